@@ -1,0 +1,255 @@
+"""Row ranges to entries to a request's body, and the service's answer back to what became of each entry.
+
+An *entry* is one future Kinesis record: a raw record, or a KPL aggregate of rows of one lane.  Rows of a request are
+numbered through its pieces; an entry is a range of these numbers, so that settling works on ranges and never on rows.
+Both directions are pure and run in worker threads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+from pybase64 import b64encode
+
+from producerd.core.aggregation import Aggregate
+from producerd.core.lanes import Lane
+from producerd.core.shards import I32
+from producerd.core.spans import Span
+from producerd.errors import Code
+
+NULL_KEY: Final = b"-"
+"""The partition key of a row without one (Kinesis wants a character); its explicit hash key is random."""
+AGGREGATE_KEY: Final = b"a"
+"""The partition key of an aggregate, which nobody reads: its explicit hash key places it (the KPL's choice)."""
+_NEEDS_ESCAPE: Final = re.compile(rb'["\\\x00-\x1f]')
+
+
+class Piece(NamedTuple):
+    """Some rows of a request: a span, and the lane that it was taken from."""
+
+    lane: Lane
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRules:
+    """How rows become entries.  Sizes count data + keys, as the service does."""
+
+    aggregate: bool
+    aggregate_max_bytes: int
+    aggregate_max_records: int
+    request_max_records: int
+    request_max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRequest:
+    """A PutRecords body and what its entries hold.
+
+    ``ends``: for each entry the number of the request's rows up to its end.  ``lanes``: for each entry the index of its
+    lane in ``lane_table``.  Rows from ``ends[-1]`` on did not fit and go back.
+    """
+
+    body: bytes
+    sha256: str
+    ends: I32
+    lanes: I32
+    lane_table: tuple[Lane, ...]
+    payload_bytes: int
+
+    @property
+    def entries(self) -> int:
+        return len(self.ends)
+
+
+def encode(stream_name: str, pieces: Sequence[Piece], rules: EntryRules) -> EncodedRequest:
+    """Cut the rows of a request into entries and write its body.  At least one entry is written, however large."""
+    writer = _Writer(stream_name, rules)
+    for lane, spans in _by_lane(pieces):
+        writer.lane(lane)
+        if not all(writer.span(span) for span in spans) or not writer.close():
+            break
+    return writer.request()
+
+
+def _by_lane(pieces: Sequence[Piece]) -> Iterator[tuple[Lane, list[Span]]]:
+    lane, spans = pieces[0].lane, [pieces[0].span]
+    for piece in pieces[1:]:
+        if piece.lane is not lane:
+            yield lane, spans
+            lane, spans = piece.lane, []
+        spans.append(piece.span)
+    yield lane, spans
+
+
+class _Writer:
+    """The plain twin: a loop over the rows.  Each method says whether everything so far fitted."""
+
+    def __init__(self, stream_name: str, rules: EntryRules) -> None:
+        self._rules = rules
+        self._head = b'{"StreamName":' + orjson.dumps(stream_name) + b',"Records":['
+        self._parts: list[bytes] = []
+        self._ends: list[int] = []
+        self._lanes: list[int] = []
+        self._lane_table: list[Lane] = []
+        self._payload_bytes = 0
+        self._rows = 0  # written, or in the open aggregate
+        self._open: Aggregate | None = None
+        self._first: tuple[bytes, bytes | None, bytes, bytes | memoryview] | None = None
+
+    def lane(self, lane: Lane) -> None:
+        self._lane_table.append(lane)
+
+    def span(self, span: Span) -> bool:
+        rules = self._rules
+        aggregate = rules.aggregate and not span.raw
+        if not aggregate and not self.close():
+            return False
+        buffer = span.buffer
+        base, first, last = buffer.first, span.first, span.last
+        key_at = buffer.key_offsets[first - base : last - base + 1].tolist()
+        data_at = buffer.data_offsets[first - base : last - base + 1].tolist()
+        keys, data = buffer.keys, memoryview(buffer.data)
+        plain_keys = _NEEDS_ESCAPE.search(keys, key_at[0], key_at[-1]) is None
+        for i in range(last - first):
+            key = keys[key_at[i] : key_at[i + 1]] or NULL_KEY
+            value = data[data_at[i] : data_at[i + 1]]
+            hash_key = _explicit(span, first + i)
+            if aggregate:
+                if not self._aggregate(key, hash_key, value, span, first + i):
+                    return False
+            elif not self._entry(key if plain_keys else _escape(key), len(key), hash_key, value, self._rows + 1):
+                return False
+            else:
+                self._rows += 1
+        return True
+
+    def close(self) -> bool:
+        """Write the open aggregate; a single record in it goes out plain."""
+        aggregate, self._open = self._open, None
+        if aggregate is None or self._first is None:
+            return True
+        if aggregate.records == 1:
+            key, hash_key, _, value = self._first
+            return self._entry(_escape(key), len(key), hash_key, value, self._rows) or self._undo(1)
+        fits = self._entry(AGGREGATE_KEY, 1, self._first[2], aggregate.to_bytes(), self._rows)
+        return fits or self._undo(aggregate.records)
+
+    def request(self) -> EncodedRequest:
+        body = self._head + b",".join(self._parts) + b"]}"
+        return EncodedRequest(
+            body,
+            sha256(body).hexdigest(),
+            np.array(self._ends, np.int32),
+            np.array(self._lanes, np.int32),
+            tuple(self._lane_table),
+            self._payload_bytes,
+        )
+
+    def _aggregate(self, key: bytes, hash_key: bytes | None, value: memoryview, span: Span, position: int) -> bool:
+        rules = self._rules
+        if self._open is not None and (
+            self._open.records >= rules.aggregate_max_records
+            or not self._open.add(key, hash_key, value, rules.aggregate_max_bytes)
+        ):
+            if not self.close():
+                return False
+        elif self._open is not None:
+            self._rows += 1
+            return True
+        self._open = Aggregate()
+        self._open.add(key, hash_key, value, rules.aggregate_max_bytes)
+        self._first = (key, hash_key, _hash_text(span, position), value)
+        self._rows += 1
+        return True
+
+    def _undo(self, records: int) -> bool:
+        self._rows -= records
+        return False
+
+    def _entry(self, key: bytes, key_bytes: int, hash_key: bytes | None, value: bytes | memoryview, end: int) -> bool:
+        """Write one entry whose key is ready for JSON, unless the request would pass its bounds."""
+        rules = self._rules
+        size = self._payload_bytes + key_bytes + len(value)
+        if self._ends and (len(self._ends) >= rules.request_max_records or size > rules.request_max_bytes):
+            return False
+        encoded = b64encode(value)
+        if hash_key is None:
+            self._parts.append(b'{"Data":"%b","PartitionKey":"%b"}' % (encoded, key))
+        else:
+            self._parts.append(b'{"Data":"%b","PartitionKey":"%b","ExplicitHashKey":"%b"}' % (encoded, key, hash_key))
+        self._payload_bytes = size
+        self._ends.append(end)
+        self._lanes.append(len(self._lane_table) - 1)
+        return True
+
+
+def _escape(key: bytes) -> bytes:
+    return orjson.dumps(str(key, "utf-8"))[1:-1]
+
+
+def _explicit(span: Span, position: int) -> bytes | None:
+    explicit = span.buffer.explicit
+    if explicit is None or not explicit[position - span.buffer.first]:
+        return None
+    return _hash_text(span, position)
+
+
+def _hash_text(span: Span, position: int) -> bytes:
+    high, low = span.buffer.hashes
+    at = position - span.buffer.first
+    return b"%d" % (int(high[at]) << 64 | int(low[at]))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One result per entry.  ``shards`` and ``errors`` index the tables; each is -1 where the other one holds."""
+
+    shards: I32
+    shard_table: tuple[str, ...]
+    errors: I32
+    error_table: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """No result per entry.  ``maybe_stored``: the service may have stored some of it all the same."""
+
+    code: str
+    message: str
+    maybe_stored: bool
+    timed_out: bool = False
+
+
+def parse_answer(body: bytes, entries: int) -> Answer | RequestFailed:
+    """Read a PutRecords answer (HTTP 200).  A count that does not match makes every entry unknown."""
+    try:
+        results: list[dict[str, Any]] = orjson.loads(body)["Records"]
+        count = len(results)
+        if count == entries:
+            return _read_results(results)
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        count = -1
+    told = f"{count} results" if count >= 0 else "an answer that is not PutRecords's"
+    return RequestFailed(Code.RESULT_COUNT, f"{told} for {entries} entries", maybe_stored=True)
+
+
+def _read_results(results: list[dict[str, Any]]) -> Answer:
+    shard_ids = [result.get("ShardId") if not result.get("ErrorCode") else None for result in results]
+    shard_places = {shard_id: place for place, shard_id in enumerate(dict.fromkeys(shard_ids))}
+    shards = np.array([shard_places[shard_id] for shard_id in shard_ids], np.int32)
+    errors = np.full(len(results), -1, np.int32)
+    error_places: dict[tuple[str, str], int] = {}
+    if None in shard_places:
+        for row, shard_id in enumerate(shard_ids):
+            if shard_id is None:
+                error = (str(results[row].get("ErrorCode") or "InternalFailure"), str(results[row].get("ErrorMessage")))
+                errors[row] = error_places.setdefault(error, len(error_places))
+        shards[errors >= 0] = -1
+    return Answer(shards, tuple(shard_id or "" for shard_id in shard_places), errors, tuple(error_places))

@@ -1,0 +1,176 @@
+"""Frame: one frame's tallies from the moment it is accepted until its last row has ended.
+
+A frame is finished exactly once, after its last row settled; no row settles twice (its job sees to that).  What it
+remembers of rows that failed is bounded by its own rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from producerd.core.intake import Rows
+from producerd.core.shards import I32
+from producerd.errors import Code, Outcome
+from producerd.wire.columns import FRAME_CHARGE_BYTES
+
+if TYPE_CHECKING:
+    from producerd.core.spans import Job
+
+MAX_CODES: Final = 256
+"""Lines in an acknowledgement's code table (docs/protocol.md)."""
+
+
+class RowEnd(NamedTuple):
+    """How a row ended otherwise than STORED."""
+
+    outcome: Outcome
+    code: str
+    message: str
+    maybe_stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FrameResult:
+    """What an acknowledgement says (docs/protocol.md, "The acknowledgement")."""
+
+    records: int
+    stored: int
+    not_stored: int
+    unknown: int
+    returned: int
+    retries: int
+    throttled: int
+    possible_duplicates: int
+    spread_keys: int
+    bitmap: bytes
+    code_rows: bytes
+    codes: tuple[RowEnd, ...]
+
+
+class Frame:
+    """One accepted frame.  ``owner`` is whoever is told when it is finished; None once its caller is gone."""
+
+    __slots__ = (
+        "_code_of_row",
+        "_codes",
+        "charge_bytes",
+        "frame_id",
+        "job",
+        "owner",
+        "possible_duplicates",
+        "records",
+        "retries",
+        "rows",
+        "spread_keys",
+        "tallies",
+        "throttled",
+        "unsettled",
+        "withdrawn",
+        "withdrawn_as",
+    )
+
+    def __init__(self, owner: Any, frame_id: int, rows: Rows, charge_bytes: int) -> None:
+        self.owner = owner
+        self.frame_id = frame_id
+        self.rows: Rows | None = rows  # let go once the rows are copied to span buffers
+        self.job: Job | None = None
+        self.records = rows.records
+        self.charge_bytes = charge_bytes
+        self.unsettled = rows.records
+        self.tallies = dict.fromkeys(Outcome, 0)
+        self.retries = 0
+        self.throttled = 0
+        self.possible_duplicates = 0
+        self.spread_keys = rows.null_keys
+        self.withdrawn = False  # its rows that are in no request have ended, and none is sent again
+        self.withdrawn_as: RowEnd | None = None  # None: discarded
+        self._codes: dict[RowEnd, int] = {}
+        self._code_of_row: I32 | None = None
+
+    @property
+    def row_charge_bytes(self) -> int:
+        """Its charge without that of the frame itself, which stays until it is finished."""
+        return self.charge_bytes - FRAME_CHARGE_BYTES
+
+    @property
+    def finished(self) -> bool:
+        return self.unsettled == 0
+
+    def end_bad_rows(self, *, take_good: bool) -> None:
+        """End the rows that intake found bad; the others too, unless ``take_good``."""
+        assert self.rows is not None
+        left = np.ones(self.records, np.bool_)
+        for bad in self.rows.bad:
+            rows = bad.rows[left[bad.rows]]  # a row may be bad for two reasons: the first one counts
+            left[rows] = False
+            if len(rows):
+                self.end(rows, RowEnd(Outcome.NOT_STORED, bad.code, bad.message))
+        others = np.flatnonzero(left).astype(np.int32)
+        if len(others) < self.records and len(others) and not take_good:
+            message = "not taken, because other rows of its frame are bad"
+            self.end(others, RowEnd(Outcome.NOT_STORED, Code.RECORD_INVALID, message))
+
+    def store(self, records: int) -> None:
+        """That many more of its rows are stored."""
+        self.tallies[Outcome.STORED] += records
+        self._settle(records)
+
+    def end(self, rows: I32, end: RowEnd) -> None:
+        """These rows (their numbers in the frame) ended otherwise."""
+        if self._code_of_row is None:
+            self._code_of_row = np.full(self.records, -1, np.int32)
+        self._code_of_row[rows] = self._code(end)
+        self.tallies[end.outcome] += len(rows)
+        self._settle(len(rows))
+
+    def open_rows(self) -> I32:
+        """The numbers of the rows that have not ended; none is stored yet."""
+        if self._code_of_row is None:
+            return np.arange(self.records, dtype=np.int32)
+        return np.flatnonzero(self._code_of_row < 0).astype(np.int32)
+
+    def drop(self, records: int) -> None:
+        """That many more of its rows have no caller any more; nobody will be told."""
+        self._settle(records)
+
+    def result(self) -> FrameResult:
+        """What to acknowledge.  Asked once, when it is `finished`."""
+        assert self.finished
+        bitmap = code_rows = b""
+        if self._code_of_row is not None:
+            failed = self._code_of_row >= 0
+            bitmap = np.packbits(failed, bitorder="little").tobytes()
+            if len(self._codes) > 1:
+                code_rows = self._code_of_row[failed].astype("<u2").tobytes()
+        return FrameResult(
+            self.records,
+            self.tallies[Outcome.STORED],
+            self.tallies[Outcome.NOT_STORED],
+            self.tallies[Outcome.UNKNOWN],
+            self.tallies[Outcome.RETURNED],
+            self.retries,
+            self.throttled,
+            self.possible_duplicates,
+            self.spread_keys,
+            bitmap,
+            code_rows,
+            tuple(self._codes),
+        )
+
+    def _settle(self, records: int) -> None:
+        self.unsettled -= records
+        assert self.unsettled >= 0, "a row settled twice"
+
+    def _code(self, end: RowEnd) -> int:
+        """The line of the code table; messages beyond the table are folded, codes and outcomes are kept."""
+        if end in self._codes:
+            return self._codes[end]
+        # Half of the table for messages, the rest for what is folded: there are far fewer codes than that.
+        if len(self._codes) >= MAX_CODES // 2:
+            end = end._replace(message="(further messages of this code are left out)")
+        if len(self._codes) >= MAX_CODES - 4 and end not in self._codes:
+            end = end._replace(code="OTHER")
+        return self._codes.setdefault(end, len(self._codes))

@@ -1,0 +1,158 @@
+"""A frame's columns checked in bulk, on the loop thread: offsets, lengths, UTF-8, hash keys.
+
+Whatever is wrong with the *bytes* is a ProtocolError and ends the session; whatever is wrong with a *row* marks that
+row bad, with a reason that never quotes its data.  Work in Python is per frame and per bad row, never per row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from producerd.core.shards import I32, MAX_HASH_KEY
+from producerd.errors import Code, ProtocolError
+from producerd.wire.columns import Body
+
+Bool = npt.NDArray[np.bool_]
+
+MAX_KEY_CHARACTERS: Final = 256
+"""Of a partition key, in Unicode characters (Kinesis API reference, PutRecordsRequestEntry)."""
+_MAX_HASH_KEY_TEXT: Final = np.frombuffer(str(MAX_HASH_KEY).encode(), np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class BadRows:
+    """Rows of a frame that cannot be sent, for one reason."""
+
+    rows: I32
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A frame's rows, checked.  Offsets index their column's bytes; ``bad`` is empty for nearly every frame."""
+
+    records: int
+    keys: memoryview
+    key_offsets: I32
+    data: memoryview
+    data_offsets: I32
+    hash_keys: memoryview | None
+    hash_key_offsets: I32 | None
+    bad: tuple[BadRows, ...]
+    null_keys: int
+
+
+def check(body: Body, max_record_bytes: int) -> Rows:
+    """Check a whole body.  Raises ProtocolError for offsets that cannot be; returns the rows with the bad ones named.
+
+    ``max_record_bytes``: the stream's limit on key + data.
+    """
+    records = body.layout.records
+    key_offsets = _offsets(body.key_offsets, body.layout.key_bytes, "key")
+    data_offsets = _offsets(body.data_offsets, body.layout.data_bytes, "data")
+    key_lengths, data_lengths = np.diff(key_offsets), np.diff(data_offsets)
+    bad: list[BadRows] = []
+
+    def mark(rows: npt.NDArray[np.intp], code: str, message: str) -> None:
+        if len(rows):
+            bad.append(BadRows(rows.astype(np.int32), code, message))
+
+    if body.validity is not None:
+        present = np.unpackbits(np.frombuffer(body.validity, np.uint8), count=records, bitorder="little")
+        mark(np.flatnonzero(present == 0), Code.RECORD_INVALID, "data is null")
+    mark(_not_utf8(body.keys, key_offsets), Code.RECORD_INVALID, "the partition key is not UTF-8")
+    mark(
+        _too_long(body.keys, key_offsets, key_lengths),
+        Code.RECORD_INVALID,
+        f"the partition key is over {MAX_KEY_CHARACTERS} characters",
+    )
+    mark(
+        np.flatnonzero(key_lengths.astype(np.int64) + data_lengths > max_record_bytes),
+        Code.RECORD_TOO_LARGE,
+        f"key and data are over the stream's {max_record_bytes} bytes a record",
+    )
+    hash_key_offsets = None
+    if body.hash_keys is not None and body.hash_key_offsets is not None:
+        hash_key_offsets = _offsets(body.hash_key_offsets, body.layout.hash_key_bytes, "hash key")
+        mark(
+            _bad_hash_keys(body.hash_keys, hash_key_offsets),
+            Code.RECORD_INVALID,
+            "the explicit hash key is not a decimal number from 0 to 2^128-1",
+        )
+    return Rows(
+        records,
+        body.keys,
+        key_offsets,
+        body.data,
+        data_offsets,
+        body.hash_keys,
+        hash_key_offsets,
+        tuple(bad),
+        int(np.count_nonzero(key_lengths == 0)),
+    )
+
+
+def _offsets(view: memoryview, column_bytes: int, column: str) -> I32:
+    """A column's offsets from 0.  They may have started anywhere; only an Arrow slice pays for the shift."""
+    offsets = np.frombuffer(view, "<i4")
+    if offsets[0] < 0 or int(offsets[-1]) - int(offsets[0]) != column_bytes:
+        raise ProtocolError(f"the {column} offsets span {int(offsets[-1]) - int(offsets[0])} of {column_bytes} bytes")
+    if (offsets[1:] < offsets[:-1]).any():
+        raise ProtocolError(f"the {column} offsets fall")
+    return offsets - offsets[0] if offsets[0] else offsets
+
+
+def _not_utf8(keys: memoryview, offsets: I32) -> npt.NDArray[np.intp]:
+    """Rows whose key is not UTF-8: the column decodes as a whole and no key starts inside a character."""
+    try:
+        str(keys, "utf-8")
+        octets = np.frombuffer(keys, np.uint8)
+        starts = offsets[:-1][offsets[:-1] < offsets[1:]]
+        if not (octets[starts] & 0xC0 == 0x80).any():
+            return np.empty(0, np.intp)
+    except UnicodeDecodeError:
+        pass
+    at = offsets.tolist()
+    return np.array([row for row in range(len(at) - 1) if not _decodes(keys[at[row] : at[row + 1]])], np.intp)
+
+
+def _decodes(key: memoryview) -> bool:
+    try:
+        str(key, "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _too_long(keys: memoryview, offsets: I32, lengths: I32) -> npt.NDArray[np.intp]:
+    """Rows whose key has too many characters; bytes that continue a character do not count."""
+    long = np.flatnonzero(lengths > MAX_KEY_CHARACTERS)
+    if not len(long):
+        return long
+    begins = np.zeros(len(keys) + 1, np.int32)
+    np.cumsum(np.frombuffer(keys, np.uint8) & 0xC0 != 0x80, out=begins[1:])
+    return long[begins[offsets[long + 1]] - begins[offsets[long]] > MAX_KEY_CHARACTERS]
+
+
+def _bad_hash_keys(hash_keys: memoryview, offsets: I32) -> npt.NDArray[np.intp]:
+    octets = np.frombuffer(hash_keys, np.uint8)
+    lengths = np.diff(offsets)
+    bad = lengths > len(_MAX_HASH_KEY_TEXT)
+    digits = np.zeros(len(octets) + 1, np.int32)
+    np.cumsum((octets >= 0x30) & (octets <= 0x39), out=digits[1:])
+    bad |= digits[offsets[1:]] - digits[offsets[:-1]] != lengths
+    several = np.flatnonzero(lengths > 1)
+    bad[several] |= octets[offsets[several]] == 0x30  # a leading zero
+    longest = np.flatnonzero(lengths == len(_MAX_HASH_KEY_TEXT))
+    if len(longest):
+        texts = octets[offsets[longest][:, None] + np.arange(len(_MAX_HASH_KEY_TEXT))]
+        differs = texts != _MAX_HASH_KEY_TEXT
+        first = differs.argmax(axis=1)
+        beyond = texts[np.arange(len(longest)), first] > _MAX_HASH_KEY_TEXT[first]
+        bad[longest] |= beyond & differs.any(axis=1)
+    return np.flatnonzero(bad)

@@ -1,0 +1,769 @@
+"""Pipeline: one stream's whole producer as a state machine, from an accepted frame to its acknowledgement.
+
+A frame joins the *filling* batch; a sealed batch becomes a *job*, whose rows are sorted into spans; spans wait in
+their shard's *lane*; a *request* takes rows from a few lanes, is cut into entries, and its answer settles rows or puts
+them back.  The caller of these methods carries jobs and requests to worker threads and to Kinesis, and tells the time.
+
+    submit -> [filling] -> take_job -> [sorting] -> sorted -> [lanes] -> take_request -> [in flight] -> complete
+
+accepted = settled + filling + sorting + queued + in flight, in records and in bytes, after every step.  A row settles
+exactly once.  A frame is handed out by `take_finished` exactly once, after its last row settled.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, pairwise
+from random import Random
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from producerd.core.budget import QueueBudget
+from producerd.core.entries import Answer, EncodedRequest, EntryRules, Piece, RequestFailed
+from producerd.core.frame import Frame, RowEnd
+from producerd.core.intake import Rows
+from producerd.core.lanes import Lane
+from producerd.core.retry import HealthState, InFlightWindow, Kind, RetryPolicy, StreamHealth, meaning_of
+from producerd.core.shards import I32, ShardMap, one_lane
+from producerd.core.spans import IN_REQUEST, QUEUED, SETTLED, Job, SortedRows, Span
+from producerd.core.stats import StreamStats
+from producerd.errors import Code, Outcome
+from producerd.wire.columns import FRAME_CHARGE_BYTES
+
+MIB: Final = 1024 * 1024
+ANY_RECORDS: Final = 2**31
+FAILURES_TO_HOLD: Final = 3
+"""Whole-request failures in a row after which the stream, and not only some rows, waits."""
+WRONG_COUNTS_TO_GIVE_UP: Final = 3
+INVALID_TO_DOUBT_STREAM: Final = 8
+"""Single entries refused in a row with one message and nothing stored: then it is the stream, not the entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRules:
+    """A stream's settings that the pipeline needs; durations in seconds, sizes in bytes."""
+
+    entries: EntryRules
+    linger_seconds: float
+    max_in_flight_requests: int
+    max_in_flight_bytes: int
+    shard_map_wait_seconds: float
+    permanent_error_grace_seconds: float
+
+
+class SortJob(NamedTuple):
+    """Work for `spans.sort_rows`."""
+
+    frames: list[Frame]
+    rows: list[Rows]
+    shard_map: ShardMap
+    seed: int
+
+
+class Request:
+    """Rows on their way to Kinesis.  ``ends``: the number of its rows up to the end of each piece."""
+
+    __slots__ = ("attempts", "bytes", "encoded", "ends", "pieces")
+
+    def __init__(self, pieces: list[Piece], bytes_: int) -> None:
+        self.pieces = pieces
+        self.bytes = bytes_
+        self.ends = np.cumsum([piece.span.records for piece in pieces])
+        self.attempts = max(piece.span.attempts for piece in pieces)
+        self.encoded: EncodedRequest | None = None
+
+    @property
+    def records(self) -> int:
+        return int(self.ends[-1])
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return list(dict.fromkeys(piece.lane for piece in self.pieces))
+
+    def pieces_of(self, first: int, last: int) -> Iterator[Piece]:
+        """The pieces of its rows ``first`` to ``last`` (excluded), cut to them."""
+        place = int(np.searchsorted(self.ends, first, side="right"))
+        while first < last:
+            lane, span = self.pieces[place]
+            end = int(self.ends[place])
+            start = end - span.records
+            stop = min(last, end)
+            yield Piece(lane, span._replace(first=span.first + first - start, last=span.first + stop - start))
+            first, place = stop, place + 1
+
+
+class Pipeline:
+    """See the module's text.  ``budget`` is shared with the gate, which takes; the pipeline releases."""
+
+    def __init__(
+        self, rules: PipelineRules, budget: QueueBudget, random: Random, shard_map: ShardMap | None = None
+    ) -> None:
+        self.rules = rules
+        self.budget = budget
+        self.health = StreamHealth(rules.permanent_error_grace_seconds, random)
+        self.stats = StreamStats()
+        self.wants_shard_map = shard_map is None
+        self.in_flight_bytes = 0
+        self._random = random
+        self._policy = RetryPolicy(random)
+        self._window = InFlightWindow(rules.max_in_flight_requests)
+        self._shard_map = shard_map
+        self._map_wait_until: float | None = None
+        self._map_error = ""
+        self._draining = False
+        self._frames: dict[Frame, None] = {}  # accepted and not finished, oldest first
+        self._finished: list[Frame] = []
+        self._filling: list[Frame] = []
+        self._filling_records = 0
+        self._filling_bytes = 0
+        self._filling_since = 0.0
+        self._sealed: deque[list[Frame]] = deque()
+        self._sorting: dict[Frame, None] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._ready: deque[Lane] = deque()  # lanes with rows, longest-waiting first; each at most once
+        self._held: list[tuple[float, int, Lane]] = []  # lanes with rows that hold off: a heap
+        self._later: list[tuple[float, int, list[Piece]]] = []  # rows that wait out a delay: a heap
+        self._alone: deque[list[Piece]] = deque()  # rows that make a request of their own
+        self._in_flight: dict[Request, None] = {}
+        self._failures = 0
+        self._hold_until = 0.0
+        self._refused_alone: tuple[str, int] = ("", 0)
+        self._numbers = count()
+
+    # ---- questions
+
+    @property
+    def queued_records(self) -> int:
+        """Rows accepted and not settled."""
+        return sum(frame.unsettled for frame in self._frames)
+
+    @property
+    def requests_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def idle(self) -> bool:
+        return not self._frames
+
+    @property
+    def shard_map(self) -> ShardMap | None:
+        return self._shard_map
+
+    def refuses(self, now: float) -> RowEnd | None:
+        """Why a caller's frame is not to be taken on now, or None.  Asked once for each frame: it spends the probe."""
+        if self._map_missing(now):
+            return self._map_missing_end()
+        if not self.health.admits(now):
+            return RowEnd(Outcome.NOT_STORED, self.health.code, self.health.message)
+        return None
+
+    def next_time(self) -> float | None:
+        """When something is due that no other call will bring about."""
+        times = []
+        if self._filling:
+            times.append(self._filling_since + self.rules.linger_seconds)
+        if self._map_wait_until is not None:
+            times.append(self._map_wait_until)
+        if self._held:
+            times.append(self._held[0][0])
+        if self._later:
+            times.append(self._later[0][0])
+        if self._hold_until and (self._ready or self._alone):
+            times.append(self._hold_until)
+        return min(times, default=None)
+
+    # ---- frames come in
+
+    def submit(self, frame: Frame, now: float) -> None:
+        """Accept a whole frame, granted by the gate.  Rows that ended already (bad ones) are not accepted."""
+        self.budget.release(frame.records - frame.unsettled, 0)
+        self.stats.ingest_records += frame.unsettled
+        self.stats.ingest_bytes += frame.charge_bytes
+        self._frames[frame] = None
+        if not self._filling:
+            self._filling_since = now
+        self._filling.append(frame)
+        self._filling_records += frame.records
+        self._filling_bytes += frame.charge_bytes
+        shards = len(self._shard_map) if self._shard_map else 1
+        largest = max(MIB, shards * self.rules.entries.aggregate_max_bytes)
+        if (
+            self._filling_bytes >= min(self.budget.limit_bytes // 4, largest)
+            or self._filling_records >= self.budget.limit_records // 4
+        ):
+            self._seal("size")
+
+    def flush(self, owner: object) -> None:
+        """Send what an owner has in the filling batch without lingering."""
+        if any(frame.owner is owner for frame in self._filling):
+            self._seal("flush")
+
+    def press(self, now: float) -> None:
+        """A caller waits for room: seal, unless work that may be sent waits already (crumbs gain nothing then)."""
+        work_waits = self._sealed or self._sorting or self._alone or any(lane.may_send(now) for lane in self._ready)
+        if self._filling and not work_waits:
+            self._seal("pressure")
+
+    def discard(self, owner: object) -> None:
+        """An owner is gone and wants nothing more: its rows that are in no request end now."""
+        for frame in [frame for frame in self._frames if frame.owner is owner]:
+            frame.owner = None
+            self._withdraw(frame, None, "disconnected")
+
+    def disown(self, owner: object) -> None:
+        """An owner is gone, and its rows are still to be delivered."""
+        for frame in self._frames:
+            if frame.owner is owner:
+                frame.owner = None
+
+    def drain(self) -> None:
+        """The daemon stops: rows with an owner that are in no request go back to it; the others are still sent."""
+        self._draining = True
+        for frame in [frame for frame in self._frames if frame.owner is not None]:
+            self._withdraw(frame, _RETURNED, "returned")
+        if self._filling:
+            self._seal("drain")
+
+    def abandon(self) -> int:
+        """The deadline: nothing in flight is left, every other row ends.  Returns how many had no caller to go to."""
+        self._draining = True
+        orphans = 0
+        for frame in list(self._frames):
+            if frame.owner is None and not frame.withdrawn:
+                orphans += frame.unsettled
+            self._withdraw(frame, _RETURNED, "returned")
+        return orphans
+
+    def take_finished(self) -> list[Frame]:
+        """Frames whose last row settled and whose owner is still there, each once."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    # ---- jobs
+
+    def take_job(self, now: float) -> SortJob | None:
+        """The next sealed batch to sort, if there is one and it can be sorted now."""
+        if self._filling and now >= self._filling_since + self.rules.linger_seconds:
+            self._seal("linger")
+        while self._sealed:
+            shard_map = self._map_for_sorting(now)
+            if shard_map is None:
+                return None
+            frames = [frame for frame in self._sealed.popleft() if not frame.withdrawn]
+            if not frames:
+                continue
+            self._sorting.update(dict.fromkeys(frames))
+            rows = [frame.rows for frame in frames if frame.rows is not None]
+            return SortJob(frames, rows, shard_map, self._random.getrandbits(63))
+        return None
+
+    def sorted(self, frames: Sequence[Frame], rows: SortedRows, shard_map: ShardMap) -> None:
+        """Some frames of a job are sorted: their spans join their lanes, in job order."""
+        job = Job(frames, rows)
+        charge = sum(buffer.charge_bytes for buffer in rows.buffers)
+        self.budget.release(0, sum(frame.row_charge_bytes for frame in frames) - charge)
+        for frame in frames:
+            del self._sorting[frame]
+            frame.job, frame.rows = job, None
+        for shard, span in rows.spans:
+            self._lane(shard_map.shards[shard].shard_id).append(span)
+        for shard in dict.fromkeys(shard for shard, _ in rows.spans):
+            self._list(self._lane(shard_map.shards[shard].shard_id))
+        for frame in frames:
+            if frame.withdrawn:  # while it was sorted: its rows have ended, their memory has not
+                self._let_go(job, job.positions_of(frame))
+
+    def unsortable(self, frame: Frame) -> None:
+        """Sorting this frame raised."""
+        del self._sorting[frame]
+        if frame.withdrawn:
+            frame.rows = None
+            self.budget.release(0, frame.row_charge_bytes)
+        else:
+            end = RowEnd(Outcome.NOT_STORED, Code.INTERNAL, "the daemon could not sort these rows; see its log")
+            self._withdraw(frame, end, "")
+
+    # ---- requests
+
+    def take_request(self, now: float) -> Request | None:
+        """Rows for one request, if there are any that may be sent now."""
+        self._bring_back(now)
+        if not self._may_send(now):
+            return None
+        while self._alone:
+            pieces = self._live(self._alone.popleft())
+            if pieces:
+                return self._start(pieces, sum(int(piece.span.sizes()[-1]) for piece in pieces))
+        return self._gather(now)
+
+    def encoded(self, request: Request, encoded: EncodedRequest) -> None:
+        """A request was cut into entries; rows that did not fit go back to the front of their lanes."""
+        request.encoded = encoded
+        written = int(encoded.ends[-1])
+        if written == request.records:
+            return
+        back = list(request.pieces_of(written, request.records))
+        before = request.lanes
+        request.pieces = list(request.pieces_of(0, written))
+        request.ends = np.cumsum([piece.span.records for piece in request.pieces])
+        for lane in before:
+            if all(piece.lane is not lane for piece in request.pieces):
+                lane.in_flight -= 1
+        self._requeue(back)
+
+    def complete(self, request: Request, outcome: Answer | RequestFailed, now: float) -> None:
+        """A request's end: settles its rows, or puts them back."""
+        del self._in_flight[request]
+        self.in_flight_bytes -= request.bytes
+        for lane in request.lanes:
+            lane.in_flight -= 1
+        if isinstance(outcome, RequestFailed):
+            self._failed(request, outcome, now)
+        else:
+            self._answered(request, outcome, now)
+        for lane in request.lanes:
+            self._list(lane)
+
+    # ---- the shard map
+
+    def set_shard_map(self, shard_map: ShardMap) -> None:
+        """A new map.  Rows that stand in lanes stay there; the next job is sorted by it."""
+        self._shard_map = shard_map
+        self._map_wait_until, self._map_error = None, ""
+        self.wants_shard_map = False
+        for lane in list(self._lanes.values()):
+            self._forget_if_unused(lane)
+
+    def shard_map_failed(self, code: str, message: str, now: float) -> None:
+        """ListShards failed.  A stream that does not exist, or credentials that fail, are the stream's own failure."""
+        self._map_error = f"{code}: {message}"
+        meaning = meaning_of(code)
+        if self._shard_map is None and meaning.code in (Code.STREAM_NOT_FOUND, Code.CREDENTIALS):
+            self._looks_permanent(meaning.code, message, now)
+
+    def _map_for_sorting(self, now: float) -> ShardMap | None:
+        if self._shard_map is not None:
+            return self._shard_map
+        if not self.rules.entries.aggregate:
+            return _ONE_LANE
+        if self._map_wait_until is None:
+            self._map_wait_until = now + self.rules.shard_map_wait_seconds
+        if self._map_missing(now):
+            self._end_all(self._map_missing_end())
+        return None
+
+    def _map_missing(self, now: float) -> bool:
+        return self._map_wait_until is not None and now >= self._map_wait_until
+
+    def _map_missing_end(self) -> RowEnd:
+        return RowEnd(
+            Outcome.NOT_STORED,
+            Code.SHARD_MAP_MISSING,
+            'aggregation = "kpl" needs the stream\'s shards, and ListShards gave none within '
+            f"{self.rules.shard_map_wait_seconds:g} s ({self._map_error or 'no answer'}); "
+            'allow kinesis:ListShards, or set aggregation = "none"',
+        )
+
+    # ---- batches
+
+    def _seal(self, trigger: str) -> None:
+        self._sealed.append(self._filling)
+        self._filling, self._filling_records, self._filling_bytes = [], 0, 0
+        self.stats.flushes[trigger] += 1
+
+    # ---- lanes
+
+    def _lane(self, shard_id: str) -> Lane:
+        lane = self._lanes.get(shard_id)
+        if lane is None:
+            lane = self._lanes[shard_id] = Lane(shard_id)
+        return lane
+
+    def _list(self, lane: Lane) -> None:
+        """Put a lane in line if it has rows; forget it if it is of no use any more."""
+        if lane.queued and not lane.listed:
+            lane.listed = True
+            self._ready.append(lane)
+        elif not lane.queued:
+            self._forget_if_unused(lane)
+
+    def _forget_if_unused(self, lane: Lane) -> None:
+        known = self._shard_map.get(lane.shard_id) if self._shard_map else None
+        if known is None and not lane.queued and not lane.in_flight and not lane.listed:
+            self._lanes.pop(lane.shard_id, None)
+
+    def _may_send(self, now: float) -> bool:
+        if not self._in_flight:
+            return now >= self._hold_until
+        most = 1 if self.health.state is HealthState.SUSPECT else self._window.size
+        return (
+            len(self._in_flight) < most
+            and self.in_flight_bytes < self.rules.max_in_flight_bytes
+            and now >= self._hold_until
+        )
+
+    def _gather(self, now: float) -> Request | None:
+        """Rows of few lanes, deep, the longest-waiting first."""
+        rules = self.rules.entries
+        pieces: list[Piece] = []
+        entries, used = 0, 0
+        while self._ready and entries < rules.request_max_records:
+            lane = self._ready.popleft()
+            lane.listed = False
+            if not lane.may_send(now):
+                if lane.queued and lane.hold_until > now:
+                    lane.listed = True
+                    heapq.heappush(self._held, (lane.hold_until, next(self._numbers), lane))
+                continue  # a lane with too many in flight is listed again when one of them completes
+            left = rules.request_max_records - entries
+            room = rules.request_max_bytes - used
+            if rules.aggregate:
+                # Whole aggregates but for the last; encoding hands back what this estimate lets in too much.
+                room = min(room, left * rules.aggregate_max_bytes)
+            spans, size = lane.take(ANY_RECORDS if rules.aggregate else left, room, alone=not pieces)
+            if spans:
+                pieces += [Piece(lane, span) for span in spans]
+                used += size
+                entries += size // rules.aggregate_max_bytes + 1 if rules.aggregate else _records(spans)
+            if lane.queued:
+                lane.listed = True
+                if spans:
+                    self._ready.append(lane)
+                else:
+                    self._ready.appendleft(lane)
+            if lane.queued or used >= rules.request_max_bytes:
+                break  # full
+        return self._start(pieces, used) if pieces else None
+
+    def _start(self, pieces: list[Piece], size: int) -> Request:
+        request = Request(pieces, size)
+        for piece in pieces:
+            span = piece.span
+            span.buffer.job.state[span.first : span.last] = IN_REQUEST
+        for lane in request.lanes:
+            lane.in_flight += 1
+        self._in_flight[request] = None
+        self.in_flight_bytes += size
+        return request
+
+    def _bring_back(self, now: float) -> None:
+        """Lanes whose hold-off is over, and rows whose delay is."""
+        while self._held and self._held[0][0] <= now:
+            lane = heapq.heappop(self._held)[2]
+            lane.listed = False
+            self._list(lane)
+        while self._later and self._later[0][0] <= now:
+            self._to_lanes(heapq.heappop(self._later)[2])
+
+    def _to_lanes(self, pieces: Iterable[Piece]) -> None:
+        """Rows return to the front of their lanes, in their order."""
+        by_lane: dict[str, list[Span]] = {}
+        for piece in pieces:
+            self._lanes.setdefault(piece.lane.shard_id, piece.lane)
+            by_lane.setdefault(piece.lane.shard_id, []).append(piece.span)
+        for shard_id, spans in by_lane.items():
+            lane = self._lanes[shard_id]
+            lane.put_back(spans)
+            self._list(lane)
+
+    def _live(self, pieces: list[Piece]) -> list[Piece]:
+        """Those rows whose caller is still there."""
+        live: list[Piece] = []
+        for lane, span in pieces:
+            state = span.buffer.job.state[span.first : span.last]
+            edges = np.flatnonzero(np.diff(np.concatenate(([SETTLED], state, [SETTLED])) == QUEUED))
+            for start, stop in edges.reshape(-1, 2).tolist():
+                live.append(Piece(lane, span._replace(first=span.first + start, last=span.first + stop)))
+        return live
+
+    # ---- answers
+
+    def _answered(self, request: Request, answer: Answer, now: float) -> None:
+        encoded = request.encoded
+        assert encoded is not None
+        self._failures, self._hold_until = 0, 0.0
+        self._window.succeeded()
+        classes = self._classify(encoded, answer)
+        if (answer.errors < 0).any():
+            self.health.stored()
+            self._refused_alone = ("", 0)
+        self.stats.put_requests["partial" if (answer.errors >= 0).any() else "ok"] += 1
+        if not classes.any():
+            for piece in request.pieces:
+                self._store(piece.span)
+            for lane in encoded.lane_table:
+                lane.throttles = 0
+            return
+        edges = [0, *(np.flatnonzero(np.diff(classes)) + 1).tolist(), len(classes)]
+        starts = np.concatenate(([0], encoded.ends))
+        back: list[Piece] = []
+        throttled: dict[Lane, None] = {}
+        for first, last in pairwise(edges):
+            pieces = list(request.pieces_of(int(starts[first]), int(starts[last])))
+            verdict = int(classes[first])
+            if verdict == _STORED:
+                for piece in pieces:
+                    self._store(piece.span)
+                    piece.lane.throttles = 0 if piece.lane not in throttled else piece.lane.throttles
+            elif verdict == _ELSEWHERE:
+                self._mark(pieces)
+                back += [Piece(lane, self._retried(span)._replace(raw=True)) for lane, span in pieces]
+            else:
+                code, message = answer.error_table[verdict - 1]
+                meaning = meaning_of(code)
+                self.stats.last_error = f"{code}: {message}"
+                if meaning.kind is Kind.THROTTLED:
+                    throttled.update(dict.fromkeys(piece.lane for piece in pieces))
+                    self._count_throttled(pieces)
+                    back += [Piece(lane, self._retried(span)) for lane, span in pieces]
+                    continue
+                if meaning.kind is Kind.PERMANENT:
+                    self._looks_permanent(meaning.code, message, now)
+                self._again_later(pieces, now)
+        for lane in throttled:
+            lane.throttles += 1
+            lane.hold_until = now + self._policy.delay(lane.throttles)
+        self._requeue(back)
+
+    def _classify(self, encoded: EncodedRequest, answer: Answer) -> I32:
+        """For each entry _STORED, _ELSEWHERE, or 1 + its error's place in the table."""
+        classes = answer.errors + 1
+        places = {shard_id: place for place, shard_id in enumerate(answer.shard_table)}
+        expected = np.array([places.get(lane.shard_id, -2) for lane in encoded.lane_table], np.int32)[encoded.lanes]
+        elsewhere = np.flatnonzero((answer.shards != expected) & (answer.errors < 0))
+        if not len(elsewhere):
+            return classes
+        sizes = np.diff(encoded.ends, prepend=0)
+        for entry in elsewhere.tolist():
+            lane = encoded.lane_table[encoded.lanes[entry]]
+            if not lane.shard_id:
+                continue  # nothing was predicted, and only raw records are sent then
+            self.stats.shard_mispredictions += 1
+            self.wants_shard_map = True
+            if sizes[entry] > 1:
+                classes[entry] = _ELSEWHERE
+        return classes
+
+    def _failed(self, request: Request, failed: RequestFailed, now: float) -> None:
+        meaning = meaning_of(failed.code)
+        self.stats.put_requests["failed"] += 1
+        self.stats.last_error = f"{failed.code}: {failed.message}"
+        if failed.maybe_stored:
+            self._mark(request.pieces)
+        if meaning.kind is Kind.INVALID:
+            self._halve(request, meaning.code, failed.message, now)
+            return
+        if meaning.kind is Kind.PERMANENT:
+            self._looks_permanent(meaning.code, failed.message, now)
+        else:
+            self._failures += 1
+            if failed.timed_out:
+                self._window.timed_out()
+            if self._failures >= FAILURES_TO_HOLD:
+                self._window.hold()
+                self._hold_until = now + self._policy.hold()
+        pieces = request.pieces
+        if failed.code == Code.RESULT_COUNT:
+            pieces = self._count_wrong(pieces, failed.message)
+        self._again_later(pieces, now)
+
+    def _count_wrong(self, pieces: list[Piece], message: str) -> list[Piece]:
+        """Rows whose answers had the wrong number of results too often end as unknown; the others are tried again."""
+        again = []
+        for lane, span in pieces:
+            if span.wrong_counts + 1 >= WRONG_COUNTS_TO_GIVE_UP:
+                self._end(span, RowEnd(Outcome.UNKNOWN, Code.RESULT_COUNT, message, maybe_stored=True))
+            else:
+                again.append(Piece(lane, span._replace(wrong_counts=span.wrong_counts + 1)))
+        return again
+
+    def _halve(self, request: Request, code: str, message: str, now: float) -> None:
+        """Somewhere in this request is an entry that the service refuses: halve it until that one stands alone."""
+        ends = request.encoded.ends if request.encoded is not None else None
+        if request.records == 1:
+            too_large = code != Code.INTERNAL and "length less than or equal to" in message and "data" in message
+            end_code = Code.RECORD_TOO_LARGE if too_large else code
+            self._end(request.pieces[0].span, RowEnd(Outcome.NOT_STORED, end_code, message))
+            told, times = self._refused_alone
+            self._refused_alone = (message, times + 1 if told == message else 1)
+            if self._refused_alone[1] >= INVALID_TO_DOUBT_STREAM and code != Code.INTERNAL:
+                self._looks_permanent(code, message, now)
+            return
+        whole_entries = ends is not None and len(ends) > 1
+        middle = int(ends[len(ends) // 2 - 1]) if ends is not None and whole_entries else request.records // 2
+        halves = [list(request.pieces_of(0, middle)), list(request.pieces_of(middle, request.records))]
+        for half in halves:
+            spans = [Piece(lane, span if whole_entries else span._replace(raw=True)) for lane, span in half]
+            self._requeue(spans, alone=True)
+
+    def _looks_permanent(self, code: str, message: str, now: float) -> None:
+        self.stats.last_error = f"{code}: {message}"
+        self.health.looks_permanent(code, message, now)
+        if self.health.state is HealthState.BROKEN:
+            self._end_all(RowEnd(Outcome.NOT_STORED, code, message))
+
+    # ---- rows go back
+
+    def _again_later(self, pieces: list[Piece], now: float) -> None:
+        """Rows that wait out a delay of their own before they return to their lanes."""
+        if pieces:
+            attempts = max(piece.span.attempts for piece in pieces)
+            retried = [Piece(lane, self._retried(span)) for lane, span in pieces]
+            self._requeue(retried, due=now + self._policy.delay(attempts))
+
+    def _requeue(self, pieces: list[Piece], *, due: float | None = None, alone: bool = False) -> None:
+        """Rows leave a request unsettled, unless they are to be sent no more."""
+        for piece in pieces:
+            span = piece.span
+            span.buffer.job.state[span.first : span.last] = QUEUED
+        if alone:
+            self._alone.append(pieces)
+        elif due is not None:
+            heapq.heappush(self._later, (due, next(self._numbers), pieces))
+        else:
+            self._to_lanes(pieces)
+        broken = self.health.state is HealthState.BROKEN
+        for job in {id(piece.span.buffer.job): piece.span.buffer.job for piece in pieces}.values():
+            for frame in job.frames:
+                if frame.withdrawn:
+                    self._withdraw(frame, frame.withdrawn_as, "returned" if frame.withdrawn_as else "disconnected")
+                elif self._draining and frame.owner is not None and not frame.finished:
+                    self._withdraw(frame, _RETURNED, "returned")
+                elif broken and not frame.finished:
+                    self._withdraw(frame, RowEnd(Outcome.NOT_STORED, self.health.code, self.health.message), "")
+
+    def _retried(self, span: Span) -> Span:
+        self.stats.retried_records += span.records
+        for frame, rows in span.buffer.job.frames_of(slice(span.first, span.last)):
+            frame.retries += len(rows)
+        return span._replace(attempts=span.attempts + 1)
+
+    def _count_throttled(self, pieces: list[Piece]) -> None:
+        for _, span in pieces:
+            self.stats.throttled_records += span.records
+            for frame, rows in span.buffer.job.frames_of(slice(span.first, span.last)):
+                frame.throttled += len(rows)
+
+    def _mark(self, pieces: list[Piece]) -> None:
+        for _, span in pieces:
+            span.buffer.job.mark_maybe_stored(span.first, span.last)
+
+    # ---- rows end
+
+    def _store(self, span: Span) -> None:
+        """Rows of a request are in the stream."""
+        job = span.buffer.job
+        where = slice(span.first, span.last)
+        self._settle_span(span)
+        maybe = job.maybe_stored[where] if job.maybe_stored is not None else None
+        self.stats.delivered_records += span.records
+        for frame, rows in job.frames_of(where):
+            frame.store(len(rows))
+            self._finish(frame)
+        if maybe is not None and maybe.any():
+            self.stats.possible_duplicate_records += int(maybe.sum())
+            for frame, rows in job.frames_of(np.flatnonzero(maybe) + span.first):
+                frame.possible_duplicates += len(rows)
+
+    def _end(self, span: Span, end: RowEnd) -> None:
+        """Rows of a request end otherwise."""
+        self._settle_span(span)
+        self.stats.failed_records[end.code] += span.records
+        for frame, rows in span.buffer.job.frames_of(slice(span.first, span.last)):
+            frame.end(rows, end)
+            self._finish(frame)
+
+    def _settle_span(self, span: Span) -> None:
+        state = span.buffer.job.state[span.first : span.last]
+        assert (state == IN_REQUEST).all(), "a row settled twice"
+        state[:] = SETTLED
+        self.budget.release(span.records, 0)
+        self._shrink(span.buffer, span.records)
+
+    def _shrink(self, buffer: Any, records: int) -> None:
+        buffer.live -= records
+        if not buffer.live:
+            self.budget.release(0, buffer.let_go())
+
+    def _withdraw(self, frame: Frame, end: RowEnd | None, reason: str) -> None:
+        """Rows of a frame that are in no request end now (None: nobody is told); no row of it is sent again."""
+        if not frame.withdrawn:
+            frame.withdrawn, frame.withdrawn_as = True, end
+        if frame.job is not None:
+            positions = frame.job.positions_of(frame)
+            positions = positions[frame.job.state[positions] == QUEUED]
+            self._let_go(frame.job, positions)
+            self._end_rows(frame, frame.job, positions, end, reason)
+        elif frame.unsettled:
+            if frame not in self._sorting:  # else its memory is let go when the sort is done
+                frame.rows = None
+                self.budget.release(0, frame.row_charge_bytes)
+            self._end_unsorted(frame, end, reason)
+
+    def _let_go(self, job: Job, positions: npt.NDArray[np.intp]) -> None:
+        """Queued rows are needed no more: free what holds them, and take them out of their lanes' sums."""
+        if not len(positions):
+            return
+        job.state[positions] = SETTLED
+        for buffer, records in job.buffers_of(positions):
+            self._shrink(buffer, records)
+
+    def _end_rows(
+        self, frame: Frame, job: Job, positions: npt.NDArray[np.intp], end: RowEnd | None, reason: str
+    ) -> None:
+        if not len(positions):
+            return
+        self.budget.release(len(positions), 0)
+        self._count_end(len(positions), end, reason)
+        if end is None:
+            frame.drop(len(positions))
+        else:
+            rows = job.order[positions] - np.int32(job.starts[job.frames.index(frame)])
+            maybe = job.maybe_stored[positions] if job.maybe_stored is not None else np.zeros(len(rows), np.bool_)
+            for chosen, ended in ((rows[~maybe], end), (rows[maybe], end._replace(maybe_stored=True))):
+                if len(chosen):
+                    frame.end(chosen, ended)
+        self._finish(frame)
+
+    def _end_unsorted(self, frame: Frame, end: RowEnd | None, reason: str) -> None:
+        records = frame.unsettled
+        self.budget.release(records, 0)
+        self._count_end(records, end, reason)
+        if end is None:
+            frame.drop(records)
+        else:
+            frame.end(frame.open_rows(), end)
+        self._finish(frame)
+
+    def _count_end(self, records: int, end: RowEnd | None, reason: str) -> None:
+        if end is None or end.outcome is Outcome.RETURNED:
+            self.stats.discarded_records[reason] += records
+        else:
+            self.stats.failed_records[end.code] += records
+
+    def _end_all(self, end: RowEnd) -> None:
+        """Every row that is in no request ends."""
+        for frame in list(self._frames):
+            self._withdraw(frame, end, "")
+
+    def _finish(self, frame: Frame) -> None:
+        if frame.finished and frame in self._frames:
+            del self._frames[frame]
+            self.budget.release(0, FRAME_CHARGE_BYTES)
+            if frame.owner is not None:
+                self._finished.append(frame)
+
+
+_STORED: Final = 0
+_ELSEWHERE: Final = -1
+_RETURNED: Final = RowEnd(Outcome.RETURNED, Code.DRAINING, "the daemon stops; these rows were not sent")
+_ONE_LANE: Final = one_lane()
+
+
+def _records(spans: Sequence[Span]) -> int:
+    return sum(span.records for span in spans)

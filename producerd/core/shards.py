@@ -1,0 +1,121 @@
+"""Hash keys, and the ShardMap: which open shard a hash key belongs to.
+
+A hash key is an unsigned 128-bit number: the MD5 of a UTF-8 partition key, big endian, unless an explicit hash key is
+given.  In columns it is two uint64, the high and the low half.  A shard owns an inclusive range of hash keys; the open
+shards' ranges cover 0..2^128-1 without gap or overlap.  (Amazon Kinesis API reference: PutRecords, HashKeyRange.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+try:
+    # 136 ns a key where hashlib.md5 spends 456 on setting up OpenSSL.
+    from _md5 import md5 as _md5  # type: ignore[import-not-found, unused-ignore]
+except ImportError:
+    from functools import partial
+    from hashlib import md5 as _hashlib_md5
+
+    _md5 = partial(_hashlib_md5, usedforsecurity=False)
+
+U64 = npt.NDArray[np.uint64]
+I32 = npt.NDArray[np.int32]
+
+MAX_HASH_KEY: Final = 2**128 - 1
+_LOW: Final = 2**64 - 1
+
+
+def hash_of_key(key: bytes) -> int:
+    """The hash key of one partition key."""
+    return int.from_bytes(_md5(key).digest(), "big")
+
+
+def hash_keys(keys: memoryview, offsets: I32) -> tuple[U64, U64]:
+    """The hash keys of a column of partition keys: (high halves, low halves).  ``offsets`` index ``keys``."""
+    digests = b"".join([_md5(keys[a:b]).digest() for a, b in pairwise(offsets.tolist())])
+    halves = np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
+    return halves[:, 0].astype(np.uint64), halves[:, 1].astype(np.uint64)
+
+
+def parse_hash_keys(hash_keys: memoryview, offsets: npt.NDArray[np.integer[Any]]) -> tuple[U64, U64]:
+    """Decimal explicit hash keys, checked by intake, as (high halves, low halves); an absent one (length 0) is 0."""
+    numbers = [int(bytes(hash_keys[a:b])) if a < b else 0 for a, b in pairwise(offsets.tolist())]
+    high = np.fromiter((number >> 64 for number in numbers), np.uint64, len(numbers))
+    low = np.fromiter((number & _LOW for number in numbers), np.uint64, len(numbers))
+    return high, low
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard: its id and its inclusive range of hash keys."""
+
+    shard_id: str
+    start: int
+    end: int
+
+
+class ShardMap:
+    """The open shards of one stream, immutable.  Raises ValueError unless they cover every hash key exactly once."""
+
+    def __init__(self, open_shards: Iterable[Shard]) -> None:
+        self.shards: tuple[Shard, ...] = tuple(sorted(open_shards, key=lambda shard: shard.start))
+        expected = 0
+        for shard in self.shards:
+            if shard.start != expected or shard.end < shard.start:
+                raise ValueError(f"{shard.shard_id} starts at hash key {shard.start}, expected {expected}")
+            expected = shard.end + 1
+        if expected != MAX_HASH_KEY + 1:
+            raise ValueError(f"the open shards end at hash key {expected - 1}")
+        self._starts = [shard.start for shard in self.shards]
+        self._start_high = np.array([start >> 64 for start in self._starts], dtype=np.uint64)
+        self._by_id = {shard.shard_id: index for index, shard in enumerate(self.shards)}
+        # A row whose high half equals a boundary's needs the low half too: a few rows in 2^64.
+        self._ambiguous_high = np.unique([start >> 64 for start in self._starts if start & _LOW]).astype(np.uint64)
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ShardMap) and self.shards == other.shards
+
+    def __hash__(self) -> int:
+        return hash(self.shards)
+
+    def locate(self, high: U64, low: U64) -> I32:
+        """The index in `shards` of the shard that owns each hash key."""
+        found = (np.searchsorted(self._start_high, high, side="right") - 1).astype(np.int32)
+        for row in np.flatnonzero(np.isin(high, self._ambiguous_high)).tolist():
+            found[row] = self.locate_one((int(high[row]) << 64) | int(low[row]))
+        return found
+
+    def locate_one(self, hash_key: int) -> int:
+        return bisect_right(self._starts, hash_key) - 1
+
+    def get(self, shard_id: str) -> Shard | None:
+        """The open shard of that id."""
+        index = self._by_id.get(shard_id)
+        return None if index is None else self.shards[index]
+
+
+def one_lane() -> ShardMap:
+    """Stands in while the shards are not known: one nameless shard that owns everything."""
+    return ShardMap([Shard("", 0, MAX_HASH_KEY)])
+
+
+def map_from_listing(pages: Sequence[dict[str, Any]]) -> ShardMap:
+    """A ShardMap from the answers of ListShards, all pages.  Raises ValueError where the open shards do not cover."""
+    shards = []
+    for page in pages:
+        for shard in page["Shards"]:
+            if "EndingSequenceNumber" in shard.get("SequenceNumberRange", {}):
+                continue  # closed
+            hash_range = shard["HashKeyRange"]
+            shards.append(Shard(shard["ShardId"], int(hash_range["StartingHashKey"]), int(hash_range["EndingHashKey"])))
+    return ShardMap(shards)

@@ -1,0 +1,286 @@
+"""Rows of a job sorted by shard and copied to span buffers: what lanes hold.
+
+A *job* is a batch of frames.  `sort_rows` is pure and runs in a worker thread: it hashes the keys, finds each row's
+shard, sorts stably (the order per key stays) and copies the rows to buffers of their own.  A *span* is at most 64 KiB
+of one shard's rows; a *buffer* holds whole spans and is closed at 64 KiB, so that room comes free in small steps and a
+lagging shard pins little more than its own rows.  (Views into one shared buffer pinned 17.7 times the limit.)
+
+From here on a row is named by its position in sorted order; `Job.order` leads back to its frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from producerd.core.frame import Frame
+from producerd.core.intake import Bool, Rows
+from producerd.core.shards import I32, U64, ShardMap, hash_keys, parse_hash_keys
+from producerd.wire.columns import RECORD_CHARGE_BYTES
+
+SPAN_BYTES: Final = 64 * 1024
+"""Charge of one span, and of one buffer, unless a single row is larger."""
+
+QUEUED: Final = 0
+IN_REQUEST: Final = 1
+SETTLED: Final = 2
+
+
+class SpanBuffer:
+    """Some consecutive rows of a job, in memory of their own.  Charged whole until the last of them settles."""
+
+    __slots__ = (
+        "charge_bytes",
+        "data",
+        "data_offsets",
+        "explicit",
+        "first",
+        "hashes",
+        "job",
+        "key_offsets",
+        "keys",
+        "live",
+    )
+
+    def __init__(
+        self,
+        first: int,
+        keys: bytes,
+        key_offsets: I32,
+        data: bytes,
+        data_offsets: I32,
+        hashes: tuple[U64, U64],
+        explicit: Bool | None,
+    ) -> None:
+        self.job: Job
+        self.first = first
+        self.keys = keys
+        self.key_offsets = key_offsets
+        self.data = data
+        self.data_offsets = data_offsets
+        self.hashes = hashes
+        self.explicit = explicit
+        self.live = len(key_offsets) - 1
+        self.charge_bytes = len(keys) + len(data) + RECORD_CHARGE_BYTES * self.live
+
+    def let_go(self) -> int:
+        """Free the memory; returns the charge that it held."""
+        self.keys = self.data = b""
+        self.key_offsets = self.data_offsets = np.zeros(1, np.int32)
+        self.hashes, self.explicit = (np.zeros(0, np.uint64),) * 2, None
+        charge, self.charge_bytes = self.charge_bytes, 0
+        return charge
+
+
+class Span(NamedTuple):
+    """Rows ``first`` to ``last`` (excluded; positions in the job's sorted order), all in one buffer and one lane."""
+
+    buffer: SpanBuffer
+    first: int
+    last: int
+    attempts: int = 0
+    wrong_counts: int = 0
+    """Answers in a row whose number of results did not match."""
+    raw: bool = False
+    """To be sent as plain records, whatever the stream's aggregation."""
+
+    @property
+    def records(self) -> int:
+        return self.last - self.first
+
+    def cut(self, at: int) -> tuple[Span, Span]:
+        """The rows before position ``at``, and those from it on."""
+        return self._replace(last=at), self._replace(first=at)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Running total of key + data bytes, a value for each row and one for the end, from 0."""
+        a, b = self.first - self.buffer.first, self.last - self.buffer.first + 1
+        total: npt.NDArray[np.int64] = self.buffer.key_offsets[a:b].astype(np.int64) + self.buffer.data_offsets[a:b]
+        total -= total[0]
+        return total
+
+
+class SortedRows(NamedTuple):
+    """What `sort_rows` gives.  ``spans`` names its shard by index in the map; row numbers count through all frames."""
+
+    order: I32
+    spans: list[tuple[int, Span]]
+    buffers: list[SpanBuffer]
+
+
+class Job:
+    """A batch of frames after sorting: where each row is, and which have settled.
+
+    ``state`` has one byte a row, by position: QUEUED, IN_REQUEST or SETTLED; it is what makes "settles exactly once" a
+    check and not a hope.  ``maybe_stored`` marks rows that an earlier attempt may have stored, once there are any.
+    """
+
+    __slots__ = ("buffers", "frames", "maybe_stored", "order", "starts", "state")
+
+    def __init__(self, frames: Sequence[Frame], rows: SortedRows) -> None:
+        self.frames = tuple(frames)
+        self.starts = np.cumsum([0, *(frame.records for frame in frames)])
+        self.order = rows.order
+        self.state = np.zeros(len(rows.order), np.uint8)
+        self.maybe_stored: Bool | None = None
+        self.buffers = rows.buffers
+        for buffer in rows.buffers:
+            buffer.job = self
+
+    def mark_maybe_stored(self, first: int, last: int) -> None:
+        if self.maybe_stored is None:
+            self.maybe_stored = np.zeros(len(self.order), np.bool_)
+        self.maybe_stored[first:last] = True
+
+    def frames_of(self, positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, I32]]:
+        """The frames of some rows, each with its own numbers for them."""
+        rows = self.order[positions]
+        if len(self.frames) == 1:
+            yield self.frames[0], rows
+            return
+        places = np.searchsorted(self.starts, rows, side="right") - 1
+        for place in np.flatnonzero(np.bincount(places)).tolist():
+            yield self.frames[place], rows[places == place] - np.int32(self.starts[place])
+
+    def positions_of(self, frame: Frame) -> npt.NDArray[np.intp]:
+        """Where a frame's rows are."""
+        start = self.starts[self.frames.index(frame)]
+        return np.flatnonzero((self.order >= start) & (self.order < start + frame.records))
+
+    def buffers_of(self, positions: npt.NDArray[np.intp]) -> Iterator[tuple[SpanBuffer, int]]:
+        """The buffers of some rows, each with how many of them it holds."""
+        firsts = [buffer.first for buffer in self.buffers]
+        counts = np.bincount(np.searchsorted(firsts, positions, side="right") - 1)
+        for place in np.flatnonzero(counts).tolist():
+            yield self.buffers[place], int(counts[place])
+
+
+def sort_rows(frames: Sequence[Rows], shard_map: ShardMap, seed: int) -> SortedRows:
+    """Sort the rows of some frames by shard into span buffers.  Bad rows are left out; ``seed`` spreads null keys."""
+    high, low, explicit = _hashes(frames, seed)
+    good = _good(frames)
+    shards = shard_map.locate(high, low)
+    if len(shard_map) > 1:
+        by_shard = np.argsort(shards.astype(np.uint16 if len(shard_map) < 65536 else np.uint32), kind="stable")
+        order = (by_shard if good is None else by_shard[good[by_shard]]).astype(np.int32)
+    else:
+        order = (np.arange(len(high)) if good is None else np.flatnonzero(good)).astype(np.int32)
+    keys = _gather([(rows.keys, rows.key_offsets) for rows in frames], order)
+    data = _gather([(rows.data, rows.data_offsets) for rows in frames], order)
+    sizes = np.zeros(len(order) + 1, np.int64)
+    np.cumsum(np.diff(keys[1]) + np.diff(data[1]) + RECORD_CHARGE_BYTES, out=sizes[1:])
+    cuts = _cut_spans(shards[order], sizes)
+    hashes, marks = (high[order], low[order]), explicit[order] if explicit is not None else None
+    spans: list[tuple[int, Span]] = []
+    buffers: list[SpanBuffer] = []
+    for group in _pack(cuts, sizes):
+        first, last = group[0][1], group[-1][2]
+        buffer = SpanBuffer(
+            first,
+            *_copy(keys, first, last),
+            *_copy(data, first, last),
+            (hashes[0][first:last].copy(), hashes[1][first:last].copy()),
+            marks[first:last].copy() if marks is not None and marks[first:last].any() else None,
+        )
+        buffers.append(buffer)
+        spans += [(shard, Span(buffer, a, b)) for shard, a, b in group]
+    return SortedRows(order, spans, buffers)
+
+
+def _hashes(frames: Sequence[Rows], seed: int) -> tuple[U64, U64, Bool | None]:
+    """High and low halves of every row's hash key, and which rows have theirs explicitly (given, or spread)."""
+    highs, lows, explicits = [], [], []
+    random = np.random.default_rng(seed)
+    for rows in frames:
+        high, low = hash_keys(rows.keys, rows.key_offsets)
+        explicit = np.zeros(rows.records, np.bool_)
+        null = np.diff(rows.key_offsets) == 0
+        if null.any():
+            count = int(null.sum())
+            high[null], low[null] = random.integers(0, 2**64, (2, count), dtype=np.uint64)
+            explicit |= null
+        if rows.hash_keys is not None and rows.hash_key_offsets is not None:
+            given = np.diff(rows.hash_key_offsets) > 0
+            for bad in rows.bad:
+                given[bad.rows] = False  # it may not even be a number
+            if given.any():
+                given_high, given_low = _parse_given(rows.hash_keys, rows.hash_key_offsets, given)
+                high[given], low[given] = given_high, given_low
+                explicit |= given
+        highs.append(high)
+        lows.append(low)
+        explicits.append(explicit)
+    explicit = np.concatenate(explicits)
+    return np.concatenate(highs), np.concatenate(lows), explicit if explicit.any() else None
+
+
+def _parse_given(hash_keys: memoryview, offsets: I32, given: Bool) -> tuple[U64, U64]:
+    texts, text_offsets = _gather([(hash_keys, offsets)], np.flatnonzero(given).astype(np.int32))
+    return parse_hash_keys(texts, text_offsets)
+
+
+def _good(frames: Sequence[Rows]) -> Bool | None:
+    """Which rows are not bad, or None where all are good."""
+    if not any(rows.bad for rows in frames):
+        return None
+    masks = []
+    for rows in frames:
+        mask = np.ones(rows.records, np.bool_)
+        for bad in rows.bad:
+            mask[bad.rows] = False
+        masks.append(mask)
+    return np.concatenate(masks)
+
+
+def _gather(columns: Sequence[tuple[memoryview, I32]], order: I32) -> tuple[memoryview, npt.NDArray[np.int64]]:
+    """A column of some frames, its rows in the given order: its bytes, and offsets from 0."""
+    arrays = [
+        pa.Array.from_buffers(
+            pa.large_binary(),
+            len(offsets) - 1,
+            [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int64)), pa.py_buffer(values)],
+        )
+        for values, offsets in columns
+    ]
+    # Large offsets: a job may hold frames of 10 MiB records; after the sort each buffer has small ones again.
+    taken: Any = pa.concat_arrays(arrays).take(pa.array(order))
+    offsets = np.frombuffer(taken.buffers()[1], np.int64, len(order) + 1, taken.offset * 8)
+    values = taken.buffers()[2]
+    return memoryview(values if values is not None else b"").cast("B"), offsets
+
+
+def _cut_spans(shards: I32, sizes: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """(shard, first, last) of each span, in order."""
+    spans = []
+    edges = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)] if len(shards) else []
+    for start, end in pairwise(edges):
+        first = start
+        while first < end:
+            last = int(np.searchsorted(sizes, sizes[first] + SPAN_BYTES, side="right")) - 1
+            last = min(max(last, first + 1), end)
+            spans.append((int(shards[start]), first, last))
+            first = last
+    return spans
+
+
+def _pack(spans: Sequence[tuple[int, int, int]], sizes: npt.NDArray[np.int64]) -> Iterator[list[tuple[int, int, int]]]:
+    """Neighbouring spans that share a buffer."""
+    group: list[tuple[int, int, int]] = []
+    for span in spans:
+        if group and sizes[span[2]] - sizes[group[0][1]] > SPAN_BYTES:
+            yield group
+            group = []
+        group.append(span)
+    if group:
+        yield group
+
+
+def _copy(column: tuple[memoryview, npt.NDArray[np.int64]], first: int, last: int) -> tuple[bytes, I32]:
+    values, offsets = column
+    part = offsets[first : last + 1]
+    return bytes(values[part[0] : part[-1]]), (part - part[0]).astype(np.int32)

@@ -1,0 +1,270 @@
+"""AdmissionGate: where callers wait for room in one stream's queue.
+
+Nobody is let in who would pass a limit, and everybody who fits an empty queue is let in some day:
+
+- Within a session, first come first served.  Candidates are the sessions that could receive a body now; of these the
+  one with the least taken on goes first, ties to the longest waiting.  Nobody overtakes the one so chosen.
+- While other sessions have the stream open, a session that already holds rows may not take the last eighth of a limit:
+  a caller that comes back after its pause finds room.
+- Granted and unreceived bytes together stay under a quarter of the limit, or are exactly one frame.
+
+Plain functions and no waiting: `ask` and `pump` call the session back, at once or later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from producerd.core.budget import QueueBudget
+from producerd.core.frame import RowEnd
+from producerd.errors import Code
+from producerd.wire.columns import Layout
+
+RESERVED_SHARE: Final = 1 / 8
+"""Of each limit, kept for sessions that hold nothing (60 callers of a hot shard otherwise halve 4 of cold ones)."""
+UNRECEIVED_SHARE: Final = 1 / 4
+"""Of the byte limit: granted bodies still on their way hold room that nobody can send from."""
+
+
+class Caller(Protocol):
+    """A session, as the gate sees it."""
+
+    def may_receive(self, charge_bytes: int) -> bool:
+        """Whether a body of this charge could come now: none is on its way, and the window has room."""
+
+    def granted(self, ticket: Ticket) -> None:
+        """Room is taken for this frame; it is given back by `received` and later `settled`, or by `cancel`."""
+
+    def refused(self, ticket: Ticket, refusal: Refusal) -> None:
+        """This frame will not be let in."""
+
+
+class Refusal:
+    """Why a frame is not let in, and with TOO_LARGE the largest one that would be."""
+
+    __slots__ = ("code", "max_frame_bytes", "max_frame_records", "message")
+
+    def __init__(self, code: str, message: str, max_frame_bytes: int = 0, max_frame_records: int = 0) -> None:
+        self.code = code
+        self.message = message
+        self.max_frame_bytes = max_frame_bytes
+        self.max_frame_records = max_frame_records
+
+
+class Member:
+    """One session's part in one stream: its line, and what it has taken on."""
+
+    __slots__ = ("caller", "line", "taken_bytes")
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.line: deque[Ticket] = deque()
+        self.taken_bytes = 0
+
+
+class Ticket:
+    """One RESERVE: waiting, then granted, then received."""
+
+    __slots__ = ("frame_id", "granted", "layout", "member", "number", "since")
+
+    def __init__(self, member: Member, frame_id: int, layout: Layout, number: int, since: float) -> None:
+        self.member = member
+        self.frame_id = frame_id
+        self.layout = layout
+        self.number = number
+        self.since = since
+        self.granted = False
+
+
+class AdmissionGate:
+    """See the module's text.  ``refuses``: asked before each grant, once, why the stream takes nothing now."""
+
+    def __init__(
+        self,
+        budget: QueueBudget,
+        refuses: Callable[[float], RowEnd | None],
+        *,
+        max_frame_bytes: int,
+        max_frame_records: int,
+    ) -> None:
+        self.budget = budget
+        self.waits_seconds: deque[float] = deque(maxlen=10_000)  # of those who had to wait; emptied by the metrics
+        self._refuses = refuses
+        self._max_frame_bytes = max_frame_bytes
+        self._max_frame_records = max_frame_records
+        self._members: dict[Member, None] = {}
+        self._waiting = 0
+        self._unreceived_bytes = 0
+        self._numbers = 0
+        self._closed: Refusal | None = None
+        self._active_seconds = 0.0
+        self._active_since: float | None = None
+        self._pumping = False
+
+    # ---- questions
+
+    @property
+    def blocked_callers(self) -> int:
+        """Sessions that wait for a grant."""
+        return sum(1 for member in self._members if member.line)
+
+    @property
+    def sessions(self) -> int:
+        return len(self._members)
+
+    def active_seconds(self, now: float) -> float:
+        """For how long anybody has been waiting, in all."""
+        return self._active_seconds + (now - self._active_since if self._active_since is not None else 0.0)
+
+    @property
+    def largest_frame(self) -> tuple[int, int]:
+        """The largest frame (charge, records) that would be let in now; one record may be larger."""
+        share = 2 * max(1, len(self._members))
+        return (
+            max(1, min(self._max_frame_bytes, self.budget.limit_bytes // share)),
+            max(1, min(self._max_frame_records, self.budget.limit_records // share)),
+        )
+
+    def wants_room(self) -> bool:
+        """Whether somebody waits for rows to settle, and not only for a body on its way."""
+        if not self._waiting:
+            return False
+        head = self._head()
+        return head is None or not self._has_room(head)
+
+    # ---- stimuli
+
+    def join(self, caller: Caller) -> Member:
+        """A session opens the stream."""
+        member = Member(caller)
+        self._members[member] = None
+        return member
+
+    def leave(self, member: Member, now: float) -> None:
+        """A session is gone, and its waiting tickets with it.  What it was granted is cancelled by the session."""
+        self._waiting -= len(member.line)
+        member.line.clear()
+        self._members.pop(member, None)
+        self.pump(now)
+
+    def ask(self, member: Member, frame_id: int, layout: Layout, now: float) -> Ticket:
+        """A RESERVE.  It is answered by `Caller.granted` or `Caller.refused`, maybe before this returns."""
+        self._numbers += 1
+        ticket = Ticket(member, frame_id, layout, self._numbers, now)
+        refusal = self._closed or self._too_large(ticket)
+        if refusal is not None:
+            member.caller.refused(ticket, refusal)
+            return ticket
+        member.line.append(ticket)
+        self._waiting += 1
+        self.pump(now)
+        return ticket
+
+    def cancel(self, ticket: Ticket, now: float) -> None:
+        """A ticket is withdrawn, waiting or granted; nothing of it stays."""
+        if ticket.granted:
+            self._unreceived_bytes -= ticket.layout.charge_bytes
+            ticket.member.taken_bytes -= ticket.layout.charge_bytes
+            self.budget.release(ticket.layout.records, ticket.layout.charge_bytes)
+        elif ticket in ticket.member.line:
+            ticket.member.line.remove(ticket)
+            self._waiting -= 1
+        self.pump(now)
+
+    def received(self, ticket: Ticket) -> None:
+        """A granted body is whole; the budget is the pipeline's to release from now on."""
+        self._unreceived_bytes -= ticket.layout.charge_bytes
+
+    def settled(self, member: Member, charge_bytes: int) -> None:
+        """A received frame is finished (or was never accepted)."""
+        member.taken_bytes -= charge_bytes
+
+    def close(self, refusal: Refusal) -> None:
+        """Let nobody in any more; whoever waits is told."""
+        self._closed = refusal
+        for ticket in [ticket for member in self._members for ticket in member.line]:
+            self._refuse(ticket, refusal)
+
+    def set_limits(self, limit_records: int, limit_bytes: int, now: float) -> None:
+        """New limits; whoever waits and can no longer fit is told the new maximum."""
+        self.budget.set_limits(limit_records, limit_bytes)
+        for ticket in [ticket for member in self._members for ticket in member.line]:
+            if (refusal := self._too_large(ticket)) is not None:
+                self._refuse(ticket, refusal)
+        self.pump(now)
+
+    def pump(self, now: float) -> None:
+        """Let in whoever's turn it is while there is room."""
+        if self._pumping:
+            return  # a caller that was told something asks again: the loop below goes on with it
+        self._pumping = True
+        try:
+            while self._waiting and (ticket := self._head()) is not None and self._has_room(ticket):
+                end = self._refuses(now)
+                if end is not None:
+                    self._refuse(ticket, Refusal(end.code, end.message))
+                else:
+                    self._grant(ticket, now)
+        finally:
+            self._pumping = False
+        self._clock(now)
+
+    # ---- inside
+
+    def _head(self) -> Ticket | None:
+        """Whose turn it is."""
+        best: Ticket | None = None
+        for member in self._members:
+            if not member.line or not member.caller.may_receive(member.line[0].layout.charge_bytes):
+                continue
+            ticket = member.line[0]
+            if best is None or (member.taken_bytes, ticket.number) < (best.member.taken_bytes, best.number):
+                best = ticket
+        return best
+
+    def _has_room(self, ticket: Ticket) -> bool:
+        charge = ticket.layout.charge_bytes
+        if self._unreceived_bytes and self._unreceived_bytes + charge > self.budget.limit_bytes * UNRECEIVED_SHARE:
+            return False
+        shares = len(self._members) > 1 and ticket.member.taken_bytes > 0
+        return self.budget.fits(ticket.layout.records, charge, keep_free_share=RESERVED_SHARE if shares else 0.0)
+
+    def _too_large(self, ticket: Ticket) -> Refusal | None:
+        layout = ticket.layout
+        max_bytes, max_records = self.largest_frame
+        if layout.records > 1 and (layout.charge_bytes > max_bytes or layout.records > max_records):
+            message = f"a frame of {layout.records} records and {layout.charge_bytes} bytes; cut it"
+            return Refusal(Code.TOO_LARGE, message, max_bytes, max_records)
+        if layout.charge_bytes > self.budget.limit_bytes:
+            return Refusal(
+                Code.RECORD_TOO_LARGE,
+                f"one record of {layout.charge_bytes} bytes with its overhead passes the whole queue: "
+                f"queue_limit_bytes = {self.budget.limit_bytes}",
+            )
+        return None
+
+    def _grant(self, ticket: Ticket, now: float) -> None:
+        charge = ticket.layout.charge_bytes
+        self.budget.take(ticket.layout.records, charge)
+        self._unreceived_bytes += charge
+        ticket.member.taken_bytes += charge
+        ticket.member.line.popleft()
+        self._waiting -= 1
+        ticket.granted = True
+        if now > ticket.since:
+            self.waits_seconds.append(now - ticket.since)
+        ticket.member.caller.granted(ticket)
+
+    def _refuse(self, ticket: Ticket, refusal: Refusal) -> None:
+        ticket.member.line.remove(ticket)
+        self._waiting -= 1
+        ticket.member.caller.refused(ticket, refusal)
+
+    def _clock(self, now: float) -> None:
+        if self._waiting and self._active_since is None:
+            self._active_since = now
+        elif not self._waiting and self._active_since is not None:
+            self._active_seconds += now - self._active_since
+            self._active_since = None

@@ -1,0 +1,167 @@
+"""A frame's rows as columns in Arrow's layout.
+
+A body is one run of bytes: a prefix, the offsets of each column (int32, little endian, records + 1 of them), an
+optional validity bitmap of the data column (Arrow's: bit i of byte i // 8, least significant first, 1 = present),
+then the bytes of each column::
+
+    prefix | key offsets | data offsets | [hash key offsets] | [validity] | keys | data | [hash keys]
+
+Offsets may start anywhere, as those of an Arrow slice do: only differences count, so that a slice is sent without a
+pass over its rows.  A null or empty key has length 0, and so has an absent explicit hash key.
+
+Parsing here checks lengths only, never a row: `producerd.core.intake` checks rows in bulk.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Union
+
+from producerd.errors import ProtocolError
+
+RECORD_CHARGE_BYTES: Final = 32
+"""What a record costs in memory beside its own bytes: offsets 8, hash 16, order 4, state 1, and 3 to spare."""
+FRAME_CHARGE_BYTES: Final = 1024
+"""What a frame costs beside its records: its objects, its tallies and its acknowledgement."""
+MAX_COLUMN_BYTES: Final = 2**31 - 1
+"""Offsets are int32."""
+
+PREFIX: Final = struct.Struct("<QIIII")  # frame id, records, key bytes, data bytes, hash key bytes
+OFFSET_BYTES: Final = 4
+
+FLAG_RESENT: Final = 1
+FLAG_HASH_KEYS: Final = 2
+FLAG_VALIDITY: Final = 4
+KNOWN_FLAGS: Final = FLAG_RESENT | FLAG_HASH_KEYS | FLAG_VALIDITY
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How large a body is: what RESERVE announces and the body must repeat.  Lengths in bytes."""
+
+    records: int
+    key_bytes: int
+    data_bytes: int
+    hash_key_bytes: int = 0
+    flags: int = 0
+
+    @property
+    def charge_bytes(self) -> int:
+        """What the frame counts against limits: keys, data and hash keys, 32 a record, and 1 KiB."""
+        return (
+            self.key_bytes
+            + self.data_bytes
+            + self.hash_key_bytes
+            + RECORD_CHARGE_BYTES * self.records
+            + FRAME_CHARGE_BYTES
+        )
+
+    @property
+    def body_bytes(self) -> int:
+        """The payload of the BODY message.  Always below `charge_bytes`, so that the charge covers the buffer."""
+        offsets = OFFSET_BYTES * (self.records + 1) * (3 if self.flags & FLAG_HASH_KEYS else 2)
+        validity = (self.records + 7) // 8 if self.flags & FLAG_VALIDITY else 0
+        return PREFIX.size + offsets + validity + self.key_bytes + self.data_bytes + self.hash_key_bytes
+
+    def check(self) -> None:
+        """Raise ProtocolError unless these numbers can be a frame's."""
+        if self.records < 1:
+            raise ProtocolError("a frame without records")
+        if self.flags & ~KNOWN_FLAGS:
+            raise ProtocolError(f"unknown frame flags {self.flags:#x}")
+        if self.hash_key_bytes and not self.flags & FLAG_HASH_KEYS:
+            raise ProtocolError("hash key bytes without the hash key flag")
+        if max(self.key_bytes, self.data_bytes, self.hash_key_bytes) > MAX_COLUMN_BYTES:
+            raise ProtocolError("a column over 2 GiB")
+
+
+@dataclass(frozen=True)
+class Body:
+    """Views into one received body; nothing is copied."""
+
+    frame_id: int
+    layout: Layout
+    key_offsets: memoryview
+    data_offsets: memoryview
+    hash_key_offsets: memoryview | None
+    validity: memoryview | None
+    keys: memoryview
+    data: memoryview
+    hash_keys: memoryview | None
+
+
+def parse_body(payload: Buffer, flags: int) -> Body:
+    """Cut a BODY's payload into its columns.  Raises ProtocolError unless its length is what its prefix says."""
+    view = memoryview(payload)
+    if len(view) < PREFIX.size:
+        raise ProtocolError(f"a body of {len(view)} bytes is shorter than its prefix")
+    frame_id, records, key_bytes, data_bytes, hash_key_bytes = PREFIX.unpack_from(view)
+    layout = Layout(records, key_bytes, data_bytes, hash_key_bytes, flags)
+    layout.check()
+    if len(view) != layout.body_bytes:
+        raise ProtocolError(f"a body of {len(view)} bytes where its prefix says {layout.body_bytes}")
+    at = PREFIX.size
+
+    def take(count: int) -> memoryview:
+        nonlocal at
+        at += count
+        return view[at - count : at]
+
+    offsets = OFFSET_BYTES * (records + 1)
+    hashed = bool(flags & FLAG_HASH_KEYS)
+    key_offsets, data_offsets = take(offsets), take(offsets)
+    hash_key_offsets = take(offsets) if hashed else None
+    validity = take((records + 7) // 8) if flags & FLAG_VALIDITY else None
+    keys, data = take(key_bytes), take(data_bytes)
+    hash_keys = take(hash_key_bytes) if hashed else None
+    return Body(frame_id, layout, key_offsets, data_offsets, hash_key_offsets, validity, keys, data, hash_keys)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A frame ready to send: its layout and the parts of its body behind the prefix, in order, as buffers."""
+
+    layout: Layout
+    parts: tuple[Buffer, ...]
+
+    def body_prefix(self, frame_id: int) -> bytes:
+        layout = self.layout
+        return PREFIX.pack(frame_id, layout.records, layout.key_bytes, layout.data_bytes, layout.hash_key_bytes)
+
+
+def lay_out(
+    keys: Sequence[bytes | None], data: Sequence[bytes | None], hash_keys: Sequence[bytes | None] | None = None
+) -> Columns:
+    """Lay rows of Python bytes out as columns, for callers without Arrow.  ``None`` data is marked, not refused."""
+    columns = [_column(keys), _column(data)]
+    if hash_keys is not None:
+        columns.append(_column(hash_keys))
+    validity = _validity(data) if any(value is None for value in data) else None
+    flags = (FLAG_HASH_KEYS if hash_keys is not None else 0) | (FLAG_VALIDITY if validity is not None else 0)
+    lengths = [len(values) for _, values in columns] + [0]
+    layout = Layout(len(data), lengths[0], lengths[1], lengths[2], flags)
+    offsets = [part for part, _ in columns]
+    return Columns(
+        layout, (*offsets, *([validity] if validity is not None else []), *(values for _, values in columns))
+    )
+
+
+def _column(rows: Sequence[bytes | None]) -> tuple[bytes, bytes]:
+    offsets, at = array("i", [0]), 0
+    for row in rows:
+        at += len(row) if row else 0
+        offsets.append(at)
+    return offsets.tobytes(), b"".join(row for row in rows if row)
+
+
+def _validity(rows: Sequence[bytes | None]) -> bytes:
+    bits = bytearray((len(rows) + 7) // 8)
+    for i, row in enumerate(rows):
+        if row is not None:
+            bits[i // 8] |= 1 << (i % 8)
+    return bytes(bits)

@@ -1,0 +1,557 @@
+"""The messages between a client and the daemon, to bytes and back.
+
+A message is an 8-byte header and a payload.  A payload is the message's fields in order, each of a fixed kind, then
+any number of optional fields (tag, length, value); a reader skips the tags it does not know, by their length.  All
+numbers are little endian.  docs/protocol.md is the specification; the tables here repeat it.
+
+Every function is pure: any bytes give a message or a ProtocolError, and nothing is allocated beyond what a header
+that was checked allows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, Union
+
+from producerd.errors import Outcome, ProtocolError
+from producerd.wire.columns import KNOWN_FLAGS, Layout
+
+VERSION: Final = 1
+"""The version this code speaks; HELLO offers a range."""
+
+HEADER: Final = struct.Struct("<BBHI")  # type, flags, zero, payload length
+MAX_CONTROL_BYTES: Final = 16 * 1024
+"""Largest payload of a message that is neither BODY nor ACK: bounds what either side buffers for one."""
+MAX_ACK_BYTES: Final = 4 * 1024 * 1024
+"""Largest ACK: a bitmap and two bytes a row, for the most rows a frame may have, and the code table."""
+MAX_TEXT_BYTES: Final = 2048
+"""Texts are cut to this when they are written: a service's message must not pass MAX_CONTROL_BYTES."""
+MAX_CODES: Final = 256
+"""Different codes in one ACK; the daemon folds what is beyond."""
+
+
+class MessageType(IntEnum):
+    HELLO = 1
+    WELCOME = 2
+    OPEN = 3
+    OPENED = 4
+    RESERVE = 5
+    GRANT = 6
+    REFUSED = 7
+    CANCEL = 8
+    BODY = 9
+    ACK = 10
+    FLUSH = 11
+    STATUS = 12
+    BLOCKED = 13
+    DRAINING = 14
+    CLOSE = 15
+
+
+class OnDisconnect(IntEnum):
+    """What becomes of accepted rows whose caller is gone."""
+
+    DISCARD = 0
+    DELIVER = 1
+
+
+class BadRows(IntEnum):
+    """What becomes of a frame in which some rows cannot be sent."""
+
+    REFUSE_FRAME = 0
+    TAKE_GOOD = 1
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The client's first message: versions it speaks, what to do with its rows, and who it is."""
+
+    min_version: int
+    max_version: int
+    on_disconnect: int = OnDisconnect.DISCARD
+    bad_rows: int = BadRows.REFUSE_FRAME
+    client: str = ""
+    application_id: str = ""
+    query_id: str = ""
+    run_id: str = ""
+    batch_id: int = 0
+    stage_id: int = 0
+    partition: int = 0
+    attempt: int = 0
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The daemon's answer: the version chosen, and the window and frame sizes of this session."""
+
+    version: int
+    session_id: int
+    window_bytes: int
+    window_frames: int
+    max_frame_bytes: int
+    max_frame_records: int
+    body_timeout_seconds: float
+    daemon: str = ""
+
+
+@dataclass(frozen=True)
+class Open:
+    """Names a stream for this session.  ``stream_id`` is the client's choice, from 1."""
+
+    stream_id: int
+    stream: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The largest frame (charge, records) and record (key + data) that the stream takes now."""
+
+    stream_id: int
+    max_frame_bytes: int
+    max_frame_records: int
+    max_record_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Asks for room for one frame.  ``frame_id`` rises within the session, from 1."""
+
+    frame_id: int
+    stream_id: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Room is taken for this frame: send its body now, whole."""
+
+    frame_id: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No, and why.  ``frame_id`` is 0 where an OPEN is refused.  With TOO_LARGE the new maximum is given."""
+
+    frame_id: int
+    stream_id: int
+    code: str
+    message: str
+    max_frame_bytes: int = 0
+    max_frame_records: int = 0
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Withdraws a RESERVE.  A GRANT that crosses it is void on both sides."""
+
+    frame_id: int
+
+
+@dataclass(frozen=True)
+class RowCode:
+    """One line of an ACK's code table."""
+
+    outcome: int
+    code: str
+    message: str = ""
+    maybe_stored: bool = False
+
+
+@dataclass(frozen=True)
+class Ack:
+    """A frame's end: how many rows ended how, which are not STORED, and why.
+
+    ``bitmap`` has bit i set (least significant first) where row i is not STORED, and is empty where all are.
+    ``code_rows`` has one uint16 per set bit, in row order: its place in ``codes``; empty where ``codes`` has one line.
+    """
+
+    frame_id: int
+    records: int
+    stored: int
+    not_stored: int
+    unknown: int
+    returned: int
+    retries: int = 0
+    throttled: int = 0
+    possible_duplicates: int = 0
+    spread_keys: int = 0
+    bitmap: bytes = b""
+    code_rows: bytes = b""
+    codes: tuple[RowCode, ...] = ()
+
+    def failed_rows(self) -> Iterator[tuple[int, RowCode]]:
+        """(row, its code) for each row that is not STORED, in row order."""
+        places: Iterator[int] | None = None
+        if self.code_rows:
+            places = iter(memoryview(self.code_rows).cast("H"))
+        for i, byte in enumerate(self.bitmap):
+            while byte:
+                low = byte & -byte
+                yield i * 8 + low.bit_length() - 1, self.codes[next(places) if places else 0]
+                byte ^= low
+
+
+@dataclass(frozen=True)
+class Flush:
+    """Send what this session has in the stream (0: in every stream) without lingering.  The ACKs are the answer."""
+
+    stream_id: int = 0
+
+
+@dataclass(frozen=True)
+class Status:
+    """Asks for one BLOCKED about a stream, at once: what a caller quotes when its time-out ends."""
+
+    stream_id: int
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Why rows of a stream wait.  Sent while a caller is blocked, and as the answer to STATUS."""
+
+    stream_id: int
+    seconds: float
+    reason: str
+    queue_records: int = 0
+    queue_limit_records: int = 0
+    queue_bytes: int = 0
+    queue_limit_bytes: int = 0
+    requests_in_flight: int = 0
+    last_error: str = ""
+    shard: str = ""
+    share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Draining:
+    """The daemon stops: it grants nothing any more, and gives back what it cannot send within the deadline."""
+
+    deadline_seconds: float
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Close:
+    """The sender ends the session, and why."""
+
+    code: str
+    message: str
+
+
+Message = Union[
+    Hello, Welcome, Open, Opened, Reserve, Grant, Refused, Cancel, Ack, Flush, Status, Blocked, Draining, Close
+]
+
+
+class _Kind(NamedTuple):
+    """A field's kind.  ``struct`` is None for the kinds that carry their own length."""
+
+    name: str
+    struct: struct.Struct | None
+
+
+U8: Final = _Kind("u8", struct.Struct("<B"))
+U16: Final = _Kind("u16", struct.Struct("<H"))
+U32: Final = _Kind("u32", struct.Struct("<I"))
+U64: Final = _Kind("u64", struct.Struct("<Q"))
+I64: Final = _Kind("i64", struct.Struct("<q"))
+F64: Final = _Kind("f64", struct.Struct("<d"))
+TEXT: Final = _Kind("text", None)
+BLOB: Final = _Kind("blob", None)
+_LAYOUT: Final = struct.Struct("<IIII")
+LAYOUT: Final = _Kind("layout", _LAYOUT)
+CODES: Final = _Kind("codes", None)
+
+_TAG: Final = struct.Struct("<HI")
+_ROW_CODE: Final = struct.Struct("<BB")
+
+
+class _Schema(NamedTuple):
+    number: MessageType
+    message: type
+    required: tuple[tuple[str, _Kind], ...]
+    optional: tuple[tuple[int, str, _Kind], ...] = ()
+
+
+_SCHEMAS: Final = (
+    _Schema(
+        MessageType.HELLO,
+        Hello,
+        (("min_version", U16), ("max_version", U16), ("on_disconnect", U8), ("bad_rows", U8)),
+        (
+            (1, "client", TEXT),
+            (2, "application_id", TEXT),
+            (3, "query_id", TEXT),
+            (4, "run_id", TEXT),
+            (5, "batch_id", I64),
+            (6, "stage_id", I64),
+            (7, "partition", I64),
+            (8, "attempt", I64),
+            (9, "pid", I64),
+        ),
+    ),
+    _Schema(
+        MessageType.WELCOME,
+        Welcome,
+        (
+            ("version", U16),
+            ("session_id", U64),
+            ("window_bytes", U64),
+            ("window_frames", U32),
+            ("max_frame_bytes", U64),
+            ("max_frame_records", U32),
+            ("body_timeout_seconds", F64),
+        ),
+        ((1, "daemon", TEXT),),
+    ),
+    _Schema(MessageType.OPEN, Open, (("stream_id", U32), ("stream", TEXT))),
+    _Schema(
+        MessageType.OPENED,
+        Opened,
+        (("stream_id", U32), ("max_frame_bytes", U64), ("max_frame_records", U32)),
+        ((1, "max_record_bytes", U64),),
+    ),
+    _Schema(MessageType.RESERVE, Reserve, (("frame_id", U64), ("stream_id", U32), ("layout", LAYOUT))),
+    _Schema(MessageType.GRANT, Grant, (("frame_id", U64),)),
+    _Schema(
+        MessageType.REFUSED,
+        Refused,
+        (("frame_id", U64), ("stream_id", U32), ("code", TEXT), ("message", TEXT)),
+        ((1, "max_frame_bytes", U64), (2, "max_frame_records", U32)),
+    ),
+    _Schema(MessageType.CANCEL, Cancel, (("frame_id", U64),)),
+    _Schema(
+        MessageType.ACK,
+        Ack,
+        (
+            ("frame_id", U64),
+            ("records", U32),
+            ("stored", U32),
+            ("not_stored", U32),
+            ("unknown", U32),
+            ("returned", U32),
+        ),
+        (
+            (1, "retries", U64),
+            (2, "throttled", U64),
+            (3, "possible_duplicates", U32),
+            (4, "spread_keys", U32),
+            (5, "bitmap", BLOB),
+            (6, "code_rows", BLOB),
+            (7, "codes", CODES),
+        ),
+    ),
+    _Schema(MessageType.FLUSH, Flush, (("stream_id", U32),)),
+    _Schema(MessageType.STATUS, Status, (("stream_id", U32),)),
+    _Schema(
+        MessageType.BLOCKED,
+        Blocked,
+        (("stream_id", U32), ("seconds", F64), ("reason", TEXT)),
+        (
+            (1, "queue_records", U64),
+            (2, "queue_limit_records", U64),
+            (3, "queue_bytes", U64),
+            (4, "queue_limit_bytes", U64),
+            (5, "requests_in_flight", U32),
+            (6, "last_error", TEXT),
+            (7, "shard", TEXT),
+            (8, "share", F64),
+        ),
+    ),
+    _Schema(MessageType.DRAINING, Draining, (("deadline_seconds", F64),), ((1, "message", TEXT),)),
+    _Schema(MessageType.CLOSE, Close, (("code", TEXT), ("message", TEXT))),
+)
+_BY_NUMBER: Final = {schema.number: schema for schema in _SCHEMAS}
+_BY_CLASS: Final = {schema.message: schema for schema in _SCHEMAS}
+_DEFAULTS: Final = {
+    schema.message: {field.name: field.default for field in fields(schema.message)} for schema in _SCHEMAS
+}
+
+
+class Header(NamedTuple):
+    type: MessageType
+    flags: int
+    payload_bytes: int
+
+
+def parse_header(data: bytes | bytearray | memoryview, at: int = 0) -> Header:
+    """Read the header at ``at``; its 8 bytes must be there.  The length is within its type's bound.
+
+    A BODY's length has no bound of its own: it must equal what was granted, which the caller compares.
+    """
+    number, flags, zero, payload_bytes = HEADER.unpack_from(data, at)
+    try:
+        type_ = MessageType(number)
+    except ValueError:
+        raise ProtocolError(f"unknown message type {number}") from None
+    if zero:
+        raise ProtocolError(f"{type_.name}: reserved header bytes are {zero:#x}, not 0")
+    if flags and type_ not in (MessageType.BODY, MessageType.RESERVE):
+        raise ProtocolError(f"{type_.name}: unknown flags {flags:#x}")
+    if flags & ~KNOWN_FLAGS:
+        raise ProtocolError(f"{type_.name}: unknown frame flags {flags:#x}")
+    bound = MAX_ACK_BYTES if type_ is MessageType.ACK else MAX_CONTROL_BYTES
+    if type_ is not MessageType.BODY and payload_bytes > bound:
+        raise ProtocolError(f"{type_.name}: a payload of {payload_bytes} bytes passes {bound}")
+    return Header(type_, flags, payload_bytes)
+
+
+def body_header(layout: Layout) -> bytes:
+    """The header of a BODY message; the prefix and the columns follow."""
+    return HEADER.pack(MessageType.BODY, layout.flags, 0, layout.body_bytes)
+
+
+def encode(message: Message) -> bytes:
+    """One message, header and payload.  Texts beyond MAX_TEXT_BYTES are cut."""
+    schema = _BY_CLASS[type(message)]
+    parts = [_write(kind, getattr(message, name)) for name, kind in schema.required]
+    defaults = _DEFAULTS[schema.message]
+    for tag, name, kind in schema.optional:
+        value = getattr(message, name)
+        if value != defaults[name]:
+            written = _write(kind, value, framed=False)
+            parts += [_TAG.pack(tag, len(written)), written]
+    payload = b"".join(parts)
+    flags = message.layout.flags if isinstance(message, Reserve) else 0
+    return HEADER.pack(schema.number, flags, 0, len(payload)) + payload
+
+
+def decode(header: Header, payload: bytes | bytearray | memoryview) -> Message:
+    """The message of a whole payload.  Raises ProtocolError for any payload that docs/protocol.md does not allow."""
+    schema = _BY_NUMBER.get(header.type)
+    if schema is None or len(payload) != header.payload_bytes:
+        raise ProtocolError(f"{header.type.name}: {len(payload)} payload bytes, not a message")
+    reader = _Reader(memoryview(payload), header)
+    values: dict[str, Any] = {name: reader.field(kind) for name, kind in schema.required}
+    known = {tag: (name, kind) for tag, name, kind in schema.optional}
+    while reader.left:
+        tag, size = reader.unpack(_TAG)
+        value = reader.take(size)
+        if tag not in known:
+            continue
+        name, kind = known[tag]
+        if name in values:
+            raise ProtocolError(f"{header.type.name}: the optional field {name} twice")
+        values[name] = _Reader(value, header).whole(kind)
+    message: Message = schema.message(**values)
+    _check(message)
+    return message
+
+
+def _check(message: Message) -> None:
+    if isinstance(message, Hello):
+        if message.min_version > message.max_version:
+            raise ProtocolError(f"HELLO: versions {message.min_version} to {message.max_version}")
+        if message.on_disconnect not in tuple(OnDisconnect) or message.bad_rows not in tuple(BadRows):
+            raise ProtocolError("HELLO: unknown on_disconnect or bad_rows")
+    elif isinstance(message, Reserve):
+        message.layout.check()
+    elif isinstance(message, Ack):
+        _check_ack(message)
+
+
+def _check_ack(ack: Ack) -> None:
+    failed = ack.not_stored + ack.unknown + ack.returned
+    if ack.stored + failed != ack.records:
+        raise ProtocolError("ACK: its tallies do not add up to its records")
+    if not failed and not ack.bitmap and not ack.code_rows:
+        return
+    if len(ack.bitmap) != (ack.records + 7) // 8 or not ack.codes:
+        raise ProtocolError("ACK: bitmap or code table of the wrong size")
+    if bin(int.from_bytes(ack.bitmap, "little")).count("1") != failed:
+        raise ProtocolError("ACK: the bitmap does not mark as many rows as the tallies say")
+    if int.from_bytes(ack.bitmap, "little") >> ack.records:
+        raise ProtocolError("ACK: the bitmap marks rows beyond the frame")
+    if len(ack.code_rows) != (2 * failed if len(ack.codes) > 1 else 0):
+        raise ProtocolError("ACK: one code a failed row, or one code for all")
+    if ack.code_rows and max(memoryview(ack.code_rows).cast("H")) >= len(ack.codes):
+        raise ProtocolError("ACK: a code beyond its table")
+
+
+def _write(kind: _Kind, value: Any, *, framed: bool = True) -> bytes:
+    """A field's bytes.  ``framed``: with its own length in front, for the kinds that have no fixed one."""
+    if kind is LAYOUT:
+        assert kind.struct is not None
+        return kind.struct.pack(value.records, value.key_bytes, value.data_bytes, value.hash_key_bytes)
+    if kind.struct is not None:
+        return kind.struct.pack(value)
+    if kind is TEXT:
+        written = _cut_text(value)
+    elif kind is CODES:
+        written = b"".join(
+            _ROW_CODE.pack(row.outcome, row.maybe_stored) + _write(TEXT, row.code) + _write(TEXT, row.message)
+            for row in value
+        )
+    else:
+        written = bytes(value)
+    return U32.struct.pack(len(written)) + written if framed else written  # type: ignore[union-attr]
+
+
+def _cut_text(text: str) -> bytes:
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= MAX_TEXT_BYTES:
+        return encoded
+    return encoded[:MAX_TEXT_BYTES].decode("utf-8", "ignore").encode()
+
+
+class _Reader:
+    """Reads fields from a payload; checks each length before it uses it."""
+
+    def __init__(self, view: memoryview, header: Header) -> None:
+        self._view = view
+        self._header = header
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._view) - self._at
+
+    def take(self, size: int) -> memoryview:
+        if size > self.left:
+            raise ProtocolError(f"{self._header.type.name}: {size} bytes wanted where {self.left} are left")
+        self._at += size
+        return self._view[self._at - size : self._at]
+
+    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        return layout.unpack(self.take(layout.size))
+
+    def field(self, kind: _Kind) -> Any:
+        """One field, in place."""
+        if kind is LAYOUT:
+            records, key_bytes, data_bytes, hash_key_bytes = self.unpack(_LAYOUT)
+            return Layout(records, key_bytes, data_bytes, hash_key_bytes, self._header.flags)
+        if kind.struct is not None:
+            return self.unpack(kind.struct)[0]
+        (size,) = self.unpack(U32.struct)  # type: ignore[arg-type]
+        return _Reader(self.take(size), self._header).whole(kind)
+
+    def whole(self, kind: _Kind) -> Any:
+        """One field that fills what this reader holds."""
+        if kind is TEXT:
+            try:
+                return str(self.take(self.left), "utf-8")
+            except UnicodeDecodeError:
+                raise ProtocolError(f"{self._header.type.name}: text that is not UTF-8") from None
+        if kind is BLOB:
+            return bytes(self.take(self.left))
+        if kind is CODES:
+            return self._codes()
+        value = self.field(kind)
+        if self.left:
+            raise ProtocolError(f"{self._header.type.name}: {self.left} bytes behind a field")
+        return value
+
+    def _codes(self) -> tuple[RowCode, ...]:
+        codes: list[RowCode] = []
+        while self.left:
+            if len(codes) == MAX_CODES:
+                raise ProtocolError(f"{self._header.type.name}: over {MAX_CODES} codes")
+            outcome, maybe_stored = self.unpack(_ROW_CODE)
+            if outcome not in tuple(Outcome) or outcome == Outcome.STORED or maybe_stored > 1:
+                raise ProtocolError(f"{self._header.type.name}: unknown outcome {outcome}")
+            codes.append(RowCode(outcome, self.field(TEXT), self.field(TEXT), bool(maybe_stored)))
+        return tuple(codes)
