@@ -185,6 +185,9 @@ class Pipeline:
         self.stats.ingest_records += frame.unsettled
         self.stats.ingest_bytes += frame.charge_bytes
         self._frames[frame] = None
+        if self._draining and frame.owner is not None:
+            self._withdraw(frame, _RETURNED, "returned")
+            return
         if not self._filling:
             self._filling_since = now
         self._filling.append(frame)

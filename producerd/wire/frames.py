@@ -400,6 +400,11 @@ def parse_header(data: bytes | bytearray | memoryview, at: int = 0) -> Header:
     return Header(type_, flags, payload_bytes)
 
 
+def number_of(message: Message) -> MessageType:
+    """The type of a message."""
+    return _BY_CLASS[type(message)].number
+
+
 def body_header(layout: Layout) -> bytes:
     """The header of a BODY message; the prefix and the columns follow."""
     return HEADER.pack(MessageType.BODY, layout.flags, 0, layout.body_bytes)

@@ -1,0 +1,7 @@
+"""``python -m producerd`` is the command ``producerd``."""
+
+import sys
+
+from producerd.cli import main
+
+sys.exit(main())

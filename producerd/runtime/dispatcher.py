@@ -1,0 +1,173 @@
+"""Dispatcher: carries jobs to worker threads, requests to Kinesis, and results back.
+
+Every job and request that is taken from a pipeline is completed exactly once, also when it is cancelled.  A job is
+taken only when a worker is free, and requests are encoded before jobs are sorted: what is nearest its end goes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, Final, ParamSpec, TypeVar
+
+from producerd.core.entries import Answer, RequestFailed, encode
+from producerd.core.pipeline import Request, SortJob
+from producerd.core.spans import sort_rows
+from producerd.errors import Code
+from producerd.runtime.kinesis import Kinesis
+from producerd.runtime.logs import get_logger
+from producerd.runtime.stream import Stream
+
+log = get_logger("producerd.dispatcher")
+
+INLINE_ROWS: Final = 64
+"""Work of at most so many rows is done on the loop thread: a hop to a worker costs more."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Dispatcher:
+    """One for the node.  `poke` it after telling a pipeline anything."""
+
+    def __init__(self, kinesis: Kinesis, executor: Executor, workers: int) -> None:
+        self._kinesis = kinesis
+        self._executor = executor
+        self._free_workers = workers
+        self._loop = asyncio.get_running_loop()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._carrying: set[asyncio.Task[None]] = set()
+        self._poked: dict[Stream, None] = {}  # streams that may have work, in line
+        self._timers: dict[Stream, asyncio.TimerHandle] = {}
+        self._pump_scheduled = False
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        """Own every task until ``stopped``; then nothing new is started, and what is on its way is given up."""
+        async with asyncio.TaskGroup() as self._tasks:
+            await stopped.wait()
+            await self.give_up()
+        self._tasks = None
+
+    async def give_up(self) -> None:
+        """Cancel what is on its way, and wait until each request is completed as given up."""
+        for task in self._carrying:
+            task.cancel()
+        if self._carrying:
+            await asyncio.wait(self._carrying)
+
+    def poke(self, stream: Stream) -> None:
+        """A stream may have something to do, or somebody to tell: look at it once, after this turn of the loop."""
+        self._poked[stream] = None
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def forget(self, stream: Stream) -> None:
+        self._poked.pop(stream, None)
+        if (timer := self._timers.pop(stream, None)) is not None:
+            timer.cancel()
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        now = self._loop.time()
+        for stream in list(self._poked):
+            stream.settle(now)
+        while self._poked and self._free_workers > 0:
+            stream = next(iter(self._poked))
+            del self._poked[stream]
+            if self._start(stream, now):
+                self._poked[stream] = None  # to the end of the line
+            else:
+                self._set_timer(stream, now)
+
+    def _start(self, stream: Stream, now: float) -> bool:
+        """Start one piece of the stream's work, if there is any."""
+        if self._tasks is None:
+            return False
+        if (request := stream.pipeline.take_request(now)) is not None:
+            self._spawn(self._carry(stream, request))
+        elif (job := stream.pipeline.take_job(now)) is not None:
+            if sum(rows.records for rows in job.rows) <= INLINE_ROWS:
+                self._sort_inline(stream, job)
+            else:
+                self._spawn(self._sort(stream, job))
+        else:
+            return False
+        return True
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._tasks is not None
+        task = self._tasks.create_task(work)  # of the group that `run` encloses
+        self._carrying.add(task)
+        task.add_done_callback(self._carrying.discard)
+
+    def _set_timer(self, stream: Stream, now: float) -> None:
+        if (timer := self._timers.pop(stream, None)) is not None:
+            timer.cancel()
+        due = stream.pipeline.next_time()
+        if due is not None and due > now:  # what is due already waits for a worker or an answer, which pokes
+            self._timers[stream] = self._loop.call_at(due, self.poke, stream)
+
+    async def _carry(self, stream: Stream, request: Request) -> None:
+        """Encode, send, complete."""
+        outcome: Answer | RequestFailed = _GIVEN_UP
+        try:
+            outcome = await self._send(stream, request)
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # pure work on rows that raises must not take the node down: the rows are told apart
+            log.exception("a request could not be made", stream=stream.name, records=request.records)
+            outcome = RequestFailed(Code.INTERNAL, "the daemon failed; see its log", request.encoded is not None)
+        finally:
+            stream.pipeline.complete(request, outcome, self._loop.time())
+            self.poke(stream)
+
+    async def _send(self, stream: Stream, request: Request) -> Answer | RequestFailed:
+        rules = stream.pipeline.rules.entries
+        if request.records <= INLINE_ROWS:
+            encoded = encode(stream.name, request.pieces, rules)
+        else:
+            encoded = await self._in_worker(encode, stream.name, request.pieces, rules)
+        stream.pipeline.encoded(request, encoded)
+        self.poke(stream)
+        timeout_seconds = stream.request_timeout_seconds(len(encoded.body), request.attempts)
+        return await self._kinesis.put_records(stream.name, encoded, timeout_seconds)
+
+    async def _sort(self, stream: Stream, job: SortJob) -> None:
+        try:
+            rows = await self._in_worker(sort_rows, job.rows, job.shard_map, job.seed)
+        except Exception:  # as above; a frame that raises fails alone
+            log.exception("a job could not be sorted", stream=stream.name, frames=len(job.frames))
+            self._sort_one_by_one(stream, job)
+        else:
+            stream.pipeline.sorted(job.frames, rows, job.shard_map)
+        self.poke(stream)
+
+    def _sort_inline(self, stream: Stream, job: SortJob) -> None:
+        try:
+            rows = sort_rows(job.rows, job.shard_map, job.seed)
+        except Exception:
+            log.exception("a job could not be sorted", stream=stream.name, frames=len(job.frames))
+            self._sort_one_by_one(stream, job)
+        else:
+            stream.pipeline.sorted(job.frames, rows, job.shard_map)
+
+    def _sort_one_by_one(self, stream: Stream, job: SortJob) -> None:
+        for frame, frame_rows in zip(job.frames, job.rows, strict=True):
+            try:
+                rows = sort_rows([frame_rows], job.shard_map, job.seed)
+            except Exception:  # this is the one; it was logged
+                stream.pipeline.unsortable(frame)
+            else:
+                stream.pipeline.sorted([frame], rows, job.shard_map)
+
+    async def _in_worker(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        self._free_workers -= 1
+        try:
+            return await self._loop.run_in_executor(self._executor, lambda: work(*args, **kwargs))
+        finally:
+            self._free_workers += 1
+
+
+_GIVEN_UP: Final = RequestFailed(Code.UNREACHABLE, "given up, because the daemon stops", maybe_stored=True)

@@ -1,0 +1,108 @@
+"""The unix socket that clients connect to.
+
+Its mode and group hold before anybody can connect.  A stale file, left by a daemon that was killed, is replaced; a
+socket that somebody answers on, and anything that is no socket, is not touched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import stat
+from pathlib import Path
+from typing import Final
+
+from producerd.errors import ConfigurationError
+
+BACKLOG: Final = 1024
+
+
+class Listener:
+    """The bound socket, and the lock that keeps a second daemon off its path.  Raises ConfigurationError."""
+
+    def __init__(self, path: Path, mode: int, group: str | None) -> None:
+        self.path = path
+        self._lock = _lock(path)
+        try:
+            _remove_stale(path)
+            self.socket = _bind(path, mode, group)
+            self._inode = os.stat(path).st_ino
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        """Take the socket's file away, unless somebody has put another one there, and free the path."""
+        try:
+            if os.stat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+        self.socket.close()
+        os.close(self._lock)
+
+
+def _problem(path: Path, what: str) -> ConfigurationError:
+    return ConfigurationError([f"socket = {path}: {what}"])
+
+
+def _lock(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _problem(path, f"its directory cannot be used: {error.strerror}; set socket to another path") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise _problem(path, "in use by another producerd; stop that one, or set socket to another path") from None
+    return handle
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        kind = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise _problem(
+            path, "there is a file of that name which is no socket; remove it, or set socket to another path"
+        )
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    probe.settimeout(1.0)
+    try:
+        probe.connect(os.fspath(path))
+    except (ConnectionRefusedError, FileNotFoundError):
+        os.unlink(path)
+    except OSError as error:
+        raise _problem(path, f"in use, or not ours to replace ({error.strerror or error})") from None
+    else:
+        raise _problem(path, "in use: somebody answers on it; stop that one, or set socket to another path")
+    finally:
+        probe.close()
+
+
+def _bind(path: Path, mode: int, group: str | None) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o777)  # nobody may connect until group and mode are what they shall be
+    try:
+        bound.bind(os.fspath(path))
+    except OSError as error:
+        bound.close()
+        raise _problem(path, f"cannot be bound: {error.strerror or error}") from None
+    finally:
+        os.umask(before)
+    try:
+        if group is not None:
+            shutil.chown(path, group=group)
+        os.chmod(path, mode)
+    except (LookupError, OSError) as error:
+        bound.close()
+        os.unlink(path)
+        raise ConfigurationError([f"socket_group = {group}: {error}"]) from None
+    bound.listen(BACKLOG)
+    bound.setblocking(False)
+    return bound

@@ -1,0 +1,170 @@
+"""What Prometheus scrapes, rendered from one snapshot, so that its sums hold.
+
+``ingest = delivered + failed + discarded + queued`` at every scrape.  Labels are the stream and closed enumerations;
+every label set of a stream exists from its first scrape on.  The only import of prometheus_client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from producerd import __version__
+from producerd.errors import Code
+from producerd.runtime.stream import Stream
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+WAIT_BUCKETS_SECONDS: Final = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
+FAILURE_REASONS: Final = (
+    Code.RECORD_TOO_LARGE,
+    Code.RECORD_INVALID,
+    Code.RESULT_COUNT,
+    Code.STREAM_NOT_FOUND,
+    Code.ACCESS_DENIED,
+    Code.CREDENTIALS,
+    Code.KMS,
+    Code.SHARD_MAP_MISSING,
+    Code.INTERNAL,
+)
+DISCARD_REASONS: Final = ("disconnected", "returned", "abandoned")
+FLUSH_TRIGGERS: Final = ("size", "linger", "flush", "pressure", "drain")
+PUT_RESULTS: Final = ("ok", "partial", "failed")
+REJECT_REASONS: Final = (Code.RECORD_TOO_LARGE, Code.RECORD_INVALID)
+
+
+@dataclass(slots=True)
+class WaitHistogram:
+    """How long callers waited for room; kept by stream, outside the gate, which only lists its waits."""
+
+    counts: list[int]
+    sum_seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.sum_seconds += seconds
+        place = next((i for i, bound in enumerate(WAIT_BUCKETS_SECONDS) if seconds <= bound), len(WAIT_BUCKETS_SECONDS))
+        self.counts[place] += 1
+
+    def buckets(self) -> list[tuple[str, float]]:
+        total, buckets = 0, []
+        for bound, here in zip((*map(str, WAIT_BUCKETS_SECONDS), "+Inf"), self.counts, strict=True):
+            total += here
+            buckets.append((bound, float(total)))
+        return buckets
+
+
+class Metrics:
+    """Renders the node's metrics.  Called on the loop thread, where nothing moves meanwhile."""
+
+    def __init__(self) -> None:
+        self._waits: dict[str, WaitHistogram] = {}
+
+    def render(self, streams: Iterable[Stream], *, ready: bool, connections: int, now: float) -> bytes:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Families(list(self._families(list(streams), ready, connections, now))))
+        return generate_latest(registry)
+
+    def _families(self, streams: list[Stream], ready: bool, connections: int, now: float) -> Iterator[Metric]:
+        info = GaugeMetricFamily("producerd_build_info", "Always 1; the version is in the label.", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+        yield GaugeMetricFamily("producerd_ready", "1 while the socket accepts and does not drain.", float(ready))
+        yield GaugeMetricFamily("producerd_client_connections", "Client connections.", float(connections))
+        yield from _per_stream(streams)
+        for name, text, labels in _LABELLED:
+            family = CounterMetricFamily(name, text, labels=["stream", labels[0]])
+            for stream in streams:
+                counted = _counts(stream, name)
+                for value in dict.fromkeys((*labels[1], *counted)):
+                    family.add_metric([stream.name, value], counted.get(value, 0))
+            yield family
+        active = CounterMetricFamily(
+            "producerd_backpressure_active_seconds", "Time in which some caller waited for room.", labels=["stream"]
+        )
+        waits = HistogramMetricFamily(
+            "producerd_backpressure_wait_seconds", "How long a frame that had to wait did.", labels=["stream"]
+        )
+        for stream in streams:
+            active.add_metric([stream.name], stream.gate.active_seconds(now))
+            histogram = self._waits_of(stream)
+            waits.add_metric([stream.name], histogram.buckets(), histogram.sum_seconds)
+        yield active
+        yield waits
+
+    def _waits_of(self, stream: Stream) -> WaitHistogram:
+        histogram = self._waits.setdefault(stream.name, WaitHistogram([0] * (len(WAIT_BUCKETS_SECONDS) + 1)))
+        while stream.gate.waits_seconds:
+            histogram.add(stream.gate.waits_seconds.popleft())
+        return histogram
+
+
+class _Families(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._metrics = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+def _per_stream(streams: list[Stream]) -> Iterator[Metric]:
+    for name, text, kind, read in _PLAIN:
+        family = kind(f"producerd_{name}", text, labels=["stream"])
+        for stream in streams:
+            family.add_metric([stream.name], read(stream))
+        yield family
+
+
+_PLAIN: Final[tuple[tuple[str, str, Any, Callable[[Stream], float]], ...]] = (
+    ("ingest_records", "Records accepted.", CounterMetricFamily, lambda s: s.pipeline.stats.ingest_records),
+    ("ingest_bytes", "Charged bytes accepted.", CounterMetricFamily, lambda s: s.pipeline.stats.ingest_bytes),
+    ("delivered_records", "Records stored.", CounterMetricFamily, lambda s: s.pipeline.stats.delivered_records),
+    (
+        "record_retries",
+        "Sends beyond a record's first.",
+        CounterMetricFamily,
+        lambda s: s.pipeline.stats.retried_records,
+    ),
+    (
+        "possible_duplicate_records",
+        "Records stored that an earlier attempt may have stored too.",
+        CounterMetricFamily,
+        lambda s: s.pipeline.stats.possible_duplicate_records,
+    ),
+    (
+        "shard_mispredictions",
+        "Entries stored in another shard than predicted.",
+        CounterMetricFamily,
+        lambda s: s.pipeline.stats.shard_mispredictions,
+    ),
+    ("queue_records", "Records accepted and not settled.", GaugeMetricFamily, lambda s: s.pipeline.queued_records),
+    ("queue_bytes", "Charged bytes taken on.", GaugeMetricFamily, lambda s: s.budget.used_bytes),
+    ("queue_limit_records", "Setting queue_limit.", GaugeMetricFamily, lambda s: s.budget.limit_records),
+    ("queue_limit_bytes", "Setting queue_limit_bytes.", GaugeMetricFamily, lambda s: s.budget.limit_bytes),
+    ("queue_peak_records", "Most records ever taken on.", GaugeMetricFamily, lambda s: s.budget.peak_records),
+    ("queue_peak_bytes", "Most charged bytes ever taken on.", GaugeMetricFamily, lambda s: s.budget.peak_bytes),
+    ("backpressure_blocked_clients", "Callers that wait.", GaugeMetricFamily, lambda s: s.gate.blocked_callers),
+    ("inflight_requests", "PutRecords unanswered.", GaugeMetricFamily, lambda s: s.pipeline.requests_in_flight),
+)
+_LABELLED: Final = (
+    ("producerd_failed_records", "Records that ended not stored, or unknown.", ("reason", FAILURE_REASONS)),
+    ("producerd_discarded_records", "Records whose caller is gone, or got them back.", ("reason", DISCARD_REASONS)),
+    ("producerd_ingest_rejected_records", "Records not accepted: bad rows.", ("reason", REJECT_REASONS)),
+    ("producerd_flushes", "Batches sealed, by what sealed them.", ("trigger", FLUSH_TRIGGERS)),
+    ("producerd_put_requests", "PutRecords by result.", ("result", PUT_RESULTS)),
+)
+
+
+def _counts(stream: Stream, name: str) -> dict[str, int]:
+    stats = stream.pipeline.stats
+    return {
+        "producerd_failed_records": stats.failed_records,
+        "producerd_discarded_records": stats.discarded_records,
+        "producerd_ingest_rejected_records": stream.rejected_records,
+        "producerd_flushes": stats.flushes,
+        "producerd_put_requests": stats.put_requests,
+    }[name]

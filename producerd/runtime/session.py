@@ -1,0 +1,473 @@
+"""Session: one client connection, from HELLO to the end of the socket.
+
+The window is kept, bodies are whole in time, and one session's end never touches another.  A body is read straight
+into a buffer of its own; everything else passes through one small buffer of fixed size.  Nothing here waits: bytes
+come in, and answers are written at once, by the gate's call or by an acknowledgement's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, cast
+
+from producerd import __version__
+from producerd.core import intake
+from producerd.core.frame import Frame
+from producerd.errors import Code, ProducerdError, ProtocolError
+from producerd.runtime.gate import Member, Refusal, Ticket
+from producerd.runtime.logs import get_logger
+from producerd.runtime.stream import Stream
+from producerd.wire import columns, frames
+from producerd.wire.frames import MessageType
+from producerd.wire.machine import Machine, SessionState, Side, frame_id_of
+
+log = get_logger("producerd.session")
+
+CONTROL_BUFFER_BYTES: Final = 2 * frames.MAX_CONTROL_BYTES
+WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
+"""A client that does not read what it is told is told nothing more, and not listened to, until it does."""
+FIRST_BLOCKED_SECONDS: Final = 30.0
+NEXT_BLOCKED_SECONDS: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRules:
+    """The node's settings that a session keeps.  Sizes in bytes, durations in seconds."""
+
+    window_bytes: int
+    window_frames: int
+    max_frame_bytes: int
+    max_frame_records: int
+    max_connections: int
+    body_timeout_seconds: float
+
+
+class Host(Protocol):
+    """What a session needs of the daemon around it."""
+
+    rules: SessionRules
+
+    @property
+    def full(self) -> bool:
+        """Whether more clients are connected than may be, this one among them."""
+
+    def open_stream(self, name: str) -> Stream:
+        """The stream of that name.  Raises ProducerdError with the code to refuse it with."""
+
+    def poke(self, stream: Stream) -> None:
+        """A stream's pipeline or gate was told something."""
+
+    def ended(self, session: Session) -> None:
+        """The connection is gone and everything of it is let go."""
+
+
+class Part:
+    """A session's part in one stream: what owns its frames."""
+
+    __slots__ = ("member", "session", "stream", "stream_id")
+
+    def __init__(self, session: Session, stream_id: int, stream: Stream) -> None:
+        self.session = session
+        self.stream_id = stream_id
+        self.stream = stream
+        self.member: Member = stream.gate.join(self)
+
+    def may_receive(self, charge_bytes: int) -> bool:
+        return self.session.may_receive(charge_bytes)
+
+    def granted(self, ticket: Ticket) -> None:
+        self.session.granted(self, ticket)
+
+    def refused(self, ticket: Ticket, refusal: Refusal) -> None:
+        self.session.refuse(self, ticket.frame_id, refusal)
+
+    def finished(self, frame: Frame) -> None:
+        self.session.acknowledge(self, frame)
+
+
+class Waiting:
+    """A RESERVE that was not granted at once: when it began to wait, and the timer of the next report."""
+
+    __slots__ = ("part", "ticket", "timer")
+
+    def __init__(self, part: Part, ticket: Ticket) -> None:
+        self.part = part
+        self.ticket = ticket
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Session(asyncio.BufferedProtocol):
+    """One client connection."""
+
+    def __init__(self, host: Host, session_id: int) -> None:
+        self._host = host
+        self._rules = host.rules
+        self._loop = asyncio.get_running_loop()
+        self._machine = Machine(Side.DAEMON, host.rules.window_frames)
+        self._transport: asyncio.Transport | None = None
+        self._control = bytearray(CONTROL_BUFFER_BYTES)
+        self._control_end = 0
+        self._body: memoryview | None = None
+        self._body_end = 0
+        self._body_flags = 0
+        self._granted: tuple[Part, Ticket] | None = None  # the one body on its way
+        self._timer: asyncio.TimerHandle | None = None  # for HELLO, then for each body
+        self._parts: dict[int, Part] = {}
+        self._waiting: dict[int, Waiting] = {}
+        self._unacked: dict[int, int] = {}  # frame id -> charge
+        self._unacked_bytes = 0
+        self._choked = False
+        self._deliver = False
+        self._take_good = False
+        self.session_id = session_id
+        self.who = "a client that said nothing yet"
+
+    # ---- the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES)
+        self._timer = self._loop.call_later(self._rules.body_timeout_seconds, self._late, "HELLO")
+        if self._host.full:
+            self.close(Code.CONNECTION_LIMIT, f"max_connections = {self._rules.max_connections} clients are connected")
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        if self._body is not None:
+            return self._body[self._body_end :]
+        return memoryview(self._control)[self._control_end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._transport is None:
+            return
+        try:
+            if self._body is not None:
+                self._body_end += nbytes
+                if self._body_end == len(self._body):
+                    self._body_whole()
+            else:
+                self._control_end += nbytes
+                self._read_control()
+        except ProtocolError as error:
+            log.warning("client broke the protocol", session=self.session_id, client=self.who, error=str(error))
+            self.close(error.code, str(error))
+
+    def pause_writing(self) -> None:
+        self._choked = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._choked = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            for part in self._parts.values():
+                self._host.poke(part.stream)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._transport = None
+        self._let_go()
+        self._host.ended(self)
+
+    def close(self, code: str, message: str) -> None:
+        """End the session from this side, saying why."""
+        transport, self._transport = self._transport, None
+        self._let_go()
+        if transport is not None:
+            transport.write(frames.encode(frames.Close(code, message)))
+            transport.close()
+            # A client that never reads must not keep its connection by that.
+            self._loop.call_later(self._rules.body_timeout_seconds, transport.abort)
+
+    # ---- the gate and the pipeline call
+
+    def may_receive(self, charge_bytes: int) -> bool:
+        """One body at a time, within the window, and only to a client that reads its answers."""
+        if self._granted is not None or self._choked or self._transport is None:
+            return False
+        return not self._unacked or self._unacked_bytes + charge_bytes <= self._rules.window_bytes
+
+    def granted(self, part: Part, ticket: Ticket) -> None:
+        self._forget_waiting(ticket.frame_id)
+        self._granted = (part, ticket)
+        self._unacked[ticket.frame_id] = ticket.layout.charge_bytes
+        self._unacked_bytes += ticket.layout.charge_bytes
+        self._timer = self._loop.call_later(self._rules.body_timeout_seconds, self._late, "a body")
+        self._send(frames.Grant(ticket.frame_id))
+
+    def refuse(self, part: Part, frame_id: int, refusal: Refusal) -> None:
+        self._forget_waiting(frame_id)
+        self._send(
+            frames.Refused(
+                frame_id,
+                part.stream_id,
+                refusal.code,
+                refusal.message,
+                refusal.max_frame_bytes,
+                refusal.max_frame_records,
+            )
+        )
+
+    def acknowledge(self, part: Part, frame: Frame) -> None:
+        self._unacked_bytes -= self._unacked.pop(frame.frame_id)
+        part.stream.gate.settled(part.member, frame.charge_bytes)
+        result = frame.result()
+        self._send(
+            frames.Ack(
+                frame.frame_id,
+                result.records,
+                result.stored,
+                result.not_stored,
+                result.unknown,
+                result.returned,
+                result.retries,
+                result.throttled,
+                result.possible_duplicates,
+                result.spread_keys,
+                result.bitmap,
+                result.code_rows,
+                tuple(frames.RowCode(end.outcome, end.code, end.message, end.maybe_stored) for end in result.codes),
+            )
+        )
+
+    def drain(self, deadline_seconds: float) -> None:
+        """The daemon stops: the client is told.  What it waits for is refused by the gate."""
+        if self._machine.state is SessionState.OPEN:
+            self._send(frames.Draining(deadline_seconds, "the daemon stops"))
+
+    # ---- control messages
+
+    def _read_control(self) -> None:
+        """Every whole message in the control buffer; a body's beginning moves to its own buffer."""
+        at = 0
+        while self._transport is not None and self._control_end - at >= frames.HEADER.size:
+            header = frames.parse_header(self._control, at)
+            if header.type is MessageType.BODY:
+                at = self._begin_body(header, at + frames.HEADER.size)
+                continue
+            end = at + frames.HEADER.size + header.payload_bytes
+            if end > self._control_end:
+                break
+            message = frames.decode(header, bytes(self._control[at + frames.HEADER.size : end]))
+            at = end
+            self._machine.received(header.type, frame_id_of(message))
+            _HANDLERS[header.type](self, message)
+        self._control[: self._control_end - at] = self._control[at : self._control_end]
+        self._control_end -= at
+
+    def _hello(self, hello: frames.Hello) -> None:
+        self._stop_timer()
+        self.who = _name(hello)
+        if not hello.min_version <= frames.VERSION <= hello.max_version:
+            message = (
+                f"the client speaks versions {hello.min_version} to {hello.max_version}, "
+                f"this daemon (producerd {__version__}) version {frames.VERSION}; install matching versions"
+            )
+            self.close(Code.VERSION_MISMATCH, message)
+            return
+        self._deliver = hello.on_disconnect == frames.OnDisconnect.DELIVER
+        self._take_good = hello.bad_rows == frames.BadRows.TAKE_GOOD
+        rules = self._rules
+        self._send(
+            frames.Welcome(
+                frames.VERSION,
+                self.session_id,
+                rules.window_bytes,
+                rules.window_frames,
+                rules.max_frame_bytes,
+                rules.max_frame_records,
+                rules.body_timeout_seconds,
+                f"producerd {__version__}",
+            )
+        )
+        log.debug("session opened", session=self.session_id, client=self.who)
+
+    def _open(self, message: frames.Open) -> None:
+        if message.stream_id in self._parts or message.stream_id == 0:
+            raise ProtocolError(f"OPEN of stream number {message.stream_id}, which is taken")
+        try:
+            stream = self._host.open_stream(message.stream)
+        except ProducerdError as error:
+            self._send(frames.Refused(0, message.stream_id, error.code, str(error)))
+            return
+        part = self._parts[message.stream_id] = Part(self, message.stream_id, stream)
+        max_bytes, max_records = part.stream.gate.largest_frame
+        self._send(frames.Opened(message.stream_id, max_bytes, max_records, stream.max_record_bytes))
+
+    def _reserve(self, message: frames.Reserve) -> None:
+        part = self._part(message.stream_id)
+        now = self._loop.time()
+        waiting = self._waiting[message.frame_id] = Waiting(part, None)  # type: ignore[arg-type]
+        waiting.ticket = part.stream.gate.ask(part.member, message.frame_id, message.layout, now)
+        if message.frame_id in self._waiting:  # it was neither granted nor refused at once
+            waiting.timer = self._loop.call_later(FIRST_BLOCKED_SECONDS, self._report, waiting)
+            self._host.poke(part.stream)
+
+    def _cancel(self, message: frames.Cancel) -> None:
+        now = self._loop.time()
+        if self._granted is not None and self._granted[1].frame_id == message.frame_id:
+            part, ticket = self._take_granted()
+            self._unacked_bytes -= self._unacked.pop(ticket.frame_id)
+            part.stream.gate.cancel(ticket, now)
+            self._host.poke(part.stream)
+        elif (waiting := self._waiting.get(message.frame_id)) is not None:
+            why = waiting.part.stream.describe()
+            waiting.part.stream.gate.cancel(waiting.ticket, now)
+            self.refuse(waiting.part, message.frame_id, Refusal(Code.CANCELLED, why))
+            self._host.poke(waiting.part.stream)
+
+    def _flush(self, message: frames.Flush) -> None:
+        parts = list(self._parts.values()) if message.stream_id == 0 else [self._part(message.stream_id)]
+        for part in parts:
+            part.stream.pipeline.flush(part)
+            self._host.poke(part.stream)
+
+    def _status(self, message: frames.Status) -> None:
+        self._send(self._part(message.stream_id).stream.blocked(message.stream_id, 0.0))
+
+    def _closed(self, message: frames.Close) -> None:
+        log.info("client closed", session=self.session_id, client=self.who, code=message.code, message=message.message)
+        if self._transport is not None:
+            self._transport.close()
+
+    def _part(self, stream_id: int) -> Part:
+        part = self._parts.get(stream_id)
+        if part is None:
+            raise ProtocolError(f"stream number {stream_id} is not open")
+        return part
+
+    # ---- bodies
+
+    def _begin_body(self, header: frames.Header, at: int) -> int:
+        """A body's header was read: what of it is here already moves to a buffer of its own."""
+        if self._granted is None:
+            raise ProtocolError("a BODY that was not granted")
+        _, ticket = self._granted
+        layout = ticket.layout
+        if header.payload_bytes != layout.body_bytes or (header.flags ^ layout.flags) & ~columns.FLAG_RESENT:
+            raise ProtocolError(f"a BODY of {header.payload_bytes} bytes where {layout.body_bytes} were granted")
+        self._body = memoryview(bytearray(header.payload_bytes))
+        self._body_flags = header.flags
+        here = min(self._control_end - at, header.payload_bytes)
+        self._body[:here] = memoryview(self._control)[at : at + here]
+        self._body_end = here
+        if here == header.payload_bytes:
+            self._body_whole()
+        return at + here
+
+    def _body_whole(self) -> None:
+        payload, self._body = self._body, None
+        assert payload is not None
+        part, ticket = cast("tuple[Part, Ticket]", self._granted)
+        body = columns.parse_body(payload, self._body_flags)
+        layout = ticket.layout
+        if body.frame_id != ticket.frame_id or body.layout.charge_bytes != layout.charge_bytes:
+            raise ProtocolError(f"the BODY of frame {body.frame_id} is not the one that was granted")
+        if body.layout.records != layout.records:
+            raise ProtocolError(f"a BODY of {body.layout.records} records where {layout.records} were granted")
+        rows = intake.check(body, part.stream.max_record_bytes)
+        self._machine.received(MessageType.BODY, ticket.frame_id)
+        self._take_granted()
+        self._accept(part, Frame(part, ticket.frame_id, rows, layout.charge_bytes), ticket)
+
+    def _accept(self, part: Part, frame: Frame, ticket: Ticket) -> None:
+        """A whole frame: to the pipeline, or back at once where its bad rows refuse it."""
+        stream = part.stream
+        stream.gate.received(ticket)
+        if frame.rows is not None and frame.rows.bad:
+            for bad in frame.rows.bad:
+                stream.rejected_records[bad.code] = stream.rejected_records.get(bad.code, 0) + len(bad.rows)
+            frame.end_bad_rows(take_good=self._take_good)
+        if frame.finished:
+            stream.budget.release(frame.records, frame.charge_bytes)
+            self.acknowledge(part, frame)
+        else:
+            stream.pipeline.submit(frame, self._loop.time())
+        self._host.poke(stream)
+
+    def _take_granted(self) -> tuple[Part, Ticket]:
+        granted, self._granted = self._granted, None
+        self._stop_timer()
+        assert granted is not None
+        return granted
+
+    # ---- time
+
+    def _late(self, what: str) -> None:
+        seconds = self._rules.body_timeout_seconds
+        log.warning("client is late", session=self.session_id, client=self.who, waited_for=what, seconds=seconds)
+        self.close(Code.PROTOCOL, f"{what} was not whole within body_timeout_seconds = {seconds:g}")
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _report(self, waiting: Waiting) -> None:
+        """A caller has been blocked for long: one line here, and one for it."""
+        seconds = self._loop.time() - waiting.ticket.since
+        stream = waiting.part.stream
+        self._send(stream.blocked(waiting.part.stream_id, seconds))
+        log.warning(
+            "caller blocked",
+            session=self.session_id,
+            client=self.who,
+            stream=stream.name,
+            seconds=round(seconds),
+            why=stream.describe(),
+        )
+        waiting.timer = self._loop.call_later(NEXT_BLOCKED_SECONDS, self._report, waiting)
+
+    # ---- inside
+
+    def _send(self, message: frames.Message) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._machine.sent(frames.number_of(message), frame_id_of(message))
+        self._transport.write(frames.encode(message))
+
+    def _forget_waiting(self, frame_id: int) -> None:
+        waiting = self._waiting.pop(frame_id, None)
+        if waiting is not None and waiting.timer is not None:
+            waiting.timer.cancel()
+
+    def _let_go(self) -> None:
+        """The session's end: nothing that it reserved, and no row that it may have back, stays."""
+        self._stop_timer()
+        self._body = None
+        now = self._loop.time()
+        if self._granted is not None:
+            part, ticket = self._take_granted()
+            part.stream.gate.cancel(ticket, now)
+        for frame_id in list(self._waiting):
+            self._forget_waiting(frame_id)
+        for part in self._parts.values():
+            if self._deliver:
+                part.stream.pipeline.disown(part)
+            else:
+                part.stream.pipeline.discard(part)
+            part.stream.gate.leave(part.member, now)
+            self._host.poke(part.stream)
+        self._parts.clear()
+
+
+_HANDLERS: Final[dict[MessageType, Callable[[Session, Any], None]]] = {
+    MessageType.HELLO: Session._hello,
+    MessageType.OPEN: Session._open,
+    MessageType.RESERVE: Session._reserve,
+    MessageType.CANCEL: Session._cancel,
+    MessageType.FLUSH: Session._flush,
+    MessageType.STATUS: Session._status,
+    MessageType.CLOSE: Session._closed,
+}
+
+
+def _name(hello: frames.Hello) -> str:
+    """Who a client says it is, for the log."""
+    task = (
+        f" stage {hello.stage_id} partition {hello.partition} attempt {hello.attempt}" if hello.application_id else ""
+    )
+    return (
+        f"{hello.client or 'client'} pid {hello.pid}{' ' + hello.application_id if hello.application_id else ''}{task}"
+    )

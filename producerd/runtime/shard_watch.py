@@ -1,0 +1,83 @@
+"""ShardWatch: keeps a stream's shard map fresh; the old map serves until the new one is whole.
+
+ListShards is asked when the pipeline wants a map, never more often than every few seconds, and with a growing,
+jittered delay while it fails.  DescribeStreamSummary is asked once, for the largest record; it may be denied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Final
+
+from producerd.core.entries import RequestFailed
+from producerd.core.shards import map_from_listing
+from producerd.runtime.dispatcher import Dispatcher
+from producerd.runtime.kinesis import Kinesis
+from producerd.runtime.logs import get_logger
+from producerd.runtime.stream import Stream
+
+log = get_logger("producerd.shard_watch")
+
+MIN_INTERVAL_SECONDS: Final = 10.0
+"""Between two readings that succeeded: a few calls a minute, however many suspicions there are."""
+FIRST_RETRY_SECONDS: Final = 0.5
+MAX_RETRY_SECONDS: Final = 30.0
+
+
+class ShardWatch:
+    """One stream's watch.  `run` ends when it is cancelled."""
+
+    def __init__(self, stream: Stream, kinesis: Kinesis, dispatcher: Dispatcher) -> None:
+        self._stream = stream
+        self._kinesis = kinesis
+        self._dispatcher = dispatcher
+        self._wanted = asyncio.Event()
+        self._random = Random()
+
+    def look(self) -> None:
+        """The pipeline may want a map."""
+        if self._stream.pipeline.wants_shard_map:
+            self._wanted.set()
+
+    async def run(self) -> None:
+        await self._read_summary()
+        failures = 0
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            if await self._read_map():
+                failures = 0
+                await asyncio.sleep(MIN_INTERVAL_SECONDS)
+            else:
+                failures += 1
+                ceiling = min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2.0 ** min(failures, 10))
+                await asyncio.sleep(self._random.uniform(ceiling / 2, ceiling))
+            self.look()
+
+    async def _read_summary(self) -> None:
+        answer = await self._kinesis.max_record_bytes(self._stream.name)
+        if not isinstance(answer, RequestFailed):
+            self._stream.max_record_bytes = answer
+
+    async def _read_map(self) -> bool:
+        stream = self._stream
+        pages = await self._kinesis.list_shards(stream.name)
+        now = asyncio.get_running_loop().time()
+        if isinstance(pages, RequestFailed):
+            log.warning("ListShards failed", stream=stream.name, code=pages.code, message=pages.message)
+            stream.pipeline.shard_map_failed(pages.code, pages.message, now)
+            self._dispatcher.poke(stream)
+            return False
+        try:
+            shard_map = map_from_listing(pages)
+        except (ValueError, KeyError) as error:
+            log.warning("ListShards gave shards that do not fit together", stream=stream.name, error=str(error))
+            stream.pipeline.shard_map_failed("InternalFailure", f"shards that do not fit together: {error}", now)
+            return False
+        changed = shard_map != stream.pipeline.shard_map
+        stream.pipeline.set_shard_map(shard_map)
+        if changed:
+            log.info("shards read", stream=stream.name, shards=len(shard_map))
+        self._dispatcher.poke(stream)
+        return True
