@@ -1,0 +1,298 @@
+"""A Kinesis endpoint for tests: the rules of `producerd.testing.rules` behind a real socket, HTTP or HTTPS.
+
+The promise: every request is decided by `FakeKinesis.handle`, in the order of arrival, on one thread; what that says is
+what happens on the socket, to resets and silence.  A client that gives up leaves nothing behind.
+
+    async with serve(kinesis) as server:              # in an asyncio program
+    with serve_in_thread(kinesis) as server:          # beside blocking clients, such as boto3
+    python -m producerd.testing.fake_kinesis --shards 4 --port 0 --stream flights
+
+Requests are not authenticated: any credentials will do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import concurrent.futures
+import contextlib
+import datetime
+import ipaddress
+import signal
+import socket
+import ssl
+import struct
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import uvloop
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from producerd.testing.rules import FakeKinesis, Fault
+
+MAX_BODY_BYTES: Final = 16 * 1024 * 1024
+"""10 MiB of data is 13.4 MiB in base64; the rest is for keys and JSON."""
+LONGEST_SLEEP_SECONDS: Final = 86_400.0
+"""A delay of math.inf is slept in steps: not every event loop takes it."""
+READ_BYTES: Final = 1024 * 1024
+
+
+class FakeServer:
+    """The socket side.  The counters are for assertions; a peak is the most at one time."""
+
+    def __init__(self, kinesis: FakeKinesis) -> None:
+        self.kinesis = kinesis
+        self.url = ""
+        self.certificate: Path | None = None
+        self.connections_open = 0
+        self.connections_peak = 0
+        self.in_flight = 0
+        self.in_flight_peak = 0
+        self._loop = asyncio.get_running_loop()
+        self._wall_clock_offset = time.time() - self._loop.time()
+        self._released = asyncio.Event()
+
+    def now(self) -> float:
+        """What `FakeKinesis.handle` is told: seconds since 1970 that never go back."""
+        return self._loop.time() + self._wall_clock_offset
+
+    def release(self) -> None:
+        """Hand every hung request to the rules once more; from any thread.  Take away the standing fault before."""
+        self._loop.call_soon_threadsafe(self._release)
+
+    def _release(self) -> None:
+        self._released.set()
+        self._released = asyncio.Event()
+
+    def count_connection(self, change: int) -> None:
+        self.connections_open += change
+        self.connections_peak = max(self.connections_peak, self.connections_open)
+
+    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.in_flight += 1
+        self.in_flight_peak = max(self.in_flight_peak, self.in_flight)
+        try:
+            return await self._respond(request)
+        finally:
+            self.in_flight -= 1
+
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        if (request.content_length or 0) > MAX_BODY_BYTES:
+            return web.Response(status=413)
+        action = request.headers.get("X-Amz-Target", "").rpartition(".")[2]
+        body = await request.content.read()
+        reply = self.kinesis.handle(action, body, self.now())
+        while reply.how == "hang":
+            await self._released.wait()
+            reply = self.kinesis.handle(action, body, self.now())
+        await _sleep(reply.delay_seconds)
+        if reply.how != "answer":
+            _reset(request)
+        headers = {"x-amzn-RequestId": str(uuid.uuid4()), "Content-Type": "application/x-amz-json-1.1"}
+        return web.Response(status=reply.status or 500, body=reply.body, headers=headers)
+
+
+class _CountingServer(web.Server):
+    """aiohttp's server, which tells of each connection."""
+
+    def __init__(self, server: FakeServer) -> None:
+        # With cancellation a request that waits ends when its client goes away.
+        super().__init__(server.respond, handler_cancellation=True, access_log=None, read_bufsize=READ_BYTES)
+        self._server = server
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        self._server.count_connection(+1)
+        super().connection_made(handler, transport)
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        self._server.count_connection(-1)
+        super().connection_lost(handler, exc)
+
+
+async def _sleep(seconds: float) -> None:
+    while seconds > 0:
+        await asyncio.sleep(min(seconds, LONGEST_SLEEP_SECONDS))
+        seconds -= LONGEST_SLEEP_SECONDS
+
+
+def _reset(request: web.BaseRequest) -> None:
+    """End the connection with RST: without the option the client would see an orderly end."""
+    transport = request.transport
+    if transport is not None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    kinesis: FakeKinesis, *, host: str = "127.0.0.1", port: int = 0, tls: bool = False
+) -> AsyncIterator[FakeServer]:
+    """Serve until the block ends; then every connection is cut, whatever it waits for.
+
+    With ``tls`` the certificate is made anew and signed by itself: clients verify with `FakeServer.certificate`.
+    """
+    server = FakeServer(kinesis)
+    protocols = _CountingServer(server)
+    with contextlib.ExitStack() as files:
+        context = None
+        if tls:
+            directory = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="fake-kinesis-")))
+            context, server.certificate = _self_signed(directory, host)
+        listener = await asyncio.get_running_loop().create_server(protocols, host, port, ssl=context, backlog=1024)
+        actual_port = listener.sockets[0].getsockname()[1]
+        server.url = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{actual_port}"
+        try:
+            yield server
+        finally:
+            listener.close()
+            await _cut(protocols)
+            await listener.wait_closed()
+
+
+async def _cut(protocols: web.Server) -> None:
+    for handler in protocols.connections:
+        if handler.transport is not None:
+            handler.transport.abort()
+    await protocols.shutdown(timeout=1.0)
+
+
+@contextlib.contextmanager
+def serve_in_thread(
+    kinesis: FakeKinesis, *, host: str = "127.0.0.1", port: int = 0, tls: bool = False
+) -> Iterator[FakeServer]:
+    """`serve` on an event loop in a thread of its own, for blocking clients."""
+    started: concurrent.futures.Future[tuple[FakeServer, Callable[[], object]]] = concurrent.futures.Future()
+
+    async def run() -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        async with serve(kinesis, host=host, port=port, tls=tls) as server:
+            started.set_result((server, lambda: loop.call_soon_threadsafe(ended.set)))
+            await ended.wait()
+
+    def main() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:  # whatever keeps the server from starting belongs to the caller's thread
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    thread = threading.Thread(target=main, name="fake-kinesis", daemon=True)
+    thread.start()
+    server, end = started.result()
+    try:
+        yield server
+    finally:
+        end()
+        thread.join()
+
+
+def _self_signed(directory: Path, host: str) -> tuple[ssl.SSLContext, Path]:
+    """A context with a new certificate for ``host`` and localhost, and the file that clients verify with."""
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError:
+        raise RuntimeError("TLS needs the package `cryptography`: pip install cryptography") from None
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fake-kinesis")])
+    now = datetime.datetime.now(datetime.UTC)
+    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    try:
+        names.append(x509.IPAddress(ipaddress.ip_address(host)))
+    except ValueError:
+        names.append(x509.DNSName(host))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=30))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    public, private = directory / "certificate.pem", directory / "key.pem"
+    public.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    private.touch(mode=0o600)
+    private.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(public, private)
+    return context, public
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m producerd.testing.fake_kinesis",
+        description="A Kinesis endpoint in memory, for tests. Its first line on stdout is its URL.",
+    )
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
+    parser.add_argument("--tls", action="store_true", help="HTTPS; the second line is the certificate to verify with")
+    parser.add_argument("--stream", action="append", metavar="NAME", help="may be repeated; default: stream")
+    parser.add_argument("--shards", type=int, default=4, help="of each stream")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--latency-seconds", type=float, default=0.0)
+    parser.add_argument("--enforce-limits", action="store_true", help="1,000 records/s and 1 MiB/s a shard")
+    parser.add_argument("--throttle-fraction", type=float, default=0.0, help="of the entries")
+    parser.add_argument("--hang", action="store_true", help="accept every request and never answer")
+    parser.add_argument("--forget", action="store_true", help="count entries and do not keep them, for long runs")
+    return parser
+
+
+def kinesis_of(arguments: Sequence[str]) -> FakeKinesis:
+    """The service that a command line asks for."""
+    return _kinesis_of(_parser().parse_args(arguments))
+
+
+def _kinesis_of(options: argparse.Namespace) -> FakeKinesis:
+    kinesis = FakeKinesis(options.seed)
+    kinesis.latency_seconds = options.latency_seconds
+    kinesis.enforce_limits = options.enforce_limits
+    for name in options.stream or ["stream"]:
+        stream = kinesis.create_stream(name, options.shards, now=time.time())
+        stream.keeps_entries = not options.forget
+    if options.throttle_fraction:
+        kinesis.standing.append(Fault("throttle", fraction=options.throttle_fraction))
+    if options.hang:
+        kinesis.standing.append(Fault("hang", action="*"))
+    return kinesis
+
+
+async def _serve_until_signal(kinesis: FakeKinesis, options: argparse.Namespace) -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with serve(kinesis, host=options.host, port=options.port, tls=options.tls) as server:
+        print(server.url, flush=True)
+        if server.certificate is not None:
+            print(server.certificate, flush=True)
+        await ended.wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        kinesis = _kinesis_of(options)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve_until_signal(kinesis, options))
+    except (OSError, RuntimeError, ValueError) as error:
+        parser.exit(1, f"fake_kinesis: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

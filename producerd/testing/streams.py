@@ -1,0 +1,281 @@
+"""A Kinesis stream in memory: shards, what they store, and what a consumer reads.
+
+The promise: the open shards' ranges always cover 0..2^128-1 without gap or overlap; `Stream.entries` lists exactly what
+was stored, in the order of storing; `Stream.read` hands over what the Kinesis Client Library would, and counts what
+that would drop.  No clock: ``now`` is passed in.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from producerd.testing.aggregates import BrokenAggregate, UserRecord, deaggregate, hash_of
+
+ACCOUNT: Final = "000000000000"
+REGION: Final = "us-east-1"
+HASH_END: Final = 2**128
+
+# https://docs.aws.amazon.com/streams/latest/dev/service-sizes-and-limits.html
+SHARD_RECORDS_PER_SECOND: Final = 1_000
+SHARD_BYTES_PER_SECOND: Final = 1024 * 1024
+
+
+class ServiceError(Exception):
+    """The service refuses a whole request, with this code and HTTP status."""
+
+    def __init__(self, code: str, message: str, status: int = 400) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.status = status
+
+
+class Entry(NamedTuple):
+    """A stored record, as it was sent."""
+
+    shard_id: str
+    partition_key: str
+    explicit_hash_key: str | None
+    data: bytes
+    sequence_number: str
+    stored_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a consumer is handed, in storing order, and how many aggregates it drops without a word.
+
+    As with the Kinesis Client Library, a plain record comes without its explicit hash key.
+    """
+
+    records: list[UserRecord]
+    dropped_aggregates: int
+
+
+class TokenBucket:
+    """At most ``rate`` a second over time, and one second's worth at once.
+
+    What is larger than that needs a full bucket and leaves a debt: any legal record passes some day.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.tokens = rate
+        self._filled_at = 0.0
+
+    def could_take(self, cost: float, now: float) -> bool:
+        self.tokens = min(self.rate, self.tokens + max(0.0, now - self._filled_at) * self.rate)
+        self._filled_at = max(now, self._filled_at)
+        return self.tokens >= min(cost, self.rate)
+
+    def take(self, cost: float) -> None:
+        self.tokens -= cost
+
+
+@dataclass(slots=True, eq=False)
+class Shard:
+    """One shard: its range (both ends inclusive), its life, its quota, and what it holds."""
+
+    shard_id: str
+    start: int
+    end: int
+    parents: tuple[str, ...]
+    opened_at: float
+    first_sequence: str
+    closed_at: float = math.inf
+    last_sequence: str = ""
+    delay_seconds: float = 0.0  # a request that touches this shard is answered so much later
+    entries: list[Entry] = field(default_factory=list)
+    record_quota: TokenBucket = field(default_factory=lambda: TokenBucket(SHARD_RECORDS_PER_SECOND))
+    byte_quota: TokenBucket = field(default_factory=lambda: TokenBucket(SHARD_BYTES_PER_SECOND))
+
+    def admit(self, size: int, now: float) -> bool:
+        """Take one record of ``size`` bytes (key and data) from the quota, or nothing."""
+        if not (self.record_quota.could_take(1, now) and self.byte_quota.could_take(size, now)):
+            return False
+        self.record_quota.take(1)
+        self.byte_quota.take(size)
+        return True
+
+    def describe(self, at: float) -> dict[str, Any]:
+        """The shard as ListShards shows it at a time."""
+        sequences = {"StartingSequenceNumber": self.first_sequence}
+        if self.closed_at <= at:
+            sequences["EndingSequenceNumber"] = self.last_sequence
+        return {
+            "ShardId": self.shard_id,
+            **dict(zip(("ParentShardId", "AdjacentParentShardId"), self.parents, strict=False)),
+            "HashKeyRange": self.hash_key_range,
+            "SequenceNumberRange": sequences,
+        }
+
+    @property
+    def hash_key_range(self) -> dict[str, str]:
+        return {"StartingHashKey": str(self.start), "EndingHashKey": str(self.end)}
+
+
+class Stream:
+    """One stream.  The settings may be changed at any time."""
+
+    def __init__(self, name: str, shards: int, max_record_kib: int, now: float) -> None:
+        self.name = name
+        self.max_record_kib = max_record_kib
+        self.created_at = now
+        self.list_shards_lag_seconds = 0.0  # ListShards shows the shards as they were
+        self.keeps_entries = True  # off: entries are counted and forgotten, for long runs
+        self.shards: list[Shard] = []  # all that there ever were, by id
+        self._entries: list[Entry] = []
+        self._sequence = 0
+        edges = [i * HASH_END // shards for i in range(shards + 1)]
+        for start, end in pairwise(edges):
+            self._open(start, end - 1, (), -math.inf)
+        self._index()
+
+    @property
+    def arn(self) -> str:
+        return f"arn:aws:kinesis:{REGION}:{ACCOUNT}:stream/{self.name}"
+
+    @property
+    def open_shards(self) -> list[Shard]:
+        """By their ranges, ascending."""
+        return list(self._open_shards)
+
+    def shard(self, shard_id: str) -> Shard:
+        for shard in self.shards:
+            if shard.shard_id == shard_id:
+                return shard
+        raise ServiceError(
+            "ResourceNotFoundException",
+            f"Could not find shard {shard_id} in stream {self.name} under account {ACCOUNT}.",
+        )
+
+    def shard_of(self, hash_key: int) -> Shard:
+        """The open shard that owns the hash."""
+        return self._open_shards[bisect_right(self._starts, hash_key) - 1]
+
+    def store(self, shard: Shard, partition_key: str, explicit_hash_key: str | None, data: bytes, now: float) -> str:
+        """Keep a record and return its sequence number."""
+        sequence_number = self._next_sequence()
+        if self.keeps_entries:
+            entry = Entry(shard.shard_id, partition_key, explicit_hash_key, data, sequence_number, now)
+            shard.entries.append(entry)
+            self._entries.append(entry)
+        return sequence_number
+
+    def entries(self) -> list[Entry]:
+        """Every stored record in the order of storing."""
+        return list(self._entries)
+
+    def read(self) -> Reading:
+        """What a consumer is handed: aggregates taken apart, or dropped whole where one hash lies outside the shard.
+
+        That is the rule of the Kinesis Client Library's AggregatorUtil.  A plain record is read from any shard.
+        """
+        ranges = {shard.shard_id: (shard.start, shard.end) for shard in self.shards}
+        records: list[UserRecord] = []
+        dropped = 0
+        for entry in self._entries:
+            start, end = ranges[entry.shard_id]
+            try:
+                found = deaggregate(entry.data)
+            except BrokenAggregate:
+                dropped += 1
+                continue
+            if found is None:
+                records.append(UserRecord(entry.partition_key, None, entry.data))
+            elif all(start <= hash_of(user.partition_key, user.explicit_hash_key) <= end for user in found):
+                records.extend(found)
+            else:
+                dropped += 1
+        return Reading(records, dropped)
+
+    def split_shard(self, shard_id: str, *, at: int | None = None, now: float = 0.0) -> tuple[str, str]:
+        """Close a shard; two children own its range at once, the second from ``at`` on (default: the middle)."""
+        parent = self._eligible(shard_id)
+        at = (parent.start + parent.end + 1) // 2 if at is None else at
+        if not parent.start < at <= parent.end:
+            raise ServiceError(
+                "InvalidArgumentException",
+                f"NewStartingHashKey {at} used in SplitShard() on shard {shard_id} in stream {self.name} under account"
+                f" {ACCOUNT} lies outside its range, {parent.start + 1} to {parent.end}.",
+            )
+        self._close(parent, now)
+        first = self._open(parent.start, at - 1, (shard_id,), now)
+        second = self._open(at, parent.end, (shard_id,), now)
+        self._index()
+        return first.shard_id, second.shard_id
+
+    def merge_shards(self, shard_id: str, adjacent_shard_id: str, *, now: float = 0.0) -> str:
+        """Close two neighbours; one child owns both ranges at once."""
+        low, high = sorted((self._eligible(shard_id), self._eligible(adjacent_shard_id)), key=lambda shard: shard.start)
+        if low.end + 1 != high.start:
+            raise ServiceError(
+                "InvalidArgumentException",
+                f"Shards {shard_id} and {adjacent_shard_id} in stream {self.name} under account {ACCOUNT}"
+                " are not an adjacent pair of shards eligible for merging",
+            )
+        self._close(low, now)
+        self._close(high, now)
+        child = self._open(low.start, high.end, (shard_id, adjacent_shard_id), now)
+        self._index()
+        return child.shard_id
+
+    def describe_shards(self, now: float) -> list[tuple[bool, dict[str, Any]]]:
+        """For each shard that ListShards knows of by now: whether it is still open there, and what it says."""
+        at = now - self.list_shards_lag_seconds
+        return [(shard.closed_at > at, shard.describe(at)) for shard in self.shards if shard.opened_at <= at]
+
+    def describe_children(self, shard_id: str) -> list[dict[str, Any]]:
+        """The children of a closed shard, as GetRecords names them at its end."""
+        return [
+            {"ShardId": child.shard_id, "ParentShards": list(child.parents), "HashKeyRange": child.hash_key_range}
+            for child in self.shards
+            if shard_id in child.parents
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        """The stream as DescribeStreamSummary shows it."""
+        return {
+            "StreamName": self.name,
+            "StreamARN": self.arn,
+            "StreamStatus": "ACTIVE",
+            "StreamModeDetails": {"StreamMode": "PROVISIONED"},
+            "RetentionPeriodHours": 24,
+            "StreamCreationTimestamp": self.created_at,
+            "EnhancedMonitoring": [{"ShardLevelMetrics": []}],
+            "EncryptionType": "NONE",
+            "OpenShardCount": len(self._open_shards),
+            "ConsumerCount": 0,
+            "MaxRecordSizeInKiB": self.max_record_kib,
+        }
+
+    def _eligible(self, shard_id: str) -> Shard:
+        shard = self.shard(shard_id)
+        if shard.closed_at < math.inf:
+            raise ServiceError(
+                "InvalidArgumentException",
+                f"Shard {shard_id} in stream {self.name} under account {ACCOUNT} has already been merged or split,"
+                " and thus is not eligible for merging or splitting.",
+            )
+        return shard
+
+    def _open(self, start: int, end: int, parents: tuple[str, ...], now: float) -> Shard:
+        shard = Shard(f"shardId-{len(self.shards):012d}", start, end, parents, now, self._next_sequence())
+        self.shards.append(shard)
+        return shard
+
+    def _close(self, shard: Shard, now: float) -> None:
+        shard.closed_at, shard.last_sequence = now, self._next_sequence()
+
+    def _index(self) -> None:
+        self._open_shards = sorted((s for s in self.shards if s.closed_at == math.inf), key=lambda shard: shard.start)
+        self._starts = [shard.start for shard in self._open_shards]
+
+    def _next_sequence(self) -> str:
+        # One counter for the stream: numbers rise within a shard, and from a parent to its children.
+        self._sequence += 1
+        return f"496{self._sequence:053d}"

@@ -1,0 +1,315 @@
+"""What the rules decide is what happens on the socket, seen by Amazon's own client and by bare sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError, ConnectionClosedError, ReadTimeoutError
+
+from producerd.testing import FakeKinesis, Fault, Stream
+from producerd.testing.fake_kinesis import FakeServer, kinesis_of, main, serve, serve_in_thread
+
+PUT = (
+    b"POST / HTTP/1.1\r\nHost: x\r\nX-Amz-Target: Kinesis_20131202.PutRecords\r\nContent-Length: 70\r\n\r\n"
+    b'{"StreamName":"s","Records":[{"PartitionKey":"k","Data":"ZGF0YQ=="}]} '
+)
+
+
+@contextlib.contextmanager
+def client_of(server: FakeServer, read_timeout: float = 10.0) -> Iterator[Any]:
+    client = boto3.client(
+        "kinesis",
+        endpoint_url=server.url,
+        region_name="us-east-1",
+        aws_access_key_id="any",
+        aws_secret_access_key="any",
+        verify=None if server.certificate is None else str(server.certificate),
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=read_timeout, proxies={}),
+    )
+    with contextlib.closing(client):
+        yield client
+
+
+def service(shards: int = 4) -> tuple[FakeKinesis, Stream]:
+    kinesis = FakeKinesis()
+    return kinesis, kinesis.create_stream("s", shards)
+
+
+def put(client: Any, count: int = 1) -> Any:
+    return client.put_records(
+        StreamName="s", Records=[{"PartitionKey": f"k{i}", "Data": b"%d" % i} for i in range(count)]
+    )
+
+
+def refusal(call: Any, **request: Any) -> Any:
+    with pytest.raises(ClientError) as caught:
+        call(**request)
+    return caught.value.response
+
+
+def read_back(client: Any) -> list[tuple[str, bytes]]:
+    found = []
+    for shard in client.list_shards(StreamName="s")["Shards"]:
+        iterator = client.get_shard_iterator(
+            StreamName="s", ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON"
+        )["ShardIterator"]
+        found += [(r["PartitionKey"], r["Data"]) for r in client.get_records(ShardIterator=iterator)["Records"]]
+    return found
+
+
+def test_boto3_writes_and_reads_back() -> None:
+    kinesis, stream = service()
+    with serve_in_thread(kinesis) as server, client_of(server) as client:
+        answer = put(client, 100)
+        assert answer["FailedRecordCount"] == 0
+        assert {result["ShardId"] for result in answer["Records"]} == {shard.shard_id for shard in stream.open_shards}
+        assert sorted(read_back(client)) == sorted((f"k{i}", b"%d" % i) for i in range(100))
+        metadata = answer["ResponseMetadata"]
+        assert metadata["RequestId"]
+        assert metadata["HTTPHeaders"]["content-type"] == "application/x-amz-json-1.1"
+        assert metadata["HTTPHeaders"]["date"]
+        summary = client.describe_stream_summary(StreamName="s")["StreamDescriptionSummary"]
+        assert (summary["OpenShardCount"], summary["MaxRecordSizeInKiB"]) == (4, 1024)
+    assert kinesis.requests["PutRecords"] == 1
+
+
+def test_boto3_pages_through_the_shards() -> None:
+    # By hand: botocore's paginator sends StreamName beside NextToken, which the service refuses, and so does the fake.
+    kinesis, _ = service(shards=25)
+    with serve_in_thread(kinesis) as server, client_of(server) as client:
+        pages = [client.list_shards(StreamName="s", MaxResults=10)]
+        while token := pages[-1].get("NextToken"):
+            pages.append(client.list_shards(NextToken=token, MaxResults=10))
+        with pytest.raises(client.exceptions.InvalidArgumentException, match="cannot be provided together"):
+            list(client.get_paginator("list_shards").paginate(StreamName="s", MaxResults=10))
+    assert [len(page["Shards"]) for page in pages] == [10, 10, 5]
+    assert len({shard["ShardId"] for page in pages for shard in page["Shards"]}) == 25
+
+
+def test_boto3_reshards() -> None:
+    kinesis, stream = service(shards=2)
+    with serve_in_thread(kinesis) as server, client_of(server) as client:
+        first, second = client.list_shards(StreamName="s")["Shards"]
+        client.split_shard(StreamName="s", ShardToSplit=first["ShardId"], NewStartingHashKey="1000")
+        client.merge_shards(StreamName="s", ShardToMerge="shardId-000000000003", AdjacentShardToMerge=second["ShardId"])
+        latest = client.list_shards(StreamName="s", ShardFilter={"Type": "AT_LATEST"})["Shards"]
+    assert [shard["ShardId"] for shard in latest] == ["shardId-000000000002", "shardId-000000000004"]
+    assert [(shard.start, shard.end) for shard in stream.open_shards] == [(0, 999), (1000, 2**128 - 1)]
+
+
+def test_errors_reach_boto3_as_their_classes() -> None:
+    kinesis, _ = service()
+    kinesis.denied.add("ListShards")
+    kinesis.script(Fault("error"), Fault("error", status=503))
+    with serve_in_thread(kinesis) as server, client_of(server) as client:
+        records = [{"PartitionKey": "k", "Data": b""}]
+        for status, code in ((500, "InternalFailure"), (503, "ServiceUnavailable")):
+            response = refusal(client.put_records, StreamName="s", Records=records)
+            assert (response["ResponseMetadata"]["HTTPStatusCode"], response["Error"]["Code"]) == (status, code)
+        with pytest.raises(
+            client.exceptions.ResourceNotFoundException, match="Stream other under account 000000000000"
+        ):
+            client.put_records(StreamName="other", Records=records)
+        with pytest.raises(client.exceptions.AccessDeniedException, match="kinesis:ListShards"):
+            client.list_shards(StreamName="s")
+        with pytest.raises(client.exceptions.ValidationException, match="less than or equal to 500"):
+            client.put_records(StreamName="s", Records=records * 501)
+        with pytest.raises(client.exceptions.InvalidArgumentException, match="ExplicitHashKey"):
+            client.put_records(StreamName="s", Records=[{**records[0], "ExplicitHashKey": str(2**128)}])
+        assert refusal(client.list_streams)["Error"]["Code"] == "UnknownOperationException"
+
+
+def test_a_reset_stores_nothing_and_a_lost_answer_is_stored() -> None:
+    kinesis, stream = service()
+    kinesis.script(Fault("reset"), Fault("lost"))
+    with serve_in_thread(kinesis) as server, client_of(server) as client:
+        for stored in (0, 1):
+            with pytest.raises(ConnectionClosedError):
+                put(client)
+            assert len(stream.entries()) == stored
+        assert put(client)["FailedRecordCount"] == 0
+
+
+def test_a_hung_request_is_answered_when_it_is_released() -> None:
+    kinesis, stream = service()
+    kinesis.standing.append(Fault("hang"))
+    with serve_in_thread(kinesis) as server:
+        with client_of(server, read_timeout=0.2) as client, pytest.raises(ReadTimeoutError):
+            put(client)
+        assert stream.entries() == []
+        with socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), timeout=10.0) as waiting:
+            waiting.sendall(PUT)
+            while kinesis.requests["PutRecords"] < 2:
+                time.sleep(0)
+            kinesis.standing.clear()
+            server.release()
+            assert waiting.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert len(stream.entries()) == 1
+
+
+def test_tls_is_verified_with_the_certificate_made_for_it() -> None:
+    kinesis, stream = service()
+    kinesis.script(Fault("answer"), Fault("reset"))
+    with serve_in_thread(kinesis, tls=True) as server, client_of(server) as client:
+        assert server.url.startswith("https://127.0.0.1:")
+        assert server.certificate is not None
+        put(client)
+        with pytest.raises(ConnectionClosedError):
+            put(client)
+        put(client)
+    assert len(stream.entries()) == 2
+    assert not server.certificate.exists()
+
+
+def test_what_keeps_the_server_from_starting_is_raised_to_the_caller() -> None:
+    with serve_in_thread(FakeKinesis()) as server:
+        second = serve_in_thread(FakeKinesis(), port=urlsplit(server.url).port or 0)
+        with pytest.raises(OSError, match="address already in use"), second:
+            pass
+
+
+async def opened(server: FakeServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", urlsplit(server.url).port)
+
+
+async def until(condition: Any) -> None:
+    """Let the loop turn until it holds; the time-out is for a test that fails."""
+    async with asyncio.timeout(10.0):
+        while not condition():  # noqa: ASYNC110 - the server has no event for its counters
+            await asyncio.sleep(0)
+
+
+async def test_a_reset_is_a_real_one() -> None:
+    kinesis, _ = service()
+    kinesis.script(Fault("reset"))
+    async with serve(kinesis) as server:
+        reader, writer = await opened(server)
+        writer.write(PUT)
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+
+
+async def test_clients_that_give_up_leave_nothing_behind() -> None:
+    kinesis, stream = service()
+    kinesis.standing.append(Fault("hang"))
+    async with serve(kinesis) as server:
+        writers = [(await opened(server))[1] for _ in range(5)]
+        for writer in writers:
+            writer.write(PUT)
+        await until(lambda: server.in_flight == 5)
+        assert server.connections_open == 5
+        for writer in writers:
+            writer.transport.abort()
+        await until(lambda: server.in_flight == server.connections_open == 0)
+        assert (server.in_flight_peak, server.connections_peak) == (5, 5)
+    assert stream.entries() == []
+
+
+async def test_the_end_of_the_server_cuts_whatever_waits() -> None:
+    kinesis, stream = service()
+    kinesis.script(Fault("hang"), Fault("answer", delay_seconds=math.inf))
+    async with asyncio.timeout(10.0):
+        async with serve(kinesis) as server:
+            streams = [await opened(server) for _ in range(2)]
+            for _, writer in streams:
+                writer.write(PUT)
+            await until(lambda: kinesis.requests["PutRecords"] == 2)
+        for reader, writer in streams:
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+    assert len(stream.entries()) == 1
+    assert server.in_flight == 0
+
+
+async def test_many_requests_on_many_connections_are_all_answered() -> None:
+    kinesis, stream = service()
+    kinesis.latency_seconds = (0.0, 0.002)
+
+    async def client(server: FakeServer) -> None:
+        reader, writer = await opened(server)
+        for _ in range(20):
+            writer.write(PUT)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+            (length,) = [line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+            await reader.readexactly(int(length.partition(b":")[2]))
+        writer.close()
+
+    async with serve(kinesis) as server, asyncio.TaskGroup() as group:
+        for _ in range(20):
+            group.create_task(client(server))
+    assert len(stream.entries()) == 400
+    assert server.connections_peak == 20
+
+
+async def test_a_body_beyond_every_limit_is_refused_unread() -> None:
+    kinesis, _ = service()
+    async with asyncio.timeout(10.0), serve(kinesis) as server:
+        reader, writer = await opened(server)
+        writer.write(PUT.replace(b"Content-Length: 70", b"Content-Length: 99999999"))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+        writer.close()
+    assert kinesis.requests == {}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "producerd.testing.fake_kinesis", *arguments]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_prints_its_url_serves_and_ends_cleanly(number: signal.Signals) -> None:
+    arguments = ("--shards", "2", "--stream", "s", "--stream", "t", "--tls")
+    with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            server = FakeServerAt(process.stdout.readline().strip(), process.stdout.readline().strip())
+            with client_of(server) as client:  # type: ignore[arg-type]
+                assert put(client)["FailedRecordCount"] == 0
+                for name in ("s", "t"):
+                    assert len(client.list_shards(StreamName=name)["Shards"]) == 2
+        finally:
+            process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+class FakeServerAt:
+    """As much of a server as a client needs to know."""
+
+    def __init__(self, url: str, certificate: str) -> None:
+        self.url = url
+        self.certificate = certificate
+
+
+def test_a_port_in_use_ends_the_command_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_in_thread(FakeKinesis()) as server, pytest.raises(SystemExit) as ended:
+        main(["--port", str(urlsplit(server.url).port)])
+    assert ended.value.code == 1
+    message = capsys.readouterr().err
+    assert message.startswith("fake_kinesis: ")
+    assert message.count("\n") == 1
+
+
+def test_options_set_the_rules() -> None:
+    limits = ["--enforce-limits", "--throttle-fraction", "0.1"]
+    kinesis = kinesis_of(["--latency-seconds", "0.5", *limits, "--hang", "--forget"])
+    assert kinesis.latency_seconds == 0.5
+    assert kinesis.enforce_limits
+    assert kinesis.standing == [Fault("throttle", fraction=0.1), Fault("hang", action="*")]
+    assert list(kinesis.streams) == ["stream"]
+    assert not kinesis.streams["stream"].keeps_entries
