@@ -48,10 +48,10 @@ class Lane:
         self.spans.extendleft(reversed(spans))
         self.queued += sum(span.records for span in spans)
 
-    def take(self, max_records: int, max_bytes: int, *, alone: bool) -> tuple[list[Span], int]:
+    def take(self, max_records: int, max_bytes: int, first_row_bytes: int = 0) -> tuple[list[Span], int]:
         """Rows from the front within both bounds, and their bytes (key + data + ENTRY_OVERHEAD_BYTES a row).
 
-        ``alone``: the request is empty so far, and the first row goes even where it is larger than the bound.
+        The first row may have ``first_row_bytes``, where that is more: a row larger than a request goes alone.
         """
         taken: list[Span] = []
         used = records = 0
@@ -63,7 +63,7 @@ class Lane:
             count = int(np.searchsorted(sizes, max_bytes - used, side="right")) - 1
             count = min(count, max_records - records, span.records)
             if count <= 0:
-                if taken or not alone:
+                if taken or int(sizes[1]) > first_row_bytes:
                     break
                 count = 1
             now, rest = span.cut(span.first + count)

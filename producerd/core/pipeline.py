@@ -37,6 +37,7 @@ from producerd.wire.columns import FRAME_CHARGE_BYTES
 
 MIB: Final = 1024 * 1024
 ANY_RECORDS: Final = 2**31
+ANY_BYTES: Final = 2**62
 FAILURES_TO_HOLD: Final = 3
 """Whole-request failures in a row after which the stream, and not only some rows, waits."""
 WRONG_COUNTS_TO_GIVE_UP: Final = 3
@@ -401,14 +402,15 @@ class Pipeline:
             self._lanes.pop(lane.shard_id, None)
 
     def _may_send(self, now: float) -> bool:
-        if not self._in_flight:
-            return now >= self._hold_until
+        if now < self._hold_until:
+            return False
         most = 1 if self.health.state is HealthState.SUSPECT else self._window.size
-        return (
-            len(self._in_flight) < most
-            and self.in_flight_bytes < self.rules.max_in_flight_bytes
-            and now >= self._hold_until
-        )
+        return len(self._in_flight) < most and self.rules.entries.request_max_bytes <= self._bytes_left
+
+    @property
+    def _bytes_left(self) -> int:
+        """What may still go in flight; with nothing in flight, one request of any size."""
+        return self.rules.max_in_flight_bytes - self.in_flight_bytes if self._in_flight else ANY_BYTES
 
     def _gather(self, now: float) -> Request | None:
         """Rows of few lanes, deep, the longest-waiting first."""
@@ -428,7 +430,7 @@ class Pipeline:
             if rules.aggregate:
                 # Whole aggregates but for the last; encoding hands back what this estimate lets in too much.
                 room = min(room, left * rules.aggregate_max_bytes)
-            spans, size = lane.take(ANY_RECORDS if rules.aggregate else left, room, alone=not pieces)
+            spans, size = lane.take(ANY_RECORDS if rules.aggregate else left, room, 0 if pieces else self._bytes_left)
             if spans:
                 pieces += [Piece(lane, span) for span in spans]
                 used += size
@@ -507,7 +509,8 @@ class Pipeline:
         back: list[Piece] = []
         throttled: dict[Lane, None] = {}
         for first, last in pairwise(edges):
-            pieces = list(request.pieces_of(int(starts[first]), int(starts[last])))
+            rows = request.pieces_of(int(starts[first]), int(starts[last]))
+            pieces = [Piece(lane, span._replace(wrong_counts=0)) for lane, span in rows]
             verdict = int(classes[first])
             if verdict == _STORED:
                 for piece in pieces:

@@ -22,7 +22,8 @@ from producerd.runtime.stream import Stream
 log = get_logger("producerd.dispatcher")
 
 INLINE_ROWS: Final = 64
-"""Work of at most so many rows is done on the loop thread: a hop to a worker costs more."""
+INLINE_BYTES: Final = 64 * 1024
+"""Work of at most so many rows and bytes is done on the loop thread: a hop to a worker costs more."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,7 +89,7 @@ class Dispatcher:
         if (request := stream.pipeline.take_request(now)) is not None:
             self._spawn(self._carry(stream, request))
         elif (job := stream.pipeline.take_job(now)) is not None:
-            if sum(rows.records for rows in job.rows) <= INLINE_ROWS:
+            if _is_small(sum(rows.records for rows in job.rows), sum(len(rows.data) for rows in job.rows)):
                 self._sort_inline(stream, job)
             else:
                 self._spawn(self._sort(stream, job))
@@ -125,7 +126,7 @@ class Dispatcher:
 
     async def _send(self, stream: Stream, request: Request) -> Answer | RequestFailed:
         rules = stream.pipeline.rules.entries
-        if request.records <= INLINE_ROWS:
+        if _is_small(request.records, request.bytes):
             encoded = encode(stream.name, request.pieces, rules)
         else:
             encoded = await self._in_worker(encode, stream.name, request.pieces, rules)
@@ -171,3 +172,7 @@ class Dispatcher:
 
 
 _GIVEN_UP: Final = RequestFailed(Code.UNREACHABLE, "given up, because the daemon stops", maybe_stored=True)
+
+
+def _is_small(records: int, bytes_: int) -> bool:
+    return records <= INLINE_ROWS and bytes_ <= INLINE_BYTES
