@@ -13,13 +13,15 @@ from itertools import count
 from random import Random
 from typing import Any
 
+import orjson
+
 from producerd.core import intake
 from producerd.core.budget import QueueBudget
 from producerd.core.entries import EntryRules, RequestFailed, encode, parse_answer
 from producerd.core.frame import Frame, FrameResult
 from producerd.core.pipeline import Pipeline, PipelineRules, Request, SortJob
 from producerd.core.shards import map_from_listing
-from producerd.core.spans import sort_rows
+from producerd.core.spans import Job, sort_rows
 from producerd.errors import Code, Outcome
 from producerd.runtime.gate import AdmissionGate, Refusal, Ticket
 from producerd.testing.rules import FakeKinesis
@@ -66,7 +68,8 @@ class Session:
         self.gone = False
         self.incomplete = False
         self.rows: dict[int, list[tuple[bytes, bytes]]] = {}
-        self.waiting: dict[int, tuple[Ticket, Columns]] = {}  # asked or granted, and not received
+        self.columns: dict[int, Columns] = {}
+        self.waiting: dict[int, Ticket] = {}  # asked or granted, and not received
         self.accepted: set[int] = set()
         self.acked: dict[int, FrameResult] = {}
         self.refusals: dict[int, Refusal] = {}
@@ -77,6 +80,7 @@ class Session:
 
     def granted(self, ticket: Ticket) -> None:
         assert not self.gone
+        self.waiting[ticket.frame_id] = ticket
         self.incomplete = True
         self.sim.after(self.sim.random.uniform(0, 0.01), lambda: self._body_arrives(ticket))
 
@@ -88,23 +92,23 @@ class Session:
         frame_id = next(self._ids)
         laid_out = columns.lay_out([key for key, _ in rows], [data for _, data in rows])
         self.rows[frame_id] = rows
-        # `ask` may answer at once: the columns must be there before.
-        holder: list[Any] = [None, laid_out]
-        self.waiting[frame_id] = holder  # type: ignore[assignment]
-        holder[0] = self.sim.gate.ask(self.member, frame_id, laid_out.layout, self.sim.now)
+        self.columns[frame_id] = laid_out
+        ticket = self.sim.gate.ask(self.member, frame_id, laid_out.layout, self.sim.now)
+        if frame_id not in self.refusals:
+            self.waiting[frame_id] = ticket
         return frame_id
 
     def cancel(self, frame_id: int) -> None:
         """What a caller's time-out does."""
         if frame_id in self.waiting:
-            ticket, _ = self.waiting.pop(frame_id)
+            ticket = self.waiting.pop(frame_id)
             if ticket.granted:
                 self.incomplete = False
             self.sim.gate.cancel(ticket, self.sim.now)
 
     def vanish(self) -> None:
         self.gone = True
-        for ticket, _ in [*self.waiting.values()]:
+        for ticket in [*self.waiting.values()]:
             if ticket.granted:
                 self.sim.gate.cancel(ticket, self.sim.now)
         self.waiting.clear()
@@ -120,10 +124,10 @@ class Session:
     def _body_arrives(self, ticket: Ticket) -> None:
         if self.gone or ticket.frame_id not in self.waiting:
             return
-        _, laid_out = self.waiting.pop(ticket.frame_id)
+        del self.waiting[ticket.frame_id]
         self.incomplete = False
         self.accepted.add(ticket.frame_id)
-        rows = intake.check(make_body(laid_out, ticket.frame_id), 1 << 20)
+        rows = intake.check(make_body(self.columns.pop(ticket.frame_id), ticket.frame_id), 1 << 20)
         self.sim.gate.received(ticket)
         self.sim.pipeline.submit(Frame(self, ticket.frame_id, rows, ticket.layout.charge_bytes), self.sim.now)
 
@@ -151,6 +155,7 @@ class Simulation:
         self.gate = AdmissionGate(
             self.budget, self.pipeline.refuses, max_frame_bytes=max_frame_bytes, max_frame_records=10_000
         )
+        self.most_records, self.most_bytes = limit_records, limit_bytes  # the largest limits there were
         self.sessions: list[Session] = []
         self.steps = 0
         self._workers = workers
@@ -158,7 +163,7 @@ class Simulation:
         self._listing = False
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._granted: Counter[str] = Counter()
+        self._jobs: dict[int, Job] = {}
 
     # ---- driving it
 
@@ -257,8 +262,6 @@ class Simulation:
         reply = self.kinesis.handle("ListShards", b'{"StreamName":"%s"}' % STREAM.encode(), self.now)
 
         def arrived() -> None:
-            import orjson
-
             self._listing = False
             if reply.how == "answer" and reply.status == 200:
                 self.pipeline.set_shard_map(map_from_listing([orjson.loads(reply.body)]))
@@ -274,13 +277,12 @@ class Simulation:
     def check(self) -> None:
         """What holds between any two steps."""
         pipeline, budget = self.pipeline, self.budget
-        assert budget.peak_records <= budget.limit_records or self.limits_changed
-        assert budget.peak_bytes <= budget.limit_bytes or self.limits_changed
-        granted = [t for s in self.sessions for t, _ in s.waiting.values() if t is not None and t.granted]
+        assert budget.peak_records <= self.most_records
+        assert budget.peak_bytes <= self.most_bytes
+        granted = [ticket for session in self.sessions for ticket in session.waiting.values() if ticket.granted]
         unsettled = sum(frame.unsettled for frame in pipeline._frames)
         assert budget.used_records == unsettled + sum(ticket.layout.records for ticket in granted)
-        jobs = {id(frame.job): frame.job for frame in self._sorted_frames()}
-        buffers = sum(buffer.charge_bytes for job in jobs.values() if job for buffer in job.buffers)
+        buffers = sum(buffer.charge_bytes for job in self._live_jobs() for buffer in job.buffers)
         unsorted = {frame for frame in pipeline._frames if frame.job is None and not frame.withdrawn}
         unsorted |= set(pipeline._sorting)
         charge = (
@@ -298,13 +300,11 @@ class Simulation:
             if not pipeline._in_flight:
                 assert pipeline.in_flight_bytes == 0
 
-    limits_changed = False
-
-    def _sorted_frames(self) -> list[Frame]:
-        """Frames whose rows are in span buffers, finished ones too while a neighbour's rows keep their buffer."""
-        self._seen = [frame for frame in getattr(self, "_seen", []) if frame.job and any(b.live for b in frame.job.buffers)]
-        self._seen += [frame for frame in self.pipeline._frames if frame.job and frame not in self._seen]
-        return self._seen
+    def _live_jobs(self) -> list[Job]:
+        """Jobs that hold memory: also of finished frames, while a neighbour's rows keep their buffer."""
+        self._jobs |= {id(frame.job): frame.job for frame in self.pipeline._frames if frame.job is not None}
+        self._jobs = {key: job for key, job in self._jobs.items() if any(buffer.live for buffer in job.buffers)}
+        return list(self._jobs.values())
 
     def stored(self) -> Counter[tuple[str, bytes]]:
         """What a consumer reads: (key, data)."""
@@ -334,8 +334,6 @@ class Simulation:
 
 
 def _outcome(status: int, body: bytes, entries: int) -> Any:
-    import orjson
-
     if status == 200:
         return parse_answer(body, entries)
     error = orjson.loads(body) if body else {"__type": "InternalFailure", "message": ""}
