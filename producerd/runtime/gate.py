@@ -67,7 +67,7 @@ class Member:
 class Ticket:
     """One RESERVE: waiting, then granted, then received."""
 
-    __slots__ = ("frame_id", "granted", "layout", "member", "number", "since")
+    __slots__ = ("frame_id", "granted", "layout", "member", "number", "since", "waiting")
 
     def __init__(self, member: Member, frame_id: int, layout: Layout, number: int, since: float) -> None:
         self.member = member
@@ -76,6 +76,7 @@ class Ticket:
         self.number = number
         self.since = since
         self.granted = False
+        self.waiting = False
 
 
 class AdmissionGate:
@@ -144,8 +145,8 @@ class AdmissionGate:
 
     def leave(self, member: Member, now: float) -> None:
         """A session is gone, and its waiting tickets with it.  What it was granted is cancelled by the session."""
-        self._waiting -= len(member.line)
-        member.line.clear()
+        for ticket in list(member.line):
+            self._take_out(ticket)
         self._members.pop(member, None)
         self.pump(now)
 
@@ -158,6 +159,7 @@ class AdmissionGate:
             member.caller.refused(ticket, refusal)
             return ticket
         member.line.append(ticket)
+        ticket.waiting = True
         self._waiting += 1
         self.pump(now)
         return ticket
@@ -168,9 +170,8 @@ class AdmissionGate:
             self._unreceived_bytes -= ticket.layout.charge_bytes
             ticket.member.taken_bytes -= ticket.layout.charge_bytes
             self.budget.release(ticket.layout.records, ticket.layout.charge_bytes)
-        elif ticket in ticket.member.line:
-            ticket.member.line.remove(ticket)
-            self._waiting -= 1
+        elif ticket.waiting:
+            self._take_out(ticket)
         self.pump(now)
 
     def received(self, ticket: Ticket) -> None:
@@ -250,17 +251,20 @@ class AdmissionGate:
         self.budget.take(ticket.layout.records, charge)
         self._unreceived_bytes += charge
         ticket.member.taken_bytes += charge
-        ticket.member.line.popleft()
-        self._waiting -= 1
+        self._take_out(ticket)
         ticket.granted = True
         if now > ticket.since:
             self.waits_seconds.append(now - ticket.since)
         ticket.member.caller.granted(ticket)
 
     def _refuse(self, ticket: Ticket, refusal: Refusal) -> None:
-        ticket.member.line.remove(ticket)
-        self._waiting -= 1
+        self._take_out(ticket)
         ticket.member.caller.refused(ticket, refusal)
+
+    def _take_out(self, ticket: Ticket) -> None:
+        ticket.member.line.remove(ticket)
+        ticket.waiting = False
+        self._waiting -= 1
 
     def _clock(self, now: float) -> None:
         if self._waiting and self._active_since is None:
