@@ -1,0 +1,185 @@
+"""The command ``producerd``: what can be known without the daemon's dependencies is answered without them.
+
+``--version``, the help and usage errors need the standard library alone; ``check`` and ``config print`` read settings
+and nothing else.  Each command returns its exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from producerd import __version__
+from producerd.demo import ALL_ROWS, LEAST_ROWS, QUEUE_LIMIT, ROWS_UNAGGREGATED, Options
+from producerd.demo import run as run_demo
+from producerd.errors import ConfigurationError
+
+EXIT_USAGE: Final = 2
+EXIT_CONFIGURATION: Final = 78
+"""EX_CONFIG: starting again would not help, so a service manager should not (RestartPreventExitStatus=78)."""
+EXIT_INTERRUPTED: Final = 130
+OURS: Final = ("producerd", "spark_client")
+EXIT_CODES: Final = """\
+exit codes:
+  0    serve: every row was settled or given back to its caller; other commands: done
+  1    serve: stopped with rows undelivered that have no caller any more; demo: something did not hold
+  2    wrong usage of the command line
+  78   configuration: a setting, a missing package or too old a Python; starting again does not help
+  130  interrupted
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parsed = _parser().parse_args(arguments)
+    if sys.version_info < (3, 11):  # noqa: UP036 - the client's side of the same wheel runs on 3.9
+        return _refuse(f"producerd: needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+    run: Callable[[argparse.Namespace], int] = parsed.run
+    try:
+        return run(parsed)
+    except ConfigurationError as error:
+        return _refuse(*(f"producerd: configuration: {problem}" for problem in error.problems))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] in OURS:
+            raise
+        extra = "demo" if parsed.command == "demo" else "daemon"
+        return _refuse(f'producerd: the package {error.name} is missing: pip install "producerd[{extra}]"')
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _refuse(*lines: str) -> int:
+    print(*lines, sep="\n", file=sys.stderr)
+    return EXIT_CONFIGURATION
+
+
+def _parser() -> argparse.ArgumentParser:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="producerd",
+        description="One backpressured road from the Spark tasks of a node to Amazon Kinesis Data Streams.",
+        epilog=EXIT_CODES,
+        formatter_class=form,
+    )
+    parser.add_argument("--version", action="version", version=f"producerd {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    settings = _settings_options()
+
+    serve = commands.add_parser(
+        "serve", parents=[settings], help="run the daemon", epilog=EXIT_CODES, formatter_class=form
+    )
+    serve.set_defaults(run=_serve)
+    check = commands.add_parser("check", parents=[settings], help="read the settings and say what holds")
+    check.set_defaults(run=_check)
+    config = commands.add_parser("config", help="settings as text").add_subparsers(metavar="WHAT", required=True)
+    show = config.add_parser("print", parents=[settings], help="the settings in effect, as a configuration file")
+    show.set_defaults(run=_config_print)
+    demo = commands.add_parser(
+        "demo", help="real flights from Spark through a daemon into an embedded Kinesis, compared"
+    )
+    demo.set_defaults(run=_demo)
+    _add_demo_options(demo)
+    return parser
+
+
+def _settings_options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument(
+        "-c", "--config", type=Path, metavar="FILE", help="TOML file; else the one that PRODUCERD_CONFIG names"
+    )
+    options.add_argument(
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help='one setting, over file and environment; for one stream: streams."NAME".KEY=VALUE',
+    )
+    return options
+
+
+def _add_demo_options(demo: argparse.ArgumentParser) -> None:
+    demo.add_argument(
+        "--records",
+        type=_whole(LEAST_ROWS, ALL_ROWS),
+        help=f"flights to send (all {ALL_ROWS:,}; without aggregation {ROWS_UNAGGREGATED:,})",
+    )
+    demo.add_argument("--shards", type=_whole(1, 64), default=4, help="shards of the stream (%(default)s)")
+    demo.add_argument(
+        "--queue-limit",
+        type=_whole(1, 1_000_000),
+        help=f"records that the daemon takes on before callers wait ({QUEUE_LIMIT:,}, or an eighth of --records)",
+    )
+    demo.add_argument(
+        "--aggregation", choices=("kpl", "none"), default="kpl", help="how records are packed (%(default)s)"
+    )
+    # For the tests: tamper with what was read back, to show that the comparison can fail.
+    demo.add_argument("--break", dest="tamper", choices=("drop", "duplicate", "corrupt"), help=argparse.SUPPRESS)
+
+
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        digits = text.replace(",", "").replace("_", "")
+        if not digits.isdecimal() or not low <= int(digits) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r}: allowed: {low:,} to {high:,}")
+        return int(digits)
+
+    return whole
+
+
+def _serve(parsed: argparse.Namespace) -> int:
+    from producerd.config import load
+
+    config = load(parsed.config, parsed.sets)
+    from producerd.runtime.app import run  # after the settings: a wrong one is told before half a second of imports
+
+    return run(config)
+
+
+def _check(parsed: argparse.Namespace) -> int:
+    from producerd.config import Config, StreamSettings, load, size
+
+    def limits(settings: StreamSettings) -> str:
+        return (
+            f"queue {settings.queue_limit:,} records, {size(settings.queue_limit_bytes)}; "
+            f"in flight {settings.max_in_flight_requests:,} requests, {size(settings.max_in_flight_bytes)}; "
+            f"aggregation {settings.aggregation}"
+        )
+
+    def lines(config: Config) -> list[str]:
+        node = config.node
+        named = [f"stream {name}: {limits(settings)}" for name, settings in sorted(config.streams.items())]
+        which = "listed streams only" if node.streams_allowed == "listed" else "any stream"
+        return [
+            "OK",
+            f"socket: {node.socket}, mode {node.socket_mode:04o}; at most {node.max_connections:,} connections",
+            f"metrics: {node.metrics_listen or 'off'}",
+            f"streams: {which}, at most {node.max_streams:,} at a time",
+            f"each stream: {limits(config.defaults)}",
+            *named,
+        ]
+
+    print(*lines(load(parsed.config, parsed.sets)), sep="\n")
+    return 0
+
+
+def _config_print(parsed: argparse.Namespace) -> int:
+    from producerd.config import as_toml, load
+
+    print(as_toml(load(parsed.config, parsed.sets)))
+    return 0
+
+
+def _demo(parsed: argparse.Namespace) -> int:
+    try:
+        chosen = Options.chosen(parsed.records, parsed.shards, parsed.queue_limit, parsed.aggregation, parsed.tamper)
+    except ValueError as error:
+        print(f"producerd demo: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return run_demo(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

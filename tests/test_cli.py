@@ -1,0 +1,107 @@
+"""The command line: exit codes and messages of real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from producerd import __version__
+
+HEAVY = ("aiobotocore", "aiohttp", "pyarrow", "numpy", "pyspark", "boto3", "moto", "structlog")
+
+
+def producerd(*arguments: str, env: dict[str, str] | None = None, code: str = "") -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PRODUCERD_")}
+    run = ["-c", code] if code else ["-m", "producerd"]
+    return subprocess.run(
+        [sys.executable, *run, *arguments],
+        capture_output=True,
+        text=True,
+        env=clean | (env or {}),
+        timeout=60,
+        check=False,
+    )
+
+
+def without(*modules: str) -> str:
+    """A program: the command line in an interpreter where these modules cannot be imported."""
+    blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in modules)
+    return f"import sys; {blocked}; from producerd.cli import main; sys.exit(main())"
+
+
+def test_version() -> None:
+    done = producerd("--version")
+    assert (done.returncode, done.stdout) == (0, f"producerd {__version__}\n")
+
+
+def test_help_documents_the_exit_codes() -> None:
+    for arguments in (["--help"], ["serve", "--help"]):
+        done = producerd(*arguments)
+        assert done.returncode == 0
+        assert "78   configuration" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["serve", "--fast"], ["config"], ["demo", "--shards", "0"]])
+def test_wrong_usage_exits_2_and_shows_the_usage(arguments: list[str]) -> None:
+    done = producerd(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: producerd")
+
+
+def test_a_number_of_the_demo_out_of_range_names_the_range() -> None:
+    done = producerd("demo", "--records", "400000")
+    assert done.returncode == 2
+    assert "argument --records: '400000': allowed: 100 to 336,776" in done.stderr
+
+
+def test_check_says_ok_and_what_holds(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('[streams."orders.eu"]\nqueue_limit = 5\naggregation = "kpl"\n')
+    done = producerd("check", "-c", str(file), "--set", "socket=/run/x.sock", env={"PRODUCERD_QUEUE_LIMIT": "2000"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "OK",
+        "socket: /run/x.sock, mode 0660; at most 256 connections",
+        "metrics: 127.0.0.1:9474",
+        "streams: any stream, at most 64 at a time",
+        "each stream: queue 2,000 records, 64 MiB; in flight 24 requests, 32 MiB; aggregation none",
+        "stream orders.eu: queue 5 records, 64 MiB; in flight 24 requests, 32 MiB; aggregation kpl",
+    ]
+
+
+@pytest.mark.parametrize("command", [["check"], ["serve"], ["config", "print"]])
+def test_configuration_problems_are_a_line_each_and_exit_78(command: list[str]) -> None:
+    done = producerd(*command, "--set", "queueLimit=5", env={"PRODUCERD_MAX_STREAMS": "0"})
+    assert done.returncode == 78
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        'producerd: configuration: queueLimit = "5" (--set): no such setting; the nearest is queue_limit',
+        'producerd: configuration: PRODUCERD_MAX_STREAMS = "0" (environment): allowed: 1 to 10,000',
+    ]
+
+
+def test_config_print_can_be_read_again(tmp_path: Path) -> None:
+    first = producerd("config", "print", "--set", "streams.x.queue_limit=7")
+    file = tmp_path / "p.toml"
+    file.write_text(first.stdout)
+    again = producerd("config", "print", env={"PRODUCERD_CONFIG": str(file)})
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+
+
+def test_usage_and_check_need_none_of_the_daemons_machinery() -> None:
+    for arguments in (["--version"], ["check"]):
+        done = producerd(*arguments, code=without(*HEAVY))
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_bare_installation_is_told_what_to_install() -> None:
+    done = producerd("serve", code=without("pydantic"))
+    assert done.returncode == 78
+    assert done.stderr == 'producerd: the package pydantic is missing: pip install "producerd[daemon]"\n'
+    done = producerd("demo", code=without("pyspark"))
+    assert done.returncode == 78
+    assert done.stderr == 'producerd: the package pyspark is missing: pip install "producerd[demo]"\n'

@@ -1,0 +1,273 @@
+"""If a Config exists it is valid; if not, every problem is one line that says what, where and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from producerd.config import KIB, MIB, Config, NodeSettings, StreamSettings, allowed, as_toml, default_socket, load
+from producerd.errors import ConfigurationError
+
+pytestmark = pytest.mark.law("Config")
+NOBODY: Mapping[str, str] = {}
+
+
+def problems(*sets: str, environ: Mapping[str, str] = NOBODY, path: Path | None = None) -> tuple[str, ...]:
+    with pytest.raises(ConfigurationError) as caught:
+        load(path, sets, environ)
+    return caught.value.problems
+
+
+def problem(*sets: str, environ: Mapping[str, str] = NOBODY, path: Path | None = None) -> str:
+    (line,) = problems(*sets, environ=environ, path=path)
+    return line
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "producerd.toml"
+    path.write_text(
+        """
+        socket = "/run/other.sock"
+        max_streams = 7
+        [defaults]
+        queue_limit = 500
+        linger_seconds = 2
+        [streams."a.b"]
+        queue_limit = 5
+        queue_limit_bytes = "16 KiB"
+        """
+    )
+    return path
+
+
+class TestPrecedence:
+    def test_defaults_are_those_of_the_names_table(self) -> None:
+        config = load(environ=NOBODY)
+        assert (config.node.metrics_listen, config.node.max_streams, config.node.socket_mode) == (
+            "127.0.0.1:9474",
+            64,
+            0o660,
+        )
+        assert (config.defaults.queue_limit, config.defaults.queue_limit_bytes) == (1_000_000, 64 * MIB)
+        assert config.defaults.aggregation == "none"
+        assert config == Config(), "load without input and the models' own defaults agree"
+
+    def test_set_beats_environment_beats_file_beats_default(self, file: Path) -> None:
+        environ = {"PRODUCERD_QUEUE_LIMIT": "600", "PRODUCERD_LINGER_SECONDS": "3", "HOME": "/"}
+        config = load(file, ["queue_limit=700"], environ)
+        assert config.defaults.queue_limit == 700
+        assert config.defaults.linger_seconds == 3
+        assert load(file, environ=NOBODY).defaults.linger_seconds == 2
+        assert load(file, environ=NOBODY).node.max_streams == 7
+
+    def test_a_stream_is_laid_over_the_defaults_whatever_their_source(self, file: Path) -> None:
+        config = load(file, ["linger_seconds=9"], NOBODY)
+        assert config.stream("a.b").queue_limit == 5, "its own value beats a default given by --set"
+        assert config.stream("a.b").linger_seconds == 9
+        assert config.stream("unheard-of") is config.defaults
+
+    def test_set_reaches_one_stream_and_its_name_may_have_dots(self, file: Path) -> None:
+        config = load(file, ['streams."a.b".queue_limit=6', "streams.c-d.queue_limit=8"], NOBODY)
+        assert config.stream("a.b").queue_limit == 6
+        assert config.stream("c-d").queue_limit == 8
+        assert config.stream("a.b").queue_limit_bytes == 16 * KIB
+
+    def test_an_environment_variable_names_the_file_unless_an_argument_does(self, file: Path, tmp_path: Path) -> None:
+        other = tmp_path / "other.toml"
+        other.write_text("max_streams = 9")
+        environ = {"PRODUCERD_CONFIG": str(other)}
+        assert load(None, (), environ).node.max_streams == 9
+        assert load(file, (), environ).node.max_streams == 7
+
+    def test_what_kubernetes_puts_in_the_environment_for_a_service_of_our_name_is_not_ours(self) -> None:
+        load(
+            environ={
+                "PRODUCERD_SERVICE_HOST": "10.0.0.1",
+                "PRODUCERD_SERVICE_PORT_METRICS": "9474",
+                "PRODUCERD_PORT": "tcp://10.0.0.1:9474",
+                "PRODUCERD_METRICS_PORT_9474_TCP_ADDR": "10.0.0.1",
+            }
+        )
+
+
+class TestValues:
+    @pytest.mark.parametrize(
+        ("text", "count"),
+        [("4096", 4096), ("64 MiB", 64 * MIB), ("64mib", 64 * MIB), ("1.5 MiB", 1536 * KIB), ("5 MB", 5_000_000)],
+    )
+    def test_sizes_are_bytes_or_text_with_a_unit(self, text: str, count: int) -> None:
+        assert load(None, [f"queue_limit_bytes={text}"], NOBODY).defaults.queue_limit_bytes == count
+
+    @pytest.mark.parametrize("text", ["64m", "64 Mi", "-1 MiB", "2047", "1.0001 KiB", "", "MiB"])
+    def test_a_size_that_may_mean_two_things_or_is_out_of_range_is_refused(self, text: str) -> None:
+        line = problem(f"queue_limit_bytes={text}")
+        assert line.endswith('allowed: 2 KiB to 1,024 GiB, as bytes or as text such as "64 MiB"')
+
+    def test_socket_mode_is_octal_text_and_a_bare_number_is_refused(self, tmp_path: Path) -> None:
+        assert load(None, ["socket_mode=0600"], NOBODY).node.socket_mode == 0o600
+        path = tmp_path / "p.toml"
+        path.write_text("socket_mode = 660")
+        assert 'allowed: an octal mode in quotes, such as "0660"' in problem(path=path)
+
+    def test_metrics_listen_gives_an_address_or_nothing(self) -> None:
+        def address(text: str) -> tuple[str, int] | None:
+            return load(None, [f"metrics_listen={text}"], NOBODY).node.metrics_address
+
+        assert address("0.0.0.0:0") == ("0.0.0.0", 0)
+        assert address("[::1]:9474") == ("::1", 9474)
+        assert address("") is None
+
+    def test_the_socket_of_a_user_is_in_the_runtime_directory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("os.geteuid", lambda: 1000)
+        monkeypatch.setattr("os.access", lambda *_: False)
+        environ = {"XDG_RUNTIME_DIR": "/run/user/1000"}
+        assert load(environ=environ).node.socket == Path("/run/user/1000/producerd/producerd.sock")
+        assert default_socket(NOBODY) == Path("/run/producerd/producerd.sock")
+
+    def test_the_socket_of_root_is_in_the_system_directory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("os.geteuid", lambda: 0)
+        assert default_socket({"XDG_RUNTIME_DIR": "/run/user/0"}) == Path("/run/producerd/producerd.sock")
+
+    def test_nothing_can_be_changed_later(self) -> None:
+        config = load(environ=NOBODY)
+        with pytest.raises(ValidationError):
+            config.defaults.queue_limit = 1
+        with pytest.raises(TypeError):
+            config.streams["x"] = config.defaults  # type: ignore[index]
+
+
+class TestProblems:
+    def test_all_are_found_at_once_and_each_names_key_value_range_and_origin(self, tmp_path: Path) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text('max_streams = 0\n[defaults]\nlinger_seconds = "soon"\n[streams.x]\naggregation = "KPL"\n')
+        found = problems("queue_limit=-3", environ={"PRODUCERD_WORKER_THREADS": "17"}, path=path)
+        assert sorted(found) == [
+            'PRODUCERD_WORKER_THREADS = "17" (environment): allowed: 1 to 16',
+            f'defaults.linger_seconds = "soon" (file {path}): allowed: 0 to 3,600 seconds',
+            f"max_streams = 0 (file {path}): allowed: 1 to 10,000",
+            'queue_limit = "-3" (--set): allowed: 1 to 4,294,967,295',
+            f'streams."x".aggregation = "KPL" (file {path}): allowed: "none" or "kpl"',
+        ]
+
+    def test_an_unknown_key_names_the_nearest(self, tmp_path: Path) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text("[defaults]\nqueueLimit = 5\n[streams.x]\nlinger = 1\n[default]\nx = 1\n")
+        queue, linger, table = problems(path=path)
+        assert queue == f"defaults.queueLimit = 5 (file {path}): no such setting; the nearest is queue_limit"
+        assert linger.endswith("the nearest is linger_seconds")
+        assert table.endswith("the nearest is defaults")
+
+    def test_an_unknown_variable_is_a_problem_too(self) -> None:
+        line = problem(environ={"PRODUCERD_QUEUE_LIMITS": "5"})
+        assert line.endswith("no such setting; the nearest is PRODUCERD_QUEUE_LIMIT")
+
+    @pytest.mark.parametrize("key", ["role_arn", "node_queue_limit_bytes", "ordering", "record_ttl_seconds"])
+    def test_a_setting_of_a_later_version_is_told_apart_from_a_wrong_one(self, key: str) -> None:
+        assert problem(f"{key}=1") == f'{key} = "1" (--set): not supported yet by this version'
+
+    def test_a_region_for_one_stream_is_of_a_later_version(self) -> None:
+        assert problem("streams.x.region=eu-west-1").endswith("not supported yet by this version")
+
+    def test_a_setting_in_the_wrong_table_is_told_where_it_belongs(self, tmp_path: Path) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text("queue_limit = 5\n[defaults]\nsocket = '/s'\n[streams.x]\nlog_level = 'info'\n")
+        queue, socket, level = problems(path=path)
+        assert queue.endswith('it belongs in [defaults] or [streams."NAME"]')
+        assert socket.endswith("it belongs at the file's top level")
+        assert level.endswith("it belongs at the file's top level")
+
+    def test_a_socket_path_longer_than_the_system_takes(self) -> None:
+        assert load(None, ["socket=/" + "x" * 106], NOBODY).node.socket.name == "x" * 106
+        assert problem("socket=/" + "x" * 107).endswith("allowed: a path of 1 to 107 bytes")
+        assert "107 bytes" in problem("socket=/" + "é" * 54), "bytes count, not characters"
+
+    def test_settings_that_do_not_fit_each_other_are_named_with_their_sources(self) -> None:
+        line = problem("aggregate_max_bytes=512 KiB", environ={"PRODUCERD_REQUEST_MAX_BYTES": "256 KiB"})
+        assert line == (
+            'aggregate_max_bytes = "512 KiB" (--set), PRODUCERD_REQUEST_MAX_BYTES = "256 KiB" (environment): '
+            "aggregate_max_bytes must not be larger than request_max_bytes"
+        )
+
+    def test_a_bad_default_is_told_once_however_many_streams_have_it(self, file: Path) -> None:
+        assert problem("linger_seconds=-1", path=file).startswith('linger_seconds = "-1" (--set)')
+
+    def test_listed_streams_must_exist_and_fit(self, file: Path) -> None:
+        assert "no stream is listed" in problem("streams_allowed=listed")
+        assert load(file, ["streams_allowed=listed"], NOBODY).node.streams_allowed == "listed"
+        assert "at least 2" in problem("max_streams=1", "streams.second.queue_limit=1", path=file)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("endpoint_url", "ftp://host"),
+            ("endpoint_url", "http://host:99999"),
+            ("endpoint_url", "http://"),
+            ("metrics_listen", "9474"),
+            ("metrics_listen", "host:65536"),
+            ("region", "EU West"),
+            ("drain_timeout_seconds", "nan"),
+            ("drain_timeout_seconds", "inf"),
+            ("worker_threads", "true"),
+            ("log_level", "loud"),
+            ("socket", ""),
+            ("socket_mode", "0999"),
+            ("request_max_records", "501"),
+        ],
+    )
+    def test_values_that_are_refused(self, key: str, value: str) -> None:
+        assert problem(f"{key}={value}").startswith(f'{key} = "{value}" (--set): allowed: ')
+
+    def test_true_is_not_the_number_1(self, tmp_path: Path) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text("max_streams = true\ndrain_timeout_seconds = true\n[defaults]\nqueue_limit_bytes = true\n")
+        assert len(problems(path=path)) == 3
+
+    @pytest.mark.parametrize(
+        "text",
+        ["queue_limit", "=5", "a b=5", "streams.a.b.queue_limit=5", "x.y=1", 'a\n"=1', "[streams.x]\nlinger_seconds=5"],
+    )
+    def test_a_set_that_is_no_setting_shows_the_form(self, text: str) -> None:
+        assert "(--set): allowed: KEY=VALUE or streams.NAME.KEY=VALUE" in problem(text)
+
+    def test_a_stream_of_an_impossible_name(self, tmp_path: Path) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text('[streams."a b"]\n')
+        assert "not a stream's name" in problem(path=path)
+
+    def test_a_file_that_cannot_be_read_does_not_hide_other_problems(self, tmp_path: Path) -> None:
+        missing, limit = problems("queue_limit=0", path=tmp_path / "none.toml")
+        assert missing == f"file {tmp_path / 'none.toml'}: cannot be read: No such file or directory"
+        assert limit.startswith("queue_limit")
+
+    def test_a_file_that_is_not_toml_names_the_place(self, tmp_path: Path) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text("a = 1\nb = = 2\n")
+        assert "not TOML" in problem(path=path)
+        assert "line 2" in problem(path=path)
+        path.write_bytes(b"a = '\xff'")
+        assert "not TOML" in problem(path=path)
+
+    def test_a_value_where_a_table_should_be(self, tmp_path: Path) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text("defaults = 1\n[streams]\norders = 5\n")
+        defaults, orders = problems(path=path)
+        assert defaults.endswith("allowed: a table, [defaults]")
+        assert orders.endswith('allowed: a table, [streams."orders"]')
+
+
+@pytest.mark.parametrize("model", [NodeSettings, StreamSettings])
+def test_every_setting_is_described_and_says_what_is_allowed(model: type[NodeSettings | StreamSettings]) -> None:
+    for name, info in model.model_fields.items():
+        assert info.description, name
+        assert allowed(name, info), name
+
+
+def test_settings_as_text_give_the_same_settings(file: Path, tmp_path: Path) -> None:
+    config = load(file, ["region=eu-west-1", "socket_mode=0600", "streams.x.linger_seconds=0.25"], NOBODY)
+    printed = tmp_path / "printed.toml"
+    printed.write_text(as_toml(config))
+    assert load(printed, environ=NOBODY) == config
