@@ -1,0 +1,160 @@
+"""Arrow record batches become frames of bounded size without a look at any row.
+
+A `Batch` keeps Arrow's own offset and value buffers; a frame is a slice of each.  Where to cut is found by binary
+search: Arrow's offsets are the prefix sums of the lengths, so that a frame costs O(log rows) steps and no copy.
+Copied, each by one vectorised call of Arrow's, are only columns of another layout (dictionaries, views, numbers),
+columns with nulls (a null slot may hide bytes that nobody should send), and 64-bit offsets, slice by slice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from producerd.errors import BadColumn
+from producerd.wire.columns import (
+    FLAG_HASH_KEYS,
+    FLAG_VALIDITY,
+    FRAME_CHARGE_BYTES,
+    OFFSET_BYTES,
+    RECORD_CHARGE_BYTES,
+    Columns,
+    Layout,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KEY: Final = "partition_key"
+DATA: Final = "data"
+HASH_KEY: Final = "explicit_hash_key"
+PLAIN: Final = ("string", "binary", "large_string", "large_binary")
+"""Arrow's types that are stored as offsets and bytes."""
+
+
+class Batch:
+    """The rows of one record batch, ready to be cut: columns ``data`` and, if present, the keys and hash keys.
+
+    Keys and hash keys of any type that Arrow can write as text are; null, like a key column that is missing, is
+    sent as length 0.  ``data`` must be text or bytes, else BadColumn; its nulls are marked for the daemon to refuse.
+    """
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        names = batch.schema.names
+        self.records: int = batch.num_rows
+        data = _plain(batch.column(DATA))
+        self._keys = _Column(_text(batch.column(KEY))) if KEY in names else None
+        self._data = _Column(data)
+        self._hash_keys = _Column(_text(batch.column(HASH_KEY))) if HASH_KEY in names else None
+        self._validity = _Bitmap(data.is_valid()) if data.null_count else None
+        self._columns = [column for column in (self._keys, self._data, self._hash_keys) if column is not None]
+
+    def charge_bytes(self, start: int, stop: int) -> int:
+        """What a frame of these rows counts against limits; the same number as its layout's."""
+        rows = sum(column.size(start, stop) for column in self._columns)
+        return rows + RECORD_CHARGE_BYTES * (stop - start) + FRAME_CHARGE_BYTES
+
+    def cut(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
+        """Where the frame that begins at ``start`` ends: as late as both bounds allow, or behind exactly one row."""
+        low, high = start + 1, max(start + 1, min(self.records, start + max_frame_records))
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.charge_bytes(start, middle) <= max_frame_bytes:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def columns(self, start: int, stop: int) -> Columns:
+        """The frame of rows ``start`` to ``stop``: views into Arrow's buffers, which they keep alive."""
+        records = stop - start
+        keys, data, hash_keys = self._keys, self._data, self._hash_keys
+        validity = self._validity.bits(start, stop) if self._validity else None
+        layout = Layout(
+            records,
+            keys.size(start, stop) if keys else 0,
+            data.size(start, stop),
+            hash_keys.size(start, stop) if hash_keys else 0,
+            (FLAG_HASH_KEYS if hash_keys else 0) | (FLAG_VALIDITY if validity else 0),
+        )
+        offsets = [
+            keys.offsets(start, stop) if keys else bytes(OFFSET_BYTES * (records + 1)),
+            data.offsets(start, stop),
+            *([hash_keys.offsets(start, stop)] if hash_keys else []),
+        ]
+        values = [column.values(start, stop) for column in self._columns]
+        return Columns(layout, (*offsets, *([validity] if validity else []), *values))
+
+
+class _Column:
+    """A column of text or bytes in Arrow's layout.  Nulls are emptied, as their slots may hold anything."""
+
+    def __init__(self, array: pa.Array) -> None:
+        if array.null_count:
+            array = array.fill_null("" if str(array.type).endswith("string") else b"")
+        _, offsets, values = array.buffers()
+        wide = str(array.type).startswith("large_")
+        size = 8 if wide else OFFSET_BYTES
+        first, end = array.offset * size, (array.offset + len(array) + 1) * size
+        # An empty array may come without offsets at all.
+        raw = memoryview(offsets)[first:end] if len(array) else memoryview(bytes(size))
+        self._at = raw.cast("B").cast("q" if wide else "i")
+        self._raw = None if wide else raw
+        self._values = memoryview(values if values is not None else b"")
+
+    def size(self, start: int, stop: int) -> int:
+        return self._at[stop] - self._at[start]
+
+    def values(self, start: int, stop: int) -> memoryview:
+        return self._values[self._at[start] : self._at[stop]]
+
+    def offsets(self, start: int, stop: int) -> memoryview:
+        if self._raw is not None:
+            return self._raw[start * OFFSET_BYTES : (stop + 1) * OFFSET_BYTES]
+        return _narrowed(self._at[start : stop + 1])
+
+
+def _narrowed(offsets: memoryview) -> memoryview:
+    """64-bit offsets as 32-bit ones, from 0 on."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    wide = pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(offsets)])
+    narrow = pc.subtract(wide, offsets[0]).cast(pa.int32())
+    return memoryview(narrow.buffers()[1])[: len(offsets) * OFFSET_BYTES]
+
+
+class _Bitmap:
+    """Which rows are not null, sliced at any bit."""
+
+    def __init__(self, present: pa.BooleanArray) -> None:
+        self._bits = memoryview(present.buffers()[1])
+        self._offset = present.offset
+
+    def bits(self, start: int, stop: int) -> bytes | None:
+        """Rows ``start`` to ``stop`` from bit 0 on; None where all are present.  One shift of one large integer."""
+        first, end = self._offset + start, self._offset + stop
+        all_present = (1 << (stop - start)) - 1
+        bits = int.from_bytes(self._bits[first // 8 : (end + 7) // 8], "little") >> (first % 8)
+        bits &= all_present
+        return None if bits == all_present else bits.to_bytes((stop - start + 7) // 8, "little")
+
+
+def _text(array: pa.Array) -> pa.Array:
+    """Keys as text or bytes; numbers are written in decimal."""
+    return _plain(array if _holds_bytes(array.type) else array.cast("string"))
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """The same values, stored as offsets and bytes."""
+    kind = str(array.type)
+    if not _holds_bytes(array.type):
+        raise BadColumn(f"data of type {kind} cannot be sent: give text or bytes, for example by to_json or a cast")
+    if kind.startswith("dictionary<"):
+        return _plain(array.dictionary_decode())
+    return array if kind in PLAIN else array.cast("large_binary")  # views may hold more than 2 GiB together
+
+
+def _holds_bytes(kind: Any) -> bool:
+    # Types by name: pyarrow has views since 16, and a cluster's own may be older.
+    name = str(kind.value_type if str(kind).startswith("dictionary<") else kind)
+    return name in PLAIN or name in ("string_view", "binary_view") or name.startswith("fixed_size_binary[")

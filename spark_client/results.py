@@ -1,0 +1,163 @@
+"""What a batch's tasks report, and what that means for the batch: its result, or one clear line.
+
+A task's report travels as one line of JSON, as its error does behind a marker that Spark buries in its own text.
+Rows are named by partition and number within it, never by what they hold.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from producerd.errors import (
+    BackpressureTimeout,
+    BadColumn,
+    Code,
+    ConnectionFailed,
+    FlushTimeout,
+    ProducerdError,
+    ProtocolError,
+    RecordsFailed,
+    Refused,
+    RowFailure,
+)
+from spark_client.tally import MAX_ROWS_NAMED
+
+SKIPPED_CODES: Final = frozenset((Code.RECORD_INVALID, Code.RECORD_TOO_LARGE))
+"""What ``on_bad_record="skip"`` covers: rows that no attempt could ever store."""
+MAX_LINE_CHARACTERS: Final = 2000
+MAX_FAILURES_TOLD: Final = 5
+MARKER: Final = re.compile(r"PRODUCERD\[([^\]\s]+)\]: [^\n]*")
+ERRORS: Final[Mapping[str, type[ProducerdError]]] = {
+    Code.BACKPRESSURE_TIMEOUT: BackpressureTimeout,
+    Code.FLUSH_TIMEOUT: FlushTimeout,
+    Code.BAD_COLUMN: BadColumn,
+    Code.PROTOCOL: ProtocolError,
+    Code.INTERNAL: ProducerdError,
+    Code.CONFIGURATION: ProducerdError,
+    **dict.fromkeys(
+        (Code.DAEMON_ABSENT, Code.DAEMON_LOST, Code.VERSION_MISMATCH, Code.NOT_AUTHORIZED, Code.DRAINING),
+        ConnectionFailed,
+    ),
+}
+"""Which error a task's code becomes in the driver; any other code is the daemon's refusal."""
+
+
+class SkippedRow(NamedTuple):
+    """A row that ``on_bad_record="skip"`` left out, by its number in its partition."""
+
+    partition: int
+    row: int
+    code: str
+
+
+class PartitionResult(NamedTuple):
+    """What one task sent.  ``failures`` counts the rows that are not STORED, skipped ones too."""
+
+    partition: int
+    host: str
+    records: int
+    bytes: int
+    retries: int
+    throttled: int
+    possible_duplicates: int
+    spread_keys: int
+    seconds_blocked: float
+    failures: tuple[RowFailure, ...] = ()
+
+    def failed(self, skip_bad_records: bool) -> list[RowFailure]:
+        """The failures that fail the batch."""
+        return [failure for failure in self.failures if not (skip_bad_records and failure.code in SKIPPED_CODES)]
+
+    def to_line(self) -> str:
+        return json.dumps(self)
+
+    @staticmethod
+    def from_line(line: str) -> PartitionResult:
+        *plain, failures = json.loads(line)
+        return PartitionResult._make([*plain, tuple(RowFailure._make([*f[:-1], tuple(f[-1])]) for f in failures)])
+
+
+class BatchResult(NamedTuple):
+    """A batch that is stored whole, skipped rows aside.
+
+    ``records`` and ``bytes`` (keys, data, hash keys) were sent; ``skipped`` of the records were left out, the first of
+    which ``skipped_rows`` names.  ``retries`` and ``throttled`` count by row, ``spread_keys`` are null or empty keys,
+    and ``seconds_blocked`` is what all tasks together waited for room.
+    """
+
+    batch_id: int | None
+    records: int
+    bytes: int
+    skipped: int
+    retries: int
+    throttled: int
+    possible_duplicates: int
+    spread_keys: int
+    seconds_blocked: float
+    skipped_rows: tuple[SkippedRow, ...]
+    partitions: tuple[PartitionResult, ...]
+
+
+def merge(
+    batch_id: int | None, stream: str, results: Iterable[PartitionResult], *, skip_bad_records: bool
+) -> BatchResult:
+    """All tasks' results in one; raises RecordsFailed, one line, where rows failed that the batch may not skip."""
+    partitions = tuple(sorted(results))
+    failed = [(p, failure) for p in partitions for failure in p.failed(skip_bad_records)]
+    if failed:
+        raise _records_failed(stream, failed)
+    skipped = [(p.partition, failure) for p in partitions for failure in p.failures]
+    rows = [SkippedRow(partition, row, failure.code) for partition, failure in skipped for row in failure.rows]
+    return BatchResult(
+        batch_id,
+        records=sum(p.records for p in partitions),
+        bytes=sum(p.bytes for p in partitions),
+        skipped=sum(failure.records for _, failure in skipped),
+        retries=sum(p.retries for p in partitions),
+        throttled=sum(p.throttled for p in partitions),
+        possible_duplicates=sum(p.possible_duplicates for p in partitions),
+        spread_keys=sum(p.spread_keys for p in partitions),
+        seconds_blocked=sum(p.seconds_blocked for p in partitions),
+        skipped_rows=tuple(rows[:MAX_ROWS_NAMED]),
+        partitions=partitions,
+    )
+
+
+def _records_failed(stream: str, failed: Sequence[tuple[PartitionResult, RowFailure]]) -> RecordsFailed:
+    """One line: counts by code, and the first rows as partition:row."""
+    merged: dict[tuple[str, str], RowFailure] = {}
+    named: dict[tuple[str, str], list[str]] = {}
+    for p, failure in failed:
+        kind = failure.code, failure.message
+        known = merged.get(kind, failure._replace(records=0))
+        merged[kind] = known._replace(
+            records=known.records + failure.records, maybe_stored=known.maybe_stored or failure.maybe_stored
+        )
+        named.setdefault(kind, []).extend(f"{p.partition}:{row}" for row in failure.rows)
+    # The rarest first, as in a Tally: one bad row may take its frame with it.
+    kinds = sorted(merged, key=lambda kind: merged[kind].records)
+    told = "; ".join(
+        f"{code} {merged[code, message].records} ({message}), rows {', '.join(named[code, message][:MAX_ROWS_NAMED])}"
+        for code, message in kinds[:MAX_FAILURES_TOLD]
+    )
+    count, first = sum(failure.records for _, failure in failed), failed[0][0]
+    where = f"host {first.host}, partition {first.partition}, stream {stream}"
+    return RecordsFailed(
+        marked(kinds[0][0], f"{where}: {count} records failed, named as partition:row: {told}"),
+        [merged[kind] for kind in kinds],
+    )
+
+
+def marked(code: str, text: str) -> str:
+    """One line that `error_in` finds again in whatever Spark wraps around it."""
+    line = " ".join(text.split())
+    return f"PRODUCERD[{code}]: " + (line if len(line) <= MAX_LINE_CHARACTERS else line[:MAX_LINE_CHARACTERS] + " ...")
+
+
+def error_in(text: str) -> ProducerdError | None:
+    """The error of the task whose line is in this text."""
+    found = MARKER.search(text)
+    return ERRORS.get(found[1], Refused)(found[0].strip(), code=found[1]) if found else None

@@ -1,0 +1,78 @@
+"""How a session's rows ended: exact counts, and the first rows of each kind of failure by number.
+
+Bounded whatever happens: at most `MAX_FAILURES` kinds, each naming at most `MAX_ROWS_NAMED` rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from producerd.errors import Code, Outcome, RowFailure
+from producerd.wire.frames import Ack, RowCode
+
+MAX_ROWS_NAMED: Final = 20
+MAX_FAILURES: Final = 64
+OTHERS: Final = ("OTHER", "more kinds of failure than can be told apart here")
+
+
+@dataclass
+class _Failure:
+    records: int = 0
+    maybe_stored: bool = False
+    rows: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Tally:
+    """What became of the rows put so far; ``payload_bytes`` are those of keys, data and hash keys."""
+
+    records: int = 0
+    payload_bytes: int = 0
+    stored: int = 0
+    returned: int = 0
+    retries: int = 0
+    throttled: int = 0
+    possible_duplicates: int = 0
+    spread_keys: int = 0
+    seconds_blocked: float = 0.0
+    _failures: dict[tuple[str, str], _Failure] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> tuple[RowFailure, ...]:
+        """The rows that are not STORED, by code and message; rows count from 0 in the order of put().
+
+        The rarest come first: one bad row may take its whole frame with it, and it is the bad one that matters.
+        """
+        found = [
+            RowFailure(code, message, failure.records, failure.maybe_stored, tuple(failure.rows))
+            for (code, message), failure in self._failures.items()
+        ]
+        return tuple(sorted(found, key=lambda failure: failure.records))
+
+    def settle(self, ack: Ack, first_row: int) -> None:
+        """Add one frame's end; ``first_row`` is the number of its row 0."""
+        self.records += ack.records
+        self.stored += ack.stored
+        self.returned += ack.returned
+        self.retries += ack.retries
+        self.throttled += ack.throttled
+        self.possible_duplicates += ack.possible_duplicates
+        self.spread_keys += ack.spread_keys
+        for row, why in ack.failed_rows():
+            self._fail(first_row + row, why)
+
+    def refuse(self, row: int, why: RowCode) -> None:
+        """Add one record that was refused before it was sent."""
+        self.records += 1
+        self._fail(row, why)
+
+    def _fail(self, row: int, why: RowCode) -> None:
+        kind = (Code.DRAINING if why.outcome == Outcome.RETURNED else why.code, why.message)
+        if kind not in self._failures and len(self._failures) >= MAX_FAILURES:
+            kind = OTHERS
+        failure = self._failures.setdefault(kind, _Failure())
+        failure.records += 1
+        failure.maybe_stored |= why.maybe_stored or why.outcome == Outcome.UNKNOWN
+        if len(failure.rows) < MAX_ROWS_NAMED:
+            failure.rows.append(row)

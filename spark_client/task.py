@@ -1,0 +1,128 @@
+"""One Spark task: its Arrow batches go to this node's daemon as they are, and it reports how its records ended.
+
+What another attempt may mend (no daemon, no room, a daemon that stops) fails the task, so that Spark tries it again.
+Rows that ended otherwise than STORED are in the report instead: the daemon has tried them as often as is worth it, and
+another attempt would only store the partition's good rows once more.
+
+Runs on the executors.  Functions stand at the module's top and get plain values, so that they are pickled by reference
+and found in an installed wheel and in a zip shipped by ``--py-files`` alike.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from producerd import __version__
+from producerd.errors import Code, ProducerdError, Refused
+from producerd.wire import frames
+from spark_client.batches import Batch
+from spark_client.channel import socket_paths
+from spark_client.connection import Connection
+from spark_client.results import PartitionResult, marked
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Plan(NamedTuple):
+    """What each task must know.  Plain values: it travels to the workers."""
+
+    stream: str
+    socket: str | None = None
+    configured_socket: str | None = None
+    skip_bad_records: bool = False
+    put_timeout_seconds: float | None = None
+    flush_timeout_seconds: float | None = None
+    connect_timeout_seconds: float = 10
+    application_id: str = ""
+    batch_id: int | None = None
+
+
+def send_partition(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Send a partition, flush, and yield one `PartitionResult`; without rows, open no connection and yield nothing."""
+    hello = _hello(plan)
+    try:
+        result = _send(plan, hello, (batch for batch in batches if batch.num_rows))
+    except ProducerdError as error:
+        where = f"host {socket.gethostname()}, partition {hello.partition}"
+        raise ProducerdError(marked(error.code, f"{where}: {error}"), code=error.code) from None
+    if result is not None:
+        import pyarrow as pa
+
+        yield pa.RecordBatch.from_pydict({"result": pa.array([result.to_line()], pa.string())})
+
+
+def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) -> PartitionResult | None:
+    first = next(batches, None)
+    if first is None:
+        return None
+    paths = socket_paths(plan.socket, plan.configured_socket)
+    with Connection(hello, paths, connect_timeout_seconds=plan.connect_timeout_seconds) as connection:
+        put_batch(connection, plan, Batch(first))
+        for batch in batches:
+            if _report(connection, hello).failed(plan.skip_bad_records):
+                break  # the batch has failed: what is left of it would only be stored twice
+            put_batch(connection, plan, Batch(batch))
+        connection.flush(plan.flush_timeout_seconds)
+        return _report(connection, hello)
+
+
+def put_batch(connection: Connection, plan: Plan, batch: Batch) -> None:
+    """Put a batch, frame by frame; cut again where the daemon wants smaller frames."""
+    connection.open(plan.stream, plan.put_timeout_seconds)
+    start = 0
+    while start < batch.records:
+        stop = batch.cut(start, *connection.largest_frame(plan.stream))
+        try:
+            connection.put(plan.stream, batch.columns(start, stop), plan.put_timeout_seconds)
+        except Refused as refused:
+            if refused.code != Code.TOO_LARGE or stop - start == 1:
+                raise
+        else:
+            start = stop
+
+
+def _report(connection: Connection, hello: frames.Hello) -> PartitionResult:
+    tally = connection.tally
+    return PartitionResult(
+        hello.partition,
+        socket.gethostname(),
+        tally.records,
+        tally.payload_bytes,
+        tally.retries,
+        tally.throttled,
+        tally.possible_duplicates,
+        tally.spread_keys,
+        round(tally.seconds_blocked, 3),
+        tally.failures,
+    )
+
+
+def _hello(plan: Plan) -> frames.Hello:
+    """Who this task is.  Spark's local properties say most of it, but under Connect workers do not have them."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+
+    def local(name: str) -> str:
+        return (context.getLocalProperty(name) if context is not None else None) or ""
+
+    return frames.Hello(
+        frames.VERSION,
+        frames.VERSION,
+        frames.OnDisconnect.DISCARD,
+        frames.BadRows.TAKE_GOOD if plan.skip_bad_records else frames.BadRows.REFUSE_FRAME,
+        client=f"spark_client {__version__}, Python {platform.python_version()}",
+        application_id=plan.application_id,
+        query_id=local("sql.streaming.queryId"),
+        run_id=local("spark.jobGroup.id"),
+        batch_id=plan.batch_id if plan.batch_id is not None else int(local("streaming.sql.batchId") or 0),
+        stage_id=context.stageId() if context is not None else 0,
+        partition=context.partitionId() if context is not None else 0,
+        attempt=context.attemptNumber() if context is not None else 0,
+        pid=os.getpid(),
+    )

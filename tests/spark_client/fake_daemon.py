@@ -1,0 +1,256 @@
+"""A daemon for the client's tests: a script on a real unix socket, held to the protocol by the daemon's own tables.
+
+A test says what the daemon does as a function of one session, which runs in a thread of its own; what it raises fails
+the test.  Without a script every frame is granted and acknowledged as stored, and ``rows`` keeps what came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from producerd.errors import Code, Outcome
+from producerd.wire import frames
+from producerd.wire.columns import Body, parse_body
+from producerd.wire.frames import MessageType
+from producerd.wire.machine import Machine, Side, frame_id_of
+
+T = TypeVar("T")
+Row = tuple[bytes, "bytes | None", "bytes | None"]
+
+WINDOW_BYTES, WINDOW_FRAMES, MAX_FRAME_BYTES, MAX_FRAME_RECORDS = 8 << 20, 64, 1 << 20, 10_000
+
+
+def rows_of(body: Body) -> list[Row]:
+    """(key, data, hash key) of each row; data is None where the validity bitmap says so."""
+
+    def cut(offsets: memoryview, values: memoryview) -> list[bytes]:
+        at = offsets.cast("i").tolist()
+        return [bytes(values[a - at[0] : b - at[0]]) for a, b in itertools.pairwise(at)]
+
+    keys, data = cut(body.key_offsets, body.keys), cut(body.data_offsets, body.data)
+    hash_keys: list[bytes] | list[None] = [None] * len(data)
+    if body.hash_key_offsets is not None and body.hash_keys is not None:
+        hash_keys = cut(body.hash_key_offsets, body.hash_keys)
+    present = [body.validity is None or bool(body.validity[i // 8] >> i % 8 & 1) for i in range(len(data))]
+    return [(k, d if p else None, h) for k, d, h, p in zip(keys, data, hash_keys, present, strict=True)]
+
+
+class Session:
+    """The daemon's side of one connection, one message at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(20)
+        self.socket = sock
+        self.machine = Machine(Side.DAEMON, WINDOW_FRAMES)
+        self.hello: frames.Hello | None = None
+        self.bodies: list[Body] = []
+        self._received = bytearray()
+
+    def _take(self, size: int) -> bytes:
+        while len(self._received) < size:
+            data = self.socket.recv(1 << 20)
+            if not data:
+                raise EOFError
+            self._received += data
+        taken = bytes(self._received[:size])
+        del self._received[:size]
+        return taken
+
+    def read(self) -> frames.Message | Body:
+        header = frames.parse_header(self._take(frames.HEADER.size))
+        payload = self._take(header.payload_bytes)
+        if header.type is MessageType.BODY:
+            body = parse_body(payload, header.flags)
+            self.machine.received(header.type, body.frame_id)
+            self.bodies.append(body)
+            return body
+        message = frames.decode(header, payload)
+        self.machine.received(header.type, frame_id_of(message))
+        return message
+
+    def expect(self, kind: type[T]) -> T:
+        message = self.read()
+        assert isinstance(message, kind), f"{kind.__name__} expected, {message} came"
+        return message
+
+    def send(self, message: frames.Message) -> None:
+        data = frames.encode(message)
+        self.machine.sent(MessageType(data[0]), frame_id_of(message))
+        self.socket.sendall(data)
+
+    def welcome(self, **changes: Any) -> frames.Hello:
+        self.hello = hello = self.expect(frames.Hello)
+        values: dict[str, Any] = {
+            "version": 1,
+            "session_id": 1,
+            "window_bytes": WINDOW_BYTES,
+            "window_frames": WINDOW_FRAMES,
+            "max_frame_bytes": MAX_FRAME_BYTES,
+            "max_frame_records": MAX_FRAME_RECORDS,
+            "body_timeout_seconds": 10.0,
+        }
+        self.send(frames.Welcome(**{**values, **changes}))
+        return hello
+
+    def opened(self, **changes: Any) -> frames.Open:
+        opened = self.expect(frames.Open)
+        values = {"max_frame_bytes": MAX_FRAME_BYTES, "max_frame_records": MAX_FRAME_RECORDS}
+        self.send(frames.Opened(opened.stream_id, **{**values, **changes}))
+        return opened
+
+    def start(self, **changes: Any) -> None:
+        self.welcome(**changes)
+        self.opened()
+
+    def take_frame(self) -> Body:
+        reserve = self.expect(frames.Reserve)
+        self.send(frames.Grant(reserve.frame_id))
+        body = self.expect(Body)
+        assert body.layout == reserve.layout
+        return body
+
+    def ack(self, body: Body, **counts: Any) -> None:
+        """Every row is stored."""
+        records = body.layout.records
+        self.send(frames.Ack(body.frame_id, records, records, 0, 0, 0, **counts))
+
+    def fail(self, body: Body, failed: dict[int, frames.RowCode]) -> None:
+        """The rows given end as their code says; the others are stored."""
+        codes = tuple(dict.fromkeys(failed.values()))
+        bits = sum(1 << row for row in failed)
+        places = b"".join(codes.index(failed[row]).to_bytes(2, "little") for row in sorted(failed))
+        ends = [code.outcome for code in failed.values()]
+        self.send(
+            frames.Ack(
+                body.frame_id,
+                body.layout.records,
+                body.layout.records - len(failed),
+                ends.count(Outcome.NOT_STORED),
+                ends.count(Outcome.UNKNOWN),
+                ends.count(Outcome.RETURNED),
+                bitmap=bits.to_bytes((body.layout.records + 7) // 8, "little"),
+                code_rows=places if len(codes) > 1 else b"",
+                codes=codes,
+            )
+        )
+
+    def refuse(self, reserve: frames.Reserve, code: str, message: str = "no", **limits: int) -> None:
+        self.send(frames.Refused(reserve.frame_id, reserve.stream_id, code, message, **limits))
+
+    def serve(self, bad: Callable[[Row], frames.RowCode | None] = lambda _: None) -> None:
+        """Grant and acknowledge whatever comes, until the client goes; rows for which ``bad`` has a code fail."""
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                message = self.read()
+                if isinstance(message, frames.Open):
+                    self.send(frames.Opened(message.stream_id, MAX_FRAME_BYTES, MAX_FRAME_RECORDS))
+                elif isinstance(message, frames.Reserve):
+                    self.send(frames.Grant(message.frame_id))
+                elif isinstance(message, Body):
+                    codes = {i: code for i, row in enumerate(rows_of(message)) if (code := bad(row)) is not None}
+                    self.fail(message, codes) if codes else self.ack(message)
+
+    def await_end(self) -> None:
+        """The client goes, without another word but FLUSH."""
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            while True:
+                self.expect(frames.Flush)
+
+
+Script = Callable[[Session], None]
+
+
+def serve(session: Session) -> None:
+    session.welcome()
+    session.serve()
+
+
+class FakeDaemon:
+    """Runs the script for each connection; with several scripts, the last one for all further connections."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.scripts: list[Script] = [serve]
+        self.sessions: list[Session] = []
+        self._errors: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.path)
+        self._listener.listen(16)
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
+
+    @property
+    def hellos(self) -> list[frames.Hello]:
+        return [session.hello for session in self.sessions if session.hello is not None]
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for session in self.sessions for body in session.bodies for row in rows_of(body)]
+
+    def runs(self, *scripts: Script) -> None:
+        self.scripts = list(scripts)
+
+    def close(self) -> None:
+        """End, and raise what a script raised."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join(10)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(20)
+        if self._errors:
+            raise self._errors[0]
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                session = Session(self._listener.accept()[0])
+                self.sessions.append(session)
+                script = self.scripts[min(len(self.sessions), len(self.scripts)) - 1]
+                thread = threading.Thread(target=self._run, args=(script, session), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _run(self, script: Script, session: Session) -> None:
+        with session.socket:
+            try:
+                script(session)
+            except BaseException as error:
+                self._errors.append(error)
+
+
+@contextlib.contextmanager
+def fake_daemon(path: Path) -> Iterator[FakeDaemon]:
+    daemon = FakeDaemon(path)
+    try:
+        yield daemon
+    finally:
+        daemon.close()
+
+
+def in_turn(*steps: Callable[[Session], object]) -> Script:
+    def script(session: Session) -> None:
+        for step in steps:
+            step(session)
+
+    return script
+
+
+def close_with(code: str) -> Script:
+    def script(session: Session) -> None:
+        session.expect(frames.Hello)
+        session.send(frames.Close(code, f"because of {code}"))
+
+    return script
+
+
+RETURNED = frames.RowCode(Outcome.RETURNED, Code.DRAINING, "the daemon stops")
+INVALID = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "data is null")
+TOO_LARGE = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_TOO_LARGE, "over the stream's 1048576 bytes a record")
+EXPIRED = frames.RowCode(Outcome.NOT_STORED, Code.EXPIRED, "older than record_ttl_seconds")

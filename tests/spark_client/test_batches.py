@@ -1,0 +1,180 @@
+"""Whatever layout Arrow gives a batch, its frames hold the same rows, in order, and keep their bounds."""
+
+from __future__ import annotations
+
+import mmap
+import random
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from producerd.errors import BadColumn
+from producerd.wire.columns import Columns, parse_body
+from spark_client.batches import Batch
+from tests.spark_client.fake_daemon import Row, rows_of
+
+KEYS = ["N101", None, "", "schlüssel", "N2", "a much longer key than the others", None, "k"]
+DATA = [b"one", b"", b"three" * 50, b"\x00\xff", None, b"six", b"seven", None]
+
+TEXT_TYPES = [
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+    pa.dictionary(pa.int32(), pa.string()),
+    pa.dictionary(pa.int8(), pa.large_string()),
+]
+DATA_TYPES = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())]
+
+
+def array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_dictionary(kind):
+        return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
+    return pa.array(values, kind)
+
+
+def batch_of(**columns: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def received(columns: Columns, frame_id: int = 7) -> list[Row]:
+    """What a daemon reads from the bytes that would be sent."""
+    payload = columns.body_prefix(frame_id) + b"".join(bytes(part) for part in columns.parts)
+    assert len(payload) == columns.layout.body_bytes
+    body = parse_body(payload, columns.layout.flags)
+    assert body.layout == columns.layout
+    return rows_of(body)
+
+
+def cut_up(batch: Batch, max_frame_bytes: int = 1 << 20, max_frame_records: int = 10_000) -> list[Columns]:
+    frames, start = [], 0
+    while start < batch.records:
+        stop = batch.cut(start, max_frame_bytes, max_frame_records)
+        frames.append(batch.columns(start, stop))
+        assert frames[-1].layout.charge_bytes == batch.charge_bytes(start, stop)
+        start = stop
+    return frames
+
+
+def expected(start: int = 0, stop: int | None = None) -> list[Row]:
+    rows: list[Row] = [((key or "").encode(), data, None) for key, data in zip(KEYS, DATA, strict=True)]
+    return rows[start:stop]
+
+
+@pytest.mark.parametrize("data_type", DATA_TYPES, ids=str)
+@pytest.mark.parametrize("key_type", TEXT_TYPES, ids=str)
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("max_records", [1, 3, 100])
+def test_every_type_of_column_arrives_as_it_was(
+    key_type: pa.DataType, data_type: pa.DataType, start: int, max_records: int
+) -> None:
+    whole = batch_of(partition_key=array(KEYS, key_type), data=array(DATA, data_type))
+    frames = cut_up(Batch(whole.slice(start)), max_frame_records=max_records)
+    assert [row for frame in frames for row in received(frame)] == expected(start)
+    assert max(frame.layout.records for frame in frames) <= max_records
+
+
+def test_slices_at_any_bit_keep_their_nulls() -> None:
+    rng = random.Random(3)
+    values = [rng.choice([None, b"", b"x", b"yy" * rng.randrange(9)]) for _ in range(203)]
+    whole = batch_of(data=pa.array(values, pa.binary()))
+    for _ in range(300):
+        start = rng.randrange(203)
+        stop = rng.randrange(start, 204)
+        frames = cut_up(Batch(whole.slice(start, stop - start)), max_frame_records=rng.randrange(1, 40))
+        assert [data for frame in frames for _, data, _ in received(frame)] == values[start:stop]
+
+
+def test_a_frame_without_nulls_has_no_bitmap() -> None:
+    frames = cut_up(Batch(batch_of(data=pa.array([b"a", None, b"b", b"c"], pa.binary()))), max_frame_records=2)
+    assert [frame.layout.flags for frame in frames] == [4, 0]
+
+
+def test_what_a_null_slot_hides_is_not_sent() -> None:
+    offsets, hidden = pa.py_buffer(pa.array([0, 1, 7, 8], pa.int32()).buffers()[1]), pa.py_buffer(b"aSECRETb"[:8])
+    bitmap = pa.py_buffer(bytes([0b101]))
+    keys = pa.Array.from_buffers(pa.string(), 3, [bitmap, offsets, hidden])
+    data = pa.Array.from_buffers(pa.binary(), 3, [bitmap, offsets, hidden])
+    (frame,) = cut_up(Batch(batch_of(partition_key=keys, data=data)))
+    assert received(frame)[1] == (b"", None, None)
+    assert not any(b"SECRE" in bytes(part) for part in frame.parts)
+
+
+def test_offsets_beyond_2_gib_fit_a_frame() -> None:
+    far = 2**31 + 5
+    offsets = pa.array([far, far + 10, far + 30], pa.int64()).buffers()[1]
+    with mmap.mmap(-1, far + 30) as untouched:  # no page of it exists until it is read
+        untouched[far : far + 30] = b"a" * 10 + b"b" * 20
+        batch = Batch(
+            batch_of(data=pa.Array.from_buffers(pa.large_binary(), 2, [None, offsets, pa.py_buffer(untouched)]))
+        )
+        assert [data for _, data, _ in received(batch.columns(0, 2))] == [b"a" * 10, b"b" * 20]
+        assert [data for _, data, _ in received(batch.columns(1, 2))] == [b"b" * 20]
+        del batch
+
+
+def test_a_null_in_a_dictionary_is_a_null() -> None:
+    data = pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), pa.array([b"x", None]))
+    (frame,) = cut_up(Batch(batch_of(data=data)))
+    assert [data for _, data, _ in received(frame)] == [b"x", None, None]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(2), pa.dictionary(pa.int8(), pa.binary(2))], ids=str)
+def test_bytes_of_one_size_are_bytes(kind: pa.DataType) -> None:
+    (frame,) = cut_up(Batch(batch_of(data=array([b"ab", None, b"cd"], kind))))
+    assert [data for _, data, _ in received(frame)] == [b"ab", None, b"cd"]
+
+
+def test_without_a_key_column_every_key_is_empty() -> None:
+    (frame,) = cut_up(Batch(batch_of(data=pa.array(["a", "b"]))))
+    assert received(frame) == [(b"", b"a", None), (b"", b"b", None)]
+
+
+@pytest.mark.parametrize(
+    "hash_keys",
+    [
+        pa.array(["0", None, "340282366920938463463374607431768211455"]),
+        pa.array([Decimal(0), None, Decimal(10**38 - 1)], pa.decimal128(38, 0)),
+        pa.array([0, None, 2**63 - 1], pa.int64()),
+    ],
+    ids=["string", "decimal", "int"],
+)
+def test_hash_keys_go_along_as_decimal_digits(hash_keys: pa.Array) -> None:
+    (frame,) = cut_up(Batch(batch_of(data=pa.array(["a", "b", "c"]), explicit_hash_key=hash_keys)))
+    last = str(hash_keys[2].as_py()).encode()
+    assert received(frame) == [(b"", b"a", b"0"), (b"", b"b", b""), (b"", b"c", last)]
+
+
+def test_frames_are_as_large_as_the_bounds_allow() -> None:
+    rng = random.Random(5)
+    data = [bytes(rng.randrange(400)) for _ in range(500)]
+    batch = Batch(batch_of(partition_key=pa.array(["k" * rng.randrange(20) for _ in data]), data=pa.array(data)))
+    for max_bytes, max_records in [(2_000, 10_000), (5_000, 10_000), (1 << 20, 7), (1 << 20, 10_000)]:
+        frames, start = cut_up(batch, max_bytes, max_records), 0
+        for frame in frames:
+            stop = start + frame.layout.records
+            assert frame.layout.charge_bytes <= max_bytes
+            assert frame.layout.records <= max_records
+            full = stop == 500 or frame.layout.records == max_records
+            assert full or batch.charge_bytes(start, stop + 1) > max_bytes
+            start = stop
+
+
+def test_a_record_larger_than_the_bound_goes_alone() -> None:
+    batch = Batch(batch_of(data=pa.array([b"a", b"b" * 5_000, b"c", b"d"])))
+    assert [frame.layout.records for frame in cut_up(batch, 1_500)] == [1, 1, 2]
+    assert [frame.layout.records for frame in cut_up(batch, 0, 0)] == [1, 1, 1, 1]
+
+
+def test_a_frame_is_a_view_of_arrows_own_buffers() -> None:
+    data = pa.array([b"x" * 100] * 50)
+    frame = Batch(batch_of(data=data)).columns(10, 30)
+    sent = memoryview(frame.parts[-1])
+    assert pa.py_buffer(sent).address == data.buffers()[2].address + 1_000
+    assert pa.py_buffer(memoryview(frame.parts[1])).address == data.buffers()[1].address + 40
+
+
+def test_data_of_another_type_is_a_bad_column() -> None:
+    with pytest.raises(BadColumn, match=r"data of type int64 cannot be sent: give text or bytes"):
+        Batch(batch_of(data=pa.array([1, 2])))

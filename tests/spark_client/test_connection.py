@@ -1,0 +1,708 @@
+"""What put() returned from is the daemon's, what it raised from was not taken; nobody hangs, whatever it does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from producerd.errors import (
+    BackpressureTimeout,
+    Code,
+    ConfigurationError,
+    ConnectionFailed,
+    FlushTimeout,
+    Outcome,
+    ProtocolError,
+    Refused,
+    RowFailure,
+)
+from producerd.wire import frames
+from producerd.wire.columns import Body, Columns, lay_out
+from spark_client import channel, connection
+from spark_client.channel import socket_paths
+from spark_client.connection import Connection
+from tests.spark_client.fake_daemon import (
+    EXPIRED,
+    INVALID,
+    RETURNED,
+    FakeDaemon,
+    Session,
+    close_with,
+    in_turn,
+    rows_of,
+    serve,
+)
+
+HELLO = frames.Hello(1, 1, batch_id=7, partition=3, attempt=1)
+BLOCKED = frames.Blocked(1, 31.0, "the queue is full", 100, 100, 5_000, 64_000, 24, "throttled", "shardId-0", 0.9)
+
+
+def connect(daemon: FakeDaemon, seconds: float = 5.0) -> Connection:
+    return Connection(HELLO, [daemon.path], connect_timeout_seconds=seconds)
+
+
+def rows(count: int, size: int = 10) -> Columns:
+    return lay_out([b"k%d" % i for i in range(count)], [bytes([65 + i % 26]) * size for i in range(count)])
+
+
+@pytest.fixture(autouse=True)
+def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.3)
+
+
+def test_hello_says_who_the_task_is(daemon: FakeDaemon) -> None:
+    seen: list[frames.Hello] = []
+    daemon.runs(lambda session: seen.append(session.welcome()))
+    connect(daemon).close()
+    daemon_has(lambda: seen == [HELLO])
+
+
+def test_the_socket_is_looked_up_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PRODUCERD_SOCKET", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert socket_paths() == ("/run/producerd/producerd.sock",)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert socket_paths() == ("/run/producerd/producerd.sock", "/run/user/7/producerd/producerd.sock")
+    assert socket_paths(None, "/configured") == ("/configured",)
+    monkeypatch.setenv("PRODUCERD_SOCKET", "/environment")
+    assert socket_paths(None, "/configured") == ("/environment",)
+    assert socket_paths("/argument", "/configured") == ("/argument",)
+    with pytest.raises(ConfigurationError, match="at most 107 bytes"):
+        socket_paths("/" + "x" * 107)
+
+
+def test_without_a_daemon_one_line_names_host_path_and_cure(tmp_path: Path) -> None:
+    path = str(tmp_path / "nobody.sock")
+    with pytest.raises(ConnectionFailed) as caught:
+        Connection(HELLO, [path], connect_timeout_seconds=0.2)
+    text = str(caught.value)
+    assert caught.value.code == Code.DAEMON_ABSENT
+    assert "\n" not in text
+    for part in (socket.gethostname(), path, "No such file", "producerd serve", "0.2 s"):
+        assert part in text
+
+
+def test_a_daemon_that_is_just_starting_is_waited_for(daemon: FakeDaemon) -> None:
+    late = daemon.path + ".late"
+    threading.Timer(0.3, os.link, (daemon.path, late)).start()
+    Connection(HELLO, [late], connect_timeout_seconds=10).close()
+
+
+def test_the_second_usual_place_is_tried_too(daemon: FakeDaemon, tmp_path: Path) -> None:
+    Connection(HELLO, [str(tmp_path / "nobody.sock"), daemon.path], connect_timeout_seconds=10).close()
+
+
+def test_a_daemon_that_dies_before_its_welcome_is_dialled_again(daemon: FakeDaemon) -> None:
+    daemon.runs(lambda session: session.socket.close(), serve)
+    with connect(daemon) as session:
+        session.put("s", rows(1))
+        session.flush()
+
+
+def test_a_daemon_that_accepts_but_does_not_answer_is_absent(daemon: FakeDaemon) -> None:
+    daemon.runs(in_turn(lambda session: session.expect(frames.Hello), Session.await_end))
+    with pytest.raises(ConnectionFailed, match="connected, but nobody answers") as caught:
+        connect(daemon, 0.3)
+    assert caught.value.code == Code.DAEMON_ABSENT
+
+
+def test_a_forbidden_socket_is_said_at_once(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(path: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(channel, "Channel", forbid)
+    began = time.monotonic()
+    with pytest.raises(ConnectionFailed, match=r"Permission denied.*socket_group") as caught:
+        connect(daemon, 30)
+    assert caught.value.code == Code.NOT_AUTHORIZED
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (Code.VERSION_MISMATCH, ConnectionFailed),
+        (Code.NOT_AUTHORIZED, ConnectionFailed),
+        (Code.PROTOCOL, ProtocolError),
+    ],
+)
+def test_a_close_instead_of_welcome_is_its_error(daemon: FakeDaemon, code: str, error: type[ConnectionFailed]) -> None:
+    daemon.runs(close_with(code))
+    with pytest.raises(error, match=f"because of {code}") as caught:
+        connect(daemon)
+    assert caught.value.code == code
+
+
+def test_a_welcome_that_cannot_be_is_a_protocol_error(daemon: FakeDaemon) -> None:
+    daemon.runs(in_turn(lambda session: session.welcome(version=2), Session.await_end))
+    with pytest.raises(ProtocolError, match="version 2"):
+        connect(daemon)
+
+
+def test_rows_arrive_and_the_tally_says_how_they_ended(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        for _ in range(2):
+            session.ack(session.take_frame(), retries=2, throttled=1, possible_duplicates=1, spread_keys=3)
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(3))
+        session.put("s", rows(5))
+        session.flush()
+    tally = session.tally
+    assert [key for key, _, _ in daemon.rows] == [b"k0", b"k1", b"k2", b"k0", b"k1", b"k2", b"k3", b"k4"]
+    assert (tally.records, tally.stored, tally.payload_bytes, tally.failures) == (8, 8, 8 * 12, ())
+    assert (tally.retries, tally.throttled, tally.possible_duplicates, tally.spread_keys) == (4, 2, 2, 6)
+
+
+def test_flush_waits_for_the_last_acknowledgement(daemon: FakeDaemon) -> None:
+    acked = threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        first, second = session.take_frame(), session.take_frame()
+        session.expect(frames.Flush)
+        session.ack(second)
+        time.sleep(0.2)
+        acked.set()
+        session.ack(first)
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(1))
+        session.put("s", rows(1))
+        session.flush(10)
+        assert acked.is_set()
+
+
+def test_a_body_larger_than_the_sockets_buffers_arrives_whole_while_the_daemon_is_slow(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.ack(session.take_frame())
+        reserve = session.expect(frames.Reserve)
+        session.send(frames.Grant(reserve.frame_id))
+        received = bytearray()
+        while len(received) < reserve.layout.body_bytes + frames.HEADER.size:
+            received += session.socket.recv(7_919)
+        session._received += received
+        session.ack(session.expect(Body))
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(1))
+        session.put("s", rows(1_000, 900))
+        session.flush(20)
+    assert session.tally.stored == 1_001
+    assert len(daemon.rows[-1][1] or b"") == 900
+
+
+def test_acks_that_fill_the_socket_never_stop_a_body(daemon: FakeDaemon) -> None:
+    """The daemon writes more than a socket holds before it reads on: only a client that reads while it sends goes on"""
+
+    def script(session: Session) -> None:
+        session.start()
+        reserve = session.expect(frames.Reserve)
+        session.send(frames.Grant(reserve.frame_id))
+        for _ in range(200):
+            session.send(frames.Blocked(1, 0.0, "x" * 2_000, last_error="y" * 2_000))
+        session.ack(session.expect(Body))
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(1_000, 5_000))
+        session.flush(20)
+    assert session.tally.stored == 1_000
+
+
+def test_messages_may_arrive_byte_by_byte(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "RECEIVE_BYTES", 1)
+    daemon.runs(in_turn(Session.welcome, Session.serve))
+    with connect(daemon) as session:
+        session.put("s", rows(2))
+        session.flush(10)
+    assert session.tally.stored == 2
+
+
+@pytest.mark.parametrize("limits", [{"window_frames": 2}, {"window_bytes": 2 * 1_100}], ids=["frames", "bytes"])
+def test_put_keeps_the_window(daemon: FakeDaemon, limits: dict[str, int]) -> None:
+    """With two frames unacknowledged no third is even reserved; an ACK makes room for exactly one."""
+
+    def script(session: Session) -> None:
+        session.start(**limits)
+        first, second = session.take_frame(), session.take_frame()
+        session.socket.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            session.read()
+        session.socket.settimeout(20)
+        session.ack(first)
+        third = session.take_frame()
+        session.ack(second)
+        session.ack(third)
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        for _ in range(3):
+            session.put("s", rows(1))
+        assert session.tally.seconds_blocked > 0.15
+        session.flush(10)
+
+
+def test_a_frame_larger_than_the_window_goes_alone(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start(window_bytes=10)
+        for _ in range(2):
+            session.ack(session.take_frame())
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(1))
+        session.put("s", rows(1))
+        session.flush(10)
+
+
+def test_a_refused_stream_is_its_code(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.welcome()
+        opened = session.expect(frames.Open)
+        session.send(frames.Refused(0, opened.stream_id, Code.STREAM_LIMIT, "64 streams are open: max_streams"))
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session, pytest.raises(Refused, match="max_streams") as caught:
+        session.put("s", rows(1))
+    assert caught.value.code == Code.STREAM_LIMIT
+
+
+def test_a_refused_frame_leaves_the_session_usable(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.refuse(session.expect(frames.Reserve), Code.ACCESS_DENIED, "not authorized to perform PutRecords")
+        session.ack(session.take_frame())
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        with pytest.raises(Refused, match="not authorized") as caught:
+            session.put("s", rows(2))
+        assert caught.value.code == Code.ACCESS_DENIED
+        session.put("s", rows(1))
+        session.flush(10)
+    assert session.tally.records == 1
+
+
+def test_too_large_shrinks_the_largest_frame(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.refuse(session.expect(frames.Reserve), Code.TOO_LARGE, max_frame_bytes=1_200, max_frame_records=3)
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        with pytest.raises(Refused) as caught:
+            session.put("s", rows(10))
+        assert (caught.value.code, caught.value.max_frame_bytes) == (Code.TOO_LARGE, 1_200)
+        assert session.largest_frame("s") == (1_200, 3)
+
+
+def test_too_large_for_what_fits_is_a_protocol_error_and_not_an_endless_loop(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.refuse(session.expect(frames.Reserve), Code.TOO_LARGE, max_frame_bytes=1 << 20)
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session, pytest.raises(ProtocolError, match="was refused as larger than"):
+        session.put("s", rows(10))
+
+
+def test_a_record_that_passes_the_whole_limit_ends_like_a_bad_row(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.ack(session.take_frame())
+        session.refuse(session.expect(frames.Reserve), Code.RECORD_TOO_LARGE, "queue_limit_bytes = 9")
+        session.ack(session.take_frame())
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        for count in (2, 1, 4):
+            session.put("s", rows(count))
+        session.flush(10)
+    assert session.tally.failures == (RowFailure(Code.RECORD_TOO_LARGE, "queue_limit_bytes = 9", 1, False, (2,)),)
+    assert (session.tally.records, session.tally.stored) == (7, 6)
+
+
+def test_a_time_out_cancels_and_says_what_the_daemon_says(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        reserve = session.expect(frames.Reserve)
+        assert session.expect(frames.Cancel).frame_id == reserve.frame_id
+        session.refuse(reserve, Code.CANCELLED, "the queue is full: 100 of 100 records, last error: throttled")
+        session.ack(session.take_frame())
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        with pytest.raises(BackpressureTimeout, match=r"stream s within 0.1 s: .*100 of 100 records") as caught:
+            session.put("s", rows(1), timeout_seconds=0.1)
+        assert caught.value.code == Code.BACKPRESSURE_TIMEOUT
+        session.put("s", rows(2), timeout_seconds=10)
+        session.flush(10)
+    assert session.tally.records == 2
+    assert session.tally.seconds_blocked >= 0.1
+
+
+def test_a_grant_that_crosses_the_cancel_is_void(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        reserve = session.expect(frames.Reserve)
+        time.sleep(0.2)
+        session.send(frames.Grant(reserve.frame_id))
+        session.expect(frames.Cancel)
+        body = session.take_frame()
+        assert body.frame_id == 2
+        session.ack(body)
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        with pytest.raises(BackpressureTimeout, match="room came just too late"):
+            session.put("s", rows(1), timeout_seconds=0.1)
+        session.put("s", rows(2))
+        session.flush(10)
+    assert len(daemon.rows) == 2
+
+
+def test_a_refusal_that_crosses_the_cancel_is_raised(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        reserve = session.expect(frames.Reserve)
+        time.sleep(0.2)
+        session.refuse(reserve, Code.STREAM_NOT_FOUND, "no stream s")
+        session.expect(frames.Cancel)
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session, pytest.raises(Refused, match="no stream s"):
+        session.put("s", rows(1), timeout_seconds=0.1)
+
+
+def test_a_daemon_that_hangs_does_not_hang_the_caller_and_its_late_answer_is_void(daemon: FakeDaemon) -> None:
+    go_on = threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        reserve = session.expect(frames.Reserve)
+        go_on.wait(10)
+        session.send(frames.Grant(reserve.frame_id))
+        session.expect(frames.Cancel)
+        session.ack(session.take_frame())
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        with pytest.raises(BackpressureTimeout, match="the daemon does not answer"):
+            session.put("s", rows(1), timeout_seconds=0.1)
+        go_on.set()
+        session.put("s", rows(2))
+        session.flush(10)
+    assert session.tally.records == 2
+
+
+def test_the_time_out_of_put_covers_the_window(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start(window_frames=1)
+        session.take_frame()
+        session.expect(frames.Status)
+        session.send(BLOCKED)
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(1))
+        with pytest.raises(BackpressureTimeout, match=r"the queue is full; queue 100 of 100 records"):
+            session.put("s", rows(1), timeout_seconds=0.1)
+
+
+def test_an_open_that_is_not_answered_ends_with_the_time_out(daemon: FakeDaemon) -> None:
+    daemon.runs(in_turn(Session.welcome, lambda session: session.expect(frames.Open), Session.await_end))
+    with connect(daemon) as session, pytest.raises(BackpressureTimeout, match=r"stream s was not opened within 0\.1 s"):
+        session.put("s", rows(1), timeout_seconds=0.1)
+
+
+def test_a_flush_that_times_out_quotes_the_daemon(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.take_frame()
+        session.expect(frames.Flush)
+        assert session.expect(frames.Status).stream_id == 1
+        session.send(BLOCKED)
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(3))
+        with pytest.raises(FlushTimeout) as caught:
+            session.flush(0.1)
+    text = str(caught.value)
+    for part in ("1 frames with 3 records", "the queue is full", "24 requests in flight", "last error: throttled"):
+        assert part in text
+
+
+def test_a_flush_whose_last_ack_comes_with_the_reason_succeeds(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        session.expect(frames.Flush)
+        session.expect(frames.Status)
+        session.ack(body)
+        session.send(BLOCKED)
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(3))
+        session.flush(0.1)
+
+
+def test_a_blocked_caller_makes_one_line_with_the_numbers(daemon: FakeDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        reserve = session.expect(frames.Reserve)
+        session.send(BLOCKED)
+        session.send(frames.Grant(reserve.frame_id))
+        session.ack(session.expect(Body))
+        session.await_end()
+
+    daemon.runs(script)
+    with caplog.at_level(logging.WARNING, "producerd.client"), connect(daemon) as session:
+        session.put("s", rows(1))
+        session.flush(10)
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("producerd.client", "WARNING")
+    assert record.getMessage() == (
+        "stream s: blocked for 31 s: the queue is full; queue 100 of 100 records, 5,000 of 64,000 bytes, "
+        "24 requests in flight, shardId-0 holds 90%, last error: throttled"
+    )
+
+
+def test_failed_rows_are_named_by_their_number_in_the_partition(daemon: FakeDaemon) -> None:
+    unknown = frames.RowCode(Outcome.UNKNOWN, Code.RESULT_COUNT, "answers did not match")
+
+    def script(session: Session) -> None:
+        session.start()
+        first, second = session.take_frame(), session.take_frame()
+        session.fail(second, {0: INVALID, 9: unknown, 8: EXPIRED, 7: EXPIRED})
+        session.fail(first, {2: INVALID, 3: INVALID})
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(5))
+        session.put("s", rows(10))
+        session.flush(10)
+    assert session.tally.failures == (
+        RowFailure(Code.RESULT_COUNT, "answers did not match", 1, True, (14,)),
+        RowFailure(Code.EXPIRED, EXPIRED.message, 2, False, (12, 13)),
+        RowFailure(Code.RECORD_INVALID, "data is null", 3, False, (5, 2, 3)),
+    )
+    assert (session.tally.records, session.tally.stored) == (15, 9)
+
+
+def test_counts_are_exact_and_what_is_kept_is_bounded(daemon: FakeDaemon) -> None:
+    many = [frames.RowCode(Outcome.NOT_STORED, f"Code{i}", "x") for i in range(200)]
+
+    def script(session: Session) -> None:
+        session.start()
+        session.fail(session.take_frame(), dict.fromkeys(range(1_000), EXPIRED))
+        session.fail(session.take_frame(), dict(enumerate(many)))
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(1_000))
+        session.put("s", rows(200))
+        session.flush(10)
+    failures = session.tally.failures
+    assert sum(failure.records for failure in failures) == 1_200
+    assert len(failures) == 65
+    assert (failures[-1].code, failures[-1].records, failures[-1].rows) == (Code.EXPIRED, 1_000, tuple(range(20)))
+    assert (failures[-2].code, failures[-2].records) == ("OTHER", 137)
+
+
+def test_rows_that_a_stopping_daemon_returns_are_an_error(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        session.send(frames.Draining(60.0, "SIGTERM"))
+        session.fail(body, {1: RETURNED, 2: RETURNED})
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(3))
+        with pytest.raises(ConnectionFailed, match="it returned 2 records") as caught:
+            session.flush(10)
+        assert caught.value.code == Code.DRAINING
+        assert session.draining is not None
+        with pytest.raises(ConnectionFailed, match="the daemon stops"):
+            session.put("s", rows(1))
+
+
+@pytest.mark.parametrize("refused", [frames.Open, frames.Reserve])
+def test_a_stopping_daemon_refuses_with_draining(daemon: FakeDaemon, refused: type) -> None:
+    def script(session: Session) -> None:
+        session.welcome()
+        if refused is frames.Reserve:
+            session.opened()
+        message = session.read()
+        assert isinstance(message, refused)
+        session.send(frames.Refused(getattr(message, "frame_id", 0), 1, Code.DRAINING, "stopping"))
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session, pytest.raises(ConnectionFailed) as caught:
+        session.put("s", rows(1))
+    assert caught.value.code == Code.DRAINING
+
+
+def test_a_close_in_mid_session_is_its_error(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.take_frame()
+        session.send(frames.Close(Code.PROTOCOL, "the key offsets fall"))
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(3))
+        with pytest.raises(ProtocolError, match=r"the key offsets fall; 1 frames with 3 records are not acknowledged"):
+            session.flush(10)
+
+
+@pytest.mark.parametrize("state", ["welcomed", "opened", "reserved", "granted", "sent"])
+def test_a_daemon_that_dies_in_any_state_is_lost(daemon: FakeDaemon, state: str) -> None:
+    def script(session: Session) -> None:
+        session.welcome()
+        if state == "welcomed":
+            return
+        session.opened()
+        session.take_frame()
+        if state == "opened":
+            return
+        reserve = session.expect(frames.Reserve)
+        if state == "reserved":
+            return
+        session.send(frames.Grant(reserve.frame_id))
+        if state == "sent":
+            session.expect(Body)
+
+    daemon.runs(script)
+    with connect(daemon) as session, pytest.raises(ConnectionFailed) as caught:  # noqa: PT012 - any of the three
+        session.put("s", rows(4, 100_000))
+        session.put("s", rows(2, 1_000_000))
+        session.flush(10)
+    assert caught.value.code == Code.DAEMON_LOST
+    unacked = {"welcomed": "0 frames with 0", "opened": "1 frames with 4", "reserved": "1 frames with 4"}
+    assert f"{unacked.get(state, '2 frames with 6')} records are not acknowledged" in str(caught.value)
+
+
+def test_a_close_that_came_unnoticed_is_read_when_the_next_send_fails(daemon: FakeDaemon) -> None:
+    opened = threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        opened.wait(10)
+        session.send(frames.Close(Code.INTERNAL, "a fault of ours"))
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.open("s")
+        opened.set()
+        daemon_has(lambda: daemon.sessions[0].socket.fileno() < 0)
+        with pytest.raises(ConnectionFailed, match="a fault of ours") as caught:
+            session.put("s", rows(1))
+    assert caught.value.code == Code.INTERNAL
+
+
+def test_what_a_broken_socket_still_holds_is_read_first(daemon: FakeDaemon) -> None:
+    """The daemon acknowledges, says why it goes and goes, while the client is in mid-body."""
+
+    def script(session: Session) -> None:
+        session.start()
+        first = session.take_frame()
+        session.send(frames.Grant(session.expect(frames.Reserve).frame_id))
+        session.ack(first)
+        session.send(frames.Close(Code.INTERNAL, "a fault of ours"))
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(3))
+        with pytest.raises(ConnectionFailed, match=r"a fault of ours; 1 frames with 2 records"):
+            session.put("s", rows(2, 2_000_000))
+    assert session.tally.stored == 3
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\xff\x00\x00\x00\x00\x00\x00\x00",
+        frames.HEADER.pack(frames.MessageType.BODY, 0, 0, 2**32 - 1),
+        frames.encode(frames.Grant(99)),
+        frames.encode(frames.Flush()),
+        frames.encode(frames.Ack(1, 3, 3, 0, 0, 0)),
+    ],
+    ids=["unknown", "a body", "a grant of nothing", "a client's message", "an ack before the body"],
+)
+def test_what_the_protocol_does_not_allow_is_a_protocol_error(daemon: FakeDaemon, raw: bytes) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.expect(frames.Reserve)
+        session.socket.sendall(raw)
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session, pytest.raises(ProtocolError):
+        session.put("s", rows(3))
+
+
+def test_an_ack_of_another_size_is_a_protocol_error(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        session.send(frames.Ack(body.frame_id, 2, 2, 0, 0, 0))
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(3))
+        with pytest.raises(ProtocolError, match="ACK of 2 records for a frame of 3"):
+            session.flush(10)
+
+
+def test_closing_ends_the_session(daemon: FakeDaemon) -> None:
+    ended = threading.Event()
+    daemon.runs(in_turn(Session.start, Session.take_frame, Session.await_end, lambda _: ended.set()))
+    with connect(daemon) as session:
+        session.put("s", rows(1))
+    assert ended.wait(10)
+    assert rows_of(daemon.sessions[0].bodies[0]) == [(b"k0", b"A" * 10, None)]
+
+
+def daemon_has(condition: object) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

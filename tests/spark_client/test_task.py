@@ -1,0 +1,192 @@
+"""A task sends its whole partition or says in one line why not; what is reported names rows, never their data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from producerd.errors import (
+    BackpressureTimeout,
+    Code,
+    ConnectionFailed,
+    ProducerdError,
+    RecordsFailed,
+    Refused,
+    RowFailure,
+)
+from producerd.wire import frames
+from producerd.wire.columns import Body
+from spark_client.results import BatchResult, PartitionResult, SkippedRow, error_in, marked, merge
+from spark_client.task import Plan, send_partition
+from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session
+
+
+def batch(data: list[str | None], keys: list[str | None] | None = None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {"partition_key": pa.array(keys or [f"k{i}" for i in range(len(data))], pa.string()), "data": pa.array(data)}
+    )
+
+
+def send(daemon: FakeDaemon, *batches: pa.RecordBatch, **options: Any) -> list[PartitionResult]:
+    plan = Plan("s", daemon.path)._replace(**options)
+    return [PartitionResult.from_line(made.column(0)[0].as_py()) for made in send_partition(plan, iter(batches))]
+
+
+def result(partition: int, *failures: RowFailure, records: int = 10) -> PartitionResult:
+    return PartitionResult(partition, f"host{partition}", records, 100, 1, 2, 3, 4, 0.5, failures)
+
+
+def test_a_partition_is_sent_over_one_connection(daemon: FakeDaemon) -> None:
+    (report,) = send(daemon, batch(["a", "b"]), batch([]), batch(["c"]))
+    assert (report.partition, report.records, report.bytes, report.failures) == (0, 3, 9, ())
+    assert [data for _, data, _ in daemon.rows] == [b"a", b"b", b"c"]
+    assert len(daemon.sessions) == 1
+
+
+def test_an_empty_partition_opens_no_connection(daemon: FakeDaemon) -> None:
+    assert send(daemon) == send(daemon, batch([]), batch([])) == []
+    assert daemon.sessions == []
+
+
+def test_a_frame_that_is_too_large_is_cut_again(daemon: FakeDaemon) -> None:
+    """Refused first by bytes, then by records: every row arrives once, in order."""
+
+    def script(session: Session) -> None:
+        session.start()
+        reserve = session.expect(frames.Reserve)
+        assert reserve.layout.records == 100
+        session.refuse(reserve, Code.TOO_LARGE, max_frame_bytes=1_024 + 39 * 35, max_frame_records=10_000)
+        for records in (39, 39):
+            body = session.take_frame()
+            assert body.layout.records == records
+            session.ack(body)
+        reserve = session.expect(frames.Reserve)
+        session.refuse(reserve, Code.TOO_LARGE, max_frame_bytes=0, max_frame_records=1)
+        for _ in range(22):
+            session.ack(session.take_frame())
+        session.await_end()
+
+    daemon.runs(script)
+    (report,) = send(daemon, batch(["x"] * 100, [f"{i:02}" for i in range(100)]))
+    assert report.records == 100
+    assert [key for key, _, _ in daemon.rows] == [b"%02d" % i for i in range(100)]
+
+
+def test_one_record_that_is_too_large_is_refused_and_not_cut_for_ever(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.refuse(session.expect(frames.Reserve), Code.TOO_LARGE, "larger than nothing")
+        session.await_end()
+
+    daemon.runs(script)
+    with pytest.raises(ProducerdError, match=r"PRODUCERD\[TOO_LARGE\]: .*larger than nothing"):
+        send(daemon, batch(["x"]))
+
+
+def test_a_task_that_cannot_go_on_says_so_in_one_marked_line(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.refuse(session.expect(frames.Reserve), Code.KMS, "the key\nis disabled")
+        session.await_end()
+
+    daemon.runs(script)
+    with pytest.raises(
+        ProducerdError, match=r"^PRODUCERD\[KMS\]: host \S+, partition 0: the key is disabled$"
+    ) as caught:
+        send(daemon, batch(["x"]))
+    assert caught.value.code == Code.KMS
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_a_partition_with_failed_rows_is_reported_and_goes_no_further(daemon: FakeDaemon) -> None:
+    sent = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal sent
+        for _ in range(1_000):
+            sent += 1
+            yield batch(["good", None, "good"])
+
+    def script(session: Session) -> None:
+        session.start()
+        while True:
+            message = session.read()
+            if isinstance(message, frames.Reserve):
+                session.send(frames.Grant(message.frame_id))
+            elif isinstance(message, Body):
+                session.fail(message, {1: INVALID})
+            elif isinstance(message, frames.Flush):
+                break
+        session.await_end()
+
+    daemon.runs(script)
+    (made,) = send_partition(Plan("s", daemon.path), batches())
+    report = PartitionResult.from_line(made.column(0)[0].as_py())
+    assert report.failures[0].rows[0] == 1
+    assert sent < 100
+
+
+def test_a_report_travels_whole() -> None:
+    report = result(3, RowFailure("EXPIRED", "too old", 2, True, (4, 5)))
+    assert PartitionResult.from_line(report.to_line()) == report
+    assert "\n" not in json.dumps(report)
+
+
+def test_a_batch_is_the_sum_of_its_partitions() -> None:
+    skipped = RowFailure(Code.RECORD_INVALID, "data is null", 30, False, tuple(range(20)))
+    merged = merge(7, "s", [result(1, skipped), result(0)], skip_bad_records=True)
+    assert merged == BatchResult(
+        *(7, 20, 200, 30, 2, 4, 6, 8, 1.0),
+        tuple(SkippedRow(1, row, Code.RECORD_INVALID) for row in range(20)),
+        (result(0), result(1, skipped)),
+    )
+
+
+def test_failed_rows_are_one_line_with_counts_and_the_first_rows() -> None:
+    bad_row = RowFailure(Code.RECORD_TOO_LARGE, "over 1 MiB", 1, False, (17,))
+    beside = RowFailure(Code.RECORD_INVALID, "refused with the frame", 99, False, (0, 1))
+    with pytest.raises(RecordsFailed) as caught:
+        merge(7, "s", [result(0), result(2, bad_row, beside), result(1, beside)], skip_bad_records=False)
+    assert str(caught.value) == (
+        "PRODUCERD[RECORD_TOO_LARGE]: host host1, partition 1, stream s: 199 records failed, named as partition:row: "
+        "RECORD_TOO_LARGE 1 (over 1 MiB), rows 2:17; "
+        "RECORD_INVALID 198 (refused with the frame), rows 1:0, 1:1, 2:0, 2:1"
+    )
+    assert caught.value.code == Code.RECORD_TOO_LARGE
+    assert [failure.records for failure in caught.value.failures] == [1, 198]
+
+
+def test_only_bad_records_may_be_skipped() -> None:
+    expired = RowFailure(Code.EXPIRED, "too old", 1, False, (0,))
+    invalid = RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (1,))
+    with pytest.raises(RecordsFailed, match="1 records failed") as caught:
+        merge(None, "s", [result(0, expired, invalid)], skip_bad_records=True)
+    assert [failure.code for failure in caught.value.failures] == [Code.EXPIRED]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (Code.DAEMON_ABSENT, ConnectionFailed),
+        (Code.DRAINING, ConnectionFailed),
+        (Code.BACKPRESSURE_TIMEOUT, BackpressureTimeout),
+        (Code.STREAM_NOT_FOUND, Refused),
+        ("SomeNewException", Refused),
+    ],
+)
+def test_a_marked_line_is_found_in_what_spark_wraps_around_it(code: str, kind: type[ProducerdError]) -> None:
+    line = marked(code, "host h, partition 3:\n  no room")
+    text = f"Job aborted: PythonException:\nTraceback\n  x.ProducerdError: {line}\n\n\tat java.base\n{line}"
+    error = error_in(text)
+    assert type(error) is kind
+    assert (str(error), error.code) == (f"PRODUCERD[{code}]: host h, partition 3: no room", code)
+
+
+def test_other_text_has_no_error_in_it_and_a_long_line_is_cut() -> None:
+    assert error_in("org.apache.spark.SparkException: Job 3 cancelled") is None
+    assert len(marked(Code.KMS, "x" * 100_000)) < 2_100

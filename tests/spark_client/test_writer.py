@@ -1,0 +1,318 @@
+"""A DataFrame is in the daemon's hands, row for row, when the writer returns; else it raises one clear line."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import zipfile
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError, RecordsFailed
+from spark_client import BadColumn, KinesisBatchWriter, SkippedRow, write_batch
+from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Row, Session, in_turn, serve
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_importing_the_client_needs_only_the_standard_library() -> None:
+    script = (
+        "import sys\n"
+        "for name in ('pyarrow', 'pyspark', 'pandas', 'numpy'): sys.modules[name] = None\n"
+        "import spark_client, spark_client.batches, spark_client.task\n"
+        "spark_client.KinesisBatchWriter(stream='s')\n"
+    )
+    subprocess.run([sys.executable, "-S", "-c", script], cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stream": None}, "stream=None: name the Kinesis stream"),
+        ({"stream": ""}, "stream=''"),
+        ({"put_timeout_seconds": -1}, "put_timeout_seconds=-1: give a number of seconds, 0 or more, or None"),
+        ({"flush_timeout_seconds": "5s"}, "flush_timeout_seconds='5s'"),
+        ({"connect_timeout_seconds": None}, "connect_timeout_seconds=None"),
+        ({"reconnect_timeout_seconds": float("nan")}, "reconnect_timeout_seconds=nan"),
+        ({"put_timeout_seconds": float("inf")}, "put_timeout_seconds=inf"),
+        ({"put_timeout_seconds": True}, "put_timeout_seconds=True"),
+        ({"on_bad_record": "ignore"}, "on_bad_record='ignore': give 'fail' or 'skip'"),
+        ({"null_key": "drop"}, "null_key='drop': give 'spread'"),
+    ],
+)
+def test_an_option_that_does_not_hold_is_named_with_its_value(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        KinesisBatchWriter(**{"stream": "s", **options})
+    assert message in str(caught.value)
+
+
+def test_all_options_that_do_not_hold_are_named_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        KinesisBatchWriter(null_key="drop", put_timeout_seconds=-1)
+    assert [problem.split("=")[0] for problem in caught.value.problems] == ["stream", "null_key", "put_timeout_seconds"]
+
+
+def test_a_writer_is_picklable() -> None:
+    writer = KinesisBatchWriter("s", "tailnum", "to_json(struct(*))", put_timeout_seconds=3, on_bad_record="skip")
+    assert vars(pickle.loads(pickle.dumps(writer))) == vars(writer)
+
+
+def test_speculation_is_refused() -> None:
+    conf = {"spark.speculation": "true"}
+    df: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
+    with pytest.raises(ProducerdError, match="allow_speculation=True") as caught:
+        write_batch(df, stream="s")
+    assert caught.value.code == Code.SPECULATION_ENABLED
+    with pytest.raises(AttributeError):
+        write_batch(df, stream="s", allow_speculation=True)
+
+
+@pytest.mark.parametrize("module", ["pyarrow", "pandas"])
+def test_a_missing_library_is_named_with_the_cure(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    df: Any = None
+    with pytest.raises(ProducerdError, match=rf"{module} is missing .*producerd\[spark\]") as caught:
+        write_batch(df, stream="s")
+    assert caught.value.code == Code.ARROW_MISSING
+
+
+@pytest.fixture
+def flights(spark: SparkSession) -> DataFrame:
+    """Two partitions of 500 rows, with names that need quoting; every seventh key is null."""
+    return spark.range(0, 1_000, 1, 2).selectExpr(
+        "id", "IF(id % 7 = 0, NULL, 'N' || id) AS `tail.num`", "id * 2 AS `seat ``count`", "'x' AS data"
+    )
+
+
+def write(daemon: FakeDaemon, df: DataFrame, key: Any = "tail.num", **options: Any) -> Any:
+    return write_batch(df, 5, stream="s", partition_key=key, socket=daemon.path, **options)
+
+
+def written(daemon: FakeDaemon) -> Counter[Row]:
+    return Counter(daemon.rows)
+
+
+@pytest.mark.spark
+def test_every_row_arrives_once_as_json_by_default(daemon: FakeDaemon, flights: DataFrame) -> None:
+    result = write(daemon, flights.drop("data"))
+    assert (result.batch_id, result.records, result.skipped, len(result.partitions)) == (5, 1_000, 0, 2)
+    assert result.bytes == sum(len(key) + len(data or b"") for key, data, _ in daemon.rows)
+    assert written(daemon) == Counter(
+        (f"N{i}".encode(), f'{{"id":{i},"tail.num":"N{i}","seat `count":{2 * i}}}'.encode(), None)
+        if i % 7
+        else (b"", f'{{"id":{i},"seat `count":{2 * i}}}'.encode(), None)
+        for i in range(1_000)
+    )
+
+
+@pytest.mark.spark
+def test_columns_may_be_names_expressions_or_columns(daemon: FakeDaemon, flights: DataFrame) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    df = flights.limit(3)
+    write(daemon, df, "seat `count", data="data")
+    write(daemon, df, "id + 1", data=F.encode(F.lit("é"), "UTF-8"), explicit_hash_key="CAST(id AS DECIMAL(38,0))")
+    assert written(daemon) == Counter(
+        [(b"%d" % (2 * i), b"x", None) for i in range(3)]
+        + [(b"%d" % (i + 1), "é".encode(), b"%d" % i) for i in range(3)]
+    )
+
+
+@pytest.mark.spark
+def test_what_kinesis_sources_call_their_columns_is_taken(daemon: FakeDaemon, spark: SparkSession) -> None:
+    df = spark.sql("SELECT 'k' AS partitionKey, '7' AS explicitHashKey, 'd' AS data")
+    write(daemon, df, "partition_key", data="data", explicit_hash_key="explicit_hash_key")
+    assert daemon.rows == [(b"k", b"d", b"7")]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": "tailnum"}, r"partition_key='tailnum': neither.*did you mean tail\.num\? columns: id, tail\.num,"),
+        ({"key": "partition_key"}, "partition_key='partition_key': neither"),
+        ({"key": "id +"}, r"partition_key='id \+': neither.*PARSE_SYNTAX_ERROR"),
+        ({"data": "dat"}, r"data='dat': neither.*did you mean data\?"),
+        ({"data": "id"}, r"data=id has type bigint: give a string or binary column, such as to_json"),
+        ({"explicit_hash_key": "nope"}, "explicit_hash_key='nope': neither"),
+    ],
+)
+def test_a_bad_column_is_named_before_any_job(
+    daemon: FakeDaemon, flights: DataFrame, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadColumn, match=message) as caught:
+        write(daemon, flights, **options)
+    assert "\n" not in str(caught.value)
+    assert daemon.sessions == []
+
+
+@pytest.mark.spark
+def test_failed_rows_are_one_line_and_spark_does_not_store_the_good_ones_again(
+    daemon: FakeDaemon, flights: DataFrame
+) -> None:
+    fails = in_turn(Session.welcome, lambda session: session.serve(lambda row: INVALID if row[0] == b"N8" else None))
+    daemon.runs(fails)
+    with pytest.raises(RecordsFailed) as caught:
+        write(daemon, flights)
+    text = str(caught.value)
+    assert text.startswith("PRODUCERD[RECORD_INVALID]: host ")
+    assert text.endswith(
+        "partition 0, stream s: 1 records failed, named as partition:row: RECORD_INVALID 1 (data is null), rows 0:8"
+    )
+    assert caught.value.failures[0].rows == (8,)
+    assert caught.value.__cause__ is None
+    assert len(daemon.sessions) == 2
+
+
+@pytest.mark.spark
+def test_a_task_that_stops_early_leaves_its_input_unread(daemon: FakeDaemon, spark: SparkSession) -> None:
+    daemon.runs(in_turn(Session.welcome, lambda session: session.serve(lambda _: INVALID)))
+    wide = spark.range(0, 200_000, 1, 1).selectExpr("repeat('x', 1000) AS data", "id AS partition_key")
+    with pytest.raises(RecordsFailed):
+        write(daemon, wide, "partition_key", data="data")
+    assert len(daemon.rows) < 200_000
+
+
+@pytest.mark.spark
+def test_bad_records_may_be_skipped(daemon: FakeDaemon, flights: DataFrame) -> None:
+    bad = {b"N8", b"N501"}
+    daemon.runs(in_turn(Session.welcome, lambda session: session.serve(lambda row: INVALID if row[0] in bad else None)))
+    result = write(daemon, flights, on_bad_record="skip")
+    assert (result.records, result.skipped) == (1_000, 2)
+    assert result.skipped_rows == (SkippedRow(0, 8, Code.RECORD_INVALID), SkippedRow(1, 1, Code.RECORD_INVALID))
+    assert {hello.bad_rows for hello in daemon.hellos} == {1}
+
+
+@pytest.mark.spark
+def test_without_a_daemon_spark_raises_one_line(flights: DataFrame, tmp_path: Path) -> None:
+    path = str(tmp_path / "nobody.sock")
+    with pytest.raises(ConnectionFailed) as caught:
+        write_batch(flights, stream="s", partition_key="id", socket=path, connect_timeout_seconds=0)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("PRODUCERD[DAEMON_ABSENT]: host ")
+    assert path in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.spark
+def test_a_daemon_that_dies_costs_an_attempt_and_no_record(daemon: FakeDaemon, flights: DataFrame) -> None:
+    def dies(session: Session) -> None:
+        session.start()
+        session.take_frame()
+
+    daemon.runs(dies, serve)
+    result = write(daemon, flights)
+    assert result.records == 1_000
+    assert {key for key, _, _ in daemon.rows} == {b"N%d" % i for i in range(1_000) if i % 7} | {b""}
+    assert sorted(hello.attempt for hello in daemon.hellos) == [0, 0, 1]
+
+
+@pytest.mark.spark
+def test_other_errors_are_left_as_they_are(daemon: FakeDaemon, flights: DataFrame) -> None:
+    broken = flights.selectExpr("CAST(raise_error('not ours') AS STRING) AS data", "id")
+    with pytest.raises(Exception, match="not ours") as caught:
+        write(daemon, broken, "id", data="data")
+    assert not isinstance(caught.value, ProducerdError)
+    assert type(caught.value).__module__.startswith(("pyspark", "py4j"))
+
+
+@pytest.mark.spark
+def test_empty_partitions_open_no_connection(daemon: FakeDaemon, spark: SparkSession, flights: DataFrame) -> None:
+    assert write(daemon, flights.where("id < 0")).partitions == ()
+    assert write(daemon, flights.where("id = 7")).records == 1
+    assert len(daemon.sessions) == 1
+
+
+@pytest.mark.spark
+def test_arrow_batches_are_bounded_while_a_batch_runs(daemon: FakeDaemon, spark: SparkSession) -> None:
+    name = "spark.sql.execution.arrow.maxBytesPerBatch"
+    before, sizes = spark.conf.get(name), spark.range(0, 40_000, 1, 1).selectExpr("repeat('x', 1000) AS data", "id")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "0")
+    try:
+        assert write(daemon, sizes, "id", data="data").records == 40_000
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert spark.conf.get(name) == before
+    # 40 MB in batches of 4 MiB: the last frame of each is smaller than what a frame may hold.
+    small = [body for session in daemon.sessions for body in session.bodies if body.layout.charge_bytes < 1_000_000]
+    assert len(small) >= 9
+
+
+@pytest.mark.spark
+def test_foreach_batch_commits_only_what_is_acknowledged(
+    daemon: FakeDaemon, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No commit of the batch is written while one row is unacknowledged; HELLO names query, run, batch and task."""
+    go_on = threading.Event()
+
+    def holds_back(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        go_on.wait(30)
+        session.ack(body)
+        session.await_end()
+
+    daemon.runs(holds_back)
+    spark.range(0, 10, 1, 1).selectExpr("id AS partition_key", "'d' AS data").write.parquet(str(tmp_path / "in"))
+    stream = spark.readStream.schema("partition_key long, data string").parquet(str(tmp_path / "in"))
+    monkeypatch.setenv("PRODUCERD_SOCKET", "/only/the/worker's/own/environment/counts")
+    spark.conf.set("spark.producerd.socket", daemon.path)
+    try:
+        query = (
+            stream.writeStream.foreachBatch(KinesisBatchWriter("s", data="data"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert not query.awaitTermination(4)
+        assert not list(tmp_path.glob("checkpoint/commits/[0-9]*"))
+        go_on.set()
+        assert query.awaitTermination(30)
+    finally:
+        spark.conf.unset("spark.producerd.socket")
+    assert list(tmp_path.glob("checkpoint/commits/0"))
+    (hello,) = daemon.hellos
+    assert (hello.query_id, hello.run_id, hello.batch_id) == (query.id, query.runId, 0)
+    assert (hello.application_id, hello.attempt) == (spark.sparkContext.applicationId, 0)
+    assert len(daemon.rows) == 10
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_client_works_from_a_zip(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """Shipped by addPyFile, with nothing installed and no PYTHONPATH: the workers find every function in the zip."""
+    client = tmp_path / "client.zip"
+    with zipfile.ZipFile(client, "w") as archive:
+        for part in ("producerd/__init__.py", "producerd/errors.py", "producerd/wire", "spark_client"):
+            for path in [ROOT / part] if part.endswith(".py") else (ROOT / part).glob("*.py"):
+                archive.write(path, path.relative_to(ROOT))
+    script = (
+        "import sys\n"
+        "from pyspark.sql import SparkSession\n"
+        "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "spark.sparkContext.addPyFile(sys.argv[1])\n"
+        "import spark_client\n"
+        "assert sys.argv[1].rsplit('/', 1)[1] in spark_client.__file__, spark_client.__file__\n"
+        "df = spark.range(10).selectExpr('id AS partition_key')\n"
+        "result = spark_client.write_batch(df, stream='s', socket=sys.argv[2])\n"
+        "assert result.records == 10\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
+    # The script lies elsewhere, so that nothing of the source tree is on its path.
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, str(tmp_path / "script.py"), str(client), daemon.path]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3_000:]
+    assert len(daemon.rows) == 10
