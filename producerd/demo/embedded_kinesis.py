@@ -1,0 +1,58 @@
+"""A Kinesis that loses nothing it has acknowledged: moto's, with its requests made one at a time.
+
+Without the lock moto loses records that it has acknowledged when requests overlap (84,817 of 90,000 were kept).
+It neither throttles nor reshards.  Prints its port when the stream can be written to::
+
+    python -m producerd.demo.embedded_kinesis STREAM SHARDS
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+
+def one_at_a_time(app: WSGIApplication) -> WSGIApplication:
+    lock = threading.Lock()
+
+    def locked(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        with lock:
+            return [b"".join(app(environ, start_response))]
+
+    return locked
+
+
+def client(endpoint_url: str) -> Any:
+    """boto3, with the credentials and the region that the environment has."""
+    return boto3.client("kinesis", endpoint_url=endpoint_url)
+
+
+def create_stream(endpoint_url: str, stream: str, shards: int) -> None:
+    kinesis = client(endpoint_url)
+    kinesis.create_stream(StreamName=stream, ShardCount=shards)
+    kinesis.get_waiter("stream_exists").wait(StreamName=stream, WaiterConfig={"Delay": 1, "MaxAttempts": 30})
+
+
+def main(stream: str, shards: int) -> None:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
+    app = one_at_a_time(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    create_stream(f"http://127.0.0.1:{server.server_port}", stream, shards)
+    print(server.server_port, flush=True)
+    serving.join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

