@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 
 class Code:
@@ -52,6 +52,7 @@ class Code:
     # To a row.
     RECORD_TOO_LARGE: Final = "RECORD_TOO_LARGE"
     RECORD_INVALID: Final = "RECORD_INVALID"
+    FRAME_REFUSED: Final = "FRAME_REFUSED"  # a good row of a frame that was refused for its bad ones
     EXPIRED: Final = "EXPIRED"
     THROTTLED: Final = "THROTTLED"
     RESULT_COUNT: Final = "RESULT_COUNT"
@@ -77,6 +78,17 @@ class ProducerdError(Exception):
         super().__init__(message)
         if code is not None:
             self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as what it is made of: Spark and multiprocessing carry errors between processes."""
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[ProducerdError], arguments: tuple[Any, ...], state: dict[str, Any]) -> ProducerdError:
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigurationError(ProducerdError):
@@ -142,7 +154,10 @@ class RowFailure(NamedTuple):
 
 
 class RecordsFailed(ProducerdError):
-    """Rows that ended otherwise than STORED.  ``failures`` has one `RowFailure` a code, the most frequent first."""
+    """Rows that ended otherwise than STORED.
+
+    ``failures`` has one `RowFailure` for each code and message; the first gives ``code``.
+    """
 
     def __init__(self, message: str, failures: Sequence[RowFailure]) -> None:
         self.failures = tuple(failures)

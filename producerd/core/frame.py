@@ -111,7 +111,7 @@ class Frame:
         others = np.flatnonzero(left).astype(np.int32)
         if len(others) < self.records and len(others) and not take_good:
             message = "not taken, because other rows of its frame are bad"
-            self.end(others, RowEnd(Outcome.NOT_STORED, Code.RECORD_INVALID, message))
+            self.end(others, RowEnd(Outcome.NOT_STORED, Code.FRAME_REFUSED, message))
 
     def store(self, records: int) -> None:
         """That many more of its rows are stored."""
@@ -168,9 +168,10 @@ class Frame:
         """The line of the code table; messages beyond the table are folded, codes and outcomes are kept."""
         if end in self._codes:
             return self._codes[end]
-        # Half of the table for messages, the rest for what is folded: there are far fewer codes than that.
+        # Half of the table for messages, the rest for what is folded: there are far fewer codes than that.  The last
+        # six lines are for the three outcomes, each with and without maybe_stored.
         if len(self._codes) >= MAX_CODES // 2:
             end = end._replace(message="(further messages of this code are left out)")
-        if len(self._codes) >= MAX_CODES - 4 and end not in self._codes:
+        if len(self._codes) >= MAX_CODES - 6 and end not in self._codes:
             end = end._replace(code="OTHER")
         return self._codes.setdefault(end, len(self._codes))

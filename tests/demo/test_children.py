@@ -85,7 +85,7 @@ def test_lines_go_both_ways(children: Children) -> None:
 
 
 def test_a_child_that_ends_is_told_with_its_exit_code_and_the_end_of_its_log(children: Children) -> None:
-    program = "import sys; print(*range(100), sep='\\n', file=sys.stderr); sys.exit(3)"
+    program = "import sys; print(*range(100), '\\tat a.java.frame', sep='\\n', file=sys.stderr); sys.exit(3)"
     with children, pytest.raises(ChildFailed, match="x ended with exit code 3") as caught:
         children.start("x", ["-c", program]).line(30)
     assert caught.value.tail.splitlines()[-1] == "  | 99"
