@@ -22,11 +22,11 @@ from producerd import __version__
 from producerd.config import Config
 from producerd.core.retry import HealthState
 from producerd.errors import Code, ConfigurationError, Refused
-from producerd.runtime import admin, logs
+from producerd.runtime import admin, allocator, logs
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.gate import Refusal
 from producerd.runtime.kinesis import Kinesis, connect
-from producerd.runtime.listener import Listener
+from producerd.runtime.listener import BACKLOG, Listener
 from producerd.runtime.metrics import Metrics
 from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.shard_watch import ShardWatch
@@ -50,6 +50,7 @@ class State(Enum):
 def run(config: Config) -> int:
     """Run the daemon until a signal ends it; returns the exit code.  Raises ConfigurationError before SERVING."""
     logs.configure(config.node.log_level, config.node.log_format)
+    allocator.configure()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -105,7 +106,7 @@ class Daemon:
                     connect_timeout_seconds=self.config.defaults.connect_timeout_seconds,
                 )
             )
-            self._dispatcher = Dispatcher(self._kinesis, executor, node.worker_threads)
+            self._dispatcher = Dispatcher(self._kinesis, executor, node.worker_threads, self._look_quiet)
             listener = Listener(node.socket, node.socket_mode, node.socket_group)
             stack.callback(listener.close)
             for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -126,7 +127,8 @@ class Daemon:
         orphans = 0
         async with asyncio.TaskGroup() as self._tasks:
             carrying = self._tasks.create_task(self._dispatcher.run(stopped))
-            server = await self._loop.create_unix_server(self._make_session, sock=listener.socket)
+            # uvloop listens once more, with its own backlog of 100 if it is given none.
+            server = await self._loop.create_unix_server(self._make_session, sock=listener.socket, backlog=BACKLOG)
             self.state = State.SERVING
             gc.collect()
             gc.freeze()  # what exists now stays: the collector need not look at it again
@@ -164,15 +166,11 @@ class Daemon:
         if stream in self._watches:
             self._watches[stream][0].look()
             self._dispatcher.poke(stream)
-        if self.state is State.DRAINING and self._is_quiet():
-            self._quiet.set()
 
     def ended(self, session: Session) -> None:
         self._sessions.pop(session, None)
         if not self._sessions:
             self._all_gone.set()
-        if self.state is State.DRAINING and self._is_quiet():
-            self._quiet.set()
 
     def _check_new_stream(self, name: str) -> None:
         node = self.config.node
@@ -236,6 +234,11 @@ class Daemon:
         for stream in self._streams.values():
             stream.settle(self._loop.time())
         return orphans
+
+    def _look_quiet(self) -> None:
+        """Streams have settled, by a session's word or by an answer: the end of draining may have come."""
+        if self.state is State.DRAINING and self._is_quiet():
+            self._quiet.set()
 
     def _is_quiet(self) -> bool:
         return all(stream.budget.used_records == 0 for stream in self._streams.values())

@@ -30,15 +30,20 @@ R = TypeVar("R")
 
 
 class Dispatcher:
-    """One for the node.  `poke` it after telling a pipeline anything."""
+    """One for the node.  `poke` it after telling a pipeline anything; ``settled`` is called after streams settled."""
 
-    def __init__(self, kinesis: Kinesis, executor: Executor, workers: int) -> None:
+    def __init__(
+        self, kinesis: Kinesis, executor: Executor, workers: int, settled: Callable[[], None] = lambda: None
+    ) -> None:
         self._kinesis = kinesis
+        self._settled = settled
         self._executor = executor
         self._free_workers = workers
         self._loop = asyncio.get_running_loop()
         self._tasks: asyncio.TaskGroup | None = None
-        self._carrying: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
+        self._sorting: set[asyncio.Task[None]] = set()
+        self._gives_up = False
         self._poked: dict[Stream, None] = {}  # streams that may have work, in line
         self._timers: dict[Stream, asyncio.TimerHandle] = {}
         self._pump_scheduled = False
@@ -51,11 +56,13 @@ class Dispatcher:
         self._tasks = None
 
     async def give_up(self) -> None:
-        """Cancel what is on its way, and wait until each request is completed as given up."""
-        for task in self._carrying:
+        """Start nothing more, cancel requests, and wait until each is completed as given up and each job is sorted."""
+        self._gives_up = True
+        await asyncio.sleep(0)  # a task cancelled before it began would end without completing what it was given
+        for task in self._sending:
             task.cancel()
-        if self._carrying:
-            await asyncio.wait(self._carrying)
+        if self._sending or self._sorting:
+            await asyncio.wait(self._sending | self._sorting)
 
     def poke(self, stream: Stream) -> None:
         """A stream may have something to do, or somebody to tell: look at it once, after this turn of the loop."""
@@ -74,6 +81,7 @@ class Dispatcher:
         now = self._loop.time()
         for stream in list(self._poked):
             stream.settle(now)
+        self._settled()
         while self._poked and self._free_workers > 0:
             stream = next(iter(self._poked))
             del self._poked[stream]
@@ -84,24 +92,24 @@ class Dispatcher:
 
     def _start(self, stream: Stream, now: float) -> bool:
         """Start one piece of the stream's work, if there is any."""
-        if self._tasks is None:
+        if self._tasks is None or self._gives_up:
             return False
         if (request := stream.pipeline.take_request(now)) is not None:
-            self._spawn(self._carry(stream, request))
+            self._spawn(self._carry(stream, request), self._sending)
         elif (job := stream.pipeline.take_job(now)) is not None:
             if _is_small(sum(rows.records for rows in job.rows), sum(len(rows.data) for rows in job.rows)):
                 self._sort_inline(stream, job)
             else:
-                self._spawn(self._sort(stream, job))
+                self._spawn(self._sort(stream, job), self._sorting)
         else:
             return False
         return True
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
         assert self._tasks is not None
         task = self._tasks.create_task(work)  # of the group that `run` encloses
-        self._carrying.add(task)
-        task.add_done_callback(self._carrying.discard)
+        among.add(task)
+        task.add_done_callback(among.discard)
 
     def _set_timer(self, stream: Stream, now: float) -> None:
         if (timer := self._timers.pop(stream, None)) is not None:

@@ -150,8 +150,7 @@ class Session(asyncio.BufferedProtocol):
                 self._control_end += nbytes
                 self._read_control()
         except ProtocolError as error:
-            log.warning("client broke the protocol", session=self.session_id, client=self.who, error=str(error))
-            self.close(error.code, str(error))
+            self._broken(error)
 
     def pause_writing(self) -> None:
         self._choked = True
@@ -160,7 +159,15 @@ class Session(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._choked = False
-        if self._transport is not None and not self._transport.is_closing():
+        self._loop.call_soon(self._listen_again)  # not at once: this may be inside a write, so inside `_read_control`
+
+    def _listen_again(self) -> None:
+        """First to what was left when it choked."""
+        try:
+            self._read_control()
+        except ProtocolError as error:
+            self._broken(error)
+        if not self._choked and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
             for part in self._parts.values():
                 self._host.poke(part.stream)
@@ -241,7 +248,7 @@ class Session(asyncio.BufferedProtocol):
     def _read_control(self) -> None:
         """Every whole message in the control buffer; a body's beginning moves to its own buffer."""
         at = 0
-        while self._transport is not None and self._control_end - at >= frames.HEADER.size:
+        while self._transport is not None and not self._choked and self._control_end - at >= frames.HEADER.size:
             header = frames.parse_header(self._control, at)
             if header.type is MessageType.BODY:
                 at = self._begin_body(header, at + frames.HEADER.size)
@@ -286,6 +293,8 @@ class Session(asyncio.BufferedProtocol):
     def _open(self, message: frames.Open) -> None:
         if message.stream_id in self._parts or message.stream_id == 0:
             raise ProtocolError(f"OPEN of stream number {message.stream_id}, which is taken")
+        if any(part.stream.name == message.stream for part in self._parts.values()):
+            raise ProtocolError(f"OPEN of stream {message.stream}, which is open")  # each would count as one session
         try:
             stream = self._host.open_stream(message.stream)
         except ProducerdError as error:
@@ -298,9 +307,9 @@ class Session(asyncio.BufferedProtocol):
     def _reserve(self, message: frames.Reserve) -> None:
         part = self._part(message.stream_id)
         now = self._loop.time()
-        waiting = self._waiting[message.frame_id] = Waiting(part, None)  # type: ignore[arg-type]
-        waiting.ticket = part.stream.gate.ask(part.member, message.frame_id, message.layout, now)
-        if message.frame_id in self._waiting:  # it was neither granted nor refused at once
+        ticket = part.stream.gate.ask(part.member, message.frame_id, message.layout, now)
+        if ticket.waiting:
+            waiting = self._waiting[message.frame_id] = Waiting(part, ticket)
             waiting.timer = self._loop.call_later(FIRST_BLOCKED_SECONDS, self._report, waiting)
             self._host.poke(part.stream)
 
@@ -330,6 +339,10 @@ class Session(asyncio.BufferedProtocol):
         log.info("client closed", session=self.session_id, client=self.who, code=message.code, message=message.message)
         if self._transport is not None:
             self._transport.close()
+
+    def _broken(self, error: ProtocolError) -> None:
+        log.warning("client broke the protocol", session=self.session_id, client=self.who, error=str(error))
+        self.close(error.code, str(error))
 
     def _part(self, stream_id: int) -> Part:
         part = self._parts.get(stream_id)

@@ -1,0 +1,62 @@
+"""glibc takes every setting, and what the environment sets is left alone."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import pytest
+
+from producerd.runtime import allocator
+
+
+class Library:
+    """Stands in for the C library: the settings of a process cannot be taken back."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, int]] = []
+
+    def mallopt(self, number: int, value: int) -> int:
+        self.taken.append((number, value))
+        return 1
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    library = Library()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: library)
+    for name in list(os.environ):
+        if name.startswith("MALLOC_"):
+            monkeypatch.delenv(name)
+    return library
+
+
+def test_one_arena_and_high_thresholds(library: Library) -> None:
+    assert allocator.configure()
+    assert library.taken == [(-8, 1), (-1, 256 << 20), (-3, 32 << 20)]
+
+
+def test_what_the_environment_sets_is_left_alone(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
+    assert allocator.configure()
+    assert [number for number, _ in library.taken] == [-1, -3]
+
+
+def test_another_c_library_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
+    assert not allocator.configure()
+
+
+def test_this_glibc_takes_the_numbers() -> None:
+    """In a child, as they hold for the whole process."""
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("the C library here is not glibc")
+    child = os.fork()
+    if child == 0:
+        taken: Any = False
+        try:
+            taken = allocator.configure()
+        finally:
+            os._exit(0 if taken else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
