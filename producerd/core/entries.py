@@ -137,9 +137,8 @@ class _Writer:
             return True
         if aggregate.records == 1:
             key, hash_key, _, value = self._first
-            return self._entry(_escape(key), len(key), hash_key, value, self._rows) or self._undo(1)
-        fits = self._entry(AGGREGATE_KEY, 1, self._first[2], aggregate.to_bytes(), self._rows)
-        return fits or self._undo(aggregate.records)
+            return self._entry(_escape(key), len(key), hash_key, value, self._rows) 
+        return self._entry(AGGREGATE_KEY, 1, self._first[2], aggregate.to_bytes(), self._rows)
 
     def request(self) -> EncodedRequest:
         body = self._head + b",".join(self._parts) + b"]}"
@@ -168,10 +167,6 @@ class _Writer:
         self._first = (key, hash_key, _hash_text(span, position), value)
         self._rows += 1
         return True
-
-    def _undo(self, records: int) -> bool:
-        self._rows -= records
-        return False
 
     def _entry(self, key: bytes, key_bytes: int, hash_key: bytes | None, value: bytes | memoryview, end: int) -> bool:
         """Write one entry whose key is ready for JSON, unless the request would pass its bounds."""

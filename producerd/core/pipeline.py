@@ -168,7 +168,7 @@ class Pipeline:
         times = []
         if self._filling:
             times.append(self._filling_since + self.rules.linger_seconds)
-        if self._map_wait_until is not None:
+        if self._map_wait_until is not None and self._sealed:
             times.append(self._map_wait_until)
         if self._held:
             times.append(self._held[0][0])
@@ -215,15 +215,20 @@ class Pipeline:
 
     def discard(self, owner: object) -> None:
         """An owner is gone and wants nothing more: its rows that are in no request end now."""
+        self._forget_finished(owner)
         for frame in [frame for frame in self._frames if frame.owner is owner]:
             frame.owner = None
             self._withdraw(frame, None, "disconnected")
 
     def disown(self, owner: object) -> None:
         """An owner is gone, and its rows are still to be delivered."""
+        self._forget_finished(owner)
         for frame in self._frames:
             if frame.owner is owner:
                 frame.owner = None
+
+    def _forget_finished(self, owner: object) -> None:
+        self._finished = [frame for frame in self._finished if frame.owner is not owner]
 
     def drain(self) -> None:
         """The daemon stops: rows with an owner that are in no request go back to it; the others are still sent."""
@@ -359,6 +364,7 @@ class Pipeline:
             self._map_wait_until = now + self.rules.shard_map_wait_seconds
         if self._map_missing(now):
             self._end_all(self._map_missing_end())
+            self._sealed.clear()  # all of it has ended
         return None
 
     def _map_missing(self, now: float) -> bool:
@@ -398,12 +404,14 @@ class Pipeline:
 
     def _forget_if_unused(self, lane: Lane) -> None:
         known = self._shard_map.get(lane.shard_id) if self._shard_map else None
-        if known is None and not lane.queued and not lane.in_flight and not lane.listed:
-            self._lanes.pop(lane.shard_id, None)
+        unused = known is None and not lane.queued and not lane.in_flight and not lane.listed
+        if unused and self._lanes.get(lane.shard_id) is lane:
+            del self._lanes[lane.shard_id]
 
     def _may_send(self, now: float) -> bool:
         if now < self._hold_until:
             return False
+        self._hold_until = 0.0  # else `next_time` would name it for ever, and hide what is due later
         most = 1 if self.health.state is HealthState.SUSPECT else self._window.size
         return len(self._in_flight) < most and self.rules.entries.request_max_bytes <= self._bytes_left
 
@@ -430,7 +438,8 @@ class Pipeline:
             if rules.aggregate:
                 # Whole aggregates but for the last; encoding hands back what this estimate lets in too much.
                 room = min(room, left * rules.aggregate_max_bytes)
-            spans, size = lane.take(ANY_RECORDS if rules.aggregate else left, room, 0 if pieces else self._bytes_left)
+            most_records = ANY_RECORDS if rules.aggregate and not lane.spans[0].raw else left
+            spans, size = lane.take(most_records, room, 0 if pieces else self._bytes_left)
             if spans:
                 pieces += [Piece(lane, span) for span in spans]
                 used += size
@@ -441,6 +450,8 @@ class Pipeline:
                     self._ready.append(lane)
                 else:
                     self._ready.appendleft(lane)
+            elif not spans:
+                self._forget_if_unused(lane)  # its rows had no caller any more
             if lane.queued or used >= rules.request_max_bytes:
                 break  # full
         return self._start(pieces, used) if pieces else None
@@ -573,9 +584,10 @@ class Pipeline:
             if self._failures >= FAILURES_TO_HOLD:
                 self._window.hold()
                 self._hold_until = now + self._policy.hold()
-        pieces = request.pieces
         if failed.code == Code.RESULT_COUNT:
-            pieces = self._count_wrong(pieces, failed.message)
+            pieces = self._count_wrong(request.pieces, failed.message)
+        else:
+            pieces = [Piece(lane, span._replace(wrong_counts=0)) for lane, span in request.pieces]
         self._again_later(pieces, now)
 
     def _count_wrong(self, pieces: list[Piece], message: str) -> list[Piece]:
@@ -602,16 +614,18 @@ class Pipeline:
             return
         whole_entries = ends is not None and len(ends) > 1
         middle = int(ends[len(ends) // 2 - 1]) if ends is not None and whole_entries else request.records // 2
-        halves = [list(request.pieces_of(0, middle)), list(request.pieces_of(middle, request.records))]
-        for half in halves:
-            spans = [Piece(lane, span if whole_entries else span._replace(raw=True)) for lane, span in half]
-            self._requeue(spans, alone=True)
+        # Depth first: a bad entry, or a bad stream, is found after few requests.
+        self._requeue(list(request.pieces_of(middle, request.records)), alone=True)
+        self._requeue(list(request.pieces_of(0, middle)), alone=True)
 
     def _looks_permanent(self, code: str, message: str, now: float) -> None:
         self.stats.last_error = f"{code}: {message}"
         self.health.looks_permanent(code, message, now)
         if self.health.state is HealthState.BROKEN:
+            self._hold_until = 0.0  # from here on probes set the pace
             self._end_all(RowEnd(Outcome.NOT_STORED, code, message))
+        elif self.health.state is HealthState.SUSPECT:
+            self._hold_until = now + self._policy.hold()
 
     # ---- rows go back
 
@@ -628,7 +642,7 @@ class Pipeline:
             span = piece.span
             span.buffer.job.state[span.first : span.last] = QUEUED
         if alone:
-            self._alone.append(pieces)
+            self._alone.appendleft(pieces)
         elif due is not None:
             heapq.heappush(self._later, (due, next(self._numbers), pieces))
         else:

@@ -77,7 +77,8 @@ class ShardMap:
         self._start_high = np.array([start >> 64 for start in self._starts], dtype=np.uint64)
         self._by_id = {shard.shard_id: index for index, shard in enumerate(self.shards)}
         # A row whose high half equals a boundary's needs the low half too: a few rows in 2^64.
-        self._ambiguous_high = np.unique([start >> 64 for start in self._starts if start & _LOW]).astype(np.uint64)
+        # (The type is named: numpy makes floats of a list with numbers on both sides of 2^63.)
+        self._ambiguous_high = np.array([start >> 64 for start in self._starts if start & _LOW], dtype=np.uint64)
 
     def __len__(self) -> int:
         return len(self.shards)

@@ -14,7 +14,7 @@ Plain functions and no waiting: `ask` and `pump` call the session back, at once 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from producerd.core.budget import QueueBudget
@@ -133,7 +133,7 @@ class AdmissionGate:
         if not self._waiting:
             return False
         head = self._head()
-        return head is None or not self._has_room(head)
+        return not self._has_room(head) if head is not None else not self._unreceived_bytes
 
     # ---- stimuli
 
@@ -182,16 +182,17 @@ class AdmissionGate:
         """A received frame is finished (or was never accepted)."""
         member.taken_bytes -= charge_bytes
 
-    def close(self, refusal: Refusal) -> None:
+    def close(self, refusal: Refusal, now: float) -> None:
         """Let nobody in any more; whoever waits is told."""
         self._closed = refusal
-        for ticket in [ticket for member in self._members for ticket in member.line]:
+        for ticket in self._all_waiting():
             self._refuse(ticket, refusal)
+        self._clock(now)
 
     def set_limits(self, limit_records: int, limit_bytes: int, now: float) -> None:
         """New limits; whoever waits and can no longer fit is told the new maximum."""
         self.budget.set_limits(limit_records, limit_bytes)
-        for ticket in [ticket for member in self._members for ticket in member.line]:
+        for ticket in self._all_waiting():
             if (refusal := self._too_large(ticket)) is not None:
                 self._refuse(ticket, refusal)
         self.pump(now)
@@ -213,6 +214,12 @@ class AdmissionGate:
         self._clock(now)
 
     # ---- inside
+
+    def _all_waiting(self) -> Iterator[Ticket]:
+        """Whoever waits, each as its turn comes: one that was told something may have cancelled another."""
+        for ticket in [ticket for member in self._members for ticket in member.line]:
+            if ticket in ticket.member.line:
+                yield ticket
 
     def _head(self) -> Ticket | None:
         """Whose turn it is."""

@@ -537,6 +537,8 @@ class _Reader:
     def whole(self, kind: _Kind) -> Any:
         """One field that fills what this reader holds."""
         if kind is TEXT:
+            if self.left > MAX_TEXT_BYTES:
+                raise ProtocolError(f"{self._header.type.name}: a text of {self.left} bytes passes {MAX_TEXT_BYTES}")
             try:
                 return str(self.take(self.left), "utf-8")
             except UnicodeDecodeError:

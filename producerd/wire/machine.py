@@ -76,6 +76,8 @@ SENDER: Final = {
     **dict.fromkeys((M.WELCOME, M.OPENED, M.GRANT, M.REFUSED, M.ACK, M.BLOCKED, M.DRAINING), Side.DAEMON),
 }
 """Who may send what; CLOSE is anybody's."""
+_NAMES_A_FRAME: Final = frozenset({M.RESERVE, M.GRANT, M.CANCEL, M.BODY, M.ACK})
+"""Always; REFUSED does with an id, and without one (0) it answers an OPEN."""
 
 
 class Machine:
@@ -114,7 +116,7 @@ class Machine:
         state = SESSION.get((self.state, type_))
         if state is None:
             raise ProtocolError(f"{type_.name} while the session is {self.state.value}")
-        if frame_id:
+        if frame_id or type_ in _NAMES_A_FRAME:
             self._step_frame(type_, frame_id)
         self.state = state
 
@@ -129,7 +131,7 @@ class Machine:
             if len(self._frames) >= self.window_frames:
                 raise ProtocolError(f"RESERVE of frame {frame_id} passes the window of {self.window_frames} frames")
             self._last_frame_id = frame_id
-        elif frame_id > self._last_frame_id:
+        elif not 0 < frame_id <= self._last_frame_id:
             raise ProtocolError(f"{type_.name} of frame {frame_id}, which was never reserved")
         if new is FrameState.IDLE:
             self._frames.pop(frame_id, None)

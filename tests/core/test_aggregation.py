@@ -1,0 +1,134 @@
+"""An aggregate is what Amazon's own tools read back, row for row, and its size is known before it is written."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from random import Random
+
+import pytest
+from aws_kinesis_agg.deaggregator import iter_deaggregate_records
+
+from producerd.core.aggregation import FRAMING_BYTES, MAGIC, Aggregate, UserRecord, parse, varint
+from producerd.testing.aggregates import deaggregate
+
+ANY = 2**40
+
+
+def random_record(random: Random) -> UserRecord:
+    key = random.choice([b"k%d" % random.randint(0, 200), "é€😀".encode() * random.randint(1, 60), b"x" * 256])
+    hash_key = random.choice([None, b"0", b"%d" % random.getrandbits(128), b"7"])
+    return UserRecord(key, hash_key, random.randbytes(random.choice([0, 1, 127, 128, 300, 16_384])))
+
+
+def filled(records: list[UserRecord], limit_bytes: int = ANY) -> tuple[Aggregate, int]:
+    aggregate = Aggregate()
+    for count, record in enumerate(records):
+        if not aggregate.add(*record, limit_bytes):
+            return aggregate, count
+    return aggregate, len(records)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_reader_finds_the_records_that_were_added(seed: int) -> None:
+    random = Random(seed)
+    records = [random_record(random) for _ in range(random.choice([1, 2, 20, 300]))]
+    aggregate, _ = filled(records)
+    blob = aggregate.to_bytes()
+    assert parse(blob) == records
+    theirs = deaggregate(blob)
+    assert theirs is not None
+    assert [(user.partition_key.encode(), user.explicit_hash_key, user.data) for user in theirs] == [
+        (key, hash_key.decode() if hash_key is not None else None, data) for key, hash_key, data in records
+    ]
+    entry = {"Data": blob, "PartitionKey": "a", "SequenceNumber": "1", "ApproximateArrivalTimestamp": 1.0}
+    users = [user["kinesis"] for user in iter_deaggregate_records([entry], data_format="Boto3")]
+    read = [(user["partitionKey"].encode(), base64.b64decode(user["data"])) for user in users]
+    assert read == [(key, data) for key, _, data in records]
+    for user, (_, hash_key, _) in zip(users, records, strict=True):
+        if hash_key is not None:  # to others this reader gives the table's first
+            assert user["explicitHashKey"] == hash_key.decode()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_size_is_exact_and_never_passes_the_limit(seed: int) -> None:
+    random = Random(seed)
+    records = [random_record(random) for _ in range(300)]
+    limit = random.choice([100, 1_000, 51_200])
+    while records:
+        aggregate, count = filled(records, limit)
+        assert count >= 1, "the first one always fits"
+        assert aggregate.records == count
+        assert aggregate.size == len(aggregate.to_bytes())
+        assert aggregate.size <= limit or count == 1
+        if count < len(records):
+            assert filled(records[: count + 1])[0].size > limit, "it was full"
+        records = records[count:]
+
+
+def test_a_record_that_is_refused_leaves_nothing_behind() -> None:
+    aggregate = Aggregate()
+    aggregate.add(b"a", None, b"1", 100)
+    before = aggregate.to_bytes()
+    assert not aggregate.add(b"new key", b"99", b"x" * 100, 100)
+    assert (aggregate.to_bytes(), aggregate.records) == (before, 1)
+    assert aggregate.add(b"b", b"5", b"2", 100)
+    assert parse(aggregate.to_bytes()) == [UserRecord(b"a", None, b"1"), UserRecord(b"b", b"5", b"2")]
+
+
+def test_tables_hold_each_key_once_in_order_of_first_use() -> None:
+    once, _ = filled([UserRecord(b"key-a", b"123456789", b"1")])
+    twice, _ = filled([UserRecord(b"key-a", b"123456789", b"1")] * 2)
+    assert twice.to_bytes().count(b"key-a") == twice.to_bytes().count(b"123456789") == 1
+    assert twice.size - once.size == len(b"\x1a\x07\x08\x00\x10\x00\x1a\x011")
+
+
+def test_the_bytes_of_a_known_aggregate_never_change() -> None:
+    aggregate, _ = filled([UserRecord(b"a", None, b"one"), UserRecord(b"b", b"7", b"two"), UserRecord(b"a", b"7", b"")])
+    message = b"\x0a\x01a\x0a\x01b" + b"\x12\x017"
+    message += (
+        b"\x1a\x07\x08\x00\x1a\x03one" + b"\x1a\x09\x08\x01\x10\x00\x1a\x03two" + b"\x1a\x06\x08\x00\x10\x00\x1a\x00"
+    )
+    assert aggregate.to_bytes() == MAGIC + message + hashlib.md5(message, usedforsecurity=False).digest()
+
+
+@pytest.mark.parametrize(
+    ("number", "encoded"),
+    [
+        (0, "00"),
+        (1, "01"),
+        (127, "7f"),
+        (128, "8001"),
+        (300, "ac02"),
+        (2**32 - 1, "ffffffff0f"),
+        (2**63, "80" * 9 + "01"),
+    ],
+)
+def test_varints(number: int, encoded: str) -> None:
+    assert varint(number).hex() == encoded
+
+
+def test_whatever_is_no_aggregate_is_a_plain_record() -> None:
+    blob = filled([UserRecord(b"k", b"1", b"data"), UserRecord(b"l", None, b"more")])[0].to_bytes()
+    assert parse(b"") is None
+    assert parse(MAGIC) is None
+    assert parse(blob[1:]) is None
+    for size in range(len(blob)):
+        assert parse(blob[:size]) is None
+    for at in range(len(blob)):
+        damaged = bytearray(blob)
+        damaged[at] ^= 1
+        assert parse(bytes(damaged)) is None
+
+
+def test_damage_under_a_right_digest_never_raises() -> None:
+    random = Random(1)
+    blob = filled([UserRecord(b"k", b"1", b"data"), UserRecord(b"l", None, b"more")])[0].to_bytes()
+    message = blob[len(MAGIC) : len(blob) - FRAMING_BYTES + len(MAGIC)]
+    for _ in range(5_000):
+        damaged = bytearray(message)
+        for _ in range(random.randint(1, 4)):
+            damaged[random.randrange(len(damaged))] = random.randrange(256)
+        del damaged[random.randint(1, len(damaged)) :]
+        found = parse(MAGIC + damaged + hashlib.md5(damaged, usedforsecurity=False).digest())
+        assert found is None or all(isinstance(record, UserRecord) for record in found)

@@ -1,0 +1,297 @@
+"""A request's body holds its rows as Kinesis reads them, within every bound; an answer of any bytes is understood."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from random import Random
+from typing import Any
+
+import orjson
+import pytest
+
+from producerd.core.aggregation import parse
+from producerd.core.entries import AGGREGATE_KEY, Answer, EncodedRequest, Piece, RequestFailed, encode, parse_answer
+from producerd.core.lanes import Lane
+from producerd.core.shards import MAX_HASH_KEY, hash_of_key
+from producerd.core.spans import Span, sort_rows
+from producerd.errors import Code
+from producerd.testing import FakeKinesis
+from tests.core.test_spans import Row, content, even_map, rows_of
+from tests.simulation import STREAM, make_rules
+
+SPECIAL_KEYS = [b'"', b"\\", b"\x00", b"\n\t\x1f", b"</script>", b"\x7f", "é€😀".encode(), "\u2028".encode(), b"%b{}"]
+
+
+def pieces_of(rows: list[Row], shards: int = 1) -> list[Piece]:
+    result = sort_rows([rows_of(rows)], even_map(shards), 1)
+    lanes = {place: Lane(f"shard-{place}") for place in range(shards)}
+    return [Piece(lanes[place], span) for place, span in result.spans]
+
+
+def users_of(pieces: list[Piece]) -> list[tuple[str, bytes, int, bool]]:
+    """key, data, hash, explicit of each row of a request, in order."""
+    found = []
+    for _, span in pieces:
+        for at in range(span.first, span.last):
+            key, data, number, explicit = content(span, at)
+            found.append((key.decode() or "-", data, number, explicit))
+    return found
+
+
+def read_body(encoded: EncodedRequest) -> list[dict[str, Any]]:
+    body = json.loads(encoded.body)
+    assert set(body) == {"StreamName", "Records"}
+    assert body["StreamName"] == STREAM
+    assert encoded.sha256 == hashlib.sha256(encoded.body).hexdigest()
+    entries: list[dict[str, Any]] = body["Records"]
+    assert len(entries) == encoded.entries == len(encoded.lanes)
+    assert encoded.payload_bytes == sum(
+        len(base64.b64decode(entry["Data"])) + len(entry["PartitionKey"].encode()) for entry in entries
+    )
+    return entries
+
+
+def check(pieces: list[Piece], encoded: EncodedRequest, rules: Any) -> None:
+    """Every entry holds exactly its rows, of its lane, within every bound."""
+    entries = read_body(encoded)
+    users = users_of(pieces)
+    lane_of_row = [piece.lane for piece in pieces for _ in range(piece.span.records)]
+    raw_of_row = [piece.span.raw for piece in pieces for _ in range(piece.span.records)]
+    assert len(entries) <= rules.request_max_records
+    assert encoded.payload_bytes <= rules.request_max_bytes or len(entries) == 1
+    start = 0
+    for entry, end, lane in zip(entries, encoded.ends.tolist(), encoded.lanes.tolist(), strict=True):
+        rows = users[start:end]
+        assert {encoded.lane_table[lane]} == set(lane_of_row[start:end]), "an entry is of one lane"
+        data = base64.b64decode(entry["Data"], validate=True)
+        hash_key = entry.get("ExplicitHashKey")
+        if len(rows) == 1:
+            key, value, number, explicit = rows[0]
+            assert (entry["PartitionKey"], data) == (key, value)
+            assert hash_key == (str(number) if explicit else None)
+        else:
+            assert rules.aggregate
+            assert not any(raw_of_row[start:end])
+            assert entry["PartitionKey"] == AGGREGATE_KEY.decode()
+            assert hash_key == str(rows[0][2]), "an aggregate is placed by its first row"
+            inside = parse(data)
+            assert inside is not None
+            assert [(user.partition_key.decode(), user.data) for user in inside] == [row[:2] for row in rows]
+            for user, (_, _, number, explicit) in zip(inside, rows, strict=True):
+                assert user.explicit_hash_key == (b"%d" % number if explicit else None)
+            assert len(data) <= rules.aggregate_max_bytes
+            assert len(rows) <= rules.aggregate_max_records
+        start = end
+    assert 1 <= start <= len(users)
+
+
+def random_rows(random: Random) -> list[Row]:
+    keys = [None, b"", b"k", b"x" * 256, *SPECIAL_KEYS]
+    sizes = [0, 1, 50, 1_000, 5_000]
+    return [
+        (
+            random.choice(keys),
+            random.randbytes(random.choice(sizes)),
+            random.choice([None, None, b"", b"0", b"%d" % MAX_HASH_KEY, b"%d" % random.getrandbits(128)]),
+        )
+        for _ in range(random.choice([1, 2, 30, 700]))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_entries_hold_their_rows_within_every_bound(seed: int) -> None:
+    random = Random(seed)
+    rules = make_rules(
+        aggregate=bool(seed % 2),
+        aggregate_max_bytes=random.choice([200, 2_000, 51_200]),
+        aggregate_max_records=random.choice([1, 2, 7, 2**32 - 1]),
+        request_max_records=random.choice([1, 3, 500]),
+        request_max_bytes=random.choice([10, 3_000, 1 << 20]),
+    ).entries
+    pieces = pieces_of(random_rows(random), random.choice([1, 4]))
+    if random.random() < 0.4:
+        pieces = [Piece(lane, span._replace(raw=random.random() < 0.5)) for lane, span in pieces]
+    total = sum(piece.span.records for piece in pieces)
+    done = 0
+    while pieces and done < 20:  # what is handed back makes the next request
+        encoded = encode(STREAM, pieces, rules)
+        check(pieces, encoded, rules)
+        pieces = drop(pieces, int(encoded.ends[-1]))
+        done += 1
+    assert total
+
+
+def drop(pieces: list[Piece], rows: int) -> list[Piece]:
+    left: list[Piece] = []
+    for lane, span in pieces:
+        gone = min(rows, span.records)
+        rows -= gone
+        if gone < span.records:
+            left.append(Piece(lane, span.cut(span.first + gone)[1]))
+    return left
+
+
+@pytest.mark.parametrize("key", SPECIAL_KEYS)
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_a_key_that_json_must_escape_arrives_as_it_was(key: bytes, aggregate: bool) -> None:
+    pieces = pieces_of([(b"plain", b"0", None), (key, b"1", None), (b"plain", b"2", None)])
+    entries = read_body(encode(STREAM, pieces, make_rules().entries))
+    assert [entry["PartitionKey"].encode() for entry in entries] == [b"plain", key, b"plain"]
+    (alone,) = read_body(encode(STREAM, pieces_of([(key, b"1", None)]), make_rules(aggregate=aggregate).entries))
+    assert alone["PartitionKey"].encode() == key
+
+
+def test_a_null_key_is_sent_as_a_dash_with_a_hash_key_of_its_own() -> None:
+    entries = read_body(encode(STREAM, pieces_of([(None, b"1", None), (b"", b"2", None)]), make_rules().entries))
+    assert [entry["PartitionKey"] for entry in entries] == ["-", "-"]
+    hashes = {int(entry["ExplicitHashKey"]) for entry in entries}
+    assert len(hashes) == 2
+    assert hash_of_key(b"-") not in hashes
+
+
+def test_a_request_holds_500_entries_and_hands_the_rest_back() -> None:
+    pieces = pieces_of([(b"k%d" % i, b"d", None) for i in range(501)])
+    encoded = encode(STREAM, pieces, make_rules().entries)
+    assert (encoded.entries, encoded.ends[-1]) == (500, 500)
+
+
+def test_a_request_stops_at_its_bytes_and_an_entry_larger_than_that_goes_alone() -> None:
+    rules = make_rules(request_max_bytes=1_000).entries
+    encoded = encode(STREAM, pieces_of([(b"k", b"x" * 332, None)] * 4), rules)
+    assert encoded.ends.tolist() == [1, 2, 3]
+    assert encoded.payload_bytes == 999
+    encoded = encode(STREAM, pieces_of([(b"k", b"x" * 2_000, None)] * 2), rules)
+    assert encoded.ends.tolist() == [1]
+
+
+def test_an_aggregate_that_no_longer_fits_is_handed_back_whole() -> None:
+    rules = make_rules(aggregate=True, aggregate_max_bytes=1_000, request_max_bytes=1_500).entries
+    pieces = pieces_of([(b"k", b"x" * 100, None)] * 20)
+    encoded = encode(STREAM, pieces, rules)
+    assert encoded.entries == 1
+    assert 1 < encoded.ends[-1] < 20
+
+
+def test_what_is_taken_is_what_the_service_stores() -> None:
+    """The fake Kinesis, whose reader is not ours, finds each user record."""
+    random = Random(9)
+    for aggregate in (False, True):
+        kinesis = FakeKinesis()
+        stream = kinesis.create_stream(STREAM, 4)
+        pieces = pieces_of(random_rows(random) + random_rows(random), 4)
+        rules = make_rules(aggregate=aggregate, request_max_records=500, request_max_bytes=9 << 20).entries
+        encoded = encode(STREAM, pieces, rules)
+        reply = kinesis.handle("PutRecords", encoded.body, 0.0)
+        answer = parse_answer(reply.body, encoded.entries)
+        assert isinstance(answer, Answer)
+        assert (answer.errors == -1).all()
+        read = stream.read()
+        assert read.dropped_aggregates == 0
+        sent = users_of(pieces)[: int(encoded.ends[-1])]
+        assert [(user.partition_key, user.data) for user in read.records] == [row[:2] for row in sent]
+
+
+# ---- answers
+
+
+def stored(shard_id: str) -> dict[str, str]:
+    return {"SequenceNumber": "1", "ShardId": shard_id}
+
+
+def failed(code: str, message: str = "m") -> dict[str, str]:
+    return {"ErrorCode": code, "ErrorMessage": message}
+
+
+def answer_of(*results: Any) -> Answer:
+    answer = parse_answer(orjson.dumps({"FailedRecordCount": 0, "Records": results}), len(results))
+    assert isinstance(answer, Answer)
+    return answer
+
+
+def meanings(answer: Answer) -> list[str | tuple[str, str]]:
+    pairs = zip(answer.shards.tolist(), answer.errors.tolist(), strict=True)
+    return [answer.shard_table[shard] if error < 0 else answer.error_table[error] for shard, error in pairs]
+
+
+def test_each_result_of_an_answer_is_a_shard_or_an_error() -> None:
+    answer = answer_of(stored("a"), failed("X"), stored("b"), stored("a"), failed("X"), failed("X", "n"), failed("Y"))
+    assert meanings(answer) == ["a", ("X", "m"), "b", "a", ("X", "m"), ("X", "n"), ("Y", "m")]
+    assert all((shard < 0) != (error < 0) for shard, error in zip(answer.shards, answer.errors, strict=True))
+    assert answer.error_table == (("X", "m"), ("X", "n"), ("Y", "m"))
+
+
+def test_an_answer_is_read_by_its_results_and_not_by_its_count_of_failures() -> None:
+    body = orjson.dumps({"FailedRecordCount": 7, "Records": [stored("a")]})
+    answer = parse_answer(body, 1)
+    assert isinstance(answer, Answer)
+    assert meanings(answer) == ["a"]
+
+
+def test_a_result_that_says_nothing_is_a_failure_and_never_a_success() -> None:
+    assert meanings(answer_of({}, {"SequenceNumber": "1"})) == [("InternalFailure", "None")] * 2
+
+
+@pytest.mark.parametrize("results", [0, 1, 3])
+def test_another_number_of_results_makes_every_entry_unknown(results: int) -> None:
+    found = parse_answer(orjson.dumps({"Records": [stored("a")] * results}), 2)
+    assert isinstance(found, RequestFailed)
+    assert (found.code, found.maybe_stored, found.timed_out) == (Code.RESULT_COUNT, True, False)
+    assert f"{results} results for 2 entries" in found.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"7",
+        b'"Records"',
+        b'["Records"]',
+        b"{}",
+        b'{"Records": null}',
+        b'{"Records": 2}',
+        b'{"Records": "ab"}',
+        b'{"Records": {"a": 1, "b": 2}}',
+        b'{"Records": [null, null]}',
+        b'{"Records": [1, 2]}',
+        b'{"Records": ["a", "b"]}',
+        b'{"Records": [[], []]}',
+        b'{"Records": [{"ShardId": []}, {"ShardId": {}}]}',
+        b'{"Records": [{"ShardId": "a"}, {"ShardId": "b"}',
+        b"\xff\xfe",
+        b"<html>Service Unavailable</html>",
+    ],
+)
+def test_an_answer_that_is_none_makes_every_entry_unknown(body: bytes) -> None:
+    found = parse_answer(body, 2)
+    assert isinstance(found, RequestFailed)
+    assert (found.code, found.maybe_stored) == (Code.RESULT_COUNT, True)
+
+
+def test_thousands_of_damaged_answers_are_understood_or_unknown() -> None:
+    random = Random(1)
+    whole = orjson.dumps({"FailedRecordCount": 1, "Records": [stored("shard-0"), failed("X"), stored("shard-1")]})
+    for _ in range(5_000):
+        damaged = bytearray(whole)
+        for _ in range(random.randint(1, 4)):
+            damaged[random.randrange(len(damaged))] = random.choice(b'"{}[],:0a\\\xff' + random.randbytes(1))
+        if random.random() < 0.2:
+            del damaged[random.randrange(len(damaged)) :]
+        found = parse_answer(bytes(damaged), 3)
+        if isinstance(found, Answer):
+            assert len(meanings(found)) == 3
+        else:
+            assert found.maybe_stored
+
+
+def test_the_first_span_is_never_empty() -> None:
+    """`encode` writes at least one entry, however small the bounds: a request always gets on."""
+    rules = make_rules(aggregate=True, aggregate_max_bytes=1, request_max_bytes=1, request_max_records=1).entries
+    pieces = pieces_of([(b"k", b"data", None)] * 3)
+    encoded = encode(STREAM, pieces, rules)
+    assert encoded.ends.tolist() == [1]
+    assert isinstance(pieces[0].span, Span)

@@ -1,0 +1,272 @@
+"""The bulk check finds exactly the rows that a check of each row would, and only bytes that cannot be end a session."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from producerd.core import intake
+from producerd.core.shards import MAX_HASH_KEY
+from producerd.errors import Code, ProtocolError
+from producerd.wire.columns import FLAG_HASH_KEYS, FLAG_VALIDITY, PREFIX, Body, Layout, lay_out, parse_body
+from tests.simulation import make_body
+
+Values = list[bytes | None]
+NULL, NOT_UTF8, LONG, LARGE, HASH = "null", "not UTF-8", "characters", "record", "hash key"
+
+
+def reasons_of(key: bytes, value: bytes | None, hash_key: bytes, max_record_bytes: int) -> set[str]:
+    """The oracle: what is wrong with one row, by the page."""
+    found = set()
+    if value is None:
+        found.add(NULL)
+    try:
+        if len(key.decode()) > 256:
+            found.add(LONG)
+    except UnicodeDecodeError:
+        found.add(NOT_UTF8)
+    if len(key) + len(value or b"") > max_record_bytes:
+        found.add(LARGE)
+    if hash_key:
+        text = hash_key.decode("latin-1")
+        good = all(digit in "0123456789" for digit in text) and (text == "0" or text[0] != "0")
+        if not good or int(text) > MAX_HASH_KEY:
+            found.add(HASH)
+    return found
+
+
+def reasons_found(rows: intake.Rows) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for bad in rows.bad:
+        (reason,) = [word for word in (NULL, NOT_UTF8, LONG, LARGE, HASH) if word in bad.message]
+        assert bad.code == (Code.RECORD_TOO_LARGE if reason is LARGE else Code.RECORD_INVALID)
+        for row in bad.rows.tolist():
+            found.setdefault(row, set()).add(reason)
+    return found
+
+
+def values_of(column: memoryview, offsets: Any) -> list[bytes]:
+    at = offsets.tolist()
+    return [bytes(column[a:b]) for a, b in pairwise(at)]
+
+
+KEYS: Values = [
+    None,
+    b"",
+    b"k",
+    b"\x00",
+    b"x" * 256,
+    b"x" * 257,
+    "é".encode() * 256,
+    "é".encode() * 257,
+    "€".encode() * 256,
+    "😀".encode() * 256,
+    "😀".encode() * 257,
+    "😀".encode() * 200 + b"x" * 56,
+    "😀".encode() * 200 + b"x" * 57,
+]
+DAMAGED_KEYS: Values = [
+    b"\xff",
+    b"\x80",  # continues what no key began
+    "é".encode()[:1],
+    "é".encode()[1:],
+    "😀".encode()[:2],
+    "😀".encode()[2:],
+    b"\xc0\x80",  # overlong
+    b"\xed\xa0\x80",  # half of a surrogate pair
+    b"\xf4\x90\x80\x80",  # beyond Unicode
+    b"\xff" * 300,
+    b"x" * 300 + b"\xff",
+]
+HASH_KEYS: Values = [
+    None,
+    b"",
+    b"0",
+    b"1",
+    b"9",
+    b"00",
+    b"01",
+    b"10",
+    b"-1",
+    b"+1",
+    b" 1",
+    b"1 ",
+    b"1.0",
+    b"1e3",
+    b"0x1",
+    b"\x00",
+    b"\xd9\xa1",  # a digit, but not one of ASCII
+    b":",
+    b"/",
+    b"9" * 38,
+    b"%d" % (MAX_HASH_KEY - 1),
+    b"%d" % MAX_HASH_KEY,
+    b"%d" % (MAX_HASH_KEY + 1),
+    b"%d" % (MAX_HASH_KEY + 10**38),
+    b"1" * 39,
+    b"3" * 39,
+    b"4" + b"0" * 38,
+    b"0" * 39,
+    b"9" * 39,
+    b"3402823669209384634633746074317682114:5",
+    b"34028236692093846346337460743176821145/",
+    b"1" * 40,
+    b"1" * 100,
+]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("hashed", [False, True])
+def test_the_bulk_check_agrees_with_a_check_of_each_row(damaged: bool, hashed: bool) -> None:
+    random = Random(damaged * 2 + hashed)
+    limit = 1_100
+    for _ in range(600):
+        records = random.randint(1, 12)
+        pool = KEYS + DAMAGED_KEYS if damaged else KEYS
+        keys = [random.choice(pool) for _ in range(records)]
+        data = [random.choice([None, b"", b"d", b"\xff" * 843, b"d" * 844, b"d" * 1_200]) for _ in range(records)]
+        hashes = [random.choice(HASH_KEYS) for _ in range(records)] if hashed else None
+        rows = intake.check(make_body(lay_out(keys, data, hashes)), limit)
+        expected = {
+            row: reasons_of(keys[row] or b"", data[row], (hashes[row] or b"") if hashes else b"", limit)
+            for row in range(records)
+        }
+        found = reasons_found(rows)
+        for row, reasons in expected.items():
+            got = found.get(row, set())
+            if NOT_UTF8 in got | reasons:
+                # How many characters such a key has is anybody's guess.
+                assert NOT_UTF8 in got & reasons, (row, keys)
+                got, reasons = got - {LONG}, reasons - {LONG}
+            assert got == reasons, (row, keys, data, hashes)
+        assert rows.null_keys == sum(not key for key in keys)
+        assert values_of(rows.keys, rows.key_offsets) == [key or b"" for key in keys]
+        assert values_of(rows.data, rows.data_offsets) == [value or b"" for value in data]
+        assert rows.records == records
+
+
+@pytest.mark.parametrize("hash_key", HASH_KEYS)
+def test_each_hash_key_is_judged_as_a_number(hash_key: bytes | None) -> None:
+    rows = intake.check(make_body(lay_out([b"k"], [b"d"], [hash_key])), 100)
+    assert bool(rows.bad) == bool(reasons_of(b"k", b"d", hash_key or b"", 100))
+
+
+def test_random_hash_keys_around_the_largest_are_judged_as_numbers() -> None:
+    random = Random(1)
+    numbers = [MAX_HASH_KEY + random.randint(-3, 3) * 10 ** random.randint(0, 37) for _ in range(3_000)]
+    rows = intake.check(make_body(lay_out([b"k"] * 3_000, [b""] * 3_000, [b"%d" % number for number in numbers])), 100)
+    found = set(rows.bad[0].rows.tolist())
+    assert found == {row for row, number in enumerate(numbers) if number > MAX_HASH_KEY}
+
+
+def test_characters_cut_in_two_by_a_row_s_edge_mark_both_rows() -> None:
+    """The column is UTF-8 as a whole: only the rows' edges show it."""
+    euro = "€".encode()
+    for cut in (1, 2):
+        rows = intake.check(make_body(lay_out([b"a", euro[:cut], b"", euro[cut:], b"z"], [b"d"] * 5)), 100)
+        assert reasons_found(rows) == {1: {NOT_UTF8}, 3: {NOT_UTF8}}
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_columns_without_a_byte_are_rows_like_others(hashed: bool) -> None:
+    rows = intake.check(make_body(lay_out([None] * 9, [b""] * 9, [None] * 9 if hashed else None)), 100)
+    assert not rows.bad
+    assert rows.null_keys == 9
+    assert values_of(rows.data, rows.data_offsets) == [b""] * 9
+
+
+@pytest.mark.law("wire")
+def test_offsets_of_an_arrow_slice_may_start_anywhere() -> None:
+    random = Random(2)
+    for _ in range(200):
+        records = random.randint(2, 40)
+        keys = [random.choice([None, b"", b"k%d" % row]) for row in range(records)]
+        data = [random.choice([None, b"", b"value %d" % row]) for row in range(records)]
+        first = random.randrange(records)
+        last = random.randint(first + 1, records)
+        body = _sliced_body(pa.array(keys, pa.binary()), pa.array(data, pa.binary()), first, last)
+        rows = intake.check(body, 1_000)
+        assert values_of(rows.keys, rows.key_offsets) == [key or b"" for key in keys[first:last]]
+        assert values_of(rows.data, rows.data_offsets) == [value or b"" for value in data[first:last]]
+        nulls = {row: {NULL} for row, value in enumerate(data[first:last]) if value is None}
+        assert reasons_found(rows) == nulls
+
+
+def _sliced_body(keys: Any, data: Any, first: int, last: int) -> Body:
+    parts, lengths = [], []
+    for array in (keys, data):
+        offsets = array.buffers()[1].to_pybytes()[4 * first : 4 * last + 4]
+        start, end = struct.unpack_from("<i", offsets)[0], struct.unpack_from("<i", offsets, len(offsets) - 4)[0]
+        parts += [offsets, (array.buffers()[2].to_pybytes() if array.buffers()[2] else b"")[start:end]]
+        lengths.append(end - start)
+    bits = [value is not None for value in data[first:last].to_pylist()]
+    validity = bytes(sum(bit << i for i, bit in enumerate(bits[at : at + 8])) for at in range(0, len(bits), 8))
+    layout = Layout(last - first, lengths[0], lengths[1], 0, FLAG_VALIDITY)
+    prefix = PREFIX.pack(1, layout.records, layout.key_bytes, layout.data_bytes, 0)
+    return parse_body(prefix + parts[0] + parts[2] + validity + parts[1] + parts[3], FLAG_VALIDITY)
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize("column", ["key", "data", "hash key"])
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        (0, 5, 4, 6),  # falls
+        (0, 7, 7, 6),  # falls at its end
+        (0, 2**31 - 1, 3, 6),  # falls from far
+        (0, -1, 3, 6),
+        (-1, 0, 3, 5),  # starts before the column
+        (-(2**31), 0, 3, -(2**31) + 6),
+        (2**31 - 3, -(2**31), -(2**31) + 1, -(2**31) + 3),  # overflows
+        (0, 1, 3, 5),  # too short
+        (0, 1, 3, 7),  # too long
+        (1, 1, 3, 6),
+        (0, 0, 0, 2**31 - 1),
+        (2**31 - 1, 0, 0, 5),
+    ],
+)
+def test_offsets_that_cannot_be_are_a_protocol_error(column: str, offsets: tuple[int, ...]) -> None:
+    good = struct.pack("<4i", 0, 1, 3, 6)
+    bad = struct.pack("<4i", *offsets)
+    columns = [bad if column == name else good for name in ("key", "data", "hash key")]
+    payload = PREFIX.pack(1, 3, 6, 6, 6) + b"".join(columns) + b"123456" * 3
+    with pytest.raises(ProtocolError, match=f"the {column} offsets"):
+        intake.check(parse_body(payload, FLAG_HASH_KEYS), 100)
+
+
+@pytest.mark.law("wire")
+def test_the_largest_offsets_that_can_be_are_taken() -> None:
+    high = struct.pack("<4i", *(2**31 - 7 + at for at in (0, 1, 3, 6)))
+    rows = intake.check(parse_body(PREFIX.pack(1, 3, 6, 6, 0) + high + high + b"abcdef" * 2, 0), 100)
+    assert values_of(rows.keys, rows.key_offsets) == [b"a", b"bc", b"def"]
+    assert not rows.bad
+
+
+@pytest.mark.law("wire")
+def test_thousands_of_damaged_bodies_give_rows_or_a_protocol_error() -> None:
+    random = Random(3)
+    laid_out = lay_out([b"k", None, "é€".encode()], [b"data", b"", None], [None, b"0", b"%d" % MAX_HASH_KEY])
+    whole = laid_out.body_prefix(1) + b"".join(bytes(part) for part in laid_out.parts)
+    for at in range(PREFIX.size, len(whole)):
+        for _ in range(20):
+            damaged = bytearray(whole)
+            damaged[at] = random.randrange(256)
+            damaged[random.randrange(PREFIX.size, len(whole))] = random.choice([0, 1, 0x7F, 0x80, 0xFF])
+            try:
+                rows = intake.check(parse_body(damaged, laid_out.layout.flags), 100)
+            except ProtocolError:
+                continue
+            for offsets, column in ((rows.key_offsets, rows.keys), (rows.data_offsets, rows.data)):
+                assert offsets[0] == 0
+                assert offsets[-1] == len(column)
+
+
+def test_reasons_never_quote_the_data() -> None:
+    rows = intake.check(make_body(lay_out([b"secret\xff", b"secret" * 99], [b"secret" * 99] * 2, [b"secret"] * 2)), 100)
+    assert len(rows.bad) == 4
+    assert all("secret" not in bad.message for bad in rows.bad)

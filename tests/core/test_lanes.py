@@ -1,0 +1,115 @@
+"""A lane hands out its rows in order, within bounds, and skips those whose caller is gone."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from producerd.core.frame import Frame
+from producerd.core.lanes import ENTRY_OVERHEAD_BYTES, MAX_REQUESTS_PER_LANE, Lane
+from producerd.core.spans import QUEUED, SETTLED, Job, Span, sort_rows
+from tests.core.test_spans import even_map, rows_of
+
+ANY = 2**40
+
+
+def filled(sizes: list[int], first_number: int = 0) -> tuple[Lane, Job]:
+    """A lane with a row of each size, all of one job."""
+    rows = rows_of([(b"k", b"x" * size, None) for size in sizes])
+    result = sort_rows([rows], even_map(1), 1)
+    job = Job([Frame(None, 1, rows, 10**6)], result)
+    lane = Lane("shard-0")
+    for _, span in result.spans:
+        lane.append(span)
+    return lane, job
+
+
+def positions(spans: list[Span]) -> list[int]:
+    return [at for span in spans for at in range(span.first, span.last)]
+
+
+def size_of(spans: list[Span]) -> int:
+    return sum(int(span.sizes()[-1]) + ENTRY_OVERHEAD_BYTES * span.records for span in spans)
+
+
+@pytest.mark.law("Lane")
+@pytest.mark.parametrize("seed", range(200))
+def test_rows_leave_in_order_within_both_bounds_and_none_is_lost(seed: int) -> None:
+    random = Random(seed)
+    sizes = [random.choice([0, 10, 1_000, 30_000]) for _ in range(random.randint(1, 60))]
+    lane, job = filled(sizes)
+    dead = {at for at in range(len(sizes)) if random.random() < random.choice([0, 0.3, 0.95])}
+    got: list[int] = []
+    while lane.spans:
+        if random.random() < 0.3:
+            for at in dead - set(got):
+                job.state[at] = SETTLED
+        records, room = random.choice([1, 5, 1_000]), random.choice([100, 5_000, 100_000])
+        taken, used = lane.take(records, room, random.choice([0, ANY]))
+        assert used == size_of(taken)
+        found = positions(taken)
+        assert len(found) <= records
+        assert used <= room or len(found) == 1
+        assert all(job.state[at] == QUEUED for at in found)
+        if taken and random.random() < 0.3:
+            lane.put_back(taken)
+        else:
+            got += found
+            # A row in a request is not dead any more.
+            dead -= set(found)
+        assert lane.queued == sum(span.records for span in lane.spans)
+    assert got == sorted(got)
+    assert set(got) | {at for at in range(len(sizes)) if job.state[at] == SETTLED} == set(range(len(sizes)))
+    assert len(set(got)) == len(got)
+    assert lane.queued == 0
+
+
+@pytest.mark.law("Lane")
+def test_rows_that_come_back_stand_in_front_in_their_order() -> None:
+    lane, _ = filled([10] * 20)
+    first, _ = lane.take(5, ANY)
+    second, _ = lane.take(5, ANY)
+    lane.put_back(second)
+    lane.put_back(first)
+    again, _ = lane.take(20, ANY)
+    assert positions(again) == list(range(20))
+
+
+def test_a_row_larger_than_the_bound_goes_alone_only_where_that_is_allowed() -> None:
+    lane, _ = filled([10, 50_000, 10])
+    taken, _ = lane.take(10, 1_000, ANY)
+    assert positions(taken) == [0]
+    assert lane.take(10, 1_000, 0) == ([], 0)
+    assert lane.take(10, 1_000, 50_000) == ([], 0), "its key and overhead count too"
+    taken, used = lane.take(10, 1_000, 50_000 + 1 + ENTRY_OVERHEAD_BYTES)
+    assert positions(taken) == [1]
+    assert used == 50_000 + 1 + ENTRY_OVERHEAD_BYTES
+    assert positions(lane.take(10, 1_000)[0]) == [2]
+
+
+def test_a_lane_of_nothing_but_dead_rows_gives_nothing_and_forgets_them() -> None:
+    lane, job = filled([10] * 20)
+    job.state[:] = SETTLED
+    assert lane.take(10, ANY, ANY) == ([], 0)
+    assert (lane.queued, len(lane.spans)) == (0, 0)
+
+
+def test_dead_rows_in_the_middle_cut_a_span_in_two() -> None:
+    lane, job = filled([10] * 9)
+    job.state[np.array([0, 3, 4, 8])] = SETTLED
+    taken, _ = lane.take(100, ANY)
+    assert [(span.first, span.last) for span in taken] == [(1, 3), (5, 8)]
+
+
+@pytest.mark.law("Lane")
+def test_a_lane_sends_with_rows_few_requests_and_no_hold_off() -> None:
+    lane, _ = filled([10])
+    assert lane.may_send(5.0)
+    lane.hold_until = 5.5
+    assert not lane.may_send(5.0)
+    assert lane.may_send(5.5)
+    lane.in_flight = MAX_REQUESTS_PER_LANE
+    assert not lane.may_send(6.0)
+    assert not Lane("empty").may_send(6.0)

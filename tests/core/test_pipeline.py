@@ -1,0 +1,997 @@
+"""The pipeline's stories, one at a time: when a batch seals, what each answer does to its rows, and how rows end."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from producerd.core.aggregation import parse
+from producerd.core.budget import QueueBudget
+from producerd.core.entries import RequestFailed, encode, parse_answer
+from producerd.core.frame import Frame
+from producerd.core.pipeline import FAILURES_TO_HOLD, INVALID_TO_DOUBT_STREAM, Pipeline, Request, SortJob
+from producerd.core.retry import HealthState
+from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
+from producerd.core.spans import sort_rows
+from producerd.errors import Code, Outcome
+from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
+from tests.core.test_frame import on_the_wire
+from tests.core.test_spans import Row, even_map, rows_of
+from tests.simulation import STREAM, make_rules
+
+THROTTLED = "ProvisionedThroughputExceededException"
+REFUSED = RequestFailed("AccessDeniedException", "not authorized", maybe_stored=False)
+INVALID = RequestFailed("ValidationException", "1 validation error detected", maybe_stored=False)
+LOST = RequestFailed(Code.UNREACHABLE, "connection reset", maybe_stored=True)
+UNSENT = RequestFailed(Code.UNREACHABLE, "connection refused", maybe_stored=False)
+
+
+class Desk:
+    """Hands work to one pipeline and back by hand; `now` is where the story is."""
+
+    def __init__(
+        self,
+        shard_map: ShardMap | None = None,
+        *,
+        known: bool = True,
+        limit_records: int = 10_000,
+        limit_bytes: int = 64 << 20,
+        **rules: Any,
+    ) -> None:
+        self.now = 100.0
+        self.budget = QueueBudget(limit_records, limit_bytes)
+        shard_map = (shard_map or even_map(1)) if known else None
+        self.pipeline = Pipeline(make_rules(**rules), self.budget, Random(1), shard_map)
+        self.ids = 0
+
+    def submit(self, rows: Sequence[Row] | int, owner: object = "caller") -> Frame:
+        """Accept a frame, granted as the gate would."""
+        if isinstance(rows, int):
+            rows = [(b"k%d" % (i % 10), b"row %d" % i, None) for i in range(rows)]
+        self.ids += 1
+        checked = rows_of(list(rows))
+        charge = FRAME_CHARGE_BYTES + RECORD_CHARGE_BYTES * len(rows)
+        charge += len(checked.keys) + len(checked.data) + len(checked.hash_keys or b"")
+        self.budget.take(len(rows), charge)
+        frame = Frame(owner, self.ids, checked, charge)
+        self.pipeline.submit(frame, self.now)
+        return frame
+
+    def job(self) -> SortJob:
+        job = self.pipeline.take_job(self.now)
+        assert job is not None
+        return job
+
+    def sorted(self, job: SortJob) -> None:
+        self.pipeline.sorted(job.frames, sort_rows(job.rows, job.shard_map, job.seed), job.shard_map)
+
+    def sort(self) -> None:
+        """Whatever waits is sealed and sorted."""
+        self.pipeline.press(self.now)
+        while (job := self.pipeline.take_job(self.now + 1)) is not None:
+            self.sorted(job)
+
+    def send(self) -> Sent:
+        sent = self.try_send()
+        assert sent is not None, "nothing to send"
+        return sent
+
+    def try_send(self) -> Sent | None:
+        request = self.pipeline.take_request(self.now)
+        return Sent(self, request) if request is not None else None
+
+    def send_all(self) -> list[Sent]:
+        found = []
+        while (sent := self.try_send()) is not None:
+            found.append(sent)
+        return found
+
+    def finished(self) -> list[Frame]:
+        return self.pipeline.take_finished()
+
+    def is_empty(self) -> bool:
+        assert self.pipeline.idle == (self.pipeline.queued_records == 0)
+        if not self.pipeline.idle:
+            return False
+        assert (self.budget.used_records, self.budget.used_bytes, self.pipeline.in_flight_bytes) == (0, 0, 0)
+        return True
+
+
+class Sent:
+    """A request on its way: what the service sees of it, and the answers to it."""
+
+    def __init__(self, desk: Desk, request: Request) -> None:
+        self.desk = desk
+        self.request = request
+        self.encoded = encode(STREAM, request.pieces, desk.pipeline.rules.entries)
+        desk.pipeline.encoded(request, self.encoded)
+        self.entries: list[dict[str, Any]] = json.loads(self.encoded.body)["Records"]
+
+    @property
+    def data(self) -> list[bytes]:
+        return [base64.b64decode(entry["Data"]) for entry in self.entries]
+
+    @property
+    def users(self) -> list[bytes]:
+        """The data of every user record in it."""
+        found = []
+        for data in self.data:
+            inside = parse(data)
+            found += [user.data for user in inside] if inside is not None else [data]
+        return found
+
+    def stored(self, shard_id: str = "shard-0") -> None:
+        self.answer([{"SequenceNumber": "1", "ShardId": shard_id}] * len(self.entries))
+
+    def stored_as_predicted(self) -> None:
+        table, lanes = self.encoded.lane_table, self.encoded.lanes.tolist()
+        self.answer([{"SequenceNumber": "1", "ShardId": table[lane].shard_id} for lane in lanes])
+
+    def throttle(self, entries: set[int]) -> None:
+        good = {"SequenceNumber": "1", "ShardId": "shard-0"}
+        bad = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
+        self.answer([bad if i in entries else good for i in range(len(self.entries))])
+
+    def answer(self, results: list[dict[str, Any]]) -> None:
+        body = json.dumps({"FailedRecordCount": 0, "Records": results}).encode()
+        self.desk.pipeline.complete(self.request, parse_answer(body, len(self.entries)), self.desk.now)
+
+    def fail(self, failed: RequestFailed) -> None:
+        self.desk.pipeline.complete(self.request, failed, self.desk.now)
+
+
+def ends_of(frame: Frame) -> dict[int, tuple[int, str, bool]]:
+    ack = on_the_wire(frame.result())
+    return {row: (code.outcome, code.code, code.maybe_stored) for row, code in ack.failed_rows()}
+
+
+# ---- batches
+
+
+@pytest.mark.law("Pipeline")
+def test_a_row_goes_from_its_frame_to_its_acknowledgement_and_leaves_nothing() -> None:
+    desk = Desk()
+    frame = desk.submit(10)
+    desk.sort()
+    sent = desk.send()
+    assert sorted(sent.data) == [b"row %d" % i for i in range(10)]
+    assert desk.finished() == []
+    sent.stored()
+    assert desk.finished() == [frame]
+    assert desk.finished() == [], "once"
+    assert frame.result().stored == 10
+    assert desk.is_empty()
+
+
+def test_a_batch_seals_at_a_quarter_of_the_byte_limit_or_at_a_mebibyte() -> None:
+    for limit, frames_to_seal in ((1 << 20, 3), (64 << 20, 11)):
+        desk = Desk(limit_bytes=limit)
+        for count in range(1, frames_to_seal + 1):
+            assert desk.pipeline.take_job(desk.now) is None, f"sealed before frame {count}"
+            desk.submit([(b"k", b"x" * 100_000, None)])
+        assert len(desk.job().frames) == frames_to_seal
+        assert desk.pipeline.stats.flushes == {"size": 1}
+
+
+def test_a_batch_seals_at_a_quarter_of_the_record_limit_and_with_a_limit_of_1_at_once() -> None:
+    desk = Desk(limit_records=40)
+    desk.submit(9)
+    assert desk.pipeline.take_job(desk.now) is None
+    desk.submit(1)
+    assert len(desk.job().frames) == 2
+    desk = Desk(limit_records=1)
+    desk.submit(1)
+    assert len(desk.job().frames) == 1
+
+
+def test_a_batch_seals_when_it_has_lingered_and_says_when_that_is() -> None:
+    desk = Desk(linger_seconds=0.25)
+    assert desk.pipeline.next_time() is None
+    desk.submit(1)
+    desk.now = 100.2
+    desk.submit(1)
+    assert desk.pipeline.next_time() == 100.25
+    assert desk.pipeline.take_job(100.249) is None
+    desk.now = 100.25
+    assert len(desk.job().frames) == 2
+    assert desk.pipeline.stats.flushes == {"linger": 1}
+    assert desk.pipeline.next_time() is None
+
+
+def test_a_flush_seals_only_what_its_owner_has_rows_in() -> None:
+    desk = Desk()
+    desk.submit(1, owner="a")
+    desk.pipeline.flush("b")
+    assert desk.pipeline.take_job(desk.now) is None
+    desk.pipeline.flush("a")
+    assert len(desk.job().frames) == 1
+    desk.pipeline.flush("a")
+    assert desk.pipeline.stats.flushes == {"flush": 1}
+
+
+@pytest.mark.law("AdmissionGate")
+def test_pressure_seals_unless_work_that_may_be_sent_waits_already() -> None:
+    desk = Desk()
+    desk.pipeline.press(desk.now)
+    desk.submit(1)
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.stats.flushes == {"pressure": 1}
+    desk.submit(1)
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.stats.flushes == {"pressure": 1}, "a sealed batch waits"
+    job = desk.job()
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.stats.flushes == {"pressure": 1}, "one is being sorted"
+    desk.sorted(job)
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.stats.flushes == {"pressure": 1}, "a lane may send"
+    desk.send()
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.stats.flushes == {"pressure": 2}
+
+
+def test_pressure_seals_while_the_only_lane_holds_off() -> None:
+    desk = Desk()
+    desk.submit(1)
+    desk.sort()
+    desk.send().throttle({0})
+    desk.submit(1)
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.stats.flushes["pressure"] == 2
+
+
+# ---- throttling, retries
+
+
+@pytest.mark.law("Lane")
+def test_throttled_rows_return_to_the_front_and_only_their_lane_holds_off() -> None:
+    desk = Desk(even_map(2), request_max_records=4)
+    low, high = b"0", b"%d" % MAX_HASH_KEY
+    desk.submit([(b"k", b"low %d" % i, low) for i in range(8)] + [(b"k", b"high %d" % i, high) for i in range(8)])
+    desk.sort()
+    first, second = desk.send(), desk.send()
+    assert first.data == [b"low %d" % i for i in range(4)]
+    assert second.data == [b"high %d" % i for i in range(4)]
+    first.throttle({1, 3})
+    assert desk.pipeline.stats.throttled_records == 2
+    # The other lane goes on at once, the throttled one not before its time.
+    for sent in desk.send_all():
+        assert all(data.startswith(b"high") for data in sent.data)
+    due = desk.pipeline.next_time()
+    assert due is not None
+    assert desk.now + 0.01 <= due <= desk.now + 0.2
+    desk.now = due
+    again = desk.send()
+    assert again.data == [b"low 1", b"low 3", b"low 4", b"low 5"]
+
+
+def test_rows_that_fail_for_a_while_wait_out_a_delay_and_their_mates_are_stored() -> None:
+    desk = Desk()
+    frame = desk.submit(10)
+    desk.sort()
+    sent = desk.send()
+    good, bad = {"SequenceNumber": "1", "ShardId": "shard-0"}, {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
+    sent.answer([bad if i in (2, 5) else good for i in range(10)])
+    assert desk.pipeline.queued_records == 2
+    assert desk.try_send() is None
+    due = desk.pipeline.next_time()
+    assert due is not None
+    assert due >= desk.now + 0.01
+    desk.now = due
+    sent_again: list[bytes] = []
+    while not frame.finished:  # the two may have waited apart
+        if (again := desk.try_send()) is not None:
+            sent_again += again.data
+            again.stored()
+        desk.now = desk.pipeline.next_time() or desk.now
+    assert sorted(sent_again) == [b"row 2", b"row 5"]
+    assert frame.result().retries == 2
+    assert frame.result().possible_duplicates == 0
+    assert desk.is_empty()
+
+
+@pytest.mark.law("RetryPolicy")
+@pytest.mark.parametrize("failure", [LOST, UNSENT, RequestFailed("ThrottlingException", "slow down", False)])
+def test_an_outage_makes_few_requests_a_second(failure: RequestFailed) -> None:
+    desk = Desk(request_max_records=10)
+    desk.submit(2_000)
+    desk.sort()
+    start, requests = desk.now, 0
+    while desk.now < start + 60:
+        for sent in desk.send_all():
+            requests += 1
+            sent.fail(failure)
+        due = desk.pipeline.next_time()
+        assert due is not None
+        assert due > desk.now, "a time that has passed is no time to wait for"
+        desk.now = due
+    assert requests < 24 + 60, "at most one window, then about one every 2.5 s"
+
+
+@pytest.mark.law("RetryPolicy")
+def test_a_stream_is_held_only_when_whole_requests_fail_with_no_success_between() -> None:
+    desk = Desk(even_map(8), request_max_records=1)
+    desk.submit([(b"key %d" % i, b"d", None) for i in range(100)])
+    desk.sort()
+    sents = desk.send_all()
+    assert len(sents) == 24
+    for sent in sents[: FAILURES_TO_HOLD - 1]:
+        sent.fail(LOST)
+    sents[FAILURES_TO_HOLD - 1].stored()
+    for sent in sents[FAILURES_TO_HOLD : 2 * FAILURES_TO_HOLD - 1]:
+        sent.fail(LOST)
+    assert desk.pipeline._hold_until == 0.0
+    sents[2 * FAILURES_TO_HOLD - 1].fail(LOST)
+    assert desk.now < desk.pipeline._hold_until <= desk.now + 5.0
+
+
+@pytest.mark.law("RetryPolicy")
+def test_a_hold_that_is_over_hides_no_later_time() -> None:
+    """While one request is out after a hold, a batch that lingers is still told of."""
+    desk = Desk(request_max_records=1, linger_seconds=0.5)
+    desk.submit(8)
+    desk.sort()
+    for sent in desk.send_all():
+        sent.fail(UNSENT)
+    desk.now += 6
+    assert desk.try_send() is not None
+    assert desk.try_send() is None
+    desk.now += 1
+    desk.submit(1)
+    due = desk.pipeline.next_time()
+    assert due is not None
+    assert due > desk.now
+
+
+def test_rows_that_may_have_been_stored_before_are_told_as_possible_duplicates() -> None:
+    desk = Desk()
+    frame = desk.submit(5)
+    desk.sort()
+    desk.send().fail(LOST)
+    desk.now += 6
+    desk.send().stored()
+    assert (frame.result().stored, frame.result().possible_duplicates, frame.result().retries) == (5, 5, 5)
+    assert desk.is_empty()
+
+
+def test_answers_with_the_wrong_number_of_results_end_unknown_at_the_third() -> None:
+    desk = Desk()
+    frame = desk.submit(5)
+    desk.sort()
+    for attempt in range(3):
+        assert not frame.finished
+        sent = desk.send()
+        sent.answer([{"SequenceNumber": "1", "ShardId": "shard-0"}] * 4)
+        desk.now += 20 * (attempt + 1)
+    assert desk.finished() == [frame]
+    assert set(ends_of(frame).values()) == {(Outcome.UNKNOWN, Code.RESULT_COUNT, True)}
+    assert desk.is_empty()
+
+
+# ---- halving
+
+
+def test_halving_finds_the_one_bad_entry_among_500_and_stores_its_mates() -> None:
+    desk = Desk()
+    frame = desk.submit(500)
+    desk.sort()
+    requests = 0
+    stored: list[bytes] = []
+    while not frame.finished:
+        sent = desk.send()
+        requests += 1
+        if b"row 321" in sent.data:
+            sent.fail(INVALID)
+        else:
+            stored += sent.data
+            sent.stored()
+    assert ends_of(frame) == {321: (Outcome.NOT_STORED, Code.RECORD_INVALID, False)}
+    assert sorted(stored) == sorted(b"row %d" % i for i in range(500) if i != 321)
+    assert requests <= 2 * 10
+    assert desk.pipeline.health.state is HealthState.WORKING
+    assert desk.is_empty()
+
+
+def test_halving_finds_the_bad_row_inside_an_aggregate() -> None:
+    desk = Desk(aggregate=True, aggregate_max_bytes=2_000)
+    frame = desk.submit(300)
+    desk.sort()
+    stored: list[bytes] = []
+    while not frame.finished:
+        sent = desk.send()
+        if b"row 123" in sent.users:
+            sent.fail(INVALID)
+        else:
+            stored += sent.users
+            sent.stored()
+    assert ends_of(frame) == {123: (Outcome.NOT_STORED, Code.RECORD_INVALID, False)}
+    assert sorted(stored) == sorted(b"row %d" % i for i in range(300) if i != 123)
+    assert desk.is_empty()
+
+
+def test_a_record_that_the_service_finds_too_large_ends_as_such() -> None:
+    desk = Desk()
+    frame = desk.submit(1)
+    desk.sort()
+    message = "Value at 'records.1.member.data' failed: Member must have length less than or equal to 1048576"
+    desk.send().fail(RequestFailed("ValidationException", message, maybe_stored=False))
+    assert ends_of(frame) == {0: (Outcome.NOT_STORED, Code.RECORD_TOO_LARGE, False)}
+
+
+def test_a_stream_that_refuses_entry_after_entry_with_one_message_is_doubted() -> None:
+    desk = Desk()
+    frame = desk.submit(500)
+    desk.sort()
+    requests = 0
+    while not frame.finished:
+        for sent in desk.send_all():
+            requests += 1
+            sent.fail(INVALID)
+    assert desk.pipeline.health.state is HealthState.BROKEN
+    assert requests <= 200, "depth first: the single entries come soon"
+    assert requests >= INVALID_TO_DOUBT_STREAM
+    assert len(ends_of(frame)) == 500
+    assert desk.is_empty()
+
+
+def test_a_request_that_could_not_be_made_fails_only_the_row_that_raises() -> None:
+    """An exception of ours is halved like a bad entry, before anything was encoded too."""
+    desk = Desk()
+    frame = desk.submit(20)
+    desk.sort()
+    internal = RequestFailed(Code.INTERNAL, "the daemon failed; see its log", maybe_stored=False)
+    while not frame.finished:
+        request = desk.pipeline.take_request(desk.now)
+        assert request is not None
+        encoded = encode(STREAM, request.pieces, desk.pipeline.rules.entries)
+        if base64.b64encode(b"row 7") + b'"' in encoded.body:
+            desk.pipeline.complete(request, internal, desk.now)
+        else:
+            Sent(desk, request).stored()
+    assert ends_of(frame) == {7: (Outcome.NOT_STORED, Code.INTERNAL, False)}
+    assert desk.pipeline.health.state is HealthState.WORKING
+    assert desk.is_empty()
+
+
+def test_only_the_frame_that_cannot_be_sorted_gets_internal() -> None:
+    desk = Desk()
+    first, poison, last = desk.submit(5), desk.submit(5), desk.submit(5)
+    desk.pipeline.press(desk.now)
+    job = desk.job()
+    for frame, rows in zip(job.frames, job.rows, strict=True):
+        if frame is poison:
+            desk.pipeline.unsortable(frame)
+        else:
+            desk.pipeline.sorted([frame], sort_rows([rows], job.shard_map, 1), job.shard_map)
+    assert desk.finished() == [poison]
+    assert set(ends_of(poison).values()) == {(Outcome.NOT_STORED, Code.INTERNAL, False)}
+    desk.send().stored()
+    assert desk.finished() == [first, last]
+    assert desk.is_empty()
+
+
+# ---- health
+
+
+def test_a_stream_that_never_worked_breaks_at_once_and_every_queued_row_ends_with_the_service_s_message() -> None:
+    desk = Desk(request_max_records=5)
+    lanes = desk.submit(20, owner="a")
+    desk.sort()
+    sent, other = desk.send(), desk.send()
+    sealed = desk.submit(3, owner="b")
+    desk.pipeline.flush("b")
+    sorting = desk.submit(3, owner="c")
+    desk.pipeline.flush("c")
+    jobs = [desk.job()]
+    filling = desk.submit(3, owner="d")
+    sent.fail(REFUSED)
+    assert desk.pipeline.refuses(desk.now) is not None
+    assert {frame.frame_id for frame in desk.finished()} == {sealed.frame_id, sorting.frame_id, filling.frame_id}
+    assert not lanes.finished, "five of its rows are in a request"
+    other.stored()
+    assert desk.pipeline.health.state is HealthState.WORKING, "the first stored record mends it"
+    assert desk.finished() == [lanes]
+    assert lanes.result().stored == 5
+    for frame in (lanes, sealed, sorting, filling):
+        assert set(ends_of(frame).values()) == {(Outcome.NOT_STORED, Code.ACCESS_DENIED, False)}
+        assert on_the_wire(frame.result()).codes[0].message == "not authorized"
+    for job in jobs:
+        desk.sorted(job)
+    while (more := desk.pipeline.take_job(desk.now + 1)) is not None:
+        desk.sorted(more)
+    assert desk.try_send() is None
+    assert desk.is_empty()
+
+
+def test_a_broken_stream_refuses_callers_with_its_message_and_lets_a_probe_in() -> None:
+    desk = Desk()
+    desk.submit(1)
+    desk.sort()
+    desk.send().fail(REFUSED)
+    refusal = desk.pipeline.refuses(desk.now)
+    assert refusal is not None
+    assert (refusal.code, refusal.message) == (Code.ACCESS_DENIED, "not authorized")
+    desk.now += 6
+    assert desk.pipeline.refuses(desk.now) is None
+    assert desk.pipeline.refuses(desk.now) is not None, "one"
+    probe = desk.submit(1)
+    desk.sort()
+    desk.send().stored()
+    assert probe.result().stored == 1
+    assert desk.pipeline.health.state is HealthState.WORKING
+    assert desk.pipeline.refuses(desk.now) is None
+
+
+def test_a_stream_that_worked_keeps_its_rows_for_the_grace_and_sends_one_request_at_a_time() -> None:
+    desk = Desk(request_max_records=5, permanent_error_grace_seconds=60.0)
+    desk.submit(1)
+    desk.sort()
+    desk.send().stored()
+    frame = desk.submit(50)
+    desk.sort()
+    start = desk.now
+    desk.send().fail(REFUSED)
+    while desk.pipeline.health.state is HealthState.SUSPECT:
+        assert not frame.finished
+        sents = desk.send_all()
+        assert len(sents) <= 1
+        for sent in sents:
+            desk.now += 0.5
+            sent.fail(REFUSED)
+        desk.now = max(desk.now, desk.pipeline.next_time() or desk.now)
+    assert desk.now >= start + 60
+    assert frame.finished
+    assert {end[:2] for end in ends_of(frame).values()} == {(Outcome.NOT_STORED, Code.ACCESS_DENIED)}
+    assert desk.is_empty()
+
+
+# ---- the shard map
+
+
+def test_without_a_map_plain_records_flow_through_one_lane() -> None:
+    desk = Desk(known=False)
+    assert desk.pipeline.wants_shard_map
+    frame = desk.submit(20)
+    desk.sort()
+    sent = desk.send()
+    assert len(sent.data) == 20
+    sent.stored("shard-7")
+    assert frame.finished
+    assert desk.pipeline.stats.shard_mispredictions == 0
+    assert desk.is_empty()
+
+
+def test_aggregates_wait_for_the_map_and_go_out_when_it_comes() -> None:
+    desk = Desk(known=False, aggregate=True)
+    frame = desk.submit(20)
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.take_job(desk.now) is None
+    assert desk.pipeline.next_time() == desk.now + 10.0
+    desk.now += 9.9
+    assert desk.pipeline.refuses(desk.now) is None
+    desk.pipeline.set_shard_map(even_map(1))
+    assert not desk.pipeline.wants_shard_map
+    desk.sort()
+    desk.send().stored()
+    assert frame.finished
+    assert desk.is_empty()
+
+
+def test_aggregates_without_a_map_in_time_are_refused_with_what_to_do() -> None:
+    desk = Desk(known=False, aggregate=True)
+    frame = desk.submit(20)
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.take_job(desk.now) is None
+    desk.pipeline.shard_map_failed("AccessDeniedException", "no ListShards for you", desk.now)
+    late = desk.submit(3)
+    desk.now += 10.0
+    assert desk.pipeline.take_job(desk.now) is None
+    assert desk.finished() == [frame, late]
+    for ended in (frame, late):
+        assert set(ends_of(ended).values()) == {(Outcome.NOT_STORED, Code.SHARD_MAP_MISSING, False)}
+    refusal = desk.pipeline.refuses(desk.now)
+    assert refusal is not None
+    assert "no ListShards for you" in refusal.message
+    assert "allow kinesis:ListShards" in refusal.message
+    assert desk.is_empty()
+    desk.pipeline.set_shard_map(even_map(1))
+    assert desk.pipeline.refuses(desk.now) is None
+
+
+def test_a_body_that_comes_after_the_wait_for_a_map_ended_is_told_in_time_too() -> None:
+    """It was granted before; the time that has passed must not hide when its batch is due."""
+    desk = Desk(known=False, aggregate=True, linger_seconds=0.1)
+    desk.submit(1)
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.take_job(desk.now) is None
+    desk.now += 10.0
+    assert desk.pipeline.take_job(desk.now) is None
+    desk.finished()
+    desk.now += 5.0
+    late = desk.submit(1)
+    assert desk.pipeline.next_time() == desk.now + 0.1
+    desk.now += 0.1
+    assert desk.pipeline.take_job(desk.now) is None
+    assert desk.finished() == [late]
+    assert desk.pipeline.next_time() is None
+    assert not desk.pipeline._sealed, "nothing is kept of batches that ended"
+    assert desk.is_empty()
+
+
+@pytest.mark.parametrize("code", ["ResourceNotFoundException", "UnrecognizedClientException"])
+def test_a_stream_that_is_not_there_is_told_from_its_listing(code: str) -> None:
+    desk = Desk(known=False)
+    frame = desk.submit(1)
+    desk.pipeline.shard_map_failed(code, "no such thing", desk.now)
+    assert desk.pipeline.health.state is HealthState.BROKEN
+    assert desk.finished() == [frame]
+    while (job := desk.pipeline.take_job(desk.now + 1)) is not None:
+        desk.sorted(job)
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+def test_an_aggregate_that_another_shard_answers_is_not_acknowledged_and_its_rows_go_raw() -> None:
+    desk = Desk(even_map(2), aggregate=True)
+    frame = desk.submit([(b"k", b"%d" % i, b"0") for i in range(10)])
+    desk.sort()
+    sent = desk.send()
+    assert len(sent.entries) == 1
+    sent.stored("shard-9")
+    assert not frame.finished
+    assert desk.pipeline.stats.shard_mispredictions == 1
+    assert desk.pipeline.wants_shard_map
+    again = desk.send()
+    assert again.data == [b"%d" % i for i in range(10)], "ten records, and no aggregate"
+    again.stored("shard-9")
+    assert frame.result().stored == 10
+    assert frame.result().possible_duplicates == 10
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+def test_a_raw_record_is_delivered_wherever_it_was_stored() -> None:
+    for aggregate in (False, True):
+        desk = Desk(even_map(2), aggregate=aggregate)
+        frame = desk.submit(1)
+        desk.sort()
+        desk.send().stored("shard-9")
+        assert frame.result().stored == 1
+        assert desk.pipeline.wants_shard_map
+        assert desk.is_empty()
+
+
+@pytest.mark.law("Lane")
+def test_lanes_of_closed_shards_are_forgotten_once_their_rows_are_gone() -> None:
+    desk = Desk(even_map(4))
+    frame = desk.submit(100)
+    desk.sort()
+    sent = desk.send()
+    desk.pipeline.set_shard_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]))
+    sent.fail(UNSENT)
+    assert desk.pipeline.idle is False
+    desk.now += 6
+    for sent in desk.send_all():
+        sent.stored("merged")
+    assert frame.finished
+    assert set(desk.pipeline._lanes) <= {"merged"}
+
+
+@pytest.mark.law("Lane")
+def test_lanes_of_closed_shards_are_forgotten_when_their_rows_lose_their_caller() -> None:
+    desk = Desk(even_map(4))
+    desk.submit(100)
+    desk.sort()
+    desk.send().fail(UNSENT)
+    desk.pipeline.set_shard_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]))
+    desk.pipeline.discard("caller")
+    desk.now += 6
+    assert desk.try_send() is None
+    assert not desk.pipeline._lanes
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Lane")
+def test_at_most_four_requests_of_a_lane_are_in_flight() -> None:
+    desk = Desk(request_max_records=1)
+    desk.submit(10)
+    desk.sort()
+    sents = desk.send_all()
+    assert len(sents) == 4
+    sents[0].stored()
+    assert len(desk.send_all()) == 1
+
+
+def test_requests_in_flight_are_bounded_by_count_and_bytes_or_are_exactly_one() -> None:
+    desk = Desk(even_map(16), request_max_records=1, max_in_flight_requests=3)
+    desk.submit([(b"key %d" % i, b"d", None) for i in range(100)])
+    desk.sort()
+    assert len(desk.send_all()) == 3
+    desk = Desk(even_map(16), request_max_records=1, max_in_flight_bytes=1_000, request_max_bytes=400)
+    desk.submit([(b"key %d" % i, b"x" * 200, None) for i in range(100)])
+    desk.sort()
+    sents = desk.send_all()
+    assert len(sents) >= 2
+    assert desk.pipeline.in_flight_bytes <= 1_000
+    desk = Desk(request_max_bytes=400, max_in_flight_bytes=1_000)
+    desk.submit([(b"k", b"x" * 5_000, None)] * 2)
+    desk.sort()
+    assert len(desk.send_all()) == 1
+
+
+def test_rows_that_did_not_fit_go_back_to_the_front() -> None:
+    desk = Desk(aggregate=True, aggregate_max_bytes=60, request_max_records=3)
+    frame = desk.submit([(b"k", b"%03d" % i, b"0") for i in range(40)])
+    desk.sort()
+    seen: list[bytes] = []
+    while not frame.finished:
+        sent = desk.send()
+        assert len(sent.entries) <= 3
+        seen += sent.users
+        sent.stored_as_predicted()
+    assert seen == [b"%03d" % i for i in range(40)]
+    assert desk.is_empty()
+
+
+# ---- owners that vanish, and the end
+
+
+STAGES = ("filling", "sealed", "sorting", "lanes", "request", "encoded", "later", "alone", "held", "handed back")
+
+
+def staged(stage: str) -> tuple[Desk, Frame, list[Any]]:
+    """A frame of 20 rows that has come as far as a stage, and what is under way there."""
+    desk = Desk(request_max_records=8)
+    frame = desk.submit(20)
+    if stage == "filling":
+        return desk, frame, []
+    desk.pipeline.flush("caller")
+    if stage == "sealed":
+        return desk, frame, []
+    job = desk.job()
+    if stage == "sorting":
+        return desk, frame, [job]
+    desk.sorted(job)
+    if stage == "lanes":
+        return desk, frame, []
+    if stage == "request":
+        request = desk.pipeline.take_request(desk.now)
+        assert request is not None
+        return desk, frame, [request]
+    if stage == "handed back":
+        request = desk.pipeline.take_request(desk.now)
+        assert request is not None
+        tight = make_rules(request_max_records=3).entries
+        desk.pipeline.encoded(request, encode(STREAM, request.pieces, tight))
+        return desk, frame, [request]
+    sent = desk.send()
+    if stage == "encoded":
+        return desk, frame, [sent]
+    {"later": lambda: sent.fail(UNSENT), "alone": lambda: sent.fail(INVALID), "held": lambda: sent.throttle({0, 5})}[
+        stage
+    ]()
+    return desk, frame, []
+
+
+def go_on(desk: Desk, under_way: list[Any]) -> int:
+    """Finish what is under way, and send whatever is left; returns how many rows were sent after it."""
+    for work in under_way:
+        if isinstance(work, SortJob):
+            desk.sorted(work)
+        elif isinstance(work, Sent):
+            work.stored()
+        elif work.encoded is None:
+            Sent(desk, work).stored()
+        else:
+            body = json.dumps({"Records": [{"SequenceNumber": "1", "ShardId": "shard-0"}] * work.encoded.entries})
+            desk.pipeline.complete(work, parse_answer(body.encode(), work.encoded.entries), desk.now)
+    rows = 0
+    for _ in range(100):
+        desk.now += 1.0
+        while (job := desk.pipeline.take_job(desk.now)) is not None:
+            desk.sorted(job)
+        for sent in desk.send_all():
+            rows += len(sent.users)
+            sent.stored()
+    return rows
+
+
+@pytest.mark.law("Row")
+@pytest.mark.parametrize("stage", STAGES)
+def test_rows_of_an_owner_that_is_gone_end_at_once_unless_they_are_in_a_request(stage: str) -> None:
+    desk, frame, under_way = staged(stage)
+    stored_before = desk.pipeline.stats.delivered_records
+    in_request = sum(request.records for request in desk.pipeline._in_flight)
+    desk.pipeline.discard("caller")
+    assert desk.budget.used_records == in_request, "records are free at once"
+    assert desk.pipeline.stats.discarded_records["disconnected"] == 20 - in_request - stored_before
+    assert go_on(desk, under_way) == 0, "none is sent again"
+    assert desk.finished() == [], "nobody is there to be told"
+    assert frame.finished
+    assert desk.is_empty()
+    assert desk.pipeline.next_time() is None
+
+
+@pytest.mark.law("Row")
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("failure", [LOST, UNSENT, INVALID, REFUSED])
+def test_rows_in_a_request_that_fails_end_too_once_their_owner_is_gone(stage: str, failure: RequestFailed) -> None:
+    desk, frame, under_way = staged(stage)
+    desk.pipeline.discard("caller")
+    for work in under_way:
+        if isinstance(work, SortJob):
+            desk.sorted(work)
+        else:
+            request = work.request if isinstance(work, Sent) else work
+            desk.pipeline.complete(request, failure, desk.now)
+    assert frame.finished
+    assert go_on(desk, []) == 0
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+@pytest.mark.parametrize("stage", STAGES)
+def test_rows_whose_owner_is_gone_but_wants_them_delivered_are_delivered(stage: str) -> None:
+    desk, frame, under_way = staged(stage)
+    desk.pipeline.disown("caller")
+    go_on(desk, under_way)
+    assert frame.finished
+    assert frame.tallies[Outcome.STORED] == 20
+    assert desk.finished() == []
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("failure", [None, LOST, UNSENT, INVALID])
+def test_a_drain_gives_back_what_is_in_no_request(stage: str, failure: RequestFailed | None) -> None:
+    desk, frame, under_way = staged(stage)
+    stored = frame.tallies[Outcome.STORED]
+    in_request = sum(request.records for request in desk.pipeline._in_flight)
+    desk.pipeline.drain()
+    assert frame.tallies[Outcome.RETURNED] == 20 - in_request - stored
+    for work in under_way:
+        if isinstance(work, SortJob) or failure is None:
+            assert go_on(desk, [work]) == 0
+        else:
+            desk.pipeline.complete(work.request if isinstance(work, Sent) else work, failure, desk.now)
+    assert go_on(desk, []) == 0
+    assert desk.finished() == [frame]
+    if failure is None and in_request:
+        assert frame.tallies[Outcome.STORED] == stored + in_request
+    else:
+        assert frame.tallies[Outcome.RETURNED] == 20 - stored
+    maybe = sum(maybe_stored for _, _, maybe_stored in ends_of(frame).values())
+    assert maybe == (in_request if failure is LOST else 0)
+    assert desk.is_empty()
+
+
+def test_a_drain_still_sends_rows_that_have_no_owner_and_returns_what_comes_late() -> None:
+    desk = Desk()
+    orphan = desk.submit(5, owner="gone")
+    desk.pipeline.disown("gone")
+    kept = desk.submit(5, owner="here")
+    desk.pipeline.drain()
+    late = desk.submit(5, owner="here")
+    assert desk.finished() == [kept, late]
+    for frame in (kept, late):
+        assert frame.tallies[Outcome.RETURNED] == 5
+    go_on(desk, [])
+    assert orphan.tallies[Outcome.STORED] == 5
+    assert desk.is_empty()
+
+
+def test_at_the_deadline_every_row_ends_and_those_without_a_caller_are_counted() -> None:
+    desk = Desk()
+    orphan, kept = desk.submit(5, owner="gone"), desk.submit(3, owner="here")
+    desk.pipeline.disown("gone")
+    assert desk.pipeline.abandon() == 5
+    assert orphan.finished
+    assert desk.finished() == [kept]
+    assert desk.pipeline.stats.discarded_records["returned"] == 8
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Frame")
+@pytest.mark.parametrize("leave", ["discard", "disown"])
+def test_a_frame_whose_owner_left_after_it_was_finished_is_acknowledged_to_nobody(leave: str) -> None:
+    desk = Desk()
+    desk.submit(5)
+    desk.sort()
+    desk.send().stored()
+    getattr(desk.pipeline, leave)("caller")
+    assert desk.finished() == []
+
+
+@pytest.mark.law("Pipeline")
+def test_a_lagging_row_pins_its_own_buffer_and_not_its_job() -> None:
+    desk = Desk(even_map(2), request_max_bytes=100_000)
+    low, high = b"0", b"%d" % MAX_HASH_KEY
+    desk.submit([(b"k", b"x" * 10_000, high) for _ in range(50)] + [(b"k", b"slow", low)])
+    desk.sort()
+    for sent in desk.send_all():
+        slow = {i for i, data in enumerate(sent.data) if data == b"slow"}
+        sent.throttle(slow)
+    for sent in desk.send_all():
+        sent.stored_as_predicted()
+    assert desk.pipeline.queued_records == 1
+    assert desk.budget.used_bytes <= 64 * 1024 + FRAME_CHARGE_BYTES
+
+
+def test_a_bad_row_is_released_at_once_and_its_mates_are_sent() -> None:
+    desk = Desk()
+    checked = rows_of([(b"k", b"good", None), (b"k", None, None)])
+    charge = FRAME_CHARGE_BYTES + 2 * RECORD_CHARGE_BYTES + 6
+    desk.budget.take(2, charge)
+    frame = Frame("caller", 1, checked, charge)
+    frame.end_bad_rows(take_good=True)
+    desk.pipeline.submit(frame, desk.now)
+    assert desk.budget.used_records == 1
+    desk.sort()
+    sent = desk.send()
+    assert sent.data == [b"good"]
+    sent.stored()
+    assert ends_of(frame) == {1: (Outcome.NOT_STORED, Code.RECORD_INVALID, False)}
+    assert desk.is_empty()
+
+
+def test_a_probe_that_gets_no_answer_ends_with_the_service_s_message() -> None:
+    """A BROKEN stream keeps nobody waiting: what cannot be sent at once is told at once."""
+    desk = Desk()
+    desk.submit(1)
+    desk.sort()
+    desk.send().fail(REFUSED)
+    desk.finished()
+    probe = desk.submit(2)
+    desk.sort()
+    desk.send().fail(LOST)
+    assert desk.finished() == [probe]
+    assert ends_of(probe) == dict.fromkeys((0, 1), (Outcome.NOT_STORED, Code.ACCESS_DENIED, True))
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Lane")
+def test_a_lane_whose_rows_are_all_handed_back_is_in_no_request() -> None:
+    desk = Desk(even_map(2), aggregate=True, aggregate_max_bytes=60, request_max_records=50)
+    low, high = b"0", b"%d" % MAX_HASH_KEY
+    frame = desk.submit(
+        [(b"k", b"low %d" % i, low) for i in range(4)] + [(b"k", b"high %d" % i, high) for i in range(9)]
+    )
+    desk.sort()
+    request = desk.pipeline.take_request(desk.now)
+    assert request is not None
+    assert len(request.lanes) == 2
+    one_entry = make_rules(aggregate=True, request_max_records=1).entries
+    desk.pipeline.encoded(request, encode(STREAM, request.pieces, one_entry))
+    assert len(request.lanes) == 1
+    assert [lane.in_flight for lane in desk.pipeline._lanes.values()] == [1, 0]
+    encoded = request.encoded
+    assert encoded is not None
+    answer = json.dumps({"Records": [{"SequenceNumber": "1", "ShardId": "shard-0"}]}).encode()
+    desk.pipeline.complete(request, parse_answer(answer, 1), desk.now)
+    while not frame.finished:
+        desk.send().stored_as_predicted()
+    assert all(lane.in_flight == 0 for lane in desk.pipeline._lanes.values())
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+def test_rows_that_wait_alone_go_without_those_whose_owner_is_gone() -> None:
+    desk = Desk()
+    stays = desk.submit([(b"k%d" % i, b"a %d" % i, None) for i in range(8)], owner="a")
+    gone = desk.submit([(b"k%d" % i, b"b %d" % i, None) for i in range(5)], owner="b")
+    desk.sort()
+    desk.send().fail(INVALID)
+    desk.pipeline.discard("b")
+    for sent in desk.send_all():
+        assert all(data.startswith(b"a") for data in sent.data)
+        sent.stored()
+    assert gone.finished
+    assert desk.finished() == [stays]
+    assert stays.result().stored == 8
+    assert desk.is_empty()

@@ -1,0 +1,173 @@
+"""Every failure has a decision, nothing is tried again at once, and a stream's health follows its answers."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from botocore.loaders import Loader
+
+from producerd.core.retry import HealthState, InFlightWindow, Kind, RetryPolicy, StreamHealth, meaning_of
+from producerd.errors import Code
+from producerd.testing.rules import ENTRY_FAILURES, REQUEST_FAILURES
+
+H = HealthState
+
+PUT_RECORDS = {
+    "AccessDeniedException": (Kind.PERMANENT, Code.ACCESS_DENIED),
+    "DryRunOperationException": (Kind.TRANSIENT, Code.SERVICE_FAULT),  # only a request that asks for a dry run has it
+    "InternalFailureException": (Kind.TRANSIENT, Code.SERVICE_FAULT),
+    "InvalidArgumentException": (Kind.INVALID, Code.RECORD_INVALID),
+    "KMSAccessDeniedException": (Kind.PERMANENT, Code.KMS),
+    "KMSDisabledException": (Kind.PERMANENT, Code.KMS),
+    "KMSInvalidStateException": (Kind.PERMANENT, Code.KMS),
+    "KMSNotFoundException": (Kind.PERMANENT, Code.KMS),
+    "KMSOptInRequired": (Kind.PERMANENT, Code.KMS),
+    "KMSThrottlingException": (Kind.TRANSIENT, Code.THROTTLED),
+    "ProvisionedThroughputExceededException": (Kind.THROTTLED, Code.THROTTLED),
+    "ResourceNotFoundException": (Kind.PERMANENT, Code.STREAM_NOT_FOUND),
+}
+"""What botocore's model of the service lists for PutRecords."""
+COMMON = {
+    # https://docs.aws.amazon.com/kinesis/latest/APIReference/CommonErrors.html, and what the service really sends
+    "ExpiredTokenException": (Kind.PERMANENT, Code.CREDENTIALS),
+    "IncompleteSignature": (Kind.PERMANENT, Code.CREDENTIALS),
+    "InternalFailure": (Kind.TRANSIENT, Code.SERVICE_FAULT),
+    "InvalidClientTokenId": (Kind.PERMANENT, Code.CREDENTIALS),
+    "InvalidSignatureException": (Kind.PERMANENT, Code.CREDENTIALS),
+    "LimitExceededException": (Kind.TRANSIENT, Code.THROTTLED),
+    "MissingAuthenticationTokenException": (Kind.PERMANENT, Code.CREDENTIALS),
+    "NotAuthorized": (Kind.PERMANENT, Code.ACCESS_DENIED),
+    "OptInRequired": (Kind.PERMANENT, Code.ACCESS_DENIED),
+    "RequestExpired": (Kind.TRANSIENT, Code.CREDENTIALS),
+    "SerializationException": (Kind.INVALID, Code.RECORD_INVALID),
+    "ServiceUnavailable": (Kind.TRANSIENT, Code.SERVICE_FAULT),
+    "ThrottlingException": (Kind.TRANSIENT, Code.THROTTLED),
+    "UnrecognizedClientException": (Kind.PERMANENT, Code.CREDENTIALS),
+    "ValidationException": (Kind.INVALID, Code.RECORD_INVALID),
+    "SomethingNobodyHasSeenYet": (Kind.TRANSIENT, Code.SERVICE_FAULT),
+    "": (Kind.TRANSIENT, Code.SERVICE_FAULT),
+    Code.CREDENTIALS: (Kind.PERMANENT, Code.CREDENTIALS),
+    Code.INTERNAL: (Kind.INVALID, Code.INTERNAL),
+    Code.RESULT_COUNT: (Kind.TRANSIENT, Code.RESULT_COUNT),
+    Code.UNREACHABLE: (Kind.TRANSIENT, Code.UNREACHABLE),
+}
+
+
+@pytest.mark.law("RetryPolicy")
+def test_every_code_of_the_service_s_model_for_put_records_has_its_decision_here() -> None:
+    model = Loader().load_service_model("kinesis", "service-2")
+    assert {error["shape"] for error in model["operations"]["PutRecords"]["errors"]} == set(PUT_RECORDS)
+
+
+@pytest.mark.law("RetryPolicy")
+@pytest.mark.parametrize(("code", "decision"), [*PUT_RECORDS.items(), *COMMON.items()])
+def test_a_code_s_decision(code: str, decision: tuple[Kind, str]) -> None:
+    assert meaning_of(code) == decision
+
+
+@pytest.mark.law("RetryPolicy")
+def test_the_fake_s_own_failures_are_decided_too() -> None:
+    for code, _ in (*ENTRY_FAILURES.values(), *REQUEST_FAILURES.values()):
+        assert meaning_of(code) == {**PUT_RECORDS, **COMMON}[code]
+
+
+@pytest.mark.law("RetryPolicy")
+def test_no_delay_is_so_short_that_it_makes_a_hot_loop_or_so_long_that_rows_are_forgotten() -> None:
+    policy = RetryPolicy(Random(1))
+    for attempts in (0, 1, 5, 16, 17, 1_000, 10**9):
+        delays = [policy.delay(attempts) for _ in range(2_000)]
+        ceiling = min(5.0, 0.1 * 2.0 ** min(attempts, 16))
+        assert min(delays) >= 0.01
+        assert max(delays) <= ceiling
+        assert max(delays) > ceiling * 0.9
+        assert min(delays) < max(ceiling * 0.1, 0.011), "full jitter"
+    holds = [policy.hold() for _ in range(2_000)]
+    assert 0.01 <= min(holds) < 0.5
+    assert 4.5 < max(holds) <= 5.0
+
+
+@pytest.mark.law("RetryPolicy")
+def test_the_window_is_halved_by_a_time_out_and_grows_by_one_per_window_of_successes() -> None:
+    window = InFlightWindow(24)
+    assert window.size == 24
+    window.timed_out()
+    assert window.size == 12
+    for expected in (13, 14):
+        for _ in range(expected):
+            window.succeeded()
+        assert window.size in (expected - 1, expected)
+    for _ in range(10_000):
+        window.succeeded()
+    assert window.size == 24, "never over the most"
+
+
+@pytest.mark.law("RetryPolicy")
+def test_the_window_never_falls_below_one_request() -> None:
+    window = InFlightWindow(24)
+    for _ in range(50):
+        window.timed_out()
+        assert window.size >= 1
+        window.hold()
+        assert window.size == 1
+
+
+@pytest.mark.law("RetryPolicy")
+def test_after_a_hold_the_window_doubles_until_half_of_where_it_was() -> None:
+    window = InFlightWindow(24)
+    window.hold()
+    sizes = []
+    for _ in range(4):
+        for _ in range(window.size):
+            window.succeeded()
+        sizes.append(window.size)
+    assert sizes == [2, 4, 8, 12]
+
+
+def health() -> StreamHealth:
+    return StreamHealth(60.0, Random(1))
+
+
+def test_a_stream_that_never_worked_gets_no_patience() -> None:
+    stream = health()
+    assert (stream.state, stream.admits(0.0)) == (H.UNPROVEN, True)
+    stream.looks_permanent("ACCESS_DENIED", "no", 1.0)
+    assert (stream.state, stream.code, stream.message) == (H.BROKEN, "ACCESS_DENIED", "no")
+    assert not stream.admits(1.0)
+
+
+def test_a_stream_that_has_worked_gets_its_seconds_of_patience() -> None:
+    stream = health()
+    stream.stored()
+    stream.looks_permanent("KMS", "first", 100.0)
+    assert stream.state is H.SUSPECT
+    stream.looks_permanent("KMS", "again", 159.9)
+    assert (stream.state, stream.admits(159.9)) == (H.SUSPECT, True)
+    stream.looks_permanent("KMS", "last", 160.0)
+    assert (stream.state, stream.message) == (H.BROKEN, "last")
+
+
+def test_the_first_stored_record_mends_everything() -> None:
+    for broken in (False, True):
+        stream = health()
+        if not broken:
+            stream.stored()
+        stream.looks_permanent("KMS", "no", 1.0)
+        assert stream.state is (H.BROKEN if broken else H.SUSPECT)
+        stream.stored()
+        assert (stream.state, stream.code, stream.message) == (H.WORKING, "", "")
+        assert stream.admits(1.0)
+        stream.looks_permanent("KMS", "no", 90.0)
+        assert stream.state is H.SUSPECT, "patience starts anew"
+
+
+@pytest.mark.law("RetryPolicy")
+def test_a_broken_stream_lets_one_in_every_few_seconds() -> None:
+    stream = health()
+    stream.looks_permanent("KMS", "no", 0.0)
+    admitted = [at / 100 for at in range(60_00) if stream.admits(at / 100)]
+    gaps = [b - a for a, b in zip([0.0, *admitted[:-1]], admitted, strict=True)]
+    assert len(admitted) >= 10
+    assert min(gaps) >= 4.0
+    assert max(gaps) <= 6.01
+    assert len(set(gaps)) > 3, "jittered"

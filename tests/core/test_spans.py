@@ -1,0 +1,196 @@
+"""Sorting loses no row and doubles none: each good row is once in its shard, in its key's order, in small buffers."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from producerd.core import intake
+from producerd.core.frame import Frame
+from producerd.core.intake import Rows
+from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap, hash_of_key
+from producerd.core.spans import SPAN_BYTES, Job, SortedRows, Span, sort_rows
+from producerd.wire.columns import RECORD_CHARGE_BYTES, lay_out
+from tests.simulation import make_body
+
+Row = tuple[bytes | None, bytes | None, bytes | None]
+
+
+def even_map(shards: int) -> ShardMap:
+    edges = [i * 2**128 // shards for i in range(shards + 1)]
+    return ShardMap(Shard(f"shard-{i}", edges[i], edges[i + 1] - 1) for i in range(shards))
+
+
+def rows_of(rows: list[Row]) -> Rows:
+    keys, data, hashes = ([row[i] for row in rows] for i in range(3))
+    explicit = hashes if any(value is not None for value in hashes) else None
+    return intake.check(make_body(lay_out(keys, data, explicit)), 1 << 20)
+
+
+def random_rows(random: Random, tag: int) -> list[Row]:
+    rows: list[Row] = []
+    for i in range(random.choice([1, 3, 50, 400])):
+        size = random.choice([0, 1, 50, 500, random.choice([10, SPAN_BYTES - 100, SPAN_BYTES, 90_000])])
+        key = random.choice([None, b"", b"k%d" % random.randint(0, 9), b"\xff", b"x" * 300, b"key %d" % i])
+        data = random.choice([None, *[b"%d/%d:" % (tag, i) + b"d" * size] * 9])
+        hash_key = random.choice([None, None, b"", b"0", b"%d" % random.getrandbits(128), b"007", b"%d" % 2**128])
+        rows.append((key, data, hash_key))
+    return rows
+
+
+def content(span: Span, position: int) -> tuple[bytes, bytes, int, bool]:
+    """key, data, hash and whether that is explicit, of one row of a span."""
+    buffer = span.buffer
+    at = position - buffer.first
+    key = buffer.keys[buffer.key_offsets[at] : buffer.key_offsets[at + 1]]
+    data = buffer.data[buffer.data_offsets[at] : buffer.data_offsets[at + 1]]
+    number = int(buffer.hashes[0][at]) << 64 | int(buffer.hashes[1][at])
+    return key, data, number, buffer.explicit is not None and bool(buffer.explicit[at])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_good_row_is_once_in_its_shard_whole_and_in_order(seed: int) -> None:
+    random = Random(seed)
+    frames = [random_rows(random, tag) for tag in range(random.choice([1, 1, 2, 5]))]
+    checked = [rows_of(rows) for rows in frames]
+    shard_map = even_map(random.choice([1, 2, 5, 64]))
+    result = sort_rows(checked, shard_map, seed)
+    flat = [row for rows in frames for row in rows]
+    starts = np.cumsum([0, *map(len, frames)])
+    bad = {int(starts[i]) + row for i, rows in enumerate(checked) for one in rows.bad for row in one.rows.tolist()}
+    assert sorted(result.order.tolist()) == sorted(set(range(len(flat))) - bad)
+    position = 0
+    for place, span in result.spans:
+        assert span.first == position, "spans follow each other"
+        shard = shard_map.shards[place]
+        for position in range(span.first, span.last):
+            key, data, number, explicit = content(span, position)
+            wanted_key, wanted_data, wanted_hash = flat[int(result.order[position])]
+            assert (key, data) == (wanted_key or b"", wanted_data)
+            if wanted_hash:
+                assert (number, explicit) == (int(wanted_hash), True)
+            elif wanted_key:
+                assert (number, explicit) == (hash_of_key(wanted_key), False)
+            else:
+                assert explicit, "a null key's hash is its own"
+            assert shard.start <= number <= shard.end
+        position = span.last
+        # Within a shard the order of arrival stays.
+    assert position == len(result.order)
+    for place in range(len(shard_map)):
+        rows_there = [row for at, span in result.spans if at == place for row in result.order[span.first : span.last]]
+        assert rows_there == sorted(rows_there)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_spans_and_buffers_are_small_and_their_charge_is_their_rows(seed: int) -> None:
+    random = Random(seed)
+    checked = [rows_of(random_rows(random, tag)) for tag in range(random.choice([1, 3]))]
+    result = sort_rows(checked, even_map(random.choice([1, 4, 64])), seed)
+    assert sum(buffer.live for buffer in result.buffers) == len(result.order)
+    spans_of = {id(buffer): [span for _, span in result.spans if span.buffer is buffer] for buffer in result.buffers}
+    for buffer in result.buffers:
+        rows = len(buffer.key_offsets) - 1
+        assert buffer.charge_bytes == len(buffer.keys) + len(buffer.data) + RECORD_CHARGE_BYTES * rows
+        assert buffer.charge_bytes <= SPAN_BYTES or rows == 1
+        assert isinstance(buffer.data, bytes), "memory of its own, and no view that pins its job"
+        assert all(array.base is None for array in (*buffer.hashes, buffer.key_offsets, buffer.data_offsets))
+        spans = spans_of[id(buffer)]
+        assert (spans[0].first, spans[-1].last) == (buffer.first, buffer.first + rows), "whole spans"
+    for _, span in result.spans:
+        assert span.records >= 1
+        sizes = span.sizes()
+        assert sizes[0] == 0
+        assert sizes[-1] + RECORD_CHARGE_BYTES * span.records <= SPAN_BYTES or span.records == 1
+    # Neighbours of one shard that would fit one span are one.
+    for (a, one), (b, two) in zip(result.spans[:-1], result.spans[1:], strict=True):
+        first = int(two.sizes()[1]) + RECORD_CHARGE_BYTES
+        assert a != b or int(one.sizes()[-1]) + RECORD_CHARGE_BYTES * one.records + first > SPAN_BYTES
+    row_charge = sum(
+        len(rows.keys) + len(rows.data) + len(rows.hash_keys or b"") + RECORD_CHARGE_BYTES * rows.records
+        for rows in checked
+    )
+    assert sum(buffer.charge_bytes for buffer in result.buffers) <= row_charge
+
+
+def test_null_keys_are_spread_over_all_shards_by_the_seed() -> None:
+    rows: list[Row] = [(None, b"%d" % i, None) for i in range(2_000)]
+    shard_map = even_map(8)
+    result = sort_rows([rows_of(rows)], shard_map, 1)
+    counts = [sum(span.records for place, span in result.spans if place == shard) for shard in range(8)]
+    assert min(counts) > 2_000 / 8 / 2
+    again = sort_rows([rows_of(rows)], shard_map, 1)
+    assert (again.order == result.order).all()
+    assert (sort_rows([rows_of(rows)], shard_map, 2).order != result.order).any()
+
+
+def test_a_row_with_a_null_key_and_a_hash_key_goes_where_that_says() -> None:
+    rows: list[Row] = [(None, b"d", b"%d" % MAX_HASH_KEY)] * 20
+    result = sort_rows([rows_of(rows)], even_map(16), 1)
+    assert [place for place, _ in result.spans] == [15]
+
+
+def test_a_null_key_s_hash_key_lies_anywhere_in_128_bits() -> None:
+    result = sort_rows([rows_of([(None, b"d", None)] * 500)], even_map(1), 3)
+    numbers = [content(span, at)[2] for _, span in result.spans for at in range(span.first, span.last)]
+    assert len(set(numbers)) == 500
+    assert max(number & 2**64 - 1 for number in numbers) > 2**63
+    assert max(numbers) > 2**127
+
+
+def a_job(frames: int, rows: int, shards: int = 4) -> tuple[Job, SortedRows, list[Frame]]:
+    checked = [rows_of([(b"k%d" % i, b"%d/%d" % (frame, i), None) for i in range(rows)]) for frame in range(frames)]
+    result = sort_rows(checked, even_map(shards), 1)
+    made = [Frame(None, number, one, 5_000) for number, one in enumerate(checked)]
+    return Job(made, result), result, made
+
+
+def test_a_job_finds_each_row_s_frame_and_number_again() -> None:
+    job, result, frames = a_job(3, 50)
+    seen = []
+    for _, span in result.spans:
+        for at in range(span.first, span.last):
+            ((frame, rows),) = job.frames_of(slice(at, at + 1))
+            assert content(span, at)[1] == b"%d/%d" % (frame.frame_id, rows[0])
+        for frame, rows in job.frames_of(slice(span.first, span.last)):
+            seen += [(frame.frame_id, row) for row in rows.tolist()]
+    assert sorted(seen) == [(frame, row) for frame in range(3) for row in range(50)]
+    for frame in frames:
+        positions = job.positions_of(frame)
+        assert len(positions) == 50
+        ((found, rows),) = job.frames_of(positions)
+        assert found is frame
+        assert sorted(rows.tolist()) == list(range(50))
+
+
+def test_a_job_counts_its_rows_by_buffer() -> None:
+    checked = [rows_of([(b"k%d" % i, b"x" * 20_000, None) for i in range(40)])]
+    result = sort_rows(checked, even_map(4), 1)
+    job = Job([Frame(None, 1, checked[0], 900_000)], result)
+    assert len(job.buffers) > 8
+    picked = np.array([0, 1, 5, 20, 39])
+    for buffer, count in job.buffers_of(picked):
+        assert count == sum(buffer.first <= at < buffer.first + buffer.live for at in picked)
+    assert sum(count for _, count in job.buffers_of(picked)) == 5
+
+
+def test_a_buffer_that_is_let_go_holds_nothing_and_tells_its_charge_once() -> None:
+    _, result, _ = a_job(1, 50)
+    buffer = result.buffers[0]
+    charge = buffer.charge_bytes
+    assert buffer.let_go() == charge
+    assert buffer.let_go() == 0
+    assert not buffer.data
+    assert not buffer.keys
+    assert len(buffer.hashes[0]) == 0
+
+
+def test_a_span_is_cut_in_two_without_a_row_lost() -> None:
+    _, result, _ = a_job(1, 50, shards=1)
+    _, span = result.spans[0]
+    left, right = span._replace(attempts=3, raw=True).cut(20)
+    assert (left.first, left.last, right.first, right.last) == (0, 20, 20, 50)
+    assert (left.attempts, right.attempts, left.raw, right.raw) == (3, 3, True, True)
+    assert int(left.sizes()[-1] + right.sizes()[-1]) == int(span.sizes()[-1])

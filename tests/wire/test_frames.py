@@ -1,0 +1,453 @@
+"""Every message round-trips whole; any other bytes give a message or a ProtocolError, and cost no more."""
+
+from __future__ import annotations
+
+import re
+import struct
+import tracemalloc
+from dataclasses import fields, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from producerd.errors import Outcome, ProtocolError
+from producerd.wire import columns, frames
+from producerd.wire.columns import Layout
+from producerd.wire.frames import HEADER, Message, MessageType
+
+PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+
+MESSAGES: tuple[Message, ...] = (
+    frames.Hello(1, 3, 1, 1, "spark_client 1.0", "app-1", "query", "run", 7, -1, 3, 4, 4711),
+    frames.Welcome(1, 9, 8 << 20, 16, 1 << 20, 10_000, 30.0, "producerd 1.0"),
+    frames.Open(2, "flights"),
+    frames.Opened(2, 1 << 20, 10_000, 10 << 20),
+    frames.Reserve(5, 2, Layout(3, 10, 20, 5, 3)),
+    frames.Grant(5),
+    frames.Refused(5, 2, "TOO_LARGE", "cut it", 4096, 12),
+    frames.Cancel(5),
+    frames.Ack(
+        *(5, 10, 6, 2, 1, 1, 4, 3, 2, 1),
+        bitmap=bytes([0b10010001, 0b10]),
+        code_rows=struct.pack("<4H", 0, 1, 2, 0),
+        codes=(
+            frames.RowCode(Outcome.NOT_STORED, "RECORD_INVALID", "data is null"),
+            frames.RowCode(Outcome.UNKNOWN, "RESULT_COUNT", "é", True),
+            frames.RowCode(Outcome.RETURNED, "DRAINING"),
+        ),
+    ),
+    frames.Flush(2),
+    frames.Status(2),
+    frames.Blocked(2, 30.5, "the queue is at its limit", 10, 20, 30, 40, 5, "none", "shardId-000000000001", 0.25),
+    frames.Draining(25.0, "the daemon stops"),
+    frames.Close("PROTOCOL", "what was wrong"),
+)
+
+GOLDEN = {
+    "Hello": (
+        "0100000081000000010003000101010010000000737061726b5f636c69656e7420312e300200050000006170702d31030005"
+        "000000717565727904000300000072756e0500080000000700000000000000060008000000ffffffffffffffff0700080000"
+        "00030000000000000008000800000004000000000000000900080000006712000000000000"
+    ),
+    "Welcome": (
+        "020000003d000000010009000000000000000000800000000000100000000000100000000000102700000000000000003e40"
+        "01000d00000070726f64756365726420312e30"
+    ),
+    "Open": "030000000f0000000200000007000000666c6967687473",
+    "Opened": "040000001e000000020000000000100000000000102700000100080000000000a00000000000",
+    "Reserve": "050300001c000000050000000000000002000000030000000a0000001400000005000000",
+    "Grant": "06000000080000000500000000000000",
+    "Refused": (
+        "070000003b00000005000000000000000200000009000000544f4f5f4c415247450600000063757420697401000800000000"
+        "100000000000000200040000000c000000"
+    ),
+    "Cancel": "08000000080000000500000000000000",
+    "Ack": (
+        "0a000000b600000005000000000000000a000000060000000200000001000000010000000100080000000400000000000000"
+        "0200080000000300000000000000030004000000020000000400040000000100000005000200000091020600080000000000"
+        "01000200000007004e00000001000e0000005245434f52445f494e56414c49440c00000064617461206973206e756c6c0201"
+        "0c000000524553554c545f434f554e5402000000c3a9030008000000445241494e494e4700000000"
+    ),
+    "Flush": "0b0000000400000002000000",
+    "Status": "0c0000000400000002000000",
+    "Blocked": (
+        "0d0000009d000000020000000000000000803e401900000074686520717565756520697320617420697473206c696d697401"
+        "00080000000a0000000000000002000800000014000000000000000300080000001e00000000000000040008000000280000"
+        "0000000000050004000000050000000600040000006e6f6e65070014000000736861726449642d3030303030303030303030"
+        "31080008000000000000000000d03f"
+    ),
+    "Draining": "0e0000001e0000000000000000003940010010000000746865206461656d6f6e2073746f7073",
+    "Close": "0f0000001e0000000800000050524f544f434f4c0e00000077686174207761732077726f6e67",
+}
+
+
+def read(data: bytes) -> Message:
+    """What a reader does with a whole message."""
+    header = frames.parse_header(data)
+    return frames.decode(header, data[HEADER.size :])
+
+
+def with_payload(type_: int, payload: bytes, flags: int = 0) -> bytes:
+    return HEADER.pack(type_, flags, 0, len(payload)) + payload
+
+
+def message_or_protocol_error(data: bytes) -> None:
+    """Anything but a message or a ProtocolError fails the test."""
+    try:
+        header = frames.parse_header(data)
+        assert header.payload_bytes <= frames.MAX_ACK_BYTES or header.type is MessageType.BODY
+        frames.decode(header, data[HEADER.size :])
+    except ProtocolError:
+        pass
+
+
+def ids(message: Message) -> str:
+    return type(message).__name__
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize("message", MESSAGES, ids=ids)
+def test_a_message_is_the_same_after_its_bytes_were_read(message: Message) -> None:
+    assert read(frames.encode(message)) == message
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize("message", MESSAGES, ids=ids)
+def test_the_bytes_of_version_1_never_change(message: Message) -> None:
+    assert frames.encode(message).hex() == GOLDEN[type(message).__name__]
+
+
+@pytest.mark.law("wire")
+def test_every_message_type_has_its_example_here() -> None:
+    shown = {frames.number_of(message) for message in MESSAGES}
+    assert shown == set(MessageType) - {MessageType.BODY}
+    for message in MESSAGES:
+        defaults = {field.name: field.default for field in fields(message)}
+        assert all(getattr(message, name) != default for name, default in defaults.items()), ids(message)
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize("message", MESSAGES, ids=ids)
+def test_optional_fields_at_their_defaults_take_no_bytes_and_are_read_as_such(message: Message) -> None:
+    names = {name for _, name, _ in frames._BY_CLASS[type(message)].optional}
+    defaults = {field.name: field.default for field in fields(message) if field.name in names}
+    if isinstance(message, frames.Ack):
+        message = replace(message, stored=message.records, not_stored=0, unknown=0, returned=0)
+    bare = replace(message, **defaults)  # type: ignore[arg-type]
+    assert read(frames.encode(bare)) == bare
+    assert len(frames.encode(bare)) <= len(frames.encode(message))
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize("message", MESSAGES, ids=ids)
+def test_every_truncation_is_a_protocol_error_or_a_shorter_message(message: Message) -> None:
+    whole = frames.encode(message)
+    for size in range(HEADER.size, len(whole)):
+        # The header as it was: fewer bytes than it says are never a message.
+        with pytest.raises(ProtocolError):
+            frames.decode(frames.parse_header(whole), whole[HEADER.size : size])
+        # A header that fits what is left.
+        message_or_protocol_error(with_payload(whole[0], whole[HEADER.size : size], whole[1]))
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize("message", MESSAGES, ids=ids)
+def test_every_damage_of_one_byte_gives_a_message_or_a_protocol_error(message: Message) -> None:
+    whole = frames.encode(message)
+    for at in range(len(whole)):
+        for value in (0x00, 0x01, 0x7F, 0x80, 0xFF, whole[at] ^ 0x01, (whole[at] + 1) & 0xFF):
+            message_or_protocol_error(whole[:at] + bytes([value]) + whole[at + 1 :])
+
+
+@pytest.mark.law("wire")
+def test_thousands_of_random_damages_give_a_message_or_a_protocol_error() -> None:
+    random = Random(3)
+    for _ in range(20_000):
+        damaged = bytearray(frames.encode(random.choice(MESSAGES)))
+        for _ in range(random.randint(1, 6)):
+            match random.randrange(4):
+                case 0:
+                    damaged[random.randrange(len(damaged))] = random.randrange(256)
+                case 1:
+                    del damaged[random.randrange(HEADER.size, len(damaged) + 1) :]
+                case 2:
+                    damaged += random.randbytes(random.randint(1, 20))
+                case 3:
+                    at = random.randrange(HEADER.size, len(damaged) + 1)
+                    damaged[at:at] = random.choice([b"\xff\xff\xff\xff", b"\x00\x00\x00\x80", random.randbytes(4)])
+        if random.random() < 0.8:
+            damaged[4:8] = struct.pack("<I", len(damaged) - HEADER.size)
+        message_or_protocol_error(bytes(damaged))
+
+
+@pytest.mark.law("wire")
+def test_random_payloads_of_every_type_give_a_message_or_a_protocol_error() -> None:
+    random = Random(4)
+    for number in range(256):
+        for size in (0, 1, 4, 8, 12, 28, 60):
+            for _ in range(3):
+                message_or_protocol_error(with_payload(number, random.randbytes(size)))
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize("type_", [type_ for type_ in MessageType if type_ is not MessageType.BODY])
+def test_a_payload_over_its_bound_is_refused_by_its_header_alone(type_: MessageType) -> None:
+    bound = frames.MAX_ACK_BYTES if type_ is MessageType.ACK else frames.MAX_CONTROL_BYTES
+    assert frames.parse_header(HEADER.pack(type_, 0, 0, bound)).payload_bytes == bound
+    for size in (bound + 1, 2**31, 2**32 - 1):
+        with pytest.raises(ProtocolError, match=str(size)):
+            frames.parse_header(HEADER.pack(type_, 0, 0, size))
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize("number", [0, 16, 255])
+def test_an_unknown_type_is_a_protocol_error(number: int) -> None:
+    with pytest.raises(ProtocolError, match=f"type {number}"):
+        frames.parse_header(HEADER.pack(number, 0, 0, 0))
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize("type_", list(MessageType))
+def test_unknown_flags_and_reserved_bytes_are_protocol_errors(type_: MessageType) -> None:
+    with pytest.raises(ProtocolError, match="reserved"):
+        frames.parse_header(HEADER.pack(type_, 0, 1, 0))
+    framed = type_ in (MessageType.BODY, MessageType.RESERVE)
+    for flags in range(1, 256):
+        if framed and flags <= columns.KNOWN_FLAGS:
+            assert frames.parse_header(HEADER.pack(type_, flags, 0, 0)).flags == flags
+        else:
+            with pytest.raises(ProtocolError, match="flags"):
+                frames.parse_header(HEADER.pack(type_, flags, 0, 0))
+
+
+def test_a_body_is_no_message_of_this_table() -> None:
+    with pytest.raises(ProtocolError):
+        frames.decode(frames.Header(MessageType.BODY, 0, 0), b"")
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize("message", MESSAGES, ids=ids)
+def test_unknown_optional_tags_are_skipped_by_their_length(message: Message) -> None:
+    whole = frames.encode(message)
+    unknown = struct.pack("<HI", 60_000, 5) + b"later" + struct.pack("<HI", 60_001, 0)
+    payload = whole[HEADER.size :] + unknown
+    assert read(with_payload(whole[0], payload, whole[1])) == message
+
+
+@pytest.mark.law("wire")
+def test_optional_fields_are_read_in_any_order_and_at_most_once() -> None:
+    required = frames.encode(frames.Refused(1, 2, "C", "m"))[HEADER.size :]
+    records = struct.pack("<HII", 2, 4, 12)
+    size = struct.pack("<HIQ", 1, 8, 4096)
+    assert read(with_payload(7, required + records + size)) == frames.Refused(1, 2, "C", "m", 4096, 12)
+    with pytest.raises(ProtocolError, match="twice"):
+        read(with_payload(7, required + records + records))
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize(
+    ("tag", "size", "value"),
+    [(1, 7, b"1234567"), (1, 9, b"123456789"), (1, 2**32 - 1, b""), (1, 8, b"1234567"), (99, 2**32 - 1, b"x")],
+)
+def test_an_optional_field_of_the_wrong_size_is_a_protocol_error(tag: int, size: int, value: bytes) -> None:
+    required = frames.encode(frames.Opened(1, 2, 3))[HEADER.size :]
+    with pytest.raises(ProtocolError):
+        read(with_payload(4, required + struct.pack("<HI", tag, size) + value))
+
+
+@pytest.mark.law("wire")
+def test_a_huge_length_field_allocates_nothing() -> None:
+    huge = struct.pack("<I", 2**32 - 1)
+    cases = [
+        with_payload(3, struct.pack("<I", 1) + huge),
+        with_payload(15, huge + b"xx"),
+        with_payload(14, struct.pack("<d", 1.0) + struct.pack("<H", 1) + huge),
+        with_payload(10, struct.pack("<QIIIII", 1, 2**32 - 1, 0, 2**32 - 1, 0, 0)),
+        with_payload(10, struct.pack("<QIIIII", 1, 2**32 - 1, 0, 2**32 - 1, 0, 0) + struct.pack("<H", 5) + huge),
+        with_payload(10, struct.pack("<QIIIII", 1, 1, 0, 1, 0, 0) + struct.pack("<HIBBI", 7, 10, 1, 0, 2**32 - 1)),
+    ]
+    tracemalloc.start()
+    try:
+        for data in cases:
+            with pytest.raises(ProtocolError):
+                read(data)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.law("wire")
+def test_a_text_is_cut_where_it_is_written_and_never_in_mid_character() -> None:
+    written = read(frames.encode(frames.Close("C", "é" * 2_000)))
+    assert isinstance(written, frames.Close)
+    assert written.message == "é" * 1_024
+    odd = read(frames.encode(frames.Close("C", "x" + "é" * 2_000)))
+    assert isinstance(odd, frames.Close)
+    assert odd.message == "x" + "é" * 1_023
+    lone = read(frames.encode(frames.Close("C", "lone \ud800 half")))
+    assert lone == frames.Close("C", "lone ? half")
+
+
+@pytest.mark.law("wire")
+def test_a_text_over_2048_bytes_is_a_protocol_error() -> None:
+    for size in (2_048, 2_049):
+        payload = struct.pack("<I", 1) + b"C" + struct.pack("<I", size) + b"x" * size
+        if size <= frames.MAX_TEXT_BYTES:
+            assert read(with_payload(15, payload)) == frames.Close("C", "x" * size)
+        else:
+            with pytest.raises(ProtocolError, match="2049"):
+                read(with_payload(15, payload))
+
+
+@pytest.mark.law("wire")
+def test_text_that_is_not_utf8_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="UTF-8"):
+        read(with_payload(3, struct.pack("<II", 1, 2) + b"\xc3\x28"))
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize(
+    "message",
+    [
+        frames.Hello(2, 1),
+        frames.Hello(1, 1, 2, 0),
+        frames.Hello(1, 1, 0, 2),
+        frames.Reserve(1, 1, Layout(0, 0, 0)),
+        frames.Reserve(1, 1, Layout(1, 2**31, 0)),
+        frames.Reserve(1, 1, Layout(1, 0, 2**31)),
+        frames.Reserve(1, 1, Layout(1, 0, 0, 1)),
+    ],
+)
+def test_values_that_cannot_be_are_protocol_errors(message: Message) -> None:
+    with pytest.raises(ProtocolError):
+        read(frames.encode(message))
+
+
+LINE = frames.RowCode(Outcome.NOT_STORED, "C")
+OTHER = frames.RowCode(Outcome.UNKNOWN, "D")
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize(
+    "ack",
+    [
+        frames.Ack(1, 2, 1, 0, 0, 0),
+        frames.Ack(1, 2, 1, 1, 0, 0),
+        frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01"),
+        frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x03", codes=(LINE,)),
+        frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x04", codes=(LINE,)),
+        frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01\x00", codes=(LINE,)),
+        frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", code_rows=b"\0\0", codes=(LINE,)),
+        frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", codes=(LINE, OTHER)),
+        frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", code_rows=b"\x02\0", codes=(LINE, OTHER)),
+        frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", code_rows=b"\0", codes=(LINE, OTHER)),
+        frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", codes=(frames.RowCode(Outcome.STORED, "C"),)),
+        frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", codes=(frames.RowCode(4, "C"),)),
+        frames.Ack(1, 600, 0, 600, 0, 0, bitmap=b"\xff" * 75, code_rows=b"\0\0" * 600, codes=(LINE,) * 257),
+    ],
+)
+def test_an_ack_that_contradicts_itself_is_a_protocol_error(ack: frames.Ack) -> None:
+    with pytest.raises(ProtocolError):
+        read(frames.encode(ack))
+
+
+@pytest.mark.law("wire")
+def test_failed_rows_names_each_row_that_is_not_stored_with_its_code() -> None:
+    random = Random(5)
+    for _ in range(300):
+        records = random.randint(1, 70)
+        lines = tuple(frames.RowCode(random.randint(1, 3), f"C{i}") for i in range(random.randint(1, 5)))
+        failed = {row: random.choice(lines) for row in range(records) if random.random() < 0.3}
+        if not failed:
+            continue
+        bitmap = bytearray((records + 7) // 8)
+        for row in failed:
+            bitmap[row // 8] |= 1 << row % 8
+        counts = [sum(line.outcome == outcome for line in failed.values()) for outcome in (1, 2, 3)]
+        code_rows = struct.pack(f"<{len(failed)}H", *(lines.index(line) for line in failed.values()))
+        if len(lines) == 1:
+            code_rows = b""
+        stored = records - len(failed)
+        ack = frames.Ack(
+            1, records, stored, counts[0], counts[1], counts[2], 0, 0, 0, 0, bytes(bitmap), code_rows, lines
+        )
+        again = read(frames.encode(ack))
+        assert isinstance(again, frames.Ack)
+        assert dict(again.failed_rows()) == failed
+
+
+# ---- docs/protocol.md says the same as the tables
+
+
+def documented() -> dict[int, tuple[str, str, str, str]]:
+    """type number -> (message, from, required fields, optional fields), from the page's table."""
+    rows = re.findall(r"^\| (\d+) \| (\w+) \| (\w+) \| (.*) \| ?(.*?) ?\|$", PROTOCOL.read_text("utf-8"), re.MULTILINE)
+    return {int(number): (name, sender, required, optional) for number, name, sender, required, optional in rows}
+
+
+def listed(text: str) -> list[tuple[str, str, int | None]]:
+    """(kind, field, tag) of ``u8 one, two (2); text three``: a kind holds until the next one."""
+    found: list[tuple[str, str, int | None]] = []
+    kind = ""
+    text = re.sub(r"\((?!\d+\))[^()]*\)", "", text)  # explanations; a number in parentheses is a tag
+    for item in re.split(r"[,;]", text):
+        words = item.split()
+        if not words:
+            continue
+        tag = None
+        if words[-1].startswith("("):
+            tag = int(words.pop().strip("()"))
+        if len(words) == 2 or words[0] in ("layout", "codes"):
+            kind = words[0]
+        found.append((kind, words[-1], tag))
+    return found
+
+
+@pytest.mark.law("wire")
+def test_the_page_lists_every_type_with_its_number_and_sender() -> None:
+    from producerd.wire.machine import SENDER
+
+    page = documented()
+    assert {number: name for number, (name, *_) in page.items()} == {type_.value: type_.name for type_ in MessageType}
+    for number, (_, sender, *_) in page.items():
+        expected = SENDER.get(MessageType(number))
+        assert sender == (expected.value if expected is not None else "either")
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize("schema", frames._SCHEMAS, ids=lambda schema: schema.number.name)
+def test_the_page_and_the_tables_list_the_same_fields(schema: Any) -> None:
+    _, _, required, optional = documented()[schema.number]
+    assert listed(required) == [(kind.name, name, None) for name, kind in schema.required]
+    assert listed(optional) == [(kind.name, name, tag) for tag, name, kind in schema.optional]
+    names = [field.name for field in fields(schema.message)]
+    assert names == [name for name, _ in schema.required] + [name for _, name, _ in schema.optional]
+
+
+@pytest.mark.law("wire")
+def test_the_page_names_the_bounds_that_the_code_keeps() -> None:
+    page = " ".join(PROTOCOL.read_text("utf-8").split())
+    assert "Texts are at most 2,048 bytes" in page
+    assert frames.MAX_TEXT_BYTES == 2_048
+    assert "at most 16 KiB, an ACK's 4 MiB" in page
+    assert (frames.MAX_CONTROL_BYTES, frames.MAX_ACK_BYTES) == (16 << 10, 4 << 20)
+    assert "at most 256 lines" in page
+    assert frames.MAX_CODES == 256
+    assert "32 for each record, and 1,024 for the frame" in page
+    assert (columns.RECORD_CHARGE_BYTES, columns.FRAME_CHARGE_BYTES) == (32, 1_024)
+    assert "Flags: 1 RESENT" in page
+    assert "2 hash key columns present, 4 validity" in page
+    assert (columns.FLAG_RESENT, columns.FLAG_HASH_KEYS, columns.FLAG_VALIDITY) == (1, 2, 4)
+
+
+@pytest.mark.law("wire")
+def test_the_largest_acknowledgement_fits_its_bound() -> None:
+    """The most rows of a 1 MiB frame, each with another full line of the code table."""
+    records = (1 << 20) // columns.RECORD_CHARGE_BYTES
+    codes = tuple(frames.RowCode(1, f"{i}" * 2_048, "m" * 4_096) for i in range(frames.MAX_CODES))
+    rows = struct.pack(f"<{records}H", *(i % frames.MAX_CODES for i in range(records)))
+    ack = frames.Ack(1, records, 0, records, 0, 0, bitmap=b"\xff" * (records // 8), code_rows=rows, codes=codes)
+    assert len(frames.encode(ack)) < frames.MAX_ACK_BYTES
+    assert isinstance(read(frames.encode(ack)), frames.Ack)
