@@ -220,7 +220,7 @@ class Daemon:
         for session in list(self._sessions):
             session.drain(seconds)
         for stream in self._streams.values():
-            stream.gate.close(Refusal(Code.DRAINING, "the daemon stops"))
+            stream.gate.close(Refusal(Code.DRAINING, "the daemon stops"), self._loop.time())
             stream.pipeline.drain()
             self.poke(stream)
         if not self._is_quiet():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any, Final, ParamSpec, TypeVar
 
 from producerd.core.entries import Answer, RequestFailed, encode
@@ -124,6 +125,7 @@ class Dispatcher:
         try:
             outcome = await self._send(stream, request)
         except asyncio.CancelledError:
+            outcome = replace(_GIVEN_UP, maybe_stored=request.encoded is not None)
             raise
         except Exception:  # pure work on rows that raises must not take the node down: the rows are told apart
             log.exception("a request could not be made", stream=stream.name, records=request.records)

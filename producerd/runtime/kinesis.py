@@ -22,6 +22,7 @@ import botocore.exceptions as boto_errors
 from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import get_session
+from aiohttp import ClientConnectorError
 from aiohttp import ClientError as AiohttpError
 
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed, parse_answer
@@ -152,6 +153,11 @@ def failure_of(error: Exception) -> RequestFailed:
         return RequestFailed(code, str(told.get("Message") or message), maybe_stored=maybe_stored)
     if isinstance(error, _CREDENTIALS):
         return RequestFailed(Code.CREDENTIALS, message, maybe_stored=False)
+    if isinstance(error, boto_errors.EndpointConnectionError):
+        # aiobotocore says "could not connect" of a connection that was reset under a request, too.
+        cause = error.kwargs.get("error")
+        before_body = isinstance(cause, (ClientConnectorError, socket.gaierror))
+        return RequestFailed(Code.UNREACHABLE, f"{message} ({cause})", maybe_stored=not before_body)
     before_body = isinstance(error, _BEFORE_THE_BODY)
     return RequestFailed(Code.UNREACHABLE, message, maybe_stored=not before_body)
 
@@ -166,7 +172,6 @@ _CREDENTIALS: Final = (
     boto_errors.SSOTokenLoadError,
 )
 _BEFORE_THE_BODY: Final = (
-    boto_errors.EndpointConnectionError,
     boto_errors.ConnectTimeoutError,
     boto_errors.ProxyConnectionError,
     boto_errors.SSLError,

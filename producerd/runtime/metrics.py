@@ -70,6 +70,8 @@ class Metrics:
         return generate_latest(registry)
 
     def _families(self, streams: list[Stream], ready: bool, connections: int, now: float) -> Iterator[Metric]:
+        names = {stream.name for stream in streams}
+        self._waits = {name: histogram for name, histogram in self._waits.items() if name in names}
         info = GaugeMetricFamily("producerd_build_info", "Always 1; the version is in the label.", labels=["version"])
         info.add_metric([__version__], 1)
         yield info

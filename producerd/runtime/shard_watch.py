@@ -41,7 +41,11 @@ class ShardWatch:
             self._wanted.set()
 
     async def run(self) -> None:
-        await self._read_summary()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._read_summary())  # beside: where it hangs, the map must not wait for it
+            await self._keep_map()
+
+    async def _keep_map(self) -> None:
         failures = 0
         while True:
             await self._wanted.wait()

@@ -204,6 +204,24 @@ def test_an_outage_is_outlived_with_few_requests(kind: str) -> None:
     sim.check_acknowledged()
 
 
+@pytest.mark.law("RetryPolicy")
+@pytest.mark.parametrize("code", ["ResourceNotFoundException", "ValidationException"])
+def test_a_stream_that_worked_and_is_refused_now_is_asked_seldom(code: str) -> None:
+    """Whether the service refuses requests as a whole, or one entry after another."""
+    sim = Simulation(4)
+    sim.kinesis.latency_seconds = 0.005
+    session = sim.session()
+    session.send([(b"k", b"first")])
+    sim.run_until_idle()
+    sim.kinesis.requests.clear()
+    sim.kinesis.standing.append(Fault("error", status=400, code=code, message="not today"))
+    for i in range(20):
+        session.send([(b"k%d" % row, b"%d/%d" % (i, row)) for row in range(400)])
+    sim.run(50.0)
+    assert sim.kinesis.requests["PutRecords"] < 200 + 50
+    assert sim.outcomes()[Outcome.NOT_STORED] < 400, "it has a grace of a minute"
+
+
 def test_a_throttled_shard_does_not_delay_the_rows_of_another() -> None:
     sim = Simulation(2, shards=4)
     sim.kinesis.latency_seconds = 0.01
