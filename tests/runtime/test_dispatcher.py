@@ -1,0 +1,236 @@
+"""Every job and request that is taken is completed exactly once: answered, failed, poisoned or given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import producerd.runtime.dispatcher as module
+from producerd.config import StreamSettings
+from producerd.core import entries, intake, spans
+from producerd.core.entries import Answer, EncodedRequest, RequestFailed, parse_answer
+from producerd.core.frame import Frame
+from producerd.errors import Code, Outcome
+from producerd.runtime.dispatcher import Dispatcher
+from producerd.runtime.stream import Stream
+from producerd.wire import columns
+from producerd.wire.columns import Columns, lay_out
+from tests.daemon import rows, until_on_loop
+
+pytestmark = pytest.mark.law("Dispatcher")
+
+
+class StandInKinesis:
+    """Stores all, or waits for ever, or raises."""
+
+    def __init__(self) -> None:
+        self.hangs = False
+        self.raises: Exception | None = None
+        self.records = 0
+        self.requests = 0
+
+    async def put_records(self, stream: str, request: EncodedRequest, timeout_seconds: float) -> Answer | RequestFailed:
+        self.requests += 1
+        if self.raises is not None:
+            raise self.raises
+        if self.hangs:
+            await asyncio.Event().wait()
+        self.records += request.entries
+        results = b",".join([b'{"ShardId":"s"}'] * request.entries)
+        return parse_answer(b'{"Records":[' + results + b"]}", request.entries)
+
+    async def list_shards(self, stream: str) -> list[dict[str, Any]] | RequestFailed:
+        return RequestFailed("AccessDeniedException", "no", maybe_stored=False)
+
+    async def max_record_bytes(self, stream: str) -> int | RequestFailed:
+        return 1024 * 1024
+
+
+class Bench:
+    """A dispatcher and one stream, and an owner that counts how often each frame is finished."""
+
+    def __init__(self, dispatcher: Dispatcher, kinesis: StandInKinesis, stopped: asyncio.Event) -> None:
+        self.dispatcher = dispatcher
+        self.kinesis = kinesis
+        self.stopped = stopped
+        self.stream = Stream("flights", StreamSettings(linger_seconds=0, max_in_flight_requests=2), 1 << 20, 10_000)
+        self.finishes: Counter[int] = Counter()
+        self.frames: dict[int, Frame] = {}
+        self.completed: Counter[int] = Counter()
+        complete = self.stream.pipeline.complete
+
+        def count(request: Any, outcome: Any, now: float) -> None:
+            self.completed[id(request)] += 1
+            self._kept.append(request)
+            complete(request, outcome, now)
+
+        self._kept: list[Any] = []  # so that no identity is used twice
+        self.stream.pipeline.complete = count  # type: ignore[method-assign]
+
+    def finished(self, frame: Frame) -> None:
+        self.finishes[frame.frame_id] += 1
+
+    def submit(self, columns_: Columns) -> Frame:
+        number = len(self.frames) + 1
+        parts = b"".join((columns_.body_prefix(number), *map(bytes, columns_.parts)))
+        layout = columns_.layout
+        checked = intake.check(columns.parse_body(parts, layout.flags), 1 << 20)
+        frame = self.frames[number] = Frame(self, number, checked, layout.charge_bytes)
+        self.stream.budget.take(layout.records, layout.charge_bytes)
+        self.stream.pipeline.submit(frame, asyncio.get_running_loop().time())
+        self.dispatcher.poke(self.stream)
+        return frame
+
+    async def until_finished(self) -> None:
+        await until_on_loop(lambda: len(self.finishes) == len(self.frames))
+
+    def assert_all_ended_once(self) -> None:
+        assert self.finishes == dict.fromkeys(self.frames, 1)
+        assert set(self.completed.values()) <= {1}
+        assert self.stream.pipeline.idle
+        assert self.stream.pipeline.requests_in_flight == 0
+        assert (self.stream.budget.used_records, self.stream.budget.used_bytes) == (0, 0)
+
+
+@asynccontextmanager
+async def bench(workers: int = 1) -> AsyncIterator[Bench]:
+    kinesis, stopped = StandInKinesis(), asyncio.Event()
+    with ThreadPoolExecutor(workers) as pool:
+        dispatcher = Dispatcher(kinesis, pool, workers)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(dispatcher.run(stopped))
+            await asyncio.sleep(0)
+            yield Bench(dispatcher, kinesis, stopped)
+            stopped.set()
+
+
+def give_back(self: Bench) -> None:
+    """What the daemon does at its deadline."""
+    self.stream.pipeline.abandon()
+    self.stream.settle(asyncio.get_running_loop().time())
+
+
+@pytest.mark.parametrize("records", [10, 1_000], ids=["on the loop", "in a worker"])
+async def test_what_is_taken_is_answered_and_told_once(records: int) -> None:
+    async with bench() as on:
+        for _ in range(20):
+            on.submit(rows(records))
+        await on.until_finished()
+        on.assert_all_ended_once()
+        assert on.kinesis.records == 20 * records
+
+
+@pytest.mark.parametrize("turns", range(10))
+@pytest.mark.parametrize("sizes", [(10,), (600,), (10, 600)], ids=str)
+async def test_giving_up_at_any_moment_completes_what_was_taken(sizes: tuple[int, ...], turns: int) -> None:
+    """From before the first task has begun until requests hang: after each number of turns of the loop."""
+    async with bench() as on:
+        on.kinesis.hangs = True
+        for size in sizes:
+            on.submit(rows(size))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        on.stream.pipeline.drain()
+        await on.dispatcher.give_up()
+        give_back(on)
+        on.assert_all_ended_once()
+        assert all(frame.tallies[Outcome.RETURNED] == frame.records for frame in on.frames.values())
+
+
+async def test_nothing_is_started_after_it_gave_up() -> None:
+    async with bench() as on:
+        on.kinesis.hangs = True
+        for _ in range(60):  # more than may be in flight
+            frame = on.submit(rows(500))
+            frame.owner = None  # nobody has them back: they would be sent
+        await until_on_loop(lambda: on.kinesis.requests == 2)
+        await on.dispatcher.give_up()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert on.kinesis.requests == 2
+        assert on.stream.pipeline.requests_in_flight == 0
+        assert on.stream.pipeline.abandon() == 30_000
+
+
+async def test_a_request_that_is_given_up_may_be_stored() -> None:
+    async with bench() as on:
+        on.kinesis.hangs = True
+        sent = on.submit(rows(10))
+        await until_on_loop(lambda: on.kinesis.requests > 0)
+        on.stream.pipeline.drain()
+        await on.dispatcher.give_up()
+        give_back(on)
+        (line,) = sent.result().codes
+        assert (line.outcome, line.maybe_stored) == (Outcome.RETURNED, True)
+
+
+@pytest.mark.parametrize("records", [10, 1_000], ids=["on the loop", "in a worker"])
+async def test_a_frame_that_cannot_be_sorted_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, records: int
+) -> None:
+    sort_rows = spans.sort_rows
+
+    def poisoned(parts: Any, *rest: Any) -> Any:
+        if any(bytes(part.data[:6]) == b"poison" for part in parts):
+            raise ZeroDivisionError("a bug")
+        return sort_rows(parts, *rest)
+
+    monkeypatch.setattr(module, "sort_rows", poisoned)
+    async with bench() as on:
+        good, bad, other = on.submit(rows(records)), on.submit(rows(records, name="poison")), on.submit(rows(records))
+        await on.until_finished()
+        on.assert_all_ended_once()
+    assert good.tallies[Outcome.STORED] == other.tallies[Outcome.STORED] == records
+    (line,) = bad.result().codes
+    assert (line.outcome, line.code) == (Outcome.NOT_STORED, Code.INTERNAL)
+
+
+@pytest.mark.parametrize("records", [8, 256], ids=["on the loop", "in a worker"])
+async def test_a_row_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
+    encode = entries.encode
+
+    def poisoned(stream: str, pieces: Any, rules: Any) -> Any:
+        for _, span in pieces:
+            at = span.buffer.data_offsets[span.first - span.buffer.first : span.last - span.buffer.first + 1].tolist()
+            if b"poison" in bytes(span.buffer.data[at[0] : at[-1]]):
+                raise ZeroDivisionError("a bug")
+        return encode(stream, pieces, rules)
+
+    monkeypatch.setattr(module, "encode", poisoned)
+    data = [b"good"] * records
+    data[records // 3] = b"poison"
+    async with bench() as on:
+        frame = on.submit(lay_out([b"k"] * records, data))
+        await on.until_finished()
+        on.assert_all_ended_once()
+    assert frame.tallies[Outcome.STORED] == records - 1
+    result = frame.result()
+    assert [(line.outcome, line.code) for line in result.codes] == [(Outcome.NOT_STORED, Code.INTERNAL)]
+    assert int.from_bytes(result.bitmap, "little") == 1 << records // 3
+
+
+async def test_a_transport_that_raises_fails_rows_and_not_the_daemon() -> None:
+    async with bench() as on:
+        on.kinesis.raises = ZeroDivisionError("a bug")
+        frame = on.submit(rows(4))
+        await on.until_finished()
+        on.assert_all_ended_once()
+    assert {line.code for line in frame.result().codes} == {Code.INTERNAL}
+
+
+async def test_an_owner_of_state_that_breaks_ends_the_dispatcher() -> None:
+    with pytest.RaisesGroup(pytest.RaisesGroup(AssertionError)):
+        async with bench() as on:
+
+            def broken(*_: Any) -> None:
+                raise AssertionError("a row settled twice")
+
+            on.stream.pipeline.complete = broken  # type: ignore[assignment, method-assign]
+            on.submit(rows(4))
+            await asyncio.sleep(5)

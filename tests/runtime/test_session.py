@@ -1,0 +1,255 @@
+"""A session told in bytes, without a socket: who is blocked is told why, and who does not read is not listened to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+import producerd.runtime.session as module
+from producerd.config import StreamSettings
+from producerd.errors import Code, Refused
+from producerd.runtime.session import Session, SessionRules
+from producerd.runtime.stream import Stream
+from producerd.wire import frames
+from producerd.wire.columns import Columns
+from tests.daemon import one, rows, until_on_loop
+
+pytestmark = pytest.mark.law("Session")
+RULES = SessionRules(
+    window_bytes=8192,
+    window_frames=4,
+    max_frame_bytes=1 << 20,
+    max_frame_records=10_000,
+    max_connections=4,
+    body_timeout_seconds=5,
+)
+
+
+class StandInTransport(asyncio.Transport):
+    """Keeps what is written; chokes the protocol when it is told to be slow."""
+
+    def __init__(self, protocol: Session) -> None:
+        super().__init__()
+        self.protocol = protocol
+        self.written = b""
+        self.high_water = 1 << 30
+        self.closed = False
+        self.reading = True
+        protocol.connection_made(self)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def write(self, data: Any) -> None:
+        assert not self.closed
+        self.written += bytes(data)
+        if len(self.written) > self.high_water:
+            self.protocol.pause_writing()
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def drain(self) -> list[frames.Message]:
+        """What was written so far."""
+        messages, at = [], 0
+        while at < len(self.written):
+            header = frames.parse_header(self.written, at)
+            end = at + frames.HEADER.size + header.payload_bytes
+            messages.append(frames.decode(header, self.written[at + frames.HEADER.size : end]))
+            at = end
+        self.written = b""
+        return messages
+
+
+class StandInHost:
+    """One stream, which nothing is ever sent from."""
+
+    def __init__(self, queue_limit: int = 10) -> None:
+        self.rules = RULES
+        self.full = False
+        self.gone: list[Session] = []
+        settings = StreamSettings(queue_limit=queue_limit)
+        self.stream = Stream("flights", settings, RULES.max_frame_bytes, RULES.max_frame_records)
+
+    def open_stream(self, name: str) -> Stream:
+        if name != "flights":
+            raise Refused("no", code=Code.NOT_AUTHORIZED)
+        return self.stream
+
+    def poke(self, stream: Stream) -> None:
+        pass
+
+    def ended(self, session: Session) -> None:
+        self.gone.append(session)
+
+
+def tell(session: Session, data: bytes, piece: int = 1 << 20) -> None:
+    """Hand bytes over as a transport does, at most ``piece`` at a time."""
+    while data:
+        buffer = session.get_buffer(-1)
+        count = min(len(buffer), len(data), piece)
+        buffer[:count] = data[:count]
+        data = data[count:]
+        session.buffer_updated(count)
+
+
+def opened(host: StandInHost) -> tuple[Session, StandInTransport]:
+    session = Session(host, 1)
+    transport = StandInTransport(session)
+    tell(session, frames.encode(frames.Hello(1, 1, client="test")) + frames.encode(frames.Open(1, "flights")))
+    assert [type(message) for message in transport.drain()] == [frames.Welcome, frames.Opened]
+    return session, transport
+
+
+def reserve(number: int, columns: Columns) -> bytes:
+    return frames.encode(frames.Reserve(number, 1, columns.layout))
+
+
+def body(number: int, columns: Columns) -> bytes:
+    return b"".join((frames.body_header(columns.layout), columns.body_prefix(number), *map(bytes, columns.parts)))
+
+
+@pytest.fixture
+def log() -> Iterator[list[Any]]:
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+async def test_messages_and_bodies_may_come_in_any_pieces(piece: int) -> None:
+    host = StandInHost(100)
+    session, transport = opened(host)
+    for number in range(1, 4):
+        frame = rows(5)
+        tell(session, reserve(number, frame), piece)
+        assert transport.drain() == [frames.Grant(number)]
+        tell(session, body(number, frame) + frames.encode(frames.Status(1)), piece)
+        (blocked,) = transport.drain()
+        assert isinstance(blocked, frames.Blocked)
+        assert blocked.queue_records == 5 * number
+    session.connection_lost(None)
+
+
+async def test_a_caller_blocked_for_long_makes_a_line_on_both_sides_and_again(
+    monkeypatch: pytest.MonkeyPatch, log: list[Any]
+) -> None:
+    assert (module.FIRST_BLOCKED_SECONDS, module.NEXT_BLOCKED_SECONDS) == (30, 300)
+    monkeypatch.setattr(module, "FIRST_BLOCKED_SECONDS", 0.02)
+    monkeypatch.setattr(module, "NEXT_BLOCKED_SECONDS", 0.02)
+    host = StandInHost(10)
+    session, transport = opened(host)
+    tell(session, reserve(1, rows(5)))
+    tell(session, body(1, rows(5)))
+    host.stream.pipeline.stats.last_error = "InternalFailure: the disks are on fire"
+    host.stream.budget.take(5, 100)  # somebody else's
+    tell(session, reserve(2, rows(5)))
+    transport.drain()
+
+    def reports() -> list[Any]:
+        return [line for line in log if line["event"] == "caller blocked"]
+
+    await until_on_loop(lambda: len(reports()) >= 2)
+    told = transport.drain()
+    assert len(told) >= 2
+    for message in told:
+        assert isinstance(message, frames.Blocked)
+        assert (message.queue_records, message.queue_limit_records) == (10, 10)
+        assert message.last_error == "InternalFailure: the disks are on fire"
+        assert message.seconds > 0
+    line = reports()[0]
+    assert line["stream"] == "flights"
+    assert "10 of 10 records" in line["why"]
+    assert "the disks are on fire" in line["why"]
+    tell(session, frames.encode(frames.Cancel(2)))
+    (refused,) = transport.drain()
+    assert isinstance(refused, frames.Refused)
+    assert refused.code == Code.CANCELLED
+    told_before = len(log)
+    await asyncio.sleep(0.05)
+    assert len(log) == told_before, "nobody waits any more"
+    session.connection_lost(None)
+
+
+async def test_who_does_not_read_is_answered_no_more_than_the_buffer_holds() -> None:
+    host = StandInHost()
+    session, transport = opened(host)
+    transport.high_water = 1_000
+    tell(session, frames.encode(frames.Status(1)) * 500)
+    assert not transport.reading
+    first = len(transport.drain())
+    assert 0 < first < 20
+    told = first
+    for _ in range(500):
+        session.resume_writing()
+        await asyncio.sleep(0)
+        told += len(transport.drain())
+    session.resume_writing()
+    await asyncio.sleep(0)
+    assert (told, transport.reading) == (500, True)
+    session.connection_lost(None)
+
+
+async def test_garbage_that_was_left_when_it_choked_ends_the_session_later() -> None:
+    host = StandInHost()
+    session, transport = opened(host)
+    transport.high_water = 100
+    tell(session, frames.encode(frames.Status(1)) * 3 + b"\xff" * 8)
+    transport.drain()
+    transport.high_water = 1 << 30
+    session.resume_writing()
+    await asyncio.sleep(0)
+    messages = transport.drain()
+    assert isinstance(messages[-1], frames.Close)
+    assert messages[-1].code == Code.PROTOCOL
+    assert transport.closed
+    session.connection_lost(None)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 30, 60])
+async def test_the_end_of_a_session_leaves_nothing_of_it(cut: int) -> None:
+    host = StandInHost(100)
+    session, _ = opened(host)
+    other, _ = opened(host)
+    tell(session, reserve(1, rows(5)))
+    tell(session, body(1, rows(5)))
+    tell(session, reserve(2, rows(5)))
+    tell(session, reserve(3, rows(5)))
+    tell(session, body(2, rows(5))[:cut])
+    tell(other, reserve(1, one()))
+    assert host.stream.budget.used_records == 11
+    session.connection_lost(None)
+    assert host.gone == [session]
+    assert host.stream.gate.sessions == 1
+    assert host.stream.gate.blocked_callers == 0
+    assert host.stream.budget.used_records == 1
+    other.connection_lost(None)
+    assert (host.stream.budget.used_records, host.stream.budget.used_bytes) == (0, 0)
+
+
+async def test_a_stream_is_open_once_in_a_session() -> None:
+    """Else one session would count as many: the largest frame of all others shrinks with each."""
+    host = StandInHost()
+    session, transport = opened(host)
+    before = host.stream.gate.largest_frame
+    tell(session, frames.encode(frames.Open(2, "flights")))
+    (close,) = transport.drain()
+    assert isinstance(close, frames.Close)
+    assert "which is open" in close.message
+    session.connection_lost(None)
+    assert host.stream.gate.largest_frame == before

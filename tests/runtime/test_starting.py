@@ -1,0 +1,145 @@
+"""What keeps the daemon from starting is said in one line, with exit code 78; what is on its path is not broken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+
+import pytest
+
+from producerd.testing import FakeKinesis
+from producerd.testing.fake_kinesis import FakeServer
+from tests.daemon import daemon, directory, one, serve_once, session, until
+
+
+def refused(log: str) -> str:
+    """The one line that says why."""
+    (line,) = log.splitlines()
+    assert line.startswith("producerd: configuration: ")
+    return line
+
+
+def test_a_socket_in_use_is_left_alone(kinesis: FakeKinesis, server: FakeServer) -> None:
+    with daemon(server.url) as running:
+        code, log = serve_once(socket_path=running.socket, endpoint_url=server.url)
+        assert code == 78
+        assert f"socket = {running.socket}: in use by another producerd" in refused(log)
+        with session(running) as client:
+            client.put(one())
+            assert client.acks()[0].stored == 1
+
+
+def test_a_socket_that_somebody_else_answers_on_is_left_alone() -> None:
+    with directory() as path, socket.socket(socket.AF_UNIX) as foreign:
+        foreign.bind(os.fspath(path / "daemon.sock"))
+        foreign.listen()
+        code, log = serve_once(socket_path=path / "daemon.sock")
+        assert code == 78
+        assert "somebody answers on it" in refused(log)
+        assert (path / "daemon.sock").exists()
+
+
+def test_a_file_on_the_sockets_path_is_left_alone() -> None:
+    with directory() as path:
+        (path / "daemon.sock").write_text("precious")
+        code, log = serve_once(socket_path=path / "daemon.sock")
+        assert code == 78
+        assert "which is no socket" in refused(log)
+        assert (path / "daemon.sock").read_text() == "precious"
+
+
+def test_a_path_that_is_too_long_is_named() -> None:
+    with directory() as path:
+        code, log = serve_once(socket_path=path / ("s" * 120))
+        assert code == 78
+        assert "107 bytes" in refused(log)
+
+
+def test_a_directory_that_cannot_be_made_is_named() -> None:
+    with directory() as path:
+        (path / "file").touch()
+        code, log = serve_once(socket_path=path / "file" / "daemon.sock")
+        assert code == 78
+        assert "its directory cannot be used" in refused(log)
+
+
+def test_no_region_is_said_with_the_three_ways_to_set_one() -> None:
+    code, log = serve_once(region=None)
+    assert code == 78
+    line = refused(log)
+    assert "region" in line
+    assert "AWS_REGION" in line
+    assert "profile" in line
+
+
+def test_a_profile_that_does_not_exist_is_named() -> None:
+    code, log = serve_once(environ={"AWS_PROFILE": "nobody"})
+    assert code == 78
+    assert "nobody" in refused(log)
+
+
+def test_an_address_for_metrics_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, log = serve_once(metrics_listen=address)
+    assert code == 78
+    assert f"metrics_listen = {address}" in refused(log)
+
+
+def test_every_setting_that_does_not_hold_is_told_at_once() -> None:
+    code, log = serve_once(queue_limit=0, linger_seconds=-1, quue_limit=7)
+    assert code == 78
+    lines = log.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("producerd: configuration: ") for line in lines)
+
+
+def test_the_region_may_come_from_aws_own_settings(kinesis: FakeKinesis, server: FakeServer) -> None:
+    environ = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "eu-west-1"}
+    with daemon(server.url, environ=environ, region=None) as running, session(running) as client:
+        client.put(one())
+        assert client.acks()[0].stored == 1
+
+
+def test_the_socket_has_its_mode_and_the_file_goes_with_the_daemon(kinesis: FakeKinesis, server: FakeServer) -> None:
+    with daemon(server.url, socket_mode="0600") as running:
+        assert stat.S_IMODE(os.stat(running.socket).st_mode) == 0o600
+        assert running.end() == 0
+        assert not running.socket.exists()
+
+
+def test_a_socket_that_was_replaced_is_not_taken_away(kinesis: FakeKinesis, server: FakeServer) -> None:
+    with daemon(server.url) as running:
+        running.socket.unlink()
+        running.socket.write_text("somebody else's")
+        assert running.end() == 0
+        assert running.socket.read_text() == "somebody else's"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_either_signal_ends_it_well(number: int) -> None:
+    with daemon("http://127.0.0.1:1") as running:
+        running.signal(number)
+        assert running.wait() == 0
+
+
+def test_it_idles_without_working() -> None:
+    with daemon("http://127.0.0.1:1") as running, session(running):
+        until(lambda: "ListShards failed" in running.log)
+        begin = running.cpu_seconds()
+        signal.sigtimedwait([], 1.0)
+        assert running.cpu_seconds() - begin < 0.1
+
+
+def test_warnings_of_python_itself_are_none(kinesis: FakeKinesis, server: FakeServer) -> None:
+    """With development mode on: no resource is left open, nothing is awaited twice or never."""
+    with daemon(
+        server.url, environ={"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "PYTHONDEVMODE": "1"}
+    ) as running:
+        with session(running) as client:
+            client.put(one())
+            client.acks()
+        assert running.end() == 0
+        assert "Warning" not in running.log, running.log
