@@ -39,7 +39,7 @@ SOCKET_PATH_BYTES: Final = 107
 PREFIX: Final = "PRODUCERD_"
 _FOR_OTHERS: Final = re.compile(r"CONFIG|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
 """PRODUCERD_CONFIG names the file; the others are what Kubernetes gives each pod beside a Service named producerd*."""
-_STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # as the service has it
+STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # as the service has it
 
 
 # --- how values are read -----------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class _Sheet:
             self.streams.setdefault(stream, {})[name] = given
 
     def name_stream(self, stream: str, origin: str) -> bool:
-        if _STREAM_NAME.fullmatch(stream):
+        if STREAM_NAME.fullmatch(stream):
             self.streams.setdefault(stream, {})
             return True
         self.problems.append(

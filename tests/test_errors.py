@@ -32,7 +32,7 @@ def test_an_error_survives_a_pickle(error: errors.ProducerdError) -> None:
 
 
 def test_every_kind_of_error_is_sampled_and_stands_in_the_tree_of_the_docstring() -> None:
-    kinds = {errors.ProducerdError, *errors.ProducerdError.__subclasses__()}
+    kinds: set[type] = {errors.ProducerdError, *errors.ProducerdError.__subclasses__()}
     assert {type(error) for error in SAMPLES} == kinds
     assert errors.__doc__ is not None
     for kind in kinds:

@@ -137,7 +137,7 @@ class _Writer:
             return True
         if aggregate.records == 1:
             key, hash_key, _, value = self._first
-            return self._entry(_escape(key), len(key), hash_key, value, self._rows) 
+            return self._entry(_escape(key), len(key), hash_key, value, self._rows)
         return self._entry(AGGREGATE_KEY, 1, self._first[2], aggregate.to_bytes(), self._rows)
 
     def request(self) -> EncodedRequest:

@@ -39,14 +39,14 @@ class Lane:
     def may_send(self, now: float) -> bool:
         return self.queued > 0 and self.in_flight < MAX_REQUESTS_PER_LANE and self.hold_until <= now
 
-    def append(self, span: Span) -> None:
-        self.spans.append(span)
-        self.queued += span.records
+    def extend(self, spans: list[Span]) -> None:
+        self.spans.extend(spans)
+        self.queued += records_of(spans)
 
     def put_back(self, spans: list[Span]) -> None:
         """Rows that were taken return to the front, in their order."""
         self.spans.extendleft(reversed(spans))
-        self.queued += sum(span.records for span in spans)
+        self.queued += records_of(spans)
 
     def take(self, max_records: int, max_bytes: int, first_row_bytes: int = 0) -> tuple[list[Span], int]:
         """Rows from the front within both bounds, and their bytes (key + data + ENTRY_OVERHEAD_BYTES a row).
@@ -55,26 +55,39 @@ class Lane:
         """
         taken: list[Span] = []
         used = records = 0
-        while self.spans and records < max_records:
-            span = self._first_live()
-            if span is None:
-                continue
-            sizes = span.sizes() + ENTRY_OVERHEAD_BYTES * np.arange(span.records + 1)
-            count = int(np.searchsorted(sizes, max_bytes - used, side="right")) - 1
-            count = min(count, max_records - records, span.records)
-            if count <= 0:
-                if taken or int(sizes[1]) > first_row_bytes:
+        spans = self.spans
+        while spans and records < max_records:
+            span = spans[0]
+            if span.buffer.job.has_gaps:
+                live = self._first_live()
+                if live is None:
+                    continue
+                span = live
+            count = span.last - span.first
+            size = span.bytes + ENTRY_OVERHEAD_BYTES * count
+            if records + count <= max_records and used + size <= max_bytes:
+                spans.popleft()
+            else:
+                most_bytes = max_bytes - used if taken else max(max_bytes, first_row_bytes)
+                count = self._rows_that_fit(span, max_records - records, max_bytes - used, most_bytes)
+                if not count:
                     break
-                count = 1
-            now, rest = span.cut(span.first + count)
-            self.spans.popleft()
-            if rest.records:
-                self.spans.appendleft(rest)
-            taken.append(now)
-            used += int(sizes[count])
+                spans.popleft()
+                if count < span.last - span.first:
+                    span, rest = span.cut(span.first + count)
+                    spans.appendleft(rest)
+                size = span.bytes + ENTRY_OVERHEAD_BYTES * count
+            taken.append(span)
+            used += size
             records += count
         self.queued -= records
         return taken, used
+
+    @staticmethod
+    def _rows_that_fit(span: Span, max_records: int, max_bytes: int, first_row_bytes: int) -> int:
+        sizes = span.sizes() + ENTRY_OVERHEAD_BYTES * np.arange(span.records + 1)
+        count = min(int(np.searchsorted(sizes, max_bytes, side="right")) - 1, max_records, span.records)
+        return max(count, 1 if int(sizes[1]) <= first_row_bytes else 0)
 
     def _first_live(self) -> Span | None:
         """The first span, cut to its first run of rows whose caller is still there; None where it has none."""
@@ -82,15 +95,20 @@ class Lane:
         state = span.buffer.job.state[span.first : span.last]
         if not state.any():
             return span
+        self.spans.popleft()
         live = state == QUEUED
         start = int(live.argmax()) if live.any() else span.records
-        stop = start + int((~live[start:]).argmax()) if not live[start:].all() else span.records
-        self.spans.popleft()
         self.queued -= start
-        run, rest = span._replace(first=span.first + start).cut(span.first + stop)
+        if start == span.records:
+            return None  # and its memory may be gone
+        stop = start + int((~live[start:]).argmax()) if not live[start:].all() else span.records
+        run, rest = span.cut(span.first + start)[1].cut(span.first + stop)
         if rest.records:
             self.spans.appendleft(rest)
-        if run.records:
-            self.spans.appendleft(run)
-            return run
-        return None
+        self.spans.appendleft(run)
+        return run
+
+
+def records_of(spans: list[Span]) -> int:
+    """The rows of some spans."""
+    return sum([span.last - span.first for span in spans])  # a list: a generator is a call for each

@@ -16,9 +16,10 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count, groupby, pairwise
+from operator import itemgetter
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from producerd.core.budget import QueueBudget
 from producerd.core.entries import Answer, EncodedRequest, EntryRules, Piece, RequestFailed
 from producerd.core.frame import Frame, RowEnd
 from producerd.core.intake import Rows
-from producerd.core.lanes import Lane
+from producerd.core.lanes import Lane, records_of
 from producerd.core.retry import HealthState, InFlightWindow, Kind, RetryPolicy, StreamHealth, meaning_of
 from producerd.core.shards import I32, ShardMap, one_lane
 from producerd.core.spans import IN_REQUEST, QUEUED, SETTLED, Job, SortedRows, Span
@@ -74,8 +75,8 @@ class Request:
     def __init__(self, pieces: list[Piece], bytes_: int) -> None:
         self.pieces = pieces
         self.bytes = bytes_
-        self.ends = np.cumsum([piece.span.records for piece in pieces])
-        self.attempts = max(piece.span.attempts for piece in pieces)
+        self.ends = _ends(pieces)
+        self.attempts = max([piece.span.attempts for piece in pieces])
         self.encoded: EncodedRequest | None = None
 
     @property
@@ -84,7 +85,7 @@ class Request:
 
     @property
     def lanes(self) -> list[Lane]:
-        return list(dict.fromkeys(piece.lane for piece in self.pieces))
+        return list(dict.fromkeys([piece.lane for piece in self.pieces]))
 
     def pieces_of(self, first: int, last: int) -> Iterator[Piece]:
         """The pieces of its rows ``first`` to ``last`` (excluded), cut to them."""
@@ -93,9 +94,12 @@ class Request:
             lane, span = self.pieces[place]
             end = int(self.ends[place])
             start = end - span.records
-            stop = min(last, end)
-            yield Piece(lane, span._replace(first=span.first + first - start, last=span.first + stop - start))
-            first, place = stop, place + 1
+            if start < first:
+                span = span.cut(span.first + first - start)[1]
+            if last < end:
+                span = span.cut(span.last - (end - last))[0]
+            yield Piece(lane, span)
+            first, place = end, place + 1
 
 
 class Pipeline:
@@ -274,15 +278,15 @@ class Pipeline:
     def sorted(self, frames: Sequence[Frame], rows: SortedRows, shard_map: ShardMap) -> None:
         """Some frames of a job are sorted: their spans join their lanes, in job order."""
         job = Job(frames, rows)
-        charge = sum(buffer.charge_bytes for buffer in rows.buffers)
+        charge = sum([buffer.charge_bytes for buffer in rows.buffers])
         self.budget.release(0, sum(frame.row_charge_bytes for frame in frames) - charge)
         for frame in frames:
             del self._sorting[frame]
             frame.job, frame.rows = job, None
-        for shard, span in rows.spans:
-            self._lane(shard_map.shards[shard].shard_id).append(span)
-        for shard in dict.fromkeys(shard for shard, _ in rows.spans):
-            self._list(self._lane(shard_map.shards[shard].shard_id))
+        for shard, spans in groupby(rows.spans, key=itemgetter(0)):
+            lane = self._lane(shard_map.shards[shard].shard_id)
+            lane.extend([span for _, span in spans])
+            self._list(lane)
         for frame in frames:
             if frame.withdrawn:  # while it was sorted: its rows have ended, their memory has not
                 self._let_go(job, job.positions_of(frame))
@@ -307,7 +311,7 @@ class Pipeline:
         while self._alone:
             pieces = self._live(self._alone.popleft())
             if pieces:
-                return self._start(pieces, sum(int(piece.span.sizes()[-1]) for piece in pieces))
+                return self._start(pieces, sum([piece.span.bytes for piece in pieces]))
         return self._gather(now)
 
     def encoded(self, request: Request, encoded: EncodedRequest) -> None:
@@ -319,7 +323,7 @@ class Pipeline:
         back = list(request.pieces_of(written, request.records))
         before = request.lanes
         request.pieces = list(request.pieces_of(0, written))
-        request.ends = np.cumsum([piece.span.records for piece in request.pieces])
+        request.ends = _ends(request.pieces)
         for lane in before:
             if all(piece.lane is not lane for piece in request.pieces):
                 lane.in_flight -= 1
@@ -443,7 +447,7 @@ class Pipeline:
             if spans:
                 pieces += [Piece(lane, span) for span in spans]
                 used += size
-                entries += size // rules.aggregate_max_bytes + 1 if rules.aggregate else _records(spans)
+                entries += size // rules.aggregate_max_bytes + 1 if rules.aggregate else records_of(spans)
             if lane.queued:
                 lane.listed = True
                 if spans:
@@ -494,7 +498,7 @@ class Pipeline:
             state = span.buffer.job.state[span.first : span.last]
             edges = np.flatnonzero(np.diff(np.concatenate(([SETTLED], state, [SETTLED])) == QUEUED))
             for start, stop in edges.reshape(-1, 2).tolist():
-                live.append(Piece(lane, span._replace(first=span.first + start, last=span.first + stop)))
+                live.append(Piece(lane, span.cut(span.first + stop)[0].cut(span.first + start)[1]))
         return live
 
     # ---- answers
@@ -510,8 +514,7 @@ class Pipeline:
             self._refused_alone = ("", 0)
         self.stats.put_requests["partial" if (answer.errors >= 0).any() else "ok"] += 1
         if not classes.any():
-            for piece in request.pieces:
-                self._store(piece.span)
+            self._store(request.pieces)
             for lane in encoded.lane_table:
                 lane.throttles = 0
             return
@@ -524,9 +527,9 @@ class Pipeline:
             pieces = [Piece(lane, span._replace(wrong_counts=0)) for lane, span in rows]
             verdict = int(classes[first])
             if verdict == _STORED:
-                for piece in pieces:
-                    self._store(piece.span)
-                    piece.lane.throttles = 0 if piece.lane not in throttled else piece.lane.throttles
+                self._store(pieces)
+                for lane in dict.fromkeys([piece.lane for piece in pieces]):
+                    lane.throttles = 0 if lane not in throttled else lane.throttles
             elif verdict == _ELSEWHERE:
                 self._mark(pieces)
                 back += [Piece(lane, self._retried(span)._replace(raw=True)) for lane, span in pieces]
@@ -595,7 +598,7 @@ class Pipeline:
         again = []
         for lane, span in pieces:
             if span.wrong_counts + 1 >= WRONG_COUNTS_TO_GIVE_UP:
-                self._end(span, RowEnd(Outcome.UNKNOWN, Code.RESULT_COUNT, message, maybe_stored=True))
+                self._end(Piece(lane, span), RowEnd(Outcome.UNKNOWN, Code.RESULT_COUNT, message, maybe_stored=True))
             else:
                 again.append(Piece(lane, span._replace(wrong_counts=span.wrong_counts + 1)))
         return again
@@ -606,7 +609,7 @@ class Pipeline:
         if request.records == 1:
             too_large = code != Code.INTERNAL and "length less than or equal to" in message and "data" in message
             end_code = Code.RECORD_TOO_LARGE if too_large else code
-            self._end(request.pieces[0].span, RowEnd(Outcome.NOT_STORED, end_code, message))
+            self._end(request.pieces[0], RowEnd(Outcome.NOT_STORED, end_code, message))
             told, times = self._refused_alone
             self._refused_alone = (message, times + 1 if told == message else 1)
             if self._refused_alone[1] >= INVALID_TO_DOUBT_STREAM and code != Code.INTERNAL:
@@ -675,40 +678,46 @@ class Pipeline:
 
     # ---- rows end
 
-    def _store(self, span: Span) -> None:
+    def _store(self, pieces: list[Piece]) -> None:
         """Rows of a request are in the stream."""
-        job = span.buffer.job
-        where = slice(span.first, span.last)
-        self._settle_span(span)
-        maybe = job.maybe_stored[where] if job.maybe_stored is not None else None
-        self.stats.delivered_records += span.records
-        for frame, rows in job.frames_of(where):
-            frame.store(len(rows))
-            self._finish(frame)
-        if maybe is not None and maybe.any():
-            self.stats.possible_duplicate_records += int(maybe.sum())
-            for frame, rows in job.frames_of(np.flatnonzero(maybe) + span.first):
-                frame.possible_duplicates += len(rows)
+        for job, first, last in _runs(pieces):
+            where = slice(first, last)
+            self._settle(job, where)
+            if job.maybe_stored is not None and (maybe := job.maybe_stored[where]).any():
+                self.stats.possible_duplicate_records += int(maybe.sum())
+                for frame, rows in job.frames_of(np.flatnonzero(maybe) + first):
+                    frame.possible_duplicates += len(rows)
+            self.stats.delivered_records += last - first
+            for frame, rows in job.frames_of(where):
+                frame.store(len(rows))
+                self._finish(frame)
+        self._shrink(pieces)
 
-    def _end(self, span: Span, end: RowEnd) -> None:
+    def _end(self, piece: Piece, end: RowEnd) -> None:
         """Rows of a request end otherwise."""
-        self._settle_span(span)
+        span = piece.span
+        job, where = span.buffer.job, slice(span.first, span.last)
+        self._settle(job, where)
         self.stats.failed_records[end.code] += span.records
-        for frame, rows in span.buffer.job.frames_of(slice(span.first, span.last)):
+        for frame, rows in job.frames_of(where):
             frame.end(rows, end)
             self._finish(frame)
+        self._shrink([piece])
 
-    def _settle_span(self, span: Span) -> None:
-        state = span.buffer.job.state[span.first : span.last]
+    def _settle(self, job: Job, where: slice) -> None:
+        state = job.state[where]
         assert (state == IN_REQUEST).all(), "a row settled twice"
         state[:] = SETTLED
-        self.budget.release(span.records, 0)
-        self._shrink(span.buffer, span.records)
 
-    def _shrink(self, buffer: Any, records: int) -> None:
-        buffer.live -= records
-        if not buffer.live:
-            self.budget.release(0, buffer.let_go())
+    def _shrink(self, pieces: list[Piece]) -> None:
+        """Rows of a request have settled: their records are free, and the buffers of which they were the last."""
+        charge = 0
+        for _, span in pieces:
+            buffer = span.buffer
+            buffer.live -= span.last - span.first
+            if not buffer.live:
+                charge += buffer.let_go()
+        self.budget.release(int(_ends(pieces)[-1]), charge)
 
     def _withdraw(self, frame: Frame, end: RowEnd | None, reason: str) -> None:
         """Rows of a frame that are in no request end now (None: nobody is told); no row of it is sent again."""
@@ -730,8 +739,11 @@ class Pipeline:
         if not len(positions):
             return
         job.state[positions] = SETTLED
+        job.has_gaps = True
         for buffer, records in job.buffers_of(positions):
-            self._shrink(buffer, records)
+            buffer.live -= records
+            if not buffer.live:
+                self.budget.release(0, buffer.let_go())
 
     def _end_rows(
         self, frame: Frame, job: Job, positions: npt.NDArray[np.intp], end: RowEnd | None, reason: str
@@ -785,5 +797,17 @@ _RETURNED: Final = RowEnd(Outcome.RETURNED, Code.DRAINING, "the daemon stops; th
 _ONE_LANE: Final = one_lane()
 
 
-def _records(spans: Sequence[Span]) -> int:
-    return sum(span.records for span in spans)
+def _ends(pieces: Sequence[Piece]) -> npt.NDArray[np.int64]:
+    return np.cumsum([piece.span.last - piece.span.first for piece in pieces])
+
+
+def _runs(pieces: Sequence[Piece]) -> list[tuple[Job, int, int]]:
+    """The rows of some pieces as (job, first, last): neighbouring spans of a job together, to be settled at once."""
+    runs: list[tuple[Job, int, int]] = []
+    for _, span in pieces:
+        job = span.buffer.job
+        if runs and runs[-1][0] is job and runs[-1][2] == span.first:
+            runs[-1] = (job, runs[-1][1], span.last)
+        else:
+            runs.append((job, span.first, span.last))
+    return runs

@@ -71,10 +71,14 @@ class SpanBuffer:
     def let_go(self) -> int:
         """Free the memory; returns the charge that it held."""
         self.keys = self.data = b""
-        self.key_offsets = self.data_offsets = np.zeros(1, np.int32)
-        self.hashes, self.explicit = (np.zeros(0, np.uint64),) * 2, None
+        self.key_offsets = self.data_offsets = _NO_OFFSETS
+        self.hashes, self.explicit = _NO_HASHES, None
         charge, self.charge_bytes = self.charge_bytes, 0
         return charge
+
+
+_NO_OFFSETS: Final = np.zeros(1, np.int32)
+_NO_HASHES: Final = (np.zeros(0, np.uint64), np.zeros(0, np.uint64))
 
 
 class Span(NamedTuple):
@@ -83,6 +87,8 @@ class Span(NamedTuple):
     buffer: SpanBuffer
     first: int
     last: int
+    bytes: int
+    """Key and data of all its rows."""
     attempts: int = 0
     wrong_counts: int = 0
     """Answers in a row whose number of results did not match."""
@@ -95,7 +101,15 @@ class Span(NamedTuple):
 
     def cut(self, at: int) -> tuple[Span, Span]:
         """The rows before position ``at``, and those from it on."""
-        return self._replace(last=at), self._replace(first=at)
+        before = self.bytes_to(at)
+        return self._replace(last=at, bytes=before), self._replace(first=at, bytes=self.bytes - before)
+
+    def bytes_to(self, at: int) -> int:
+        """Key and data of its rows before position ``at``."""
+        buffer = self.buffer
+        start, end = self.first - buffer.first, at - buffer.first
+        keys, data = buffer.key_offsets, buffer.data_offsets
+        return int(keys[end] - keys[start]) + int(data[end] - data[start])
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Running total of key + data bytes, a value for each row and one for the end, from 0."""
@@ -117,16 +131,18 @@ class Job:
     """A batch of frames after sorting: where each row is, and which have settled.
 
     ``state`` has one byte a row, by position: QUEUED, IN_REQUEST or SETTLED; it is what makes "settles exactly once" a
-    check and not a hope.  ``maybe_stored`` marks rows that an earlier attempt may have stored, once there are any.
+    check and not a hope.  ``has_gaps``: some rows settled where they stood in their lanes.  ``maybe_stored`` marks rows
+    that an earlier attempt may have stored, once there are any.
     """
 
-    __slots__ = ("buffers", "frames", "maybe_stored", "order", "starts", "state")
+    __slots__ = ("buffers", "frames", "has_gaps", "maybe_stored", "order", "starts", "state")
 
     def __init__(self, frames: Sequence[Frame], rows: SortedRows) -> None:
         self.frames = tuple(frames)
         self.starts = np.cumsum([0, *(frame.records for frame in frames)])
         self.order = rows.order
         self.state = np.zeros(len(rows.order), np.uint8)
+        self.has_gaps = False
         self.maybe_stored: Bool | None = None
         self.buffers = rows.buffers
         for buffer in rows.buffers:
@@ -176,6 +192,7 @@ def sort_rows(frames: Sequence[Rows], shard_map: ShardMap, seed: int) -> SortedR
     np.cumsum(np.diff(keys[1]) + np.diff(data[1]) + RECORD_CHARGE_BYTES, out=sizes[1:])
     cuts = _cut_spans(shards[order], sizes)
     hashes, marks = (high[order], low[order]), explicit[order] if explicit is not None else None
+    payload = sizes - RECORD_CHARGE_BYTES * np.arange(len(sizes))
     spans: list[tuple[int, Span]] = []
     buffers: list[SpanBuffer] = []
     for group in _pack(cuts, sizes):
@@ -188,7 +205,7 @@ def sort_rows(frames: Sequence[Rows], shard_map: ShardMap, seed: int) -> SortedR
             marks[first:last].copy() if marks is not None and marks[first:last].any() else None,
         )
         buffers.append(buffer)
-        spans += [(shard, Span(buffer, a, b)) for shard, a, b in group]
+        spans += [(shard, Span(buffer, a, b, int(payload[b] - payload[a]))) for shard, a, b in group]
     return SortedRows(order, spans, buffers)
 
 

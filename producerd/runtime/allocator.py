@@ -24,4 +24,4 @@ def configure() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return all([name in os.environ or mallopt(number, value) == 1 for name, number, value in _SETTINGS])
+    return all(name in os.environ or mallopt(number, value) == 1 for name, number, value in _SETTINGS)

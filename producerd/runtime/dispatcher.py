@@ -78,6 +78,12 @@ class Dispatcher:
             timer.cancel()
 
     def _pump(self) -> None:
+        try:
+            self._look_at_poked()
+        except Exception as error:  # an owner of state has failed: the daemon must end, loudly, and not half work
+            self._spawn(_raise(error), set())
+
+    def _look_at_poked(self) -> None:
         self._pump_scheduled = False
         now = self._loop.time()
         for stream in list(self._poked):
@@ -96,11 +102,14 @@ class Dispatcher:
         if self._tasks is None or self._gives_up:
             return False
         if (request := stream.pipeline.take_request(now)) is not None:
-            self._spawn(self._carry(stream, request), self._sending)
+            inline = _is_small(request.records, request.bytes)
+            self._free_workers -= not inline
+            self._spawn(self._carry(stream, request, inline), self._sending)
         elif (job := stream.pipeline.take_job(now)) is not None:
-            if _is_small(sum(rows.records for rows in job.rows), sum(len(rows.data) for rows in job.rows)):
+            if _is_small(sum([rows.records for rows in job.rows]), sum([len(rows.data) for rows in job.rows])):
                 self._sort_inline(stream, job)
             else:
+                self._free_workers -= 1
                 self._spawn(self._sort(stream, job), self._sorting)
         else:
             return False
@@ -119,11 +128,11 @@ class Dispatcher:
         if due is not None and due > now:  # what is due already waits for a worker or an answer, which pokes
             self._timers[stream] = self._loop.call_at(due, self.poke, stream)
 
-    async def _carry(self, stream: Stream, request: Request) -> None:
+    async def _carry(self, stream: Stream, request: Request, inline: bool) -> None:
         """Encode, send, complete."""
         outcome: Answer | RequestFailed = _GIVEN_UP
         try:
-            outcome = await self._send(stream, request)
+            outcome = await self._send(stream, request, inline)
         except asyncio.CancelledError:
             outcome = replace(_GIVEN_UP, maybe_stored=request.encoded is not None)
             raise
@@ -134,9 +143,9 @@ class Dispatcher:
             stream.pipeline.complete(request, outcome, self._loop.time())
             self.poke(stream)
 
-    async def _send(self, stream: Stream, request: Request) -> Answer | RequestFailed:
+    async def _send(self, stream: Stream, request: Request, inline: bool) -> Answer | RequestFailed:
         rules = stream.pipeline.rules.entries
-        if _is_small(request.records, request.bytes):
+        if inline:
             encoded = encode(stream.name, request.pieces, rules)
         else:
             encoded = await self._in_worker(encode, stream.name, request.pieces, rules)
@@ -174,11 +183,15 @@ class Dispatcher:
                 stream.pipeline.sorted([frame], rows, job.shard_map)
 
     async def _in_worker(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        self._free_workers -= 1
+        """Do it in the worker that `_start` has set aside."""
         try:
             return await self._loop.run_in_executor(self._executor, lambda: work(*args, **kwargs))
         finally:
             self._free_workers += 1
+
+
+async def _raise(error: Exception) -> None:
+    raise error
 
 
 _GIVEN_UP: Final = RequestFailed(Code.UNREACHABLE, "given up, because the daemon stops", maybe_stored=True)

@@ -151,6 +151,9 @@ class Session(asyncio.BufferedProtocol):
                 self._read_control()
         except ProtocolError as error:
             self._broken(error)
+        except Exception:  # whatever a client can bring about ends its own session, and no other
+            log.exception("a session failed", session=self.session_id, client=self.who)
+            self.close(Code.INTERNAL, "the daemon failed in this session; see its log")
 
     def pause_writing(self) -> None:
         self._choked = True
@@ -421,7 +424,8 @@ class Session(asyncio.BufferedProtocol):
         """A caller has been blocked for long: one line here, and one for it."""
         seconds = self._loop.time() - waiting.ticket.since
         stream = waiting.part.stream
-        self._send(stream.blocked(waiting.part.stream_id, seconds))
+        if not self._choked:
+            self._send(stream.blocked(waiting.part.stream_id, seconds))
         log.warning(
             "caller blocked",
             session=self.session_id,

@@ -33,6 +33,7 @@ class ShardWatch:
         self._kinesis = kinesis
         self._dispatcher = dispatcher
         self._wanted = asyncio.Event()
+        self._told = ""
         self._random = Random()
 
     def look(self) -> None:
@@ -69,19 +70,26 @@ class ShardWatch:
         pages = await self._kinesis.list_shards(stream.name)
         now = asyncio.get_running_loop().time()
         if isinstance(pages, RequestFailed):
-            log.warning("ListShards failed", stream=stream.name, code=pages.code, message=pages.message)
-            stream.pipeline.shard_map_failed(pages.code, pages.message, now)
-            self._dispatcher.poke(stream)
+            self._failed(pages.code, pages.message, now)
             return False
         try:
             shard_map = map_from_listing(pages)
         except (ValueError, KeyError) as error:
-            log.warning("ListShards gave shards that do not fit together", stream=stream.name, error=str(error))
-            stream.pipeline.shard_map_failed("InternalFailure", f"shards that do not fit together: {error}", now)
+            self._failed("InternalFailure", f"shards that do not fit together: {error}", now)
             return False
+        self._told = ""
         changed = shard_map != stream.pipeline.shard_map
         stream.pipeline.set_shard_map(shard_map)
         if changed:
             log.info("shards read", stream=stream.name, shards=len(shard_map))
         self._dispatcher.poke(stream)
         return True
+
+    def _failed(self, code: str, message: str, now: float) -> None:
+        """Tell the pipeline, and the operator if it is news."""
+        stream, told = self._stream, f"{code}: {message}"
+        level = log.warning if told != self._told else log.debug
+        level("ListShards failed", stream=stream.name, code=code, message=message)
+        self._told = told
+        stream.pipeline.shard_map_failed(code, message, now)
+        self._dispatcher.poke(stream)

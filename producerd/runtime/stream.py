@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
@@ -44,16 +45,19 @@ class Stream:
         )
         self.max_record_bytes = MAX_RECORD_BYTES_UNTIL_KNOWN
         self.rejected_records: dict[str, int] = {}
+        self.wants_map: Callable[[], None] = lambda: None  # the watch of its shards
         self._told_health = HealthState.UNPROVEN
 
     def settle(self, now: float) -> None:
-        """Acknowledge what is finished, and hand the room to whoever waits for it."""
+        """Acknowledge what is finished, hand the room to whoever waits for it, and have the shards looked at."""
         for frame in self.pipeline.take_finished():
             owner: Owner = frame.owner
             owner.finished(frame)
         self.gate.pump(now)
         if self.gate.wants_room():
             self.pipeline.press(now)
+        if self.pipeline.wants_shard_map:
+            self.wants_map()
         self._tell_health()
 
     def request_timeout_seconds(self, bytes_: int, attempts: int) -> float:

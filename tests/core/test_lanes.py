@@ -21,8 +21,7 @@ def filled(sizes: list[int], first_number: int = 0) -> tuple[Lane, Job]:
     result = sort_rows([rows], even_map(1), 1)
     job = Job([Frame(None, 1, rows, 10**6)], result)
     lane = Lane("shard-0")
-    for _, span in result.spans:
-        lane.append(span)
+    lane.extend([span for _, span in result.spans])
     return lane, job
 
 
@@ -46,6 +45,7 @@ def test_rows_leave_in_order_within_both_bounds_and_none_is_lost(seed: int) -> N
         if random.random() < 0.3:
             for at in dead - set(got):
                 job.state[at] = SETTLED
+                job.has_gaps = True
         records, room = random.choice([1, 5, 1_000]), random.choice([100, 5_000, 100_000])
         taken, used = lane.take(records, room, random.choice([0, ANY]))
         assert used == size_of(taken)
@@ -92,6 +92,7 @@ def test_a_row_larger_than_the_bound_goes_alone_only_where_that_is_allowed() -> 
 def test_a_lane_of_nothing_but_dead_rows_gives_nothing_and_forgets_them() -> None:
     lane, job = filled([10] * 20)
     job.state[:] = SETTLED
+    job.has_gaps = True
     assert lane.take(10, ANY, ANY) == ([], 0)
     assert (lane.queued, len(lane.spans)) == (0, 0)
 
@@ -99,6 +100,7 @@ def test_a_lane_of_nothing_but_dead_rows_gives_nothing_and_forgets_them() -> Non
 def test_dead_rows_in_the_middle_cut_a_span_in_two() -> None:
     lane, job = filled([10] * 9)
     job.state[np.array([0, 3, 4, 8])] = SETTLED
+    job.has_gaps = True
     taken, _ = lane.take(100, ANY)
     assert [(span.first, span.last) for span in taken] == [(1, 3), (5, 8)]
 

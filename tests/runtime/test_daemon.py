@@ -181,7 +181,7 @@ def test_the_rows_of_a_caller_who_vanishes_are_discarded_and_others_go_on(
     kinesis.script(Fault("hang"))
     with daemon(server.url, max_in_flight_requests=1, queue_limit=1_000) as running, session(running) as other:
         other.put(rows(5, name="held"))  # the one request, which hangs
-        until(lambda: running.metrics()["inflight_requests"] == 1)
+        until(lambda: kinesis.replies["hang"] == 1)
         gone = session(running)
         gone.put(rows(100, name="gone"))
         gone.put(rows(100, name="gone"))
