@@ -19,7 +19,8 @@ from producerd.core import intake
 from producerd.core.budget import QueueBudget
 from producerd.core.entries import EntryRules, RequestFailed, encode, parse_answer
 from producerd.core.frame import Frame, FrameResult
-from producerd.core.pipeline import Pipeline, PipelineRules, Request, SortJob
+from producerd.core.pipeline import Pipeline, PipelineRules, SortJob
+from producerd.core.requests import Request
 from producerd.core.shards import map_from_listing
 from producerd.core.spans import Job, sort_rows
 from producerd.errors import Code, Outcome
@@ -280,14 +281,14 @@ class Simulation:
         assert budget.peak_records <= self.most_records
         assert budget.peak_bytes <= self.most_bytes
         granted = [ticket for session in self.sessions for ticket in session.waiting.values() if ticket.granted]
-        unsettled = sum(frame.unsettled for frame in pipeline._frames)
+        unsettled = sum(frame.unsettled for frame in pipeline.ledger.frames)
         assert budget.used_records == unsettled + sum(ticket.layout.records for ticket in granted)
         buffers = sum(buffer.charge_bytes for job in self._live_jobs() for buffer in job.buffers)
-        unsorted = {frame for frame in pipeline._frames if frame.job is None and not frame.withdrawn}
-        unsorted |= set(pipeline._sorting)
+        unsorted = {frame for frame in pipeline.ledger.frames if frame.job is None and not frame.withdrawn}
+        unsorted |= set(pipeline.ledger.sorting)
         charge = (
             sum(ticket.layout.charge_bytes for ticket in granted)
-            + FRAME_CHARGE_BYTES * len(pipeline._frames)
+            + FRAME_CHARGE_BYTES * len(pipeline.ledger.frames)
             + sum(frame.row_charge_bytes for frame in unsorted)
             + buffers
         )
@@ -295,14 +296,14 @@ class Simulation:
         stats = pipeline.stats
         ended = stats.delivered_records + stats.failed_records.total() + stats.discarded_records.total()
         assert stats.ingest_records == ended + unsettled, self.describe()
-        if pipeline.idle and not pipeline._sorting:
+        if pipeline.idle and not pipeline.ledger.sorting:
             assert budget.used_records == sum(ticket.layout.records for ticket in granted)
             if not pipeline._in_flight:
                 assert pipeline.in_flight_bytes == 0
 
     def _live_jobs(self) -> list[Job]:
         """Jobs that hold memory: also of finished frames, while a neighbour's rows keep their buffer."""
-        self._jobs |= {id(frame.job): frame.job for frame in self.pipeline._frames if frame.job is not None}
+        self._jobs |= {id(frame.job): frame.job for frame in self.pipeline.ledger.frames if frame.job is not None}
         self._jobs = {key: job for key, job in self._jobs.items() if any(buffer.live for buffer in job.buffers)}
         return list(self._jobs.values())
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby, pairwise
 from operator import itemgetter
@@ -22,19 +22,19 @@ from random import Random
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from producerd.core.budget import QueueBudget
 from producerd.core.entries import Answer, EncodedRequest, EntryRules, Piece, RequestFailed
 from producerd.core.frame import Frame, RowEnd
 from producerd.core.intake import Rows
 from producerd.core.lanes import Lane, records_of
+from producerd.core.ledger import Ledger
+from producerd.core.requests import Request
 from producerd.core.retry import HealthState, InFlightWindow, Kind, RetryPolicy, StreamHealth, meaning_of
 from producerd.core.shards import I32, ShardMap, one_lane
-from producerd.core.spans import IN_REQUEST, QUEUED, SETTLED, Job, SortedRows, Span
+from producerd.core.spans import IN_REQUEST, QUEUED, SETTLED, SortedRows, Span
 from producerd.core.stats import StreamStats
 from producerd.errors import Code, Outcome
-from producerd.wire.columns import FRAME_CHARGE_BYTES
 
 MIB: Final = 1024 * 1024
 ANY_RECORDS: Final = 2**31
@@ -67,41 +67,6 @@ class SortJob(NamedTuple):
     seed: int
 
 
-class Request:
-    """Rows on their way to Kinesis.  ``ends``: the number of its rows up to the end of each piece."""
-
-    __slots__ = ("attempts", "bytes", "encoded", "ends", "pieces")
-
-    def __init__(self, pieces: list[Piece], bytes_: int) -> None:
-        self.pieces = pieces
-        self.bytes = bytes_
-        self.ends = _ends(pieces)
-        self.attempts = max([piece.span.attempts for piece in pieces])
-        self.encoded: EncodedRequest | None = None
-
-    @property
-    def records(self) -> int:
-        return int(self.ends[-1])
-
-    @property
-    def lanes(self) -> list[Lane]:
-        return list(dict.fromkeys([piece.lane for piece in self.pieces]))
-
-    def pieces_of(self, first: int, last: int) -> Iterator[Piece]:
-        """The pieces of its rows ``first`` to ``last`` (excluded), cut to them."""
-        place = int(np.searchsorted(self.ends, first, side="right"))
-        while first < last:
-            lane, span = self.pieces[place]
-            end = int(self.ends[place])
-            start = end - span.records
-            if start < first:
-                span = span.cut(span.first + first - start)[1]
-            if last < end:
-                span = span.cut(span.last - (end - last))[0]
-            yield Piece(lane, span)
-            first, place = end, place + 1
-
-
 class Pipeline:
     """See the module's text.  ``budget`` is shared with the gate, which takes; the pipeline releases."""
 
@@ -112,6 +77,7 @@ class Pipeline:
         self.budget = budget
         self.health = StreamHealth(rules.permanent_error_grace_seconds, random)
         self.stats = StreamStats()
+        self.ledger = Ledger(budget, self.stats)
         self.wants_shard_map = shard_map is None
         self.in_flight_bytes = 0
         self._random = random
@@ -121,14 +87,11 @@ class Pipeline:
         self._map_wait_until: float | None = None
         self._map_error = ""
         self._draining = False
-        self._frames: dict[Frame, None] = {}  # accepted and not finished, oldest first
-        self._finished: list[Frame] = []
         self._filling: list[Frame] = []
         self._filling_records = 0
         self._filling_bytes = 0
         self._filling_since = 0.0
         self._sealed: deque[list[Frame]] = deque()
-        self._sorting: dict[Frame, None] = {}
         self._lanes: dict[str, Lane] = {}
         self._ready: deque[Lane] = deque()  # lanes with rows, longest-waiting first; each at most once
         self._held: list[tuple[float, int, Lane]] = []  # lanes with rows that hold off: a heap
@@ -145,7 +108,7 @@ class Pipeline:
     @property
     def queued_records(self) -> int:
         """Rows accepted and not settled."""
-        return sum(frame.unsettled for frame in self._frames)
+        return sum(frame.unsettled for frame in self.ledger.frames)
 
     @property
     def requests_in_flight(self) -> int:
@@ -153,7 +116,7 @@ class Pipeline:
 
     @property
     def idle(self) -> bool:
-        return not self._frames
+        return not self.ledger.frames
 
     @property
     def shard_map(self) -> ShardMap | None:
@@ -186,12 +149,9 @@ class Pipeline:
 
     def submit(self, frame: Frame, now: float) -> None:
         """Accept a whole frame, granted by the gate.  Rows that ended already (bad ones) are not accepted."""
-        self.budget.release(frame.records - frame.unsettled, 0)
-        self.stats.ingest_records += frame.unsettled
-        self.stats.ingest_bytes += frame.charge_bytes
-        self._frames[frame] = None
+        self.ledger.accept(frame)
         if self._draining and frame.owner is not None:
-            self._withdraw(frame, _RETURNED, "returned")
+            self.ledger.withdraw(frame, _RETURNED, "returned")
             return
         if not self._filling:
             self._filling_since = now
@@ -213,32 +173,31 @@ class Pipeline:
 
     def press(self, now: float) -> None:
         """A caller waits for room: seal, unless work that may be sent waits already (crumbs gain nothing then)."""
-        work_waits = self._sealed or self._sorting or self._alone or any(lane.may_send(now) for lane in self._ready)
+        work_waits = (
+            self._sealed or self.ledger.sorting or self._alone or any(lane.may_send(now) for lane in self._ready)
+        )
         if self._filling and not work_waits:
             self._seal("pressure")
 
     def discard(self, owner: object) -> None:
         """An owner is gone and wants nothing more: its rows that are in no request end now."""
-        self._forget_finished(owner)
-        for frame in [frame for frame in self._frames if frame.owner is owner]:
+        self.ledger.forget_finished(owner)
+        for frame in [frame for frame in self.ledger.frames if frame.owner is owner]:
             frame.owner = None
-            self._withdraw(frame, None, "disconnected")
+            self.ledger.withdraw(frame, None, "disconnected")
 
     def disown(self, owner: object) -> None:
         """An owner is gone, and its rows are still to be delivered."""
-        self._forget_finished(owner)
-        for frame in self._frames:
+        self.ledger.forget_finished(owner)
+        for frame in self.ledger.frames:
             if frame.owner is owner:
                 frame.owner = None
-
-    def _forget_finished(self, owner: object) -> None:
-        self._finished = [frame for frame in self._finished if frame.owner is not owner]
 
     def drain(self) -> None:
         """The daemon stops: rows with an owner that are in no request go back to it; the others are still sent."""
         self._draining = True
-        for frame in [frame for frame in self._frames if frame.owner is not None]:
-            self._withdraw(frame, _RETURNED, "returned")
+        for frame in [frame for frame in self.ledger.frames if frame.owner is not None]:
+            self.ledger.withdraw(frame, _RETURNED, "returned")
         if self._filling:
             self._seal("drain")
 
@@ -246,16 +205,15 @@ class Pipeline:
         """The deadline: nothing in flight is left, every other row ends.  Returns how many had no caller to go to."""
         self._draining = True
         orphans = 0
-        for frame in list(self._frames):
+        for frame in list(self.ledger.frames):
             if frame.owner is None and not frame.withdrawn:
                 orphans += frame.unsettled
-            self._withdraw(frame, _RETURNED, "returned")
+            self.ledger.withdraw(frame, _RETURNED, "returned" if frame.owner is not None else "abandoned")
         return orphans
 
     def take_finished(self) -> list[Frame]:
         """Frames whose last row settled and whose owner is still there, each once."""
-        finished, self._finished = self._finished, []
-        return finished
+        return self.ledger.take_finished()
 
     # ---- jobs
 
@@ -270,36 +228,23 @@ class Pipeline:
             frames = [frame for frame in self._sealed.popleft() if not frame.withdrawn]
             if not frames:
                 continue
-            self._sorting.update(dict.fromkeys(frames))
+            self.ledger.sorting.update(dict.fromkeys(frames))
             rows = [frame.rows for frame in frames if frame.rows is not None]
             return SortJob(frames, rows, shard_map, self._random.getrandbits(63))
         return None
 
     def sorted(self, frames: Sequence[Frame], rows: SortedRows, shard_map: ShardMap) -> None:
         """Some frames of a job are sorted: their spans join their lanes, in job order."""
-        job = Job(frames, rows)
-        charge = sum([buffer.charge_bytes for buffer in rows.buffers])
-        self.budget.release(0, sum(frame.row_charge_bytes for frame in frames) - charge)
-        for frame in frames:
-            del self._sorting[frame]
-            frame.job, frame.rows = job, None
+        self.ledger.sorted(frames, rows)
         for shard, spans in groupby(rows.spans, key=itemgetter(0)):
             lane = self._lane(shard_map.shards[shard].shard_id)
             lane.extend([span for _, span in spans])
             self._list(lane)
-        for frame in frames:
-            if frame.withdrawn:  # while it was sorted: its rows have ended, their memory has not
-                self._let_go(job, job.positions_of(frame))
 
     def unsortable(self, frame: Frame) -> None:
         """Sorting this frame raised."""
-        del self._sorting[frame]
-        if frame.withdrawn:
-            frame.rows = None
-            self.budget.release(0, frame.row_charge_bytes)
-        else:
-            end = RowEnd(Outcome.NOT_STORED, Code.INTERNAL, "the daemon could not sort these rows; see its log")
-            self._withdraw(frame, end, "")
+        end = RowEnd(Outcome.NOT_STORED, Code.INTERNAL, "the daemon could not sort these rows; see its log")
+        self.ledger.unsortable(frame, end)
 
     # ---- requests
 
@@ -320,10 +265,8 @@ class Pipeline:
         written = int(encoded.ends[-1])
         if written == request.records:
             return
-        back = list(request.pieces_of(written, request.records))
         before = request.lanes
-        request.pieces = list(request.pieces_of(0, written))
-        request.ends = _ends(request.pieces)
+        back = request.keep(written)
         for lane in before:
             if all(piece.lane is not lane for piece in request.pieces):
                 lane.in_flight -= 1
@@ -367,7 +310,7 @@ class Pipeline:
         if self._map_wait_until is None:
             self._map_wait_until = now + self.rules.shard_map_wait_seconds
         if self._map_missing(now):
-            self._end_all(self._map_missing_end())
+            self.ledger.withdraw_all(self._map_missing_end())
             self._sealed.clear()  # all of it has ended
         return None
 
@@ -514,7 +457,7 @@ class Pipeline:
             self._refused_alone = ("", 0)
         self.stats.put_requests["partial" if (answer.errors >= 0).any() else "ok"] += 1
         if not classes.any():
-            self._store(request.pieces)
+            self.ledger.store(request.pieces)
             for lane in encoded.lane_table:
                 lane.throttles = 0
             return
@@ -527,20 +470,20 @@ class Pipeline:
             pieces = [Piece(lane, span._replace(wrong_counts=0)) for lane, span in rows]
             verdict = int(classes[first])
             if verdict == _STORED:
-                self._store(pieces)
+                self.ledger.store(pieces)
                 for lane in dict.fromkeys([piece.lane for piece in pieces]):
                     lane.throttles = 0 if lane not in throttled else lane.throttles
             elif verdict == _ELSEWHERE:
-                self._mark(pieces)
-                back += [Piece(lane, self._retried(span)._replace(raw=True)) for lane, span in pieces]
+                self.ledger.mark_maybe_stored(pieces)
+                back += [Piece(lane, self.ledger.retried(span)._replace(raw=True)) for lane, span in pieces]
             else:
                 code, message = answer.error_table[verdict - 1]
                 meaning = meaning_of(code)
                 self.stats.last_error = f"{code}: {message}"
                 if meaning.kind is Kind.THROTTLED:
                     throttled.update(dict.fromkeys(piece.lane for piece in pieces))
-                    self._count_throttled(pieces)
-                    back += [Piece(lane, self._retried(span)) for lane, span in pieces]
+                    self.ledger.throttled(pieces)
+                    back += [Piece(lane, self.ledger.retried(span)) for lane, span in pieces]
                     continue
                 if meaning.kind is Kind.PERMANENT:
                     self._looks_permanent(meaning.code, message, now)
@@ -574,7 +517,7 @@ class Pipeline:
         self.stats.put_requests["failed"] += 1
         self.stats.last_error = f"{failed.code}: {failed.message}"
         if failed.maybe_stored:
-            self._mark(request.pieces)
+            self.ledger.mark_maybe_stored(request.pieces)
         if meaning.kind is Kind.INVALID:
             self._halve(request, meaning.code, failed.message, now)
             return
@@ -598,7 +541,9 @@ class Pipeline:
         again = []
         for lane, span in pieces:
             if span.wrong_counts + 1 >= WRONG_COUNTS_TO_GIVE_UP:
-                self._end(Piece(lane, span), RowEnd(Outcome.UNKNOWN, Code.RESULT_COUNT, message, maybe_stored=True))
+                self.ledger.end(
+                    Piece(lane, span), RowEnd(Outcome.UNKNOWN, Code.RESULT_COUNT, message, maybe_stored=True)
+                )
             else:
                 again.append(Piece(lane, span._replace(wrong_counts=span.wrong_counts + 1)))
         return again
@@ -609,7 +554,7 @@ class Pipeline:
         if request.records == 1:
             too_large = code != Code.INTERNAL and "length less than or equal to" in message and "data" in message
             end_code = Code.RECORD_TOO_LARGE if too_large else code
-            self._end(request.pieces[0], RowEnd(Outcome.NOT_STORED, end_code, message))
+            self.ledger.end(request.pieces[0], RowEnd(Outcome.NOT_STORED, end_code, message))
             told, times = self._refused_alone
             self._refused_alone = (message, times + 1 if told == message else 1)
             if self._refused_alone[1] >= INVALID_TO_DOUBT_STREAM and code != Code.INTERNAL:
@@ -626,7 +571,7 @@ class Pipeline:
         self.health.looks_permanent(code, message, now)
         if self.health.state is HealthState.BROKEN:
             self._hold_until = 0.0  # from here on probes set the pace
-            self._end_all(RowEnd(Outcome.NOT_STORED, code, message))
+            self.ledger.withdraw_all(RowEnd(Outcome.NOT_STORED, code, message))
         elif self.health.state is HealthState.SUSPECT:
             self._hold_until = now + self._policy.hold()
 
@@ -636,7 +581,7 @@ class Pipeline:
         """Rows that wait out a delay of their own before they return to their lanes."""
         if pieces:
             attempts = max(piece.span.attempts for piece in pieces)
-            retried = [Piece(lane, self._retried(span)) for lane, span in pieces]
+            retried = [Piece(lane, self.ledger.retried(span)) for lane, span in pieces]
             self._requeue(retried, due=now + self._policy.delay(attempts))
 
     def _requeue(self, pieces: list[Piece], *, due: float | None = None, alone: bool = False) -> None:
@@ -654,160 +599,16 @@ class Pipeline:
         for job in {id(piece.span.buffer.job): piece.span.buffer.job for piece in pieces}.values():
             for frame in job.frames:
                 if frame.withdrawn:
-                    self._withdraw(frame, frame.withdrawn_as, "returned" if frame.withdrawn_as else "disconnected")
+                    self.ledger.withdraw(
+                        frame, frame.withdrawn_as, "returned" if frame.withdrawn_as else "disconnected"
+                    )
                 elif self._draining and frame.owner is not None and not frame.finished:
-                    self._withdraw(frame, _RETURNED, "returned")
+                    self.ledger.withdraw(frame, _RETURNED, "returned")
                 elif broken and not frame.finished:
-                    self._withdraw(frame, RowEnd(Outcome.NOT_STORED, self.health.code, self.health.message), "")
-
-    def _retried(self, span: Span) -> Span:
-        self.stats.retried_records += span.records
-        for frame, rows in span.buffer.job.frames_of(slice(span.first, span.last)):
-            frame.retries += len(rows)
-        return span._replace(attempts=span.attempts + 1)
-
-    def _count_throttled(self, pieces: list[Piece]) -> None:
-        for _, span in pieces:
-            self.stats.throttled_records += span.records
-            for frame, rows in span.buffer.job.frames_of(slice(span.first, span.last)):
-                frame.throttled += len(rows)
-
-    def _mark(self, pieces: list[Piece]) -> None:
-        for _, span in pieces:
-            span.buffer.job.mark_maybe_stored(span.first, span.last)
-
-    # ---- rows end
-
-    def _store(self, pieces: list[Piece]) -> None:
-        """Rows of a request are in the stream."""
-        for job, first, last in _runs(pieces):
-            where = slice(first, last)
-            self._settle(job, where)
-            if job.maybe_stored is not None and (maybe := job.maybe_stored[where]).any():
-                self.stats.possible_duplicate_records += int(maybe.sum())
-                for frame, rows in job.frames_of(np.flatnonzero(maybe) + first):
-                    frame.possible_duplicates += len(rows)
-            self.stats.delivered_records += last - first
-            for frame, rows in job.frames_of(where):
-                frame.store(len(rows))
-                self._finish(frame)
-        self._shrink(pieces)
-
-    def _end(self, piece: Piece, end: RowEnd) -> None:
-        """Rows of a request end otherwise."""
-        span = piece.span
-        job, where = span.buffer.job, slice(span.first, span.last)
-        self._settle(job, where)
-        self.stats.failed_records[end.code] += span.records
-        for frame, rows in job.frames_of(where):
-            frame.end(rows, end)
-            self._finish(frame)
-        self._shrink([piece])
-
-    def _settle(self, job: Job, where: slice) -> None:
-        state = job.state[where]
-        assert (state == IN_REQUEST).all(), "a row settled twice"
-        state[:] = SETTLED
-
-    def _shrink(self, pieces: list[Piece]) -> None:
-        """Rows of a request have settled: their records are free, and the buffers of which they were the last."""
-        charge = 0
-        for _, span in pieces:
-            buffer = span.buffer
-            buffer.live -= span.last - span.first
-            if not buffer.live:
-                charge += buffer.let_go()
-        self.budget.release(int(_ends(pieces)[-1]), charge)
-
-    def _withdraw(self, frame: Frame, end: RowEnd | None, reason: str) -> None:
-        """Rows of a frame that are in no request end now (None: nobody is told); no row of it is sent again."""
-        if not frame.withdrawn:
-            frame.withdrawn, frame.withdrawn_as = True, end
-        if frame.job is not None:
-            positions = frame.job.positions_of(frame)
-            positions = positions[frame.job.state[positions] == QUEUED]
-            self._let_go(frame.job, positions)
-            self._end_rows(frame, frame.job, positions, end, reason)
-        elif frame.unsettled:
-            if frame not in self._sorting:  # else its memory is let go when the sort is done
-                frame.rows = None
-                self.budget.release(0, frame.row_charge_bytes)
-            self._end_unsorted(frame, end, reason)
-
-    def _let_go(self, job: Job, positions: npt.NDArray[np.intp]) -> None:
-        """Queued rows are needed no more: free what holds them, and take them out of their lanes' sums."""
-        if not len(positions):
-            return
-        job.state[positions] = SETTLED
-        job.has_gaps = True
-        for buffer, records in job.buffers_of(positions):
-            buffer.live -= records
-            if not buffer.live:
-                self.budget.release(0, buffer.let_go())
-
-    def _end_rows(
-        self, frame: Frame, job: Job, positions: npt.NDArray[np.intp], end: RowEnd | None, reason: str
-    ) -> None:
-        if not len(positions):
-            return
-        self.budget.release(len(positions), 0)
-        self._count_end(len(positions), end, reason)
-        if end is None:
-            frame.drop(len(positions))
-        else:
-            rows = job.order[positions] - np.int32(job.starts[job.frames.index(frame)])
-            maybe = job.maybe_stored[positions] if job.maybe_stored is not None else np.zeros(len(rows), np.bool_)
-            for chosen, ended in ((rows[~maybe], end), (rows[maybe], end._replace(maybe_stored=True))):
-                if len(chosen):
-                    frame.end(chosen, ended)
-        self._finish(frame)
-
-    def _end_unsorted(self, frame: Frame, end: RowEnd | None, reason: str) -> None:
-        records = frame.unsettled
-        self.budget.release(records, 0)
-        self._count_end(records, end, reason)
-        if end is None:
-            frame.drop(records)
-        else:
-            frame.end(frame.open_rows(), end)
-        self._finish(frame)
-
-    def _count_end(self, records: int, end: RowEnd | None, reason: str) -> None:
-        if end is None or end.outcome is Outcome.RETURNED:
-            self.stats.discarded_records[reason] += records
-        else:
-            self.stats.failed_records[end.code] += records
-
-    def _end_all(self, end: RowEnd) -> None:
-        """Every row that is in no request ends."""
-        for frame in list(self._frames):
-            self._withdraw(frame, end, "")
-
-    def _finish(self, frame: Frame) -> None:
-        if frame.finished and frame in self._frames:
-            del self._frames[frame]
-            self.budget.release(0, FRAME_CHARGE_BYTES)
-            if frame.owner is not None:
-                self._finished.append(frame)
+                    self.ledger.withdraw(frame, RowEnd(Outcome.NOT_STORED, self.health.code, self.health.message), "")
 
 
 _STORED: Final = 0
 _ELSEWHERE: Final = -1
 _RETURNED: Final = RowEnd(Outcome.RETURNED, Code.DRAINING, "the daemon stops; these rows were not sent")
 _ONE_LANE: Final = one_lane()
-
-
-def _ends(pieces: Sequence[Piece]) -> npt.NDArray[np.int64]:
-    return np.cumsum([piece.span.last - piece.span.first for piece in pieces])
-
-
-def _runs(pieces: Sequence[Piece]) -> list[tuple[Job, int, int]]:
-    """The rows of some pieces as (job, first, last): neighbouring spans of a job together, to be settled at once."""
-    runs: list[tuple[Job, int, int]] = []
-    for _, span in pieces:
-        job = span.buffer.job
-        if runs and runs[-1][0] is job and runs[-1][2] == span.first:
-            runs[-1] = (job, runs[-1][1], span.last)
-        else:
-            runs.append((job, span.first, span.last))
-    return runs

@@ -263,6 +263,7 @@ class Daemon:
         for session in list(self._sessions):
             session.close(Code.DRAINING, "the daemon has stopped")
         if self._sessions:
+            self._all_gone.clear()  # it is set since the first time that nobody was connected
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
                     await self._all_gone.wait()

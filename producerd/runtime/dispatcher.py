@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any, Final, ParamSpec, TypeVar
 
 from producerd.core.entries import Answer, RequestFailed, encode
-from producerd.core.pipeline import Request, SortJob
+from producerd.core.pipeline import SortJob
+from producerd.core.requests import Request
 from producerd.core.spans import sort_rows
 from producerd.errors import Code
 from producerd.runtime.kinesis import Kinesis

@@ -64,15 +64,11 @@ class AioKinesis:
 
     async def put_records(self, stream: str, request: EncodedRequest, timeout_seconds: float) -> Answer | RequestFailed:
         _ready_body.set((request.body, request.sha256))
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                answer = await self._client.put_records(StreamName=stream, Records=_TINY)
-        except TimeoutError:
-            return RequestFailed(
-                Code.UNREACHABLE, f"no answer within {timeout_seconds:.1f} s", maybe_stored=True, timed_out=True
-            )
-        except (boto_errors.ClientError, boto_errors.BotoCoreError, AiohttpError, OSError) as error:
-            return failure_of(error)
+        answer = await self._ask(
+            self._client.put_records, {"StreamName": stream, "Records": _TINY}, timeout_seconds, may_store=True
+        )
+        if isinstance(answer, RequestFailed):
+            return answer
         raw = answer["Raw"]
         if request.entries <= SMALL_ANSWER_ENTRIES:
             return parse_answer(raw, request.entries)
@@ -95,20 +91,30 @@ class AioKinesis:
         answer = await self._ask(self._client.describe_stream_summary, {"StreamName": stream})
         if isinstance(answer, RequestFailed):
             return answer
-        summary = answer["StreamDescriptionSummary"]
-        return int(summary.get("MaxRecordSizeInKiB") or DEFAULT_MAX_RECORD_KIB) * 1024
+        try:
+            return int(answer["StreamDescriptionSummary"].get("MaxRecordSizeInKiB") or DEFAULT_MAX_RECORD_KIB) * 1024
+        except (KeyError, TypeError, ValueError) as error:
+            return _not_kinesis(error, maybe_stored=False)
 
     async def _ask(
-        self, operation: Callable[..., Any], arguments: dict[str, Any], timeout_seconds: float = 10.0
+        self,
+        operation: Callable[..., Any],
+        arguments: dict[str, Any],
+        timeout_seconds: float = 10.0,
+        *,
+        may_store: bool = False,
     ) -> dict[str, Any] | RequestFailed:
         try:
             async with asyncio.timeout(timeout_seconds):
                 answer: dict[str, Any] = await operation(**arguments)
                 return answer
         except TimeoutError:
-            return RequestFailed(Code.UNREACHABLE, f"no answer within {timeout_seconds:g} s", maybe_stored=False)
+            text = f"no answer within {timeout_seconds:.1f} s"
+            return RequestFailed(Code.UNREACHABLE, text, maybe_stored=may_store, timed_out=may_store)
         except (boto_errors.ClientError, boto_errors.BotoCoreError, AiohttpError, OSError) as error:
             return failure_of(error)
+        except Exception as error:  # botocore's parser raises anything at what no AWS service says, as a proxy does
+            return _not_kinesis(error, maybe_stored=may_store)
 
 
 DEFAULT_MAX_RECORD_KIB: Final = 1024
@@ -139,6 +145,11 @@ async def connect(
             yield AioKinesis(client, executor)
     except (boto_errors.NoRegionError, boto_errors.ProfileNotFound, boto_errors.InvalidRegionError) as error:
         raise ConfigurationError([f"AWS settings: {error}"]) from None
+
+
+def _not_kinesis(error: Exception, *, maybe_stored: bool) -> RequestFailed:
+    """Whoever answered is not Kinesis.  The words of the error are left out: they may quote the answer."""
+    return RequestFailed("InternalFailure", f"an answer that is not Kinesis's ({type(error).__name__})", maybe_stored)
 
 
 def failure_of(error: Exception) -> RequestFailed:
@@ -187,7 +198,7 @@ def _put_ready_body(params: dict[str, Any], **_: Any) -> None:
 
 def _keep_raw_answer(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any) -> None:
     """before-parse: a success is handed on as it came; errors keep botocore's own path."""
-    if response_dict["status_code"] == 200:
+    if response_dict["status_code"] < 301:  # what botocore takes for one
         customized_response_dict["Raw"] = response_dict["body"]
         response_dict["body"] = b"{}"
 

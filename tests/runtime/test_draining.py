@@ -11,6 +11,7 @@ from producerd.errors import Code, ConnectionFailed, Outcome
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import frames
+from producerd.wire.columns import lay_out
 from spark_client.connection import Connection
 from tests.daemon import WireClient, daemon, data_of, one, rows, session, until
 
@@ -121,6 +122,28 @@ def test_the_end_comes_with_the_last_answer_though_clients_stay(kinesis: FakeKin
         assert outcomes(client.read_to_end())[frame_id].stored == 3
         assert running.wait() == 0
         assert time.monotonic() - began < 3
+
+
+def test_the_last_acknowledgements_leave_though_all_clients_were_gone_once(
+    kinesis: FakeKinesis, server: FakeServer
+) -> None:
+    kinesis.standing.append(Fault("hang", action="*"))  # nothing is even sorted
+    frame = lay_out([b""] * 1_000_000, [b"x"] * 1_000_000)  # acknowledged in 125 kB: two pass the socket's buffer
+    frame_limits = {"max_frame_records": 1_000_000, "max_frame_bytes": "64 MiB", "session_window_bytes": "256 MiB"}
+    queue_limits = {"queue_limit": 10_000_000, "queue_limit_bytes": "512 MiB"}
+    with daemon(server.url, aggregation="kpl", **frame_limits, **queue_limits) as running:
+        WireClient(running.socket).hello().close()
+        until(lambda: running.metrics()["client_connections"] == 0)
+        with session(running) as client:
+            sent = [client.put(frame) for _ in range(3)]
+            until(lambda: running.metrics()["queue_records"] == 3_000_000)
+            running.signal()
+            assert isinstance(client.read(), frames.Draining)
+            time.sleep(0.3)  # a caller that is busy; it has a second
+            messages = client.read_to_end()
+            assert running.wait() == 0
+    assert set(outcomes(messages)) == set(sent)
+    assert isinstance(messages[-1], frames.Close)
 
 
 def test_a_body_on_its_way_is_returned_when_it_is_whole(kinesis: FakeKinesis, server: FakeServer) -> None:

@@ -17,6 +17,7 @@ import pytest
 from aiohttp import ClientConnectorError, ClientOSError, ClientPayloadError, web
 
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed
+from producerd.core.retry import Kind, meaning_of
 from producerd.errors import Code, ConfigurationError
 from producerd.runtime.kinesis import AioKinesis, connect, failure_of
 from producerd.testing import FakeKinesis, Fault
@@ -199,6 +200,19 @@ async def test_all_pages_of_a_listing_are_read_and_the_largest_record_is_asked()
         failed = await kinesis.list_shards("nothing")
         assert isinstance(failed, RequestFailed)
         assert failed.code == "ResourceNotFoundException"
+
+
+@pytest.mark.parametrize("status", [200, 202, 503])
+@pytest.mark.parametrize("answer", [b"", b"{}", b"null", b"[]", b'"words"', b"<html>a proxy</html>", b"\xff\xfe"])
+async def test_an_answer_that_is_not_kinesiss_is_a_value_whoever_asked(answer: bytes, status: int) -> None:
+    async with recording(answer, status) as (url, _), client_of(url) as kinesis:
+        put = await kinesis.put_records("flights", request_of(), 5)
+        summary = await kinesis.max_record_bytes("flights")
+        pages = await kinesis.list_shards("flights")
+    assert isinstance(put, RequestFailed)
+    assert (meaning_of(put.code).kind, put.maybe_stored) == (Kind.TRANSIENT, True)
+    assert isinstance(summary, RequestFailed)
+    assert isinstance(pages, RequestFailed) or "Shards" not in pages[0]  # which the map refuses
 
 
 async def test_nobody_listens_and_nothing_was_stored() -> None:
