@@ -154,6 +154,8 @@ def _check(parsed: argparse.Namespace) -> int:
         which = "listed streams only" if node.streams_allowed == "listed" else "any stream"
         return [
             "OK",
+            f"region: {node.region or 'not set here: AWS_REGION or a profile of AWS must name one'}",
+            f"endpoint: {node.endpoint_url or 'that of the region'}",
             f"socket: {node.socket}, mode {node.socket_mode:04o}; at most {node.max_connections:,} connections",
             f"metrics: {node.metrics_listen or 'off'}",
             f"streams: {which}, at most {node.max_streams:,} at a time",

@@ -295,7 +295,7 @@ class _Sheet:
     def put_node(self, name: str, given: _Given) -> None:
         if name in StreamSettings.model_fields:
             self.problems.append(f'{given}: a setting of streams: it belongs in [defaults] or [streams."NAME"]')
-        elif _known(NodeSettings, name, given, self.problems, ("defaults", "streams")):
+        elif _known(NodeSettings, name, given, self.problems, ("defaults", "streams", *StreamSettings.model_fields)):
             self.node[name] = given
 
     def put_default(self, name: str, given: _Given) -> None:

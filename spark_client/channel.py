@@ -194,7 +194,9 @@ def _absent(paths: Sequence[str], troubles: Sequence[Exception], seconds: float,
     cure = (
         "start it there with `producerd serve`, or name its socket (socket=, PRODUCERD_SOCKET, spark.producerd.socket)"
     )
+    found = f"no daemon to talk to on host {socket.gethostname()} within {seconds:g} s"
     if code == Code.NOT_AUTHORIZED:
-        cure = "let this user in with socket_mode, socket_group or allowed_uids"
-    text = f"no daemon to talk to on host {socket.gethostname()} within {seconds:g} s ({tried}): {cure}"
+        found = f"user {os.getuid()} may not talk to the daemon on host {socket.gethostname()}"
+        cure = "let this user in with the daemon's socket_group or socket_mode"
+    text = f"{found} ({tried}): {cure}"
     return ConnectionFailed(text, code=code)

@@ -246,7 +246,7 @@ class Connection:
 
     def _drained(self) -> ConnectionFailed:
         """The daemon stops.  The one place to resend from, over a new connection, what it returned or refused."""
-        text = f"the daemon stops: it returned {self.tally.returned} records and takes no more; {self._owed()}"
+        text = f"the daemon stops: it gave {self.tally.returned} records back and takes no more"
         return ConnectionFailed(text, code=Code.DRAINING)
 
     def _owed(self) -> str:

@@ -45,6 +45,24 @@ ERRORS: Final[Mapping[str, type[ProducerdError]]] = {
 """Which error a task's code becomes in the driver; any other code is the daemon's refusal."""
 
 
+_REPEAT: Final = "Spark may repeat the batch: what is not acknowledged is sent again"
+_SLOWER: Final = "Kinesis takes less than Spark sends: more shards, a larger queue_limit of the daemon, or a longer"
+_MEND: Final = 'mend these rows, or leave them out with on_bad_record="skip"'
+ADVICE: Final[Mapping[str, str]] = {
+    Code.STREAM_NOT_FOUND: "check the stream's name, and the region and account of the daemon",
+    Code.ACCESS_DENIED: "allow it to the role that the daemon runs with",
+    Code.CREDENTIALS: "the daemon's own are meant, not Spark's: give them to its process",
+    Code.KMS: "allow the stream's key to the role that the daemon runs with",
+    Code.DAEMON_LOST: f"see the daemon's log on that host; {_REPEAT}",
+    Code.DRAINING: f"once it is back, {_REPEAT}",
+    Code.BACKPRESSURE_TIMEOUT: f"{_SLOWER} put_timeout_seconds",
+    Code.FLUSH_TIMEOUT: f"{_SLOWER} flush_timeout_seconds",
+    Code.RECORD_INVALID: _MEND,
+    Code.RECORD_TOO_LARGE: _MEND,
+}
+"""What to do about a code, where the daemon's message does not say it."""
+
+
 class SkippedRow(NamedTuple):
     """A row that ``on_bad_record="skip"`` left out, by its number in its partition."""
 
@@ -140,7 +158,9 @@ def _records_failed(stream: str, failed: Sequence[tuple[PartitionResult, RowFail
     # The rarest first, as in a Tally: one bad row may take its frame with it.
     kinds = sorted(merged, key=lambda kind: merged[kind].records)
     told = "; ".join(
-        f"{code} {merged[code, message].records} ({message}), rows {', '.join(named[code, message][:MAX_ROWS_NAMED])}"
+        f"{code} {merged[code, message].records} ({message})"
+        # Which good rows shared a frame with bad ones helps nobody.
+        + (f", rows {', '.join(named[code, message][:MAX_ROWS_NAMED])}" if code != Code.FRAME_REFUSED else "")
         for code, message in kinds[:MAX_FAILURES_TOLD]
     )
     count, first = sum(failure.records for _, failure in failed), failed[0][0]
@@ -152,8 +172,8 @@ def _records_failed(stream: str, failed: Sequence[tuple[PartitionResult, RowFail
 
 
 def marked(code: str, text: str) -> str:
-    """One line that `error_in` finds again in whatever Spark wraps around it."""
-    line = " ".join(text.split())
+    """One line that `error_in` finds again in whatever Spark wraps around it; it ends with what to do."""
+    line = " ".join(text.split()) + (f"; {ADVICE[code]}" if code in ADVICE else "")
     return f"PRODUCERD[{code}]: " + (line if len(line) <= MAX_LINE_CHARACTERS else line[:MAX_LINE_CHARACTERS] + " ...")
 
 

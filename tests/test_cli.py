@@ -65,6 +65,8 @@ def test_check_says_ok_and_what_holds(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "OK",
+        "region: not set here: AWS_REGION or a profile of AWS must name one",
+        "endpoint: that of the region",
         "socket: /run/x.sock, mode 0660; at most 256 connections",
         "metrics: 127.0.0.1:9474",
         "streams: any stream, at most 64 at a time",

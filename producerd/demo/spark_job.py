@@ -30,7 +30,7 @@ SCHEMA: Final = ", ".join(f"{name} {'STRING' if name in flights.TEXTS else 'INT'
 def session(work: Path) -> SparkSession:
     settings: dict[str, bool | float | int | str | None] = {
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Djava.io.tmpdir={work}",  # so that it goes with the folder
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
         "spark.local.dir": str(work / "scratch"),

@@ -554,7 +554,7 @@ def test_rows_that_a_stopping_daemon_returns_are_an_error(daemon: FakeDaemon) ->
     daemon.runs(script)
     with connect(daemon) as session:
         session.put("s", rows(3))
-        with pytest.raises(ConnectionFailed, match="it returned 2 records") as caught:
+        with pytest.raises(ConnectionFailed, match="it gave 2 records back") as caught:
             session.flush(10)
         assert caught.value.code == Code.DRAINING
         assert session.draining is not None

@@ -20,7 +20,7 @@ from producerd.errors import (
 )
 from producerd.wire import frames
 from producerd.wire.columns import Body
-from spark_client.results import BatchResult, PartitionResult, SkippedRow, error_in, marked, merge
+from spark_client.results import ADVICE, BatchResult, PartitionResult, SkippedRow, error_in, marked, merge
 from spark_client.task import Plan, send_partition
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session
 
@@ -95,7 +95,8 @@ def test_a_task_that_cannot_go_on_says_so_in_one_marked_line(daemon: FakeDaemon)
 
     daemon.runs(script)
     with pytest.raises(
-        ProducerdError, match=r"^PRODUCERD\[KMS\]: host \S+, partition 0: the key is disabled$"
+        ProducerdError,
+        match=r"^PRODUCERD\[KMS\]: host \S+, partition 0: the key is disabled; allow the stream",
     ) as caught:
         send(daemon, batch(["x"]))
     assert caught.value.code == Code.KMS
@@ -149,13 +150,14 @@ def test_a_batch_is_the_sum_of_its_partitions() -> None:
 
 def test_failed_rows_are_one_line_with_counts_and_the_first_rows() -> None:
     bad_row = RowFailure(Code.RECORD_TOO_LARGE, "over 1 MiB", 1, False, (17,))
-    beside = RowFailure(Code.RECORD_INVALID, "refused with the frame", 99, False, (0, 1))
+    beside = RowFailure(Code.FRAME_REFUSED, "refused with the frame", 99, False, (0, 1))
     with pytest.raises(RecordsFailed) as caught:
         merge(7, "s", [result(0), result(2, bad_row, beside), result(1, beside)], skip_bad_records=False)
     assert str(caught.value) == (
         "PRODUCERD[RECORD_TOO_LARGE]: host host1, partition 1, stream s: 199 records failed, named as partition:row: "
         "RECORD_TOO_LARGE 1 (over 1 MiB), rows 2:17; "
-        "RECORD_INVALID 198 (refused with the frame), rows 1:0, 1:1, 2:0, 2:1"
+        "FRAME_REFUSED 198 (refused with the frame); "
+        'mend these rows, or leave them out with on_bad_record="skip"'
     )
     assert caught.value.code == Code.RECORD_TOO_LARGE
     assert [failure.records for failure in caught.value.failures] == [1, 198]
@@ -184,7 +186,8 @@ def test_a_marked_line_is_found_in_what_spark_wraps_around_it(code: str, kind: t
     text = f"Job aborted: PythonException:\nTraceback\n  x.ProducerdError: {line}\n\n\tat java.base\n{line}"
     error = error_in(text)
     assert type(error) is kind
-    assert (str(error), error.code) == (f"PRODUCERD[{code}]: host h, partition 3: no room", code)
+    advice = f"; {ADVICE[code]}" if code in ADVICE else ""
+    assert (str(error), error.code) == (f"PRODUCERD[{code}]: host h, partition 3: no room{advice}", code)
 
 
 def test_other_text_has_no_error_in_it_and_a_long_line_is_cut() -> None:
