@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -129,8 +130,12 @@ def test_the_last_acknowledgements_leave_though_all_clients_were_gone_once(
 ) -> None:
     kinesis.standing.append(Fault("hang", action="*"))  # nothing is even sorted
     frame = lay_out([b""] * 1_000_000, [b"x"] * 1_000_000)  # acknowledged in 125 kB: two pass the socket's buffer
-    frame_limits = {"max_frame_records": 1_000_000, "max_frame_bytes": "64 MiB", "session_window_bytes": "256 MiB"}
-    queue_limits = {"queue_limit": 10_000_000, "queue_limit_bytes": "512 MiB"}
+    frame_limits: dict[str, Any] = {
+        "max_frame_records": 1_000_000,
+        "max_frame_bytes": "64 MiB",
+        "session_window_bytes": "256 MiB",
+    }
+    queue_limits: dict[str, Any] = {"queue_limit": 10_000_000, "queue_limit_bytes": "512 MiB"}
     with daemon(server.url, aggregation="kpl", **frame_limits, **queue_limits) as running:
         WireClient(running.socket).hello().close()
         until(lambda: running.metrics()["client_connections"] == 0)
