@@ -283,7 +283,8 @@ class Simulation:
         granted = [ticket for session in self.sessions for ticket in session.waiting.values() if ticket.granted]
         unsettled = sum(frame.unsettled for frame in pipeline.ledger.frames)
         assert budget.used_records == unsettled + sum(ticket.layout.records for ticket in granted)
-        buffers = sum(buffer.charge_bytes for job in self._live_jobs() for buffer in job.buffers)
+        jobs = self._live_jobs()
+        buffers = sum(job.charge_bytes + sum(buffer.charge_bytes for buffer in job.buffers) for job in jobs)
         unsorted = {frame for frame in pipeline.ledger.frames if frame.job is None and not frame.withdrawn}
         unsorted |= set(pipeline.ledger.sorting)
         charge = (

@@ -25,7 +25,7 @@ class Lane:
     ``queued`` counts the rows that stand in ``spans``, among them rows whose caller is gone: `take` drops those.
     """
 
-    __slots__ = ("hold_until", "in_flight", "listed", "queued", "shard_id", "spans", "throttles")
+    __slots__ = ("hold_until", "in_flight", "listed", "queued", "shard_id", "spans", "stale", "throttles")
 
     def __init__(self, shard_id: str) -> None:
         self.shard_id = shard_id
@@ -35,6 +35,7 @@ class Lane:
         self.throttles = 0  # answers in a row that throttled it
         self.queued = 0
         self.listed = False  # whether the pipeline has it in line
+        self.stale = False  # its shard id now means another range: what an answer names says nothing
 
     def may_send(self, now: float) -> bool:
         return self.queued > 0 and self.in_flight < MAX_REQUESTS_PER_LANE and self.hold_until <= now

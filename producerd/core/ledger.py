@@ -7,6 +7,7 @@ A frame that is finished, after its last row, is handed out once, to an owner th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +55,7 @@ class Ledger:
     def sorted(self, frames: Sequence[Frame], rows: SortedRows) -> Job:
         """Their charge moves from the frames' own buffers to the span buffers."""
         job = Job(frames, rows)
-        charge = sum([buffer.charge_bytes for buffer in rows.buffers])
+        charge = job.charge_bytes + sum([buffer.charge_bytes for buffer in rows.buffers])
         self.budget.release(0, sum([frame.row_charge_bytes for frame in frames]) - charge)
         for frame in frames:
             del self.sorting[frame]
@@ -114,9 +115,11 @@ class Ledger:
         job, where = span.buffer.job, slice(span.first, span.last)
         self._settle(job, where)
         self.stats.failed_records[end.code] += span.records
-        for frame, rows in job.frames_of(where):
-            frame.end(rows, end)
-            self._finish(frame)
+        maybe = job.maybe_stored[where] if job.maybe_stored is not None else None
+        for chosen, told in _by_maybe(end, maybe, np.arange(span.first, span.last)):
+            for frame, rows in job.frames_of(chosen):
+                frame.end(rows, told)
+                self._finish(frame)
         self._shrink([piece])
 
     def _settle(self, job: Job, where: slice) -> None:
@@ -150,7 +153,7 @@ class Ledger:
             self._end_unsorted(frame, end, reason)
 
     def _let_go(self, job: Job, positions: npt.NDArray[np.intp]) -> None:
-        """Queued rows are needed no more: free what holds them, and take them out of their lanes' sums."""
+        """Queued rows are needed no more: free what holds them.  Their lanes find them settled where they stand."""
         if not len(positions):
             return
         job.state[positions] = SETTLED
@@ -171,10 +174,9 @@ class Ledger:
             frame.drop(len(positions))
         else:
             rows = job.order[positions] - np.int32(job.starts[job.frames.index(frame)])
-            maybe = job.maybe_stored[positions] if job.maybe_stored is not None else np.zeros(len(rows), np.bool_)
-            for chosen, ended in ((rows[~maybe], end), (rows[maybe], end._replace(maybe_stored=True))):
-                if len(chosen):
-                    frame.end(chosen, ended)
+            maybe = job.maybe_stored[positions] if job.maybe_stored is not None else None
+            for chosen, told in _by_maybe(end, maybe, rows):
+                frame.end(chosen, told)
         self._finish(frame)
 
     def _end_unsorted(self, frame: Frame, end: RowEnd | None, reason: str) -> None:
@@ -204,3 +206,17 @@ class Ledger:
             self.budget.release(0, FRAME_CHARGE_BYTES)
             if frame.owner is not None:
                 self._finished.append(frame)
+
+
+_N = TypeVar("_N", bound=np.integer[Any])
+
+
+def _by_maybe(
+    end: RowEnd, maybe: npt.NDArray[np.bool_] | None, rows: npt.NDArray[_N]
+) -> list[tuple[npt.NDArray[_N], RowEnd]]:
+    """Rows apart by whether an earlier attempt may have stored them: those are never told as NOT_STORED."""
+    if maybe is None or not maybe.any():
+        return [(rows, end)]
+    outcome = Outcome.UNKNOWN if end.outcome is Outcome.NOT_STORED else end.outcome
+    parts = [(rows[~maybe], end), (rows[maybe], end._replace(outcome=outcome, maybe_stored=True))]
+    return [(chosen, told) for chosen, told in parts if len(chosen)]

@@ -236,9 +236,10 @@ class Pipeline:
     def sorted(self, frames: Sequence[Frame], rows: SortedRows, shard_map: ShardMap) -> None:
         """Some frames of a job are sorted: their spans join their lanes, in job order."""
         self.ledger.sorted(frames, rows)
+        stale = shard_map is not _ONE_LANE and (self._shard_map is None or self._shard_map.contradicts(shard_map))
         for shard, spans in groupby(rows.spans, key=itemgetter(0)):
             lane = self._lane(shard_map.shards[shard].shard_id)
-            lane.extend([span for _, span in spans])
+            lane.extend([span._replace(raw=True) if stale else span for _, span in spans])
             self._list(lane)
 
     def unsortable(self, frame: Frame) -> None:
@@ -288,7 +289,12 @@ class Pipeline:
     # ---- the shard map
 
     def set_shard_map(self, shard_map: ShardMap) -> None:
-        """A new map.  Rows that stand in lanes stay there; the next job is sorted by it."""
+        """A new map.  Rows that stand in lanes stay there; the next job is sorted by it.
+
+        A stream that was deleted and made again has the same shard ids with other ranges: see `_distrust_lanes`.
+        """
+        if self._shard_map is not None and self._shard_map.contradicts(shard_map):
+            self._distrust_lanes()
         self._shard_map = shard_map
         self._map_wait_until, self._map_error = None, ""
         self.wants_shard_map = False
@@ -299,8 +305,21 @@ class Pipeline:
         """ListShards failed.  A stream that does not exist, or credentials that fail, are the stream's own failure."""
         self._map_error = f"{code}: {message}"
         meaning = meaning_of(code)
-        if self._shard_map is None and meaning.code in (Code.STREAM_NOT_FOUND, Code.CREDENTIALS):
+        if meaning.code == Code.STREAM_NOT_FOUND or (self._shard_map is None and meaning.code == Code.CREDENTIALS):
             self._looks_permanent(meaning.code, message, now)
+
+    def _distrust_lanes(self) -> None:
+        """Shard ids mean other ranges: what was sorted by the old ones goes out raw, and no aggregate of it counts."""
+        old, self._lanes = list(self._lanes.values()), {}
+        self._ready.clear()
+        self._held.clear()
+        for lane in old:
+            lane.stale = True
+            lane.listed = False
+        self._alone = deque([_as_raw(pieces) for pieces in self._alone])
+        for lane in old:
+            spans, lane.spans, lane.queued = list(lane.spans), deque(), 0
+            self._to_lanes([Piece(lane, span) for span in spans])
 
     def _map_for_sorting(self, now: float) -> ShardMap | None:
         if self._shard_map is not None:
@@ -315,7 +334,9 @@ class Pipeline:
         return None
 
     def _map_missing(self, now: float) -> bool:
-        return self._map_wait_until is not None and now >= self._map_wait_until
+        """Whether the wait for a map is over; a stream that worked, and is refused, has its own patience."""
+        suspect = self.health.state is HealthState.SUSPECT
+        return self._map_wait_until is not None and now >= self._map_wait_until and not suspect
 
     def _map_missing_end(self) -> RowEnd:
         return RowEnd(
@@ -426,9 +447,13 @@ class Pipeline:
     def _to_lanes(self, pieces: Iterable[Piece]) -> None:
         """Rows return to the front of their lanes, in their order."""
         by_lane: dict[str, list[Span]] = {}
-        for piece in pieces:
-            self._lanes.setdefault(piece.lane.shard_id, piece.lane)
-            by_lane.setdefault(piece.lane.shard_id, []).append(piece.span)
+        for lane, span in pieces:
+            if lane.stale:
+                self._lane(lane.shard_id)  # another one
+                span = span._replace(raw=True)
+            else:
+                self._lanes.setdefault(lane.shard_id, lane)
+            by_lane.setdefault(lane.shard_id, []).append(span)
         for shard_id, spans in by_lane.items():
             lane = self._lanes[shard_id]
             lane.put_back(spans)
@@ -498,7 +523,8 @@ class Pipeline:
         classes = answer.errors + 1
         places = {shard_id: place for place, shard_id in enumerate(answer.shard_table)}
         expected = np.array([places.get(lane.shard_id, -2) for lane in encoded.lane_table], np.int32)[encoded.lanes]
-        elsewhere = np.flatnonzero((answer.shards != expected) & (answer.errors < 0))
+        stale = np.array([lane.stale for lane in encoded.lane_table])[encoded.lanes]
+        elsewhere = np.flatnonzero(((answer.shards != expected) | stale) & (answer.errors < 0))
         if not len(elsewhere):
             return classes
         sizes = np.diff(encoded.ends, prepend=0)
@@ -568,6 +594,9 @@ class Pipeline:
 
     def _looks_permanent(self, code: str, message: str, now: float) -> None:
         self.stats.last_error = f"{code}: {message}"
+        if code == Code.STREAM_NOT_FOUND and self._shard_map is not None:
+            self._shard_map, self.wants_shard_map = None, True  # the next stream of that name is another one
+            self._distrust_lanes()
         self.health.looks_permanent(code, message, now)
         if self.health.state is HealthState.BROKEN:
             self._hold_until = 0.0  # from here on probes set the pace
@@ -606,6 +635,10 @@ class Pipeline:
                     self.ledger.withdraw(frame, _RETURNED, "returned")
                 elif broken and not frame.finished:
                     self.ledger.withdraw(frame, RowEnd(Outcome.NOT_STORED, self.health.code, self.health.message), "")
+
+
+def _as_raw(pieces: list[Piece]) -> list[Piece]:
+    return [Piece(lane, span._replace(raw=True)) for lane, span in pieces]
 
 
 _STORED: Final = 0

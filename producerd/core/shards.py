@@ -99,6 +99,10 @@ class ShardMap:
     def locate_one(self, hash_key: int) -> int:
         return bisect_right(self._starts, hash_key) - 1
 
+    def contradicts(self, other: ShardMap) -> bool:
+        """Whether a shard id means another range there: then one of the two is of another stream of that name."""
+        return self is not other and any(shard != (self.get(shard.shard_id) or shard) for shard in other.shards)
+
     def get(self, shard_id: str) -> Shard | None:
         """The open shard of that id."""
         index = self._by_id.get(shard_id)

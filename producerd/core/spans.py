@@ -26,6 +26,9 @@ from producerd.wire.columns import RECORD_CHARGE_BYTES
 SPAN_BYTES: Final = 64 * 1024
 """Charge of one span, and of one buffer, unless a single row is larger."""
 
+JOB_CHARGE_BYTES: Final = 5
+"""Of a record's charge, what its job holds until its last row settles: order 4, state 1.  The rest is its buffer's."""
+
 QUEUED: Final = 0
 IN_REQUEST: Final = 1
 SETTLED: Final = 2
@@ -66,15 +69,15 @@ class SpanBuffer:
         self.hashes = hashes
         self.explicit = explicit
         self.live = len(key_offsets) - 1
-        self.charge_bytes = len(keys) + len(data) + RECORD_CHARGE_BYTES * self.live
+        self.charge_bytes = len(keys) + len(data) + (RECORD_CHARGE_BYTES - JOB_CHARGE_BYTES) * self.live
 
     def let_go(self) -> int:
-        """Free the memory; returns the charge that it held."""
+        """Free the memory; returns the charge that it held, and that of the job with the job's last buffer."""
         self.keys = self.data = b""
         self.key_offsets = self.data_offsets = _NO_OFFSETS
         self.hashes, self.explicit = _NO_HASHES, None
         charge, self.charge_bytes = self.charge_bytes, 0
-        return charge
+        return charge + self.job.lost_a_buffer()
 
 
 _NO_OFFSETS: Final = np.zeros(1, np.int32)
@@ -135,7 +138,17 @@ class Job:
     that an earlier attempt may have stored, once there are any.
     """
 
-    __slots__ = ("buffers", "frames", "has_gaps", "maybe_stored", "order", "starts", "state")
+    __slots__ = (
+        "buffers",
+        "charge_bytes",
+        "frames",
+        "has_gaps",
+        "live_buffers",
+        "maybe_stored",
+        "order",
+        "starts",
+        "state",
+    )
 
     def __init__(self, frames: Sequence[Frame], rows: SortedRows) -> None:
         self.frames = tuple(frames)
@@ -145,8 +158,19 @@ class Job:
         self.has_gaps = False
         self.maybe_stored: Bool | None = None
         self.buffers = rows.buffers
+        self.live_buffers = len(rows.buffers)
+        self.charge_bytes = JOB_CHARGE_BYTES * len(rows.order)
         for buffer in rows.buffers:
             buffer.job = self
+
+    def lost_a_buffer(self) -> int:
+        """The charge that comes free with it: none, but for the last one."""
+        self.live_buffers -= 1
+        if self.live_buffers:
+            return 0
+        self.buffers = []  # they refer to the job: without that only the garbage collector would free both
+        charge, self.charge_bytes = self.charge_bytes, 0
+        return charge
 
     def mark_maybe_stored(self, first: int, last: int) -> None:
         if self.maybe_stored is None:

@@ -179,6 +179,9 @@ class Daemon:
         if stream in self._watches:
             self._dispatcher.poke(stream)
 
+    def failed(self, error: Exception) -> None:
+        self._dispatcher.failed(error)
+
     def ended(self, session: Session) -> None:
         self._sessions.pop(session, None)
         if not self._sessions:

@@ -81,8 +81,12 @@ class Dispatcher:
     def _pump(self) -> None:
         try:
             self._look_at_poked()
-        except Exception as error:  # an owner of state has failed: the daemon must end, loudly, and not half work
-            self._spawn(_raise(error), set())
+        except Exception as error:
+            self.failed(error)
+
+    def failed(self, error: Exception) -> None:
+        """An owner of state has failed: the daemon must end, loudly, and not half work."""
+        self._spawn(_raise(error), set())
 
     def _look_at_poked(self) -> None:
         self._pump_scheduled = False

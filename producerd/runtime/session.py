@@ -8,9 +8,10 @@ come in, and answers are written at once, by the gate's call or by an acknowledg
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 from producerd import __version__
 from producerd.core import intake
@@ -24,6 +25,8 @@ from producerd.wire.frames import MessageType
 from producerd.wire.machine import Machine, SessionState, Side, frame_id_of
 
 log = get_logger("producerd.session")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 CONTROL_BUFFER_BYTES: Final = 2 * frames.MAX_CONTROL_BYTES
 WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
@@ -59,8 +62,35 @@ class Host(Protocol):
     def poke(self, stream: Stream) -> None:
         """A stream's pipeline or gate was told something."""
 
+    def failed(self, error: Exception) -> None:
+        """An owner of state has failed under a session's call: the daemon must end, loudly, and not half work."""
+
     def ended(self, session: Session) -> None:
         """The connection is gone and everything of it is let go."""
+
+
+def _guarded(method: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
+    """For what the event loop calls: gate and pipeline failed under it, and half settled they would hide rows."""
+
+    @functools.wraps(method)
+    def guarded(session: Session, /, *arguments: P.args, **options: P.kwargs) -> None:
+        try:
+            method(session, *arguments, **options)
+        except Exception as error:
+            session.host.failed(error)
+
+    return guarded
+
+
+def _understood(read: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
+    """What a client sent, read.  Bytes that make the reader itself fail end that client's session, and no other."""
+    try:
+        return read(*arguments, **options)
+    except ProtocolError:
+        raise
+    except Exception as error:
+        log.exception("a client's bytes could not be read")
+        raise ProtocolError("these bytes could not be read; see the daemon's log") from error
 
 
 class Part:
@@ -102,7 +132,7 @@ class Session(asyncio.BufferedProtocol):
     """One client connection."""
 
     def __init__(self, host: Host, session_id: int) -> None:
-        self._host = host
+        self.host = host
         self._rules = host.rules
         self._loop = asyncio.get_running_loop()
         self._machine = Machine(Side.DAEMON, host.rules.window_frames)
@@ -130,7 +160,7 @@ class Session(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES)
         self._timer = self._loop.call_later(self._rules.body_timeout_seconds, self._late, "HELLO")
-        if self._host.full:
+        if self.host.full:
             self.close(Code.CONNECTION_LIMIT, f"max_connections = {self._rules.max_connections} clients are connected")
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
@@ -138,6 +168,7 @@ class Session(asyncio.BufferedProtocol):
             return self._body[self._body_end :]
         return memoryview(self._control)[self._control_end :]
 
+    @_guarded
     def buffer_updated(self, nbytes: int) -> None:
         if self._transport is None:
             return
@@ -151,9 +182,6 @@ class Session(asyncio.BufferedProtocol):
                 self._read_control()
         except ProtocolError as error:
             self._broken(error)
-        except Exception:  # whatever a client can bring about ends its own session, and no other
-            log.exception("a session failed", session=self.session_id, client=self.who)
-            self.close(Code.INTERNAL, "the daemon failed in this session; see its log")
 
     def pause_writing(self) -> None:
         self._choked = True
@@ -164,6 +192,7 @@ class Session(asyncio.BufferedProtocol):
         self._choked = False
         self._loop.call_soon(self._listen_again)  # not at once: this may be inside a write, so inside `_read_control`
 
+    @_guarded
     def _listen_again(self) -> None:
         """First to what was left when it choked."""
         try:
@@ -173,12 +202,13 @@ class Session(asyncio.BufferedProtocol):
         if not self._choked and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
             for part in self._parts.values():
-                self._host.poke(part.stream)
+                self.host.poke(part.stream)
 
+    @_guarded
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._transport = None
         self._let_go()
-        self._host.ended(self)
+        self.host.ended(self)
 
     def close(self, code: str, message: str) -> None:
         """End the session from this side, saying why."""
@@ -259,7 +289,7 @@ class Session(asyncio.BufferedProtocol):
             end = at + frames.HEADER.size + header.payload_bytes
             if end > self._control_end:
                 break
-            message = frames.decode(header, bytes(self._control[at + frames.HEADER.size : end]))
+            message = _understood(frames.decode, header, bytes(self._control[at + frames.HEADER.size : end]))
             at = end
             self._machine.received(header.type, frame_id_of(message))
             _HANDLERS[header.type](self, message)
@@ -299,7 +329,7 @@ class Session(asyncio.BufferedProtocol):
         if any(part.stream.name == message.stream for part in self._parts.values()):
             raise ProtocolError(f"OPEN of stream {message.stream}, which is open")  # each would count as one session
         try:
-            stream = self._host.open_stream(message.stream)
+            stream = self.host.open_stream(message.stream)
         except ProducerdError as error:
             self._send(frames.Refused(0, message.stream_id, error.code, str(error)))
             return
@@ -314,7 +344,7 @@ class Session(asyncio.BufferedProtocol):
         if ticket.waiting:
             waiting = self._waiting[message.frame_id] = Waiting(part, ticket)
             waiting.timer = self._loop.call_later(FIRST_BLOCKED_SECONDS, self._report, waiting)
-            self._host.poke(part.stream)
+            self.host.poke(part.stream)
 
     def _cancel(self, message: frames.Cancel) -> None:
         now = self._loop.time()
@@ -322,18 +352,18 @@ class Session(asyncio.BufferedProtocol):
             part, ticket = self._take_granted()
             self._unacked_bytes -= self._unacked.pop(ticket.frame_id)
             part.stream.gate.cancel(ticket, now)
-            self._host.poke(part.stream)
+            self.host.poke(part.stream)
         elif (waiting := self._waiting.get(message.frame_id)) is not None:
             why = waiting.part.stream.describe()
             waiting.part.stream.gate.cancel(waiting.ticket, now)
             self.refuse(waiting.part, message.frame_id, Refusal(Code.CANCELLED, why))
-            self._host.poke(waiting.part.stream)
+            self.host.poke(waiting.part.stream)
 
     def _flush(self, message: frames.Flush) -> None:
         parts = list(self._parts.values()) if message.stream_id == 0 else [self._part(message.stream_id)]
         for part in parts:
             part.stream.pipeline.flush(part)
-            self._host.poke(part.stream)
+            self.host.poke(part.stream)
 
     def _status(self, message: frames.Status) -> None:
         self._send(self._part(message.stream_id).stream.blocked(message.stream_id, 0.0))
@@ -376,13 +406,13 @@ class Session(asyncio.BufferedProtocol):
         payload, self._body = self._body, None
         assert payload is not None
         part, ticket = cast("tuple[Part, Ticket]", self._granted)
-        body = columns.parse_body(payload, self._body_flags)
+        body = _understood(columns.parse_body, payload, self._body_flags)
         layout = ticket.layout
         if body.frame_id != ticket.frame_id or body.layout.charge_bytes != layout.charge_bytes:
             raise ProtocolError(f"the BODY of frame {body.frame_id} is not the one that was granted")
         if body.layout.records != layout.records:
             raise ProtocolError(f"a BODY of {body.layout.records} records where {layout.records} were granted")
-        rows = intake.check(body, part.stream.max_record_bytes)
+        rows = _understood(intake.check, body, part.stream.max_record_bytes)
         self._machine.received(MessageType.BODY, ticket.frame_id)
         self._take_granted()
         self._accept(part, Frame(part, ticket.frame_id, rows, layout.charge_bytes), ticket)
@@ -400,7 +430,7 @@ class Session(asyncio.BufferedProtocol):
             self.acknowledge(part, frame)
         else:
             stream.pipeline.submit(frame, self._loop.time())
-        self._host.poke(stream)
+        self.host.poke(stream)
 
     def _take_granted(self) -> tuple[Part, Ticket]:
         granted, self._granted = self._granted, None
@@ -410,6 +440,7 @@ class Session(asyncio.BufferedProtocol):
 
     # ---- time
 
+    @_guarded
     def _late(self, what: str) -> None:
         seconds = self._rules.body_timeout_seconds
         log.warning("client is late", session=self.session_id, client=self.who, waited_for=what, seconds=seconds)
@@ -420,6 +451,7 @@ class Session(asyncio.BufferedProtocol):
             self._timer.cancel()
             self._timer = None
 
+    @_guarded
     def _report(self, waiting: Waiting) -> None:
         """A caller has been blocked for long: one line here, and one for it."""
         seconds = self._loop.time() - waiting.ticket.since
@@ -465,7 +497,7 @@ class Session(asyncio.BufferedProtocol):
             else:
                 part.stream.pipeline.discard(part)
             part.stream.gate.leave(part.member, now)
-            self._host.poke(part.stream)
+            self.host.poke(part.stream)
         self._parts.clear()
 
 

@@ -1,12 +1,14 @@
 """ShardWatch: keeps a stream's shard map fresh; the old map serves until the new one is whole.
 
-ListShards is asked when the pipeline wants a map, never more often than every few seconds, and with a growing,
-jittered delay while it fails.  DescribeStreamSummary is asked once, for the largest record; it may be denied.
+ListShards is asked when the pipeline wants a map, though never more often than every few seconds, about once a minute
+otherwise, and with a growing, jittered delay while it fails.  DescribeStreamSummary is asked once a minute, for the
+largest record; it may be denied.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from random import Random
 from typing import Final
 
@@ -21,6 +23,8 @@ log = get_logger("producerd.shard_watch")
 
 MIN_INTERVAL_SECONDS: Final = 10.0
 """Between two readings that succeeded: a few calls a minute, however many suspicions there are."""
+REFRESH_SECONDS: Final = 60.0
+"""Between two readings that nobody asked for: a stream that was deleted and made again has the same shard ids."""
 FIRST_RETRY_SECONDS: Final = 0.5
 MAX_RETRY_SECONDS: Final = 30.0
 
@@ -43,13 +47,15 @@ class ShardWatch:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._read_summary())  # beside: where it hangs, the map must not wait for it
+            group.create_task(self._keep_summary())  # beside: where it hangs, the map must not wait for it
             await self._keep_map()
 
     async def _keep_map(self) -> None:
         failures = 0
         while True:
-            await self._wanted.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._refresh_seconds()):
+                    await self._wanted.wait()
             self._wanted.clear()
             if await self._read_map():
                 failures = 0
@@ -60,10 +66,15 @@ class ShardWatch:
                 await asyncio.sleep(self._random.uniform(ceiling / 2, ceiling))
             self.look()
 
-    async def _read_summary(self) -> None:
-        answer = await self._kinesis.max_record_bytes(self._stream.name)
-        if not isinstance(answer, RequestFailed):
-            self._stream.max_record_bytes = answer
+    def _refresh_seconds(self) -> float:
+        return REFRESH_SECONDS * self._random.uniform(0.75, 1.25)
+
+    async def _keep_summary(self) -> None:
+        while True:
+            answer = await self._kinesis.max_record_bytes(self._stream.name)
+            if not isinstance(answer, RequestFailed):
+                self._stream.max_record_bytes = answer
+            await asyncio.sleep(self._refresh_seconds())
 
     async def _read_map(self) -> bool:
         stream = self._stream

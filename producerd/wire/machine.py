@@ -52,7 +52,7 @@ SESSION: Final[dict[tuple[SessionState, M], SessionState]] = {
     (_S.CONNECTED, M.HELLO): _S.GREETED,
     (_S.GREETED, M.WELCOME): _S.OPEN,
     **{(_S.OPEN, type_): _S.OPEN for type_ in M if type_ not in (M.HELLO, M.WELCOME)},
-    **{(state, M.CLOSE): _S.CLOSED for state in (_S.CONNECTED, _S.GREETED, _S.OPEN)},
+    **{(state, M.CLOSE): _S.CLOSED for state in SessionState},  # CLOSED too: two of them may cross
 }
 """(state, message of either side) -> state; what is missing is forbidden."""
 

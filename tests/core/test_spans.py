@@ -11,7 +11,7 @@ from producerd.core import intake
 from producerd.core.frame import Frame
 from producerd.core.intake import Rows
 from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap, hash_of_key
-from producerd.core.spans import SPAN_BYTES, Job, SortedRows, Span, sort_rows
+from producerd.core.spans import JOB_CHARGE_BYTES, SPAN_BYTES, Job, SortedRows, Span, sort_rows
 from producerd.wire.columns import RECORD_CHARGE_BYTES, lay_out
 from tests.simulation import make_body
 
@@ -93,7 +93,9 @@ def test_spans_and_buffers_are_small_and_their_charge_is_their_rows(seed: int) -
     spans_of = {id(buffer): [span for _, span in result.spans if span.buffer is buffer] for buffer in result.buffers}
     for buffer in result.buffers:
         rows = len(buffer.key_offsets) - 1
-        assert buffer.charge_bytes == len(buffer.keys) + len(buffer.data) + RECORD_CHARGE_BYTES * rows
+        assert (
+            buffer.charge_bytes == len(buffer.keys) + len(buffer.data) + (RECORD_CHARGE_BYTES - JOB_CHARGE_BYTES) * rows
+        )
         assert buffer.charge_bytes <= SPAN_BYTES or rows == 1
         assert isinstance(buffer.data, bytes), "memory of its own, and no view that pins its job"
         assert all(array.base is None for array in (*buffer.hashes, buffer.key_offsets, buffer.data_offsets))
@@ -177,11 +179,11 @@ def test_a_job_counts_its_rows_by_buffer() -> None:
 
 
 def test_a_buffer_that_is_let_go_holds_nothing_and_tells_its_charge_once() -> None:
-    _, result, _ = a_job(1, 50)
-    buffer = result.buffers[0]
+    job, result, _ = a_job(1, 50)
+    (buffer,) = result.buffers
     charge = buffer.charge_bytes
-    assert buffer.let_go() == charge
-    assert buffer.let_go() == 0
+    assert buffer.let_go() == charge + JOB_CHARGE_BYTES * 50, "and of its job, as it was the last one"
+    assert buffer.charge_bytes == job.charge_bytes == 0
     assert not buffer.data
     assert not buffer.keys
     assert len(buffer.hashes[0]) == 0

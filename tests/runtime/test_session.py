@@ -84,6 +84,7 @@ class StandInHost:
         self.rules = RULES
         self.full = False
         self.gone: list[Session] = []
+        self.failures: list[Exception] = []
         settings = StreamSettings(queue_limit=queue_limit)
         self.stream = Stream("flights", settings, RULES.max_frame_bytes, RULES.max_frame_records)
 
@@ -94,6 +95,9 @@ class StandInHost:
 
     def poke(self, stream: Stream) -> None:
         pass
+
+    def failed(self, error: Exception) -> None:
+        self.failures.append(error)
 
     def ended(self, session: Session) -> None:
         self.gone.append(session)
@@ -144,6 +148,35 @@ async def test_messages_and_bodies_may_come_in_any_pieces(piece: int) -> None:
         assert isinstance(blocked, frames.Blocked)
         assert blocked.queue_records == 5 * number
     session.connection_lost(None)
+
+
+async def test_an_owner_of_state_that_fails_is_told_to_the_daemon_and_bytes_that_break_a_reader_are_not(
+    monkeypatch: pytest.MonkeyPatch, log: list[Any]
+) -> None:
+    error = RuntimeError("half settled")
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    host = StandInHost()
+    session, transport = opened(host)
+    monkeypatch.setattr(host.stream.pipeline, "submit", fail)
+    tell(session, reserve(1, rows(1)) + body(1, rows(1)))
+    assert host.failures == [error]
+    monkeypatch.setattr(host.stream.pipeline, "discard", fail)
+    session.connection_lost(None)
+    assert host.failures == [error, error]
+
+    host = StandInHost()
+    session, transport = opened(host)
+    monkeypatch.setattr("producerd.core.intake.check", fail)
+    tell(session, reserve(1, rows(1)) + body(1, rows(1)))
+    assert not host.failures
+    close = transport.drain()[-1]
+    assert isinstance(close, frames.Close)
+    assert close.code == Code.PROTOCOL
+    assert "half settled" not in close.message
+    assert any(line["event"] == "a client's bytes could not be read" for line in log)
 
 
 async def test_a_caller_blocked_for_long_makes_a_line_on_both_sides_and_again(

@@ -109,7 +109,7 @@ def test_a_session_takes_exactly_what_its_state_allows(side: Side, state: Sessio
             S.CONNECTED: {M.HELLO, M.CLOSE},
             S.GREETED: {M.WELCOME, M.CLOSE},
             S.OPEN: set(M) - {M.HELLO, M.WELCOME},
-            S.CLOSED: set(),
+            S.CLOSED: {M.CLOSE},
         }[state]
         if type_ in allowed:
             tell(machine, side, type_)
