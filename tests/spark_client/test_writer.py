@@ -167,7 +167,8 @@ def test_failed_rows_are_one_line_and_spark_does_not_store_the_good_ones_again(
     text = str(caught.value)
     assert text.startswith("PRODUCERD[RECORD_INVALID]: host ")
     assert text.endswith(
-        "partition 0, stream s: 1 records failed, named as partition:row: RECORD_INVALID 1 (data is null), rows 0:8"
+        "partition 0, stream s: 1 records failed, named as partition:row: RECORD_INVALID 1 (data is null), rows 0:8; "
+        'mend these rows, or leave them out with on_bad_record="skip"'
     )
     assert caught.value.failures[0].rows == (8,)
     assert caught.value.__cause__ is None
