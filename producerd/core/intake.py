@@ -1,7 +1,8 @@
 """A frame's columns checked in bulk, on the loop thread: offsets, lengths, UTF-8, hash keys.
 
 Whatever is wrong with the *bytes* is a ProtocolError and ends the session; whatever is wrong with a *row* marks that
-row bad, with a reason that never quotes its data.  Work in Python is per frame and per bad row, never per row.
+row bad, with a reason that never quotes its data.  Work in Python is per frame and never per row, but for
+a frame in which some key is not UTF-8: there the keys are looked at one by one, to name the bad ones.
 """
 
 from __future__ import annotations

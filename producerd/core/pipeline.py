@@ -524,18 +524,13 @@ class Pipeline:
         places = {shard_id: place for place, shard_id in enumerate(answer.shard_table)}
         expected = np.array([places.get(lane.shard_id, -2) for lane in encoded.lane_table], np.int32)[encoded.lanes]
         stale = np.array([lane.stale for lane in encoded.lane_table])[encoded.lanes]
-        elsewhere = np.flatnonzero(((answer.shards != expected) | stale) & (answer.errors < 0))
-        if not len(elsewhere):
-            return classes
-        sizes = np.diff(encoded.ends, prepend=0)
-        for entry in elsewhere.tolist():
-            lane = encoded.lane_table[encoded.lanes[entry]]
-            if not lane.shard_id:
-                continue  # nothing was predicted, and only raw records are sent then
-            self.stats.shard_mispredictions += 1
+        # Without a shard id nothing was predicted, and only raw records are sent then.
+        predicted = np.array([bool(lane.shard_id) for lane in encoded.lane_table])[encoded.lanes]
+        elsewhere = ((answer.shards != expected) | stale) & predicted & (answer.errors < 0)
+        if elsewhere.any():
+            self.stats.shard_mispredictions += int(elsewhere.sum())
             self.wants_shard_map = True
-            if sizes[entry] > 1:
-                classes[entry] = _ELSEWHERE
+            classes[elsewhere & (np.diff(encoded.ends, prepend=0) > 1)] = _ELSEWHERE
         return classes
 
     def _failed(self, request: Request, failed: RequestFailed, now: float) -> None:

@@ -32,11 +32,6 @@ MAX_HASH_KEY: Final = 2**128 - 1
 _LOW: Final = 2**64 - 1
 
 
-def hash_of_key(key: bytes) -> int:
-    """The hash key of one partition key."""
-    return int.from_bytes(_md5(key).digest(), "big")
-
-
 def hash_keys(keys: memoryview, offsets: I32) -> tuple[U64, U64]:
     """The hash keys of a column of partition keys: (high halves, low halves).  ``offsets`` index ``keys``."""
     digests = b"".join([_md5(keys[a:b]).digest() for a, b in pairwise(offsets.tolist())])

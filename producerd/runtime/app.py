@@ -41,7 +41,7 @@ log = logs.get_logger("producerd")
 LAST_WORDS_SECONDS: Final = 1.0
 """How long the last acknowledgements may take to leave before the connections are cut."""
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
-"""A worker lets go of the interpreter sooner: the loop is late by 0.8 ms instead of 2.1 (docs/performance.md)."""
+"""A worker lets go of the interpreter sooner: the loop is late by 0.8 ms instead of 2.1."""
 
 
 class State(Enum):

@@ -14,10 +14,10 @@ import pytest
 from producerd.core.aggregation import parse
 from producerd.core.entries import AGGREGATE_KEY, Answer, EncodedRequest, Piece, RequestFailed, encode, parse_answer
 from producerd.core.lanes import Lane
-from producerd.core.shards import MAX_HASH_KEY, hash_of_key
+from producerd.core.shards import MAX_HASH_KEY
 from producerd.core.spans import Span, sort_rows
 from producerd.errors import Code
-from producerd.testing import FakeKinesis
+from producerd.testing import FakeKinesis, hash_of
 from tests.core.test_spans import Row, content, even_map, rows_of
 from tests.simulation import STREAM, make_rules
 
@@ -148,7 +148,7 @@ def test_a_null_key_is_sent_as_a_dash_with_a_hash_key_of_its_own() -> None:
     assert [entry["PartitionKey"] for entry in entries] == ["-", "-"]
     hashes = {int(entry["ExplicitHashKey"]) for entry in entries}
     assert len(hashes) == 2
-    assert hash_of_key(b"-") not in hashes
+    assert hash_of("-", None) not in hashes
 
 
 def test_a_request_holds_500_entries_and_hands_the_rest_back() -> None:
