@@ -107,6 +107,7 @@ def _blank_is_none(value: object) -> object:
 Count = Annotated[int, BeforeValidator(_not_bool)]
 Bytes = Annotated[int, BeforeValidator(_to_bytes)]
 Seconds = Annotated[float, BeforeValidator(_not_bool)]
+Fraction = Annotated[float, BeforeValidator(_not_bool)]
 Mode = Annotated[int, BeforeValidator(_to_mode)]
 SocketPath = Annotated[Path, BeforeValidator(_to_path)]
 Url = Annotated[str | None, BeforeValidator(_to_url)]
@@ -123,6 +124,11 @@ def _say(words: str) -> dict[str, JsonValue]:
     return {"allowed": words}
 
 
+def _name(pattern: str, words: str) -> Any:
+    """A name that may be left out."""
+    return Field(default=None, pattern=pattern, json_schema_extra=_say(words))
+
+
 def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
     """The system's place if this process may write there, else that of the user."""
     system, user = Path("/run/producerd"), environ.get("XDG_RUNTIME_DIR", "")
@@ -132,6 +138,18 @@ def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 # --- the settings ------------------------------------------------------------------------------------------------
+
+# Patterns as the services have them, and what is allowed in words.
+_REGION: Final = (r"^[a-z0-9-]{1,64}$", "an AWS region such as eu-west-1")
+_ROLE: Final = (
+    r"^arn:aws[a-z-]*:iam::[0-9]{12}:role/[a-zA-Z0-9_+=,.@/-]{1,512}$",
+    "the ARN of a role, arn:aws:iam::ACCOUNT:role/NAME",
+)
+_EXTERNAL: Final = (r"^[a-zA-Z0-9_+=,.@:/-]{2,1224}$", "2 to 1,224 of a-z A-Z 0-9 _ + = , . @ : / -")
+_STREAM_ARN: Final = (
+    r"^arn:aws[a-z-]*:kinesis:[a-z0-9-]{1,64}:[0-9]{12}:stream/[a-zA-Z0-9_.-]{1,128}$",
+    "the ARN of a stream, arn:aws:kinesis:REGION:ACCOUNT:stream/NAME",
+)
 
 
 class _Settings(BaseModel):
@@ -156,12 +174,14 @@ class NodeSettings(_Settings):
         default="127.0.0.1:9474", json_schema_extra=_say('host:port with a port from 0 to 65535, or ""')
     )
     """host:port of GET /metrics and /-/ready; empty: off; port 0: any free port."""
-    region: Name = Field(
-        default=None, pattern=r"^[a-z0-9-]{1,64}$", json_schema_extra=_say("an AWS region such as eu-west-1")
-    )
+    region: Name = _name(*_REGION)
     """AWS region; empty: AWS's own settings say it."""
     endpoint_url: Url = Field(default=None, json_schema_extra=_say("a URL http(s)://host[:port]"))
     """Address of Kinesis; empty: that of the region."""
+    role_arn: Name = _name(*_ROLE)
+    """Role that is assumed for every stream that names none; empty: the daemon's own credentials are used."""
+    external_id: Name = _name(*_EXTERNAL)
+    """What the role of ``role_arn`` asks of whoever assumes it."""
     max_streams: Count = _in(1, 10_000, default=64)
     """Streams that the daemon carries at the same time."""
     streams_allowed: Literal["any", "listed"] = "any"
@@ -187,16 +207,12 @@ class NodeSettings(_Settings):
     log_format: Literal["text", "json"] = "text"
     """One line a message, for people or as JSON."""
 
-    later = frozenset(
-        (
-            "allowed_uids",
-            "admin_socket",
-            "role_arn",
-            "external_id",
-            "node_queue_limit_bytes",
-            "node_max_in_flight_bytes",
-        )
-    )
+    later = frozenset({"allowed_uids", "admin_socket", "node_queue_limit_bytes", "node_max_in_flight_bytes"})
+
+    @model_validator(mode="after")
+    def _an_external_id_has_its_role(self) -> Self:
+        _check_role(self)
+        return self
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
@@ -207,6 +223,18 @@ class NodeSettings(_Settings):
 class StreamSettings(_Settings):
     """What holds for one stream."""
 
+    stream_name: Name = _name(f"^{STREAM_NAME.pattern}$", "1 to 128 of a-z A-Z 0-9 _ . -")
+    """The stream's name in Kinesis; empty: that of its table."""
+    stream_arn: Name = _name(*_STREAM_ARN)
+    """The stream's ARN, in place of its name: also for a stream of another account."""
+    region: Name = _name(*_REGION)
+    """AWS region of the stream; empty: that of its ARN, else of the node."""
+    endpoint_url: Url = Field(default=None, json_schema_extra=_say("a URL http(s)://host[:port]"))
+    """Address of Kinesis for the stream; empty: that of the node."""
+    role_arn: Name = _name(*_ROLE)
+    """Role that is assumed for the stream; empty: that of the node."""
+    external_id: Name = _name(*_EXTERNAL)
+    """What the role of the stream's ``role_arn`` asks of whoever assumes it."""
     queue_limit: Count = _in(1, RECORDS, default=1_000_000)
     """Records of the stream that may be taken on and not settled; at it, callers wait."""
     queue_limit_bytes: Bytes = _in(2 * KIB, 1024 * GIB, default=64 * MIB)
@@ -231,15 +259,20 @@ class StreamSettings(_Settings):
     """Seconds in which a connection to Kinesis must be made."""
     request_timeout_seconds: Seconds = _in(0.05, 300, default=6)
     """Seconds in which PutRecords must be answered; 1 more for each 256 KiB in it."""
+    record_ttl_seconds: Seconds = _in(0, 365 * 86_400, default=0)
+    """Seconds after which a record that is not stored fails; 0: never, callers wait."""
+    on_throttle: Literal["retry", "fail"] = "retry"
+    """What becomes of a record that its shard's limit refuses: sent again, or failed."""
+    ordering: Literal["none", "per_key"] = "none"
+    """Whether records of one key and one caller are stored in the order in which they were sent."""
+    shard_rate_fraction: Fraction = _in(0.001, 10_000, default=1.0)
+    """Of each shard's 1 MiB/s and 1,000 records/s, how much this daemon sends at most."""
     shard_map_wait_seconds: Seconds = _in(0, 3_600, default=10)
     """Longest wait for a list of shards, in seconds."""
     permanent_error_grace_seconds: Seconds = _in(0, 86_400, default=60)
     """Seconds for which a stream that has worked may be refused before its records fail."""
 
-    later = frozenset(
-        {"stream_name", "stream_arn", "region", "role_arn", "endpoint_url", "wire_format"}
-        | {"record_ttl_seconds", "on_throttle", "ordering", "shard_rate_fraction"}
-    )
+    later = frozenset({"wire_format"})
 
     @model_validator(mode="after")
     def _an_aggregate_fits_a_request(self) -> Self:
@@ -247,8 +280,39 @@ class StreamSettings(_Settings):
             raise _conflict("aggregate_max_bytes must not be larger than request_max_bytes", *_KEYS_OF_FIT)
         return self
 
+    @model_validator(mode="after")
+    def _records_live_longer_than_they_linger(self) -> Self:
+        if 0 < self.record_ttl_seconds <= self.linger_seconds:
+            raise _conflict("record_ttl_seconds must be longer than linger_seconds, or 0", *_KEYS_OF_AGE)
+        return self
+
+    @model_validator(mode="after")
+    def _the_stream_is_named_once(self) -> Self:
+        _check_role(self)
+        if self.stream_arn is not None:
+            if self.stream_name is not None:
+                raise _conflict("give stream_arn or stream_name, not both", "stream_arn", "stream_name")
+            if self.region not in (None, self.stream_region):
+                raise _conflict("region is not that of stream_arn; leave it out", "stream_arn", "region")
+        return self
+
+    @property
+    def stream_region(self) -> str | None:
+        """The region that the stream's own settings name."""
+        return self.region if self.stream_arn is None else self.stream_arn.split(":")[3]
+
+
+_OF_ONE_STREAM: Final = ("stream_name", "stream_arn")
+"""What `[defaults]` cannot have: it would make one stream of all."""
+
+
+def _check_role(settings: NodeSettings | StreamSettings) -> None:
+    if settings.external_id is not None and settings.role_arn is None:
+        raise _conflict("external_id needs a role_arn in the same table", "external_id", "role_arn")
+
 
 _S = TypeVar("_S", bound=_Settings)
+_KEYS_OF_AGE: Final = ("record_ttl_seconds", "linger_seconds")
 _KEYS_OF_FIT: Final = ("aggregate_max_bytes", "request_max_bytes")
 
 
@@ -293,22 +357,26 @@ class _Sheet:
     problems: list[str] = field(default_factory=list)
 
     def put_node(self, name: str, given: _Given) -> None:
-        if name in StreamSettings.model_fields:
+        if name in StreamSettings.model_fields and name not in NodeSettings.model_fields:
             self.problems.append(f'{given}: a setting of streams: it belongs in [defaults] or [streams."NAME"]')
         elif _known(NodeSettings, name, given, self.problems, ("defaults", "streams", *StreamSettings.model_fields)):
             self.node[name] = given
 
     def put_default(self, name: str, given: _Given) -> None:
-        if name in NodeSettings.model_fields and name not in StreamSettings.later:
-            self.problems.append(f"{given}: a setting of the node: it belongs at the file's top level")
-        elif _known(StreamSettings, name, given, self.problems):
+        if name in _OF_ONE_STREAM:
+            self.problems.append(f'{given}: it is that of one stream: it belongs in [streams."NAME"]')
+        elif self._of_streams(name, given):
             self.defaults[name] = given
 
     def put_stream(self, stream: str, name: str, given: _Given) -> None:
-        if name in NodeSettings.model_fields and name not in StreamSettings.later:
-            self.problems.append(f"{given}: a setting of the node: it belongs at the file's top level")
-        elif _known(StreamSettings, name, given, self.problems):
+        if self._of_streams(name, given):
             self.streams.setdefault(stream, {})[name] = given
+
+    def _of_streams(self, name: str, given: _Given) -> bool:
+        if name in NodeSettings.model_fields and name not in StreamSettings.model_fields:
+            self.problems.append(f"{given}: a setting of the node: it belongs at the file's top level")
+            return False
+        return _known(StreamSettings, name, given, self.problems)
 
     def name_stream(self, stream: str, origin: str) -> bool:
         if STREAM_NAME.fullmatch(stream):
@@ -408,8 +476,8 @@ def _dotted(key: str) -> list[str] | None:
 
 def _put_anywhere(sheet: _Sheet, name: str, given: _Given) -> None:
     """Environment and --set have no tables: the name says where it belongs."""
-    known, later = NodeSettings.model_fields.keys(), NodeSettings.later
-    if name in StreamSettings.model_fields or (name in StreamSettings.later and name not in known | later):
+    of_node = NodeSettings.model_fields.keys() | NodeSettings.later
+    if name not in of_node and name in StreamSettings.model_fields.keys() | StreamSettings.later:
         sheet.put_default(name, given)
     elif _known(NodeSettings, name, given, sheet.problems, StreamSettings.model_fields):
         sheet.node[name] = given
@@ -505,14 +573,15 @@ def _shown(value: object) -> str:
 
 def as_toml(config: Config) -> str:
     """A file that would give the same settings."""
-    blocks = [_assignments(config.node), "[defaults]\n" + _assignments(config.defaults)]
+    blocks = [_assignments(config.node), "[defaults]\n" + _assignments(config.defaults, without=_OF_ONE_STREAM)]
     for name, settings in sorted(config.streams.items()):
         blocks.append(f"[streams.{json.dumps(name)}]\n" + _assignments(settings))
     return "\n\n".join(blocks)
 
 
-def _assignments(settings: _Settings) -> str:
-    return "\n".join(_assignment(name, getattr(settings, name)) for name in type(settings).model_fields)
+def _assignments(settings: _Settings, without: Sequence[str] = ()) -> str:
+    names = [name for name in type(settings).model_fields if name not in without]
+    return "\n".join(_assignment(name, getattr(settings, name)) for name in names)
 
 
 def _assignment(name: str, value: object) -> str:

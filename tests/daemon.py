@@ -37,6 +37,7 @@ QUICK: Final = {
     "linger_seconds": 0.01,
     "drain_timeout_seconds": 5,
     "body_timeout_seconds": 5,
+    "shard_rate_fraction": 1_000,  # the fake has no limits unless it is told
 }
 CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
 

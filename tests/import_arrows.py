@@ -62,10 +62,10 @@ RULES: dict[str, Rule] = {
     "pyspark_producerd.py": Rule(ours=("spark_client",), others=frozenset({"pyspark"})),
 }
 
-# Third parties that one module hides from all others.
+# Third parties that one module, or one package, hides from all others.
 ONLY_IN = {
-    "aiobotocore": "producerd/runtime/kinesis.py",
-    "botocore": "producerd/runtime/kinesis.py",
+    "aiobotocore": "producerd/runtime/aws/",
+    "botocore": "producerd/runtime/aws/",
     "prometheus_client": "producerd/runtime/metrics.py",
 }
 
@@ -88,7 +88,7 @@ def objection(place: str, imported: Import) -> str | None:
         return f"no arrow to {name}"
     if within(name, rule.never):
         return f"must do without {name}"
-    if ONLY_IN.get(top, place) != place:
+    if not place.startswith(ONLY_IN.get(top, place)):
         return f"only {ONLY_IN[top]} may import {top}"
     if top not in (*OURS, *sys.stdlib_module_names) and rule.others is not None and top not in rule.others:
         return f"must do without the third party {top}"

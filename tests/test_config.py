@@ -140,6 +140,72 @@ class TestValues:
             config.streams["x"] = config.defaults  # type: ignore[index]
 
 
+class TestWhereAStreamIs:
+    def test_a_name_that_node_and_streams_have_means_the_node_unless_a_table_says_otherwise(
+        self, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text('endpoint_url = "http://a"\n[defaults]\nrole_arn = "arn:aws:iam::123456789012:role/all"\n')
+        config = load(path, ["streams.x.region=eu-west-1"], {"PRODUCERD_REGION": "us-east-1"})
+        assert (config.node.region, config.node.endpoint_url, config.node.role_arn) == ("us-east-1", "http://a", None)
+        assert (config.defaults.region, config.defaults.endpoint_url) == (None, None)
+        assert config.stream("x").region == "eu-west-1"
+        assert config.stream("x").role_arn == config.defaults.role_arn == "arn:aws:iam::123456789012:role/all"
+
+    def test_the_region_is_that_of_the_arn(self) -> None:
+        arn = "arn:aws-us-gov:kinesis:us-gov-west-1:123456789012:stream/a.b"
+        assert load(None, [f"streams.x.stream_arn={arn}"], NOBODY).stream("x").stream_region == "us-gov-west-1"
+        assert load(None, ["streams.x.region=eu-west-1"], NOBODY).stream("x").stream_region == "eu-west-1"
+        assert load(environ=NOBODY).defaults.stream_region is None
+
+    @pytest.mark.parametrize(
+        ("given", "reason"),
+        [
+            (["region=us-east-1"], "region is not that of stream_arn"),
+            (["stream_name=y"], "give stream_arn or stream_name, not both"),
+            (["external_id=42"], "external_id needs a role_arn in the same table"),
+        ],
+    )
+    def test_settings_that_contradict_each_other_are_named(self, given: list[str], reason: str) -> None:
+        arn = "stream_arn=arn:aws:kinesis:eu-west-1:123456789012:stream/x"
+        line = problem(*(f"streams.x.{one}" for one in [arn, *given]))
+        assert f"streams.x.{given[0].partition('=')[0]} = " in line
+        assert reason in line
+
+    def test_the_external_id_of_the_node_needs_the_role_of_the_node(self) -> None:
+        line = problem("external_id=42", "role_arn=")
+        assert line == (
+            'external_id = "42" (--set), role_arn = "" (--set): external_id needs a role_arn in the same table'
+        )
+
+    @pytest.mark.parametrize("name", ["stream_name", "stream_arn"])
+    def test_what_names_one_stream_cannot_be_a_default(self, name: str, tmp_path: Path) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text(f'[defaults]\n{name} = "x"\n')
+        for line in (problem(path=path), problem(f"{name}=x"), problem(environ={f"PRODUCERD_{name.upper()}": "x"})):
+            assert line.endswith('it belongs in [streams."NAME"]')
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("stream_name", "a b"),
+            ("stream_arn", "flights"),
+            ("stream_arn", "arn:aws:kinesis:eu-west-1:123456789012:stream/x/consumer/y:1"),
+            ("stream_arn", "arn:aws:kinesis:eu-west-1:12345678901:stream/x"),
+            ("stream_arn", "arn:aws:firehose:eu-west-1:123456789012:stream/x"),
+            ("role_arn", "arn:aws:iam::123456789012:user/x"),
+            ("role_arn", "arn:aws:iam:eu-west-1:123456789012:role/x"),
+            ("external_id", "x"),
+            ("external_id", "a b"),
+        ],
+    )
+    def test_a_name_that_the_service_would_refuse_is_refused_here(self, key: str, value: str) -> None:
+        line = problem(f"streams.x.{key}={value}")
+        assert line.startswith(f'streams.x.{key} = "{value}" (--set): allowed: ')
+        with pytest.raises(ValidationError):
+            StreamSettings.model_validate({key: f"{value}\n"})
+
+
 class TestProblems:
     def test_all_are_found_at_once_and_each_names_key_value_range_and_origin(self, tmp_path: Path) -> None:
         path = tmp_path / "p.toml"
@@ -165,12 +231,9 @@ class TestProblems:
         line = problem(environ={"PRODUCERD_QUEUE_LIMITS": "5"})
         assert line.endswith("no such setting; the nearest is PRODUCERD_QUEUE_LIMIT")
 
-    @pytest.mark.parametrize("key", ["role_arn", "node_queue_limit_bytes", "ordering", "record_ttl_seconds"])
+    @pytest.mark.parametrize("key", ["node_queue_limit_bytes", "wire_format", "allowed_uids"])
     def test_a_setting_of_a_later_version_is_told_apart_from_a_wrong_one(self, key: str) -> None:
         assert problem(f"{key}=1") == f'{key} = "1" (--set): not supported yet by this version'
-
-    def test_a_region_for_one_stream_is_of_a_later_version(self) -> None:
-        assert problem("streams.x.region=eu-west-1").endswith("not supported yet by this version")
 
     def test_a_setting_in_the_wrong_table_is_told_where_it_belongs(self, tmp_path: Path) -> None:
         path = tmp_path / "p.toml"
@@ -191,6 +254,11 @@ class TestProblems:
             'aggregate_max_bytes = "512 KiB" (--set), PRODUCERD_REQUEST_MAX_BYTES = "256 KiB" (environment): '
             "aggregate_max_bytes must not be larger than request_max_bytes"
         )
+
+    def test_a_record_lives_longer_than_it_lingers(self) -> None:
+        line = problem("linger_seconds=5", "record_ttl_seconds=5")
+        assert line.endswith("record_ttl_seconds must be longer than linger_seconds, or 0")
+        assert load(None, ["linger_seconds=5"], NOBODY).defaults.record_ttl_seconds == 0
 
     def test_a_bad_default_is_told_once_however_many_streams_have_it(self, file: Path) -> None:
         assert problem("linger_seconds=-1", path=file).startswith('linger_seconds = "-1" (--set)')
@@ -267,7 +335,8 @@ def test_every_setting_is_described_and_says_what_is_allowed(model: type[NodeSet
 
 
 def test_settings_as_text_give_the_same_settings(file: Path, tmp_path: Path) -> None:
-    config = load(file, ["region=eu-west-1", "socket_mode=0600", "streams.x.linger_seconds=0.25"], NOBODY)
+    named = ["streams.x.stream_name=y", "role_arn=arn:aws:iam::123456789012:role/x", "external_id=42"]
+    config = load(file, ["region=eu-west-1", "socket_mode=0600", "streams.x.linger_seconds=0.25", *named], NOBODY)
     printed = tmp_path / "printed.toml"
     printed.write_text(as_toml(config))
     assert load(printed, environ=NOBODY) == config

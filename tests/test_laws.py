@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LATER = {
-    "Pacer": "comes with the delivery issue, as producerd/core/pacing.py",
     "process": "comes with the operations issue, which builds the node's limits that bound it",
 }
 """Owners whose laws are not built yet, each with the issue that brings them.  Only ever to be shortened."""

@@ -11,6 +11,8 @@ Tables hold each key once, in order of first use.  (Source: the KPL's aggregatio
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from hashlib import md5
 from typing import Final, NamedTuple
 
@@ -25,6 +27,13 @@ class UserRecord(NamedTuple):
     partition_key: bytes
     explicit_hash_key: bytes | None
     data: bytes
+
+    @property
+    def hash_key(self) -> int:
+        """Its explicit hash key, or the MD5 of its partition key."""
+        if self.explicit_hash_key is not None:
+            return int(self.explicit_hash_key)
+        return int.from_bytes(md5(self.partition_key, usedforsecurity=False).digest(), "big")
 
 
 def varint(number: int) -> bytes:
@@ -92,13 +101,19 @@ class Aggregate:
         return len(table), tag + varint(len(value)) + value
 
 
+def is_sealed(blob: bytes | memoryview) -> bool:
+    """Whether magic and digest say that a consumer takes this for an aggregate."""
+    if len(blob) < FRAMING_BYTES or blob[: len(MAGIC)] != MAGIC:
+        return False
+    message = memoryview(blob)[len(MAGIC) : -DIGEST_BYTES]
+    return md5(message, usedforsecurity=False).digest() == blob[-DIGEST_BYTES:]
+
+
 def parse(blob: bytes) -> list[UserRecord] | None:
     """The user records of an aggregate, or None where ``blob`` is a plain record (as Amazon's consumer decides)."""
-    if len(blob) < FRAMING_BYTES or not blob.startswith(MAGIC):
+    if not is_sealed(blob):
         return None
     message = memoryview(blob)[len(MAGIC) : -DIGEST_BYTES]
-    if md5(message, usedforsecurity=False).digest() != blob[-DIGEST_BYTES:]:
-        return None
     keys: list[bytes] = []
     hash_keys: list[bytes] = []
     records: list[UserRecord] = []
@@ -118,6 +133,40 @@ def parse(blob: bytes) -> list[UserRecord] | None:
     except (IndexError, KeyError, ValueError):
         return None
     return records
+
+
+class Part(NamedTuple):
+    """What is to be stored of an aggregate in one shard: an entry, and in an aggregate the range of the hash keys."""
+
+    partition_key: bytes
+    explicit_hash_key: bytes | None
+    data: bytes
+    hash_keys: tuple[int, int] | None
+
+
+def split(blob: bytes, shard_of: Callable[[int], int] | None) -> list[Part]:
+    """An aggregate as one entry for each shard, in the order of their first records; without shards, for each record.
+
+    A record stays wrapped where its data is an aggregate itself: a consumer would take that apart.
+    """
+    parts: dict[int, list[UserRecord]] = {}
+    for number, record in enumerate(parse(blob) or ()):
+        parts.setdefault(number if shard_of is None else shard_of(record.hash_key), []).append(record)
+    return [_part(records) for records in parts.values()]
+
+
+def _part(records: list[UserRecord]) -> Part:
+    hash_keys = [record.hash_key for record in records]
+    if len(records) == 1 and not is_sealed(records[0].data):
+        return Part(*records[0], None)
+    aggregate = Aggregate()
+    for record in records:
+        aggregate.add(*record, limit_bytes=sys.maxsize)
+    return Part(AGGREGATE_KEY, b"%d" % hash_keys[0], aggregate.to_bytes(), (min(hash_keys), max(hash_keys)))
+
+
+AGGREGATE_KEY: Final = b"a"
+"""The partition key of an aggregate, which nobody reads: its explicit hash key places it (the KPL's choice)."""
 
 
 def _fields(message: memoryview) -> list[tuple[int, int | bytes]]:

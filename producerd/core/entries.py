@@ -8,25 +8,24 @@ Both directions are pure and run in worker threads.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
 from pybase64 import b64encode
 
-from producerd.core.aggregation import Aggregate
-from producerd.core.lanes import Lane
-from producerd.core.shards import I32
+from producerd.core.aggregation import AGGREGATE_KEY, Aggregate, split
+from producerd.core.lane import Lane
+from producerd.core.shards import I32, ShardMap
 from producerd.core.spans import Span
 from producerd.errors import Code
 
 NULL_KEY: Final = b"-"
 """The partition key of a row without one (Kinesis wants a character); its explicit hash key is random."""
-AGGREGATE_KEY: Final = b"a"
-"""The partition key of an aggregate, which nobody reads: its explicit hash key places it (the KPL's choice)."""
 _NEEDS_ESCAPE: Final = re.compile(rb'["\\\x00-\x1f]')
 
 
@@ -39,13 +38,20 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EntryRules:
-    """How rows become entries.  Sizes count data + keys, as the service does."""
+    """How rows become entries.  Sizes count data + keys, as the service does.
+
+    ``per_key``: a request has at most one aggregate of a lane.
+    """
 
     aggregate: bool
     aggregate_max_bytes: int
     aggregate_max_records: int
     request_max_records: int
     request_max_bytes: int
+    per_key: bool = False
+
+
+_NONE: Final[Mapping[Lane, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,9 @@ class EncodedRequest:
     """A PutRecords body and what its entries hold.
 
     ``ends``: for each entry the number of the request's rows up to its end.  ``lanes``: for each entry the index of its
-    lane in ``lane_table``.  Rows from ``ends[-1]`` on did not fit and go back.
+    lane in ``lane_table``.  ``sizes``: for each entry its data + key, in bytes.  Rows from ``ends[-1]`` on did not fit
+    and go back.  ``parts``: where a row was an aggregate itself, its entries, each that is one again with the range of
+    the hash keys in it; all of them but the first are of no row (``ends`` repeats).
     """
 
     body: bytes
@@ -61,18 +69,44 @@ class EncodedRequest:
     ends: I32
     lanes: I32
     lane_table: tuple[Lane, ...]
-    payload_bytes: int
+    sizes: I32
+    parts: Mapping[int, tuple[int, int] | None]
 
     @property
     def entries(self) -> int:
         return len(self.ends)
 
+    @property
+    def payload_bytes(self) -> int:
+        return int(self.sizes.sum())
 
-def encode(stream_name: str, pieces: Sequence[Piece], rules: EntryRules) -> EncodedRequest:
-    """Cut the rows of a request into entries and write its body.  At least one entry is written, however large."""
-    writer = _Writer(stream_name, rules)
+    def of_lanes(self) -> dict[Lane, tuple[int, int]]:
+        """Entries and bytes of each lane."""
+        entries = np.bincount(self.lanes, minlength=len(self.lane_table)).tolist()
+        sizes = np.bincount(self.lanes, self.sizes, minlength=len(self.lane_table)).tolist()
+        found: dict[Lane, tuple[int, int]] = {}
+        for lane, count, size in zip(self.lane_table, entries, sizes, strict=True):
+            before = found.get(lane, (0, 0))
+            found[lane] = (before[0] + count, before[1] + int(size))
+        return found
+
+
+def encode(
+    address: Mapping[str, str],
+    pieces: Sequence[Piece],
+    rules: EntryRules,
+    aggregate_bytes: Mapping[Lane, int] = _NONE,
+    shard_map: ShardMap | None = None,
+) -> EncodedRequest:
+    """Cut the rows of a request into entries and write its body.  At least one entry is written, however large.
+
+    ``address``: the members that name the stream, ``{"StreamName": ...}`` or ``{"StreamARN": ...}``.
+    ``aggregate_bytes``: the largest aggregate to make of a lane's rows, where it is not the rules'.  ``shard_map``: to
+    split rows by that are aggregates themselves.
+    """
+    writer = _Writer(address, rules, shard_map)
     for lane, spans in _by_lane(pieces):
-        writer.lane(lane)
+        writer.lane(lane, aggregate_bytes.get(lane, 0) or rules.aggregate_max_bytes)
         if not all(writer.span(span) for span in spans) or not writer.close():
             break
     return writer.request()
@@ -91,20 +125,25 @@ def _by_lane(pieces: Sequence[Piece]) -> Iterator[tuple[Lane, list[Span]]]:
 class _Writer:
     """The plain twin: a loop over the rows.  Each method says whether everything so far fitted."""
 
-    def __init__(self, stream_name: str, rules: EntryRules) -> None:
+    def __init__(self, address: Mapping[str, str], rules: EntryRules, shard_map: ShardMap | None) -> None:
         self._rules = rules
-        self._head = b'{"StreamName":' + orjson.dumps(stream_name) + b',"Records":['
+        self._shard_map = shard_map
+        self._shard_parts: dict[int, tuple[int, int] | None] = {}
+        self._head = orjson.dumps(dict(address))[:-1] + b',"Records":['
         self._parts: list[bytes] = []
         self._ends: list[int] = []
         self._lanes: list[int] = []
         self._lane_table: list[Lane] = []
+        self._sizes: list[int] = []
         self._payload_bytes = 0
+        self._aggregate_bytes = rules.aggregate_max_bytes
         self._rows = 0  # written, or in the open aggregate
         self._open: Aggregate | None = None
         self._first: tuple[bytes, bytes | None, bytes, bytes | memoryview] | None = None
 
-    def lane(self, lane: Lane) -> None:
+    def lane(self, lane: Lane, aggregate_bytes: int) -> None:
         self._lane_table.append(lane)
+        self._aggregate_bytes = aggregate_bytes
 
     def span(self, span: Span) -> bool:
         rules = self._rules
@@ -121,7 +160,10 @@ class _Writer:
             key = keys[key_at[i] : key_at[i + 1]] or NULL_KEY
             value = data[data_at[i] : data_at[i + 1]]
             hash_key = _explicit(span, first + i)
-            if aggregate:
+            if buffer.sealed is not None and buffer.sealed[first + i - base]:
+                if not self.close() or not self._split(bytes(value), span):
+                    return False
+            elif aggregate:
                 if not self._aggregate(key, hash_key, value, span, first + i):
                     return False
             elif not self._entry(key if plain_keys else _escape(key), len(key), hash_key, value, self._rows + 1):
@@ -148,24 +190,43 @@ class _Writer:
             np.array(self._ends, np.int32),
             np.array(self._lanes, np.int32),
             tuple(self._lane_table),
-            self._payload_bytes,
+            np.array(self._sizes, np.int32),
+            self._shard_parts,
         )
 
     def _aggregate(self, key: bytes, hash_key: bytes | None, value: memoryview, span: Span, position: int) -> bool:
         rules = self._rules
         if self._open is not None and (
             self._open.records >= rules.aggregate_max_records
-            or not self._open.add(key, hash_key, value, rules.aggregate_max_bytes)
+            or not self._open.add(key, hash_key, value, self._aggregate_bytes)
         ):
-            if not self.close():
+            if not self.close() or rules.per_key:
                 return False
         elif self._open is not None:
             self._rows += 1
             return True
         self._open = Aggregate()
-        self._open.add(key, hash_key, value, rules.aggregate_max_bytes)
+        self._open.add(key, hash_key, value, self._aggregate_bytes)
         self._first = (key, hash_key, _hash_text(span, position), value)
         self._rows += 1
+        return True
+
+    def _split(self, blob: bytes, span: Span) -> bool:
+        """Write a row that is an aggregate itself: all of its parts, or none."""
+        rules, locate = self._rules, self._shard_map.locate_one if self._shard_map else None
+        parts = split(blob, None) if span.raw else split(blob, locate)
+        if len(parts) > rules.request_max_records:
+            parts = split(blob, locate)
+        size = self._payload_bytes + sum([len(part.partition_key) + len(part.data) for part in parts])
+        if self._ends and (len(self._ends) + len(parts) > rules.request_max_records or size > rules.request_max_bytes):
+            return False
+        if len(parts) > rules.request_max_records:
+            raise ValueError(f"an aggregate of {len(parts)} shards in a request of {rules.request_max_records} entries")
+        self._rows += 1
+        for part in parts:
+            self._shard_parts[len(self._ends)] = part.hash_keys
+            key = part.partition_key
+            self._write(_escape(key), len(key), part.explicit_hash_key, part.data, self._rows)
         return True
 
     def _entry(self, key: bytes, key_bytes: int, hash_key: bytes | None, value: bytes | memoryview, end: int) -> bool:
@@ -174,15 +235,19 @@ class _Writer:
         size = self._payload_bytes + key_bytes + len(value)
         if self._ends and (len(self._ends) >= rules.request_max_records or size > rules.request_max_bytes):
             return False
+        self._write(key, key_bytes, hash_key, value, end)
+        return True
+
+    def _write(self, key: bytes, key_bytes: int, hash_key: bytes | None, value: bytes | memoryview, end: int) -> None:
         encoded = b64encode(value)
         if hash_key is None:
             self._parts.append(b'{"Data":"%b","PartitionKey":"%b"}' % (encoded, key))
         else:
             self._parts.append(b'{"Data":"%b","PartitionKey":"%b","ExplicitHashKey":"%b"}' % (encoded, key, hash_key))
-        self._payload_bytes = size
+        self._sizes.append(key_bytes + len(value))
+        self._payload_bytes += key_bytes + len(value)
         self._ends.append(end)
         self._lanes.append(len(self._lane_table) - 1)
-        return True
 
 
 def _escape(key: bytes) -> bytes:
@@ -204,12 +269,16 @@ def _hash_text(span: Span, position: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One result per entry.  ``shards`` and ``errors`` index the tables; each is -1 where the other one holds."""
+    """One result per entry.  ``shards`` and ``errors`` index the tables; each is -1 where the other one holds.
+
+    ``sequences``: for each shard the sequence number of one of its entries, 0 where the service gave no number.
+    """
 
     shards: I32
     shard_table: tuple[str, ...]
     errors: I32
     error_table: tuple[tuple[str, str], ...]
+    sequences: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,4 +316,10 @@ def _read_results(results: list[dict[str, Any]]) -> Answer:
                 error = (str(results[row].get("ErrorCode") or "InternalFailure"), str(results[row].get("ErrorMessage")))
                 errors[row] = error_places.setdefault(error, len(error_places))
         shards[errors >= 0] = -1
-    return Answer(shards, tuple(shard_id or "" for shard_id in shard_places), errors, tuple(error_places))
+    sequences = [0] * len(shard_places)
+    for place, row in zip(*np.unique(shards, return_index=True), strict=True):
+        text = results[row].get("SequenceNumber")
+        if place >= 0 and isinstance(text, str) and text.isdigit():
+            sequences[place] = int(text)
+    shard_table = tuple(shard_id or "" for shard_id in shard_places)
+    return Answer(shards, shard_table, errors, tuple(error_places), tuple(sequences))

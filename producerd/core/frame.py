@@ -7,6 +7,7 @@ remembers of rows that failed is bounded by its own rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -57,6 +58,7 @@ class Frame:
         "_code_of_row",
         "_codes",
         "charge_bytes",
+        "expires_at",
         "frame_id",
         "job",
         "owner",
@@ -64,12 +66,13 @@ class Frame:
         "records",
         "retries",
         "rows",
+        "session",
         "spread_keys",
         "tallies",
         "throttled",
         "unsettled",
-        "withdrawn",
         "withdrawn_as",
+        "withdrawn_from",
     )
 
     def __init__(self, owner: Any, frame_id: int, rows: Rows, charge_bytes: int) -> None:
@@ -85,7 +88,9 @@ class Frame:
         self.throttled = 0
         self.possible_duplicates = 0
         self.spread_keys = rows.null_keys
-        self.withdrawn = False  # its rows that are in no request have ended, and none is sent again
+        self.session = owner  # stays, for the order of its rows
+        self.expires_at = inf
+        self.withdrawn_from: int | None = None  # from this row on, rows in no request have ended, none is sent again
         self.withdrawn_as: RowEnd | None = None  # None: discarded
         self._codes: dict[RowEnd, int] = {}
         self._code_of_row: I32 | None = None

@@ -7,12 +7,14 @@ a frame in which some key is not UTF-8: there the keys are looked at one by one,
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from producerd.core.aggregation import FRAMING_BYTES, MAGIC, is_sealed, parse
 from producerd.core.shards import I32, MAX_HASH_KEY
 from producerd.errors import Code, ProtocolError
 from producerd.wire.columns import Body
@@ -21,6 +23,11 @@ Bool = npt.NDArray[np.bool_]
 
 MAX_KEY_CHARACTERS: Final = 256
 """Of a partition key, in Unicode characters (Kinesis API reference, PutRecordsRequestEntry)."""
+_AGGREGATE_REFUSED: Final = (
+    'data is an aggregated record, which consumers take apart: set aggregation = "kpl" (and ordering = "none"), '
+    "or take it apart before sending"
+)
+_HASH_KEY: Final = re.compile(rb"0|[1-9][0-9]{0,38}")
 _MAX_HASH_KEY_TEXT: Final = np.frombuffer(str(MAX_HASH_KEY).encode(), np.uint8)
 
 
@@ -46,12 +53,15 @@ class Rows:
     hash_key_offsets: I32 | None
     bad: tuple[BadRows, ...]
     null_keys: int
+    aggregates: I32 | None = None
+    """Rows whose data is itself an aggregate, to be split; None for nearly every frame."""
 
 
-def check(body: Body, max_record_bytes: int) -> Rows:
+def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) -> Rows:
     """Check a whole body.  Raises ProtocolError for offsets that cannot be; returns the rows with the bad ones named.
 
-    ``max_record_bytes``: the stream's limit on key + data.
+    ``max_record_bytes``: the stream's limit on key + data.  ``takes_aggregates``: a row whose data is itself an
+    aggregate is good, and will be split; sent as it is, a consumer might drop it after our acknowledgement.
     """
     records = body.layout.records
     key_offsets = _offsets(body.key_offsets, body.layout.key_bytes, "key")
@@ -85,6 +95,20 @@ def check(body: Body, max_record_bytes: int) -> Rows:
             Code.RECORD_INVALID,
             "the explicit hash key is not a decimal number from 0 to 2^128-1",
         )
+    aggregates = _aggregates(body.data, data_offsets, data_lengths)
+    if not takes_aggregates:
+        mark(aggregates, Code.RECORD_INVALID, _AGGREGATE_REFUSED)
+    elif len(aggregates):
+        broken = [
+            row
+            for row in aggregates.tolist()
+            if not _can_be_split(bytes(body.data[data_offsets[row] : data_offsets[row + 1]]))
+        ]
+        mark(
+            np.array(broken, np.intp),
+            Code.RECORD_INVALID,
+            "data is an aggregated record without records in it, or with a key or hash key that no record may have",
+        )
     return Rows(
         records,
         body.keys,
@@ -95,6 +119,7 @@ def check(body: Body, max_record_bytes: int) -> Rows:
         hash_key_offsets,
         tuple(bad),
         int(np.count_nonzero(key_lengths == 0)),
+        aggregates.astype(np.int32) if takes_aggregates and len(aggregates) else None,
     )
 
 
@@ -128,6 +153,29 @@ def _decodes(key: memoryview) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _aggregates(data: memoryview, offsets: I32, lengths: I32) -> npt.NDArray[np.intp]:
+    """Rows whose data is an aggregate.  One row in 2^32 of random data is looked at more closely."""
+    octets = np.frombuffer(data, np.uint8)
+    rows = np.flatnonzero(lengths >= FRAMING_BYTES)
+    for place, octet in enumerate(MAGIC):
+        if not len(rows):
+            return rows
+        rows = rows[octets[offsets[rows] + place] == octet]
+    sealed = [row for row in rows.tolist() if is_sealed(data[offsets[row] : offsets[row + 1]])]
+    return np.array(sealed, np.intp)
+
+
+def _can_be_split(blob: bytes) -> bool:
+    """Whether an aggregate has records, each with a partition key and a hash key that the service takes."""
+    records = parse(blob)
+    return bool(records) and all(
+        _decodes(memoryview(key))
+        and 1 <= len(str(key, "utf-8")) <= MAX_KEY_CHARACTERS
+        and (hash_key is None or (_HASH_KEY.fullmatch(hash_key) is not None and int(hash_key) <= MAX_HASH_KEY))
+        for key, hash_key, _ in records or ()
+    )
 
 
 def _too_long(keys: memoryview, offsets: I32, lengths: I32) -> npt.NDArray[np.intp]:

@@ -1,115 +1,241 @@
-"""Lane: one shard's line of spans, and when it may send.
+"""Lanes: every lane of one stream: which may send, what a request takes of them, and where rows go when shards change.
 
-Rows leave at the front.  Throttled rows come back to the front, and the lane holds off; nothing here touches another
-lane.
+There is a lane for each open shard that had rows, and never one for another.  Only lanes that may send are touched; a
+lane that waits for a time stands in a heap, one that waits for an answer stands nowhere until it is listed again.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
+from math import inf
+from typing import Final, NamedTuple
 
-import numpy as np
+from producerd.core.entries import EntryRules, Piece
+from producerd.core.lane import ANY, ENTRY_OVERHEAD_BYTES, Lane, records_of
+from producerd.core.pacing import Pacer
+from producerd.core.requests import Request
+from producerd.core.shards import Shard, ShardMap, one_lane
+from producerd.core.spans import RAW_FROM_STRAYS, Span, place
 
-from producerd.core.spans import QUEUED, Span
-
-MAX_REQUESTS_PER_LANE: Final = 4
-"""More in flight for one shard only reorders its rows; a shard takes 1 MiB/s."""
-ENTRY_OVERHEAD_BYTES: Final = 40
-"""Above what an entry adds to its key and data: an explicit hash key of 39 digits, or an aggregate's headers a row."""
+SMALLEST_RETRY_BYTES: Final = 64 * 1024
+"""After time-outs requests are halved down to this, or to one row."""
+ONE_LANE: Final = one_lane()
 
 
-class Lane:
-    """One shard's line.  ``shard_id`` is empty while the shards are not known.
+class Hottest(NamedTuple):
+    """The lane with the most waiting bytes, and its share of all that wait."""
 
-    ``queued`` counts the rows that stand in ``spans``, among them rows whose caller is gone: `take` drops those.
-    """
+    lane: Lane
+    share: float
 
-    __slots__ = ("hold_until", "in_flight", "listed", "queued", "shard_id", "spans", "stale", "throttles")
 
-    def __init__(self, shard_id: str) -> None:
-        self.shard_id = shard_id
-        self.spans: deque[Span] = deque()
-        self.in_flight = 0
-        self.hold_until = 0.0
-        self.throttles = 0  # answers in a row that throttled it
-        self.queued = 0
-        self.listed = False  # whether the pipeline has it in line
-        self.stale = False  # its shard id now means another range: what an answer names says nothing
+class Lanes:
+    """See the module's text.  With ``per_key`` a lane has one request in flight, of distinct keys or one aggregate."""
 
-    def may_send(self, now: float) -> bool:
-        return self.queued > 0 and self.in_flight < MAX_REQUESTS_PER_LANE and self.hold_until <= now
+    def __init__(self, rules: EntryRules, make_pacer: Callable[[], Pacer]) -> None:
+        self.map = ONE_LANE
+        self._rules = rules
+        self._make_pacer = make_pacer
+        self._per_key = rules.per_key
+        self._lanes: dict[Shard, Lane] = {}
+        self._leaving: list[Lane] = []  # of closed shards, with requests on their way
+        self._ready: deque[Lane] = deque()  # with rows, longest-waiting first; each at most once
+        self._held: list[tuple[float, int, Lane]] = []  # with rows, that wait for a time: a heap
+        self._numbers = count()
 
-    def extend(self, spans: list[Span]) -> None:
-        self.spans.extend(spans)
-        self.queued += records_of(spans)
+    # ---- questions
 
-    def put_back(self, spans: list[Span]) -> None:
-        """Rows that were taken return to the front, in their order."""
-        self.spans.extendleft(reversed(spans))
-        self.queued += records_of(spans)
+    def __len__(self) -> int:
+        return len(self._lanes)
 
-    def take(self, max_records: int, max_bytes: int, first_row_bytes: int = 0) -> tuple[list[Span], int]:
-        """Rows from the front within both bounds, and their bytes (key + data + ENTRY_OVERHEAD_BYTES a row).
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes.values())
 
-        The first row may have ``first_row_bytes``, where that is more: a row larger than a request goes alone.
-        """
-        taken: list[Span] = []
-        used = records = 0
-        spans = self.spans
-        while spans and records < max_records:
-            span = spans[0]
-            if span.buffer.job.has_gaps:
-                live = self._first_live()
-                if live is None:
-                    continue
-                span = live
-            count = span.last - span.first
-            size = span.bytes + ENTRY_OVERHEAD_BYTES * count
-            if records + count <= max_records and used + size <= max_bytes:
-                spans.popleft()
+    def have_work(self, now: float) -> bool:
+        """Whether any lane may send now."""
+        return any(lane.ready_at(now) <= now for lane in self._ready)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any lane stands in line."""
+        return bool(self._ready)
+
+    def next_time(self) -> float:
+        """When the next lane that waits for a time may send."""
+        return self._held[0][0] if self._held else inf
+
+    def hottest(self) -> Hottest | None:
+        """The lane that holds most, by the bytes of its rows.  Looks at every span: ask it seldom."""
+        bytes_of = {lane: sum([span.bytes for span in lane.spans]) for lane in self._lanes.values()}
+        total = sum(bytes_of.values())
+        if not total:
+            return None
+        lane = max(bytes_of, key=bytes_of.__getitem__)
+        return Hottest(lane, bytes_of[lane] / total)
+
+    # ---- rows come and go
+
+    def append(self, shard_map: ShardMap, spans: Sequence[tuple[int, Span]]) -> None:
+        """Sorted spans join their lanes, in order.  The map that they were sorted by may be older than ours."""
+        by_lane: dict[Lane, list[Span]] = {}
+        for shard_index, span in spans:
+            shard = shard_map.shards[shard_index]
+            for lane, part in [(self._lane(shard), span)] if shard in self.map else self._place(span):
+                by_lane.setdefault(lane, []).append(part)
+        for lane, lane_spans in by_lane.items():
+            lane.extend(lane_spans)
+            self.line_up(lane)
+
+    def put_back(self, pieces: Iterable[Piece]) -> None:
+        """Rows return to the front of their lanes, in their order."""
+        by_lane: dict[Lane, list[Span]] = {}
+        for lane, span in self.renewed(pieces):
+            by_lane.setdefault(lane, []).append(span)
+        for lane, spans in by_lane.items():
+            lane.put_back(spans)
+            self.line_up(lane)
+
+    def renewed(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """The same rows with the lanes that are theirs by the newest map."""
+        renewed: list[Piece] = []
+        for lane, span in pieces:
+            if self._lanes.get(lane.shard) is lane:
+                renewed.append(Piece(lane, span))
             else:
-                most_bytes = max_bytes - used if taken else max(max_bytes, first_row_bytes)
-                count = self._rows_that_fit(span, max_records - records, max_bytes - used, most_bytes)
-                if not count:
-                    break
-                spans.popleft()
-                if count < span.last - span.first:
-                    span, rest = span.cut(span.first + count)
-                    spans.appendleft(rest)
-                size = span.bytes + ENTRY_OVERHEAD_BYTES * count
-            taken.append(span)
-            used += size
-            records += count
-        self.queued -= records
-        return taken, used
+                renewed += self._place(span)
+        return renewed
 
-    @staticmethod
-    def _rows_that_fit(span: Span, max_records: int, max_bytes: int, first_row_bytes: int) -> int:
-        sizes = span.sizes() + ENTRY_OVERHEAD_BYTES * np.arange(span.records + 1)
-        count = min(int(np.searchsorted(sizes, max_bytes, side="right")) - 1, max_records, span.records)
-        return max(count, 1 if int(sizes[1]) <= first_row_bytes else 0)
+    def learn(self, shard_map: ShardMap) -> None:
+        """A newer map.  Rows of shards that it does not have are sorted anew, to the front of their new lanes."""
+        self.map = shard_map
+        gone = [lane for shard, lane in self._lanes.items() if shard not in shard_map]
+        moved: list[Piece] = []
+        for lane in gone:
+            del self._lanes[lane.shard]
+            moved += [Piece(lane, span) for span in lane.take_all()]
+            if lane.in_flight or lane.parcels:
+                self._leaving.append(lane)
+        self.put_back(moved)
 
-    def _first_live(self) -> Span | None:
-        """The first span, cut to its first run of rows whose caller is still there; None where it has none."""
-        span = self.spans[0]
-        state = span.buffer.job.state[span.first : span.last]
-        if not state.any():
-            return span
-        self.spans.popleft()
-        live = state == QUEUED
-        start = int(live.argmax()) if live.any() else span.records
-        self.queued -= start
-        if start == span.records:
-            return None  # and its memory may be gone
-        stop = start + int((~live[start:]).argmax()) if not live[start:].all() else span.records
-        run, rest = span.cut(span.first + start)[1].cut(span.first + stop)
-        if rest.records:
-            self.spans.appendleft(rest)
-        self.spans.appendleft(run)
-        return run
+    def line_up(self, lane: Lane) -> None:
+        """Put a lane in line if it has rows."""
+        if lane.queued and not lane.listed:
+            lane.listed = True
+            self._ready.append(lane)
+
+    def released(self, lanes: Iterable[Lane]) -> None:
+        """A request of these lanes has ended, or left the queue beside them."""
+        left = False
+        for lane in lanes:
+            self.line_up(lane)
+            left = left or (lane in self._leaving and not lane.in_flight and not lane.parcels)
+        if left:
+            self._leaving = [lane for lane in self._leaving if lane.in_flight or lane.parcels]
+            for lane in self._lanes.values():
+                self.line_up(lane)
+
+    # ---- requests
+
+    def take(self, now: float, bytes_left: int) -> Request | None:
+        """Rows of few lanes, deep, the longest-waiting first.  ``bytes_left``: the most that one large row may have."""
+        while self._held and self._held[0][0] <= now:
+            lane = heapq.heappop(self._held)[2]
+            lane.listed = False
+            self.line_up(lane)
+        request = Request(self.map)
+        passed: list[Lane] = []
+        while self._ready:
+            lane = self._ready.popleft()
+            lane.listed = False
+            due = lane.ready_at(now)
+            if due > now or self._must_wait(lane):
+                self._hold(lane, due)
+            elif lane.alone and request.pieces:
+                lane.listed = True
+                passed.append(lane)
+            elif self._take_from(lane, request, now, bytes_left) or (lane.alone and request.pieces):
+                break
+        self._ready.extendleft(reversed(passed))
+        return request if request.pieces else None
+
+    def _take_from(self, lane: Lane, request: Request, now: float, bytes_left: int) -> bool:
+        """Take what the request and the lane's pace allow; says whether the request is full."""
+        rules, pacer = self._rules, lane.pacer
+        front = lane.spans[0]
+        if lane.map_until is not None and not front.raw:  # no map came in time
+            lane.spans = type(lane.spans)([span._replace(strays=RAW_FROM_STRAYS) for span in lane.spans])
+            front = lane.spans[0]
+        aggregates = rules.aggregate and not front.raw
+        most_entries = rules.request_max_records - request.entries
+        room = rules.request_max_bytes - request.bytes
+        if front.timeouts:
+            room = min(room, max(SMALLEST_RETRY_BYTES, rules.request_max_bytes >> front.timeouts))
+        paced_entries, paced_bytes, one_larger = ANY, ANY, True
+        first_row_bytes = 0 if request.pieces else bytes_left
+        largest = rules.aggregate_max_bytes
+        if pacer is not None:
+            paced_entries, paced_bytes, one_larger = pacer.allowance(now)
+            largest = pacer.entry_bytes(largest)
+            if not one_larger:
+                first_row_bytes = 0
+        entries, max_bytes = min(most_entries, paced_entries), min(room, paced_bytes)
+        if aggregates:
+            # Whole aggregates but for the last; encoding hands back what this estimate lets in too much.
+            max_bytes = min(max_bytes, largest if self._per_key else entries * largest)
+        take = lane.take_distinct if self._per_key and not aggregates else lane.take
+        spans, size = take(ANY if aggregates else entries, max_bytes, first_row_bytes)
+        if spans:
+            taken = size // largest + 1 if aggregates else records_of(spans)
+            paid = size if aggregates else size - ENTRY_OVERHEAD_BYTES * taken
+            request.add(lane, spans, size, taken, largest if aggregates else 0)
+            if pacer is not None:
+                pacer.take(taken, paid, now)
+                request.pay(lane, taken, paid)
+        elif lane.queued and pacer is not None and not one_larger and (paced_bytes < room or not request.pieces):
+            # Its first row is larger than what the bucket holds, or than a request.
+            self._hold(lane, pacer.ready_at(now, ANY))
+            return False
+        if self._per_key and spans:
+            return request.is_full(rules)  # what is left waits for the answer
+        if lane.queued:
+            lane.listed = True
+            if spans:
+                self._ready.append(lane)
+            else:
+                self._ready.appendleft(lane)
+        cut_short = max_bytes >= room if aggregates else max_bytes >= room or entries == most_entries
+        return (lane.queued > 0 and (cut_short or not spans)) or request.is_full(rules)
+
+    def _must_wait(self, lane: Lane) -> bool:
+        """With ``per_key``: whether rows of its range are on their way, in its own requests or in a closed shard's."""
+        if not self._per_key:
+            return False
+        return (
+            lane.in_flight > 0 or lane.parcels > 0 or any(overlap(lane.shard, other.shard) for other in self._leaving)
+        )
+
+    def _hold(self, lane: Lane, until: float) -> None:
+        """It waits for a time; with inf it waits to be listed again."""
+        if until < inf and not self._must_wait(lane):
+            lane.listed = True
+            heapq.heappush(self._held, (until, next(self._numbers), lane))
+
+    def _place(self, span: Span) -> list[Piece]:
+        if not span.buffer.live:
+            return []  # all of its rows have ended, and their memory is gone
+        return [Piece(self._lane(self.map.shards[index]), part) for index, part in place(span, self.map)]
+
+    def _lane(self, shard: Shard) -> Lane:
+        lane = self._lanes.get(shard)
+        if lane is None:
+            aggregate_bytes = self._rules.aggregate_max_bytes if self._rules.aggregate else 0
+            lane = self._lanes[shard] = Lane(shard, self._make_pacer() if shard.shard_id else None, aggregate_bytes)
+        return lane
 
 
-def records_of(spans: list[Span]) -> int:
-    """The rows of some spans."""
-    return sum([span.last - span.first for span in spans])  # a list: a generator is a call for each
+def overlap(one: Shard, other: Shard) -> bool:
+    """Whether two ranges have a hash key in common."""
+    return one.start <= other.end and other.start <= one.end

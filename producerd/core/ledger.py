@@ -7,7 +7,9 @@ A frame that is finished, after its last row, is handed out once, to an owner th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from itertools import takewhile
+from math import inf
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,38 +18,52 @@ from producerd.core.budget import QueueBudget
 from producerd.core.entries import Piece
 from producerd.core.frame import Frame, RowEnd
 from producerd.core.requests import ends_of, runs_of
-from producerd.core.spans import IN_REQUEST, QUEUED, SETTLED, Job, SortedRows, Span
+from producerd.core.spans import IN_REQUEST, MAYBE_CAUSES, QUEUED, SETTLED, Job, SortedRows, Span
 from producerd.core.stats import StreamStats
-from producerd.errors import Outcome
+from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES
+
+RETURNED: Final = RowEnd(Outcome.RETURNED, Code.DRAINING, "the daemon stops; these rows were not sent")
+_PREDECESSOR_FAILED: Final = RowEnd(
+    Outcome.NOT_STORED, Code.PREDECESSOR_FAILED, "an earlier row of this session failed, and the stream keeps the order"
+)
 
 
 class Ledger:
     """See the module's text.  The gate takes from the budget; the ledger releases."""
 
-    def __init__(self, budget: QueueBudget, stats: StreamStats) -> None:
+    def __init__(self, budget: QueueBudget, stats: StreamStats, *, keeps_order: bool = False) -> None:
         self.budget = budget
         self.stats = stats
+        self.draining = False
         self.frames: dict[Frame, None] = {}  # accepted and not finished, oldest first
         self.sorting: dict[Frame, None] = {}
+        self._keeps_order = keeps_order
+        self._failed_sessions: dict[object, None] = {}  # that are still there
         self._finished: list[Frame] = []
 
     # ---- frames come and go
 
-    def accept(self, frame: Frame) -> None:
+    def accept(self, frame: Frame, expires_at: float) -> None:
         """A whole frame.  Its rows that ended already, the bad ones, are not accepted."""
+        frame.expires_at = expires_at
         self.budget.release(frame.records - frame.unsettled, 0)
         self.stats.ingest_records += frame.unsettled
         self.stats.ingest_bytes += frame.charge_bytes
         self.frames[frame] = None
+        if self.draining and frame.owner is not None:
+            self.withdraw(frame, RETURNED, "returned")
+        elif frame.session in self._failed_sessions:
+            self.withdraw(frame, _PREDECESSOR_FAILED, "")
 
     def take_finished(self) -> list[Frame]:
         """Frames whose last row settled and whose owner is still there, each once."""
         finished, self._finished = self._finished, []
         return finished
 
-    def forget_finished(self, owner: object) -> None:
+    def forget_session(self, owner: object) -> None:
         """An owner is gone: it is told nothing more."""
+        self._failed_sessions.pop(owner, None)
         self._finished = [frame for frame in self._finished if frame.owner is not owner]
 
     # ---- sorting
@@ -61,20 +77,51 @@ class Ledger:
             del self.sorting[frame]
             frame.job, frame.rows = job, None
         for frame in frames:
-            if frame.withdrawn:  # while it was sorted: its rows have ended, their memory has not
+            if frame.withdrawn_from == 0:  # while it was sorted: its rows have ended, their memory has not
                 self._let_go(job, job.positions_of(frame))
         return job
 
     def unsortable(self, frame: Frame, end: RowEnd) -> None:
         """Sorting this frame raised."""
         del self.sorting[frame]
-        if frame.withdrawn:
+        if frame.withdrawn_from == 0:
             frame.rows = None
             self.budget.release(0, frame.row_charge_bytes)
         else:
             self.withdraw(frame, end, "")
 
+    # ---- the order of a session
+
+    def fail_session(self, owner: object) -> None:
+        """Rows of it were refused: where the order is kept, none of its later rows is accepted."""
+        if self._keeps_order:
+            self._failed_sessions[owner] = None
+
+    def _fail_followers(self, frame: Frame, from_row: int) -> None:
+        """Where the order is kept: what a session sent after a row that failed is not sent any more."""
+        if not self._keeps_order:
+            return
+        if frame.owner is not None:
+            self.fail_session(frame.session)
+        if not frame.finished:
+            self.withdraw(frame, _PREDECESSOR_FAILED, "", from_row)
+        for other in [other for other in self.frames if other.session is frame.session]:
+            if other.frame_id > frame.frame_id:
+                self.withdraw(other, _PREDECESSOR_FAILED, "")
+
     # ---- rows go back
+
+    def left_request(self, pieces: list[Piece], otherwise: RowEnd | None) -> None:
+        """Rows are in no request any more: those to be sent no more end.  ``otherwise``: how all the others end too."""
+        for job in {id(piece.span.buffer.job): piece.span.buffer.job for piece in pieces}.values():
+            for frame in job.frames:
+                if frame.withdrawn_from is not None:
+                    told, from_row = frame.withdrawn_as, frame.withdrawn_from
+                    self.withdraw(frame, told, "disconnected" if told is None else "returned", from_row)
+                elif self.draining and frame.owner is not None and not frame.finished:
+                    self.withdraw(frame, RETURNED, "returned")
+                elif otherwise is not None and not frame.finished:
+                    self.withdraw(frame, otherwise, "")
 
     def retried(self, span: Span) -> Span:
         self.stats.retried_records += span.records
@@ -88,9 +135,21 @@ class Ledger:
             for frame, rows in span.buffer.job.frames_of(slice(span.first, span.last)):
                 frame.throttled += len(rows)
 
-    def mark_maybe_stored(self, pieces: list[Piece]) -> None:
+    def mark_maybe_stored(self, pieces: list[Piece], cause: str) -> None:
         for _, span in pieces:
-            span.buffer.job.mark_maybe_stored(span.first, span.last)
+            span.buffer.job.mark_maybe_stored(span.first, span.last, cause)
+
+    # ---- rows expire
+
+    def next_expiry(self) -> float:
+        """When the oldest frame that has rows to send expires."""
+        return next((frame.expires_at for frame in self.frames if frame.withdrawn_from != 0), inf)
+
+    def expire(self, now: float, end: RowEnd) -> None:
+        """Rows that have waited too long end, but for those in a request."""
+        for frame in list(takewhile(lambda frame: frame.expires_at <= now, self.frames)):
+            if frame.withdrawn_from != 0:
+                self.withdraw(frame, end, "")
 
     # ---- rows end
 
@@ -100,13 +159,16 @@ class Ledger:
             where = slice(first, last)
             self._settle(job, where)
             if job.maybe_stored is not None and (maybe := job.maybe_stored[where]).any():
-                self.stats.possible_duplicate_records += int(maybe.sum())
+                for cause, records in zip(MAYBE_CAUSES[1:], np.bincount(maybe, minlength=9).tolist()[1:], strict=False):
+                    self.stats.possible_duplicate_records[cause] += records
                 for frame, rows in job.frames_of(np.flatnonzero(maybe) + first):
                     frame.possible_duplicates += len(rows)
             self.stats.delivered_records += last - first
             for frame, rows in job.frames_of(where):
                 frame.store(len(rows))
                 self._finish(frame)
+        for _, span in pieces:
+            self.stats.stored_after(span.attempts + 1, span.last - span.first)
         self._shrink(pieces)
 
     def end(self, piece: Piece, end: RowEnd) -> None:
@@ -121,6 +183,9 @@ class Ledger:
                 frame.end(rows, told)
                 self._finish(frame)
         self._shrink([piece])
+        if self._keeps_order:
+            for frame, rows in job.frames_of(where):
+                self._fail_followers(frame, int(rows.min()) + 1)
 
     def _settle(self, job: Job, where: slice) -> None:
         state = job.state[where]
@@ -137,12 +202,16 @@ class Ledger:
                 charge += buffer.let_go()
         self.budget.release(int(ends_of(pieces)[-1]), charge)
 
-    def withdraw(self, frame: Frame, end: RowEnd | None, reason: str) -> None:
-        """Rows of a frame that are in no request end now (None: nobody is told); no row of it is sent again."""
-        if not frame.withdrawn:
-            frame.withdrawn, frame.withdrawn_as = True, end
+    def withdraw(self, frame: Frame, end: RowEnd | None, reason: str, from_row: int = 0) -> None:
+        """Rows of a frame that are in no request end now (None: nobody is told); no row of it is sent again.
+
+        ``from_row``: the rows before that number are not meant.
+        """
+        before = frame.unsettled
+        if frame.withdrawn_from is None or from_row < frame.withdrawn_from:
+            frame.withdrawn_from, frame.withdrawn_as = from_row, end
         if frame.job is not None:
-            positions = frame.job.positions_of(frame)
+            positions = frame.job.positions_of(frame, from_row)
             positions = positions[frame.job.state[positions] == QUEUED]
             self._let_go(frame.job, positions)
             self._end_rows(frame, frame.job, positions, end, reason)
@@ -151,6 +220,9 @@ class Ledger:
                 frame.rows = None
                 self.budget.release(0, frame.row_charge_bytes)
             self._end_unsorted(frame, end, reason)
+        failed = end is not None and end.outcome is not Outcome.RETURNED and end is not _PREDECESSOR_FAILED
+        if failed and frame.unsettled < before:
+            self._fail_followers(frame, from_row)
 
     def _let_go(self, job: Job, positions: npt.NDArray[np.intp]) -> None:
         """Queued rows are needed no more: free what holds them.  Their lanes find them settled where they stand."""
@@ -197,7 +269,8 @@ class Ledger:
 
     def withdraw_all(self, end: RowEnd) -> None:
         """Every row that is in no request ends."""
-        for frame in list(self.frames):
+        frames = list(self.frames)
+        for frame in reversed(frames) if self._keeps_order else frames:  # else the later ones tell of the first alone
             self.withdraw(frame, end, "")
 
     def _finish(self, frame: Frame) -> None:
@@ -212,11 +285,12 @@ _N = TypeVar("_N", bound=np.integer[Any])
 
 
 def _by_maybe(
-    end: RowEnd, maybe: npt.NDArray[np.bool_] | None, rows: npt.NDArray[_N]
+    end: RowEnd, causes: npt.NDArray[np.uint8] | None, rows: npt.NDArray[_N]
 ) -> list[tuple[npt.NDArray[_N], RowEnd]]:
     """Rows apart by whether an earlier attempt may have stored them: those are never told as NOT_STORED."""
-    if maybe is None or not maybe.any():
+    if causes is None or not causes.any():
         return [(rows, end)]
+    maybe = causes != 0
     outcome = Outcome.UNKNOWN if end.outcome is Outcome.NOT_STORED else end.outcome
     parts = [(rows[~maybe], end), (rows[maybe], end._replace(outcome=outcome, maybe_stored=True))]
     return [(chosen, told) for chosen, told in parts if len(chosen)]

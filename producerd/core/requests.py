@@ -7,22 +7,74 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from producerd.core.entries import EncodedRequest, Piece
-from producerd.core.lanes import Lane
-from producerd.core.spans import Job
+from producerd.core.entries import EncodedRequest, EntryRules, Piece
+from producerd.core.lane import Lane
+from producerd.core.shards import ShardMap
+from producerd.core.spans import Job, Span
 
 
 class Request:
-    """Rows on their way to Kinesis.  ``ends``: the number of its rows up to the end of each piece."""
+    """Rows on their way to Kinesis.  ``bytes`` and ``entries`` are bounds until it is encoded.
 
-    __slots__ = ("attempts", "bytes", "encoded", "ends", "pieces")
+    ``shard_map``: the newest when it was taken.
+    ``aggregate_bytes``: the largest aggregate to make of each lane's rows.  ``paid``: the entries and bytes that lanes'
+    pacers were charged.  ``sequences``: the highest sequence number that each lane had seen when this was sent.
+    ``timeout_seconds``: how long to wait for the answer; ``timeouts``: how often in a row these rows had none.
+    """
 
-    def __init__(self, pieces: list[Piece], bytes_: int) -> None:
-        self.pieces = pieces
-        self.bytes = bytes_
-        self.ends = ends_of(pieces)
-        self.attempts = max([piece.span.attempts for piece in pieces])
+    __slots__ = (
+        "_ends",
+        "aggregate_bytes",
+        "bytes",
+        "encoded",
+        "entries",
+        "paid",
+        "pieces",
+        "sent_at",
+        "sequences",
+        "shard_map",
+        "slow",
+        "timeout_seconds",
+        "timeouts",
+    )
+
+    def __init__(self, shard_map: ShardMap) -> None:
+        self.shard_map = shard_map
+        self.pieces: list[Piece] = []
+        self.bytes = 0
+        self.entries = 0
+        self.aggregate_bytes: dict[Lane, int] = {}
+        self.paid: dict[Lane, tuple[int, int]] = {}
+        self.sequences: dict[Lane, int] = {}
         self.encoded: EncodedRequest | None = None
+        self.sent_at = 0.0
+        self.timeout_seconds = 0.0
+        self.timeouts = 0
+        self.slow = False  # known, before its answer came
+        self._ends: npt.NDArray[np.int64] | None = None
+
+    def add(self, lane: Lane, spans: Sequence[Span], bytes_: int, entries: int, aggregate_bytes: int) -> None:
+        """More rows, before it is sent."""
+        self.pieces += [Piece(lane, span) for span in spans]
+        self.bytes += bytes_
+        self.entries += entries
+        self.aggregate_bytes[lane] = aggregate_bytes
+        self.timeouts = max(self.timeouts, max([span.timeouts for span in spans]))
+
+    def pay(self, lane: Lane, entries: int, bytes_: int) -> None:
+        """So much was charged to a lane's pacer."""
+        before = self.paid.get(lane, (0, 0))
+        self.paid[lane] = (before[0] + entries, before[1] + bytes_)
+
+    def is_full(self, rules: EntryRules) -> bool:
+        return self.bytes >= rules.request_max_bytes or self.entries >= rules.request_max_records
+
+    @property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """The number of its rows up to the end of each piece."""
+        if self._ends is None:
+            self._ends = ends_of(self.pieces)
+        return self._ends
 
     @property
     def records(self) -> int:
@@ -50,7 +102,7 @@ class Request:
         """Leave it its first rows; returns the others."""
         back = list(self.pieces_of(records, self.records))
         self.pieces = list(self.pieces_of(0, records))
-        self.ends = ends_of(self.pieces)
+        self._ends = None
         return back
 
 

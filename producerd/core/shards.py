@@ -1,4 +1,4 @@
-"""Hash keys, and the ShardMap: which open shard a hash key belongs to.
+"""Hash keys, the ShardMap: which open shard a hash key belongs to, and KnownShards: what an answer may be believed by.
 
 A hash key is an unsigned 128-bit number: the MD5 of a UTF-8 partition key, big endian, unless an explicit hash key is
 given.  In columns it is two uint64, the high and the low half.  A shard owns an inclusive range of hash keys; the open
@@ -8,9 +8,10 @@ shards' ranges cover 0..2^128-1 without gap or overlap.  (Amazon Kinesis API ref
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from typing import Any, Final
 
 import numpy as np
@@ -55,6 +56,14 @@ class Shard:
     start: int
     end: int
 
+    def holds(self, high: U64, low: U64) -> bool:
+        """Whether its range holds every one of these hash keys."""
+        if not len(high):
+            return True
+        above = (high > self.start >> 64) | ((high == self.start >> 64) & (low >= self.start & _LOW))
+        below = (high < self.end >> 64) | ((high == self.end >> 64) & (low <= self.end & _LOW))
+        return bool((above & below).all())
+
 
 class ShardMap:
     """The open shards of one stream, immutable.  Raises ValueError unless they cover every hash key exactly once."""
@@ -98,10 +107,82 @@ class ShardMap:
         """Whether a shard id means another range there: then one of the two is of another stream of that name."""
         return self is not other and any(shard != (self.get(shard.shard_id) or shard) for shard in other.shards)
 
+    def __contains__(self, shard: Shard) -> bool:
+        return self.get(shard.shard_id) == shard
+
     def get(self, shard_id: str) -> Shard | None:
         """The open shard of that id."""
         index = self._by_id.get(shard_id)
         return None if index is None else self.shards[index]
+
+
+class KnownShards:
+    """The newest map, the ranges of closed shards that an answer on its way may still name, and doubts.
+
+    An answer names the shard that stored an entry by its id alone.  What that id's range is, the map says; but a stream
+    can be deleted and made again with the same ids and other ranges.  That takes the service longer than
+    `CONTINUITY_SECONDS`, in which nothing is stored: so the map is believed without a break from its reading on while
+    answers come at shorter distances, and doubted after a longer silence until it is read again.
+    """
+
+    CONTINUITY_SECONDS: Final = 20.0
+    """Above the watch's least distance between two readings, so that a doubt is settled at once."""
+
+    def __init__(self) -> None:
+        self.map: ShardMap | None = None
+        self.doubted = False
+        self.refuted = False  # a shard's sequence numbers fell: not only silence speaks against the map
+        self._closed: dict[str, Shard] = {}
+        self._awaited: set[Hashable] = set()
+        self._seen_at = -inf
+
+    def get(self, shard_id: str) -> Shard | None:
+        """The range of an open shard, or of one that closed while requests were in flight."""
+        return (self.map.get(shard_id) if self.map else None) or self._closed.get(shard_id)
+
+    def learn(self, shard_map: ShardMap, now: float, in_flight: Iterable[Hashable]) -> None:
+        """A newer map, read at ``now``.  Requests in flight may still be answered by shards that it has no more."""
+        if self.map is not None and not self.map.contradicts(shard_map):
+            self._closed |= {shard.shard_id: shard for shard in self.map.shards if shard not in shard_map}
+        else:
+            self._closed.clear()
+        self._awaited = set(in_flight) if self._closed else set()  # else it would hold on to their bodies
+        self.map, self._seen_at = shard_map, now
+        self.doubted = self.refuted = False
+        self._forget_closed()
+
+    def forget(self) -> None:
+        """The stream is no more."""
+        self.map = None
+        self.doubted = self.refuted = False
+        self._closed.clear()
+        self._awaited.clear()
+
+    def answered(self, request: Hashable) -> None:
+        """A request that was in flight has its answer."""
+        if self._closed:
+            self._awaited.discard(request)
+            self._forget_closed()
+
+    def stored(self, now: float) -> None:
+        """Something was stored: the stream exists."""
+        if now > self._seen_at + self.CONTINUITY_SECONDS:
+            self.doubted = True
+        else:
+            self._seen_at = max(self._seen_at, now)
+
+    def refute(self) -> None:
+        """A shard's sequence numbers fell: it is another shard."""
+        self.doubted = self.refuted = True
+
+    def not_read(self, now: float) -> None:
+        """The map could not be read.  Where nothing but silence spoke against it, it is believed again."""
+        if self.doubted and not self.refuted:
+            self.doubted, self._seen_at = False, now
+
+    def _forget_closed(self) -> None:
+        if not self._awaited:
+            self._closed.clear()
 
 
 def one_lane() -> ShardMap:

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from producerd.core.aggregation import parse
 from producerd.core.frame import Frame
 from producerd.core.intake import Bool, Rows
-from producerd.core.shards import I32, U64, ShardMap, hash_keys, parse_hash_keys
+from producerd.core.shards import I32, U64, Shard, ShardMap, hash_keys, parse_hash_keys
 from producerd.wire.columns import RECORD_CHARGE_BYTES
 
 SPAN_BYTES: Final = 64 * 1024
@@ -29,9 +30,18 @@ SPAN_BYTES: Final = 64 * 1024
 JOB_CHARGE_BYTES: Final = 5
 """Of a record's charge, what its job holds until its last row settles: order 4, state 1.  The rest is its buffer's."""
 
+MAYBE_CAUSES: Final = ("", "timeout", "connection", "service", "result_count", "reshard")
+"""What may have stored a row that is sent again: no answer in time; a connection that broke; an error of the service
+or of a proxy; the wrong number of results; an aggregate in a shard where a consumer drops it."""
+_AWAITING: Final = len(MAYBE_CAUSES)
+
 QUEUED: Final = 0
 IN_REQUEST: Final = 1
 SETTLED: Final = 2
+
+
+RAW_FROM_STRAYS: Final = 2
+"""So a row is stored at most twice in vain: as an aggregate, and once more by the newest map."""
 
 
 class SpanBuffer:
@@ -48,6 +58,7 @@ class SpanBuffer:
         "key_offsets",
         "keys",
         "live",
+        "sealed",
     )
 
     def __init__(
@@ -59,6 +70,7 @@ class SpanBuffer:
         data_offsets: I32,
         hashes: tuple[U64, U64],
         explicit: Bool | None,
+        sealed: Bool | None = None,
     ) -> None:
         self.job: Job
         self.first = first
@@ -68,6 +80,7 @@ class SpanBuffer:
         self.data_offsets = data_offsets
         self.hashes = hashes
         self.explicit = explicit
+        self.sealed = sealed  # rows whose data is itself an aggregate
         self.live = len(key_offsets) - 1
         self.charge_bytes = len(keys) + len(data) + (RECORD_CHARGE_BYTES - JOB_CHARGE_BYTES) * self.live
 
@@ -75,7 +88,7 @@ class SpanBuffer:
         """Free the memory; returns the charge that it held, and that of the job with the job's last buffer."""
         self.keys = self.data = b""
         self.key_offsets = self.data_offsets = _NO_OFFSETS
-        self.hashes, self.explicit = _NO_HASHES, None
+        self.hashes, self.explicit, self.sealed = _NO_HASHES, None, None
         charge, self.charge_bytes = self.charge_bytes, 0
         return charge + self.job.lost_a_buffer()
 
@@ -93,10 +106,17 @@ class Span(NamedTuple):
     bytes: int
     """Key and data of all its rows."""
     attempts: int = 0
+    timeouts: int = 0
+    """Requests in a row that were given up for want of an answer."""
     wrong_counts: int = 0
     """Answers in a row whose number of results did not match."""
-    raw: bool = False
-    """To be sent as plain records, whatever the stream's aggregation."""
+    strays: int = 0
+    """Aggregates of these rows that were stored where a consumer drops them."""
+
+    @property
+    def raw(self) -> bool:
+        """To be sent as plain records, whatever the stream's aggregation: no map fault can store copies for ever."""
+        return self.strays >= RAW_FROM_STRAYS
 
     @property
     def records(self) -> int:
@@ -113,6 +133,18 @@ class Span(NamedTuple):
         start, end = self.first - buffer.first, at - buffer.first
         keys, data = buffer.key_offsets, buffer.data_offsets
         return int(keys[end] - keys[start]) + int(data[end] - data[start])
+
+    def lies_in(self, shard: Shard) -> bool:
+        """Whether a shard's range holds the hash keys of all its rows."""
+        a, b = self.first - self.buffer.first, self.last - self.buffer.first
+        return shard.holds(self.buffer.hashes[0][a:b], self.buffer.hashes[1][a:b])
+
+    def hash_range(self) -> tuple[int, int]:
+        """The lowest and the highest hash key of its rows."""
+        a, b = self.first - self.buffer.first, self.last - self.buffer.first
+        high, low = self.buffer.hashes[0][a:b], self.buffer.hashes[1][a:b]
+        first, last = high.min(), high.max()
+        return int(first) << 64 | int(low[high == first].min()), int(last) << 64 | int(low[high == last].max())
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Running total of key + data bytes, a value for each row and one for the end, from 0."""
@@ -134,8 +166,8 @@ class Job:
     """A batch of frames after sorting: where each row is, and which have settled.
 
     ``state`` has one byte a row, by position: QUEUED, IN_REQUEST or SETTLED; it is what makes "settles exactly once" a
-    check and not a hope.  ``has_gaps``: some rows settled where they stood in their lanes.  ``maybe_stored`` marks rows
-    that an earlier attempt may have stored, once there are any.
+    check and not a hope.  ``has_gaps``: some rows settled where they stood in their lanes.  ``maybe_stored`` has, once
+    there is any, for each row the place in `MAYBE_CAUSES` of what may have stored an earlier copy of it, or 0.
     """
 
     __slots__ = (
@@ -156,7 +188,7 @@ class Job:
         self.order = rows.order
         self.state = np.zeros(len(rows.order), np.uint8)
         self.has_gaps = False
-        self.maybe_stored: Bool | None = None
+        self.maybe_stored: npt.NDArray[np.uint8] | None = None
         self.buffers = rows.buffers
         self.live_buffers = len(rows.buffers)
         self.charge_bytes = JOB_CHARGE_BYTES * len(rows.order)
@@ -172,10 +204,23 @@ class Job:
         charge, self.charge_bytes = self.charge_bytes, 0
         return charge
 
-    def mark_maybe_stored(self, first: int, last: int) -> None:
+    def mark_maybe_stored(self, first: int, last: int, cause: str) -> None:
         if self.maybe_stored is None:
-            self.maybe_stored = np.zeros(len(self.order), np.bool_)
-        self.maybe_stored[first:last] = True
+            self.maybe_stored = np.zeros(len(self.order), np.uint8)
+        self.maybe_stored[first:last] = MAYBE_CAUSES.index(cause)
+
+    def mark_awaiting(self, first: int, last: int) -> None:
+        """Stored, in a shard whose range is not known: until that is decided they count as maybe stored."""
+        if self.maybe_stored is None:
+            self.maybe_stored = np.zeros(len(self.order), np.uint8)
+        part = self.maybe_stored[first:last]
+        part[part == 0] = _AWAITING
+
+    def mark_decided(self, first: int, last: int, cause: str) -> None:
+        """It is decided: stored in vain, because of ``cause``, or with "" for good."""
+        assert self.maybe_stored is not None
+        part = self.maybe_stored[first:last]
+        part[part == _AWAITING] = MAYBE_CAUSES.index(cause)
 
     def frames_of(self, positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, I32]]:
         """The frames of some rows, each with its own numbers for them."""
@@ -187,10 +232,10 @@ class Job:
         for place in np.flatnonzero(np.bincount(places)).tolist():
             yield self.frames[place], rows[places == place] - np.int32(self.starts[place])
 
-    def positions_of(self, frame: Frame) -> npt.NDArray[np.intp]:
-        """Where a frame's rows are."""
+    def positions_of(self, frame: Frame, from_row: int = 0) -> npt.NDArray[np.intp]:
+        """Where a frame's rows are, from one of its numbers on."""
         start = self.starts[self.frames.index(frame)]
-        return np.flatnonzero((self.order >= start) & (self.order < start + frame.records))
+        return np.flatnonzero((self.order >= start + from_row) & (self.order < start + frame.records))
 
     def buffers_of(self, positions: npt.NDArray[np.intp]) -> Iterator[tuple[SpanBuffer, int]]:
         """The buffers of some rows, each with how many of them it holds."""
@@ -202,7 +247,7 @@ class Job:
 
 def sort_rows(frames: Sequence[Rows], shard_map: ShardMap, seed: int) -> SortedRows:
     """Sort the rows of some frames by shard into span buffers.  Bad rows are left out; ``seed`` spreads null keys."""
-    high, low, explicit = _hashes(frames, seed)
+    high, low, explicit, sealed = _hashes(frames, seed)
     good = _good(frames)
     shards = shard_map.locate(high, low)
     if len(shard_map) > 1:
@@ -215,7 +260,9 @@ def sort_rows(frames: Sequence[Rows], shard_map: ShardMap, seed: int) -> SortedR
     sizes = np.zeros(len(order) + 1, np.int64)
     np.cumsum(np.diff(keys[1]) + np.diff(data[1]) + RECORD_CHARGE_BYTES, out=sizes[1:])
     cuts = _cut_spans(shards[order], sizes)
-    hashes, marks = (high[order], low[order]), explicit[order] if explicit is not None else None
+    hashes = (high[order], low[order])
+    explicit = explicit[order] if explicit is not None else None
+    sealed = sealed[order] if sealed is not None else None
     payload = sizes - RECORD_CHARGE_BYTES * np.arange(len(sizes))
     spans: list[tuple[int, Span]] = []
     buffers: list[SpanBuffer] = []
@@ -226,16 +273,72 @@ def sort_rows(frames: Sequence[Rows], shard_map: ShardMap, seed: int) -> SortedR
             *_copy(keys, first, last),
             *_copy(data, first, last),
             (hashes[0][first:last].copy(), hashes[1][first:last].copy()),
-            marks[first:last].copy() if marks is not None and marks[first:last].any() else None,
+            _marks(explicit, first, last),
+            _marks(sealed, first, last),
         )
         buffers.append(buffer)
         spans += [(shard, Span(buffer, a, b, int(payload[b] - payload[a]))) for shard, a, b in group]
     return SortedRows(order, spans, buffers)
 
 
-def _hashes(frames: Sequence[Rows], seed: int) -> tuple[U64, U64, Bool | None]:
-    """High and low halves of every row's hash key, and which rows have theirs explicitly (given, or spread)."""
-    highs, lows, explicits = [], [], []
+def _marks(marks: Bool | None, first: int, last: int) -> Bool | None:
+    return marks[first:last].copy() if marks is not None and marks[first:last].any() else None
+
+
+def place(span: Span, shard_map: ShardMap) -> list[tuple[int, Span]]:
+    """A queued span's rows sorted anew, in place, by another map: as spans of one shard each, in the shards' order.
+
+    Rows keep their order within a shard.  A worker may be reading other rows of the buffer meanwhile: these stay where
+    they are, and every array is replaced and not written to.
+    """
+    buffer = span.buffer
+    a, b = span.first - buffer.first, span.last - buffer.first
+    shards = shard_map.locate(buffer.hashes[0][a:b], buffer.hashes[1][a:b])
+    if (shards == shards[0]).all():
+        return [(int(shards[0]), span)]
+    reorder(span, np.argsort(shards, kind="stable"))
+    shards.sort()
+    placed = []
+    for edge in [*(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]:
+        before, span = span.cut(buffer.first + a + edge)
+        placed.append((int(shards[edge - 1]), before))
+    return placed
+
+
+def reorder(span: Span, order: npt.NDArray[np.intp]) -> None:
+    """Put a queued span's rows in another order, in place; see `place`."""
+    buffer, job = span.buffer, span.buffer.job
+    a, b = span.first - buffer.first, span.last - buffer.first
+    for rows in (job.order, job.state, job.maybe_stored):
+        if rows is not None:
+            rows[span.first : span.last] = rows[span.first : span.last][order]
+    buffer.keys, buffer.key_offsets = _reordered(buffer.keys, buffer.key_offsets, a, b, order)
+    buffer.data, buffer.data_offsets = _reordered(buffer.data, buffer.data_offsets, a, b, order)
+    high, low = buffer.hashes[0].copy(), buffer.hashes[1].copy()
+    high[a:b], low[a:b] = high[a:b][order], low[a:b][order]
+    buffer.hashes = high, low
+    buffer.explicit, buffer.sealed = [_remarked(marks, a, b, order) for marks in (buffer.explicit, buffer.sealed)]
+
+
+def _remarked(marks: Bool | None, a: int, b: int, order: npt.NDArray[np.intp]) -> Bool | None:
+    if marks is not None:
+        marks = marks.copy()
+        marks[a:b] = marks[a:b][order]
+    return marks
+
+
+def _reordered(values: bytes, offsets: I32, a: int, b: int, order: npt.NDArray[np.intp]) -> tuple[bytes, I32]:
+    part = offsets[a : b + 1]
+    moved, moved_offsets = _gather([(memoryview(values), part)], order.astype(np.int32))
+    offsets = offsets.copy()
+    offsets[a : b + 1] = moved_offsets + part[0]
+    return b"".join((values[: part[0]], moved, values[part[-1] :])), offsets
+
+
+def _hashes(frames: Sequence[Rows], seed: int) -> tuple[U64, U64, Bool | None, Bool | None]:
+    """High and low halves of every row's hash key; which rows have theirs explicitly (given, or spread); which rows are
+    aggregates themselves: these have the hash key of their first record."""
+    highs, lows, explicits, sealeds = [], [], [], []
     random = np.random.default_rng(seed)
     for rows in frames:
         high, low = hash_keys(rows.keys, rows.key_offsets)
@@ -253,11 +356,23 @@ def _hashes(frames: Sequence[Rows], seed: int) -> tuple[U64, U64, Bool | None]:
                 given_high, given_low = _parse_given(rows.hash_keys, rows.hash_key_offsets, given)
                 high[given], low[given] = given_high, given_low
                 explicit |= given
+        sealed = np.zeros(rows.records, np.bool_)
+        for row in rows.aggregates.tolist() if rows.aggregates is not None else ():
+            inside = parse(bytes(rows.data[rows.data_offsets[row] : rows.data_offsets[row + 1]]))
+            if inside:
+                high[row], low[row] = divmod(inside[0].hash_key, 2**64)
+                sealed[row] = explicit[row] = True
         highs.append(high)
         lows.append(low)
         explicits.append(explicit)
-    explicit = np.concatenate(explicits)
-    return np.concatenate(highs), np.concatenate(lows), explicit if explicit.any() else None
+        sealeds.append(sealed)
+    explicit, sealed = np.concatenate(explicits), np.concatenate(sealeds)
+    return (
+        np.concatenate(highs),
+        np.concatenate(lows),
+        explicit if explicit.any() else None,
+        sealed if sealed.any() else None,
+    )
 
 
 def _parse_given(hash_keys: memoryview, offsets: I32, given: Bool) -> tuple[U64, U64]:

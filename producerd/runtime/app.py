@@ -26,9 +26,10 @@ from producerd.core.shards import one_lane
 from producerd.core.spans import sort_rows
 from producerd.errors import Code, ConfigurationError, Refused
 from producerd.runtime import admin, allocator, logs
+from producerd.runtime.aws.clients import access_of, accesses_of, open_clients
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.gate import Refusal
-from producerd.runtime.kinesis import Kinesis, connect
+from producerd.runtime.kinesis import AioKinesis, Kinesis
 from producerd.runtime.listener import BACKLOG, Listener
 from producerd.runtime.metrics import Metrics
 from producerd.runtime.session import Session, SessionRules
@@ -94,6 +95,7 @@ class Daemon:
             body_timeout_seconds=node.body_timeout_seconds,
         )
         self._streams: dict[str, Stream] = {}
+        self._services: dict[Stream, Kinesis] = {}
         self._watches: dict[Stream, asyncio.Task[None]] = {}
         self._sessions: dict[Session, None] = {}
         self._session_numbers = 0
@@ -110,15 +112,9 @@ class Daemon:
             executor = ThreadPoolExecutor(node.worker_threads, thread_name_prefix="producerd-worker")
             stack.callback(executor.shutdown, wait=False, cancel_futures=True)
             await self._loop.run_in_executor(executor, _sort_one_row)
-            self._kinesis: Kinesis = await stack.enter_async_context(
-                connect(
-                    executor,
-                    region=node.region,
-                    endpoint_url=node.endpoint_url,
-                    connect_timeout_seconds=self.config.defaults.connect_timeout_seconds,
-                )
-            )
-            self._dispatcher = Dispatcher(self._kinesis, executor, node.worker_threads, self._look_quiet)
+            self._executor = executor
+            self._clients = await stack.enter_async_context(open_clients(accesses_of(self.config)))
+            self._dispatcher = Dispatcher(self._services.__getitem__, executor, node.worker_threads, self._look_quiet)
             listener = Listener(node.socket, node.socket_mode, node.socket_group)
             stack.callback(listener.close)
             for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -169,7 +165,9 @@ class Daemon:
             node = self.config.node
             stream = Stream(name, self.config.stream(name), node.max_frame_bytes, node.max_frame_records)
             self._streams[name] = stream
-            watch = ShardWatch(stream, self._kinesis, self._dispatcher)
+            kinesis = AioKinesis(self._clients.of(access_of(node, stream.settings)), self._executor)
+            self._services[stream] = kinesis
+            watch = ShardWatch(stream, kinesis, self._dispatcher)
             stream.wants_map = watch.look
             self._watches[stream] = self._tasks.create_task(watch.run())
         self.poke(stream)
@@ -207,7 +205,7 @@ class Daemon:
             if unproven and not stream.gate.sessions and stream.pipeline.idle and name not in self.config.streams:
                 self._watches.pop(stream).cancel()
                 self._dispatcher.forget(stream)
-                del self._streams[name]
+                del self._streams[name], self._services[stream]
                 return
 
     def _make_session(self) -> asyncio.BaseProtocol:

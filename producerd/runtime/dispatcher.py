@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any, Final, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from producerd.core.entries import Answer, RequestFailed, encode
+from producerd.core.frame import Frame
 from producerd.core.pipeline import SortJob
 from producerd.core.requests import Request
-from producerd.core.spans import sort_rows
+from producerd.core.spans import SortedRows, sort_rows
 from producerd.errors import Code
 from producerd.runtime.kinesis import Kinesis
 from producerd.runtime.logs import get_logger
@@ -23,21 +25,28 @@ from producerd.runtime.stream import Stream
 
 log = get_logger("producerd.dispatcher")
 
+TIMEOUTS_TO_TELL: Final = 5
 INLINE_ROWS: Final = 64
 INLINE_BYTES: Final = 64 * 1024
 """Work of at most so many rows and bytes is done on the loop thread: a hop to a worker costs more."""
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Dispatcher:
-    """One for the node.  `poke` it after telling a pipeline anything; ``settled`` is called after streams settled."""
+    """One for the node.  `poke` it after telling a pipeline anything; ``settled`` is called after streams settled.
+
+    ``kinesis_of``: the way to a stream's service.
+    """
 
     def __init__(
-        self, kinesis: Kinesis, executor: Executor, workers: int, settled: Callable[[], None] = lambda: None
+        self,
+        kinesis_of: Callable[[Stream], Kinesis],
+        executor: Executor,
+        workers: int,
+        settled: Callable[[], None] = lambda: None,
     ) -> None:
-        self._kinesis = kinesis
+        self._kinesis_of = kinesis_of
         self._settled = settled
         self._executor = executor
         self._free_workers = workers
@@ -112,7 +121,7 @@ class Dispatcher:
             self._spawn(self._carry(stream, request, inline), self._sending)
         elif (job := stream.pipeline.take_job(now)) is not None:
             if _is_small(sum([rows.records for rows in job.rows]), sum([len(rows.data) for rows in job.rows])):
-                self._sort_inline(stream, job)
+                stream.pipeline.sorted(job, _sort(stream.name, job))
             else:
                 self._free_workers -= 1
                 self._spawn(self._sort(stream, job), self._sorting)
@@ -138,6 +147,15 @@ class Dispatcher:
         outcome: Answer | RequestFailed = _GIVEN_UP
         try:
             outcome = await self._send(stream, request, inline)
+            if isinstance(outcome, RequestFailed) and outcome.timed_out and request.timeouts + 1 == TIMEOUTS_TO_TELL:
+                shards = [lane.shard.shard_id for lane in request.lanes]
+                log.error(
+                    "the same records had no answer, again and again; they are still sent",
+                    stream=stream.name,
+                    times=TIMEOUTS_TO_TELL,
+                    records=request.records,
+                    shards=shards,
+                )
         except asyncio.CancelledError:
             outcome = replace(_GIVEN_UP, maybe_stored=request.encoded is not None)
             raise
@@ -149,50 +167,38 @@ class Dispatcher:
             self.poke(stream)
 
     async def _send(self, stream: Stream, request: Request, inline: bool) -> Answer | RequestFailed:
-        rules = stream.pipeline.rules.entries
-        if inline:
-            encoded = encode(stream.name, request.pieces, rules)
-        else:
-            encoded = await self._in_worker(encode, stream.name, request.pieces, rules)
-        stream.pipeline.encoded(request, encoded)
+        rules, sizes = stream.pipeline.rules.entries, request.aggregate_bytes
+        work = partial(encode, stream.address, request.pieces, rules, sizes, request.shard_map)
+        encoded = work() if inline else await self._in_worker(work)
+        stream.pipeline.encoded(request, encoded, self._loop.time())
         self.poke(stream)
-        timeout_seconds = stream.request_timeout_seconds(len(encoded.body), request.attempts)
-        return await self._kinesis.put_records(stream.name, encoded, timeout_seconds)
+        return await self._kinesis_of(stream).put_records(stream.address, encoded, request.timeout_seconds)
 
     async def _sort(self, stream: Stream, job: SortJob) -> None:
-        try:
-            rows = await self._in_worker(sort_rows, job.rows, job.shard_map, job.seed)
-        except Exception:  # as above; a frame that raises fails alone
-            log.exception("a job could not be sorted", stream=stream.name, frames=len(job.frames))
-            self._sort_one_by_one(stream, job)
-        else:
-            stream.pipeline.sorted(job.frames, rows, job.shard_map)
+        stream.pipeline.sorted(job, await self._in_worker(partial(_sort, stream.name, job)))
         self.poke(stream)
 
-    def _sort_inline(self, stream: Stream, job: SortJob) -> None:
-        try:
-            rows = sort_rows(job.rows, job.shard_map, job.seed)
-        except Exception:
-            log.exception("a job could not be sorted", stream=stream.name, frames=len(job.frames))
-            self._sort_one_by_one(stream, job)
-        else:
-            stream.pipeline.sorted(job.frames, rows, job.shard_map)
-
-    def _sort_one_by_one(self, stream: Stream, job: SortJob) -> None:
-        for frame, frame_rows in zip(job.frames, job.rows, strict=True):
-            try:
-                rows = sort_rows([frame_rows], job.shard_map, job.seed)
-            except Exception:  # this is the one; it was logged
-                stream.pipeline.unsortable(frame)
-            else:
-                stream.pipeline.sorted([frame], rows, job.shard_map)
-
-    async def _in_worker(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def _in_worker(self, work: Callable[[], R]) -> R:
         """Do it in the worker that `_start` has set aside."""
         try:
-            return await self._loop.run_in_executor(self._executor, lambda: work(*args, **kwargs))
+            return await self._loop.run_in_executor(self._executor, work)
         finally:
             self._free_workers += 1
+
+
+def _sort(stream_name: str, job: SortJob) -> list[tuple[list[Frame], SortedRows | None]]:
+    """A job's frames sorted together; where that raises, one by one, so that a frame that raises fails alone."""
+    try:
+        return [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))]
+    except Exception:  # pure work on rows that raises must not take the node down
+        log.exception("a job could not be sorted", stream=stream_name, frames=len(job.frames))
+    results: list[tuple[list[Frame], SortedRows | None]] = []
+    for frame, rows in zip(job.frames, job.rows, strict=True):
+        try:
+            results.append(([frame], sort_rows([rows], job.shard_map, job.seed)))
+        except Exception:  # this is the one; it was logged
+            results.append(([frame], None))
+    return results
 
 
 async def _raise(error: Exception) -> None:

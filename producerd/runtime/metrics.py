@@ -6,9 +6,9 @@ every label set of a stream exists from its first scrape on.  The only import of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -16,6 +16,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from producerd import __version__
+from producerd.core.sender import Cause
+from producerd.core.spans import MAYBE_CAUSES
+from producerd.core.stats import ATTEMPT_BOUNDS
 from producerd.errors import Code
 from producerd.runtime.stream import Stream
 
@@ -30,11 +33,28 @@ FAILURE_REASONS: Final = (
     Code.CREDENTIALS,
     Code.KMS,
     Code.SHARD_MAP_MISSING,
+    Code.EXPIRED,
+    Code.THROTTLED,
+    Code.PREDECESSOR_FAILED,
     Code.INTERNAL,
 )
+ERROR_CODES: Final = (
+    Code.THROTTLED,
+    Code.SERVICE_FAULT,
+    Code.UNREACHABLE,
+    Code.RESULT_COUNT,
+    Code.RECORD_INVALID,
+    Code.STREAM_NOT_FOUND,
+    Code.ACCESS_DENIED,
+    Code.CREDENTIALS,
+    Code.KMS,
+    Code.INTERNAL,
+)
+"""Everything that `retry.meaning_of` gives."""
 DISCARD_REASONS: Final = ("disconnected", "returned", "abandoned")
 FLUSH_TRIGGERS: Final = ("size", "linger", "flush", "pressure", "drain")
 PUT_RESULTS: Final = ("ok", "partial", "failed")
+HOLDING_CAUSES: Final = get_args(Cause)
 REJECT_REASONS: Final = (Code.RECORD_TOO_LARGE, Code.RECORD_INVALID)
 
 
@@ -91,12 +111,17 @@ class Metrics:
         waits = HistogramMetricFamily(
             "producerd_backpressure_wait_seconds", "How long a frame that had to wait did.", labels=["stream"]
         )
+        attempts = HistogramMetricFamily(
+            "producerd_record_attempts", "Sends until a record was stored.", labels=["stream"]
+        )
         for stream in streams:
+            attempts.add_metric([stream.name], *_attempts(stream))
             active.add_metric([stream.name], stream.gate.active_seconds(now))
             histogram = self._waits_of(stream)
             waits.add_metric([stream.name], histogram.buckets(), histogram.sum_seconds)
         yield active
         yield waits
+        yield attempts
 
     def _waits_of(self, stream: Stream) -> WaitHistogram:
         histogram = self._waits.setdefault(stream.name, WaitHistogram([0] * (len(WAIT_BUCKETS_SECONDS) + 1)))
@@ -132,16 +157,16 @@ _PLAIN: Final[tuple[tuple[str, str, Any, Callable[[Stream], float]], ...]] = (
         lambda s: s.pipeline.stats.retried_records,
     ),
     (
-        "possible_duplicate_records",
-        "Records stored that an earlier attempt may have stored too.",
-        CounterMetricFamily,
-        lambda s: s.pipeline.stats.possible_duplicate_records,
-    ),
-    (
         "shard_mispredictions",
         "Entries stored in another shard than predicted.",
         CounterMetricFamily,
         lambda s: s.pipeline.stats.shard_mispredictions,
+    ),
+    (
+        "shards_open",
+        "Open shards, as the newest list has them.",
+        GaugeMetricFamily,
+        lambda s: len(s.pipeline.shard_map or ()),
     ),
     ("queue_records", "Records accepted and not settled.", GaugeMetricFamily, lambda s: s.pipeline.queued_records),
     ("queue_bytes", "Charged bytes taken on.", GaugeMetricFamily, lambda s: s.budget.used_bytes),
@@ -156,17 +181,43 @@ _LABELLED: Final = (
     ("producerd_failed_records", "Records that ended not stored, or unknown.", ("reason", FAILURE_REASONS)),
     ("producerd_discarded_records", "Records whose caller is gone, or got them back.", ("reason", DISCARD_REASONS)),
     ("producerd_ingest_rejected_records", "Records not accepted: bad rows.", ("reason", REJECT_REASONS)),
+    ("producerd_record_errors", "Sends of a record that failed, by what the service said.", ("code", ERROR_CODES)),
     ("producerd_flushes", "Batches sealed, by what sealed them.", ("trigger", FLUSH_TRIGGERS)),
     ("producerd_put_requests", "PutRecords by result.", ("result", PUT_RESULTS)),
+    (
+        "producerd_possible_duplicate_records",
+        "Records stored that an earlier attempt may have stored too.",
+        ("cause", MAYBE_CAUSES[1:]),
+    ),
+    (
+        "producerd_backpressure_cause_seconds",
+        "Time in which some caller waited for room, by what held the queue.",
+        ("cause", HOLDING_CAUSES),
+    ),
 )
 
 
-def _counts(stream: Stream, name: str) -> dict[str, int]:
+def _attempts(stream: Stream) -> tuple[list[tuple[str, float]], float]:
+    """The buckets, and the sum of all sends: a record's first and those that `record_retries` counts."""
     stats = stream.pipeline.stats
-    return {
+    total, buckets = 0, []
+    for bound in ATTEMPT_BOUNDS:
+        total += stats.attempts[bound]
+        buckets.append((str(float(bound)), float(total)))
+    buckets.append(("+Inf", float(total + stats.attempts[0])))
+    return buckets, float(stats.attempts_sum)
+
+
+def _counts(stream: Stream, name: str) -> Mapping[str, float]:
+    stats = stream.pipeline.stats
+    counts: dict[str, Mapping[str, float]] = {
         "producerd_failed_records": stats.failed_records,
         "producerd_discarded_records": stats.discarded_records,
         "producerd_ingest_rejected_records": stream.rejected_records,
+        "producerd_record_errors": stats.record_errors,
         "producerd_flushes": stats.flushes,
         "producerd_put_requests": stats.put_requests,
-    }[name]
+        "producerd_possible_duplicate_records": stats.possible_duplicate_records,
+        "producerd_backpressure_cause_seconds": stream.cause_seconds,
+    }
+    return counts[name]

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 from producerd import __version__
-from producerd.core import intake
 from producerd.core.frame import Frame
 from producerd.errors import Code, ProducerdError, ProtocolError
 from producerd.runtime.gate import Member, Refusal, Ticket
@@ -354,7 +353,7 @@ class Session(asyncio.BufferedProtocol):
             part.stream.gate.cancel(ticket, now)
             self.host.poke(part.stream)
         elif (waiting := self._waiting.get(message.frame_id)) is not None:
-            why = waiting.part.stream.describe()
+            why = waiting.part.stream.describe(self._loop.time())
             waiting.part.stream.gate.cancel(waiting.ticket, now)
             self.refuse(waiting.part, message.frame_id, Refusal(Code.CANCELLED, why))
             self.host.poke(waiting.part.stream)
@@ -366,7 +365,7 @@ class Session(asyncio.BufferedProtocol):
             self.host.poke(part.stream)
 
     def _status(self, message: frames.Status) -> None:
-        self._send(self._part(message.stream_id).stream.blocked(message.stream_id, 0.0))
+        self._send(self._part(message.stream_id).stream.blocked(message.stream_id, 0.0, self._loop.time()))
 
     def _closed(self, message: frames.Close) -> None:
         log.info("client closed", session=self.session_id, client=self.who, code=message.code, message=message.message)
@@ -412,7 +411,7 @@ class Session(asyncio.BufferedProtocol):
             raise ProtocolError(f"the BODY of frame {body.frame_id} is not the one that was granted")
         if body.layout.records != layout.records:
             raise ProtocolError(f"a BODY of {body.layout.records} records where {layout.records} were granted")
-        rows = _understood(intake.check, body, part.stream.max_record_bytes)
+        rows = _understood(part.stream.check, body)
         self._machine.received(MessageType.BODY, ticket.frame_id)
         self._take_granted()
         self._accept(part, Frame(part, ticket.frame_id, rows, layout.charge_bytes), ticket)
@@ -426,6 +425,8 @@ class Session(asyncio.BufferedProtocol):
                 stream.rejected_records[bad.code] = stream.rejected_records.get(bad.code, 0) + len(bad.rows)
             frame.end_bad_rows(take_good=self._take_good)
         if frame.finished:
+            if not self._take_good:
+                stream.pipeline.refused(part)
             stream.budget.release(frame.records, frame.charge_bytes)
             self.acknowledge(part, frame)
         else:
@@ -457,14 +458,14 @@ class Session(asyncio.BufferedProtocol):
         seconds = self._loop.time() - waiting.ticket.since
         stream = waiting.part.stream
         if not self._choked:
-            self._send(stream.blocked(waiting.part.stream_id, seconds))
+            self._send(stream.blocked(waiting.part.stream_id, seconds, self._loop.time()))
         log.warning(
             "caller blocked",
             session=self.session_id,
             client=self.who,
             stream=stream.name,
             seconds=round(seconds),
-            why=stream.describe(),
+            why=stream.describe(self._loop.time()),
         )
         waiting.timer = self._loop.call_later(NEXT_BLOCKED_SECONDS, self._report, waiting)
 

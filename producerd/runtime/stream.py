@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
+from math import inf
 from random import Random
 from typing import Protocol
 
 from producerd.config import StreamSettings
+from producerd.core import intake
 from producerd.core.budget import QueueBudget
 from producerd.core.entries import EntryRules
 from producerd.core.frame import Frame
-from producerd.core.pipeline import Pipeline, PipelineRules
+from producerd.core.intake import Rows
+from producerd.core.pipeline import Pipeline
 from producerd.core.retry import HealthState
+from producerd.core.rules import PipelineRules
+from producerd.core.sender import Cause, Holding
 from producerd.runtime.gate import AdmissionGate
 from producerd.runtime.logs import get_logger
 from producerd.wire import frames
+from producerd.wire.columns import Body
 
 log = get_logger("producerd.stream")
 
-REQUEST_TIMEOUT_BYTES_PER_SECOND = 256 * 1024
-"""A request's time-out grows with its size: a slow uplink is not an outage."""
-MAX_REQUEST_TIMEOUT_SECONDS = 60.0
+LOOK_SECONDS = 0.5
+"""How often to look what holds the queue: it takes a look at every span."""
 MAX_RECORD_BYTES_UNTIL_KNOWN = 10 * 1024 * 1024
 """The most that any stream takes; a stream that takes less says so in DescribeStreamSummary, or in its answer."""
 
@@ -38,6 +44,7 @@ class Stream:
     def __init__(self, name: str, settings: StreamSettings, max_frame_bytes: int, max_frame_records: int) -> None:
         self.name = name
         self.settings = settings
+        self.address = _address(name, settings)
         self.budget = QueueBudget(settings.queue_limit, settings.queue_limit_bytes)
         self.pipeline = Pipeline(_rules(settings), self.budget, Random())
         self.gate = AdmissionGate(
@@ -46,7 +53,17 @@ class Stream:
         self.max_record_bytes = MAX_RECORD_BYTES_UNTIL_KNOWN
         self.rejected_records: dict[str, int] = {}
         self.wants_map: Callable[[], None] = lambda: None  # the watch of its shards
+        self.cause_seconds: dict[str, float] = defaultdict(float)  # in which some caller waited, by what held the queue
+        self._active_seconds = 0.0  # their sum
+        self._holding = Holding("daemon")
+        self._looked_at = -inf
         self._told_health = HealthState.UNPROVEN
+
+    def check(self, body: Body) -> Rows:
+        """A frame's rows; raises ProtocolError."""
+        entries = self.pipeline.rules.entries
+        takes_aggregates = entries.aggregate and not entries.per_key
+        return intake.check(body, self.max_record_bytes, takes_aggregates=takes_aggregates)
 
     def settle(self, now: float) -> None:
         """Acknowledge what is finished, hand the room to whoever waits for it, and have the shards looked at."""
@@ -59,43 +76,70 @@ class Stream:
         if self.pipeline.wants_shard_map:
             self.wants_map()
         self._tell_health()
+        self._look_what_holds(now)
 
-    def request_timeout_seconds(self, bytes_: int, attempts: int) -> float:
-        """The base, plus its size over 256 KiB/s, doubled by each attempt before it."""
-        base = self.settings.request_timeout_seconds + bytes_ / REQUEST_TIMEOUT_BYTES_PER_SECOND
-        return max(base, min(MAX_REQUEST_TIMEOUT_SECONDS, base * 2.0 ** min(attempts, 10)))
+    def _look_what_holds(self, now: float) -> None:
+        active_seconds = self.gate.active_seconds(now)
+        self.cause_seconds[self._holding.cause] += active_seconds - self._active_seconds
+        self._active_seconds = active_seconds
+        if not self.pipeline.idle:
+            self._look(now)
 
-    def blocked(self, stream_id: int, seconds: float) -> frames.Blocked:
+    def _look(self, now: float) -> Holding:
+        if now >= self._looked_at + LOOK_SECONDS:
+            self._looked_at, self._holding = now, self.pipeline.holding(now)
+        return self._holding
+
+    def blocked(self, stream_id: int, seconds: float, now: float) -> frames.Blocked:
         """Why rows of this stream wait, with the numbers."""
         stats = self.pipeline.stats
+        holding = self._look(now)
         return frames.Blocked(
             stream_id,
             seconds,
-            self.reason(),
+            self._reason(holding),
             self.budget.used_records,
             self.budget.limit_records,
             self.budget.used_bytes,
             self.budget.limit_bytes,
             self.pipeline.requests_in_flight,
             stats.last_error,
+            holding.shard_id,
+            holding.share,
         )
 
-    def reason(self) -> str:
+    def _reason(self, holding: Holding) -> str:
         """One sentence for people: what holds the queue, as far as is known."""
         health = self.pipeline.health
         if health.state is HealthState.BROKEN:
             return f"the stream is refused by the service: {health.code}: {health.message}"
-        if self.pipeline.wants_shard_map and self.pipeline.rules.entries.aggregate:
-            return "the stream's shards are not known yet"
-        if self.gate.wants_room():
-            return "the queue is at its limit"
-        return "records wait for their answers"
+        limit = "the queue is at its limit: " if self.gate.wants_room() else ""
+        return limit + self._what_holds(*holding)
 
-    def describe(self) -> str:
+    def _what_holds(self, cause: Cause, shard_id: str, share: float) -> str:
+        if cause == "hot_shard":
+            return f"{shard_id} holds {share:.0%} of what waits: spread its keys, or split the shard"
+        if cause == "shard_rate":
+            return "the shards take no more, each 1 MiB/s and 1,000 records/s: add shards" + self._advice_to_aggregate()
+        if cause == "shard_map":
+            return "the stream's shards are not known, or have changed"
+        if cause == "service":
+            return "the service does not take them"
+        return "records wait for their answers" if cause == "in_flight" else "records are on their way"
+
+    def _advice_to_aggregate(self) -> str:
+        """Where the number of records and not their bytes is what the shards refuse."""
+        records, bytes_ = self.budget.used_records, self.budget.used_bytes
+        if self.pipeline.rules.entries.aggregate or not records or bytes_ >= records * 1024:
+            return ""
+        times = 1024 * records // bytes_
+        return f'; at {bytes_ // records} bytes a record aggregation = "kpl" would send up to {times} times more'
+
+    def describe(self, now: float) -> str:
         """The numbers in one line: queue against limits, requests in flight, last error."""
         budget, stats = self.budget, self.pipeline.stats
         return (
-            f"{self.reason()}: {budget.used_records} of {budget.limit_records} records, "
+            f"{self._reason(self._look(now))}: {budget.used_records} of {budget.limit_records} records, "
             f"{budget.used_bytes} of {budget.limit_bytes} bytes taken on, "
             f"{self.pipeline.requests_in_flight} requests in flight, last error: {stats.last_error or 'none'}"
         )
@@ -113,6 +157,13 @@ class Stream:
             log.info("stream works", stream=self.name)
 
 
+def _address(name: str, settings: StreamSettings) -> dict[str, str]:
+    """The members of a request that name the stream."""
+    if settings.stream_arn is not None:
+        return {"StreamARN": settings.stream_arn}
+    return {"StreamName": settings.stream_name or name}
+
+
 def _rules(settings: StreamSettings) -> PipelineRules:
     return PipelineRules(
         EntryRules(
@@ -121,10 +172,15 @@ def _rules(settings: StreamSettings) -> PipelineRules:
             aggregate_max_records=settings.aggregate_max_records,
             request_max_records=settings.request_max_records,
             request_max_bytes=settings.request_max_bytes,
+            per_key=settings.ordering == "per_key",
         ),
         linger_seconds=settings.linger_seconds,
         max_in_flight_requests=settings.max_in_flight_requests,
         max_in_flight_bytes=settings.max_in_flight_bytes,
         shard_map_wait_seconds=settings.shard_map_wait_seconds,
         permanent_error_grace_seconds=settings.permanent_error_grace_seconds,
+        request_timeout_seconds=settings.request_timeout_seconds,
+        record_ttl_seconds=settings.record_ttl_seconds or inf,
+        fail_if_throttled=settings.on_throttle == "fail",
+        shard_rate_fraction=settings.shard_rate_fraction,
     )

@@ -12,12 +12,15 @@
         ...  # a producer whose endpoint_url is server.url
     assert flights.read().dropped_aggregates == 0
 
-`rules` answers and fails, `streams` stores and reads, `aggregates` is what a consumer makes of a record: none of the
-three knows a clock or a socket.  `fake_kinesis` puts them behind HTTP or HTTPS.  Needs the extra ``daemon``.
+`rules` answer, once `validation` has checked; `faults` fail; `streams` store, and `reading` reads; `aggregates` is what
+a consumer makes of a record; `access` judges headers.  None of these knows a clock or a socket.  `fake_kinesis` puts
+them behind HTTP or HTTPS, with an `uplink` as slow as asked for, and `control` for other languages and processes.
+docs/testing.md shows how to use it all.  Needs the extra ``daemon``.
 """
 
 from producerd.testing.aggregates import UserRecord, deaggregate, hash_of
-from producerd.testing.rules import FakeKinesis, Fault, Reply
+from producerd.testing.faults import Fault
+from producerd.testing.rules import FakeKinesis, Reply
 from producerd.testing.streams import Entry, Reading, ServiceError, Shard, Stream
 
 __all__ = [

@@ -1,13 +1,14 @@
 """A Kinesis endpoint for tests: the rules of `producerd.testing.rules` behind a real socket, HTTP or HTTPS.
 
-The promise: every request is decided by `FakeKinesis.handle`, in the order of arrival, on one thread; what that says is
+The promise: every request is decided by `FakeKinesis.handle`, as it has arrived, on one thread; what that says is
 what happens on the socket, to resets and silence.  A client that gives up leaves nothing behind.
 
     async with serve(kinesis) as server:              # in an asyncio program
     with serve_in_thread(kinesis) as server:          # beside blocking clients, such as boto3
     python -m producerd.testing.fake_kinesis --shards 4 --port 0 --stream flights
 
-Requests are not authenticated: any credentials will do.
+Any credentials will do, unless the server is told which; signatures are never checked.  Paths below ``/_fake/`` are
+`producerd.testing.control`: they set in a process what Python sets here.
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ import argparse
 import asyncio
 import concurrent.futures
 import contextlib
-import datetime
-import ipaddress
+import email.utils
 import signal
 import socket
-import ssl
 import struct
 import sys
 import tempfile
@@ -35,22 +34,34 @@ import uvloop
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from producerd.testing import access, control
+from producerd.testing.certificate import self_signed
 from producerd.testing.rules import FakeKinesis, Fault
+from producerd.testing.uplink import RECEIVE_BUFFER_BYTES, Uplink
 
 MAX_BODY_BYTES: Final = 16 * 1024 * 1024
 """10 MiB of data is 13.4 MiB in base64; the rest is for keys and JSON."""
 LONGEST_SLEEP_SECONDS: Final = 86_400.0
 """A delay of math.inf is slept in steps: not every event loop takes it."""
 READ_BYTES: Final = 1024 * 1024
+ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class FakeServer:
-    """The socket side.  The counters are for assertions; a peak is the most at one time."""
+    """The socket side.  The counters are for assertions; a peak is the most at one time.
+
+    The settings may be changed at any time, from any thread.  ``uplink_bytes_per_second`` is the speed at which bodies
+    of requests arrive, over all connections: None for as fast as they can, 0 for an endpoint that never reads one.
+    """
 
     def __init__(self, kinesis: FakeKinesis) -> None:
         self.kinesis = kinesis
         self.url = ""
         self.certificate: Path | None = None
+        self.clock_offset_seconds = 0.0  # of the clock in the answers' Date, against which signatures are checked
+        self.checks_clock = False  # refuse what was signed more than 5 minutes off that clock
+        self.accepted_access_keys: set[str] | None = None  # None: every one
+        self.expired_access_keys: set[str] = set()
         self.connections_open = 0
         self.connections_peak = 0
         self.in_flight = 0
@@ -58,10 +69,23 @@ class FakeServer:
         self._loop = asyncio.get_running_loop()
         self._wall_clock_offset = time.time() - self._loop.time()
         self._released = asyncio.Event()
+        self._uplink = Uplink(self._loop)
+
+    @property
+    def uplink_bytes_per_second(self) -> float | None:
+        return self._uplink.bytes_per_second
+
+    @uplink_bytes_per_second.setter
+    def uplink_bytes_per_second(self, value: float | None) -> None:
+        self._uplink.bytes_per_second = value
 
     def now(self) -> float:
         """What `FakeKinesis.handle` is told: seconds since 1970 that never go back."""
         return self._loop.time() + self._wall_clock_offset
+
+    def clock(self) -> float:
+        """What the server believes and says the time is."""
+        return time.time() + self.clock_offset_seconds
 
     def release(self) -> None:
         """Hand every hung request to the rules once more; from any thread.  Take away the standing fault before."""
@@ -76,6 +100,10 @@ class FakeServer:
         self.connections_peak = max(self.connections_peak, self.connections_open)
 
     async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path.startswith(control.PREFIX):
+            body = await request.content.read()
+            status, body = control.answer(self, request.method, request.path, request.query, body)
+            return web.Response(status=status, body=body, content_type="application/json")
         self.in_flight += 1
         self.in_flight_peak = max(self.in_flight_peak, self.in_flight)
         try:
@@ -87,15 +115,24 @@ class FakeServer:
         if (request.content_length or 0) > MAX_BODY_BYTES:
             return web.Response(status=413)
         action = request.headers.get("X-Amz-Target", "").rpartition(".")[2]
-        body = await request.content.read()
-        reply = self.kinesis.handle(action, body, self.now())
+        body = await self._uplink.read(request)
+        refused = access.refusal(
+            request.headers,
+            self.clock(),
+            checks_clock=self.checks_clock,
+            accepted_access_keys=self.accepted_access_keys,
+            expired_access_keys=self.expired_access_keys,
+        )
+        reply = self.kinesis.handle(action, body, self.now(), refused)
         while reply.how == "hang":
             await self._released.wait()
-            reply = self.kinesis.handle(action, body, self.now())
+            reply = self.kinesis.handle(action, body, self.now(), refused)
         await _sleep(reply.delay_seconds)
         if reply.how != "answer":
             _reset(request)
         headers = {"x-amzn-RequestId": str(uuid.uuid4()), "Content-Type": "application/x-amz-json-1.1"}
+        if self.clock_offset_seconds:
+            headers["Date"] = email.utils.formatdate(self.clock(), usegmt=True)
         return web.Response(status=reply.status or 500, body=reply.body, headers=headers)
 
 
@@ -144,8 +181,10 @@ async def serve(
         context = None
         if tls:
             directory = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="fake-kinesis-")))
-            context, server.certificate = _self_signed(directory, host)
+            context, server.certificate = self_signed(directory, host)
         listener = await asyncio.get_running_loop().create_server(protocols, host, port, ssl=context, backlog=1024)
+        for listening in listener.sockets:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
         actual_port = listener.sockets[0].getsockname()[1]
         server.url = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{actual_port}"
         try:
@@ -194,45 +233,6 @@ def serve_in_thread(
         thread.join()
 
 
-def _self_signed(directory: Path, host: str) -> tuple[ssl.SSLContext, Path]:
-    """A context with a new certificate for ``host`` and localhost, and the file that clients verify with."""
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError:
-        raise RuntimeError("TLS needs the package `cryptography`: pip install cryptography") from None
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fake-kinesis")])
-    now = datetime.datetime.now(datetime.UTC)
-    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    try:
-        names.append(x509.IPAddress(ipaddress.ip_address(host)))
-    except ValueError:
-        names.append(x509.DNSName(host))
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=30))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    public, private = directory / "certificate.pem", directory / "key.pem"
-    public.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    private.touch(mode=0o600)
-    private.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(public, private)
-    return context, public
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m producerd.testing.fake_kinesis",
@@ -273,7 +273,7 @@ def _kinesis_of(options: argparse.Namespace) -> FakeKinesis:
 
 async def _serve_until_signal(kinesis: FakeKinesis, options: argparse.Namespace) -> None:
     ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     async with serve(kinesis, host=options.host, port=options.port, tls=options.tls) as server:
         print(server.url, flush=True)
@@ -285,12 +285,17 @@ async def _serve_until_signal(kinesis: FakeKinesis, options: argparse.Namespace)
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
+    handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     try:
         kinesis = _kinesis_of(options)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve_until_signal(kinesis, options))
     except (OSError, RuntimeError, ValueError) as error:
         parser.exit(1, f"fake_kinesis: {error}\n")
+    finally:
+        # uvloop leaves them to its closed loop, and who called would hear no signal any more.
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return 0
 
 

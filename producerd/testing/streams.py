@@ -2,16 +2,17 @@
 
 The promise: the open shards' ranges always cover 0..2^128-1 without gap or overlap; `Stream.entries` lists exactly what
 was stored, in the order of storing; `Stream.read` hands over what the Kinesis Client Library would, and counts what
-that would drop.  No clock: ``now`` is passed in.
+that would drop; sequence numbers rise from one record to the next.  No clock: ``now`` is passed in.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from producerd.testing.aggregates import BrokenAggregate, UserRecord, deaggregate, hash_of
 
@@ -22,6 +23,11 @@ HASH_END: Final = 2**128
 # https://docs.aws.amazon.com/streams/latest/dev/service-sizes-and-limits.html
 SHARD_RECORDS_PER_SECOND: Final = 1_000
 SHARD_BYTES_PER_SECOND: Final = 1024 * 1024
+FIRST_SEQUENCE: Final = 496 * 10**53
+"""56 digits, as the service's have; so numbers compare alike as numbers and as text."""
+
+Strategy = Literal["USER_PARTITION_KEY", "AUTO"]
+"""Who chooses a record's shard: its key, or the service."""
 
 
 class ServiceError(Exception):
@@ -35,7 +41,7 @@ class ServiceError(Exception):
 
 
 class Entry(NamedTuple):
-    """A stored record, as it was sent."""
+    """A stored record, as it was sent.  ``partition_key`` is "" where a stream that does without was sent none."""
 
     shard_id: str
     partition_key: str
@@ -118,20 +124,28 @@ class Shard:
         return {"StartingHashKey": str(self.start), "EndingHashKey": str(self.end)}
 
 
-class Stream:
-    """One stream.  The settings may be changed at any time."""
+def equal_edges(shards: int) -> list[int]:
+    """The starting hash keys of so many shards of equal size."""
+    return [number * HASH_END // shards for number in range(shards)]
 
-    def __init__(self, name: str, shards: int, max_record_kib: int, now: float) -> None:
+
+class Stream:
+    """One stream.  The settings may be changed at any time.
+
+    ``edges`` are the starting hash keys of its first shards; sequence numbers begin above ``sequence``.
+    """
+
+    def __init__(self, name: str, edges: Sequence[int], max_record_kib: int, now: float, sequence: int) -> None:
         self.name = name
         self.max_record_kib = max_record_kib
         self.created_at = now
+        self.record_distribution_strategy: Strategy | None = None  # None: a provisioned stream, which has no choice
         self.list_shards_lag_seconds = 0.0  # ListShards shows the shards as they were
         self.keeps_entries = True  # off: entries are counted and forgotten, for long runs
         self.shards: list[Shard] = []  # all that there ever were, by id
+        self.sequence = sequence  # the highest number given
         self._entries: list[Entry] = []
-        self._sequence = 0
-        edges = [i * HASH_END // shards for i in range(shards + 1)]
-        for start, end in pairwise(edges):
+        for start, end in pairwise([*edges, HASH_END]):
             self._open(start, end - 1, (), -math.inf)
         self._index()
 
@@ -224,6 +238,16 @@ class Stream:
         self._index()
         return child.shard_id
 
+    def scale(self, shards: int, *, now: float = 0.0) -> None:
+        """Split and merge until there are so many open shards of equal size, as UpdateShardCount does."""
+        edges = equal_edges(shards)
+        for edge in edges:
+            if (shard := self.shard_of(edge)).start != edge:
+                self.split_shard(shard.shard_id, at=edge, now=now)
+        for start, end in pairwise([*edges, HASH_END]):
+            while (low := self.shard_of(start)).end < end - 1:
+                self.merge_shards(low.shard_id, self.shard_of(low.end + 1).shard_id, now=now)
+
     def describe_shards(self, now: float) -> list[tuple[bool, dict[str, Any]]]:
         """For each shard that ListShards knows of by now: whether it is still open there, and what it says."""
         at = now - self.list_shards_lag_seconds
@@ -239,11 +263,12 @@ class Stream:
 
     def describe(self) -> dict[str, Any]:
         """The stream as DescribeStreamSummary shows it."""
+        strategy = self.record_distribution_strategy
         return {
             "StreamName": self.name,
             "StreamARN": self.arn,
             "StreamStatus": "ACTIVE",
-            "StreamModeDetails": {"StreamMode": "PROVISIONED"},
+            "StreamModeDetails": {"StreamMode": "PROVISIONED" if strategy is None else "ON_DEMAND"},
             "RetentionPeriodHours": 24,
             "StreamCreationTimestamp": self.created_at,
             "EnhancedMonitoring": [{"ShardLevelMetrics": []}],
@@ -251,6 +276,7 @@ class Stream:
             "OpenShardCount": len(self._open_shards),
             "ConsumerCount": 0,
             "MaxRecordSizeInKiB": self.max_record_kib,
+            **({} if strategy is None else {"RecordDistributionStrategy": strategy}),
         }
 
     def _eligible(self, shard_id: str) -> Shard:
@@ -277,5 +303,5 @@ class Stream:
 
     def _next_sequence(self) -> str:
         # One counter for the stream: numbers rise within a shard, and from a parent to its children.
-        self._sequence += 1
-        return f"496{self._sequence:053d}"
+        self.sequence += 1
+        return str(self.sequence)

@@ -11,22 +11,22 @@ from typing import Any
 import orjson
 import pytest
 
-from producerd.core.aggregation import parse
-from producerd.core.entries import AGGREGATE_KEY, Answer, EncodedRequest, Piece, RequestFailed, encode, parse_answer
-from producerd.core.lanes import Lane
-from producerd.core.shards import MAX_HASH_KEY
-from producerd.core.spans import Span, sort_rows
+from producerd.core.aggregation import AGGREGATE_KEY, parse
+from producerd.core.entries import Answer, EncodedRequest, Piece, RequestFailed, encode, parse_answer
+from producerd.core.lane import Lane
+from producerd.core.shards import MAX_HASH_KEY, Shard
+from producerd.core.spans import RAW_FROM_STRAYS, Span, sort_rows
 from producerd.errors import Code
 from producerd.testing import FakeKinesis, hash_of
 from tests.core.test_spans import Row, content, even_map, rows_of
-from tests.simulation import STREAM, make_rules
+from tests.simulation import ADDRESS, STREAM, make_rules
 
 SPECIAL_KEYS = [b'"', b"\\", b"\x00", b"\n\t\x1f", b"</script>", b"\x7f", "é€😀".encode(), "\u2028".encode(), b"%b{}"]
 
 
 def pieces_of(rows: list[Row], shards: int = 1) -> list[Piece]:
     result = sort_rows([rows_of(rows)], even_map(shards), 1)
-    lanes = {place: Lane(f"shard-{place}") for place in range(shards)}
+    lanes = {place: Lane(Shard(f"shard-{place}", 0, MAX_HASH_KEY), None) for place in range(shards)}
     return [Piece(lanes[place], span) for place, span in result.spans]
 
 
@@ -112,11 +112,11 @@ def test_entries_hold_their_rows_within_every_bound(seed: int) -> None:
     ).entries
     pieces = pieces_of(random_rows(random), random.choice([1, 4]))
     if random.random() < 0.4:
-        pieces = [Piece(lane, span._replace(raw=random.random() < 0.5)) for lane, span in pieces]
+        pieces = [Piece(lane, span._replace(strays=random.choice([0, RAW_FROM_STRAYS]))) for lane, span in pieces]
     total = sum(piece.span.records for piece in pieces)
     done = 0
     while pieces and done < 20:  # what is handed back makes the next request
-        encoded = encode(STREAM, pieces, rules)
+        encoded = encode(ADDRESS, pieces, rules)
         check(pieces, encoded, rules)
         pieces = drop(pieces, int(encoded.ends[-1]))
         done += 1
@@ -137,14 +137,14 @@ def drop(pieces: list[Piece], rows: int) -> list[Piece]:
 @pytest.mark.parametrize("aggregate", [False, True])
 def test_a_key_that_json_must_escape_arrives_as_it_was(key: bytes, aggregate: bool) -> None:
     pieces = pieces_of([(b"plain", b"0", None), (key, b"1", None), (b"plain", b"2", None)])
-    entries = read_body(encode(STREAM, pieces, make_rules().entries))
+    entries = read_body(encode(ADDRESS, pieces, make_rules().entries))
     assert [entry["PartitionKey"].encode() for entry in entries] == [b"plain", key, b"plain"]
-    (alone,) = read_body(encode(STREAM, pieces_of([(key, b"1", None)]), make_rules(aggregate=aggregate).entries))
+    (alone,) = read_body(encode(ADDRESS, pieces_of([(key, b"1", None)]), make_rules(aggregate=aggregate).entries))
     assert alone["PartitionKey"].encode() == key
 
 
 def test_a_null_key_is_sent_as_a_dash_with_a_hash_key_of_its_own() -> None:
-    entries = read_body(encode(STREAM, pieces_of([(None, b"1", None), (b"", b"2", None)]), make_rules().entries))
+    entries = read_body(encode(ADDRESS, pieces_of([(None, b"1", None), (b"", b"2", None)]), make_rules().entries))
     assert [entry["PartitionKey"] for entry in entries] == ["-", "-"]
     hashes = {int(entry["ExplicitHashKey"]) for entry in entries}
     assert len(hashes) == 2
@@ -153,23 +153,23 @@ def test_a_null_key_is_sent_as_a_dash_with_a_hash_key_of_its_own() -> None:
 
 def test_a_request_holds_500_entries_and_hands_the_rest_back() -> None:
     pieces = pieces_of([(b"k%d" % i, b"d", None) for i in range(501)])
-    encoded = encode(STREAM, pieces, make_rules().entries)
+    encoded = encode(ADDRESS, pieces, make_rules().entries)
     assert (encoded.entries, encoded.ends[-1]) == (500, 500)
 
 
 def test_a_request_stops_at_its_bytes_and_an_entry_larger_than_that_goes_alone() -> None:
     rules = make_rules(request_max_bytes=1_000).entries
-    encoded = encode(STREAM, pieces_of([(b"k", b"x" * 332, None)] * 4), rules)
+    encoded = encode(ADDRESS, pieces_of([(b"k", b"x" * 332, None)] * 4), rules)
     assert encoded.ends.tolist() == [1, 2, 3]
     assert encoded.payload_bytes == 999
-    encoded = encode(STREAM, pieces_of([(b"k", b"x" * 2_000, None)] * 2), rules)
+    encoded = encode(ADDRESS, pieces_of([(b"k", b"x" * 2_000, None)] * 2), rules)
     assert encoded.ends.tolist() == [1]
 
 
 def test_an_aggregate_that_no_longer_fits_is_handed_back_whole() -> None:
     rules = make_rules(aggregate=True, aggregate_max_bytes=1_000, request_max_bytes=1_500).entries
     pieces = pieces_of([(b"k", b"x" * 100, None)] * 20)
-    encoded = encode(STREAM, pieces, rules)
+    encoded = encode(ADDRESS, pieces, rules)
     assert encoded.entries == 1
     assert 1 < encoded.ends[-1] < 20
 
@@ -182,7 +182,7 @@ def test_what_is_taken_is_what_the_service_stores() -> None:
         stream = kinesis.create_stream(STREAM, 4)
         pieces = pieces_of(random_rows(random) + random_rows(random), 4)
         rules = make_rules(aggregate=aggregate, request_max_records=500, request_max_bytes=9 << 20).entries
-        encoded = encode(STREAM, pieces, rules)
+        encoded = encode(ADDRESS, pieces, rules)
         reply = kinesis.handle("PutRecords", encoded.body, 0.0)
         answer = parse_answer(reply.body, encoded.entries)
         assert isinstance(answer, Answer)
@@ -292,6 +292,6 @@ def test_the_first_span_is_never_empty() -> None:
     """`encode` writes at least one entry, however small the bounds: a request always gets on."""
     rules = make_rules(aggregate=True, aggregate_max_bytes=1, request_max_bytes=1, request_max_records=1).entries
     pieces = pieces_of([(b"k", b"data", None)] * 3)
-    encoded = encode(STREAM, pieces, rules)
+    encoded = encode(ADDRESS, pieces, rules)
     assert encoded.ends.tolist() == [1]
     assert isinstance(pieces[0].span, Span)

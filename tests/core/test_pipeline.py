@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -14,16 +15,18 @@ from producerd.core.aggregation import parse
 from producerd.core.budget import QueueBudget
 from producerd.core.entries import RequestFailed, encode, parse_answer
 from producerd.core.frame import Frame
-from producerd.core.pipeline import FAILURES_TO_HOLD, INVALID_TO_DOUBT_STREAM, Pipeline, SortJob
+from producerd.core.pipeline import Pipeline, SortJob
 from producerd.core.requests import Request
 from producerd.core.retry import HealthState
+from producerd.core.sender import FAILURES_TO_HOLD, INVALID_TO_DOUBT_STREAM
 from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
 from producerd.core.spans import sort_rows
 from producerd.errors import Code, Outcome
+from producerd.testing import hash_of
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
 from tests.core.test_frame import on_the_wire
 from tests.core.test_spans import Row, even_map, rows_of
-from tests.simulation import STREAM, make_rules
+from tests.simulation import ADDRESS, make_rules
 
 THROTTLED = "ProvisionedThroughputExceededException"
 REFUSED = RequestFailed("AccessDeniedException", "not authorized", maybe_stored=False)
@@ -46,8 +49,10 @@ class Desk:
     ) -> None:
         self.now = 100.0
         self.budget = QueueBudget(limit_records, limit_bytes)
-        shard_map = (shard_map or even_map(1)) if known else None
-        self.pipeline = Pipeline(make_rules(**rules), self.budget, Random(1), shard_map)
+        rules = {"shard_rate_fraction": 1_000.0} | rules  # pacing has stories of its own
+        self.pipeline = Pipeline(make_rules(**rules), self.budget, Random(1))
+        if known:
+            self.pipeline.set_shard_map(shard_map or even_map(1), self.now)
         self.ids = 0
 
     def submit(self, rows: Sequence[Row] | int, owner: object = "caller") -> Frame:
@@ -69,7 +74,7 @@ class Desk:
         return job
 
     def sorted(self, job: SortJob) -> None:
-        self.pipeline.sorted(job.frames, sort_rows(job.rows, job.shard_map, job.seed), job.shard_map)
+        self.pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
 
     def sort(self) -> None:
         """Whatever waits is sealed and sorted."""
@@ -106,11 +111,13 @@ class Desk:
 class Sent:
     """A request on its way: what the service sees of it, and the answers to it."""
 
-    def __init__(self, desk: Desk, request: Request) -> None:
+    def __init__(self, desk: Desk, request: Request, *, one_entry: bool = False) -> None:
         self.desk = desk
         self.request = request
-        self.encoded = encode(STREAM, request.pieces, desk.pipeline.rules.entries)
-        desk.pipeline.encoded(request, self.encoded)
+        rules = desk.pipeline.rules.entries
+        rules = replace(rules, request_max_records=1) if one_entry else rules
+        self.encoded = encode(ADDRESS, request.pieces, rules, request.aggregate_bytes, request.shard_map)
+        desk.pipeline.encoded(request, self.encoded, desk.now)
         self.entries: list[dict[str, Any]] = json.loads(self.encoded.body)["Records"]
 
     @property
@@ -126,12 +133,19 @@ class Sent:
             found += [user.data for user in inside] if inside is not None else [data]
         return found
 
+    def all_in(self, entry: int, shard: Shard) -> bool:
+        """Whether a consumer of that shard takes this entry."""
+        inside = parse(self.data[entry]) or []
+        hash_keys = [user.explicit_hash_key.decode() if user.explicit_hash_key else None for user in inside]
+        hashes = [hash_of(user.partition_key.decode(), key) for user, key in zip(inside, hash_keys, strict=True)]
+        return all(shard.start <= number <= shard.end for number in hashes)
+
     def stored(self, shard_id: str = "shard-0") -> None:
         self.answer([{"SequenceNumber": "1", "ShardId": shard_id}] * len(self.entries))
 
     def stored_as_predicted(self) -> None:
         table, lanes = self.encoded.lane_table, self.encoded.lanes.tolist()
-        self.answer([{"SequenceNumber": "1", "ShardId": table[lane].shard_id} for lane in lanes])
+        self.answer([{"SequenceNumber": "1", "ShardId": table[lane].shard.shard_id} for lane in lanes])
 
     def throttle(self, entries: set[int]) -> None:
         good = {"SequenceNumber": "1", "ShardId": "shard-0"}
@@ -319,16 +333,15 @@ def test_a_stream_is_held_only_when_whole_requests_fail_with_no_success_between(
     desk = Desk(even_map(8), request_max_records=1)
     desk.submit([(b"key %d" % i, b"d", None) for i in range(100)])
     desk.sort()
-    sents = desk.send_all()
-    assert len(sents) == 24
-    for sent in sents[: FAILURES_TO_HOLD - 1]:
-        sent.fail(LOST)
-    sents[FAILURES_TO_HOLD - 1].stored()
-    for sent in sents[FAILURES_TO_HOLD : 2 * FAILURES_TO_HOLD - 1]:
-        sent.fail(LOST)
-    assert desk.pipeline._hold_until == 0.0
-    sents[2 * FAILURES_TO_HOLD - 1].fail(LOST)
-    assert desk.now < desk.pipeline._hold_until <= desk.now + 5.0
+    for _ in range(2):
+        for _ in range(FAILURES_TO_HOLD - 1):
+            desk.send().fail(LOST)
+        desk.send().stored()
+    for _ in range(FAILURES_TO_HOLD - 1):
+        desk.send().fail(LOST)
+    assert desk.pipeline.sender._hold_until == 0.0
+    desk.send().fail(LOST)
+    assert desk.now < desk.pipeline.sender._hold_until <= desk.now + 5.0
 
 
 @pytest.mark.law("RetryPolicy")
@@ -342,7 +355,7 @@ def test_a_hold_that_is_over_hides_no_later_time() -> None:
     desk.now += 6
     assert desk.try_send() is not None
     assert desk.try_send() is None
-    desk.now += 1
+    desk.now += 0.4
     desk.submit(1)
     due = desk.pipeline.next_time()
     assert due is not None
@@ -449,7 +462,7 @@ def test_a_request_that_could_not_be_made_fails_only_the_row_that_raises() -> No
     while not frame.finished:
         request = desk.pipeline.take_request(desk.now)
         assert request is not None
-        encoded = encode(STREAM, request.pieces, desk.pipeline.rules.entries)
+        encoded = encode(ADDRESS, request.pieces, desk.pipeline.rules.entries)
         if base64.b64encode(b"row 7") + b'"' in encoded.body:
             desk.pipeline.complete(request, internal, desk.now)
         else:
@@ -464,11 +477,11 @@ def test_only_the_frame_that_cannot_be_sorted_gets_internal() -> None:
     first, poison, last = desk.submit(5), desk.submit(5), desk.submit(5)
     desk.pipeline.press(desk.now)
     job = desk.job()
-    for frame, rows in zip(job.frames, job.rows, strict=True):
-        if frame is poison:
-            desk.pipeline.unsortable(frame)
-        else:
-            desk.pipeline.sorted([frame], sort_rows([rows], job.shard_map, 1), job.shard_map)
+    parts = [
+        ([frame], None if frame is poison else sort_rows([rows], job.shard_map, 1))
+        for frame, rows in zip(job.frames, job.rows, strict=True)
+    ]
+    desk.pipeline.sorted(job, parts)
     assert desk.finished() == [poison]
     assert set(ends_of(poison).values()) == {(Outcome.NOT_STORED, Code.INTERNAL, False)}
     desk.send().stored()
@@ -575,7 +588,7 @@ def test_aggregates_wait_for_the_map_and_go_out_when_it_comes() -> None:
     assert desk.pipeline.next_time() == desk.now + 10.0
     desk.now += 9.9
     assert desk.pipeline.refuses(desk.now) is None
-    desk.pipeline.set_shard_map(even_map(1))
+    desk.pipeline.set_shard_map(even_map(1), desk.now)
     assert not desk.pipeline.wants_shard_map
     desk.sort()
     desk.send().stored()
@@ -600,7 +613,7 @@ def test_aggregates_without_a_map_in_time_are_refused_with_what_to_do() -> None:
     assert "no ListShards for you" in refusal.message
     assert "allow kinesis:ListShards" in refusal.message
     assert desk.is_empty()
-    desk.pipeline.set_shard_map(even_map(1))
+    desk.pipeline.set_shard_map(even_map(1), desk.now)
     assert desk.pipeline.refuses(desk.now) is None
 
 
@@ -636,22 +649,150 @@ def test_a_stream_that_is_not_there_is_told_from_its_listing(code: str) -> None:
     assert desk.is_empty()
 
 
+def spread(rows: int) -> list[Row]:
+    """Rows whose hash keys lie evenly over the whole range."""
+    return [(b"k", b"%d" % i, b"%d" % (i * (MAX_HASH_KEY // rows) + rows)) for i in range(rows)]
+
+
 @pytest.mark.law("ShardMap")
-def test_an_aggregate_that_another_shard_answers_is_not_acknowledged_and_its_rows_go_raw() -> None:
+def test_an_aggregate_that_an_unknown_shard_stored_waits_for_a_map_and_no_other_of_its_lane_is_sent_meanwhile() -> None:
+    desk = Desk(even_map(2), aggregate=True, aggregate_max_bytes=300)
+    first, second = Shard("c-0", 0, 2**126 - 1), Shard("c-1", 2**126, 2**127 - 1)
+    frame = desk.submit([(b"k", b"%d" % i, b"%d" % i) for i in range(4)])  # all of them in c-0
+    other = desk.submit([(b"k", b"x" * 200, b"0"), (b"k", b"y" * 200, b"1")])
+    desk.sort()
+    request = desk.pipeline.take_request(desk.now)
+    assert request is not None
+    sent = Sent(desk, request, one_entry=True)
+    sent.stored("c-0")
+    assert (frame.finished, desk.pipeline.wants_shard_map) == (False, True)
+    assert desk.try_send() is None
+    desk.pipeline.set_shard_map(ShardMap([first, second, even_map(2).shards[1]]), desk.now + 5)
+    assert desk.finished() == [frame], "the new map says that every hash lies in the shard that stored it"
+    assert frame.result().possible_duplicates == 0
+    desk.send().stored("c-0")
+    assert other.finished
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Pipeline")
+def test_an_aggregate_that_strayed_is_sent_once_more_by_the_newest_map_and_then_as_plain_records() -> None:
+    """A lying map costs at most two copies."""
+    desk = Desk(even_map(1), aggregate=True)
+    frame = desk.submit(spread(10))
+    desk.sort()
+    desk.send().stored("c-0")  # the shard was split, unseen
+    desk.pipeline.set_shard_map(ShardMap([Shard("c-0", 0, 2**127 - 1), Shard("c-1", 2**127, MAX_HASH_KEY)]), desk.now)
+    again = desk.send()
+    assert [len(parse(data) or []) for data in again.data] == [5, 5], "sorted anew"
+    again.answer([{"SequenceNumber": "9", "ShardId": "c-1"}] * 2)  # split again, unseen
+    assert not frame.finished
+    desk.now += 11
+    last = desk.send()
+    assert sorted(last.data) == [b"%d" % i for i in range(5)], "plain records now; those in c-1 were right"
+    last.stored("anywhere")
+    assert frame.result().stored == 10
+    assert frame.result().possible_duplicates == 10
+    assert desk.pipeline.stats.possible_duplicate_records["reshard"] == 10
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+def test_an_aggregate_in_an_unknown_shard_goes_raw_when_no_map_comes_in_time() -> None:
     desk = Desk(even_map(2), aggregate=True)
     frame = desk.submit([(b"k", b"%d" % i, b"0") for i in range(10)])
     desk.sort()
-    sent = desk.send()
-    assert len(sent.entries) == 1
-    sent.stored("shard-9")
-    assert not frame.finished
+    desk.send().stored("shard-9")
     assert desk.pipeline.stats.shard_mispredictions == 1
-    assert desk.pipeline.wants_shard_map
+    assert desk.try_send() is None
+    due = desk.pipeline.next_time()
+    assert due == desk.now + 10.0
+    desk.now = due
     again = desk.send()
     assert again.data == [b"%d" % i for i in range(10)], "ten records, and no aggregate"
     again.stored("shard-9")
     assert frame.result().stored == 10
     assert frame.result().possible_duplicates == 10
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+def test_rows_that_wait_in_lanes_are_sorted_anew_by_a_new_map() -> None:
+    """After a split no aggregate mixes rows of both children; after a merge they make one line again, in order."""
+    desk = Desk(even_map(1), aggregate=True)
+    frame = desk.submit(spread(400))
+    desk.sort()
+    halves = even_map(2)
+    desk.pipeline.set_shard_map(ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)]), desk.now)
+    assert len(halves) == len(desk.pipeline.sender.lanes)
+    sent = desk.send()
+    assert [int(data) for data in sent.users] == list(range(400))
+    for entry, place in enumerate(sent.encoded.lanes.tolist()):
+        assert sent.all_in(entry, sent.encoded.lane_table[place].shard)
+    sent.fail(UNSENT)
+    desk.pipeline.set_shard_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]), desk.now)
+    desk.now += 6
+    sent = desk.send()
+    assert [int(data) for data in sent.users] == list(range(400))
+    assert [lane.shard.shard_id for lane in desk.pipeline.sender.lanes] == ["merged"]
+    sent.stored("merged")
+    assert frame.result().stored == 400
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+def test_a_request_sent_before_a_split_is_believed_when_the_closed_shard_answers() -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    frame = desk.submit(spread(10))
+    desk.sort()
+    sent = desk.send()
+    desk.pipeline.set_shard_map(ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)]), desk.now)
+    sent.stored("shard-0")
+    assert frame.result().possible_duplicates == 0
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+@pytest.mark.parametrize("read", ["the same", "another", "not at all"])
+def test_after_a_long_silence_an_aggregate_is_believed_only_by_a_map_read_anew(read: str) -> None:
+    """The stream may have been deleted and made again meanwhile, with the same shard ids and other ranges."""
+    desk = Desk(even_map(1), aggregate=True)
+    desk.submit(1)
+    desk.sort()
+    desk.send().stored()
+    frame = desk.submit(spread(10))
+    desk.sort()
+    desk.now += 60.0
+    desk.send().stored()
+    assert (frame.finished, desk.pipeline.wants_shard_map) == (False, True)
+    if read == "not at all":
+        desk.pipeline.shard_map_failed("AccessDeniedException", "no", desk.now)
+    else:
+        desk.pipeline.set_shard_map(even_map(1 if read == "the same" else 2), desk.now)
+    assert frame.finished is (read != "another"), "nothing but silence spoke against it"
+    if read == "another":
+        again = desk.send()
+        assert len(again.entries) == 2
+        again.stored_as_predicted()
+        assert frame.result().possible_duplicates == 10
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+def test_sequence_numbers_that_fall_say_that_the_shard_is_another_one() -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    desk.submit(spread(4))
+    desk.sort()
+    desk.send().answer([{"SequenceNumber": "500", "ShardId": "shard-0"}])
+    frame = desk.submit(spread(10))
+    desk.sort()
+    desk.send().answer([{"SequenceNumber": "3", "ShardId": "shard-0"}])
+    assert (frame.finished, desk.pipeline.wants_shard_map) == (False, True)
+    desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
+    assert not frame.finished, "more than silence speaks against the map"
+    desk.pipeline.set_shard_map(even_map(2), desk.now)
+    desk.send().stored_as_predicted()
+    assert frame.result().stored == 10
     assert desk.is_empty()
 
 
@@ -673,13 +814,13 @@ def test_a_stream_made_again_with_the_same_shard_ids_gets_no_aggregate_of_the_ol
         if seen == "by its refusal":
             desk.pipeline.shard_map_failed("ResourceNotFoundException", "gone", desk.now)
             assert desk.pipeline.wants_shard_map
-        desk.pipeline.set_shard_map(other)
+        desk.pipeline.set_shard_map(other, desk.now)
 
     if stage == "while it is sorted":
         job = desk.pipeline.take_job(desk.now + 1)
         assert job is not None
         make_again()
-        desk.pipeline.sorted(job.frames, sort_rows(job.rows, job.shard_map, job.seed), job.shard_map)
+        desk.sorted(job)
     else:
         desk.sort()
         if stage == "in flight":
@@ -690,10 +831,12 @@ def test_a_stream_made_again_with_the_same_shard_ids_gets_no_aggregate_of_the_ol
         else:
             make_again()
     assert not frame.finished
-    desk.now += 100
+    desk.now += 11
     again = desk.send()
-    assert again.data == [b"%d" % i for i in range(10)], "ten records, and no aggregate"
-    again.stored(other.shards[0].shard_id)
+    assert sorted(again.users) == [b"%d" % i for i in range(10)]
+    for entry, lane in enumerate(again.encoded.lanes.tolist()):
+        assert again.all_in(entry, again.encoded.lane_table[lane].shard)
+    again.stored_as_predicted()
     assert frame.result().stored == 10
     assert desk.is_empty()
 
@@ -716,14 +859,14 @@ def test_lanes_of_closed_shards_are_forgotten_once_their_rows_are_gone() -> None
     frame = desk.submit(100)
     desk.sort()
     sent = desk.send()
-    desk.pipeline.set_shard_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]))
+    desk.pipeline.set_shard_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]), desk.now)
     sent.fail(UNSENT)
     assert desk.pipeline.idle is False
     desk.now += 6
     for sent in desk.send_all():
         sent.stored("merged")
     assert frame.finished
-    assert set(desk.pipeline._lanes) <= {"merged"}
+    assert {lane.shard.shard_id for lane in desk.pipeline.sender.lanes} <= {"merged"}
 
 
 @pytest.mark.law("Lane")
@@ -732,11 +875,11 @@ def test_lanes_of_closed_shards_are_forgotten_when_their_rows_lose_their_caller(
     desk.submit(100)
     desk.sort()
     desk.send().fail(UNSENT)
-    desk.pipeline.set_shard_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]))
+    desk.pipeline.set_shard_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]), desk.now)
     desk.pipeline.discard("caller")
     desk.now += 6
     assert desk.try_send() is None
-    assert not desk.pipeline._lanes
+    assert {lane.shard.shard_id for lane in desk.pipeline.sender.lanes} <= {"merged"}
     assert desk.is_empty()
 
 
@@ -811,7 +954,7 @@ def staged(stage: str) -> tuple[Desk, Frame, list[Any]]:
         request = desk.pipeline.take_request(desk.now)
         assert request is not None
         tight = make_rules(request_max_records=3).entries
-        desk.pipeline.encoded(request, encode(STREAM, request.pieces, tight))
+        desk.pipeline.encoded(request, encode(ADDRESS, request.pieces, tight), desk.now)
         return desk, frame, [request]
     sent = desk.send()
     if stage == "encoded":
@@ -850,7 +993,7 @@ def go_on(desk: Desk, under_way: list[Any]) -> int:
 def test_rows_of_an_owner_that_is_gone_end_at_once_unless_they_are_in_a_request(stage: str) -> None:
     desk, frame, under_way = staged(stage)
     stored_before = desk.pipeline.stats.delivered_records
-    in_request = sum(request.records for request in desk.pipeline._in_flight)
+    in_request = sum(request.records for request in desk.pipeline.sender.in_flight)
     desk.pipeline.discard("caller")
     assert desk.budget.used_records == in_request, "records are free at once"
     assert desk.pipeline.stats.discarded_records["disconnected"] == 20 - in_request - stored_before
@@ -896,7 +1039,7 @@ def test_rows_whose_owner_is_gone_but_wants_them_delivered_are_delivered(stage: 
 def test_a_drain_gives_back_what_is_in_no_request(stage: str, failure: RequestFailed | None) -> None:
     desk, frame, under_way = staged(stage)
     stored = frame.tallies[Outcome.STORED]
-    in_request = sum(request.records for request in desk.pipeline._in_flight)
+    in_request = sum(request.records for request in desk.pipeline.sender.in_flight)
     desk.pipeline.drain()
     assert frame.tallies[Outcome.RETURNED] == 20 - in_request - stored
     for work in under_way:
@@ -1011,16 +1154,16 @@ def test_a_lane_whose_rows_are_all_handed_back_is_in_no_request() -> None:
     assert request is not None
     assert len(request.lanes) == 2
     one_entry = make_rules(aggregate=True, request_max_records=1).entries
-    desk.pipeline.encoded(request, encode(STREAM, request.pieces, one_entry))
+    desk.pipeline.encoded(request, encode(ADDRESS, request.pieces, one_entry), desk.now)
     assert len(request.lanes) == 1
-    assert [lane.in_flight for lane in desk.pipeline._lanes.values()] == [1, 0]
+    assert [lane.in_flight for lane in desk.pipeline.sender.lanes] == [1, 0]
     encoded = request.encoded
     assert encoded is not None
     answer = json.dumps({"Records": [{"SequenceNumber": "1", "ShardId": "shard-0"}]}).encode()
     desk.pipeline.complete(request, parse_answer(answer, 1), desk.now)
     while not frame.finished:
         desk.send().stored_as_predicted()
-    assert all(lane.in_flight == 0 for lane in desk.pipeline._lanes.values())
+    assert all(lane.in_flight == 0 for lane in desk.pipeline.sender.lanes)
     assert desk.is_empty()
 
 

@@ -87,24 +87,55 @@ def test_no_delay_is_so_short_that_it_makes_a_hot_loop_or_so_long_that_rows_are_
     assert 4.5 < max(holds) <= 5.0
 
 
+def grown_window() -> InFlightWindow:
+    window = InFlightWindow(24, 24 << 20, 1 << 20)
+    for _ in range(100):
+        window.answered(0.02, 6.0)
+    assert (window.size, window.bytes) == (24, 24 << 20)
+    return window
+
+
+@pytest.mark.law("RetryPolicy")
+def test_the_window_starts_small_and_does_not_grow_while_answers_are_late() -> None:
+    """24 requests of 1 MiB over a slow uplink would all time out."""
+    window = InFlightWindow(24, 24 << 20, 1 << 20)
+    assert (window.size, window.bytes) == (4, 4 << 20)
+    for _ in range(100):
+        window.answered(2.1, 6.0)
+    assert window.size == 4
+    window.answered(1.9, 6.0)
+    for _ in range(4):
+        window.answered(1.9, 6.0)
+    assert window.size == 5, "and from then on it grows by one a window"
+
+
+@pytest.mark.law("RetryPolicy")
+def test_a_request_s_time_out_grows_with_its_size_and_with_each_time_out_before_it() -> None:
+    policy = RetryPolicy(Random(1), 6.0)
+    assert policy.timeout(0, 0) == 6.0
+    assert policy.timeout(1 << 20, 0) == 10.0
+    assert policy.timeout(1 << 20, 1) == 20.0
+    assert policy.timeout(1 << 20, 9) == 60.0, "at most a minute"
+    assert policy.timeout(32 << 20, 3) == 134.0, "unless its size alone needs more"
+
+
 @pytest.mark.law("RetryPolicy")
 def test_the_window_is_halved_by_a_time_out_and_grows_by_one_per_window_of_successes() -> None:
-    window = InFlightWindow(24)
-    assert window.size == 24
+    window = grown_window()
     window.timed_out()
-    assert window.size == 12
+    assert (window.size, window.bytes) == (12, 12 << 20)
     for expected in (13, 14):
         for _ in range(expected):
-            window.succeeded()
+            window.answered(0.02, 6.0)
         assert window.size in (expected - 1, expected)
     for _ in range(10_000):
-        window.succeeded()
+        window.answered(0.02, 6.0)
     assert window.size == 24, "never over the most"
 
 
 @pytest.mark.law("RetryPolicy")
 def test_the_window_never_falls_below_one_request() -> None:
-    window = InFlightWindow(24)
+    window = InFlightWindow(24, 24 << 20, 1 << 20)
     for _ in range(50):
         window.timed_out()
         assert window.size >= 1
@@ -114,12 +145,12 @@ def test_the_window_never_falls_below_one_request() -> None:
 
 @pytest.mark.law("RetryPolicy")
 def test_after_a_hold_the_window_doubles_until_half_of_where_it_was() -> None:
-    window = InFlightWindow(24)
+    window = grown_window()
     window.hold()
     sizes = []
     for _ in range(4):
         for _ in range(window.size):
-            window.succeeded()
+            window.answered(0.02, 6.0)
         sizes.append(window.size)
     assert sizes == [2, 4, 8, 12]
 

@@ -118,8 +118,8 @@ class Story:
         assert sim.pipeline.next_time() is None
         assert sim.pipeline.take_request(sim.now) is None
         open_shards = {shard.shard_id for shard in sim.pipeline.shard_map.shards} if sim.pipeline.shard_map else {""}
-        assert set(sim.pipeline._lanes) <= open_shards
-        assert not any(lane.queued or lane.in_flight or lane.spans for lane in sim.pipeline._lanes.values())
+        assert {lane.shard.shard_id for lane in sim.pipeline.sender.lanes} <= open_shards
+        assert not any(lane.queued or lane.in_flight or lane.spans for lane in sim.pipeline.sender.lanes)
         for session in self.sessions:
             if not session.gone:
                 assert session.accepted == set(session.acked)

@@ -11,7 +11,7 @@ from producerd.core import intake
 from producerd.core.frame import Frame
 from producerd.core.intake import Rows
 from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
-from producerd.core.spans import JOB_CHARGE_BYTES, SPAN_BYTES, Job, SortedRows, Span, sort_rows
+from producerd.core.spans import JOB_CHARGE_BYTES, RAW_FROM_STRAYS, SPAN_BYTES, Job, SortedRows, Span, sort_rows
 from producerd.testing import hash_of
 from producerd.wire.columns import RECORD_CHARGE_BYTES, lay_out
 from tests.simulation import make_body
@@ -193,7 +193,7 @@ def test_a_buffer_that_is_let_go_holds_nothing_and_tells_its_charge_once() -> No
 def test_a_span_is_cut_in_two_without_a_row_lost() -> None:
     _, result, _ = a_job(1, 50, shards=1)
     _, span = result.spans[0]
-    left, right = span._replace(attempts=3, raw=True).cut(20)
+    left, right = span._replace(attempts=3, strays=RAW_FROM_STRAYS).cut(20)
     assert (left.first, left.last, right.first, right.last) == (0, 20, 20, 50)
     assert (left.attempts, right.attempts, left.raw, right.raw) == (3, 3, True, True)
     assert int(left.sizes()[-1] + right.sizes()[-1]) == int(span.sizes()[-1])

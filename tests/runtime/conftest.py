@@ -1,8 +1,10 @@
-"""The fake service that the daemons of these tests send to."""
+"""The fake service that the daemons of these tests send to, and an environment without an AWS of its own."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +24,15 @@ def kinesis() -> FakeKinesis:
 def server(kinesis: FakeKinesis) -> Iterator[FakeServer]:
     with serve_in_thread(kinesis) as serving:
         yield serving
+
+
+@pytest.fixture
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keys "testing" and nothing else: no files, no metadata service, no proxy."""
+    for name in os.environ:
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret of testing")

@@ -256,7 +256,7 @@ BAD: list[tuple[bytes, bytes | None, bytes | None, str, str]] = [
 def test_a_bad_record_is_told_by_its_number_and_reason_and_never_by_its_data(
     kinesis: FakeKinesis, server: FakeServer
 ) -> None:
-    with daemon(server.url, max_frame_bytes="4 MiB", log_level="debug") as running:
+    with daemon(server.url, max_frame_bytes="4 MiB", log_level="debug", aggregation="kpl") as running:
         with session(running) as strict, session(running, take_good=True) as lenient:
             until(lambda: "shards read" in running.log)  # the stream's size was read before
             for key, data, hash_key, code, reason in BAD:

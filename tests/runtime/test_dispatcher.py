@@ -18,6 +18,7 @@ from producerd.core.entries import Answer, EncodedRequest, RequestFailed, parse_
 from producerd.core.frame import Frame
 from producerd.errors import Code, Outcome
 from producerd.runtime.dispatcher import Dispatcher
+from producerd.runtime.kinesis import Address, StreamSummary
 from producerd.runtime.stream import Stream
 from producerd.wire import columns
 from producerd.wire.columns import Columns, lay_out
@@ -35,7 +36,9 @@ class StandInKinesis:
         self.records = 0
         self.requests = 0
 
-    async def put_records(self, stream: str, request: EncodedRequest, timeout_seconds: float) -> Answer | RequestFailed:
+    async def put_records(
+        self, address: Address, request: EncodedRequest, timeout_seconds: float
+    ) -> Answer | RequestFailed:
         self.requests += 1
         if self.raises is not None:
             raise self.raises
@@ -45,11 +48,11 @@ class StandInKinesis:
         results = b",".join([b'{"ShardId":"s"}'] * request.entries)
         return parse_answer(b'{"Records":[' + results + b"]}", request.entries)
 
-    async def list_shards(self, stream: str) -> list[dict[str, Any]] | RequestFailed:
+    async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
         return RequestFailed("AccessDeniedException", "no", maybe_stored=False)
 
-    async def max_record_bytes(self, stream: str) -> int | RequestFailed:
-        return 1024 * 1024
+    async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
+        return RequestFailed("AccessDeniedException", "no", maybe_stored=False)
 
 
 class Bench:
@@ -102,7 +105,7 @@ class Bench:
 async def bench(workers: int = 1) -> AsyncIterator[Bench]:
     kinesis, stopped = StandInKinesis(), asyncio.Event()
     with ThreadPoolExecutor(workers) as pool:
-        dispatcher = Dispatcher(kinesis, pool, workers)
+        dispatcher = Dispatcher(lambda _: kinesis, pool, workers)
         async with asyncio.TaskGroup() as group:
             group.create_task(dispatcher.run(stopped))
             await asyncio.sleep(0)
@@ -195,12 +198,12 @@ async def test_a_frame_that_cannot_be_sorted_fails_alone(
 async def test_a_row_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
     encode = entries.encode
 
-    def poisoned(stream: str, pieces: Any, rules: Any) -> Any:
+    def poisoned(address: Any, pieces: Any, *rest: Any) -> Any:
         for _, span in pieces:
             at = span.buffer.data_offsets[span.first - span.buffer.first : span.last - span.buffer.first + 1].tolist()
             if b"poison" in bytes(span.buffer.data[at[0] : at[-1]]):
                 raise ZeroDivisionError("a bug")
-        return encode(stream, pieces, rules)
+        return encode(address, pieces, *rest)
 
     monkeypatch.setattr(module, "encode", poisoned)
     data = [b"good"] * records

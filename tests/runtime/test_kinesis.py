@@ -1,108 +1,49 @@
-"""Each failure of botocore is a value; the body that is sent is ours byte for byte, and its digest is signed."""
+"""What is asked of Kinesis arrives as it must, and whatever comes back is a value."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from socket import gaierror
+from datetime import UTC, datetime
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
-import botocore.exceptions as boto_errors
-import numpy as np
+import orjson
 import pytest
-from aiohttp import ClientConnectorError, ClientOSError, ClientPayloadError, web
+from aiohttp import web
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError, ConnectTimeoutError
 
-from producerd.core.entries import Answer, EncodedRequest, RequestFailed
+from producerd.core.entries import Answer, RequestFailed
 from producerd.core.retry import Kind, meaning_of
-from producerd.errors import Code, ConfigurationError
-from producerd.runtime.kinesis import AioKinesis, connect, failure_of
+from producerd.errors import Code
+from producerd.runtime.aws.clock import ServiceClock
+from producerd.runtime.aws.sending import this_sending
+from producerd.runtime.kinesis import MAX_PAGES, AioKinesis, StreamSummary
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
+from tests.runtime.aws.reaching import BODY, FLIGHTS, reaching, request_of
 
-BODY = (
-    b'{"StreamName":"flights","Records":[{"Data":"eA==","PartitionKey":"k"},{"Data":"eQ==","PartitionKey":"\\u00e9"}]}'
-)
-
-
-def client_error(code: str, status: int, message: str = "words") -> boto_errors.ClientError:
-    return boto_errors.ClientError(
-        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}},
-        "PutRecords",
-    )
-
-
-REFUSED = ClientConnectorError(MagicMock(), ConnectionRefusedError(111, "Connection refused"))
-RESET = ClientOSError(104, "Connection reset by peer")
-FAILURES: list[tuple[Exception, str, bool]] = [
-    # Only 4xx says that nothing was stored.
-    (client_error("ResourceNotFoundException", 400), "ResourceNotFoundException", False),
-    (client_error("AccessDeniedException", 400), "AccessDeniedException", False),
-    (client_error("ValidationException", 400), "ValidationException", False),
-    (client_error("413", 413, "Request Entity Too Large"), "413", False),
-    (client_error("InternalFailure", 500), "InternalFailure", True),
-    (client_error("ServiceUnavailable", 503), "ServiceUnavailable", True),
-    (client_error("", 502), "InternalFailure", True),
-    (boto_errors.NoCredentialsError(), Code.CREDENTIALS, False),
-    (boto_errors.PartialCredentialsError(provider="env", cred_var="AWS_SECRET_ACCESS_KEY"), Code.CREDENTIALS, False),
-    (boto_errors.CredentialRetrievalError(provider="custom", error_msg="exit 1"), Code.CREDENTIALS, False),
-    (boto_errors.TokenRetrievalError(provider="sso", error_msg="expired"), Code.CREDENTIALS, False),
-    (boto_errors.UnauthorizedSSOTokenError(), Code.CREDENTIALS, False),
-    (boto_errors.EndpointConnectionError(endpoint_url="http://x", error=REFUSED), Code.UNREACHABLE, False),
-    (boto_errors.EndpointConnectionError(endpoint_url="http://x", error=gaierror(-2, "no name")), "UNREACHABLE", False),
-    # aiobotocore calls a connection that was reset under a request by the same name.
-    (boto_errors.EndpointConnectionError(endpoint_url="http://x", error=RESET), Code.UNREACHABLE, True),
-    (boto_errors.ConnectTimeoutError(endpoint_url="http://x"), Code.UNREACHABLE, False),
-    (boto_errors.ProxyConnectionError(proxy_url="http://p"), Code.UNREACHABLE, False),
-    (boto_errors.SSLError(endpoint_url="https://x", error="certificate verify failed"), Code.UNREACHABLE, False),
-    (boto_errors.ReadTimeoutError(endpoint_url="http://x"), Code.UNREACHABLE, True),
-    (boto_errors.ConnectionClosedError(endpoint_url="http://x"), Code.UNREACHABLE, True),
-    (boto_errors.HTTPClientError(error="broken"), Code.UNREACHABLE, True),
-    (ClientPayloadError("not completed"), Code.UNREACHABLE, True),
-    (ConnectionResetError(104, "Connection reset by peer"), Code.UNREACHABLE, True),
-]
-
-
-@pytest.mark.parametrize(("error", "code", "maybe_stored"), FAILURES, ids=lambda value: type(value).__name__)
-def test_what_an_exception_means(error: Exception, code: str, maybe_stored: bool) -> None:
-    failed = failure_of(error)
-    assert (failed.code, failed.maybe_stored, failed.timed_out) == (code, maybe_stored, False)
-    assert failed.message
-    assert "\n" not in failed.message
-
-
-def request_of(body: bytes = BODY, entries: int = 2) -> EncodedRequest:
-    ends = np.arange(1, entries + 1, dtype=np.int32)
-    return EncodedRequest(body, hashlib.sha256(body).hexdigest(), ends, np.zeros(entries, np.int32), (), 4)
-
-
-@pytest.fixture(autouse=True)
-def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
 @asynccontextmanager
-async def client_of(url: str, region: str | None = "us-east-1") -> AsyncIterator[AioKinesis]:
-    with ThreadPoolExecutor(1) as pool:
-        async with connect(pool, region=region, endpoint_url=url, connect_timeout_seconds=2) as kinesis:
-            yield kinesis
-
-
-@asynccontextmanager
-async def recording(answer: bytes, status: int = 200) -> AsyncIterator[tuple[str, list[tuple[Any, bytes]]]]:
-    """A server that keeps what it is sent and says one thing."""
+async def recording(
+    answer: bytes | Callable[[dict[str, Any]], tuple[int, bytes]], status: int = 200
+) -> AsyncIterator[tuple[str, list[tuple[Any, bytes]]]]:
+    """A server that keeps what it is sent, and says one thing or what it is told to."""
     requests: list[tuple[Any, bytes]] = []
 
     async def respond(request: web.BaseRequest) -> web.Response:
-        requests.append((request.headers.copy(), await request.read()))
-        return web.Response(status=status, body=answer, content_type="application/x-amz-json-1.1")
+        body = await request.read()
+        requests.append((request.headers.copy(), body))
+        told = (status, answer) if isinstance(answer, bytes) else answer(orjson.loads(body))
+        return web.Response(status=told[0], body=told[1], content_type="application/x-amz-json-1.1")
 
     runner = web.ServerRunner(web.Server(respond), access_log=None)
     await runner.setup()
@@ -115,15 +56,11 @@ async def recording(answer: bytes, status: int = 200) -> AsyncIterator[tuple[str
 
 
 async def test_the_body_is_ours_byte_for_byte_and_the_signature_covers_its_digest() -> None:
-    from botocore.auth import SigV4Auth
-    from botocore.awsrequest import AWSRequest
-    from botocore.credentials import Credentials
-
     answer = (
         b'{"FailedRecordCount":0,"Records":[{"SequenceNumber":"1","ShardId":"s"},{"SequenceNumber":"2","ShardId":"s"}]}'
     )
-    async with recording(answer) as (url, requests), client_of(url) as kinesis:
-        given = await kinesis.put_records("flights", request_of(), 5)
+    async with recording(answer) as (url, requests), reaching(url) as kinesis:
+        given = await kinesis.put_records(FLIGHTS, request_of(), 5)
     assert isinstance(given, Answer)
     ((headers, body),) = requests
     assert body == BODY
@@ -134,7 +71,7 @@ async def test_the_body_is_ours_byte_for_byte_and_the_signature_covers_its_diges
     signed = headers["Authorization"].split("SignedHeaders=")[1].split(",")[0].split(";")
     again = AWSRequest("POST", url + "/", headers={name: headers[name] for name in signed if name != "host"}, data=body)
     again.context["timestamp"] = headers["X-Amz-Date"]
-    auth = SigV4Auth(Credentials("testing", "testing"), "kinesis", "us-east-1")
+    auth = SigV4Auth(Credentials("testing", "secret of testing"), "kinesis", "us-east-1")
     text = auth.string_to_sign(again, auth.canonical_request(again))
     assert headers["Authorization"].endswith(f"Signature={auth.signature(text, again)}")
 
@@ -144,22 +81,22 @@ async def test_requests_at_the_same_time_keep_their_bodies_apart() -> None:
     stream = fake.create_stream("flights")
     fake.latency_seconds = (0.0, 0.02)
     bodies = [BODY.replace(b"eA==", f"{number:04d}".encode()) for number in range(30)]
-    async with serve(fake) as server, client_of(server.url) as kinesis, asyncio.TaskGroup() as group:
+    async with serve(fake) as server, reaching(server.url) as kinesis, asyncio.TaskGroup() as group:
         for body in bodies:
-            group.create_task(kinesis.put_records("flights", request_of(body), 5))
+            group.create_task(kinesis.put_records(FLIGHTS, request_of(body), 5))
     assert len({entry.data for entry in stream.entries() if entry.data != b"y"}) == 30
 
 
 @pytest.mark.parametrize("entries", [2, 40], ids=["on the loop", "in a worker"])
 async def test_an_answer_of_the_wrong_length_makes_every_entry_unknown(entries: int) -> None:
-    async with recording(b'{"Records":[{"ShardId":"s"}]}') as (url, _), client_of(url) as kinesis:
-        failed = await kinesis.put_records("flights", request_of(entries=entries), 5)
+    async with recording(b'{"Records":[{"ShardId":"s"}]}') as (url, _), reaching(url) as kinesis:
+        failed = await kinesis.put_records(FLIGHTS, request_of(entries=entries), 5)
     assert failed == RequestFailed(Code.RESULT_COUNT, f"1 results for {entries} entries", maybe_stored=True)
 
 
 async def test_an_answer_that_is_no_json_makes_every_entry_unknown() -> None:
-    async with recording(b"<html>a proxy</html>") as (url, _), client_of(url) as kinesis:
-        failed = await kinesis.put_records("flights", request_of(), 5)
+    async with recording(b"<html>a proxy</html>") as (url, _), reaching(url) as kinesis:
+        failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
     assert isinstance(failed, RequestFailed)
     assert (failed.code, failed.maybe_stored) == (Code.RESULT_COUNT, True)
 
@@ -182,42 +119,135 @@ async def test_what_the_service_does_comes_back_as_a_value(
     fake = FakeKinesis()
     fake.create_stream("flights")
     fake.script(fault)
-    async with serve(fake) as server, client_of(server.url) as kinesis:
-        failed = await kinesis.put_records("flights", request_of(), 0.3 if timed_out else 10)
+    async with serve(fake) as server, reaching(server.url) as kinesis:
+        failed = await kinesis.put_records(FLIGHTS, request_of(), 0.3 if timed_out else 10)
         assert isinstance(failed, RequestFailed)
         assert (failed.code, failed.maybe_stored, failed.timed_out) == (code, maybe_stored, timed_out)
-        assert isinstance(await kinesis.put_records("flights", request_of(), 5), Answer)
+        assert isinstance(await kinesis.put_records(FLIGHTS, request_of(), 5), Answer)
 
 
-async def test_all_pages_of_a_listing_are_read_and_the_largest_record_is_asked() -> None:
+async def test_all_pages_of_a_listing_are_read() -> None:
     fake = FakeKinesis()
-    fake.create_stream("flights", shards=2_500, max_record_kib=10_240)
-    async with serve(fake) as server, client_of(server.url) as kinesis:
-        pages = await kinesis.list_shards("flights")
+    fake.create_stream("flights", shards=10_000)
+    async with serve(fake) as server, reaching(server.url) as kinesis:
+        pages = await kinesis.list_shards(FLIGHTS)
         assert not isinstance(pages, RequestFailed)
-        assert [len(page["Shards"]) for page in pages] == [1_000, 1_000, 500]
-        assert await kinesis.max_record_bytes("flights") == 10_240 * 1024
-        failed = await kinesis.list_shards("nothing")
+        assert [len(page["Shards"]) for page in pages] == [1_000] * 10
+        assert fake.requests["ListShards"] == 10
+        failed = await kinesis.list_shards({"StreamName": "nothing"})
         assert isinstance(failed, RequestFailed)
         assert failed.code == "ResourceNotFoundException"
+
+
+@pytest.mark.parametrize("address", [FLIGHTS, {"StreamARN": "arn:aws:kinesis:us-east-1:123456789012:stream/flights"}])
+async def test_a_page_after_the_first_is_asked_for_by_its_token_alone(address: dict[str, str]) -> None:
+    def listing(asked: dict[str, Any]) -> tuple[int, bytes]:
+        return 200, b'{"Shards":[]}' if "NextToken" in asked else b'{"Shards":[],"NextToken":"2"}'
+
+    async with recording(listing) as (url, requests), reaching(url) as kinesis:
+        assert not isinstance(await kinesis.list_shards(address), RequestFailed)
+    asked = [orjson.loads(body) for _, body in requests]
+    assert asked == [{**address, "ShardFilter": {"Type": "AT_LATEST"}}, {"NextToken": "2"}]
+
+
+async def test_a_listing_whose_token_repeats_fails_at_once() -> None:
+    async with recording(b'{"Shards":[],"NextToken":"again"}') as (url, requests), reaching(url) as kinesis:
+        failed = await kinesis.list_shards(FLIGHTS)
+    assert isinstance(failed, RequestFailed)
+    assert meaning_of(failed.code).kind is Kind.TRANSIENT
+    assert len(requests) == 2
+
+
+async def test_a_listing_without_an_end_fails() -> None:
+    def listing(asked: dict[str, Any]) -> tuple[int, bytes]:
+        return 200, b'{"Shards":[],"NextToken":"%d"}' % (int(asked.get("NextToken", 0)) + 1)
+
+    async with recording(listing) as (url, requests), reaching(url) as kinesis:
+        failed = await kinesis.list_shards(FLIGHTS)
+    assert isinstance(failed, RequestFailed)
+    assert "no end" in failed.message
+    assert len(requests) == MAX_PAGES
+
+
+@pytest.mark.parametrize("times", [1, 1_000])
+async def test_a_listing_whose_token_expires_is_begun_again_and_not_for_ever(times: int) -> None:
+    left = times
+
+    def listing(asked: dict[str, Any]) -> tuple[int, bytes]:
+        nonlocal left
+        if asked.get("NextToken") != "2":
+            return 200, b'{"Shards":[],"NextToken":"2"}'
+        if left:
+            left -= 1
+            return 400, b'{"__type":"ExpiredNextTokenException","message":"too late"}'
+        return 200, b'{"Shards":[]}'
+
+    async with recording(listing) as (url, requests), reaching(url) as kinesis:
+        pages = await kinesis.list_shards(FLIGHTS)
+    if times == 1:
+        assert not isinstance(pages, RequestFailed)
+        assert len(pages) == 2, "what was read before the token expired does not count"
+        assert len(requests) == 4
+    else:
+        assert isinstance(pages, RequestFailed)
+        assert len(requests) == MAX_PAGES
+
+
+async def test_the_summary_has_what_a_producer_needs_to_know() -> None:
+    fake = FakeKinesis()
+    fake.create_stream("flights", max_record_kib=10_240, now=1_700_000_000.0)
+    async with serve(fake) as server, reaching(server.url) as kinesis:
+        summary = await kinesis.describe_stream_summary(FLIGHTS)
+    assert isinstance(summary, StreamSummary)
+    assert summary.arn.endswith(":stream/flights")
+    assert summary.created_at == datetime.fromtimestamp(1_700_000_000, UTC)
+    assert summary.max_record_bytes == 10_240 * 1024
+    assert summary.record_distribution_strategy == "USER_PARTITION_KEY"
+
+
+async def test_a_stream_may_distribute_its_records_itself() -> None:
+    answer = b'{"StreamDescriptionSummary":{"StreamARN":"a","RecordDistributionStrategy":"AUTO"}}'
+    async with recording(answer) as (url, _), reaching(url) as kinesis:
+        summary = await kinesis.describe_stream_summary(FLIGHTS)
+    assert summary == StreamSummary("a", None, 1024 * 1024, "AUTO")
 
 
 @pytest.mark.parametrize("status", [200, 202, 503])
 @pytest.mark.parametrize("answer", [b"", b"{}", b"null", b"[]", b'"words"', b"<html>a proxy</html>", b"\xff\xfe"])
 async def test_an_answer_that_is_not_kinesiss_is_a_value_whoever_asked(answer: bytes, status: int) -> None:
-    async with recording(answer, status) as (url, _), client_of(url) as kinesis:
-        put = await kinesis.put_records("flights", request_of(), 5)
-        summary = await kinesis.max_record_bytes("flights")
-        pages = await kinesis.list_shards("flights")
+    async with recording(answer, status) as (url, _), reaching(url) as kinesis:
+        put = await kinesis.put_records(FLIGHTS, request_of(), 5)
+        summary = await kinesis.describe_stream_summary(FLIGHTS)
+        pages = await kinesis.list_shards(FLIGHTS)
     assert isinstance(put, RequestFailed)
     assert (meaning_of(put.code).kind, put.maybe_stored) == (Kind.TRANSIENT, True)
     assert isinstance(summary, RequestFailed)
     assert isinstance(pages, RequestFailed) or "Shards" not in pages[0]  # which the map refuses
 
 
+async def test_what_the_clock_had_refused_counts_for_nothing_when_it_is_sent_again() -> None:
+    """A request that the service has refused was sent whole; the next attempt may not get so far."""
+    failures: list[Exception] = [ConnectTimeoutError(endpoint_url="http://x")]
+    told = {"Error": {"Code": "RequestTimeTooSkewed"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    failures.append(ClientError(told, "PutRecords"))
+
+    async def put_records(**_: Any) -> None:
+        sending = this_sending.get()
+        assert sending is not None
+        sending.body_written = sending.body_written or len(failures) == 2
+        raise failures.pop()
+
+    client = AsyncMock(put_records=put_records)
+    behind = MagicMock(clock=ServiceClock(), ready=AsyncMock(return_value=client))
+    with ThreadPoolExecutor(1) as pool:
+        failed = await AioKinesis(behind, pool).put_records(FLIGHTS, request_of(), 5)
+    assert isinstance(failed, RequestFailed)
+    assert (failed.code, failed.maybe_stored) == (Code.UNREACHABLE, False)
+
+
 async def test_nobody_listens_and_nothing_was_stored() -> None:
-    async with client_of("http://127.0.0.1:1") as kinesis:
-        failed = await kinesis.put_records("flights", request_of(), 5)
+    async with reaching("http://127.0.0.1:1") as kinesis:
+        failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
     assert isinstance(failed, RequestFailed)
     assert (failed.code, failed.maybe_stored) == (Code.UNREACHABLE, False)
 
@@ -227,52 +257,6 @@ async def test_no_credentials_are_a_value_with_botocores_words(monkeypatch: pyte
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-    async with client_of("http://127.0.0.1:1") as kinesis:
-        failed = await kinesis.put_records("flights", request_of(), 5)
+    async with reaching("http://127.0.0.1:1") as kinesis:
+        failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
     assert failed == RequestFailed(Code.CREDENTIALS, "Unable to locate credentials", maybe_stored=False)
-
-
-async def test_no_region_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-    with pytest.raises(ConfigurationError, match="AWS_REGION"):
-        async with client_of("http://127.0.0.1:1", region=None):
-            pass
-
-
-async def test_a_request_given_up_over_tls_resets_a_peer_that_answers_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A polite end of TLS would wait for the peer's own, for 30 s and with all buffers."""
-    fake = FakeKinesis()
-    fake.create_stream("flights")
-    fake.standing.append(Fault("hang"))
-    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Between client and server, until the request has arrived: then nothing comes back any more."""
-        answers, upstream = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
-        async with asyncio.TaskGroup() as group:
-            back = group.create_task(carry_back(answers, writer))
-            try:
-                while data := await reader.read(65_536):
-                    upstream.write(data)
-                    if fake.requests["PutRecords"]:
-                        back.cancel()
-                ended.set_result("closed")
-            except ConnectionResetError:
-                ended.set_result("reset")
-            back.cancel()
-        upstream.transport.abort()
-        writer.transport.abort()
-
-    async def carry_back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while not fake.requests["PutRecords"]:
-            writer.write(await reader.read(65_536))
-
-    async with serve(fake, tls=True) as server:
-        monkeypatch.setenv("AWS_CA_BUNDLE", str(server.certificate))
-        between = await asyncio.start_server(carry, "127.0.0.1", 0)
-        async with between, client_of(f"https://127.0.0.1:{between.sockets[0].getsockname()[1]}") as kinesis:
-            failed = await kinesis.put_records("flights", request_of(), 0.5)
-            assert isinstance(failed, RequestFailed)
-            assert failed.timed_out
-            async with asyncio.timeout(3):
-                assert await ended == "reset"

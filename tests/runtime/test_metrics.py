@@ -5,8 +5,12 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from producerd.config import StreamSettings
-from producerd.runtime.metrics import DISCARD_REASONS, FAILURE_REASONS, Metrics
+from producerd.core import retry
+from producerd.core.retry import meaning_of
+from producerd.runtime.gate import Refusal, Ticket
+from producerd.runtime.metrics import DISCARD_REASONS, ERROR_CODES, FAILURE_REASONS, Metrics
 from producerd.runtime.stream import Stream
+from producerd.wire.columns import Layout
 
 
 def stream(name: str) -> Stream:
@@ -57,3 +61,46 @@ def test_streams_that_are_gone_are_forgotten() -> None:
 def test_a_name_in_any_letters_is_one_label() -> None:
     found = samples(Metrics(), stream('a"b\\c\nd'))
     assert found["producerd_queue_records", frozenset(('a"b\\c\nd',))] == 0
+
+
+def test_every_decision_on_a_failure_has_its_label() -> None:
+    assert {meaning.code for meaning in (*retry._MEANINGS.values(), meaning_of("whatever"))} == set(ERROR_CODES)
+
+
+def test_records_are_counted_by_how_often_they_were_sent() -> None:
+    flights = stream("flights")
+    for attempts, records in ((1, 10), (4, 3), (51, 2)):
+        flights.pipeline.stats.stored_after(attempts, records)
+    found = samples(Metrics(), flights)
+    buckets = {
+        bound: found["producerd_record_attempts_bucket", frozenset(("flights", bound))]
+        for bound in ("1.0", "3.0", "5.0", "50.0", "+Inf")
+    }
+    assert buckets == {"1.0": 10, "3.0": 10, "5.0": 13, "50.0": 13, "+Inf": 15}
+    assert found["producerd_record_attempts_sum", frozenset(("flights",))] == 10 + 12 + 102
+
+
+def test_what_held_the_queue_is_counted_in_the_time_that_callers_waited() -> None:
+    """The causes' seconds are those of backpressure_active_seconds, apart."""
+    flights = stream("flights")
+    member = flights.gate.join(Blocked())
+    flights.budget.take(flights.budget.limit_records, 0)
+    flights.gate.ask(member, 1, Layout(1, 1, 1), 10.0)
+    flights.settle(10.0)
+    flights.settle(13.5)
+    found = samples(Metrics(), flights, now=13.5)
+    seconds = [value for (name, _), value in found.items() if name == "producerd_backpressure_cause_seconds_total"]
+    assert sum(seconds) == found["producerd_backpressure_active_seconds_total", frozenset(("flights",))] == 3.5
+
+
+class Blocked:
+    """A caller that waits."""
+
+    def may_receive(self, charge_bytes: int) -> bool:
+        return True
+
+    def granted(self, ticket: Ticket) -> None:
+        raise AssertionError("there was no room")
+
+    def refused(self, ticket: Ticket, refusal: Refusal) -> None:
+        raise AssertionError(refusal.message)

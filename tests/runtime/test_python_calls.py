@@ -65,6 +65,7 @@ class Calls:
 def calls_of_frames(endpoint: str, aggregation: str, sizes: dict[int, int], path: Path) -> dict[int, int]:
     """For frames of so many records, of so many bytes each, the fewest calls of six: late events are left out."""
     settings: dict[str, Any] = {"aggregation": aggregation, "linger_seconds": 0, "request_timeout_seconds": 30}
+    settings["shard_rate_fraction"] = 10_000
     config = Config(
         NodeSettings(socket=path / "daemon.sock", metrics_listen="", region="us-east-1", endpoint_url=endpoint),
         StreamSettings(**settings),

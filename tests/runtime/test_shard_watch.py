@@ -1,103 +1,314 @@
-"""A map is read when it is wanted, and neither a denied nor a hung summary keeps it away."""
+"""Shards and summary are read when it is time, seldom enough for a fleet, and neither keeps the other away."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import selectors
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-import producerd.runtime.shard_watch as module
 from producerd.config import StreamSettings
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed
 from producerd.runtime.dispatcher import Dispatcher
-from producerd.runtime.shard_watch import ShardWatch
+from producerd.runtime.kinesis import Address, StreamSummary
+from producerd.runtime.shard_watch import READINGS_PER_MINUTE, ShardWatch
 from producerd.runtime.stream import Stream
 from producerd.testing import FakeKinesis
-from tests.daemon import until_on_loop
+from producerd.testing.streams import Stream as FakeStream
 
 DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False)
+THROTTLED = RequestFailed("LimitExceededException", "slower", maybe_stored=False)
+MISSING = RequestFailed("ResourceNotFoundException", "no such stream", maybe_stored=False)
+BY_KEY = StreamSummary("arn", None, 10_485_760)
+AUTO = StreamSummary("arn", None, 1_048_576, "AUTO")
+KPL = StreamSettings(aggregation="kpl")
 
 
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Time passes when nothing is left to do, and then at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__(_Jumping(self))
+
+    def time(self) -> float:
+        return self.now
+
+
+class _Jumping(selectors.SelectSelector):
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout is not None, "nothing is scheduled any more"
+        self._loop.now += timeout
+        return super().select(0)
+
+
+@dataclass
 class StandInKinesis:
-    """Lists what the fake lists; says what it is told of the summary, or nothing."""
+    """Lists what the fake lists, or what it is told; says what it is told of the summary, or nothing."""
 
-    def __init__(self, shards: int = 4) -> None:
-        self.listed = FakeKinesis().create_stream("flights", shards=shards)
-        self.listings: list[list[dict[str, Any]] | RequestFailed] = []
-        self.summary: int | RequestFailed | None = None
-        self.asked = 0
+    listed: FakeStream = field(default_factory=lambda: FakeKinesis().create_stream("flights", shards=4))
+    listing: Callable[[], list[dict[str, Any]] | RequestFailed | None] = lambda: None
+    summary: StreamSummary | RequestFailed | None = BY_KEY
+    listed_at: list[float] = field(default_factory=list)
+    described_at: list[float] = field(default_factory=list)
 
-    async def put_records(self, stream: str, request: EncodedRequest, timeout_seconds: float) -> Answer | RequestFailed:
+    async def put_records(
+        self, address: Address, request: EncodedRequest, timeout_seconds: float
+    ) -> Answer | RequestFailed:
         return DENIED
 
-    async def list_shards(self, stream: str) -> list[dict[str, Any]] | RequestFailed:
-        self.asked += 1
-        if self.listings:
-            return self.listings.pop(0)
-        return [{"Shards": [shard.describe(0.0) for shard in self.listed.open_shards]}]
+    async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
+        assert address == {"StreamName": "flights"}
+        self.listed_at.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(0.01)
+        told = self.listing()
+        return self.pages() if told is None else told
 
-    async def max_record_bytes(self, stream: str) -> int | RequestFailed:
+    async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
+        assert address == {"StreamName": "flights"}
+        self.described_at.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(0.1)
         if self.summary is None:
             await asyncio.Event().wait()
         assert self.summary is not None
         return self.summary
 
-
-@asynccontextmanager
-async def watching(kinesis: StandInKinesis) -> AsyncIterator[tuple[Stream, ShardWatch]]:
-    with ThreadPoolExecutor(1) as pool:
-        stream = Stream("flights", StreamSettings(), 1 << 20, 10_000)
-        watch = ShardWatch(stream, kinesis, Dispatcher(kinesis, pool, 1))
-        task = asyncio.create_task(watch.run())
-        watch.look()
-        yield stream, watch
-        task.cancel()
-        await asyncio.wait([task])
+    def pages(self) -> list[dict[str, Any]]:
+        return [{"Shards": [shard.describe(0.0) for shard in self.listed.open_shards]}]
 
 
-@pytest.mark.parametrize("summary", [None, DENIED, 10_485_760], ids=["hung", "denied", "told"])
-async def test_the_map_does_not_wait_for_the_summary(summary: int | RequestFailed | None) -> None:
-    kinesis = StandInKinesis()
-    kinesis.summary = summary
-    async with watching(kinesis) as (stream, _):
-        before = stream.max_record_bytes
-        await until_on_loop(lambda: stream.pipeline.shard_map is not None)
-        assert stream.pipeline.shard_map is not None
-        assert len(stream.pipeline.shard_map) == 4
-        assert stream.max_record_bytes == (summary if isinstance(summary, int) else before)
+@dataclass
+class Watched:
+    """A watch at work."""
+
+    stream: Stream
+    watch: ShardWatch
+
+    def suspect(self) -> None:
+        self.stream.pipeline.sender.wants_shard_map = True
+        self.watch.look()
+
+    @property
+    def shards(self) -> int:
+        shard_map = self.stream.pipeline.shard_map
+        return 0 if shard_map is None else len(shard_map)
+
+
+def watch(
+    kinesis: StandInKinesis, story: Callable[[Watched], Awaitable[None]], settings: StreamSettings | None = None
+) -> list[Any]:
+    """Live through a story, in its own time.  Returns what was logged and is not for debugging."""
+
+    async def live() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            stream = Stream("flights", settings or StreamSettings(), 1 << 20, 10_000)
+            watch = ShardWatch(stream, kinesis, Dispatcher(lambda _: kinesis, pool, 1))
+            async with asyncio.TaskGroup() as group:
+                running = group.create_task(watch.run())
+                watch.look()
+                await story(Watched(stream, watch))
+                running.cancel()
+
+    with capture_logs() as logs, asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(live())
+    return [line for line in logs if line["log_level"] != "debug"]
+
+
+def most_in_a_minute(times: list[float]) -> int:
+    return max(sum(start <= time < start + 59.999 for time in times) for start in times)
+
+
+# ---- the map
+
+
+@pytest.mark.parametrize("settings", [StreamSettings(), KPL], ids=["plain", "kpl"])
+@pytest.mark.parametrize("summary", [None, DENIED, BY_KEY], ids=["hung", "denied", "told"])
+def test_the_map_does_not_wait_for_the_summary(
+    summary: StreamSummary | RequestFailed | None, settings: StreamSettings
+) -> None:
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(2.5)
+        assert watched.shards == 4
+
+    watch(StandInKinesis(summary=summary), story, settings)
 
 
 @pytest.mark.law("ShardMap")
-async def test_a_listing_that_fails_or_does_not_fit_together_is_asked_again_and_the_old_map_serves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.001)
-    monkeypatch.setattr(module, "MIN_INTERVAL_SECONDS", 0.0)
+def test_a_listing_that_fails_or_does_not_fit_together_is_asked_again_and_the_old_map_serves() -> None:
     kinesis = StandInKinesis()
-    holed = [{"Shards": [shard.describe(0.0) for shard in kinesis.listed.open_shards[1:]]}]
-    kinesis.listings = [DENIED, holed, DENIED]
-    async with watching(kinesis) as (stream, watch):
-        await until_on_loop(lambda: stream.pipeline.shard_map is not None)
-        assert kinesis.asked == 4
-        before = stream.pipeline.shard_map
-        kinesis.listings = [holed]
-        stream.pipeline.wants_shard_map = True
-        watch.look()
-        await until_on_loop(lambda: kinesis.asked == 5)
-        assert stream.pipeline.shard_map is before
-        await until_on_loop(lambda: not stream.pipeline.wants_shard_map)
-        assert stream.pipeline.shard_map == before
+    holed = [{"Shards": kinesis.pages()[0]["Shards"][1:]}]
+    first: list[list[dict[str, Any]] | RequestFailed] = [DENIED, holed, [{}], DENIED]
+    kinesis.listing = lambda: first.pop(0) if first else None
+
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(30)
+        assert watched.shards == 4
+        assert len(kinesis.listed_at) == 5
+        before = watched.stream.pipeline.shard_map
+        kinesis.listing = lambda: holed
+        watched.suspect()
+        await asyncio.sleep(30)
+        assert watched.stream.pipeline.shard_map is before
+        kinesis.listing = lambda: None
+        kinesis.listed.split_shard("shardId-000000000000")
+        await asyncio.sleep(60)
+        assert watched.shards == 5
+
+    watch(kinesis, story)
 
 
-async def test_nobody_is_asked_while_the_map_is_good() -> None:
+def test_a_suspicion_has_the_map_read_soon_and_without_one_it_is_read_once_a_minute() -> None:
     kinesis = StandInKinesis()
-    async with watching(kinesis) as (stream, watch):
-        await until_on_loop(lambda: stream.pipeline.shard_map is not None)
-        for _ in range(20):
-            watch.look()
-            await asyncio.sleep(0)
-        assert kinesis.asked == 1
+
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(600)
+        assert 8 <= len(kinesis.listed_at) <= 14
+        await asyncio.sleep(20)
+        watched.suspect()
+        before = len(kinesis.listed_at)
+        await asyncio.sleep(6)
+        assert len(kinesis.listed_at) == before + 1
+
+    watch(kinesis, story)
+
+
+@pytest.mark.parametrize("failing", [0.0, 0.1, 0.5, 0.9, 1.0])
+@pytest.mark.law("RetryPolicy")
+def test_an_hour_of_suspicions_makes_few_calls_a_minute_whatever_comes_back(failing: float) -> None:
+    kinesis, random = StandInKinesis(), Random(1)
+    kinesis.listing = lambda: THROTTLED if random.random() < failing else None
+
+    async def story(watched: Watched) -> None:
+        for _ in range(36_000):
+            watched.suspect()
+            await asyncio.sleep(0.1)
+
+    logs = watch(kinesis, story)
+    assert most_in_a_minute(kinesis.listed_at) <= READINGS_PER_MINUTE
+    assert len(kinesis.listed_at) > 60, "and it is not given up"
+    if not failing:
+        assert max(later - earlier for earlier, later in pairwise(kinesis.listed_at)) < 25, "nor is it read in bursts"
+    if failing == 1.0:
+        assert most_in_a_minute(kinesis.listed_at[6:]) <= 4
+        assert len(logs) == 1
+
+
+def test_a_listing_that_is_denied_is_told_when_it_begins_and_when_it_ends() -> None:
+    kinesis = StandInKinesis(summary=DENIED)
+    kinesis.listing = lambda: DENIED
+
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(3_600)
+        kinesis.listing, kinesis.summary = lambda: None, BY_KEY
+        await asyncio.sleep(3_600)
+
+    told = [(line["log_level"], line["event"]) for line in watch(kinesis, story)]
+    assert sorted(told) == [
+        ("info", "DescribeStreamSummary works again"),
+        ("info", "ListShards works again"),
+        ("info", "shards read"),
+        ("warning", "DescribeStreamSummary failed"),
+        ("warning", "ListShards failed"),
+    ]
+
+
+# ---- the summary
+
+
+def test_the_summary_tells_the_largest_record() -> None:
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(16)
+        assert watched.stream.max_record_bytes == 10_485_760
+
+    watch(StandInKinesis(), story)
+
+
+def test_the_first_summaries_of_a_fleet_are_spread_and_the_later_ones_are_rare() -> None:
+    first: list[float] = []
+
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(7_200)
+
+    for _ in range(30):
+        kinesis = StandInKinesis()
+        watch(kinesis, story)
+        first.append(kinesis.described_at[0])
+        assert 8 <= len(kinesis.described_at) <= 17
+    assert max(first) - min(first) > 5
+    assert max(first) <= 15
+
+
+def test_a_summary_that_is_throttled_is_asked_for_ever_more_rarely() -> None:
+    kinesis = StandInKinesis(summary=THROTTLED)
+
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(3_600)
+        assert len(kinesis.described_at) <= 20
+        kinesis.summary = BY_KEY
+        await asyncio.sleep(600)
+        assert watched.stream.max_record_bytes == 10_485_760
+
+    watch(kinesis, story)
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["by its ranges", "by its absence"])
+def test_a_stream_that_was_made_anew_is_described_anew(seen: bool) -> None:
+    kinesis = StandInKinesis()
+
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(30)
+        assert len(kinesis.described_at) == 1
+        if seen:
+            kinesis.listing = lambda: MISSING
+            watched.suspect()
+            await asyncio.sleep(30)
+            assert len(kinesis.described_at) == 1
+            kinesis.listing = lambda: None
+        else:
+            kinesis.listed = FakeKinesis().create_stream("flights", shards=3)
+        watched.suspect()
+        await asyncio.sleep(30)
+        assert len(kinesis.described_at) == 2
+
+    watch(kinesis, story)
+
+
+def test_aggregates_are_refused_where_shards_do_not_follow_the_keys_before_any_is_made() -> None:
+    kinesis = StandInKinesis(summary=AUTO)
+
+    async def story(watched: Watched) -> None:
+        pipeline = watched.stream.pipeline
+        while watched.shards == 0:
+            refused = pipeline.cannot_aggregate
+            await asyncio.sleep(0.001)
+        assert "RecordDistributionStrategy AUTO" in refused, "known before there was a map to aggregate by"
+        assert 'aggregation = "none"' in refused
+        end = pipeline.refuses(asyncio.get_running_loop().time())
+        assert end is not None
+        assert refused in end.message
+        kinesis.summary = BY_KEY
+        await asyncio.sleep(1_000)
+        assert pipeline.cannot_aggregate == ""
+        assert pipeline.refuses(asyncio.get_running_loop().time()) is None
+
+    logs = watch(kinesis, story, KPL)
+    assert [line["log_level"] for line in logs if "aggregat" in line["event"]] == ["error", "info"]
+
+
+def test_a_plain_stream_may_distribute_its_records_as_it_likes() -> None:
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(20)
+        assert watched.stream.pipeline.cannot_aggregate == ""
+
+    assert not [line for line in watch(StandInKinesis(summary=AUTO), story) if line["log_level"] == "error"]

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import urllib.request
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-import boto3
 import pytest
-from botocore.config import Config
-from botocore.exceptions import ClientError, ConnectionClosedError, ReadTimeoutError
+from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
-from producerd.testing import FakeKinesis, Fault, Stream
+from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer, kinesis_of, main, serve, serve_in_thread
+from tests.testing.calls import client_of, refusal, service
 
 PUT = (
     b"POST / HTTP/1.1\r\nHost: x\r\nX-Amz-Target: Kinesis_20131202.PutRecords\r\nContent-Length: 70\r\n\r\n"
@@ -28,36 +30,10 @@ PUT = (
 )
 
 
-@contextlib.contextmanager
-def client_of(server: FakeServer, read_timeout: float = 10.0) -> Iterator[Any]:
-    client = boto3.client(
-        "kinesis",
-        endpoint_url=server.url,
-        region_name="us-east-1",
-        aws_access_key_id="any",
-        aws_secret_access_key="any",
-        verify=None if server.certificate is None else str(server.certificate),
-        config=Config(retries={"total_max_attempts": 1}, read_timeout=read_timeout, proxies={}),
-    )
-    with contextlib.closing(client):
-        yield client
-
-
-def service(shards: int = 4) -> tuple[FakeKinesis, Stream]:
-    kinesis = FakeKinesis()
-    return kinesis, kinesis.create_stream("s", shards)
-
-
 def put(client: Any, count: int = 1) -> Any:
     return client.put_records(
         StreamName="s", Records=[{"PartitionKey": f"k{i}", "Data": b"%d" % i} for i in range(count)]
     )
-
-
-def refusal(call: Any, **request: Any) -> Any:
-    with pytest.raises(ClientError) as caught:
-        call(**request)
-    return caught.value.response
 
 
 def read_back(client: Any) -> list[tuple[str, bytes]]:
@@ -130,6 +106,71 @@ def test_errors_reach_boto3_as_their_classes() -> None:
         with pytest.raises(client.exceptions.InvalidArgumentException, match="ExplicitHashKey"):
             client.put_records(StreamName="s", Records=[{**records[0], "ExplicitHashKey": str(2**128)}])
         assert refusal(client.list_streams)["Error"]["Code"] == "UnknownOperationException"
+
+
+def test_boto3_addresses_a_stream_by_its_arn() -> None:
+    kinesis, stream = service(shards=1)
+    records = [{"PartitionKey": "k", "Data": b"d"}]
+    with serve_in_thread(kinesis) as server, client_of(server) as client:
+        assert client.put_records(StreamARN=stream.arn, Records=records)["FailedRecordCount"] == 0
+        assert len(client.list_shards(StreamARN=stream.arn)["Shards"]) == 1
+        other = stream.arn.replace("000000000000", "123456789012")
+        response = refusal(client.put_records, StreamARN=other, Records=records)
+        assert response["Error"]["Code"] == "ResourceNotFoundException"
+    assert len(stream.entries()) == 1
+
+
+def test_boto3_sees_the_strategy_of_a_stream_and_makes_a_dry_run() -> None:
+    kinesis, stream = service()
+    stream.record_distribution_strategy = "AUTO"
+    with serve_in_thread(kinesis) as server, client_of(server) as client:
+        summary = client.describe_stream_summary(StreamName="s")["StreamDescriptionSummary"]
+        assert summary["RecordDistributionStrategy"] == "AUTO"
+        with pytest.raises(client.exceptions.DryRunOperationException):
+            client.put_records(StreamName="s", Records=[{"Data": b"d"}], DryRun=True)
+    assert stream.entries() == []
+
+
+def test_boto3_creates_waits_scales_and_deletes() -> None:
+    kinesis = FakeKinesis()
+    with serve_in_thread(kinesis) as server, client_of(server) as client:
+        client.create_stream(StreamName="s", ShardCount=2)
+        client.get_waiter("stream_exists").wait(StreamName="s")
+        client.update_shard_count(StreamName="s", TargetShardCount=4, ScalingType="UNIFORM_SCALING")
+        assert len(kinesis.streams["s"].open_shards) == 4
+        client.delete_stream(StreamName="s")
+        client.get_waiter("stream_not_exists").wait(StreamName="s")
+    assert kinesis.streams == {}
+
+
+def test_the_clock_of_the_server_is_told_in_every_answer_and_checked_where_that_is_asked_for() -> None:
+    kinesis, _ = service()
+    with serve_in_thread(kinesis) as server, client_of(server) as client:
+        server.checks_clock = True
+        for offset, words in ((-3600.0, "not yet current"), (3600.0, "expired")):
+            server.clock_offset_seconds = offset
+            response = refusal(put, client=client)
+            assert response["Error"]["Code"] == "InvalidSignatureException"
+            assert f"Signature {words}: " in response["Error"]["Message"]
+            told = parsedate_to_datetime(response["ResponseMetadata"]["HTTPHeaders"]["date"])
+            assert told.timestamp() == pytest.approx(time.time() + offset, abs=60.0)
+        server.checks_clock = False
+        put(client)
+
+
+def test_keys_are_rotated() -> None:
+    kinesis, stream = service()
+    with serve_in_thread(kinesis) as server, client_of(server, "OLD") as old, client_of(server, "NEW") as new:
+        server.accepted_access_keys = {"OLD"}
+        put(old)
+        assert refusal(put, client=new)["Error"]["Code"] == "UnrecognizedClientException"
+        server.accepted_access_keys, server.expired_access_keys = {"OLD", "NEW"}, {"OLD"}
+        put(new)
+        response = refusal(put, client=old)
+    assert response["Error"]["Code"] == "ExpiredTokenException"
+    assert response["ResponseMetadata"]["HTTPStatusCode"] == 400
+    assert len(stream.entries()) == 2
+    assert kinesis.replies == {"ok": 2, "UnrecognizedClientException": 1, "ExpiredTokenException": 1}
 
 
 def test_a_reset_stores_nothing_and_a_lost_answer_is_stored() -> None:
@@ -282,6 +323,9 @@ def test_the_command_prints_its_url_serves_and_ends_cleanly(number: signal.Signa
                 assert put(client)["FailedRecordCount"] == 0
                 for name in ("s", "t"):
                     assert len(client.list_shards(StreamName=name)["Shards"]) == 2
+            trust = ssl.create_default_context(cafile=server.certificate)
+            with urllib.request.urlopen(server.url + "/_fake/counters", context=trust) as counters:
+                assert json.load(counters)["results"] == {"stored": 1}
         finally:
             process.send_signal(number)
         out, err = process.communicate(timeout=20)
@@ -296,13 +340,17 @@ class FakeServerAt:
         self.certificate = certificate
 
 
-def test_a_port_in_use_ends_the_command_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_ends_the_command_with_one_line_and_leaves_signals_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with serve_in_thread(FakeKinesis()) as server, pytest.raises(SystemExit) as ended:
         main(["--port", str(urlsplit(server.url).port)])
     assert ended.value.code == 1
     message = capsys.readouterr().err
     assert message.startswith("fake_kinesis: ")
     assert message.count("\n") == 1
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
 def test_options_set_the_rules() -> None:

@@ -12,53 +12,11 @@ from typing import Any
 import pytest
 from aws_kinesis_agg.aggregator import RecordAggregator
 
-from producerd.testing import FakeKinesis, Fault, Reply, Stream, UserRecord, deaggregate, hash_of
+from producerd.testing import FakeKinesis, Fault, Reply, ServiceError, UserRecord, deaggregate, hash_of
 from producerd.testing.aggregates import MAGIC, BrokenAggregate
 from producerd.testing.rules import Kind
 from producerd.testing.streams import HASH_END, TokenBucket
-
-SHARDS = [f"shardId-{number:012d}" for number in range(8)]
-
-
-def service(shards: int = 4) -> tuple[FakeKinesis, Stream]:
-    kinesis = FakeKinesis(seed=7)
-    return kinesis, kinesis.create_stream("s", shards)
-
-
-def entry(key: str = "k", data: bytes = b"d", hash_key: int | str | None = None) -> dict[str, Any]:
-    made = {"PartitionKey": key, "Data": base64.b64encode(data).decode()}
-    return made if hash_key is None else {**made, "ExplicitHashKey": str(hash_key)}
-
-
-def call(kinesis: FakeKinesis, action: str, now: float = 0.0, **request: Any) -> Reply:
-    return kinesis.handle(action, json.dumps({"StreamName": "s", **request}).encode(), now)
-
-
-def put(kinesis: FakeKinesis, *entries: dict[str, Any], now: float = 0.0) -> Reply:
-    return call(kinesis, "PutRecords", now, Records=list(entries or [entry()]))
-
-
-def answer(reply: Reply) -> Any:
-    assert (reply.how, reply.status) == ("answer", 200), reply
-    return json.loads(reply.body)
-
-
-def results(reply: Reply) -> list[dict[str, str]]:
-    return list(answer(reply)["Records"])
-
-
-def codes(reply: Reply) -> list[str]:
-    return [result.get("ErrorCode", "stored") for result in results(reply)]
-
-
-def error(reply: Reply) -> tuple[int, str, str]:
-    body = json.loads(reply.body)
-    return reply.status, body["__type"], body["message"]
-
-
-def shards_listed(kinesis: FakeKinesis, now: float, **request: Any) -> list[str]:
-    return [shard["ShardId"] for shard in answer(call(kinesis, "ListShards", now, **request))["Shards"]]
-
+from tests.testing.calls import SHARDS, answer, call, codes, entry, error, put, results, service, shards_listed
 
 # What is stored, and where
 
@@ -586,3 +544,132 @@ def test_get_records_answers_with_ten_mebibytes_at_most_and_always_with_one_reco
         put(kinesis, entry("k", bytes(1024 * 1024 - 1)))
     got = call(kinesis, "GetShardIterator", ShardId=SHARDS[0], ShardIteratorType="TRIM_HORIZON")
     assert len(answer(call(kinesis, "GetRecords", ShardIterator=answer(got)["ShardIterator"]))["Records"]) == 10
+
+
+# Where the service chooses the shard
+
+
+def test_with_auto_keys_are_ignored_and_the_seed_chooses_the_shard() -> None:
+    def run(seed: int) -> list[str]:
+        kinesis = FakeKinesis(seed)
+        kinesis.create_stream("s", 4, record_distribution_strategy="AUTO")
+        return [result["ShardId"] for result in results(put(kinesis, *[entry("k", hash_key=0)] * 200))]
+
+    assert run(1) == run(1) != run(2)
+    assert all(30 < run(1).count(shard_id) < 70 for shard_id in SHARDS[:4])
+
+
+def test_the_strategy_is_shown_where_there_is_one_and_may_change_under_way() -> None:
+    kinesis, stream = service(shards=2)
+
+    def summary() -> Any:
+        return answer(call(kinesis, "DescribeStreamSummary"))["StreamDescriptionSummary"]
+
+    assert "RecordDistributionStrategy" not in summary()
+    assert summary()["StreamModeDetails"] == {"StreamMode": "PROVISIONED"}
+    stream.record_distribution_strategy = "AUTO"
+    assert summary()["RecordDistributionStrategy"] == "AUTO"
+    assert summary()["StreamModeDetails"] == {"StreamMode": "ON_DEMAND"}
+    stream.record_distribution_strategy = "USER_PARTITION_KEY"
+    placed = results(put(kinesis, *[entry(hash_key=0)] * 20))
+    assert {result["ShardId"] for result in placed} == {SHARDS[0]}
+    with pytest.raises(ValueError, match="'ROUND_ROBIN'"):
+        kinesis.create_stream("t", record_distribution_strategy="ROUND_ROBIN")  # type: ignore[arg-type]
+
+
+# How often an action may be called
+
+
+def test_calls_beyond_their_rate_are_refused_for_each_stream_or_for_the_account() -> None:
+    kinesis, _ = service()
+    kinesis.create_stream("t")
+    kinesis.calls_per_second = {"ListShards": 2, "DescribeStreamSummary": 2}
+
+    def refusals(action: str, now: float, stream: str = "s") -> int:
+        return [call(kinesis, action, now, StreamName=stream).status for _ in range(4)].count(400)
+
+    for action in ("ListShards", "DescribeStreamSummary"):
+        assert refusals(action, 10.0) == 2
+        assert refusals(action, 10.5) == 3
+    assert refusals("ListShards", 10.5, "t") == 2
+    assert refusals("DescribeStreamSummary", 10.5, "t") == 4
+    assert error(call(kinesis, "ListShards", 10.5)) == (
+        400,
+        "LimitExceededException",
+        "Rate exceeded for stream s under account 000000000000.",
+    )
+    assert codes(put(kinesis, entry(), now=10.5)) == ["stored"]
+    kinesis.calls_per_second["ListShards"] = 4
+    assert refusals("ListShards", 12.0) == 0
+    kinesis.calls_per_second.clear()
+    assert refusals("DescribeStreamSummary", 12.0) == 0
+
+
+def test_pages_count_as_calls_of_their_stream() -> None:
+    kinesis, _ = service()
+    kinesis.calls_per_second = {"ListShards": 1}
+    token = answer(call(kinesis, "ListShards", MaxResults=1))["NextToken"]
+    assert error(call(kinesis, "ListShards", StreamName=None, NextToken=token))[1] == "LimitExceededException"
+
+
+def test_the_most_calls_of_any_span_are_counted() -> None:
+    kinesis, _ = service()
+    for now in (0.0, 30.0, 59.0, 60.0, 61.0, 62.0, 200.0):
+        call(kinesis, "ListShards", now)
+    assert [kinesis.most_calls("ListShards", seconds) for seconds in (1.0, 3.0, 60.0, 1e9)] == [1, 3, 5, 7]
+    assert kinesis.most_calls("PutRecords", 60.0) == 0
+
+
+# The administrator's side
+
+
+def test_streams_are_created_and_deleted_by_the_services_own_actions() -> None:
+    kinesis, _ = service()
+    created = call(kinesis, "CreateStream", 5.0, StreamName="t", ShardCount=3, MaxRecordSizeInKiB=2048)
+    assert answer(created) == {}
+    stream = kinesis.streams["t"]
+    assert (len(stream.shards), stream.max_record_kib, stream.created_at) == (3, 2048, 5.0)
+    assert error(call(kinesis, "CreateStream", StreamName="t", ShardCount=1)) == (
+        400,
+        "ResourceInUseException",
+        "Stream t under account 000000000000 already exists.",
+    )
+    assert answer(call(kinesis, "DeleteStream", StreamName="t")) == {}
+    assert error(call(kinesis, "DeleteStream", StreamName="t"))[1] == "ResourceNotFoundException"
+    for name, shards in (("?", 1), (None, 1), ("t", 0), ("t", "3")):
+        refused = call(kinesis, "CreateStream", StreamName=name, ShardCount=shards)
+        assert error(refused)[1] == "ValidationException"
+    assert list(kinesis.streams) == ["s"]
+
+
+def test_only_streams_on_demand_have_a_strategy() -> None:
+    kinesis, _ = service()
+    on_demand = {"StreamMode": "ON_DEMAND"}
+    answer(call(kinesis, "CreateStream", StreamName="t", StreamModeDetails=on_demand))
+    assert kinesis.streams["t"].record_distribution_strategy == "USER_PARTITION_KEY"
+    auto = call(kinesis, "CreateStream", StreamName="u", RecordDistributionStrategy="AUTO", StreamModeDetails=on_demand)
+    assert answer(auto) == {}
+    assert kinesis.streams["u"].record_distribution_strategy == "AUTO"
+    refused = call(kinesis, "CreateStream", StreamName="v", ShardCount=1, RecordDistributionStrategy="AUTO")
+    assert error(refused)[1] == "InvalidArgumentException"
+    answer(call(kinesis, "CreateStream", StreamName="v", RecordDistributionStrategy="USER_PARTITION_KEY"))
+    assert kinesis.streams["v"].record_distribution_strategy is None
+
+
+def test_a_stream_is_described_with_its_shards_page_by_page() -> None:
+    kinesis, _ = service(shards=5)
+    first = answer(call(kinesis, "DescribeStream", Limit=3))["StreamDescription"]
+    assert (first["StreamStatus"], first["HasMoreShards"]) == ("ACTIVE", True)
+    last = first["Shards"][-1]["ShardId"]
+    rest = answer(call(kinesis, "DescribeStream", ExclusiveStartShardId=last))["StreamDescription"]
+    assert not rest["HasMoreShards"]
+    assert [shard["ShardId"] for page in (first, rest) for shard in page["Shards"]] == SHARDS[:5]
+
+
+def test_what_the_server_refuses_is_answered_and_counted_and_stores_nothing() -> None:
+    kinesis, stream = service()
+    body = json.dumps({"StreamName": "s", "Records": [entry()]}).encode()
+    refused = ServiceError("ExpiredTokenException", "expired")
+    assert error(kinesis.handle("PutRecords", body, 0.0, refused)) == (400, "ExpiredTokenException", "expired")
+    assert kinesis.replies == {"ExpiredTokenException": 1}
+    assert stream.entries() == []

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import numpy as np
 import pytest
 
 from producerd.core.frame import Frame
-from producerd.core.lanes import ENTRY_OVERHEAD_BYTES, MAX_REQUESTS_PER_LANE, Lane
+from producerd.core.lane import ENTRY_OVERHEAD_BYTES, MAX_REQUESTS_PER_LANE, Lane
+from producerd.core.shards import MAX_HASH_KEY, Shard
 from producerd.core.spans import QUEUED, SETTLED, Job, Span, sort_rows
 from tests.core.test_spans import even_map, rows_of
 
 ANY = 2**40
+EVERYTHING = Shard("shard-0", 0, MAX_HASH_KEY)
 
 
 def filled(sizes: list[int], first_number: int = 0) -> tuple[Lane, Job]:
@@ -20,7 +23,7 @@ def filled(sizes: list[int], first_number: int = 0) -> tuple[Lane, Job]:
     rows = rows_of([(b"k", b"x" * size, None) for size in sizes])
     result = sort_rows([rows], even_map(1), 1)
     job = Job([Frame(None, 1, rows, 10**6)], result)
-    lane = Lane("shard-0")
+    lane = Lane(EVERYTHING, None)
     lane.extend([span for _, span in result.spans])
     return lane, job
 
@@ -108,10 +111,11 @@ def test_dead_rows_in_the_middle_cut_a_span_in_two() -> None:
 @pytest.mark.law("Lane")
 def test_a_lane_sends_with_rows_few_requests_and_no_hold_off() -> None:
     lane, _ = filled([10])
-    assert lane.may_send(5.0)
+    assert lane.ready_at(5.0) <= 5.0
     lane.hold_until = 5.5
-    assert not lane.may_send(5.0)
-    assert lane.may_send(5.5)
+    assert lane.ready_at(5.0) == 5.5
+    lane.map_until = 7.5
+    assert lane.ready_at(5.0) == 7.5
     lane.in_flight = MAX_REQUESTS_PER_LANE
-    assert not lane.may_send(6.0)
-    assert not Lane("empty").may_send(6.0)
+    assert lane.ready_at(8.0) == inf
+    assert Lane(EVERYTHING, None).ready_at(8.0) == inf

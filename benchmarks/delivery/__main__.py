@@ -1,0 +1,104 @@
+"""``./dev bench delivery [--json] [--with-kpl] [--scenario NAME ...]``"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
+from typing import Final
+
+from benchmarks import maven
+from benchmarks.delivery.figures import Figures
+from benchmarks.delivery.producerd import producerd
+from benchmarks.delivery.run import Start, judged, run
+from benchmarks.delivery.scenarios import Scenario, Skipped, all_scenarios
+from benchmarks.judges import Judge, fake, kcl
+from benchmarks.rivals import kpl
+from producerd.demo.children import ChildFailed
+from producerd.demo.scenario import interrupts
+from producerd.errors import ProducerdError
+
+BESIDE_KPL: Final = ("split", "kpl")
+"""The scenario and aggregation through which the official KPL goes too."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    chosen = [s for s in all_scenarios() if not options.scenario or s.name in options.scenario]
+    bench = Bench(with_kpl=options.with_kpl)
+    try:
+        with interrupts():
+            rows = [row for scenario in chosen for row in bench.rows(scenario)]
+    except maven.Unavailable as reason:
+        say(f"--with-kpl: {reason}")
+        return 1
+    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(rows))
+    return int(bench.failed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev bench delivery", description="What arrives while things go wrong.")
+    names = list(dict.fromkeys(scenario.name for scenario in all_scenarios()))
+    parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
+    parser.add_argument(
+        "--with-kpl", action="store_true", help="the official KPL through `split` too; the official KCL judges both"
+    )
+    parser.add_argument("--scenario", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
+    return parser
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Bench:
+    """Runs scenarios one after the other, and tells of each on stderr.  ``failed``: of one at least there are none."""
+
+    def __init__(self, *, with_kpl: bool) -> None:
+        self.with_kpl = with_kpl
+        self.failed = False
+
+    def rows(self, scenario: Scenario) -> Iterator[Figures]:
+        beside = self.with_kpl and (scenario.name, scenario.aggregation) == BESIDE_KPL
+        for start in (kpl.kpl, producerd) if beside else (producerd,):
+            try:
+                yield self._row(scenario, start, official=beside)
+            except Skipped as reason:
+                say(f"  not run: {reason}")
+            except (ChildFailed, ProducerdError, subprocess.SubprocessError) as error:
+                self.failed = True
+                say(f"  FAILED: {error}\n{getattr(error, 'tail', '')}")
+
+    def _row(self, scenario: Scenario, start: Start, *, official: bool) -> Figures:
+        say(f"{scenario.name}, aggregation {scenario.aggregation}, {start.__name__} ...")
+        began = time.monotonic()
+        done = run(scenario, start)
+        for failure in done.failures:
+            self.failed = True
+            say(f"  FAILED: {failure}")
+        judge: Judge = kcl.hand_over if official else fake.hand_over
+        row = judged(done, scenario, judge(done.stream), kcl.NAME if official else "fake Kinesis")
+        say(f"  {row.readable:,} of {row.acknowledged:,} readable; {time.monotonic() - began:.0f} s")
+        return row
+
+
+def table(rows: Sequence[Figures]) -> str:
+    """The rows in aligned columns, under the names of their keys."""
+    lines = [[field.name for field in fields(Figures)]]
+    lines += [["-" if value is None else _shown(value) for value in asdict(row).values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _shown(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

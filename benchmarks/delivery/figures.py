@@ -1,0 +1,114 @@
+"""From what was counted to the figures of a row.  Pure: times are seconds on one clock."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from benchmarks.judges import Handed
+
+ID_DIGITS: Final = 12
+"""The data of a row begins with its id."""
+WINDOW_SECONDS: Final = 1.0
+RECOVERED: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One line of the answer; None: has no meaning there.
+
+    ``acknowledged`` rows were told STORED; ``readable`` of them a consumer is handed at least once; ``duplicates`` are
+    copies handed beyond the first; ``requests`` are PutRecords.  ``recovery_seconds`` pass from the fault's end until
+    throughput has for a second been at least 0.9 of what it was before (half of that after a merge, which halves the
+    quota); it is None with ``recovered`` False where that was not seen.  ``others_...`` tell of the rows for shards
+    without fault: their throughput during the fault to that before, and the longest time in which none of them was
+    stored.  ``goodput_ratio`` is what rows stored for the first time need in base64, of what the uplink could carry.
+    """
+
+    producer: str
+    scenario: str
+    aggregation: str
+    judge: str
+    acknowledged: int
+    readable: int
+    duplicates: int
+    requests: int
+    recovery_seconds: float | None = None
+    recovered: bool | None = None
+    others_throughput_ratio: float | None = None
+    others_longest_gap_seconds: float | None = None
+    goodput_ratio: float | None = None
+
+
+class FaultTimes(NamedTuple):
+    """Throughput before the fault is that from `watched_from` on."""
+
+    watched_from: float
+    begins: float
+    ends: float
+
+
+class Delivery(NamedTuple):
+    """A row, and when the first copy of it that a consumer is handed was stored."""
+
+    row: int
+    at: float
+
+
+def data_of(row: int, size: int) -> bytes:
+    return b"%0*d" % (ID_DIGITS, row) + b"." * (size - ID_DIGITS)
+
+
+def deliveries(handed: Iterable[Handed]) -> tuple[list[Delivery], int]:
+    """First copies in the order of storing, and how many more copies there are.  Data without an id are passed over."""
+    first: dict[int, float] = {}
+    copies = 0
+    for entry, records, _ in handed:
+        for record in records:
+            if (number := record.data[:ID_DIGITS]).isdigit():
+                copies += 1
+                first.setdefault(int(number), entry.stored_at)
+    return [Delivery(row, at) for row, at in first.items()], copies - len(first)
+
+
+def times(found: Iterable[Delivery], wanted: Callable[[int], bool] = lambda _row: True) -> list[float]:
+    return sorted(delivery.at for delivery in found if wanted(delivery.row))
+
+
+def rate(at: Sequence[float], begin: float, end: float) -> float:
+    """Rows a second from `begin` on and before `end`; ``at`` is sorted."""
+    return (bisect_left(at, end) - bisect_left(at, begin)) / (end - begin)
+
+
+def rate_before(at: Sequence[float], fault: FaultTimes) -> float:
+    return rate(at, fault.watched_from, fault.begins)
+
+
+def recovery_seconds(at: Sequence[float], fault: FaultTimes, quota_ratio: float = 1.0) -> float | None:
+    """From the fault's end to the first row of the first second that carries enough; None: there is none.
+
+    ``quota_ratio`` is what the shards take afterwards to what they took before.
+    """
+    enough = math.ceil(RECOVERED * quota_ratio * WINDOW_SECONDS * rate_before(at, fault))
+    if enough == 0:
+        return None
+    for first in range(bisect_left(at, fault.ends), len(at) - enough + 1):
+        if at[first + enough - 1] - at[first] < WINDOW_SECONDS:
+            return at[first] - fault.ends
+    return None
+
+
+def throughput_ratio(at: Sequence[float], fault: FaultTimes) -> float | None:
+    """During the fault to before it."""
+    before = rate_before(at, fault)
+    return rate(at, fault.begins, fault.ends) / before if before else None
+
+
+def longest_gap(at: Sequence[float], fault: FaultTimes) -> float:
+    """The longest time during the fault in which no row was stored."""
+    during = at[bisect_left(at, fault.begins) : bisect_left(at, fault.ends)]
+    return max(later - earlier for earlier, later in pairwise([fault.begins, *during, fault.ends]))

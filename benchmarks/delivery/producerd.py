@@ -1,0 +1,163 @@
+"""producerd as anybody runs it: ``producerd serve``, and sessions of the Spark client that put rows with ids."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from benchmarks.delivery.figures import data_of
+from benchmarks.delivery.scenarios import LONGEST_SECONDS, Load, Scenario, Stage
+from producerd.demo.children import Child, ChildFailed, Children
+from producerd.demo.scenario import environment
+from producerd.errors import Code, Refused
+from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, lay_out
+from producerd.wire.frames import Ack, Hello
+from spark_client.connection import Connection
+from spark_client.tally import Tally
+
+ROWS_PER_SESSION: Final = 10**9
+"""Ids of a session's rows: its number times this, and on."""
+KEY_BYTES: Final = 16
+"""The longest key of `Session.rows`."""
+TICK_SECONDS: Final = 0.1
+"""How often a session with a rate puts a frame: a session may have 64 unacknowledged, which are 6.4 s of them."""
+START_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 10.0
+
+
+@dataclass
+class StoredRows(Tally):
+    """Knows not only how many rows are STORED, but which."""
+
+    rows: set[int] = field(default_factory=set)
+
+    def settle(self, ack: Ack, first_row: int) -> None:
+        super().settle(ack, first_row)
+        failed = {first_row + row for row, _ in ack.failed_rows()}
+        self.rows.update(row for row in range(first_row, first_row + ack.records) if row not in failed)
+
+
+class Session(threading.Thread):
+    """Puts one load.  ``failure`` says why it ended early."""
+
+    def __init__(self, number: int, load: Load, stream: str, socket_path: Path) -> None:
+        super().__init__(name=f"session {number}", daemon=True)
+        self.first_id = number * ROWS_PER_SESSION
+        self.load = load
+        self.failure = ""
+        self.stored = StoredRows()
+        self._stream = stream
+        self._began = 0.0
+        self._connection = Connection(Hello(1, 1, client="bench", pid=os.getpid()), [str(socket_path)])
+        self._connection.tally = self.stored
+        self._connection.open(stream, STOP_SECONDS)
+        # Sessions do not put in step: 0.9 of a second's throughput should not hang on where the second begins.
+        self._phase_seconds = TICK_SECONDS * (number % 4) / 4
+
+    def begin(self, began: float) -> None:
+        self._began = began
+        self.start()
+
+    def run(self) -> None:
+        try:
+            time.sleep(self._phase_seconds)
+            self._put_all()
+            self._connection.flush(self._seconds_left())
+        except Exception as error:  # whatever it is, it ended this load early, and the benchmark says so
+            self.failure = f"{self.name}: {type(error).__name__}: {error}"
+        finally:
+            self._connection.close()
+
+    def _put_all(self) -> None:
+        load, put = self.load, 0
+        while put < load.rows and (now := time.monotonic() - self._began) < load.ends:
+            due = load.rows - put
+            if math.isfinite(load.rows_per_second):
+                due = min(due, int((now - load.begins) * load.rows_per_second) - put)
+            if due > 0:
+                put += self._put(put, due)
+            else:
+                time.sleep(TICK_SECONDS)
+
+    def _put(self, first: int, most: int) -> int:
+        """Put some of the next rows; how many."""
+        load = self.load
+        largest_bytes, largest_records = self._connection.largest_frame(self._stream)
+        fit = (largest_bytes - FRAME_CHARGE_BYTES) // (load.row_bytes + KEY_BYTES + RECORD_CHARGE_BYTES)
+        rows = range(first, first + max(1, min(most, largest_records, fit)))
+        ids = [self.first_id + row for row in rows]
+        keys = [load.keys[row % len(load.keys)] for row in rows] if load.keys else [b"key-%d" % row for row in ids]
+        try:
+            columns = lay_out(keys, [data_of(row, load.row_bytes) for row in ids])
+            self._connection.put(self._stream, columns, self._seconds_left())
+        except Refused as refused:
+            if refused.code != Code.TOO_LARGE:
+                raise
+            return 0
+        return len(rows)
+
+    def _seconds_left(self) -> float:
+        return max(0.0, self._began + LONGEST_SECONDS - time.monotonic())
+
+
+class Producerd:
+    """The daemon and its sessions."""
+
+    name = "producerd"
+
+    def __init__(self, daemon: Child, sessions: list[Session]) -> None:
+        self._daemon = daemon
+        self._sessions = sessions
+
+    def begin(self) -> None:
+        began = time.monotonic()
+        for session in self._sessions:
+            session.begin(began)
+
+    def acknowledged(self) -> set[int]:
+        """The rows that the sessions were told are STORED, when all have ended."""
+        for session in self._sessions:
+            session.join()
+        self._daemon.poll_line(0.0)  # raises when it has ended
+        return {session.first_id + row for session in self._sessions for row in session.stored.rows}
+
+    @property
+    def failures(self) -> list[str]:
+        return [session.failure for session in self._sessions if session.failure]
+
+
+@contextlib.contextmanager
+def producerd(stage: Stage, scenario: Scenario) -> Iterator[Producerd]:
+    """A daemon with its sessions connected; at the end nothing of it is left.  Raises `ChildFailed`."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as path,
+        Children(Path(path), environment(Path(path))) as children,
+    ):
+        socket_path = Path(path, "daemon.sock")
+        settings = {
+            "socket": socket_path,
+            "metrics_listen": "",
+            "endpoint_url": stage.server.url,
+            "aggregation": scenario.aggregation,
+            **scenario.settings,
+        }
+        sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        trusting = {"AWS_CA_BUNDLE": str(stage.server.certificate)}
+        daemon = children.start("daemon", ["-m", "producerd", "serve", *sets], trusting)
+        deadline = time.monotonic() + START_SECONDS
+        while not socket_path.exists():
+            daemon.poll_line(0.02)  # raises when it has ended
+            if time.monotonic() > deadline:
+                raise ChildFailed(f"the daemon did not listen within {START_SECONDS:.0f} s", daemon.log)
+        loads = enumerate(scenario.loads)
+        sessions = [Session(number, load, stage.stream.name, socket_path) for number, load in loads]
+        yield Producerd(daemon, sessions)
+        daemon.stop(STOP_SECONDS)

@@ -1,0 +1,109 @@
+"""One scenario with one producer and one judge, from an empty stream to its figures."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Final, NamedTuple, Protocol
+
+from benchmarks.delivery import figures
+from benchmarks.delivery.figures import FaultTimes, Figures
+from benchmarks.delivery.producerd import ROWS_PER_SESSION
+from benchmarks.delivery.scenarios import UPLINK_BYTES_PER_SECOND, Scenario, Stage
+from benchmarks.judges import Handed
+from producerd.testing import FakeKinesis, Stream
+from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
+
+STREAM: Final = "bench"
+SEED: Final = 1
+
+
+class Producer(Protocol):
+    name: str
+
+    def begin(self) -> None:
+        """Start the loads, and return at once."""
+
+    def acknowledged(self) -> set[int]:
+        """Wait for the loads' end; the ids of the rows that are acknowledged as stored."""
+
+    @property
+    def failures(self) -> list[str]:
+        """What kept a load from its end."""
+
+
+Start = Callable[[Stage, Scenario], AbstractContextManager[Producer]]
+
+
+class Run(NamedTuple):
+    """What was counted.  Times are the server's."""
+
+    producer: str
+    acknowledged: set[int]
+    failures: list[str]
+    requests: int
+    fault: FaultTimes
+    stream: Stream
+
+
+def run(scenario: Scenario, start: Start) -> Run:
+    kinesis = FakeKinesis(SEED)
+    kinesis.latency_seconds = scenario.latency_seconds
+    kinesis.enforce_limits = scenario.enforce_limits
+    stream = kinesis.create_stream(STREAM, scenario.shards, now=time.time())
+    with serve_in_thread(kinesis, tls=True) as server:
+        stage = Stage(kinesis, stream, server)
+        with start(stage, scenario) as producer:
+            requests_before = kinesis.requests["PutRecords"]
+            producer.begin()
+            began = server.now()
+            fault_begins = _sleep_until(server, began + scenario.begins)
+            scenario.begin(stage)
+            fault_ends = _sleep_until(server, began + scenario.ends)
+            scenario.end(stage)
+            acknowledged = producer.acknowledged()
+        requests = kinesis.requests["PutRecords"] - requests_before
+    # The first third still knows the burst that a full quota allows.
+    fault = FaultTimes(began + scenario.begins / 3, fault_begins, fault_ends)
+    return Run(producer.name, acknowledged, producer.failures, requests, fault, stream)
+
+
+def _sleep_until(server: FakeServer, when: float) -> float:
+    """The time it is then."""
+    time.sleep(max(0.0, when - server.now()))
+    return server.now()
+
+
+def judged(done: Run, scenario: Scenario, handed: list[Handed], judge_name: str) -> Figures:
+    found, duplicates = figures.deliveries(handed)
+    others = [load.is_other for load in scenario.loads]
+    watched = figures.times(found, lambda row: others[row // ROWS_PER_SESSION] or not scenario.counts_others)
+    recovery = figures.recovery_seconds(watched, done.fault, scenario.quota_ratio) if scenario.recovers else None
+    ratio = figures.throughput_ratio(watched, done.fault) if scenario.counts_others else None
+    gap = figures.longest_gap(watched, done.fault) if scenario.counts_others else None
+    goodput = None
+    if scenario.counts_goodput:
+        rows_per_second = figures.rate(watched, done.fault.begins, done.fault.ends)
+        base64_bytes = len(base64.b64encode(bytes(scenario.loads[0].row_bytes)))
+        goodput = rows_per_second * base64_bytes / UPLINK_BYTES_PER_SECOND
+    return Figures(
+        done.producer,
+        scenario.name,
+        scenario.aggregation,
+        judge_name,
+        acknowledged=len(done.acknowledged),
+        readable=len(done.acknowledged.intersection(delivery.row for delivery in found)),
+        duplicates=duplicates,
+        requests=done.requests,
+        recovery_seconds=_rounded(recovery),
+        recovered=recovery is not None if scenario.recovers else None,
+        others_throughput_ratio=_rounded(ratio),
+        others_longest_gap_seconds=_rounded(gap),
+        goodput_ratio=_rounded(goodput),
+    )
+
+
+def _rounded(figure: float | None) -> float | None:
+    return None if figure is None else round(figure, 2)

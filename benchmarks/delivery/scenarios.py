@@ -1,0 +1,256 @@
+"""The scenarios: how many rows for which shards, and what goes wrong when.  Seconds count from the first row on.
+
+All end within `LONGEST_SECONDS`.  Quotas are enforced by the service except in `split` and `merge`, which are what the
+official KPL loses rows in: there the producers hold themselves to four times a shard's quota, so that a backlog waits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import ssl
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from producerd.testing import FakeKinesis, Fault, Stream, hash_of
+from producerd.testing.fake_kinesis import FakeServer
+from producerd.testing.streams import HASH_END
+
+LONGEST_SECONDS: Final = 30.0
+KEYS_PER_SHARD: Final = 50
+SLOW_SHARD_SECONDS: Final = 6.0
+UPLINK_BYTES_PER_SECOND: Final = 20_000_000 // 8
+RESHARD_RATE_FRACTION: Final = 4
+
+
+class Skipped(Exception):
+    """Why a scenario cannot be run yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one session puts, from one time to another and at most ``rows``; without a rate as fast as they are taken.
+
+    ``keys`` are used in turn; without any, each row has a key of its own.
+    """
+
+    rows: int = 10**9
+    row_bytes: int = 1_000
+    keys: tuple[bytes, ...] = ()
+    rows_per_second: float = math.inf
+    begins: float = 0.0
+    ends: float = LONGEST_SECONDS
+    is_other: bool = False  # its rows are for shards without fault
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a fault acts on."""
+
+    kinesis: FakeKinesis
+    stream: Stream
+    server: FakeServer
+
+    def call(self, action: str, **request: str) -> None:
+        """One call of the service's own, in turn with all others."""
+        request["StreamName"] = self.stream.name
+        headers = {"X-Amz-Target": f"Kinesis_20131202.{action}"}
+        asked = urllib.request.Request(self.server.url, json.dumps(request).encode(), headers)
+        direct = urllib.request.ProxyHandler({})  # a proxy of the environment is not for 127.0.0.1
+        trusting = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=self.server.certificate))
+        with urllib.request.build_opener(direct, trusting).open(asked, timeout=LONGEST_SECONDS):
+            pass
+
+
+def nothing(_stage: Stage) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    name: str
+    aggregation: str
+    shards: int
+    loads: tuple[Load, ...]
+    begins: float
+    """When the fault begins, and when it ends: for a reshard, the same."""
+    ends: float
+    begin: Callable[[Stage], None] = nothing
+    end: Callable[[Stage], None] = nothing
+    settings: Mapping[str, object] = field(default_factory=dict)
+    latency_seconds: float = 0.02
+    enforce_limits: bool = True
+    quota_ratio: float = 1.0
+    """What the shards take after the fault to what they took before."""
+    recovers: bool = True
+    counts_others: bool = False
+    counts_goodput: bool = False
+
+
+def keys_for(shards: int, wanted: Iterable[int]) -> tuple[bytes, ...]:
+    """Keys that live in the wanted shards of a new stream (numbered from 0), as many for each."""
+    left = dict.fromkeys(wanted, KEYS_PER_SHARD)
+    found: list[bytes] = []
+    number = 0
+    while any(left.values()):
+        key = f"key-{number}"
+        shard = hash_of(key, None) * shards // HASH_END
+        if left.get(shard):
+            left[shard] -= 1
+            found.append(key.encode())
+        number += 1
+    return tuple(found)
+
+
+def all_scenarios() -> list[Scenario]:
+    return [
+        *(split(aggregation) for aggregation in ("kpl", "none")),
+        *(merge(aggregation) for aggregation in ("kpl", "none")),
+        *(hot_shard(aggregation) for aggregation in ("kpl", "none")),
+        slow_shard(),
+        *(partial_failures(aggregation) for aggregation in ("kpl", "none")),
+        *(lost_replies(aggregation) for aggregation in ("kpl", "none")),
+        slow_uplink(),
+        outage(),
+    ]
+
+
+# --- resharding, with a backlog ----------------------------------------------------------------------------------
+
+
+def split(aggregation: str) -> Scenario:
+    """The one shard splits in the middle."""
+
+    def begin(stage: Stage) -> None:
+        (parent,) = stage.stream.open_shards
+        middle = (parent.start + parent.end + 1) // 2
+        stage.call("SplitShard", ShardToSplit=parent.shard_id, NewStartingHashKey=str(middle))
+
+    return _reshard("split", aggregation, 1, begin)
+
+
+def merge(aggregation: str) -> Scenario:
+    """The two shards become one."""
+
+    def begin(stage: Stage) -> None:
+        low, high = stage.stream.open_shards
+        stage.call("MergeShards", ShardToMerge=low.shard_id, AdjacentShardToMerge=high.shard_id)
+
+    return replace(_reshard("merge", aggregation, 2, begin), quota_ratio=0.5)
+
+
+def _reshard(name: str, aggregation: str, shards: int, begin: Callable[[Stage], None]) -> Scenario:
+    """30,000 rows of 1,000 bytes, each with a key of its own, from four sessions."""
+    return Scenario(
+        name,
+        aggregation,
+        shards,
+        loads=(Load(rows=7_500),) * 4,
+        begins=1.5,
+        ends=1.5,
+        begin=begin,
+        settings={"shard_rate_fraction": RESHARD_RATE_FRACTION},
+        latency_seconds=0.01,
+        enforce_limits=False,
+    )
+
+
+# --- one shard among others --------------------------------------------------------------------------------------
+
+
+def hot_shard(aggregation: str) -> Scenario:
+    """Five sessions offer one shard five times its quota, seven other shards have half of theirs."""
+    shards, begins, ends, watched_until = 8, 3.0, 8.0, 10.0
+    hot = Load(keys=keys_for(shards, [0]), rows_per_second=1_000, begins=begins, ends=ends)
+    keys = keys_for(shards, range(1, shards))
+    other = Load(keys=keys, rows_per_second=500 * (shards - 1) / 4, ends=watched_until, is_other=True)
+    # What the hot shard may leave in the queue drains in 3 s.
+    settings = {"queue_limit_bytes": "3 MiB"}
+    loads = (*[hot] * 5, *[other] * 4)
+    return Scenario("hot_shard", aggregation, shards, loads, begins, ends, settings=settings, counts_others=True)
+
+
+def slow_shard() -> Scenario:
+    """Requests that touch one shard are answered after 6 s."""
+    shards = 4
+
+    def begin(stage: Stage) -> None:
+        stage.stream.open_shards[0].delay_seconds = SLOW_SHARD_SECONDS
+
+    def end(stage: Stage) -> None:
+        stage.stream.open_shards[0].delay_seconds = 0.0
+
+    steady = Load(row_bytes=500, rows_per_second=500, ends=13.0)
+    loads = (
+        replace(steady, keys=keys_for(shards, [0])),
+        *[replace(steady, keys=keys_for(shards, range(1, shards)), is_other=True)] * 3,
+    )
+    return Scenario("slow_shard", "none", shards, loads, 3.0, 11.0, begin, end, counts_others=True)
+
+
+# --- all of the service ------------------------------------------------------------------------------------------
+
+
+def partial_failures(aggregation: str) -> Scenario:
+    """One entry in ten fails with InternalFailure."""
+    return _standing("partial_failures", aggregation, Fault("fail", fraction=0.1))
+
+
+def lost_replies(aggregation: str) -> Scenario:
+    """One request in ten is stored, and the connection reset without an answer."""
+    return _standing("lost_replies", aggregation, Fault("lost", fraction=0.1))
+
+
+def outage() -> Scenario:
+    """For 20 s every connection is reset, whatever it asks for."""
+    fault = Fault("reset", action="*")
+    return _standing("outage", "none", fault, rows_per_second=150, begins=2.0, ends=22.0, watched_until=25.0)
+
+
+def _standing(
+    name: str,
+    aggregation: str,
+    fault: Fault,
+    *,
+    rows_per_second: float = 500,
+    begins: float = 3.0,
+    ends: float = 7.0,
+    watched_until: float = 9.0,
+) -> Scenario:
+    """A fault that stands for a while; four shards have at most half of their quota."""
+
+    def begin(stage: Stage) -> None:
+        stage.kinesis.standing = [fault]
+
+    def end(stage: Stage) -> None:
+        stage.kinesis.standing = []
+
+    steady = Load(row_bytes=500, keys=keys_for(4, range(4)), rows_per_second=rows_per_second, ends=watched_until)
+    return Scenario(name, aggregation, 4, (steady,) * 4, begins, ends, begin, end)
+
+
+def slow_uplink() -> Scenario:
+    """20 Mbit/s between the producer and the service, which could take six times as much."""
+
+    def begin(stage: Stage) -> None:
+        if not hasattr(stage.server, "uplink_bytes_per_second"):
+            raise Skipped("this fake Kinesis has no uplink_bytes_per_second")
+        stage.server.uplink_bytes_per_second = UPLINK_BYTES_PER_SECOND
+
+    busy = Load(keys=keys_for(16, range(16)), ends=10.0)
+    # What waits when the load ends is carried in 4 s.
+    settings = {"queue_limit_bytes": "8 MiB"}
+    return Scenario(
+        "slow_uplink",
+        "none",
+        16,
+        (busy,) * 4,
+        begins=0.0,
+        ends=10.0,
+        begin=begin,
+        settings=settings,
+        recovers=False,
+        counts_goodput=True,
+    )

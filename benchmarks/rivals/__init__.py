@@ -1,0 +1,1 @@
+"""Other producers, through the same scenario and the same service as producerd."""

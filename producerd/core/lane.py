@@ -1,0 +1,225 @@
+"""Lane: one shard's line of spans, and when it may send.
+
+Rows leave at the front.  Throttled rows come back to the front, and the lane slows down; nothing here touches another
+lane.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from producerd.core.pacing import Pacer
+from producerd.core.shards import U64, Shard
+from producerd.core.spans import QUEUED, Span, reorder
+
+MAX_REQUESTS_PER_LANE: Final = 4
+"""More in flight for one shard only reorders its rows; a shard takes 1 MiB/s."""
+MAX_REQUESTS_OF_SLOW_LANE: Final = 12
+"""A shard that answers in 6 s gives its quota only with more on the way: 1,000 records/s in requests of 500."""
+ENTRY_OVERHEAD_BYTES: Final = 40
+"""Above what an entry adds to its key and data: an explicit hash key of 39 digits, or an aggregate's headers a row."""
+LOOK_AHEAD_SPANS: Final = 32
+"""How far behind rows that wait for their key's earlier row others are looked for."""
+ANY: Final = 2**62
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Lane:
+    """One shard's line.  The shard's id is empty while the shards are not known; then nothing paces it but throttles.
+
+    ``queued`` counts the rows that stand in ``spans``, among them rows whose caller is gone: `take` drops those.
+    """
+
+    __slots__ = (
+        "aggregate_max_bytes",
+        "alone",
+        "hold_until",
+        "in_flight",
+        "listed",
+        "map_until",
+        "pacer",
+        "parcels",
+        "queued",
+        "sequence",
+        "shard",
+        "slow_in_flight",
+        "spans",
+        "throttles",
+        "timed_out",
+    )
+
+    def __init__(self, shard: Shard, pacer: Pacer | None, aggregate_max_bytes: int = 0) -> None:
+        self.shard = shard
+        self.aggregate_max_bytes = aggregate_max_bytes
+        self.spans: deque[Span] = deque()
+        self.pacer = pacer
+        self.in_flight = 0
+        self.slow_in_flight = 0  # of them, those that have been out for long
+        self.parcels = 0  # requests of its rows that wait outside of the lane
+        self.hold_until = 0.0
+        self.throttles = 0  # answers in a row that throttled it, where no pacer counts them
+        self.queued = 0
+        self.listed = False  # whether it stands in line
+        self.alone = False  # its last request was slow or gave no answer: it shares none until it answers in time
+        self.timed_out = False  # of the two, it gave no answer
+        self.map_until: float | None = None  # an answer came from another shard: a new map is awaited until then
+        self.sequence = 0  # the highest sequence number seen in an answer
+
+    @property
+    def waits_for_answers(self) -> bool:
+        """Whether as many of its requests are in flight as may be.  Those known to be slow hold up no others."""
+        if self.timed_out:
+            return self.in_flight > 0
+        return (
+            self.in_flight - self.slow_in_flight >= MAX_REQUESTS_PER_LANE or self.in_flight >= MAX_REQUESTS_OF_SLOW_LANE
+        )
+
+    def ready_at(self, now: float) -> float:
+        """When it may send, as far as time decides; ``inf`` where it has no rows or waits for an answer."""
+        if not self.queued or self.waits_for_answers:
+            return inf
+        paced = self.pacer.ready_at(now, self._entry_bytes) if self.pacer is not None else 0.0
+        return max(self.hold_until, paced, self.map_until or 0.0)
+
+    @property
+    def _entry_bytes(self) -> int:
+        """What it waits for the bucket to hold: a whole aggregate; plain records have a size each."""
+        if self.pacer is None or not self.aggregate_max_bytes:
+            return 0
+        return self.pacer.entry_bytes(self.aggregate_max_bytes)
+
+    def is_paced(self, now: float) -> bool:
+        """Whether a bucket is less than half full: then its pace holds it, though it may send for a moment."""
+        if self.pacer is None:
+            return False
+        allowance = self.pacer.allowance(now)
+        return allowance.records < self.pacer.rate_records / 2 or allowance.bytes < self.pacer.rate_bytes / 2
+
+    def extend(self, spans: list[Span]) -> None:
+        self.spans.extend(spans)
+        self.queued += records_of(spans)
+
+    def put_back(self, spans: list[Span]) -> None:
+        """Rows that were taken return to the front, in their order."""
+        self.spans.extendleft(reversed(spans))
+        self.queued += records_of(spans)
+
+    def take_all(self) -> list[Span]:
+        """Every span, for other lanes."""
+        spans = list(self.spans)
+        self.spans.clear()
+        self.queued = 0
+        return spans
+
+    def take(self, max_records: int, max_bytes: int, first_row_bytes: int = 0) -> tuple[list[Span], int]:
+        """Rows from the front within both bounds, and their bytes (key + data + ENTRY_OVERHEAD_BYTES a row).
+
+        The first row may have ``first_row_bytes``, where that is more: a row larger than a request goes alone.
+        """
+        taken: list[Span] = []
+        used = records = 0
+        spans = self.spans
+        while spans and records < max_records:
+            if not self._first_is_live():
+                continue
+            span = spans[0]
+            if taken and span.raw is not taken[0].raw:
+                break  # some become plain records, the others aggregates
+            count = span.last - span.first
+            size = span.bytes + ENTRY_OVERHEAD_BYTES * count
+            if records + count <= max_records and used + size <= max_bytes:
+                spans.popleft()
+            else:
+                most_bytes = max_bytes - used if taken else max(max_bytes, first_row_bytes)
+                count = _rows_that_fit(span, max_records - records, max_bytes - used, most_bytes)
+                if not count:
+                    break
+                spans.popleft()
+                if count < span.last - span.first:
+                    span, rest = span.cut(span.first + count)
+                    spans.appendleft(rest)
+                size = span.bytes + ENTRY_OVERHEAD_BYTES * count
+            taken.append(span)
+            used += size
+            records += count
+        self.queued -= records
+        return taken, used
+
+    def take_distinct(self, max_records: int, max_bytes: int, first_row_bytes: int = 0) -> tuple[list[Span], int]:
+        """As `take`, but at most one row of a key (of a hash), and none of a key that a waiting row before it has."""
+        taken: list[Span] = []
+        kept: list[Span] = []
+        used = records = 0
+        seen = np.empty(0, np.uint64)
+        while self.spans and records < max_records and len(kept) < LOOK_AHEAD_SPANS:
+            if not self._first_is_live():
+                continue
+            if (taken or kept) and self.spans[0].raw is not (taken or kept)[0].raw:
+                break
+            span = self.spans.popleft()
+            keys = _keys_of(span)
+            known, firsts = np.unique(keys, return_index=True)
+            firsts = firsts[~np.isin(known, seen, assume_unique=True)]
+            if len(firsts) < span.records:
+                later = np.ones(span.records, np.bool_)
+                later[firsts] = False
+                reorder(span, np.argsort(later, kind="stable"))
+            most_bytes = max_bytes - used if taken else max(max_bytes, first_row_bytes)
+            count = _rows_that_fit(span, min(max_records - records, len(firsts)), max_bytes - used, most_bytes)
+            front, rest = span.cut(span.first + count)
+            if count:
+                taken.append(front)
+                used += front.bytes + ENTRY_OVERHEAD_BYTES * count
+                records += count
+            if rest.records:
+                kept.append(rest)
+            if count < len(firsts):
+                break
+            seen = np.concatenate((seen, known))
+        self.spans.extendleft(reversed(kept))
+        self.queued -= records
+        return taken, used
+
+    def _first_is_live(self) -> bool:
+        """Cut the first span to its first run of rows whose caller is still there; False where it had none."""
+        span = self.spans[0]
+        job = span.buffer.job
+        if not job.has_gaps:
+            return True
+        state = job.state[span.first : span.last]
+        if not state.any():
+            return True
+        self.spans.popleft()
+        live = state == QUEUED
+        start = int(live.argmax()) if live.any() else span.records
+        self.queued -= start
+        if start == span.records:
+            return False  # and its memory may be gone
+        stop = start + int((~live[start:]).argmax()) if not live[start:].all() else span.records
+        run, rest = span.cut(span.first + start)[1].cut(span.first + stop)
+        if rest.records:
+            self.spans.appendleft(rest)
+        self.spans.appendleft(run)
+        return True
+
+
+def _keys_of(span: Span) -> U64:
+    """A number for each row, equal for rows of one key; where two keys share one, a row waits longer than it must."""
+    a, b = span.first - span.buffer.first, span.last - span.buffer.first
+    keys: U64 = span.buffer.hashes[0][a:b] * _ODD + span.buffer.hashes[1][a:b]
+    return keys
+
+
+def _rows_that_fit(span: Span, max_records: int, max_bytes: int, first_row_bytes: int) -> int:
+    sizes = span.sizes() + ENTRY_OVERHEAD_BYTES * np.arange(span.records + 1)
+    count = min(int(np.searchsorted(sizes, max_bytes, side="right")) - 1, max_records, span.records)
+    return max(count, 1 if max_records and int(sizes[1]) <= first_row_bytes else 0)
+
+
+def records_of(spans: list[Span]) -> int:
+    """The rows of some spans."""
+    return sum([span.last - span.first for span in spans])  # a list: a generator is a call for each

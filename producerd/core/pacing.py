@@ -1,0 +1,236 @@
+"""Pacer: how fast one lane sends, so that a shard's quota is used and its producers share it without talking.
+
+Over T seconds a lane sends at most T x rate + max(one second's rate, its largest entry), in records and in bytes, where
+rate is the shard's quota x ``shard_rate_fraction``.  It slows when the shard throttles, and recovers after.
+
+All that a producer learns of the others is which of its entries were throttled.  So each lane keeps a *share* of the
+shard, and both its token buckets fill at that share of the quota:
+
+- a new lane doubles its share with each answer, until the first throttle;
+- a throttle halves the share and empties the buckets, once for all answers to what was sent before it;
+- within `RETURN_SECONDS` the share is back at `RETURN_TO` of where it was: the room made is short, the step down lasts;
+- from there it creeps, by `CREEP` / sqrt(share) a second: a small share faster, which is what makes shares equal;
+- entries stored since the last throttle speed that up, by their fourth power: with 50 producers one entry in 30 is
+  throttled at all times, so a lane that sends 5 a second cannot tell sooner than after some dozens that it is alone.
+
+Entries shrink with the share, so that a slow lane learns as often as a fast one.  The numbers come from a model of up
+to 300 producers on one shard; tests/core/test_pacing.py keeps a small one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+# https://docs.aws.amazon.com/streams/latest/dev/service-sizes-and-limits.html
+SHARD_RECORDS_PER_SECOND: Final = 1_000
+SHARD_BYTES_PER_SECOND: Final = 1024 * 1024
+
+ENTRIES_PER_SECOND: Final = 5
+"""An aggregate holds at most this part of a second's rate: at 50 producers 4 KiB.  Of 50, the one that is left alone
+has 90 % of the quota after 20, 17, 15 and 12 s with 3, 4, 5 and 6 entries a second; each costs more entries to pay."""
+LEAST_ENTRY_BYTES: Final = 1024
+"""Smaller ones would reach the quota in records before the one in bytes."""
+QUANTUM_SECONDS: Final = 0.1
+"""What a bucket gathers before the lane may send: at most ten requests a second, however small the rows."""
+FIRST_SHARE: Final = 1 / 4
+"""Alone at the full rate after five answers, in about a second; 50 at once begin at 1.5 times the quota."""
+DOUBLING_SECONDS: Final = 0.1
+"""Answers that come faster than this double the share no faster."""
+CUT: Final = 0.5
+RETURN_TO: Final = 0.75
+RETURN_SECONDS: Final = 5.0
+"""Alone on a shard that gives 97 % of its quota: 97 % of that are used; without the way back, 93 %."""
+CREEP: Final = 0.004
+"""A second.  0.003 and 0.006 move the throttled share of 50 producers' entries by 0.3 % down and up."""
+EVIDENCE_ENTRIES: Final = 35
+"""25 recover 4 s sooner and have 0.8 % more entries throttled; 45 recover 4 s later and have 0.4 % fewer."""
+FASTEST_GROWTH: Final = 0.5
+"""A second: from a fiftieth to the whole in 8 s.  What overshoots is noticed within a few entries."""
+LONGEST_STEP_SECONDS: Final = 0.35
+"""Of growth by one answer: a lane that sends an entry every ten seconds has learned little in between."""
+SLOWEST_ENTRY_SECONDS: Final = 10.0
+"""A large entry's debt lasts no longer, unless the quota itself says so."""
+RETRY_SHARE: Final = 1 / 3
+"""A throttled entry's debt is paid at no less than this share, as nothing was stored.  At less, 20 producers of 1 MB
+records starve one another; at more, their retries cost more of the network."""
+IDLE_SECONDS: Final = 60.0
+"""What a lane knew of the others is forgotten then.  Spark's triggers are mostly shorter."""
+_SOON: Final = 1e-6
+"""Seconds: less is rounding."""
+
+
+class Allowance(NamedTuple):
+    """What may be taken now.  ``one_larger``: or one entry of any size, which leaves a debt."""
+
+    records: int
+    bytes: int
+    one_larger: bool
+
+
+class _Bucket:
+    """Tokens of one kind, at most one second's worth; below zero is a debt."""
+
+    __slots__ = ("ceiling", "rate", "tokens")
+
+    def __init__(self, ceiling: float) -> None:
+        self.ceiling = self.rate = self.tokens = ceiling
+
+    def add(self, tokens: float) -> None:
+        self.tokens = min(self.rate, self.tokens + tokens)
+
+    def set_rate(self, rate: float) -> None:
+        self.rate = rate
+        self.add(0.0)
+
+    def lacks_seconds(self, tokens: float) -> float:
+        """Until it holds so much, or is full; rounding apart."""
+        lacks = (min(self.rate, tokens) - self.tokens) / self.rate
+        return lacks if lacks > _SOON else 0.0
+
+    @property
+    def whole(self) -> int:
+        return max(0, int(self.tokens + self.rate * _SOON))
+
+    @property
+    def debt_seconds(self) -> float:
+        """What is to be paid for a debt of which nothing was stored."""
+        return max(0.0, -self.tokens) / max(self.rate, self.ceiling * RETRY_SHARE)
+
+
+class Pacer:
+    """One lane's pace.  Ask `ready_at`, then `allowance`; tell `take`, `give_back` and `answered`.  No clock, no chance.
+
+    ``fraction`` scales the quota that is ours to use.
+    """
+
+    __slots__ = (
+        "_active_at",
+        "_bytes",
+        "_cut_at",
+        "_entry_bytes",
+        "_filled_at",
+        "_heard_at",
+        "_limited",
+        "_records",
+        "_return_to",
+        "_share",
+        "_stored",
+    )
+
+    def __init__(self, fraction: float = 1.0) -> None:
+        self._records = _Bucket(SHARD_RECORDS_PER_SECOND * fraction)
+        self._bytes = _Bucket(SHARD_BYTES_PER_SECOND * fraction)
+        self._entry_bytes = 0.0  # of the entries sent last, on average
+        self._filled_at = self._active_at = -math.inf
+        self._forget(0.0)
+
+    # ---- questions
+
+    @property
+    def rate_records(self) -> float:
+        """Entries a second, now."""
+        return self._records.rate
+
+    @property
+    def rate_bytes(self) -> float:
+        """Bytes a second (data and keys), now."""
+        return self._bytes.rate
+
+    def entry_bytes(self, most: int) -> int:
+        """The largest aggregate to make now, where ``most`` is the setting."""
+        return min(most, max(LEAST_ENTRY_BYTES, int(self._bytes.rate / ENTRIES_PER_SECOND)))
+
+    def ready_at(self, now: float, entry_bytes: int = 0) -> float:
+        """When a request may be made whose first entry has ``entry_bytes``: ``now``, or the time to ask again."""
+        self._fill(now)
+        records, bytes_ = self._records, self._bytes
+        seconds = max(
+            records.lacks_seconds(max(1.0, records.rate * QUANTUM_SECONDS)),
+            bytes_.lacks_seconds(max(entry_bytes, bytes_.rate * QUANTUM_SECONDS)),
+        )
+        return max(now, self._filled_at) + seconds if seconds else now
+
+    def allowance(self, now: float) -> Allowance:
+        """What may be taken now: these entries and bytes, or one larger entry."""
+        self._fill(now)
+        if self._records.lacks_seconds(1.0):
+            return Allowance(0, 0, one_larger=False)
+        one_larger = not self._bytes.lacks_seconds(math.inf)
+        return Allowance(max(1, self._records.whole), self._bytes.whole, one_larger)
+
+    # ---- stimuli
+
+    def take(self, records: int, bytes_: int, now: float) -> None:
+        """So much is sent; within `allowance`, asked in the same step."""
+        self._fill(now)
+        self._active_at = now
+        self._entry_bytes = bytes_ / records
+        self._set_share(self._share)  # no less than such entries need
+        for bucket, tokens in ((self._records, records), (self._bytes, bytes_)):
+            bucket.tokens -= tokens
+            self._limited |= bucket.tokens < bucket.rate * QUANTUM_SECONDS
+
+    def give_back(self, records: int, bytes_: int) -> None:
+        """So much less was sent than taken.  Negative: more, which leaves a debt."""
+        self._records.add(records)
+        self._bytes.add(bytes_)
+
+    def answered(self, stored: int, throttled: int, sent_at: float, now: float) -> None:
+        """How many entries of one request to this shard were stored and throttled; ``sent_at``: when it took them."""
+        self._fill(now)
+        if throttled:
+            self._throttled(sent_at, now)
+        else:
+            self._stored += stored
+            if self._limited:  # a rate that was not used shows nothing
+                self._grow(now - self._heard_at)
+        self._limited, self._heard_at = False, now
+
+    # ---- inside
+
+    def _fill(self, now: float) -> None:
+        if now > self._filled_at:
+            for bucket in (self._records, self._bytes):
+                bucket.add((now - self._filled_at) * bucket.rate)
+            self._filled_at = now
+        if now - self._active_at > IDLE_SECONDS:
+            self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        """Begin anew: slow, with room for one entry, still owing what is owed."""
+        self._return_to = 0.0  # nothing was throttled
+        self._stored = 0  # entries since the last throttle
+        self._limited = False  # whether the pace held the lane back since the last answer
+        self._cut_at = -math.inf
+        self._active_at = self._heard_at = now
+        self._set_share(FIRST_SHARE)
+        for bucket in (self._records, self._bytes):
+            bucket.tokens = min(bucket.tokens, bucket.rate)
+
+    def _set_share(self, share: float) -> None:
+        least = max(1 / self._records.ceiling, self._entry_bytes / SLOWEST_ENTRY_SECONDS / self._bytes.ceiling)
+        self._share = min(1.0, max(share, least))
+        for bucket in (self._records, self._bytes):
+            bucket.set_rate(bucket.ceiling * self._share)
+
+    def _throttled(self, sent_at: float, now: float) -> None:
+        # The buckets begin to fill when the debt would be paid: never sooner than at the full rate, as the law wants.
+        self._filled_at += max(self._records.debt_seconds, self._bytes.debt_seconds)
+        self._records.tokens = self._bytes.tokens = 0.0
+        self._stored = 0
+        if sent_at >= self._cut_at:
+            self._cut_at = now
+            self._return_to = RETURN_TO * max(self._share, self._return_to)
+            self._set_share(self._share * CUT)
+
+    def _grow(self, seconds: float) -> None:
+        seconds = min(seconds, LONGEST_STEP_SECONDS)
+        if not self._return_to:
+            share = self._share * 2.0 ** min(1.0, seconds / DOUBLING_SECONDS)
+        elif self._share < self._return_to:
+            share = min(self._return_to, self._share + self._return_to * seconds / RETURN_SECONDS)
+        else:
+            growth = CREEP / math.sqrt(self._share) * (1 + (self._stored / EVIDENCE_ENTRIES) ** 4)
+            share = self._share * math.exp(min(growth, FASTEST_GROWTH) * seconds)
+        self._set_share(share)

@@ -1,0 +1,27 @@
+"""The settings of a stream that the core needs, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from producerd.core.entries import EntryRules
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRules:
+    """Durations in seconds, sizes in bytes.
+
+    ``record_ttl_seconds``: ``inf`` keeps rows for ever.  ``entries.per_key`` is `ordering = "per_key"`.
+    """
+
+    entries: EntryRules
+    linger_seconds: float
+    max_in_flight_requests: int
+    max_in_flight_bytes: int
+    shard_map_wait_seconds: float
+    permanent_error_grace_seconds: float
+    request_timeout_seconds: float = 6.0
+    record_ttl_seconds: float = inf
+    fail_if_throttled: bool = False
+    shard_rate_fraction: float = 1.0

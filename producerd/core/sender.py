@@ -1,0 +1,590 @@
+"""Sender: rows that wait by shard, the requests made of them, and what each answer does to its rows.
+
+    lanes -> take_request -> [in flight] -> complete -> settled, or back
+
+Besides the lanes rows may wait out a delay, wait for a new shard map, or stand in a request of their own.  Every
+request that is taken is completed once; every row of it is then settled or waits again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from itertools import count, pairwise
+from math import inf
+from random import Random
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from producerd.core.entries import Answer, EncodedRequest, Piece, RequestFailed
+from producerd.core.frame import RowEnd
+from producerd.core.intake import Bool
+from producerd.core.lane import Lane
+from producerd.core.lanes import Lanes
+from producerd.core.ledger import Ledger
+from producerd.core.pacing import Pacer
+from producerd.core.requests import Request
+from producerd.core.retry import HealthState, InFlightWindow, Kind, RetryPolicy, StreamHealth, meaning_of
+from producerd.core.rules import PipelineRules
+from producerd.core.shards import KnownShards, ShardMap
+from producerd.core.spans import IN_REQUEST, QUEUED, RAW_FROM_STRAYS, SETTLED
+from producerd.core.verdicts import STORED, STRAYED, UNSURE, judge
+from producerd.errors import Code, Outcome
+
+FAILURES_TO_HOLD: Final = 3
+"""Whole-request failures in a row after which the stream, and not only some rows, waits."""
+WRONG_COUNTS_TO_GIVE_UP: Final = 3
+INVALID_TO_DOUBT_STREAM: Final = 8
+"""Single entries refused in a row with one message and nothing stored: then it is the stream, not the entries."""
+STRAYS_TO_GIVE_UP: Final = 8
+"""Only an aggregate that came as one, of more records than a request may have, is sent again so often."""
+SLOW_SECONDS: Final = 1.0
+SLOW_FACTOR: Final = 4.0
+"""An answer that took longer than both, of the stream's typical time, is slow: its lanes share no request."""
+HOT_FACTOR: Final = 1.5
+HOT_SHARE: Final = 0.1
+"""A lane is hot that holds so many times its fair share of what waits, and at least so much of it."""
+ANY_BYTES: Final = 2**62
+_LOST_TRACK: Final = RowEnd(
+    Outcome.UNKNOWN, Code.SHARD_MAP_MISSING, "stored, but not in the shards that the map names", maybe_stored=True
+)
+
+Cause = Literal["hot_shard", "shard_rate", "service", "shard_map", "in_flight", "daemon"]
+
+
+class Holding(NamedTuple):
+    """What holds the queue: the cause, and with ``hot_shard`` the shard and its share of the waiting bytes."""
+
+    cause: Cause
+    shard_id: str = ""
+    share: float = 0.0
+
+
+class _Awaiting(NamedTuple):
+    """An aggregate that was stored, in a shard whose range is not known; at a time it is not waited for any more.
+
+    ``hash_keys``: the lowest and the highest in it, also of rows whose caller leaves meanwhile: a consumer drops all.
+    """
+
+    pieces: list[Piece]
+    shard_id: str
+    hash_keys: tuple[int, int]
+    until: float
+
+
+class Sender:
+    """See the module's text.  The ledger is told how rows end."""
+
+    def __init__(self, rules: PipelineRules, ledger: Ledger, random: Random) -> None:
+        self.rules = rules
+        self.ledger = ledger
+        self.stats = ledger.stats
+        self.health = StreamHealth(rules.permanent_error_grace_seconds, random)
+        self.known = KnownShards()
+        self.lanes = self._make_lanes()
+        self.wants_shard_map = True
+        self.in_flight: dict[Request, None] = {}
+        self.in_flight_bytes = 0
+        self._policy = RetryPolicy(random, rules.request_timeout_seconds)
+        self._window = InFlightWindow(
+            rules.max_in_flight_requests, rules.max_in_flight_bytes, rules.entries.request_max_bytes
+        )
+        self._later: list[tuple[float, int, list[Piece]]] = []  # rows that wait out a delay: a heap
+        self._alone: deque[list[Piece]] = deque()  # rows that make a request of their own
+        self._awaiting: list[_Awaiting] = []
+        self._watched: deque[Request] = deque()  # sent, and not known to be slow
+        self._typical_seconds = 0.0
+        self._failures = 0
+        self._hold_until = 0.0
+        self._refused_alone: tuple[str, int] = ("", 0)
+        self._numbers = count()
+
+    def _make_lanes(self) -> Lanes:
+        return Lanes(self.rules.entries, lambda: Pacer(self.rules.shard_rate_fraction))
+
+    # ---- questions
+
+    def have_work(self, now: float) -> bool:
+        """Whether anything may be sent now, as far as shards decide."""
+        return bool(self._alone) or self.lanes.have_work(now)
+
+    def next_time(self) -> float:
+        """When something is due that no other call will bring about; ``inf`` if nothing is."""
+        due = inf
+        if self._has_room:  # else an answer brings it about, and a time that has passed would hide what is due later
+            due = max(self.lanes.next_time(), self._hold_until)
+            if self._hold_until and (self.lanes.waiting or self._alone):
+                due = self._hold_until
+        if self._later:
+            due = min(due, self._later[0][0])
+        if self._awaiting:
+            due = min(due, *[awaiting.until for awaiting in self._awaiting])
+        while self._watched and self._watched[0] not in self.in_flight:
+            self._watched.popleft()
+        if self._watched:
+            due = min(due, self._watched[0].sent_at + self._patience_seconds)
+        return due
+
+    def holding(self, now: float) -> Holding:
+        """What holds the queue.  Looks at every span: ask it seldom."""
+        if self.health.state in (HealthState.SUSPECT, HealthState.BROKEN) or now < self._hold_until:
+            return Holding("service")
+        hottest = self.lanes.hottest()
+        if hottest is None or (hottest.lane.ready_at(now) <= now and not hottest.lane.is_paced(now)):
+            return Holding("in_flight" if len(self.in_flight) >= self._window.size else "daemon")
+        lane, share = hottest
+        if lane.map_until is not None and now < lane.map_until:
+            return Holding("shard_map")
+        if share >= max(HOT_FACTOR / len(self.lanes.map), HOT_SHARE):
+            return Holding("hot_shard", lane.shard.shard_id, share)
+        return Holding("in_flight" if lane.waits_for_answers else "shard_rate")
+
+    # ---- requests
+
+    def take_request(self, now: float) -> Request | None:
+        """Rows for one request, if there are any that may be sent now."""
+        self._bring_back(now)
+        if not self._may_send(now):
+            return None
+        while self._alone:
+            pieces = self._alone.popleft()
+            lanes = _lanes_of(pieces)
+            for lane in lanes:
+                lane.parcels -= 1
+            request = self._request_of(self.lanes.renewed(self._live(pieces)), now)
+            if request is not None:
+                self._start(request)
+            self.lanes.released(lanes)
+            if request is not None:
+                return request
+        request = self.lanes.take(now, self._bytes_left)
+        if request is not None:
+            self._start(request)
+        return request
+
+    def encoded(self, request: Request, encoded: EncodedRequest, now: float) -> None:
+        """A request was cut into entries; rows that did not fit go back to the front of their lanes."""
+        request.encoded, request.sent_at = encoded, now
+        self._watched.append(request)
+        request.timeout_seconds = self._policy.timeout(len(encoded.body), request.timeouts)
+        sent = encoded.of_lanes()
+        for lane, (entries, bytes_) in request.paid.items():
+            really = sent.get(lane, (0, 0))
+            if lane.pacer is not None:
+                lane.pacer.give_back(entries - really[0], bytes_ - really[1])
+        written = int(encoded.ends[-1])
+        if written == request.records:
+            return
+        before = request.lanes
+        back = request.keep(written)
+        left_out = [lane for lane in before if all(piece.lane is not lane for piece in request.pieces)]
+        for lane in left_out:
+            lane.in_flight -= 1
+        self._requeue(back)
+        self.lanes.released(left_out)
+
+    def complete(self, request: Request, outcome: Answer | RequestFailed, now: float) -> None:
+        """A request's end: settles its rows, or puts them back."""
+        del self.in_flight[request]
+        self.in_flight_bytes -= request.bytes
+        for lane in request.lanes:
+            lane.in_flight -= 1
+            lane.slow_in_flight -= request.slow
+        if isinstance(outcome, RequestFailed):
+            self._failed(request, outcome, now)
+        else:
+            self._answered(request, outcome, now)
+        self.known.answered(request)
+        self.lanes.released(request.lanes)
+
+    # ---- the shard map
+
+    def set_shard_map(self, shard_map: ShardMap, now: float) -> None:
+        """A new map, read at ``now``: rows of shards that it does not have are sorted anew; what waited for it goes on.
+
+        A stream that was deleted and made again has the same shard ids with other ranges: these are other shards.
+        """
+        self.known.learn(shard_map, now, self.in_flight)
+        self.lanes.learn(shard_map)
+        awaiting, self._awaiting = self._awaiting, []
+        for waiting in awaiting:
+            self._decide(waiting, now)
+        self.wants_shard_map = bool(self._awaiting) or any(lane.map_until is not None for lane in self.lanes)
+
+    def shard_map_failed(self, code: str, message: str, now: float) -> None:
+        """ListShards failed.  A stream that does not exist, or credentials that fail, are the stream's own failure."""
+        meaning = meaning_of(code)
+        if meaning.code == Code.STREAM_NOT_FOUND or (self.known.map is None and meaning.code == Code.CREDENTIALS):
+            self._looks_permanent(meaning.code, message, now)
+            return
+        was_doubted = self.known.doubted
+        self.known.not_read(now)
+        if was_doubted and not self.known.doubted:
+            awaiting, self._awaiting = self._awaiting, []
+            for waiting in awaiting:
+                self._decide(waiting, now)
+
+    def forget_shards(self) -> None:
+        """Nothing waits and nothing is in flight; the map is read again when it is needed."""
+        assert not self.in_flight
+        self.known.forget()
+        self.lanes = self._make_lanes()
+        self.wants_shard_map = False
+
+    def _await_map(self, pieces: list[Piece], shard_id: str, now: float) -> None:
+        """An aggregate was stored, maybe in vain: a map will tell."""
+        self.wants_shard_map = True
+        for _, span in pieces:
+            span.buffer.job.mark_awaiting(span.first, span.last)
+        for lane in _lanes_of(pieces):
+            lane.parcels += 1
+        lowest, highest = zip(*[piece.span.hash_range() for piece in pieces], strict=True)
+        until = now + self.rules.shard_map_wait_seconds
+        self._awaiting.append(_Awaiting(pieces, shard_id, (min(lowest), max(highest)), until))
+        self._left_request(pieces)
+
+    def _decide(self, waiting: _Awaiting, now: float) -> None:
+        """A newer map, or none in time: delivered, or to be sent again."""
+        shard = None if self.known.doubted else self.known.get(waiting.shard_id)
+        if shard is None and now < waiting.until:
+            self._awaiting.append(waiting)
+            return
+        lanes = _lanes_of(waiting.pieces)
+        for lane in lanes:
+            lane.parcels -= 1
+        pieces = self._live(waiting.pieces)
+        lowest, highest = waiting.hash_keys
+        delivered = shard is not None and shard.start <= lowest and highest <= shard.end
+        for _, span in pieces:
+            span.buffer.job.mark_decided(span.first, span.last, "" if delivered else "reshard")
+        _set_state(pieces, IN_REQUEST)
+        if delivered and pieces:
+            self.ledger.store(pieces)
+        else:
+            strays = 1 if shard is not None else RAW_FROM_STRAYS
+            self._requeue([self._strayed(piece, strays) for piece in pieces])
+        self.lanes.released(lanes)
+
+    def _strayed(self, piece: Piece, times: int = 1) -> Piece:
+        lane, span = piece
+        return Piece(lane, self.ledger.retried(span)._replace(strays=span.strays + times))
+
+    # ---- what may be sent
+
+    def _may_send(self, now: float) -> bool:
+        if now < self._hold_until:
+            return False
+        self._hold_until = 0.0  # else `next_time` would name it for ever, and hide what is due later
+        return self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether one more request may be in flight."""
+        most = 1 if self.health.state is HealthState.SUSPECT else self._window.size
+        return len(self.in_flight) < most and self.rules.entries.request_max_bytes <= self._bytes_left
+
+    @property
+    def _bytes_left(self) -> int:
+        """What may still go in flight; with nothing in flight, one request of any size."""
+        return self._window.bytes - self.in_flight_bytes if self.in_flight else ANY_BYTES
+
+    def _request_of(self, pieces: list[Piece], now: float) -> Request | None:
+        """A request of just these rows, whatever their lanes' pace."""
+        request = Request(self.lanes.map)
+        for lane in _lanes_of(pieces):
+            spans = [piece.span for piece in pieces if piece.lane is lane]
+            bytes_ = sum([span.bytes for span in spans])
+            aggregate_bytes = self.rules.entries.aggregate_max_bytes if self.rules.entries.aggregate else 0
+            request.add(lane, spans, bytes_, sum([span.records for span in spans]), aggregate_bytes)
+            if lane.pacer is not None:
+                lane.pacer.take(1, bytes_, now)
+                request.pay(lane, 1, bytes_)
+        return request if request.pieces else None
+
+    def _start(self, request: Request) -> None:
+        _set_state(request.pieces, IN_REQUEST)
+        for lane in request.lanes:
+            lane.in_flight += 1
+            request.sequences[lane] = lane.sequence
+        self.in_flight[request] = None
+        self.in_flight_bytes += request.bytes
+
+    def _bring_back(self, now: float) -> None:
+        """Rows whose wait is over return to their lanes."""
+        self._isolate_slow(now)
+        while self._later and self._later[0][0] <= now:
+            self.lanes.put_back(heapq.heappop(self._later)[2])
+        if self._awaiting and min([awaiting.until for awaiting in self._awaiting]) <= now:
+            awaiting, self._awaiting = self._awaiting, []
+            for waiting in awaiting:
+                self._decide(waiting, now)
+
+    def _live(self, pieces: list[Piece]) -> list[Piece]:
+        """Those rows whose caller is still there."""
+        live: list[Piece] = []
+        for lane, span in pieces:
+            state = span.buffer.job.state[span.first : span.last]
+            edges = np.flatnonzero(np.diff(np.concatenate(([SETTLED], state, [SETTLED])) == QUEUED))
+            for start, stop in edges.reshape(-1, 2).tolist():
+                live.append(Piece(lane, span.cut(span.first + stop)[0].cut(span.first + start)[1]))
+        return live
+
+    # ---- answers
+
+    def _answered(self, request: Request, answer: Answer, now: float) -> None:
+        encoded = request.encoded
+        assert encoded is not None
+        self._failures, self._hold_until = 0, 0.0
+        self._note_time(request, now)
+        self._check_sequences(request, answer)
+        if (answer.errors < 0).any():
+            self.known.stored(now)
+            self.health.stored()
+            self._refused_alone = ("", 0)
+        classes, elsewhere, partly = judge(request, answer, self.known)
+        self._check_map(encoded, elsewhere, now)
+        self.stats.put_requests["partial" if (answer.errors >= 0).any() else "ok"] += 1
+        self._pace(request, answer, now)
+        if not classes.any():
+            self.ledger.store(request.pieces)
+            return
+        starts = np.concatenate(([0], encoded.ends))
+        for entry in partly:
+            self.ledger.mark_maybe_stored(
+                list(request.pieces_of(int(starts[entry]), int(starts[entry + 1]))), "reshard"
+            )
+        # Neighbouring entries with one verdict end together, but for aggregates whose shard is to be found out.
+        cuts = (np.diff(classes) != 0) | (classes[1:] == UNSURE)
+        back: list[Piece] = []
+        for first, last in pairwise([0, *(np.flatnonzero(cuts) + 1).tolist(), len(classes)]):
+            rows = request.pieces_of(int(starts[first]), int(starts[last]))
+            pieces = [Piece(lane, span._replace(timeouts=0, wrong_counts=0)) for lane, span in rows]
+            verdict = int(classes[first])
+            if verdict == STORED:
+                self.ledger.store(pieces)
+            elif verdict == UNSURE:
+                self._await_map(pieces, answer.shard_table[answer.shards[first]], now)
+            elif verdict == STRAYED:
+                self.ledger.mark_maybe_stored(pieces, "reshard")
+                for piece in pieces:
+                    if piece.span.strays >= STRAYS_TO_GIVE_UP:
+                        self.ledger.end(piece, _LOST_TRACK)
+                    else:
+                        back.append(self._strayed(piece))
+            else:
+                back += self._entry_failed(pieces, *answer.error_table[verdict - 1], now)
+        self._requeue(back)
+
+    def _entry_failed(self, pieces: list[Piece], code: str, message: str, now: float) -> list[Piece]:
+        """Entries that the service did not store; returns the rows that go back to the front of their lanes."""
+        meaning = meaning_of(code)
+        self.stats.record_errors[meaning.code] += sum([piece.span.records for piece in pieces])
+        self.stats.last_error = f"{code}: {message}"
+        if meaning.kind is Kind.THROTTLED:
+            self.ledger.throttled(pieces)
+            if not self.rules.fail_if_throttled:
+                return [Piece(lane, self.ledger.retried(span)) for lane, span in pieces]
+            for piece in pieces:
+                self.ledger.end(piece, RowEnd(Outcome.NOT_STORED, meaning.code, message))
+            return []
+        if meaning.kind is Kind.PERMANENT:
+            self._looks_permanent(meaning.code, message, now)
+        self._again_later(pieces, now)
+        return []
+
+    @property
+    def _patience_seconds(self) -> float:
+        return max(SLOW_SECONDS, SLOW_FACTOR * self._typical_seconds)
+
+    def _isolate_slow(self, now: float) -> None:
+        """The lanes of a request that has had no answer for long: one of their shards holds up the others' rows."""
+        while self._watched and now >= self._watched[0].sent_at + self._patience_seconds:
+            request = self._watched.popleft()
+            if request in self.in_flight:
+                request.slow = True
+                for lane in request.lanes:
+                    lane.alone = True
+                    lane.slow_in_flight += 1
+                self.lanes.released(request.lanes)
+
+    def _note_time(self, request: Request, now: float) -> None:
+        """Lanes that answer in time alone may share requests again."""
+        seconds = now - request.sent_at
+        self._window.answered(seconds, request.timeout_seconds)
+        self._typical_seconds += (seconds - self._typical_seconds) / 16
+        for lane in request.lanes:
+            lane.alone, lane.timed_out = lane.alone and request.slow, False
+
+    def _check_sequences(self, request: Request, answer: Answer) -> None:
+        """A shard's sequence numbers rise with time: where they fall, the id names another shard now."""
+        numbers = dict(zip(answer.shard_table, answer.sequences, strict=True))
+        for lane, before in request.sequences.items():
+            number = numbers.get(lane.shard.shard_id, 0)
+            if 0 < number < before:
+                self.known.refute()
+                lane.sequence = 0
+            lane.sequence = max(lane.sequence, number)
+
+    def _check_map(self, encoded: EncodedRequest, elsewhere: Bool, now: float) -> None:
+        """Where other shards than the map's answer, aggregates wait for a new one, or go out as plain records."""
+        strayed = set(np.unique(encoded.lanes[elsewhere]).tolist()) if elsewhere.any() else ()
+        self.stats.shard_mispredictions += int(elsewhere.sum())
+        for place, lane in enumerate(encoded.lane_table):
+            if place not in strayed:
+                if lane.map_until is not None and now >= lane.map_until:
+                    lane.map_until = None
+            elif lane.shard in self.lanes.map:  # else a newer map is there already
+                self.wants_shard_map = True
+                if self.rules.entries.aggregate and lane.map_until is None:
+                    lane.map_until = now + self.rules.shard_map_wait_seconds
+
+    def _pace(self, request: Request, answer: Answer, now: float) -> None:
+        """Tell each lane how many of its entries were throttled, and how many were not."""
+        encoded = request.encoded
+        assert encoded is not None
+        throttles = [meaning_of(code).kind is Kind.THROTTLED for code, _ in answer.error_table]
+        throttled = np.array([*throttles, False])[answer.errors]
+        lanes = len(encoded.lane_table)
+        refused = np.bincount(encoded.lanes[throttled], minlength=lanes).tolist()
+        stored = np.bincount(encoded.lanes[answer.errors < 0], minlength=lanes).tolist()
+        for lane, lane_stored, lane_refused in zip(encoded.lane_table, stored, refused, strict=True):
+            if lane.pacer is not None:
+                lane.pacer.answered(lane_stored, lane_refused, request.sent_at, now)
+            elif lane_refused:
+                lane.throttles += 1
+                lane.hold_until = now + self._policy.delay(lane.throttles)
+            else:
+                lane.throttles = 0
+
+    def _failed(self, request: Request, failed: RequestFailed, now: float) -> None:
+        meaning = meaning_of(failed.code)
+        self.stats.put_requests["failed"] += 1
+        self.stats.record_errors[meaning.code] += request.records
+        self.stats.last_error = f"{failed.code}: {failed.message}"
+        if failed.maybe_stored:
+            self.ledger.mark_maybe_stored(request.pieces, _maybe_cause(failed))
+        if meaning.kind is Kind.INVALID:
+            self._halve(request, meaning.code, failed.message, now)
+            return
+        if meaning.kind is Kind.PERMANENT:
+            self._looks_permanent(meaning.code, failed.message, now)
+        else:
+            self._failures += 1
+            if failed.timed_out:
+                self._window.timed_out()
+                for lane in request.lanes:
+                    lane.alone = lane.timed_out = True
+            if self._failures >= FAILURES_TO_HOLD:
+                self._window.hold()
+                self._hold_until = now + self._policy.hold()
+        if failed.code == Code.RESULT_COUNT:
+            self._again_later(self._count_wrong(request.pieces, failed.message), now)
+        else:
+            more = 1 if failed.timed_out else 0
+            pieces = [Piece(lane, s._replace(wrong_counts=0, timeouts=s.timeouts + more)) for lane, s in request.pieces]
+            self._again_later(pieces, now)
+
+    def _count_wrong(self, pieces: list[Piece], message: str) -> list[Piece]:
+        """Rows whose answers had the wrong number of results too often end as unknown; the others are tried again."""
+        again = []
+        for lane, span in pieces:
+            if span.wrong_counts + 1 >= WRONG_COUNTS_TO_GIVE_UP:
+                self.ledger.end(
+                    Piece(lane, span), RowEnd(Outcome.UNKNOWN, Code.RESULT_COUNT, message, maybe_stored=True)
+                )
+            else:
+                again.append(Piece(lane, span._replace(wrong_counts=span.wrong_counts + 1)))
+        return again
+
+    def _halve(self, request: Request, code: str, message: str, now: float) -> None:
+        """Somewhere in this request is an entry that the service refuses: halve it until that one stands alone."""
+        ends = request.encoded.ends if request.encoded is not None else None
+        if request.records == 1:
+            too_large = code != Code.INTERNAL and "length less than or equal to" in message and "data" in message
+            self.ledger.end(
+                request.pieces[0], RowEnd(Outcome.NOT_STORED, Code.RECORD_TOO_LARGE if too_large else code, message)
+            )
+            told, times = self._refused_alone
+            self._refused_alone = (message, times + 1 if told == message else 1)
+            if self._refused_alone[1] >= INVALID_TO_DOUBT_STREAM and code != Code.INTERNAL:
+                self._looks_permanent(code, message, now)
+            return
+        whole_entries = ends is not None and len(ends) > 1
+        middle = int(ends[len(ends) // 2 - 1]) if ends is not None and whole_entries else 0
+        if not 0 < middle < request.records:  # the last row may have been cut into most of the entries
+            middle = request.records // 2
+        first_half, second_half = list(request.pieces_of(0, middle)), list(request.pieces_of(middle, request.records))
+        if self.rules.entries.per_key:
+            self._requeue(second_half)  # its lanes wait for the first one
+            self._send_alone(first_half)
+        else:
+            self._send_alone(second_half)
+            self._send_alone(first_half)
+
+    def _send_alone(self, pieces: list[Piece]) -> None:
+        """Depth first: a bad entry, or a bad stream, is found after few requests."""
+        self._alone.appendleft(pieces)
+        for lane in _lanes_of(pieces):
+            lane.parcels += 1
+        self._left_request(pieces)
+
+    def _looks_permanent(self, code: str, message: str, now: float) -> None:
+        self.stats.last_error = f"{code}: {message}"
+        if code == Code.STREAM_NOT_FOUND and self.known.map is not None:
+            self.known.forget()  # the next stream of that name is another one
+            self.wants_shard_map = True
+        self.health.looks_permanent(code, message, now)
+        if self.health.state is HealthState.BROKEN:
+            self._hold_until = 0.0  # from here on probes set the pace
+            self.ledger.withdraw_all(self.health.end)
+        elif self.health.state is HealthState.SUSPECT:
+            self._hold_until = now + self._policy.hold()
+
+    # ---- rows go back
+
+    def _again_later(self, pieces: list[Piece], now: float) -> None:
+        """Rows that wait out a delay of their own beside their lanes; with ``per_key`` in front of them."""
+        if not pieces:
+            return
+        due = now + self._policy.delay(max(piece.span.attempts for piece in pieces))
+        retried = [Piece(lane, self.ledger.retried(span)) for lane, span in pieces]
+        if self.rules.entries.per_key:
+            retried = self.lanes.renewed(retried)
+            for lane, _ in retried:
+                lane.hold_until = max(lane.hold_until, due)
+            self._requeue(retried)
+        else:
+            heapq.heappush(self._later, (due, next(self._numbers), retried))
+            self._left_request(retried)
+
+    def _requeue(self, pieces: list[Piece]) -> None:
+        """Rows leave a request unsettled, to the front of their lanes."""
+        if pieces:
+            _set_state(pieces, QUEUED)
+            self.lanes.put_back(pieces)
+            self._left_request(pieces)
+
+    def _left_request(self, pieces: list[Piece]) -> None:
+        """Rows are in no request any more: those that are to be sent no more end."""
+        _set_state(pieces, QUEUED)
+        broken = self.health.state is HealthState.BROKEN
+        self.ledger.left_request(pieces, self.health.end if broken else None)
+
+
+def _set_state(pieces: Iterable[Piece], state: int) -> None:
+    for _, span in pieces:
+        span.buffer.job.state[span.first : span.last] = state
+
+
+def _lanes_of(pieces: Iterable[Piece]) -> list[Lane]:
+    return list(dict.fromkeys([piece.lane for piece in pieces]))
+
+
+def _maybe_cause(failed: RequestFailed) -> str:
+    if failed.timed_out:
+        return "timeout"
+    if failed.code == Code.RESULT_COUNT:
+        return "result_count"
+    return "connection" if failed.code == Code.UNREACHABLE else "service"

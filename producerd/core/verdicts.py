@@ -1,0 +1,81 @@
+"""What became of each entry of an answered request.
+
+A raw record that was stored is delivered, wherever it was stored.  An aggregate is delivered only if the range of the
+shard that stored it holds every hash in it: else Amazon's consumer drops it whole, without a word.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from producerd.core.entries import Answer, EncodedRequest
+from producerd.core.intake import Bool
+from producerd.core.requests import Request
+from producerd.core.shards import I32, KnownShards, Shard
+
+STORED: Final = 0
+STRAYED: Final = -1
+"""An aggregate in a shard where a consumer drops it."""
+UNSURE: Final = -2
+"""An aggregate in a shard whose range is not known, or in doubt."""
+
+
+class Verdicts(NamedTuple):
+    """``classes``: for each entry STORED, STRAYED, UNSURE, or 1 + its error's place in the answer's table.
+
+    ``elsewhere``: which entries another shard stored than their lane's.  ``partly``: the first entries of rows that
+    were aggregates themselves, of whose parts some were stored for good, and not all.
+    """
+
+    classes: I32
+    elsewhere: Bool
+    partly: list[int]
+
+
+def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
+    """Read an answer against the shards that are known."""
+    encoded = request.encoded
+    assert encoded is not None
+    classes = answer.errors + 1
+    stored = answer.errors < 0
+    places = {shard_id: place for place, shard_id in enumerate(answer.shard_table)}
+    shards = [lane.shard for lane in encoded.lane_table]
+    # Where the id means another range by now, an answer that names it says nothing.
+    expected = [places.get(shard.shard_id, -2) if known.get(shard.shard_id) == shard else -2 for shard in shards]
+    predicted = [bool(shard.shard_id) for shard in shards]  # without shards only raw records are sent
+    elsewhere = (answer.shards != np.array(expected)[encoded.lanes]) & np.array(predicted)[encoded.lanes] & stored
+    doubtful = elsewhere | stored if known.doubted else elsewhere
+    if doubtful.any():
+        starts = np.concatenate(([0], encoded.ends))
+        for entry in np.flatnonzero(doubtful & (np.diff(starts) > 1)).tolist():
+            shard = None if known.doubted else known.get(answer.shard_table[answer.shards[entry]])
+            classes[entry] = _verdict(request, int(starts[entry]), int(starts[entry + 1]), shard)
+    partly = _judge_parts(encoded, answer, known, classes) if encoded.parts else []
+    elsewhere[list(encoded.parts)] = False
+    return Verdicts(classes, elsewhere, partly)
+
+
+def _judge_parts(encoded: EncodedRequest, answer: Answer, known: KnownShards, classes: I32) -> list[int]:
+    """A row that was an aggregate itself is delivered if all of its parts are; else all of them are sent again."""
+    rows: dict[int, list[int]] = {}  # by the row's end
+    for entry, hash_keys in encoded.parts.items():
+        rows.setdefault(int(encoded.ends[entry]), []).append(entry)
+        if answer.errors[entry] < 0 and hash_keys is not None:
+            shard = None if known.doubted else known.get(answer.shard_table[answer.shards[entry]])
+            inside = shard is not None and shard.start <= hash_keys[0] and hash_keys[1] <= shard.end
+            classes[entry] = STORED if inside else STRAYED
+    partly = []
+    for entries in rows.values():
+        found = classes[entries]
+        classes[entries] = found.max() if found.max() > STORED else found.min()
+        if classes[entries[0]] != STORED and (found == STORED).any():
+            partly.append(entries[0])
+    return partly
+
+
+def _verdict(request: Request, first: int, last: int, shard: Shard | None) -> int:
+    if shard is None:
+        return UNSURE
+    return STORED if all(piece.span.lies_in(shard) for piece in request.pieces_of(first, last)) else STRAYED

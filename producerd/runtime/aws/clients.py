@@ -1,0 +1,177 @@
+"""AwsClients: one botocore client for each way in which streams are reached, made when the first of them needs it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from os import environ
+from pathlib import Path
+from typing import Any, Final
+
+import botocore.exceptions as boto_errors
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore import UNSIGNED
+from botocore.utils import validate_region_name
+
+from producerd.config import Config, NodeSettings, StreamSettings
+from producerd.errors import ConfigurationError
+from producerd.runtime.aws.clock import ServiceClock
+from producerd.runtime.aws.credentials import RenewedCredentials, role_credentials
+from producerd.runtime.aws.sending import keep_raw_answer, put_ready_body
+from producerd.runtime.aws.transport import AbortingSession, make_socket
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a stream is reached.  None: as AWS's own settings have it."""
+
+    region: str | None
+    endpoint_url: str | None
+    role_arn: str | None
+    external_id: str | None
+    connect_timeout_seconds: float
+
+
+def access_of(node: NodeSettings, stream: StreamSettings) -> Access:
+    """The stream's own settings over those of the node; an external id goes with the role that it was given for."""
+    role = node if stream.role_arn is None else stream
+    return Access(
+        region=stream.stream_region or node.region,
+        endpoint_url=stream.endpoint_url or node.endpoint_url,
+        role_arn=role.role_arn,
+        external_id=role.external_id,
+        connect_timeout_seconds=stream.connect_timeout_seconds,
+    )
+
+
+def accesses_of(config: Config) -> list[Access]:
+    """Those that the daemon will need, as far as it is known before a client opens a stream."""
+    streams = list(config.streams.values())
+    if config.node.streams_allowed == "any":
+        streams.append(config.defaults)
+    return [access_of(config.node, stream) for stream in streams]
+
+
+class AwsClient:
+    """botocore's client for one access, and what it signs with."""
+
+    def __init__(self, access: Access, loader: Any, tasks: asyncio.TaskGroup, opened: AsyncExitStack) -> None:
+        self.clock = ServiceClock()
+        self.credentials = RenewedCredentials(self._resolve, self.clock, tasks, of=access.role_arn or "the daemon")
+        self._access = access
+        self._loader = loader
+        self._opened = opened
+        self._making = asyncio.Lock()
+        self._client: Any = None
+
+    async def ready(self) -> Any:
+        """botocore's client, made by whoever asks first."""
+        if self._client is None:
+            async with self._making:
+                if self._client is None:
+                    self._client = await self._make()
+        return self._client
+
+    async def _make(self) -> Any:
+        session = await asyncio.to_thread(self._fresh_session)
+        session.register_component("credential_provider", self.credentials)
+        session.register("before-call.kinesis.PutRecords", put_ready_body)
+        session.register("before-parse.kinesis.PutRecords", keep_raw_answer)
+        config = AioConfig(
+            connector_args={"keepalive_timeout": 60, "socket_factory": make_socket},
+            http_session_cls=AbortingSession,
+            connect_timeout=self._access.connect_timeout_seconds,
+            read_timeout=None,  # ours covers the whole request
+            max_pool_connections=10_000,  # the pipelines bound what is in flight
+            retries={"total_max_attempts": 1},  # ours are per entry
+            parameter_validation=False,
+            tcp_keepalive=True,
+        )
+        made = session.create_client("kinesis", endpoint_url=self._access.endpoint_url, config=config)
+        return await self._opened.enter_async_context(made)
+
+    async def _resolve(self) -> Any:
+        """The credentials of this access, by a session that has read the environment and the files as they are now."""
+        session = await asyncio.to_thread(self._fresh_session)
+        source, access = await session.get_credentials(), self._access
+        if source is None or access.role_arn is None:
+            return source
+        return role_credentials(session, source, access.role_arn, access.external_id)
+
+    def _fresh_session(self) -> Any:
+        """5 ms, and as long as the files take: so it is made in a thread."""
+        session = get_session()
+        session.register_component("data_loader", self._loader)
+        for operation in ("kinesis", "sts.AssumeRole"):
+            session.register(f"choose-signer.{operation}", self.clock.choose_signer)
+        if region := self._access.region or environ.get(_REGION):
+            session.set_config_variable("region", region)  # also for what the chain asks of STS
+        session.full_config  # noqa: B018 - it is read now
+        return session
+
+
+class AwsClients:
+    """One `AwsClient` for each `Access`."""
+
+    def __init__(self, loader: Any, tasks: asyncio.TaskGroup, opened: AsyncExitStack) -> None:
+        self._loader = loader
+        self._tasks = tasks
+        self._opened = opened
+        self._clients: dict[Access, AwsClient] = {}
+
+    def close(self) -> None:
+        """Renew no credentials any more."""
+        for client in self._clients.values():
+            client.credentials.close()
+
+    def of(self, access: Access) -> AwsClient:
+        client = self._clients.get(access)
+        if client is None:
+            client = self._clients[access] = AwsClient(access, self._loader, self._tasks, self._opened)
+        return client
+
+
+@asynccontextmanager
+async def open_clients(accesses: Iterable[Access]) -> AsyncIterator[AwsClients]:
+    """Clients until the block ends.  Raises ConfigurationError where one of these accesses cannot work."""
+    session = get_session()
+    try:
+        problems = [problem for access in accesses for problem in _problems(session, access)]
+        # botocore's models take 40 to 80 ms to read: once for all clients, before the daemon serves.
+        async with session.create_client("kinesis", region_name="us-east-1", config=_UNSIGNED):
+            pass
+    except boto_errors.BotoCoreError as error:  # such as a profile that does not exist
+        problems = [f"AWS settings: {error}"]
+    if problems:
+        raise ConfigurationError(tuple(dict.fromkeys(problems)))
+    raised: BaseException | None = None
+    async with AsyncExitStack() as opened, asyncio.TaskGroup() as tasks:
+        clients = AwsClients(session.get_component("data_loader"), tasks, opened)
+        try:
+            yield clients
+        except BaseException as error:  # the group would wrap what is none of its tasks'
+            raised = error
+        clients.close()
+    if raised is not None:
+        raise raised
+
+
+def _problems(session: Any, access: Access) -> Iterator[str]:
+    region = access.region or environ.get(_REGION) or session.get_config_variable("region")
+    if region is None:
+        yield f"region: none is set; set region, or {_REGION}, or a profile that has one"
+    else:
+        validate_region_name(region)
+    bundle = session.get_config_variable("ca_bundle")
+    if bundle and not Path(bundle).exists():
+        yield f"AWS settings: there is no {bundle}, which AWS_CA_BUNDLE or ca_bundle names"
+    if access.endpoint_url and session.get_config_variable("use_fips_endpoint"):
+        yield f'endpoint_url = "{access.endpoint_url}": AWS_USE_FIPS_ENDPOINT chooses the host itself; use one of them'
+
+
+_REGION: Final = "AWS_REGION"
+"""As AWS's other kits have it, and what containers are given; botocore reads AWS_DEFAULT_REGION alone."""
+_UNSIGNED: Final = AioConfig(signature_version=UNSIGNED)  # else credentials are looked for

@@ -1,0 +1,51 @@
+"""What the exceptions of botocore and aiohttp mean, as values.
+
+Only two things are read from them: what went wrong, and whether the service may have stored something all the same.
+It cannot, before any of the body was written; and it has not, where it says so itself with a 4xx.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import botocore.exceptions as boto_errors
+from aiohttp import ClientError as AiohttpError
+
+from producerd.core.entries import RequestFailed
+from producerd.errors import Code
+
+EXPECTED: Final = (boto_errors.ClientError, boto_errors.BotoCoreError, AiohttpError, OSError)
+"""What goes wrong between here and a service that speaks as AWS does."""
+_CREDENTIALS: Final = (
+    boto_errors.NoCredentialsError,
+    boto_errors.PartialCredentialsError,
+    boto_errors.CredentialRetrievalError,
+    boto_errors.TokenRetrievalError,
+    boto_errors.NoAuthTokenError,
+    boto_errors.UnauthorizedSSOTokenError,
+    boto_errors.SSOTokenLoadError,
+)
+
+
+def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
+    """The failure of a request of whose body something, or nothing, was handed to a connection."""
+    if not isinstance(error, EXPECTED):
+        return not_kinesis(error, maybe_stored=body_written)
+    message = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, boto_errors.ClientError):
+        told = error.response.get("Error", {})
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        # botocore puts a bare status where the body names no code.
+        code = str(told.get("Code") or "InternalFailure")
+        maybe_stored = body_written and not 400 <= status < 500
+        return RequestFailed(code, str(told.get("Message") or message), maybe_stored)
+    if isinstance(error, _CREDENTIALS):
+        return RequestFailed(Code.CREDENTIALS, message, body_written)
+    if isinstance(error, boto_errors.EndpointConnectionError):
+        message = f"{message} ({error.kwargs.get('error')})"
+    return RequestFailed(Code.UNREACHABLE, message, body_written)
+
+
+def not_kinesis(error: Exception, *, maybe_stored: bool) -> RequestFailed:
+    """Whoever answered is not Kinesis.  The words of the error are left out: they may quote the answer."""
+    return RequestFailed("InternalFailure", f"an answer that is not Kinesis's ({type(error).__name__})", maybe_stored)

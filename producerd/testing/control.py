@@ -1,0 +1,225 @@
+"""What Python can set and see of the fake Kinesis, as JSON over HTTP: for tests in other languages or processes.
+
+The promise: each call answers with what holds after it; a call that is refused (400 and a line that says why) changes
+nothing.  docs/testing.md lists the paths.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from producerd.testing.faults import Fault
+from producerd.testing.streams import ServiceError, Strategy, Stream
+
+if TYPE_CHECKING:
+    from producerd.testing.fake_kinesis import FakeServer
+
+PREFIX: Final = "/_fake/"
+
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ServiceSettings(_Body):
+    """Attributes of `FakeKinesis`."""
+
+    latency_seconds: NotNegative | tuple[NotNegative, NotNegative] = 0.0
+    enforce_limits: bool = False
+    denied: set[str] = set()
+    calls_per_second: dict[str, Positive] = {}
+
+
+class ServerSettings(_Body):
+    """Attributes of `FakeServer`."""
+
+    uplink_bytes_per_second: NotNegative | None = None
+    clock_offset_seconds: float = 0.0
+    checks_clock: bool = False
+    accepted_access_keys: set[str] | None = None
+    expired_access_keys: set[str] = set()
+
+
+class StreamSettings(_Body):
+    """Attributes of `Stream`."""
+
+    max_record_kib: int = 1024
+    record_distribution_strategy: Strategy | None = None
+    list_shards_lag_seconds: NotNegative = 0.0
+    keeps_entries: bool = True
+
+
+class Settings(ServiceSettings, ServerSettings):
+    """Of these, what is given is set."""
+
+    streams: dict[str, StreamSettings] = {}
+    shard_delay_seconds: dict[str, dict[str, NotNegative]] = {}  # by stream and shard id
+
+
+class Faults(_Body):
+    """Each takes the place of all that there were."""
+
+    script: list[Fault] = []
+    standing: list[Fault] = []
+
+
+class NewStream(_Body):
+    """Takes the place of a stream of that name."""
+
+    name: str
+    shards: int | None = None
+    max_record_kib: int = 1024
+    edges: list[int] | None = None
+    record_distribution_strategy: Strategy | None = None
+    restart_sequences: bool = False
+
+
+class OfStream(_Body):
+    """The query of a call that is about one stream."""
+
+    stream: str
+
+
+def answer(server: FakeServer, method: str, path: str, query: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+    """Status and JSON for a call of the control path."""
+    if f"{method} {path}" not in CALLS:
+        return 404, _json({"error": f"no {method} {path}; there are {', '.join(CALLS)}"})
+    kind, call = CALLS[f"{method} {path}"]
+    try:
+        given = kind.model_validate_json(body or b"{}") if method == "POST" else kind.model_validate(dict(query))
+        return 200, _json(call(server, given))
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
+        return 400, _json({"error": "; ".join(problems)})
+    except (ServiceError, ValueError) as error:
+        return 400, _json({"error": str(error)})
+
+
+def _json(value: Any) -> bytes:
+    return orjson.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, tuple):  # a named one: an Entry or a UserRecord
+        return value._asdict()  # type: ignore[attr-defined]
+    return sorted(value)
+
+
+def _show_settings(server: FakeServer, _: _Body) -> dict[str, Any]:
+    streams = server.kinesis.streams
+    return {
+        **_shown(server.kinesis, ServiceSettings),
+        **_shown(server, ServerSettings),
+        "streams": {name: _shown(stream, StreamSettings) for name, stream in streams.items()},
+        "shard_delay_seconds": {
+            name: {shard.shard_id: shard.delay_seconds for shard in stream.open_shards}
+            for name, stream in streams.items()
+        },
+    }
+
+
+def _set_settings(server: FakeServer, given: Settings) -> dict[str, Any]:
+    streams = [(_stream(server, name), settings) for name, settings in given.streams.items()]
+    shards = [
+        (_stream(server, name).shard(shard_id), seconds)
+        for name, delays in given.shard_delay_seconds.items()
+        for shard_id, seconds in delays.items()
+    ]
+    _set(server.kinesis, given, ServiceSettings)
+    _set(server, given, ServerSettings)
+    for stream, settings in streams:
+        _set(stream, settings, StreamSettings)
+    for shard, seconds in shards:
+        shard.delay_seconds = seconds
+    return _show_settings(server, given)
+
+
+def _shown(target: object, kind: type[BaseModel]) -> dict[str, Any]:
+    return {name: getattr(target, name) for name in kind.model_fields}
+
+
+def _set(target: object, given: BaseModel, kind: type[BaseModel]) -> None:
+    for name in given.model_fields_set & kind.model_fields.keys():
+        setattr(target, name, getattr(given, name))
+
+
+def _show_faults(server: FakeServer, _: _Body) -> dict[str, Any]:
+    return {"script": server.kinesis.scripted, "standing": server.kinesis.standing}
+
+
+def _set_faults(server: FakeServer, given: Faults) -> dict[str, Any]:
+    if "script" in given.model_fields_set:
+        server.kinesis.clear_script()
+        server.kinesis.script(*given.script)
+    if "standing" in given.model_fields_set:
+        server.kinesis.standing[:] = given.standing
+    return _show_faults(server, given)
+
+
+def _release(server: FakeServer, _: _Body) -> dict[str, Any]:
+    server.release()
+    return {}
+
+
+def _create_stream(server: FakeServer, given: NewStream) -> dict[str, Any]:
+    kinesis, name = server.kinesis, given.name
+    old = kinesis.streams.get(name)
+    if old is not None:
+        kinesis.delete_stream(name)
+    try:
+        return kinesis.create_stream(**given.model_dump(), now=server.now()).describe()
+    except ValueError:
+        if old is not None:
+            kinesis.streams[name] = old
+        raise
+
+
+def _show_counters(server: FakeServer, _: _Body) -> dict[str, Any]:
+    kinesis = server.kinesis
+    names = ("connections_open", "connections_peak", "in_flight", "in_flight_peak")
+    return {
+        "requests": kinesis.requests,
+        "replies": kinesis.replies,
+        "results": kinesis.results,
+        "most_calls_a_minute": {action: kinesis.most_calls(action, 60.0) for action in kinesis.call_times},
+        **{name: getattr(server, name) for name in names},
+    }
+
+
+def _show_entries(server: FakeServer, given: OfStream) -> dict[str, Any]:
+    return {"entries": _stream(server, given.stream).entries()}
+
+
+def _show_records(server: FakeServer, given: OfStream) -> dict[str, Any]:
+    reading = _stream(server, given.stream).read()
+    return {"records": reading.records, "dropped_aggregates": reading.dropped_aggregates}
+
+
+def _stream(server: FakeServer, name: str) -> Stream:
+    try:
+        return server.kinesis.streams[name]
+    except KeyError:
+        raise ValueError(f"no stream {name!r}; there are {', '.join(server.kinesis.streams)}") from None
+
+
+CALLS: Final[dict[str, tuple[type[_Body], Callable[[FakeServer, Any], dict[str, Any]]]]] = {
+    "GET /_fake/settings": (_Body, _show_settings),
+    "POST /_fake/settings": (Settings, _set_settings),
+    "GET /_fake/faults": (_Body, _show_faults),
+    "POST /_fake/faults": (Faults, _set_faults),
+    "POST /_fake/release": (_Body, _release),
+    "POST /_fake/streams": (NewStream, _create_stream),
+    "GET /_fake/counters": (_Body, _show_counters),
+    "GET /_fake/records": (OfStream, _show_records),
+    "GET /_fake/entries": (OfStream, _show_entries),
+}

@@ -1,0 +1,124 @@
+"""The ways in which the fake Kinesis fails, and the script that says when.
+
+The promise: a script is walked in order; a request meets the first fault left in it that is for its action, and no
+other of the script.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal, get_args
+
+from producerd.testing.streams import ACCOUNT, ServiceError
+
+Kind = Literal["answer", "error", "reset", "hang", "lost", "miscount", "failed_count", "throttle", "fail"]
+
+THROTTLED: Final = "ProvisionedThroughputExceededException"
+ENTRY_FAILURES: Final[dict[str, tuple[str, str]]] = {
+    "throttle": (THROTTLED, "Rate exceeded for shard {shard} in stream {stream} under account {account}."),
+    "fail": ("InternalFailure", "Internal service failure."),
+}
+REQUEST_FAILURES: Final[dict[int, tuple[str, str]]] = {
+    400: ("LimitExceededException", f"Rate exceeded under account {ACCOUNT}."),
+    500: ("InternalFailure", "Internal service failure."),
+    503: ("ServiceUnavailable", "Service is unable to handle request."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One way to fail.
+
+    ``answer``        nothing goes wrong, at most the answer is late: spares a request in a script
+    ``error``         the whole request fails with ``status``, ``code`` and ``message``; nothing is stored
+    ``reset``         the connection is reset without an answer; nothing is stored
+    ``hang``          there is no answer, ever; nothing is stored
+    ``lost``          everything is stored, then the connection is reset without an answer
+    ``miscount``      ``count`` results too many (negative: too few) for what was stored
+    ``failed_count``  FailedRecordCount says ``count``, whatever is true
+    ``throttle``      entries fail with ProvisionedThroughputExceededException
+    ``fail``          entries fail with InternalFailure, or with ``code`` and ``message``
+
+    In a script, a fault lasts for ``requests`` requests or until ``entries`` entries have failed, for one request if
+    neither is given.  A standing fault lasts until it is taken away, and ``entries`` is the most of one request.
+    ``shard_id`` spares the entries of other shards.  ``fraction`` is drawn by the seed: of entries for throttle and
+    fail, of requests otherwise.  ``delay_seconds`` comes before the answer or the reset; what is stored is stored at
+    once.  ``action`` may be "*".
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # of faults that come as JSON
+
+    kind: Kind
+    requests: int | None = None
+    entries: int | None = None
+    fraction: float = 1.0
+    shard_id: str | None = None
+    action: str = "PutRecords"
+    status: int = 500
+    code: str = ""
+    message: str = ""
+    count: int = 0
+    delay_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"unknown kind {self.kind!r}; known are {', '.join(get_args(Kind))}")
+        if self.kind not in ENTRY_FAILURES and (self.entries is not None or self.shard_id is not None):
+            raise ValueError(f"{self.kind}: entries and shard_id are for {' and '.join(ENTRY_FAILURES)} only")
+
+    def is_for(self, action: str) -> bool:
+        return self.action in (action, "*")
+
+
+@dataclass(slots=True)
+class Lasting:
+    """A fault and for how long it lasts; None: no end."""
+
+    fault: Fault
+    requests: int | None
+    entries: int | None
+
+    @property
+    def is_over(self) -> bool:
+        return self.requests == 0 or self.entries == 0
+
+
+class Script:
+    """Faults that come one after the other, each for its action."""
+
+    def __init__(self) -> None:
+        self._lines: list[Lasting] = []
+
+    def append(self, *faults: Fault) -> None:
+        for fault in faults:
+            once = fault.requests is None and fault.entries is None
+            self._lines.append(Lasting(fault, 1 if once else fault.requests, fault.entries))
+
+    @property
+    def left(self) -> list[Fault]:
+        return [line.fault for line in self._lines if not line.is_over]
+
+    def clear(self) -> None:
+        self._lines.clear()
+
+    def take(self, action: str) -> Lasting | None:
+        """The fault that a request for this action meets, which has one request less to last."""
+        if self._lines:
+            self._lines = [line for line in self._lines if not line.is_over]
+        for line in self._lines:
+            if line.fault.is_for(action):
+                line.requests = None if line.requests is None else line.requests - 1
+                return line
+        return None
+
+
+def stopped_by(faults: list[Lasting]) -> Literal["reset", "hang"] | None:
+    """The first fault that keeps a request from being served; an error is raised."""
+    for lasting in faults:
+        fault = lasting.fault
+        if fault.kind == "reset" or fault.kind == "hang":
+            return fault.kind
+        if fault.kind == "error":
+            code, message = REQUEST_FAILURES.get(fault.status, ("", ""))
+            raise ServiceError(fault.code or code, fault.message or ("" if fault.code else message), fault.status)
+    return None

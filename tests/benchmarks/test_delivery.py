@@ -1,0 +1,120 @@
+"""The delivery benchmark's sessions know which rows are stored, and its table and its JSON say the same."""
+
+from __future__ import annotations
+
+import json
+from typing import NoReturn
+
+import pytest
+
+from benchmarks import maven
+from benchmarks.delivery import __main__ as command
+from benchmarks.delivery.figures import FaultTimes, Figures
+from benchmarks.delivery.producerd import StoredRows
+from benchmarks.delivery.run import Run, judged
+from benchmarks.delivery.scenarios import Scenario, Skipped, slow_shard, slow_uplink, split
+from benchmarks.judges import Handed
+from producerd.errors import Outcome
+from producerd.testing import Entry, FakeKinesis, UserRecord
+from producerd.wire.frames import Ack, RowCode
+
+ROW = Figures("producerd", "split", "kpl", "fake Kinesis", 30_000, 29_999, 1, 12, recovery_seconds=0.5, recovered=True)
+
+
+def test_a_session_knows_which_of_its_rows_are_stored() -> None:
+    stored = StoredRows()
+    stored.settle(Ack(1, 3, 3, 0, 0, 0), first_row=0)
+    failed = RowCode(Outcome.NOT_STORED, "RECORD_INVALID", "")
+    stored.settle(Ack(2, 4, 2, 2, 0, 0, bitmap=b"\x05", codes=(failed,)), first_row=3)
+    assert stored.rows == {0, 1, 2, 4, 6}
+    assert stored.stored == 5
+
+
+def a_run(acknowledged: set[int], scenario: Scenario) -> Run:
+    stream = FakeKinesis().create_stream("bench", shards=scenario.shards)
+    return Run("producerd", acknowledged, [], 7, FaultTimes(0.0, 1.0, 2.0), stream)
+
+
+def read_at(at: float, *ids: int) -> Handed:
+    entry = Entry("shardId-000000000000", "a", None, b"", "1", at)
+    return Handed(entry, [UserRecord("key", None, b"%012d" % row) for row in ids])
+
+
+def test_a_row_that_was_acknowledged_and_cannot_be_read_is_missing() -> None:
+    scenario = split("kpl")
+    found = judged(a_run({1, 2, 3}, scenario), scenario, [read_at(0.5, 1, 9), read_at(1.5, 1)], "a judge")
+    assert (found.acknowledged, found.readable, found.duplicates, found.requests) == (3, 1, 1, 7)
+    assert (found.others_throughput_ratio, found.others_longest_gap_seconds, found.goodput_ratio) == (None, None, None)
+
+
+def test_throughput_is_that_of_the_others_where_one_shard_is_at_fault() -> None:
+    scenario = slow_shard()
+    own, other = 0, 1_000_000_000  # the first ids of the first two sessions
+    handed = [read_at(0.5, own, own + 1, other, other + 1), read_at(1.5, other + 2), read_at(2.5, own + 2, own + 3)]
+    found = judged(a_run(set(), scenario), scenario, handed, "a judge")
+    assert (found.others_throughput_ratio, found.others_longest_gap_seconds) == (0.5, 0.5)
+    assert (found.recovery_seconds, found.recovered) == (None, False)
+
+
+def test_goodput_is_what_the_rows_need_in_base64_of_what_the_uplink_carries() -> None:
+    scenario = slow_uplink()
+    handed = [read_at(1.5, *range(936)), read_at(1.6, *range(936))]  # 1,336 characters each, in a second; no copies
+    found = judged(a_run(set(), scenario), scenario, handed, "a judge")
+    assert found.goodput_ratio == 0.5
+    assert (found.recovery_seconds, found.recovered) == (None, None)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No scenario runs."""
+    monkeypatch.setattr(command.Bench, "_row", lambda *_, **__: ROW)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_json_is_one_array_with_the_same_keys_in_each_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--json", "--scenario", "split", "outage"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 3  # split twice: aggregated and not
+    asked = "producer scenario acknowledged readable duplicates requests recovery_seconds"
+    assert all(set(row) == set(rows[0]) > set(asked.split()) for row in rows)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_the_kpl_goes_through_one_scenario(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--json", "--with-kpl"]) == 0
+    with_kpl = json.loads(capsys.readouterr().out)
+    assert command.main(["--json"]) == 0
+    assert len(with_kpl) == len(json.loads(capsys.readouterr().out)) + 1
+
+
+def test_the_table_has_a_line_for_each_row_under_the_names_of_the_keys() -> None:
+    names, values = command.table([ROW]).splitlines()
+    assert dict(zip(names.split(), values.replace("fake Kinesis", "fake").split(), strict=True)) == {
+        "producer": "producerd",
+        "scenario": "split",
+        "aggregation": "kpl",
+        "judge": "fake",
+        "acknowledged": "30,000",
+        "readable": "29,999",
+        "duplicates": "1",
+        "requests": "12",
+        "recovery_seconds": "0.5",
+        "recovered": "True",
+        "others_throughput_ratio": "-",
+        "others_longest_gap_seconds": "-",
+        "goodput_ratio": "-",
+    }
+
+
+@pytest.mark.parametrize(("raised", "code"), [(Skipped("why"), 0), (maven.Unavailable("why"), 1)], ids=["skip", "java"])
+def test_what_cannot_be_run_is_told_and_leaves_no_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], raised: Exception, code: int
+) -> None:
+    def producerd(*_: object) -> NoReturn:
+        raise raised
+
+    monkeypatch.setattr(command, "producerd", producerd)
+    assert command.main(["--json", "--scenario", "outage"]) == code
+    out, err = capsys.readouterr()
+    assert "why" in err
+    assert out.strip() in ("[]", "")

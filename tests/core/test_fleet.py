@@ -1,0 +1,179 @@
+"""Many daemons on one stream share its shards: nearly all of the quota is used, few entries are refused, nobody starves.
+
+Fifty pipelines in virtual time, each with what a daemon has but sockets and threads, on the fake Kinesis with its limits
+enforced.  Nobody tells them of each other: all that a lane knows is which of its entries were throttled.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+from random import Random
+from typing import Final, NamedTuple
+
+import pytest
+
+from producerd.core import intake
+from producerd.core.budget import QueueBudget
+from producerd.core.entries import Answer, encode, parse_answer
+from producerd.core.frame import Frame
+from producerd.core.pipeline import Pipeline
+from producerd.core.shards import map_from_listing
+from producerd.core.spans import sort_rows
+from producerd.testing import FakeKinesis
+from producerd.wire.columns import Columns, lay_out
+from tests.simulation import ADDRESS, STREAM, make_body, make_rules
+
+PRODUCERS: Final = 50
+SHARDS: Final = 8
+QUOTA_BYTES_PER_SECOND: Final = SHARDS * 1024 * 1024
+QUEUE_BYTES: Final = 2 * 1024 * 1024
+TICK_SECONDS: Final = 0.25
+
+
+class Producer:
+    """One daemon's pipeline, offered so many bytes a second; what finds no room is not taken."""
+
+    def __init__(self, fleet: Fleet, number: int, bytes_per_second: float) -> None:
+        self.fleet = fleet
+        self.random = Random(number)
+        self.bytes_per_second = bytes_per_second
+        self.stored_bytes = 0
+        self.stopped = False
+        self._owed = self.random.uniform(0, bytes_per_second * TICK_SECONDS)
+        self._frames = count(1)
+        self._timer_at = 0.0
+        self.budget = QueueBudget(1_000_000, QUEUE_BYTES)
+        self.pipeline = Pipeline(make_rules(aggregate=fleet.aggregate), self.budget, self.random)
+        self.pipeline.set_shard_map(fleet.shard_map, fleet.now)
+        fleet.after(self.random.uniform(0, TICK_SECONDS), self.offer)
+
+    def offer(self) -> None:
+        if self.stopped:
+            return
+        self._owed += self.bytes_per_second * TICK_SECONDS
+        while self._owed >= self.fleet.columns[0].layout.body_bytes:
+            columns = self.random.choice(self.fleet.columns)
+            self._owed -= columns.layout.body_bytes
+            if self.budget.fits(columns.layout.records, columns.layout.charge_bytes):
+                self.budget.take(columns.layout.records, columns.layout.charge_bytes)
+                rows = intake.check(make_body(columns), 1 << 20)
+                self.pipeline.submit(Frame(self, next(self._frames), rows, columns.layout.charge_bytes), self.fleet.now)
+        self.pump()
+        self.fleet.after(TICK_SECONDS, self.offer)
+
+    def pump(self) -> None:
+        fleet = self.fleet
+        while True:
+            if (job := self.pipeline.take_job(fleet.now)) is not None:
+                self.pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+            elif not self._send():
+                break
+        self.pipeline.take_finished()
+        due = self.pipeline.next_time()
+        if due is not None and not fleet.now < self._timer_at <= due:
+            self._timer_at = max(due, fleet.now + 1e-3)
+            fleet.after(self._timer_at - fleet.now, self.pump)
+
+    def _send(self) -> bool:
+        fleet = self.fleet
+        request = self.pipeline.take_request(fleet.now)
+        if request is None:
+            return False
+        encoded = encode(ADDRESS, request.pieces, self.pipeline.rules.entries, request.aggregate_bytes)
+        self.pipeline.encoded(request, encoded, fleet.now)
+
+        def arrives() -> None:
+            reply = fleet.kinesis.handle("PutRecords", encoded.body, fleet.now)
+            answer = parse_answer(reply.body, encoded.entries)
+            assert isinstance(answer, Answer)
+            stored = answer.errors < 0
+            self.stored_bytes += int(encoded.sizes[stored].sum())
+            fleet.entries += encoded.entries
+            fleet.throttled += int((~stored).sum())
+            fleet.after(self.random.uniform(0.01, 0.025), lambda: completes(answer))
+
+        def completes(answer: Answer) -> None:
+            self.pipeline.complete(request, answer, fleet.now)
+            self.pump()
+
+        fleet.after(self.random.uniform(0.01, 0.025), arrives)
+        return True
+
+
+class Window(NamedTuple):
+    """What was seen over some seconds: of what was possible, of the entries, and of a fair share."""
+
+    used: float
+    throttled: float
+    least: float
+
+    def __str__(self) -> str:
+        return f"used {self.used:.1%} of what is possible, {self.throttled:.1%} throttled, least share {self.least:.2f}"
+
+
+class Fleet:
+    """All producers, one stream, one clock."""
+
+    def __init__(self, load: float, *, record_bytes: int = 1_000, aggregate: bool = True) -> None:
+        self.now = 1_000.0
+        self.load = load
+        self.aggregate = aggregate
+        self.kinesis = FakeKinesis(1)
+        self.kinesis.enforce_limits = True
+        self.kinesis.create_stream(STREAM, SHARDS, now=self.now).keeps_entries = False
+        listing = self.kinesis.streams[STREAM].describe_shards(self.now)
+        self.shard_map = map_from_listing([{"Shards": [shard for _, shard in listing]}])
+        self.entries = self.throttled = 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        rows = 32_000 // record_bytes
+        self.columns: list[Columns] = [  # enough keys to load all shards alike
+            lay_out([b"key %06d" % (frame * rows + row) for row in range(rows)], [b"x" * record_bytes] * rows)
+            for frame in range(500)
+        ]
+        self.bytes_per_second = load * QUOTA_BYTES_PER_SECOND / PRODUCERS
+        self.producers = [Producer(self, number, self.bytes_per_second) for number in range(PRODUCERS)]
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), action))
+
+    def run(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self._events and self._events[0][0] <= until:
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+        self.now = until
+
+    def restart(self, producers: int) -> None:
+        """So many end at once, and others begin in their place with nothing learnt."""
+        for place in range(producers):
+            self.producers[place].stopped = True
+            self.producers[place] = Producer(self, 1_000 + place, self.bytes_per_second)
+
+    def watch(self, seconds: float) -> Window:
+        before = [producer.stored_bytes for producer in self.producers]
+        self.entries = self.throttled = 0
+        self.run(seconds)
+        stored = [producer.stored_bytes - start for producer, start in zip(self.producers, before, strict=True)]
+        possible = min(self.load, 1.0) * QUOTA_BYTES_PER_SECOND * seconds
+        return Window(sum(stored) / possible, self.throttled / self.entries, min(stored) * PRODUCERS / possible)
+
+
+@pytest.mark.slow
+@pytest.mark.law("Pacer")
+@pytest.mark.parametrize("load", [0.5, 1.0, 3.0])
+def test_a_fleet_shares_the_quota(load: float) -> None:
+    """Seconds 30 to 90, and 60 s from half a minute after half of the fleet restarted at once."""
+    fleet = Fleet(load)
+    fleet.run(30)
+    settled = fleet.watch(60)
+    fleet.restart(PRODUCERS // 2)
+    fleet.run(30)
+    again = fleet.watch(60)
+    for window in (settled, again):
+        told = f"at {load} times the quota: {settled}; after the restart: {again}"
+        assert window.used >= 0.9, told
+        assert window.throttled < 0.05, told
+        assert window.least >= 1 / 3, told

@@ -1,0 +1,717 @@
+"""With `ordering = "per_key"` the rows of a key are stored in their order, and nothing that follows a failed row is."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from producerd.core.aggregation import parse
+from producerd.core.entries import encode
+from producerd.core.frame import Frame
+from producerd.core.retry import HealthState
+from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
+from producerd.core.spans import sort_rows
+from producerd.errors import Code, Outcome
+from producerd.testing import Fault
+from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
+from tests.core.test_pipeline import INVALID, LOST, REFUSED, THROTTLED, UNSENT, Desk, Sent, ends_of
+from tests.core.test_spans import Row, even_map, rows_of
+from tests.simulation import ADDRESS, Simulation, make_rules
+
+GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
+SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
+BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
+HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)])
+MERGED = ShardMap([Shard("merged", 0, MAX_HASH_KEY)])
+LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
+PREDECESSOR = (Outcome.NOT_STORED, Code.PREDECESSOR_FAILED, False)
+
+
+def ordered(shard_map: ShardMap | None = None, **rules: Any) -> Desk:
+    return Desk(shard_map, per_key=True, **rules)
+
+
+def rows_named(names: str) -> list[Row]:
+    """ "a1 b1" becomes a row of key a and one of key b; the name is the data."""
+    return [(name[:1].encode(), name.encode(), None) for name in names.split()]
+
+
+def names(sent: Sent) -> str:
+    return " ".join(data.decode() for data in sent.users)
+
+
+def until_finished(frame: Frame) -> Iterator[None]:
+    """Turn after turn; what is lost is told, and not waited for."""
+    for _ in range(300):
+        if frame.finished:
+            return
+        yield
+    pytest.fail("rows were lost")
+
+
+def go_on(desk: Desk, seconds: float = 6.0) -> None:
+    """Past every delay."""
+    desk.now += seconds
+
+
+# ---- plain records
+
+
+@pytest.mark.law("Lane")
+def test_one_row_of_a_key_is_in_flight_and_other_keys_overtake_those_that_wait() -> None:
+    desk = ordered()
+    frame = desk.submit(rows_named("a1 a2 b1 a3 c1 b2"))
+    desk.sort()
+    sent = desk.send()
+    assert names(sent) == "a1 b1 c1", "the first of each key, in the order of their first rows"
+    assert desk.try_send() is None
+    sent.stored()
+    sent = desk.send()
+    assert names(sent) == "a2 b2"
+    sent.stored()
+    desk.send().stored()
+    assert frame.result().stored == 6
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Lane")
+def test_rows_of_one_explicit_hash_key_are_taken_for_one_key() -> None:
+    """A consumer sees them in one shard; only their hash says what is one key there."""
+    desk = ordered()
+    desk.submit([(b"a", b"1", LOW), (b"b", b"2", LOW), (b"c", b"3", b"1")])
+    desk.sort()
+    assert desk.send().data == [b"1", b"3"]
+
+
+@pytest.mark.law("Lane")
+def test_rows_without_a_key_wait_for_nobody() -> None:
+    desk = ordered()
+    desk.submit([(None, b"%d" % i, None) for i in range(50)])
+    desk.sort()
+    assert len(desk.send().data) == 50
+
+
+def test_a_row_that_comes_later_waits_behind_its_key_in_flight() -> None:
+    desk = ordered()
+    desk.submit(rows_named("a1"))
+    desk.sort()
+    sent = desk.send()
+    desk.submit(rows_named("a2 b1"))
+    desk.sort()
+    assert desk.try_send() is None
+    sent.stored()
+    assert names(desk.send()) == "a2 b1"
+
+
+@pytest.mark.parametrize("failure", [SLOW_DOWN, BROKEN])
+def test_after_a_partial_failure_each_key_goes_on_where_it_was(failure: dict[str, str]) -> None:
+    desk = ordered()
+    frame = desk.submit(rows_named("a1 b1 c1 a2 b2 c2"))
+    desk.sort()
+    desk.send().answer([GOOD, failure, GOOD])
+    go_on(desk)
+    sent = desk.send()
+    assert sorted(names(sent).split()) == ["a2", "b1", "c2"]
+    sent.stored()
+    assert names(desk.send()) == "b2"
+    assert frame.tallies[Outcome.STORED] == 5
+
+
+def test_after_a_failure_that_passes_rows_wait_in_front_of_their_lane_and_nothing_overtakes_them() -> None:
+    """Without an order they would wait beside it, and later rows would go on."""
+    for failure in (LOST, UNSENT):
+        desk = ordered()
+        desk.submit(rows_named("a1 b1 a2"))
+        desk.sort()
+        desk.send().fail(failure)
+        assert desk.try_send() is None
+        due = desk.pipeline.next_time()
+        assert due is not None
+        assert desk.now + 0.01 <= due <= desk.now + 5
+        desk.submit(rows_named("c1"))
+        desk.sort()
+        assert desk.try_send() is None
+        desk.now = due
+        assert names(desk.send()) == "a1 b1 c1"
+
+
+def test_halving_keeps_the_order_and_finds_the_one_bad_row() -> None:
+    desk = ordered()
+    frame = desk.submit([(b"%c" % (97 + i % 20), b"%c%d" % (97 + i % 20, i // 20), None) for i in range(100)])
+    desk.sort()
+    stored: dict[str, list[int]] = defaultdict(list)
+    for _ in until_finished(frame):
+        sent = desk.send()
+        assert desk.try_send() is None, "one lane, one request"
+        if b"c2" in sent.data:
+            sent.fail(INVALID)
+        else:
+            for data in sent.data:
+                stored[data[:1].decode()].append(int(data[1:]))
+            sent.stored()
+    assert frame.finished
+    ends = ends_of(frame)
+    assert ends[42] == (Outcome.NOT_STORED, Code.RECORD_INVALID, False)
+    assert all(ends[row] == PREDECESSOR for row in ends if row != 42)
+    assert min(ends) == 42, "all rows before the bad one are stored"
+    assert all(numbers == sorted(numbers) for numbers in stored.values())
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Lane")
+def test_a_row_that_no_longer_fits_the_request_goes_with_the_next_one() -> None:
+    """It is not forgotten, although nothing is in flight that would wake its lane."""
+    desk = ordered(even_map(2))
+    frame = desk.submit([(b"a", b"x" * 700_000, LOW), (b"b", b"y" * 700_000, HIGH)])
+    desk.sort()
+    for _ in range(2):
+        sent = desk.send()
+        assert len(sent.entries) == 1
+        sent.stored_as_predicted()
+        desk.now += 2
+    assert frame.result().stored == 2
+    assert desk.is_empty()
+
+
+# ---- aggregates
+
+
+@pytest.mark.law("Lane")
+@pytest.mark.parametrize("bound", [{"aggregate_max_bytes": 400}, {"aggregate_max_records": 3}])
+def test_one_aggregate_of_a_lane_is_in_flight_and_holds_its_rows_in_order(bound: dict[str, int]) -> None:
+    desk = ordered(even_map(2), aggregate=True, **bound)
+    frame = desk.submit([(b"k", b"%03d" % i, LOW if i % 2 else HIGH) for i in range(80)])
+    desk.sort()
+    seen: list[int] = []
+    for _ in until_finished(frame):
+        sents = desk.send_all()
+        lanes = [sent.encoded.lane_table[lane] for sent in sents for lane in sent.encoded.lanes.tolist()]
+        assert 1 <= len(lanes) == len(set(lanes)), "each lane once"
+        for sent in sents:
+            seen += [int(user) for user in sent.users]
+            sent.stored_as_predicted()
+        desk.now += 1
+    assert [i for i in seen if i % 2] == list(range(1, 80, 2))
+    assert [i for i in seen if not i % 2] == list(range(0, 80, 2))
+    assert desk.is_empty()
+
+
+@pytest.mark.parametrize("failure", [SLOW_DOWN, BROKEN])
+def test_an_aggregate_that_failed_goes_first_again(failure: dict[str, str]) -> None:
+    desk = ordered(aggregate=True, aggregate_max_bytes=400)
+    desk.submit([(b"k", b"%03d" % i, None) for i in range(80)])
+    desk.sort()
+    sent = desk.send()
+    first = sent.users
+    sent.answer([failure])
+    assert desk.try_send() is None
+    go_on(desk)
+    assert desk.send().users[: len(first)] == first
+
+
+@pytest.mark.law("Lane")
+def test_the_halves_of_an_aggregate_that_is_refused_go_one_after_the_other() -> None:
+    """They have keys in common: the second must not be stored before the first."""
+    desk = ordered(aggregate=True)
+    frame = desk.submit([(b"k", b"%d" % i, None) for i in range(10)])
+    desk.sort()
+    desk.send().fail(INVALID)
+    half = desk.send()
+    assert half.users == [b"%d" % i for i in range(5)]
+    assert desk.try_send() is None
+    half.fail(UNSENT)
+    go_on(desk)
+    again = desk.send()
+    assert again.users[:5] == [b"%d" % i for i in range(5)], "nothing overtakes it, whatever happens to it"
+    again.stored()
+    go_on(desk)
+    for sent in desk.send_all():
+        sent.stored()
+    assert frame.result().stored == 10
+    assert desk.is_empty()
+
+
+def test_an_aggregate_in_an_unknown_shard_holds_its_lane_until_a_map_tells() -> None:
+    desk = ordered(even_map(1), aggregate=True, aggregate_max_bytes=100)
+    frame = desk.submit([(b"k", b"%02d" % i, LOW) for i in range(8)])
+    desk.sort()
+    sent = desk.send()
+    first = sent.users
+    assert len(first) < 8
+    sent.stored("low")
+    assert desk.try_send() is None
+    go_on(desk, 3)
+    assert desk.try_send() is None
+    desk.pipeline.set_shard_map(HALVES, desk.now)
+    again = desk.send()
+    assert again.users[0] == b"%02d" % len(first)
+    for _ in until_finished(frame):
+        again.stored("low")
+        if not frame.finished:
+            desk.now += 1
+            again = desk.send()
+    assert frame.result().possible_duplicates == 0
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Lane")
+def test_an_aggregate_that_is_in_doubt_holds_its_lane() -> None:
+    """After a silence only a map read anew says whether a consumer is handed it."""
+    desk = ordered(even_map(1), aggregate=True, aggregate_max_bytes=100)
+    desk.submit([(b"k", b"%02d" % i, LOW) for i in range(8)])
+    desk.sort()
+    sent = desk.send()
+    desk.now += 60
+    sent.stored()
+    assert desk.pipeline.wants_shard_map
+    assert desk.try_send() is None
+    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    assert desk.send().users[0] == b"%02d" % len(sent.users)
+
+
+# ---- shards that split and merge
+
+
+@pytest.mark.law("Lane")
+@pytest.mark.parametrize("aggregate", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(even_map(1), HALVES), (even_map(2), MERGED)])
+def test_children_wait_for_what_is_on_its_way_to_their_parents(
+    before: ShardMap, after: ShardMap, aggregate: bool
+) -> None:
+    desk = ordered(before, aggregate=aggregate, aggregate_max_bytes=150)
+    frame = desk.submit([(b"%d" % (i % 10), b"%03d" % i, None) for i in range(60)])
+    desk.sort()
+    sents = desk.send_all()
+    desk.pipeline.set_shard_map(after, desk.now)
+    assert desk.try_send() is None
+    if len(sents) == 2:
+        sents[0].stored_as_predicted()
+        assert desk.try_send() is None, "the other parent's rows are still on their way"
+    failed = {int(user) % 10 for user in sents[-1].users}
+    sents[-1].fail(UNSENT)
+    under_way = desk.send_all()
+    again = {int(user) % 10 for sent in under_way for user in sent.users}
+    assert not failed & again, "they come back first, and wait out their delay"
+    seen: dict[int, list[int]] = defaultdict(list)
+    for sent in sents[:-1]:
+        for user in sent.users:
+            seen[int(user) % 10].append(int(user))
+    for _ in until_finished(frame):
+        for sent in under_way:
+            for user in sent.users:
+                seen[int(user) % 10].append(int(user))
+            sent.stored_as_predicted()
+        desk.now += 1
+        under_way = desk.send_all()
+    assert all(numbers == list(range(key, 60, 10)) for key, numbers in seen.items())
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Lane")
+def test_children_of_a_shard_with_nothing_on_its_way_do_not_wait() -> None:
+    desk = ordered(even_map(1))
+    desk.submit(rows_named("a1 b1 c1 d1"))
+    desk.sort()
+    desk.pipeline.set_shard_map(HALVES, desk.now)
+    assert sorted(names(desk.send()).split()) == ["a1", "b1", "c1", "d1"]
+
+
+@pytest.mark.law("Lane")
+def test_a_shard_beside_those_that_split_does_not_wait() -> None:
+    desk = ordered(even_map(2))
+    desk.submit([(b"a", b"1", LOW), (b"a", b"2", LOW), (b"b", b"1", HIGH), (b"b", b"2", HIGH)])
+    desk.sort()
+    request = desk.pipeline.take_request(desk.now)
+    assert request is not None
+    one_entry = make_rules(request_max_records=1).entries
+    encoded = encode(ADDRESS, request.pieces, one_entry)
+    desk.pipeline.encoded(request, encoded, desk.now)  # only the low shard's row is on its way
+    low, high = even_map(2).shards
+    middle = 2**126
+    desk.pipeline.set_shard_map(ShardMap([Shard("c", 0, middle - 1), Shard("d", middle, low.end), high]), desk.now)
+    assert desk.send().data == [b"1"]
+    assert desk.try_send() is None
+
+
+@pytest.mark.law("Lane")
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_is_answered_the_rows_of_a_key_are_delivered_in_their_order_and_one_at_a_time(seed: int) -> None:
+    random = Random(seed)
+    aggregate = bool(seed % 2)
+    maps = [even_map(1), HALVES, MERGED, even_map(4)]
+    desk = ordered(maps[0], aggregate=aggregate, aggregate_max_bytes=300, request_max_records=random.choice([3, 500]))
+    rows: list[Row] = [(b"%d" % random.randrange(12), b"%04d" % i, None) for i in range(300)]
+    expected: dict[bytes, list[int]] = defaultdict(list)
+    for key, data, _ in rows:
+        expected[key or b""].append(int(data or b""))
+    key_of = {int(data or b""): key or b"" for key, data, _ in rows}
+    first: dict[int, None] = {}  # an aggregate that another shard than predicted stored is sent again
+    frames: list[Frame] = []
+    under_way: list[Sent] = []
+    while rows or under_way or not all(frame.finished for frame in frames):
+        assert desk.now < 10_000, "stuck"
+        if rows and random.random() < 0.5:
+            part, rows = rows[:60], rows[60:]
+            frames.append(desk.submit(part))
+            desk.sort()
+        if random.random() < 0.1:
+            desk.pipeline.set_shard_map(random.choice(maps), desk.now)
+        under_way += desk.send_all()
+        shards_of: Counter[Shard] = Counter()
+        aggregates_of: Counter[Shard] = Counter()
+        for sent in under_way:
+            for data, lane in zip(sent.data, sent.encoded.lanes.tolist(), strict=True):
+                shard = sent.encoded.lane_table[lane].shard
+                shards_of[shard] += 1
+                aggregates_of[shard] += parse(data) is not None
+        assert all(shards_of[shard] == 1 for shard, found in aggregates_of.items() if found), "an aggregate goes alone"
+        alone = [user for sent in under_way for data in sent.data if parse(data) is None for user in [data]]
+        assert max(Counter(key_of[int(user)] for user in alone).values(), default=0) <= 1
+        random.shuffle(under_way)
+        for sent in [under_way.pop() for _ in range(random.randint(0, len(under_way)))]:
+            if random.random() < 0.3:
+                sent.fail(random.choice([LOST, UNSENT, UNSENT]))
+                continue
+            good = [random.random() < 0.7 for _ in sent.entries]
+            table, where = sent.encoded.lane_table, sent.encoded.lanes.tolist()
+            results = [
+                {"SequenceNumber": "1", "ShardId": table[lane].shard.shard_id}
+                if ok
+                else random.choice([SLOW_DOWN, BROKEN])
+                for ok, lane in zip(good, where, strict=True)
+            ]
+            for data, ok in zip(sent.data, good, strict=True):
+                inside = parse(data)
+                for user in [one.data for one in inside] if inside is not None else [data]:
+                    if ok:
+                        first.setdefault(int(user))
+            sent.answer(results)
+        desk.now += random.choice([0.0, 0.5, 3.0])
+    delivered: dict[bytes, list[int]] = defaultdict(list)
+    for number in first:
+        delivered[key_of[number]].append(number)
+    assert delivered == expected
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Lane")
+@pytest.mark.parametrize("seed", range(24))
+def test_a_consumer_reads_each_key_in_order_through_faults_splits_and_merges(seed: int) -> None:
+    """A row may be there twice; what counts is where it is first.  (The simulation looks at what is in flight.)"""
+    random = Random(seed)
+    rules = make_rules(
+        per_key=True, aggregate=bool(seed % 2), aggregate_max_bytes=500, request_max_records=random.choice([5, 500])
+    )
+    sim = Simulation(seed, rules=rules, shards=random.choice([1, 4]), workers=2)
+    sim.kinesis.latency_seconds = (0.001, 0.2)
+    faults = [Fault("throttle", fraction=0.2), Fault("fail", fraction=0.2), Fault("error", fraction=0.1)]
+    faults += [Fault("reset", fraction=0.1), Fault("lost", fraction=0.1)]
+    sim.kinesis.standing += random.sample(faults, 2)
+    session = sim.session()
+    number = 0
+    for _ in range(8):
+        rows = []
+        for _ in range(random.randint(1, 60)):
+            number += 1
+            rows.append((b"%d" % random.randrange(15), b"%06d" % number))
+        session.send(rows)
+        if random.random() < 0.3:
+            shards = sim.stream.open_shards
+            if len(shards) > 1 and random.random() < 0.5:
+                sim.stream.merge_shards(shards[0].shard_id, shards[1].shard_id, now=sim.now)
+            else:
+                sim.stream.split_shard(random.choice(shards).shard_id, now=sim.now)
+        sim.run(random.uniform(0, 0.5))
+    sim.run_until_idle(3_600)
+    assert sim.outcomes()[Outcome.STORED] == number
+    read: dict[str, dict[int, None]] = defaultdict(dict)
+    for record in sim.stream.read().records:
+        read[record.partition_key].setdefault(int(record.data))
+    for key, numbers in read.items():
+        assert list(numbers) == sorted(numbers), f"key {key}"
+
+
+# ---- PREDECESSOR_FAILED
+
+
+def fail_row(desk: Desk, name: bytes) -> Sent:
+    """The service refuses one row, alone in its request."""
+    sent = desk.send()
+    assert sent.users == [name]
+    sent.fail(INVALID)
+    return sent
+
+
+@pytest.mark.law("Row")
+def test_after_a_row_that_failed_nothing_that_its_session_sent_later_is_sent() -> None:
+    desk = ordered(request_max_records=1)
+    first = desk.submit(rows_named("a1 b1 c1 d1"), owner="me")
+    later = desk.submit(rows_named("e1 f1"), owner="me")
+    other = desk.submit(rows_named("g1 h1"), owner="other")
+    desk.sort()
+    desk.send().stored()
+    fail_row(desk, b"b1")
+    assert ends_of(first) == {1: (Outcome.NOT_STORED, Code.RECORD_INVALID, False), 2: PREDECESSOR, 3: PREDECESSOR}
+    assert ends_of(later) == {0: PREDECESSOR, 1: PREDECESSOR}
+    after = desk.submit(rows_named("a2"), owner="me")
+    assert ends_of(after) == {0: PREDECESSOR}
+    assert desk.finished() == [first, later, after]
+    for _ in until_finished(other):
+        sent = desk.send()
+        assert sent.users[0] in (b"g1", b"h1")
+        sent.stored()
+    assert other.result().stored == 2
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+def test_rows_before_the_one_that_failed_are_still_sent() -> None:
+    """They may come later in the line: the rows of a frame are sorted by shard."""
+    desk = ordered(even_map(2), request_max_records=1)
+    rows: list[Row] = [(b"a", b"before", HIGH), (b"b", b"bad", LOW), (b"c", b"after", HIGH), (b"d", b"after", LOW)]
+    frame = desk.submit(rows)
+    desk.sort()
+    fail_row(desk, b"bad")
+    sent = desk.send()
+    assert sent.users == [b"before"]
+    sent.fail(UNSENT)
+    go_on(desk)
+    sent = desk.send()
+    assert sent.users == [b"before"], "however often it takes"
+    sent.stored_as_predicted()
+    assert frame.result().stored == 1
+    assert {row: end[1] for row, end in ends_of(frame).items()} == {
+        1: Code.RECORD_INVALID,
+        2: Code.PREDECESSOR_FAILED,
+        3: Code.PREDECESSOR_FAILED,
+    }
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+def test_rows_that_are_on_their_way_already_end_as_they_are_answered() -> None:
+    desk = ordered(even_map(2), request_max_records=1)
+    frame = desk.submit([(b"a", b"bad", LOW), (b"b", b"stored", HIGH)])
+    later = desk.submit([(b"c", b"lost", b"1"), (b"d", b"waits", b"2")])
+    desk.sort()
+    bad, stored = desk.send_all()
+    bad.fail(INVALID)
+    assert not frame.finished
+    stored.stored_as_predicted()
+    assert frame.result().stored == 1
+    assert set(ends_of(later).values()) == {PREDECESSOR}
+    desk = ordered(even_map(2), request_max_records=1)
+    frame = desk.submit([(b"a", b"bad", LOW), (b"b", b"lost", HIGH)])
+    desk.sort()
+    bad, lost = desk.send_all()
+    bad.fail(INVALID)
+    lost.fail(LOST)
+    assert ends_of(frame)[1] == (Outcome.UNKNOWN, Code.PREDECESSOR_FAILED, True), "it may be in the stream"
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+@pytest.mark.parametrize("stage", ["filling", "sealed", "sorting"])
+def test_later_frames_fail_wherever_they_are(stage: str) -> None:
+    desk = ordered()
+    desk.submit(rows_named("a1"))
+    desk.sort()
+    later = desk.submit(rows_named("b1 c1"))
+    jobs = []
+    if stage != "filling":
+        desk.pipeline.flush("caller")
+    if stage == "sorting":
+        jobs = [desk.job()]
+    fail_row(desk, b"a1")
+    assert ends_of(later) == {0: PREDECESSOR, 1: PREDECESSOR}
+    for job in jobs:
+        desk.sorted(job)
+    while (job_left := desk.pipeline.take_job(desk.now + 1)) is not None:
+        desk.sorted(job_left)
+    assert desk.try_send() is None
+    desk.finished()
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+def test_a_frame_that_is_refused_at_intake_counts_as_a_failure() -> None:
+    desk = ordered()
+    before = desk.submit(rows_named("a1"), owner="me")
+    desk.pipeline.refused("me")
+    later = desk.submit(rows_named("a2"), owner="me")
+    other = desk.submit(rows_named("a3"), owner="other")
+    assert ends_of(later) == {0: PREDECESSOR}
+    desk.sort()
+    for _ in range(2):
+        desk.send().stored()
+    assert before.result().stored == other.result().stored == 1, "what it sent before is not touched"
+    desk.finished()
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+def test_a_row_that_expired_is_a_failure() -> None:
+    desk = ordered(record_ttl_seconds=5.0)
+    first = desk.submit(rows_named("a1"))
+    desk.now += 3
+    later = desk.submit(rows_named("a2"))
+    desk.now += 2
+    assert desk.try_send() is None
+    assert ends_of(first) == {0: (Outcome.NOT_STORED, Code.EXPIRED, False)}
+    assert ends_of(later) == {0: PREDECESSOR}
+    assert ends_of(desk.submit(rows_named("a3"))) == {0: PREDECESSOR}
+    desk.finished()
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+def test_a_row_that_expired_on_its_way_is_a_failure_only_if_it_is_not_stored() -> None:
+    for stored in (True, False):
+        desk = ordered(record_ttl_seconds=5.0)
+        first = desk.submit(rows_named("a1"))
+        desk.sort()
+        sent = desk.send()
+        desk.now += 3
+        later = desk.submit(rows_named("b1"))
+        desk.sort()
+        desk.now += 2
+        assert desk.try_send() is None
+        assert not later.finished
+        if stored:
+            sent.stored()
+            desk.send().stored()
+            assert (first.result().stored, later.result().stored) == (1, 1)
+        else:
+            sent.fail(LOST)
+            assert ends_of(first) == {0: (Outcome.UNKNOWN, Code.EXPIRED, True)}
+            assert ends_of(later) == {0: PREDECESSOR}
+        desk.finished()
+        assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+def test_rows_of_a_stream_that_broke_are_told_so_and_what_their_session_sends_after_it_mended_is_not_sent() -> None:
+    desk = ordered()
+    first = desk.submit(rows_named("a1"))
+    desk.sort()
+    sent = desk.send()
+    second = desk.submit(rows_named("a2"))
+    third = desk.submit(rows_named("a3"))
+    sent.fail(REFUSED)
+    denied = (Outcome.NOT_STORED, Code.ACCESS_DENIED, False)
+    assert [ends_of(frame) for frame in (first, second, third)] == [{0: denied}] * 3
+    desk.now += 7
+    assert desk.pipeline.refuses(desk.now) is None
+    probe = desk.submit(rows_named("z1"), owner="other")
+    desk.sort()
+    desk.send().stored()
+    assert probe.result().stored == 1
+    assert desk.pipeline.health.state is HealthState.WORKING
+    assert ends_of(desk.submit(rows_named("a4"))) == {0: PREDECESSOR}
+    desk.finished()
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+def test_rows_that_were_given_back_are_no_failure() -> None:
+    desk = ordered()
+    frames = [desk.submit(rows_named("a1 b1")), desk.submit(rows_named("a2"))]
+    desk.pipeline.drain()
+    frames.append(desk.submit(rows_named("a3")))
+    for frame in frames:
+        assert {end[:2] for end in ends_of(frame).values()} == {(Outcome.RETURNED, Code.DRAINING)}
+
+
+@pytest.mark.law("Row")
+def test_the_bad_rows_of_a_frame_whose_good_ones_are_taken_are_no_failure() -> None:
+    desk = ordered()
+    checked = rows_of([(b"a", None, None), (b"a", b"good", None)])
+    charge = FRAME_CHARGE_BYTES + 2 * RECORD_CHARGE_BYTES + 6
+    desk.budget.take(2, charge)
+    frame = Frame("caller", 1, checked, charge)
+    frame.end_bad_rows(take_good=True)
+    desk.ids = 1
+    desk.pipeline.submit(frame, desk.now)
+    later = desk.submit(rows_named("a2"))
+    desk.sort()
+    desk.send().stored()
+    desk.send().stored()
+    assert later.result().stored == 1
+    assert frame.result().stored == 1
+    assert desk.is_empty()
+
+
+@pytest.mark.parametrize("leave", ["discard", "disown"])
+def test_nothing_is_kept_of_a_session_that_failed_and_left(leave: str) -> None:
+    desk = ordered(request_max_records=1)
+    for number in range(20):
+        owner = f"session {number}"
+        desk.submit(rows_named("a1 b1"), owner=owner)
+        desk.sort()
+        fail_row(desk, b"a1")
+        getattr(desk.pipeline, leave)(owner)
+        assert desk.finished() == []
+        desk.now += 10  # the stream is not doubted for entries of one message
+        desk.submit(rows_named("z1"), owner="good")
+        desk.sort()
+        desk.send().stored()
+        desk.finished()
+    assert not desk.pipeline.ledger._failed_sessions
+    assert desk.is_empty()
+
+
+def test_a_session_that_fails_after_it_left_is_not_remembered() -> None:
+    desk = ordered(request_max_records=1)
+    frame = desk.submit(rows_named("a1 b1"))
+    desk.sort()
+    sent = desk.send()
+    desk.pipeline.disown("caller")
+    sent.fail(INVALID)
+    assert frame.finished
+    assert frame.tallies[Outcome.NOT_STORED] == 2, "the order holds for rows without a caller too"
+    assert not desk.pipeline.ledger._failed_sessions
+    assert desk.is_empty()
+
+
+def test_without_an_order_a_failed_row_fails_alone() -> None:
+    desk = Desk(request_max_records=1)
+    frame = desk.submit(rows_named("a1 a2"))
+    desk.sort()
+    desk.send().fail(INVALID)
+    desk.send().stored()
+    desk.pipeline.refused("caller")
+    assert not desk.submit(rows_named("a3")).finished
+    assert frame.result().stored == 1
+
+
+@pytest.mark.law("Row")
+def test_throttled_rows_that_are_to_fail_take_their_followers_along() -> None:
+    desk = ordered(fail_if_throttled=True)
+    frame = desk.submit(rows_named("a1 b1 b2 c1 a2 d1"))
+    desk.sort()
+    sent = desk.send()
+    assert names(sent) == "a1 b1 c1 d1"
+    sent.answer([GOOD, SLOW_DOWN, SLOW_DOWN, GOOD])
+    throttled = (Outcome.NOT_STORED, Code.THROTTLED, False)
+    assert ends_of(frame) == {1: throttled, 2: PREDECESSOR, 3: throttled, 4: PREDECESSOR}
+    assert frame.result().stored == 2, "d1 went along with them"
+    assert desk.is_empty()
+
+
+def test_a_frame_that_could_not_be_sorted_is_a_failure() -> None:
+    desk = ordered()
+    poison = desk.submit(rows_named("a1"))
+    later = desk.submit(rows_named("a2"))
+    desk.pipeline.press(desk.now)
+    job = desk.job()
+    good = sort_rows([job.rows[1]], job.shard_map, 1)
+    desk.pipeline.sorted(job, [([poison], None), ([later], good)])
+    assert ends_of(poison) == {0: (Outcome.NOT_STORED, Code.INTERNAL, False)}
+    assert ends_of(later) == {0: PREDECESSOR}
+    assert desk.try_send() is None
+    desk.finished()
+    assert desk.is_empty()

@@ -1,0 +1,331 @@
+"""The simulation can fail: each fault that is planted in the core here breaks a law, and the right one by name.
+
+A plant is a method of the core that does the wrong thing for the length of a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from producerd.core.entries import Answer, Piece, RequestFailed, parse_answer
+from producerd.core.frame import Frame, RowEnd
+from producerd.core.lane import Lane
+from producerd.core.lanes import Lanes
+from producerd.core.ledger import Ledger
+from producerd.core.pacing import Pacer
+from producerd.core.pipeline import Pipeline
+from producerd.core.requests import Request
+from producerd.core.retry import RetryPolicy
+from producerd.core.sender import Sender
+from producerd.core.shards import KnownShards, ShardMap
+from producerd.core.spans import IN_REQUEST, QUEUED, Span
+from producerd.core.verdicts import Verdicts
+from producerd.runtime.gate import AdmissionGate, Ticket
+from producerd.testing import Fault
+from tests.simulate import first_broken
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+SEEDS = range(120)
+"""Most plants show within ten."""
+
+PLANTS: list[Any] = []
+
+
+def breaks(law: str, **fixed: Any) -> Callable[[Plant], Plant]:
+    """Which law a plant breaks.  ``fixed``: what the stories that show it soon have in common."""
+
+    def keep(plant: Plant) -> Plant:
+        PLANTS.append(pytest.param(plant, law, fixed, id=plant.__name__))
+        return plant
+
+    return keep
+
+
+@pytest.mark.law("Pipeline")
+def test_without_a_plant_the_same_stories_hold() -> None:
+    for plant in PLANTS:
+        assert first_broken(range(2), **plant.values[2]) is None
+
+
+# ---- what a consumer is handed
+
+SPLITS: dict[str, Any] = {
+    "kind": "reshard",
+    "aggregate": True,
+    "per_key": False,
+    "keys": "many",
+    "aggregates": False,
+    "limit_records": 1_000,
+    "limit_bytes": 1 << 20,
+    "aggregate_max_bytes": 51_200,
+    "ending": "idle",
+}
+"""Shards change under aggregates of many records."""
+
+
+@breaks("acknowledgement", **SPLITS)
+def success_is_judged_per_record_inside_a_mixed_aggregate(patch: pytest.MonkeyPatch) -> None:
+    """The KPL since 0.15.11: a consumer drops the records inside the range too."""
+
+    def decide(self: Sender, waiting: Any, now: float) -> None:
+        shard = self.known.get(waiting.shard_id)
+        if shard is None:
+            really(self, waiting, now)
+            return
+        for lane, span in self._live(waiting.pieces):
+            for row in range(span.first, span.last):
+                piece = Piece(lane, span.cut(row + 1)[0].cut(row)[1])
+                if piece.span.lies_in(shard):
+                    span.buffer.job.state[row] = IN_REQUEST
+                    self.ledger.store([piece])
+        really(self, waiting, now)  # with what is left of them
+
+    really = Sender._decide
+    patch.setattr(Sender, "_decide", decide)
+
+
+@breaks("acknowledgement", **SPLITS)
+def settled_by_the_predicted_shard(patch: pytest.MonkeyPatch) -> None:
+    """Whoever does not read the shard of an answer."""
+
+    def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
+        return Verdicts(answer.errors + 1, answer.errors < -1, [])
+
+    patch.setattr("producerd.core.sender.judge", judge)
+
+
+@breaks(
+    "acknowledgement",
+    kind="mixed",
+    faults=[Fault("fail", fraction=0.2), Fault("failed_count", fraction=0.5, count=0)],
+    ending="idle",
+)
+def the_failed_record_count_is_believed(patch: pytest.MonkeyPatch) -> None:
+    def parse(body: bytes, entries: int) -> Answer | RequestFailed:
+        answer = orjson.loads(body)
+        if not answer["FailedRecordCount"]:
+            stored = {"ShardId": "shardId-000000000000", "SequenceNumber": "1"}
+            answer["Records"] = [stored if "ErrorCode" in result else result for result in answer["Records"]]
+        return parse_answer(orjson.dumps(answer), entries)
+
+    patch.setattr("tests.simulation.parse_answer", parse)
+
+
+@breaks("possible_duplicates", kind="mixed", faults=[Fault("lost", fraction=0.3)], record_ttl_seconds=float("inf"))
+def a_lost_reply_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    def mark_maybe_stored(self: Ledger, pieces: list[Piece], cause: str) -> None:
+        pass
+
+    patch.setattr(Ledger, "mark_maybe_stored", mark_maybe_stored)
+
+
+@breaks("copies", **SPLITS, shards=1)
+def what_strays_is_never_sent_raw(patch: pytest.MonkeyPatch) -> None:
+    """With a map that lags, every attempt strays."""
+
+    def await_map(self: Sender, pieces: list[Piece], shard_id: str, now: float) -> None:
+        self.ledger.mark_maybe_stored(pieces, "reshard")
+        self._requeue([Piece(lane, self.ledger.retried(span)) for lane, span in pieces])
+
+    patch.setattr(Sender, "_await_map", await_map)
+    patch.setattr(Sender, "_check_map", lambda self, encoded, elsewhere, now: setattr(self, "wants_shard_map", True))
+
+
+# ---- order
+
+ONE_KEY: dict[str, Any] = {
+    "kind": "mixed",
+    "per_key": True,
+    "keys": "few",
+    "limit_records": 1_000,
+    "limit_bytes": 1 << 20,
+    "record_ttl_seconds": float("inf"),
+    "request_max_records": 5,
+    "made_again": False,
+    "ending": "idle",
+    "faults": [Fault("throttle", fraction=0.3), Fault("fail", fraction=0.1)],
+}
+
+
+@breaks("per_key", **ONE_KEY)
+def what_is_tried_again_goes_to_the_tail(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lane, "put_back", Lane.extend)
+
+
+@breaks("per_key", **ONE_KEY)
+def a_lane_does_not_wait_for_its_answer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lanes, "_must_wait", lambda self, lane: False)
+
+
+@breaks("per_key", **(ONE_KEY | {"faults": [Fault("throttle", fraction=0.3)], "fail_if_throttled": True}))
+def what_follows_a_failed_row_is_sent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "_fail_followers", lambda self, frame, from_row: None)
+
+
+# ---- room
+
+ROOMY: dict[str, Any] = {"limit_records": 1_000, "limit_bytes": 1 << 20, "ending": "idle"}
+
+
+@breaks("QueueBudget", **ROOMY)
+def room_is_freed_at_the_send(patch: pytest.MonkeyPatch) -> None:
+    def start(self: Sender, request: Request) -> None:
+        really(self, request)
+        self.ledger.budget.release(request.records, 0)
+
+    really = Sender._start
+    patch.setattr(Sender, "_start", start)
+
+
+@breaks("AdmissionGate", **ROOMY)
+def a_cancelled_waiter_keeps_its_grant(patch: pytest.MonkeyPatch) -> None:
+    def cancel(self: AdmissionGate, ticket: Ticket, now: float) -> None:
+        if not ticket.granted:
+            really(self, ticket, now)
+
+    really = AdmissionGate.cancel
+    patch.setattr(AdmissionGate, "cancel", cancel)
+
+
+# ---- rows and frames end
+
+
+@breaks("Frame", **ROOMY)
+def an_acknowledgement_before_the_last_row(patch: pytest.MonkeyPatch) -> None:
+    def take_finished(self: Ledger) -> list[Frame]:
+        nearly = [frame for frame in self.frames if frame.unsettled == 1 and frame.owner is not None]
+        return [*really(self), *nearly]
+
+    really = Ledger.take_finished
+    patch.setattr(Ledger, "take_finished", take_finished)
+
+
+@breaks("Row", **ROOMY)
+def rows_of_a_caller_that_vanished_are_discarded_in_flight(patch: pytest.MonkeyPatch) -> None:
+    def withdraw(self: Ledger, frame: Frame, end: RowEnd | None, reason: str, from_row: int = 0) -> None:
+        if reason == "disconnected" and frame.job is not None:
+            rows = frame.job.positions_of(frame)
+            rows = rows[frame.job.state[rows] == IN_REQUEST]
+            frame.job.state[rows] = QUEUED
+        really(self, frame, end, reason, from_row)
+
+    really = Ledger.withdraw
+    patch.setattr(Ledger, "withdraw", withdraw)
+
+
+@breaks("Row", kind="mixed", record_ttl_seconds=1.0, linger_seconds=2.0)
+def an_expired_row_is_not_reported(patch: pytest.MonkeyPatch) -> None:
+    really = Ledger.expire
+    patch.setattr(Ledger, "expire", lambda self, now, end: really(self, now, None))  # type: ignore[arg-type]
+
+
+@breaks("Row", kind="mixed", record_ttl_seconds=1.0, faults=[Fault("throttle")])
+def rows_never_expire(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "expire", lambda self, now, end: None)
+
+
+@breaks("flush", **ROOMY)
+def a_flush_waits_for_later_frames_too(patch: pytest.MonkeyPatch) -> None:
+    flushed: dict[object, set[Frame]] = {}
+
+    def flush(self: Pipeline, owner: object) -> None:
+        flushed[owner] = {frame for frame in self.ledger.frames if frame.owner is owner}
+        really_flush(self, owner)
+
+    def take_finished(self: Pipeline) -> list[Frame]:
+        """The last acknowledgement that a flush waits for is kept while anything else of its session is under way."""
+        told = []
+        for frame in really_take(self):
+            mates = flushed.get(frame.owner, set())
+            if mates != {frame} or all(other.owner is not frame.owner for other in self.ledger.frames):
+                told.append(frame)
+            mates.discard(frame)
+        return told
+
+    really_flush, really_take = Pipeline.flush, Pipeline.take_finished
+    patch.setattr(Pipeline, "flush", flush)
+    patch.setattr(Pipeline, "take_finished", take_finished)
+
+
+@breaks("Pipeline", **SPLITS)
+def rows_that_await_a_map_are_lost(patch: pytest.MonkeyPatch) -> None:
+    def await_map(self: Sender, pieces: list[Piece], shard_id: str, now: float) -> None:
+        really(self, pieces, shard_id, now)
+        del self._awaiting[-1]
+
+    really = Sender._await_map
+    patch.setattr(Sender, "_await_map", await_map)
+
+
+# ---- shards
+
+
+@breaks("Lane", **(SPLITS | {"aggregate": False, "keys": "many"}))
+def a_new_map_leaves_waiting_rows_unsorted(patch: pytest.MonkeyPatch) -> None:
+    def place(span: Span, shard_map: ShardMap) -> list[tuple[int, Span]]:
+        high, low = span.buffer.hashes
+        row = span.first - span.buffer.first
+        return [(int(shard_map.locate(high[row : row + 1], low[row : row + 1])[0]), span)]
+
+    patch.setattr("producerd.core.lanes.place", place)
+
+
+@breaks("ShardMap", **SPLITS)
+def a_map_that_never_learns(patch: pytest.MonkeyPatch) -> None:
+    def set_shard_map(self: Pipeline, shard_map: ShardMap, now: float) -> None:
+        if self.shard_map is None:
+            really(self, shard_map, now)
+
+    really = Pipeline.set_shard_map
+    patch.setattr(Pipeline, "set_shard_map", set_shard_map)
+
+
+@breaks("ShardMap", **SPLITS)
+def nobody_asks_for_a_newer_map(patch: pytest.MonkeyPatch) -> None:
+    known_at_all = property(lambda self: self.known.map is None, lambda self, value: None)
+    patch.setattr(Sender, "wants_shard_map", known_at_all, raising=False)
+
+
+# ---- pace
+
+HUGE: dict[str, Any] = {
+    "kind": "calm",
+    "huge": True,
+    "keys": "few",
+    "limit_records": 1_000,
+    "limit_bytes": 64 << 20,
+    "aggregate": False,
+    "shard_rate_fraction": 0.3,
+    "ending": "idle",
+    "record_ttl_seconds": float("inf"),
+}
+
+
+@breaks("Pacer", **HUGE)
+def a_bucket_that_never_holds_the_largest_entry(patch: pytest.MonkeyPatch) -> None:
+    really = Pacer.allowance
+    patch.setattr(Pacer, "allowance", lambda self, now: really(self, now)._replace(one_larger=False))
+
+
+@breaks("Pacer", **HUGE)
+def a_shard_is_sent_whatever_there_is(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pacer, "take", lambda self, entries, bytes_, now: None)
+
+
+@breaks("RetryPolicy", kind="mixed", faults=[Fault("error", status=503)], limit_records=1_000)
+def nobody_waits_after_a_failure(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RetryPolicy, "delay", lambda self, attempts: 0.001)
+    patch.setattr(RetryPolicy, "hold", lambda self: 0.001)
+
+
+@pytest.mark.parametrize(("plant", "law", "fixed"), PLANTS)
+def test_the_simulation_finds(plant: Plant, law: str, fixed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    broken = first_broken(SEEDS, **fixed)
+    assert broken is not None, "every law held"
+    assert broken.law == law, broken

@@ -1,0 +1,422 @@
+"""A payload that is an aggregate itself is taken apart in `kpl` mode: a consumer is handed every record in it.
+
+Sent as it is, Amazon's consumer would drop it wherever one of its records belongs to another shard than the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+
+from producerd.core import intake
+from producerd.core.aggregation import MAGIC, Aggregate, UserRecord, parse
+from producerd.core.entries import RequestFailed, parse_answer
+from producerd.core.frame import Frame
+from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
+from producerd.errors import Code, Outcome
+from producerd.testing import FakeKinesis, Fault, Stream
+from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, lay_out
+from tests.core.test_frame import on_the_wire
+from tests.core.test_pipeline import INVALID, THROTTLED, Desk, Sent, ends_of
+from tests.simulation import STREAM, make_body
+
+LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
+GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
+SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
+Users = list[UserRecord]
+
+
+def seal(users: Users) -> bytes:
+    aggregate = Aggregate()
+    for user in users:
+        aggregate.add(*user, limit_bytes=2**40)
+    return aggregate.to_bytes()
+
+
+def sealed_message(message: bytes) -> bytes:
+    """Magic and digest are right, whatever the message."""
+    return MAGIC + message + hashlib.md5(message, usedforsecurity=False).digest()
+
+
+def some_users(random: Random, tag: str, count: int) -> Users:
+    keys = [b"k%d" % random.randrange(10**6), "é€😀".encode(), b"x" * 256, b'"\\\x00']
+    return [
+        UserRecord(
+            random.choice([*keys, b"key %d" % i]),
+            random.choice([None, None, LOW, b"%d" % random.getrandbits(128)]),
+            f"{tag}/{i}:".encode() + random.randbytes(random.choice([0, 3, 300])),
+        )
+        for i in range(count)
+    ]
+
+
+def body_of(payloads: list[bytes]) -> Any:
+    return make_body(lay_out([b"outer"] * len(payloads), list(payloads)))
+
+
+class Service:
+    """A pipeline in `kpl` mode in front of the fake Kinesis, whose stream is read by the consumer's rule."""
+
+    def __init__(self, shards: int = 4, **rules: Any) -> None:
+        self.kinesis = FakeKinesis(1)
+        self.stream: Stream = self.kinesis.create_stream(STREAM, shards)
+        self.desk = Desk(self.map(), aggregate=True, **rules)
+
+    def map(self) -> ShardMap:
+        return ShardMap(Shard(shard.shard_id, shard.start, shard.end) for shard in self.stream.open_shards)
+
+    def submit(self, payloads: list[bytes], owner: object = "caller") -> Frame:
+        desk = self.desk
+        rows = intake.check(body_of(payloads), 1 << 20, takes_aggregates=True)
+        assert not rows.bad
+        desk.ids += 1
+        charge = FRAME_CHARGE_BYTES + RECORD_CHARGE_BYTES * len(payloads) + len(rows.keys) + len(rows.data)
+        desk.budget.take(len(payloads), charge)
+        frame = Frame(owner, desk.ids, rows, charge)
+        desk.pipeline.submit(frame, desk.now)
+        desk.sort()
+        return frame
+
+    def answer(self, sent: Sent) -> None:
+        reply = self.kinesis.handle("PutRecords", sent.encoded.body, self.desk.now)
+        self.desk.pipeline.complete(sent.request, parse_answer(reply.body, len(sent.entries)), self.desk.now)
+
+    def deliver(self, *frames: Frame) -> None:
+        """Turn after turn, each a second; the map is read when it is wanted."""
+        for _ in range(300):
+            for sent in self.desk.send_all():
+                self.answer(sent)
+            if all(frame.finished for frame in frames):
+                return
+            if self.desk.pipeline.wants_shard_map:
+                self.desk.pipeline.set_shard_map(self.map(), self.desk.now)
+            self.desk.now += 1.0
+        pytest.fail("rows were lost")
+
+    def read(self) -> Counter[tuple[str, bytes]]:
+        return Counter((record.partition_key, record.data) for record in self.stream.read().records)
+
+
+def wanted(users: Users) -> Counter[tuple[str, bytes]]:
+    return Counter((user.partition_key.decode(), user.data) for user in users)
+
+
+# ---- what is taken
+
+
+def test_in_kpl_mode_an_aggregate_is_taken_and_elsewhere_it_is_refused_with_what_to_do() -> None:
+    payloads = [b"plain", seal([UserRecord(b"k", None, b"1")]), seal([UserRecord(b"k", None, b"2")] * 3)]
+    taken = intake.check(body_of(payloads), 1 << 20, takes_aggregates=True)
+    assert not taken.bad
+    assert taken.aggregates is not None
+    assert taken.aggregates.tolist() == [1, 2]
+    (refused,) = intake.check(body_of(payloads), 1 << 20).bad
+    assert (refused.rows.tolist(), refused.code) == ([1, 2], Code.RECORD_INVALID)
+    assert 'aggregation = "kpl"' in refused.message
+    assert 'ordering = "none"' in refused.message
+
+
+@pytest.mark.parametrize("takes_aggregates", [False, True])
+def test_what_a_consumer_takes_for_a_plain_record_is_one(takes_aggregates: bool) -> None:
+    blob = seal([UserRecord(b"k", None, b"data")] * 2)
+    damaged = blob[:10] + bytes([blob[10] ^ 1]) + blob[11:]
+    payloads = [MAGIC, MAGIC + b"x" * 16, MAGIC + b"x" * 40, blob[:-1], blob[1:], blob + b"x", damaged]
+    rows = intake.check(body_of(payloads), 1 << 20, takes_aggregates=takes_aggregates)
+    assert (rows.bad, rows.aggregates) == ((), None)
+
+
+BROKEN = {
+    "no message": b"",
+    "no protobuf": b"\xff" * 9,
+    "a table without records": b"\x0a\x01k",
+    "a record without a key": b"\x1a\x03\x1a\x01d",
+    "a record without data": b"\x0a\x01k\x1a\x02\x08\x00",
+    "a key that is not in the table": b"\x0a\x01k\x1a\x05\x08\x01\x1a\x01d",
+    "an empty key": b"\x0a\x00\x1a\x05\x08\x00\x1a\x01d",
+    "a key that is not UTF-8": b"\x0a\x01\xff\x1a\x05\x08\x00\x1a\x01d",
+    "a key of 257 characters": b"\x0a\x81\x02" + b"k" * 257 + b"\x1a\x05\x08\x00\x1a\x01d",
+    "a hash key that is no number": b"\x0a\x01k\x12\x01x\x1a\x07\x08\x00\x10\x00\x1a\x01d",
+    "an empty hash key": b"\x0a\x01k\x12\x00\x1a\x07\x08\x00\x10\x00\x1a\x01d",
+    "a hash key with a sign": b"\x0a\x01k\x12\x02+1\x1a\x07\x08\x00\x10\x00\x1a\x01d",
+    "a hash key with a leading zero": b"\x0a\x01k\x12\x0201\x1a\x07\x08\x00\x10\x00\x1a\x01d",
+    "a hash key of 2^128": b"\x0a\x01k\x12\x27" + b"%d" % 2**128 + b"\x1a\x07\x08\x00\x10\x00\x1a\x01d",
+}
+
+
+@pytest.mark.parametrize("message", BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_aggregate_is_refused_and_its_mates_are_good(message: bytes) -> None:
+    """No service would take it apart, and no worker thread meets it."""
+    blob = sealed_message(message)
+    rows = intake.check(body_of([b"plain", blob, seal([UserRecord(b"k", None, b"1")])]), 1 << 20, takes_aggregates=True)
+    (bad,) = rows.bad
+    assert (bad.rows.tolist(), bad.code) == ([1], Code.RECORD_INVALID)
+    assert "aggregated record" in bad.message
+
+
+def test_the_largest_hash_key_and_the_longest_key_are_good() -> None:
+    users = [UserRecord("é".encode() * 256, HIGH, b"d"), UserRecord(b"k", LOW, b"d")]
+    assert not intake.check(body_of([seal(users)]), 1 << 20, takes_aggregates=True).bad
+
+
+# ---- what a consumer reads
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_record_of_every_aggregate_is_read_once_with_its_own_key(seed: int) -> None:
+    random = Random(seed)
+    service = Service(random.choice([1, 3, 16]), aggregate_max_bytes=random.choice([300, 51_200]))
+    users: Users = []
+    payloads = []
+    for tag in range(random.randint(1, 12)):
+        inside = some_users(random, f"{seed}/{tag}", random.choice([1, 2, 20, 120]))
+        if random.random() < 0.3:
+            inside = [UserRecord(b"outer", None, b"plain %d" % tag)]
+            payloads.append(inside[0].data)
+        else:
+            payloads.append(seal(inside))
+        users += inside
+    frame = service.submit(payloads)
+    service.deliver(frame)
+    assert service.read() == wanted(users)
+    assert service.stream.read().dropped_aggregates == 0
+    assert frame.result().stored == len(payloads)
+    assert frame.result().possible_duplicates == 0
+    assert service.desk.pipeline.stats.shard_mispredictions == 0
+    assert service.desk.is_empty()
+
+
+def test_each_shard_gets_one_entry_and_a_single_record_goes_plain_with_its_own_hash_key() -> None:
+    service = Service(2)
+    users = [UserRecord(b"c", HIGH, b"3"), UserRecord(b"a", LOW, b"1"), UserRecord(b"b", b"7", b"2")]
+    frame = service.submit([seal(users)])
+    sent = service.desk.send()
+    assert [lane.shard for lane in sent.request.lanes] == [service.map().shards[1]], "it waits where its first one does"
+    assert [parse(data) for data in sent.data] == [None, users[1:]]
+    assert sent.entries[0]["PartitionKey"] == "c"
+    assert sent.entries[0]["ExplicitHashKey"] == HIGH.decode()
+    service.answer(sent)
+    assert frame.finished
+
+
+def test_a_record_that_is_an_aggregate_itself_stays_wrapped() -> None:
+    """A consumer takes apart one layer, as it would have done without us."""
+    service = Service(4)
+    nested = seal([UserRecord(b"deep", None, b"1"), UserRecord(b"deeper", HIGH, b"2")])
+    users = [UserRecord(b"a", LOW, nested), UserRecord(b"b", HIGH, b"other"), UserRecord(b"c", None, nested)]
+    service.deliver(service.submit([seal(users)]))
+    assert service.read() == wanted(users)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_partial_failures_and_splits_lose_nothing_and_copies_are_told(seed: int) -> None:
+    random = Random(seed)
+    service = Service(random.choice([1, 4]))
+    # A row is sent again whole until all of its parts are stored by one request.
+    faults = [Fault("throttle", fraction=0.1), Fault("fail", fraction=0.1)]
+    service.kinesis.standing += random.sample(faults, random.choice([0, 1, 2]))
+    users: Users = []
+    frames = []
+    for tag in range(6):
+        payloads = []
+        for row in range(random.randint(1, 5)):
+            inside = some_users(random, f"{seed}/{tag}/{row}", random.choice([1, 2, 8]))
+            if random.random() < 0.5:
+                inside = [UserRecord(b"outer", None, b"plain %d/%d" % (tag, row))]
+                payloads.append(inside[0].data)
+            else:
+                payloads.append(seal(inside))
+            users += inside
+        frames.append(service.submit(payloads))
+        if random.random() < 0.5:
+            shards = service.stream.open_shards
+            if random.random() < 0.3 and len(shards) > 1:
+                service.stream.merge_shards(shards[0].shard_id, shards[1].shard_id, now=service.desk.now)
+            else:
+                service.stream.split_shard(random.choice(shards).shard_id, now=service.desk.now)
+        for sent in service.desk.send_all():
+            service.answer(sent)
+    service.deliver(*frames)
+    read = service.read()
+    assert set(read) == set(wanted(users))
+    assert sum(frame.result().stored for frame in frames) == sum(frame.records for frame in frames)
+    twice = sum(copies > 1 for copies in read.values())
+    counted = service.desk.pipeline.stats.possible_duplicate_records.total()
+    assert counted == sum(frame.result().possible_duplicates for frame in frames)
+    assert counted or not twice
+    assert service.desk.is_empty()
+
+
+# ---- failures
+
+
+def three_shards() -> tuple[Desk, Frame, Sent, Users]:
+    """One row, of records in three shards."""
+    service = Service(3)
+    users = [UserRecord(b"k", b"%d" % (i % 3 * (MAX_HASH_KEY // 3 + 1)), b"%d" % i) for i in range(9)]
+    frame = service.submit([seal(users)])
+    sent = service.desk.send()
+    assert len(sent.entries) == 3
+    return service.desk, frame, sent, users
+
+
+def test_one_part_that_is_throttled_sends_the_row_again_whole_and_its_copies_are_counted() -> None:
+    desk, frame, sent, users = three_shards()
+    shards = [lane.shard_id for lane in desk.pipeline.shard_map.shards] if desk.pipeline.shard_map else []
+    stored = [{"SequenceNumber": "1", "ShardId": shard} for shard in shards]
+    sent.answer([stored[0], SLOW_DOWN, stored[2]])
+    assert not frame.finished
+    desk.now += 2
+    again = desk.send()
+    assert sorted(again.users) == sorted(user.data for user in users)
+    again.answer(stored)
+    assert (frame.result().stored, frame.result().possible_duplicates, frame.result().throttled) == (1, 1, 1)
+    assert desk.pipeline.stats.throttled_records == 1
+    assert desk.is_empty()
+
+
+def test_when_no_part_was_stored_nothing_is_a_possible_duplicate() -> None:
+    desk, frame, sent, _ = three_shards()
+    sent.answer([SLOW_DOWN] * 3)
+    desk.now += 2
+    shards = [shard.shard_id for shard in desk.pipeline.shard_map.shards] if desk.pipeline.shard_map else []
+    desk.send().answer([{"SequenceNumber": "1", "ShardId": shard} for shard in shards])
+    assert (frame.result().stored, frame.result().possible_duplicates) == (1, 0)
+    assert desk.is_empty()
+
+
+def test_a_part_that_another_shard_stored_sends_the_row_again_by_the_newest_map() -> None:
+    desk, frame, sent, _ = three_shards()
+    first, second, third = desk.pipeline.shard_map.shards if desk.pipeline.shard_map else ()
+    sent.answer([{"SequenceNumber": "1", "ShardId": shard} for shard in (first.shard_id, "unknown", third.shard_id)])
+    assert not frame.finished
+    middle = (second.start + second.end) // 2
+    children = [Shard("unknown", second.start, middle), Shard("other", middle + 1, second.end)]
+    desk.pipeline.set_shard_map(ShardMap([first, *children, third]), desk.now)
+    again = desk.send()
+    again.answer([{"SequenceNumber": "1", "ShardId": shard} for shard in (first.shard_id, "unknown", third.shard_id)])
+    assert (frame.result().stored, frame.result().possible_duplicates) == (1, 1)
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+def test_a_part_that_a_child_stored_of_which_some_is_the_other_child_s_is_not_believed() -> None:
+    desk, frame, sent, _ = three_shards()
+    first, second, third = desk.pipeline.shard_map.shards if desk.pipeline.shard_map else ()
+    children = [Shard("low", first.start, 0), Shard("high", 1, first.end)]
+    desk.pipeline.set_shard_map(ShardMap([*children, second, third]), desk.now)
+    answer = [{"SequenceNumber": "1", "ShardId": shard} for shard in ("low", second.shard_id, third.shard_id)]
+    sent.answer(answer)
+    assert frame.result().stored == 1, "all of its records there have one hash key"
+    users = [UserRecord(b"k", b"%d" % i, b"%d" % i) for i in range(4)]
+    service = Service(1)
+    frame = service.submit([seal(users)])
+    sent = service.desk.send()
+    service.desk.pipeline.set_shard_map(ShardMap([Shard("low", 0, 1), Shard("high", 2, MAX_HASH_KEY)]), 100.0)
+    sent.stored("low")
+    assert not frame.finished
+    again = service.desk.send()
+    assert [len(parse(data) or ()) for data in again.data] == [2, 2]
+    again.answer([{"SequenceNumber": "1", "ShardId": shard} for shard in ("low", "high")])
+    assert frame.finished
+
+
+def test_after_two_stores_in_vain_its_records_go_out_plain() -> None:
+    """Whatever the map says: no map fault stores copies for ever."""
+    desk, frame, sent, users = three_shards()
+    for _ in range(2):
+        assert not frame.finished
+        sent.answer([{"SequenceNumber": "1", "ShardId": "nobody knows"}] * len(sent.entries))
+        desk.now += 11
+        sent = desk.send()
+    assert sent.data == [user.data for user in users], "none is wrapped"
+    sent.answer([{"SequenceNumber": "1", "ShardId": "nobody knows"}] * 9)
+    assert frame.result().stored == 1
+    assert desk.is_empty()
+
+
+def test_more_records_than_a_request_takes_stay_in_parts_and_are_given_up_as_unknown_at_last() -> None:
+    """They cannot go out plain in one request: where the map lies for ever the row ends, and is not stored for ever."""
+    service = Service(2)
+    desk = service.desk
+    frame = service.submit([seal([UserRecord(b"k%d" % i, None, b"%d" % i) for i in range(600)])])
+    requests = 0
+    while not frame.finished:
+        requests += 1
+        assert requests < 20
+        sent = desk.send()
+        assert len(sent.entries) == 2
+        sent.answer([{"SequenceNumber": "1", "ShardId": "nobody knows"}] * 2)
+        desk.now += 11
+    assert {end[:2] for end in ends_of(frame).values()} == {(Outcome.UNKNOWN, Code.SHARD_MAP_MISSING)}
+    assert desk.is_empty()
+
+
+def test_more_records_than_a_request_takes_are_read_all_the_same() -> None:
+    service = Service(8)
+    users = [UserRecord(b"k%d" % i, None, b"%d" % i) for i in range(1_500)]
+    service.deliver(service.submit([seal(users)]))
+    assert service.read() == wanted(users)
+
+
+def test_of_more_shards_than_a_request_has_entries_only_that_row_fails() -> None:
+    service = Service(8, request_max_records=5)
+    users = [UserRecord(b"k%d" % i, None, b"%d" % i) for i in range(100)]
+    desk = service.desk
+    frame = service.submit([b"plain", seal(users), b"plain too"])
+    internal = 0
+    while not frame.finished:
+        assert internal < 10
+        request = desk.pipeline.take_request(desk.now)
+        assert request is not None
+        try:
+            sent = Sent(desk, request)
+        except ValueError as error:
+            internal += 1
+            failed = RequestFailed(Code.INTERNAL, str(error), maybe_stored=False)
+            desk.pipeline.complete(request, failed, desk.now)
+        else:
+            service.answer(sent)
+    assert "8 shards" in on_the_wire(frame.result()).codes[0].message
+    assert ends_of(frame) == {1: (Outcome.NOT_STORED, Code.INTERNAL, False)}
+    assert service.read() == Counter({("outer", b"plain"): 1, ("outer", b"plain too"): 1})
+    assert desk.is_empty()
+
+
+def test_halving_ends_with_the_row_alone_however_many_entries_it_was_cut_into() -> None:
+    """Most of the entries may be of the last row: the halves are of rows."""
+    service = Service(4)
+    desk = service.desk
+    users = [UserRecord(b"k", HIGH, b"bad"), *(UserRecord(b"k%d" % i, None, b"bad") for i in range(40))]
+    frame = service.submit([b"good", seal(users)])
+    requests = 0
+    while not frame.finished:
+        requests += 1
+        assert requests < 10, "halved for ever"
+        sent = desk.send()
+        if requests == 1:
+            assert sent.encoded.ends.tolist() == [1, 2, 2, 2, 2]
+        if b"bad" in sent.users:
+            sent.fail(INVALID)
+        else:
+            sent.stored()
+    assert ends_of(frame) == {1: (Outcome.NOT_STORED, Code.RECORD_INVALID, False)}
+    assert desk.is_empty()
+
+
+def test_a_row_of_which_some_was_stored_is_not_told_as_not_stored() -> None:
+    service = Service(2, fail_if_throttled=True)
+    users = [UserRecord(b"a", LOW, b"1"), UserRecord(b"b", HIGH, b"2")]
+    frame = service.submit([seal(users)])
+    sent = service.desk.send()
+    table = [shard.shard_id for shard in service.map().shards]
+    sent.answer([{"SequenceNumber": "1", "ShardId": table[0]}, SLOW_DOWN])
+    assert ends_of(frame) == {0: (Outcome.UNKNOWN, Code.THROTTLED, True)}
+    frame = service.submit([seal(users)])
+    service.desk.now += 2
+    service.desk.send().answer([SLOW_DOWN, SLOW_DOWN])
+    assert ends_of(frame) == {0: (Outcome.NOT_STORED, Code.THROTTLED, False)}
+    assert service.desk.is_empty()

@@ -1,0 +1,231 @@
+"""One client for each way in which streams are reached; hosts, proxies and certificates are the standard chain's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from producerd.config import Config, NodeSettings, StreamSettings
+from producerd.core.entries import Answer, RequestFailed
+from producerd.errors import Code, ConfigurationError
+from producerd.runtime.aws.clients import Access, access_of, accesses_of, open_clients
+from producerd.runtime.kinesis import AioKinesis, StreamSummary
+from producerd.testing import FakeKinesis
+from producerd.testing.fake_kinesis import serve
+from tests.runtime.aws.local_aws import local_aws
+from tests.runtime.aws.reaching import BODY, FLIGHTS, access, reaching, request_of
+
+ARN = {"StreamARN": "arn:aws:kinesis:us-east-1:123456789012:stream/flights"}
+
+
+@pytest.fixture
+def kinesis() -> FakeKinesis:
+    fake = FakeKinesis()
+    fake.create_stream("flights")
+    return fake
+
+
+# ---- which access
+
+
+def test_a_streams_own_settings_come_before_the_nodes() -> None:
+    node = NodeSettings(region="us-east-1", endpoint_url="http://a", role_arn=role("node"), external_id="42")
+    assert access_of(node, StreamSettings()) == Access("us-east-1", "http://a", role("node"), "42", 5)
+    own = StreamSettings(region="eu-west-1", endpoint_url="http://b", role_arn=role("x"), connect_timeout_seconds=1)
+    assert access_of(node, own) == Access("eu-west-1", "http://b", role("x"), None, 1), (
+        "the external id is the node's role's"
+    )
+    arn = StreamSettings(stream_arn="arn:aws:kinesis:eu-north-1:123456789012:stream/x")
+    assert access_of(node, arn).region == "eu-north-1"
+
+
+def role(name: str) -> str:
+    return f"arn:aws:iam::123456789012:role/{name}"
+
+
+async def test_there_is_one_client_for_each_access_and_it_is_made_when_it_is_needed(kinesis: FakeKinesis) -> None:
+    async with local_aws(kinesis) as aws, open_clients([access(aws.url)]) as clients:
+        with ThreadPoolExecutor(1) as pool:
+            one, other = clients.of(access(aws.url)), clients.of(access(aws.url, region="eu-west-1"))
+            assert clients.of(access(aws.url)) is one
+            assert one is not other
+            assert one._client is None
+            first, second = AioKinesis(one, pool), AioKinesis(one, pool)
+            await asyncio.gather(*(kinesis.put_records(FLIGHTS, request_of(), 5) for kinesis in (first, second)))
+            made = await one.ready()
+            assert await one.ready() is made
+            assert other._client is None
+    failed = await AioKinesis(one, pool).put_records(FLIGHTS, request_of(), 5)
+    assert isinstance(failed, RequestFailed), "the client is closed"
+
+
+# ---- what cannot work is told at the start
+
+
+@pytest.mark.parametrize(
+    ("variables", "over", "reason"),
+    [
+        ({}, {"region": None}, "AWS_REGION"),
+        ({"AWS_PROFILE": "nobody"}, {}, "nobody"),
+        ({"AWS_REGION": "EU West"}, {"region": None}, "EU West"),
+        ({"AWS_CA_BUNDLE": "/nonexistent.pem"}, {}, "/nonexistent.pem"),
+        ({"AWS_USE_FIPS_ENDPOINT": "true"}, {"endpoint_url": "https://here"}, "AWS_USE_FIPS_ENDPOINT"),
+    ],
+    ids=["no region", "no profile", "no such region", "no bundle", "two hosts"],
+)
+async def test_an_access_that_cannot_work_is_a_configuration_error(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], over: dict[str, Any], reason: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=reason):
+        async with open_clients([access(**over), access(**over)]):
+            pass
+
+
+@pytest.mark.parametrize("variable", ["AWS_REGION", "AWS_DEFAULT_REGION"])
+async def test_the_region_may_come_from_the_environment(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "eu-north-1")
+    async with local_aws(kinesis) as aws, reaching(aws.url, region=None) as client:
+        assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+
+
+def test_a_region_is_needed_for_streams_that_nobody_listed_only_where_these_may_be_opened() -> None:
+    listed = {"x": StreamSettings(region="eu-west-1")}
+    assert [one.region for one in accesses_of(Config(NodeSettings(), StreamSettings(), listed))] == ["eu-west-1", None]
+    only = NodeSettings(streams_allowed="listed")
+    assert [one.region for one in accesses_of(Config(only, StreamSettings(), listed))] == ["eu-west-1"]
+
+
+# ---- hosts, proxies, certificates
+
+
+class Proxy:
+    """Takes CONNECT only: leads to one port, whatever is asked for, or refuses."""
+
+    def __init__(self, port: int | None) -> None:
+        self._port = port
+        self.asked: list[str] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.asked.append(head.split(b" ", 2)[1].decode())
+        if self._port is None:
+            writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+            return
+        back, forth = await asyncio.open_connection("127.0.0.1", self._port)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_carry(reader, forth))
+            group.create_task(_carry(back, writer))
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65_536):
+            writer.write(data)
+    except ConnectionResetError:
+        pass
+    writer.transport.abort()
+
+
+@asynccontextmanager
+async def proxy(monkeypatch: pytest.MonkeyPatch, port: int | None = None) -> AsyncIterator[Proxy]:
+    between = Proxy(port)
+    server = await asyncio.start_server(between.serve, "127.0.0.1", 0)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    async with server:
+        yield between
+
+
+async def test_requests_go_through_the_proxy_and_the_bundle_is_believed(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(kinesis, tls=True) as server:
+        port = int(server.url.rpartition(":")[2])
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(server.certificate))
+        async with proxy(monkeypatch, port) as between, reaching(f"https://localhost:{port}") as client:
+            assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+            assert isinstance(await client.list_shards(FLIGHTS), list)
+        assert set(between.asked) == {f"localhost:{port}"}
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused_before_anything_is_sent(kinesis: FakeKinesis) -> None:
+    async with serve(kinesis, tls=True) as server, reaching(server.url) as client:
+        failed = await client.put_records(FLIGHTS, request_of(), 5)
+    assert isinstance(failed, RequestFailed)
+    assert (failed.code, failed.maybe_stored) == (Code.UNREACHABLE, False)
+    assert "certificate" in failed.message
+    assert not kinesis.requests
+
+
+@pytest.mark.parametrize(
+    ("variables", "over", "address", "hosts"),
+    [
+        ({}, {}, FLIGHTS, ("kinesis.us-east-1.amazonaws.com",) * 2),
+        ({}, {"region": "cn-north-1"}, FLIGHTS, ("kinesis.cn-north-1.amazonaws.com.cn",) * 2),
+        ({"AWS_USE_FIPS_ENDPOINT": "true"}, {}, FLIGHTS, ("kinesis-fips.us-east-1.amazonaws.com",) * 2),
+        (
+            {},
+            {},
+            ARN,
+            (
+                "123456789012.data-kinesis.us-east-1.amazonaws.com",
+                "123456789012.control-kinesis.us-east-1.amazonaws.com",
+            ),
+        ),
+        (
+            {"AWS_ACCOUNT_ID": "210987654321"},
+            {},
+            FLIGHTS,
+            (
+                "210987654321.data-kinesis.us-east-1.amazonaws.com",
+                "210987654321.control-kinesis.us-east-1.amazonaws.com",
+            ),
+        ),
+        (
+            {"AWS_ACCOUNT_ID": "210987654321", "AWS_ACCOUNT_ID_ENDPOINT_MODE": "disabled"},
+            {},
+            FLIGHTS,
+            ("kinesis.us-east-1.amazonaws.com",) * 2,
+        ),
+        ({}, {"endpoint_url": "https://vpce-1.kinesis.here"}, ARN, ("vpce-1.kinesis.here",) * 2),
+        ({}, {"endpoint_url": "https://vpce-1.kinesis.here"}, FLIGHTS, ("vpce-1.kinesis.here",) * 2),
+    ],
+    ids=["region", "partition", "FIPS", "ARN", "account", "account off", "ARN and endpoint_url", "endpoint_url"],
+)
+async def test_which_hosts_are_called(
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    over: dict[str, Any],
+    address: dict[str, str],
+    hosts: tuple[str, str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    async with proxy(monkeypatch) as between, reaching(**over) as client:
+        failed = await client.put_records(address, request_of(), 5)
+        assert isinstance(failed, RequestFailed)
+        assert (failed.code, failed.maybe_stored, failed.timed_out) == (Code.UNREACHABLE, False, False)
+        await client.list_shards(address)
+        await client.describe_stream_summary(address)
+    data, control = (f"{host}:443" for host in hosts)
+    assert between.asked == [data, control, control]
+
+
+async def test_a_stream_is_reached_by_its_arn(kinesis: FakeKinesis) -> None:
+    address = {"StreamARN": kinesis.streams["flights"].arn}
+    body = BODY.replace(b'"StreamName":"flights"', b'"StreamARN":"%s"' % address["StreamARN"].encode())
+    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+        assert isinstance(await client.put_records(address, request_of(body), 5), Answer)
+        assert isinstance(await client.list_shards(address), list)
+        assert isinstance(await client.describe_stream_summary(address), StreamSummary)
+    assert len(kinesis.streams["flights"].entries()) == 2

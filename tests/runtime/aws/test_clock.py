@@ -1,0 +1,138 @@
+"""Where this machine's clock is wrong, requests are signed by the service's."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from structlog.testing import capture_logs
+
+from producerd.core.entries import Answer, RequestFailed
+from producerd.core.retry import Kind, meaning_of
+from producerd.errors import Code
+from producerd.runtime.kinesis import AioKinesis, StreamSummary
+from producerd.testing import FakeKinesis
+from tests.daemon import until_on_loop
+from tests.runtime.aws.local_aws import LocalAws, local_aws
+from tests.runtime.aws.reaching import FLIGHTS, reached, reaching, request_of
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def kinesis() -> FakeKinesis:
+    fake = FakeKinesis()
+    fake.create_stream("flights")
+    return fake
+
+
+async def everything_works(kinesis: AioKinesis) -> bool:
+    put, pages, summary = (
+        await kinesis.put_records(FLIGHTS, request_of(), 5),
+        await kinesis.list_shards(FLIGHTS),
+        await kinesis.describe_stream_summary(FLIGHTS),
+    )
+    return isinstance(put, Answer) and isinstance(pages, list) and isinstance(summary, StreamSummary)
+
+
+@pytest.mark.parametrize("offset", [HOUR, -HOUR, timedelta(days=400)], ids=str)
+async def test_one_refusal_teaches_the_clock_and_nobody_hears_of_it(kinesis: FakeKinesis, offset: timedelta) -> None:
+    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+        aws.clock_offset = offset
+        with capture_logs() as logs:
+            assert await everything_works(client)
+            assert await everything_works(client)
+    assert aws.refused.total() == 1
+    (line,) = [line for line in logs if "clock" in line["event"]]
+    assert line["log_level"] == "warning"
+    assert abs(line["seconds"] - offset.total_seconds()) < 5
+
+
+async def test_requests_that_are_refused_together_all_pass(kinesis: FakeKinesis) -> None:
+    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+        aws.clock_offset = HOUR
+        async with asyncio.TaskGroup() as group:
+            puts = [group.create_task(client.put_records(FLIGHTS, request_of(), 5)) for _ in range(8)]
+        assert all(isinstance(put.result(), Answer) for put in puts)
+        assert aws.refused.total() == 8
+        assert abs(behind.clock.offset - HOUR) < timedelta(seconds=5)
+
+
+async def test_a_clock_that_is_set_right_is_followed_again(kinesis: FakeKinesis) -> None:
+    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+        aws.clock_offset = -HOUR
+        assert await everything_works(client)
+        aws.clock_offset = timedelta(0)
+        assert await everything_works(client)
+        assert behind.clock.offset == timedelta(0)
+        assert aws.refused.total() == 2
+
+
+async def test_a_refusal_for_another_reason_is_not_the_clocks(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+        aws.clock_offset = timedelta(seconds=50)
+        failed = await client.put_records(FLIGHTS, request_of(), 5)
+        assert isinstance(failed, RequestFailed)
+        assert failed.code == "InvalidSignatureException"
+        assert meaning_of(failed.code).kind is Kind.PERMANENT
+        assert behind.clock.offset == timedelta(0)
+        assert aws.refused.total() == 1
+
+
+async def test_a_service_whose_clock_cannot_be_followed_is_a_transient_failure(kinesis: FakeKinesis) -> None:
+    class Jumping(LocalAws):
+        async def respond(self, request):  # type: ignore[no-untyped-def]
+            self.clock_offset += HOUR
+            return await super().respond(request)
+
+    async with local_aws(kinesis, Jumping) as aws, reaching(aws.url) as client:
+        failed = await client.put_records(FLIGHTS, request_of(), 5)
+    assert isinstance(failed, RequestFailed)
+    assert meaning_of(failed.code).kind is Kind.TRANSIENT
+    assert not failed.maybe_stored
+
+
+@pytest.mark.parametrize("offset", [HOUR, -HOUR], ids=str)
+async def test_a_role_is_assumed_by_the_services_clock_too(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, offset: timedelta
+) -> None:
+    role = "arn:aws:iam::123456789012:role/producer"
+    async with local_aws(kinesis) as aws:
+        aws.role, aws.clock_offset = role, offset
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
+        async with reaching(aws.url, role_arn=role) as client:
+            assert await everything_works(client)
+            assert await everything_works(client)
+        assert len(aws.assumed) == 1
+        assert aws.used == {"ROLE1": 6}
+        assert set(aws.refused) == {"SignatureDoesNotMatch"}
+
+
+@pytest.mark.parametrize("offset", [HOUR, -HOUR], ids=str)
+async def test_a_role_is_assumed_again_before_its_end_by_the_services_clock(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, offset: timedelta
+) -> None:
+    role = "arn:aws:iam::123456789012:role/producer"
+    monkeypatch.setattr("producerd.runtime.aws.credentials.RENEWAL_SECONDS", 0.0)
+    async with local_aws(kinesis) as aws:
+        aws.role, aws.clock_offset = role, offset
+        aws.lifetime = timedelta(minutes=14)  # within what is refreshed early
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
+        async with reaching(aws.url, role_arn=role) as client:
+            assert await everything_works(client)
+            await until_on_loop(lambda: len(aws.assumed) >= 2)
+            assert await everything_works(client)
+    assert aws.used["ROLE1"] < aws.used.total(), "the newer ones are used"
+
+
+async def test_no_credentials_are_no_question_of_the_clock(kinesis: FakeKinesis) -> None:
+    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+        aws.keys, aws.clock_offset = set(), timedelta(seconds=50)
+        failed = await client.put_records(FLIGHTS, request_of(), 5)
+        assert isinstance(failed, RequestFailed)
+        assert meaning_of(failed.code).code == Code.CREDENTIALS
+        assert behind.clock.offset == timedelta(0)

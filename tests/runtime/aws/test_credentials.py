@@ -1,0 +1,333 @@
+"""Credentials that rotate, expire, are refused or cannot be had for a while: what holds serves, and all comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiobotocore.credentials import AioCredentials, AioRefreshableCredentials
+from botocore.exceptions import CredentialRetrievalError, NoCredentialsError
+from structlog.testing import capture_logs
+
+from producerd.core.entries import Answer, RequestFailed
+from producerd.core.retry import meaning_of
+from producerd.errors import Code
+from producerd.runtime.aws import credentials as module
+from producerd.runtime.aws.clock import ServiceClock
+from producerd.runtime.aws.credentials import RenewedCredentials
+from producerd.runtime.kinesis import AioKinesis
+from producerd.testing import FakeKinesis
+from tests.daemon import until_on_loop
+from tests.runtime.aws.local_aws import local_aws, secret_of
+from tests.runtime.aws.reaching import FLIGHTS, reaching, request_of
+
+ROLE = "arn:aws:iam::123456789012:role/producer"
+
+
+@pytest.fixture
+def kinesis() -> FakeKinesis:
+    fake = FakeKinesis()
+    fake.create_stream("flights")
+    return fake
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renewals need not wait for each other."""
+    monkeypatch.setattr(module, "RENEWAL_SECONDS", 0.0)
+
+
+async def put(client: AioKinesis) -> Answer | RequestFailed:
+    return await client.put_records(FLIGHTS, request_of(), 5)
+
+
+async def refusal(client: AioKinesis) -> str:
+    """The code of docs/names.md of a put that fails, of which nothing may be stored."""
+    failed = await put(client)
+    assert isinstance(failed, RequestFailed)
+    assert not failed.maybe_stored
+    return meaning_of(failed.code).code
+
+
+def write_keys(path: Path, key: str) -> None:
+    path.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {secret_of(key)}\n")
+
+
+# ---- the standard chain
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("place", ["home", "named"])
+async def test_keys_that_are_rotated_in_a_file_are_read_after_the_old_ones_are_refused(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    path = tmp_path / ".aws" / "credentials"
+    path.parent.mkdir()
+    if place == "named":
+        path = tmp_path / "elsewhere"
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+    write_keys(path, "A")
+    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+        aws.keys = {"A"}
+        assert isinstance(await put(client), Answer)
+        aws.keys = {"B"}
+        assert await refusal(client) == Code.CREDENTIALS
+        assert await refusal(client) == Code.CREDENTIALS
+        write_keys(path, "B")
+        assert isinstance(await put(client), Answer)
+        assert isinstance(await put(client), Answer)
+    assert aws.used == {"A": 1, "B": 2}
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_container_endpoint_that_fails_for_a_while(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0.01)
+    async with local_aws(kinesis) as aws:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{aws.url}/container")
+        async with reaching(aws.url) as client:
+            with capture_logs() as logs:
+                assert await refusal(client) == Code.CREDENTIALS
+                assert await refusal(client) == Code.CREDENTIALS
+                aws.keys, aws.container_key = {"A", "B"}, "A"
+                aws.container_lifetime = timedelta(minutes=12)  # already to be refreshed
+                assert isinstance(await put(client), Answer)
+                aws.container_key = ""
+                for _ in range(3):
+                    assert isinstance(await put(client), Answer), "what still holds serves"
+                aws.container_key = "B"
+                async with asyncio.timeout(10):
+                    while not aws.used["B"]:
+                        assert isinstance(await put(client), Answer)
+    assert aws.used["A"] >= 4
+    told = [(line["log_level"], line["event"]) for line in logs if line["log_level"] != "debug"]
+    assert told[:2] == [("warning", "credentials failed"), ("info", "credentials works again")]
+
+
+async def test_no_credentials_are_told_in_botocores_words(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+        failed = await put(client)
+    assert failed == RequestFailed(Code.CREDENTIALS, "Unable to locate credentials", maybe_stored=False)
+
+
+async def test_a_file_that_is_being_written_is_a_failure_to_get_credentials(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    (tmp_path / "half").write_text("[default]\naws_access_key_id = A\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "half"))
+    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+        assert await refusal(client) == Code.CREDENTIALS
+
+
+# ---- a role on top of it
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_role_is_assumed_by_its_external_id_and_again_before_it_expires(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with local_aws(kinesis) as aws:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
+        aws.role, aws.external_id = ROLE, "42"
+        async with reaching(aws.url, role_arn=ROLE, external_id="42") as client:
+            assert isinstance(await put(client), Answer)
+            assert isinstance(await put(client), Answer)
+            assert [asked["RoleSessionName"] for asked in aws.assumed] == ["producerd"]
+        aws.lifetime = timedelta(minutes=14)  # within what is refreshed early
+        async with reaching(aws.url, role_arn=ROLE, external_id="42") as client:
+            assert isinstance(await put(client), Answer)
+            assert isinstance(await put(client), Answer)
+            await until_on_loop(lambda: len(aws.assumed) >= 3)
+    assert "testing" not in aws.used
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_role_that_may_not_be_assumed_is_told_in_the_services_words(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with local_aws(kinesis) as aws:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
+        aws.role, aws.external_id = ROLE, "42"
+        async with reaching(aws.url, role_arn=ROLE) as client:
+            failed = await put(client)
+            assert isinstance(failed, RequestFailed)
+            assert meaning_of(failed.code).code == Code.ACCESS_DENIED
+            assert "sts:AssumeRole" in failed.message
+            aws.external_id = ""  # what the role's trust policy says is mended
+            assert isinstance(await put(client), Answer)
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_keys_that_assume_a_role_may_be_rotated(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
+    write_keys(tmp_path / "keys", "A")
+    async with local_aws(kinesis) as aws:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
+        aws.role, aws.keys = ROLE, {"A"}
+        async with reaching(aws.url, role_arn=ROLE) as client:
+            assert isinstance(await put(client), Answer)
+            aws.keys = {"B"}
+            assert await refusal(client) == Code.CREDENTIALS
+            assert await refusal(client) == Code.CREDENTIALS  # STS takes A no more
+            write_keys(tmp_path / "keys", "B")
+            assert isinstance(await put(client), Answer)
+
+
+# ---- renewal
+
+
+class Chain:
+    """Stands in for the chain: hands out what it is told, when it is told."""
+
+    def __init__(self) -> None:
+        self.walks = 0
+        self.walked = asyncio.Event()
+        self.walked.set()
+        self.found: Any = AioCredentials("A", "secret")
+
+    async def walk(self) -> Any:
+        self.walks += 1
+        await self.walked.wait()
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+@asynccontextmanager
+async def renewed(chain: Chain, clock: ServiceClock | None = None) -> AsyncIterator[RenewedCredentials]:
+    async with asyncio.TaskGroup() as tasks:
+        credentials = RenewedCredentials(chain.walk, clock or ServiceClock(), tasks, of="test")
+        yield credentials
+        credentials.close()
+
+
+def expiring(seconds: float, refresh: Callable[[], Awaitable[Any]]) -> AioRefreshableCredentials:
+    ends = datetime.now(UTC) + timedelta(seconds=seconds)
+    return AioRefreshableCredentials("A", "secret", "token", ends, refresh, "test")
+
+
+async def key_of(credentials: RenewedCredentials) -> str:
+    frozen = await credentials.get_frozen_credentials()
+    assert frozen is not None
+    key: str = frozen.access_key
+    return key
+
+
+async def test_the_chain_is_walked_once_for_all_and_again_only_after_a_refusal_and_a_while() -> None:
+    chain = Chain()
+    async with renewed(chain) as credentials:
+        assert await asyncio.gather(*(key_of(credentials) for _ in range(20))) == ["A"] * 20
+        for _ in range(20):
+            credentials.doubt()
+            await key_of(credentials)
+        assert chain.walks == 1
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_walk_goes_on_when_the_request_that_began_it_gives_up() -> None:
+    chain = Chain()
+    chain.walked.clear()
+    async with renewed(chain) as credentials:
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await credentials.get_frozen_credentials()
+        chain.walked.set()
+        assert await key_of(credentials) == "A"
+        assert chain.walks == 1
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_walk_that_never_ends_is_given_up_and_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RENEWAL_TIMEOUT_SECONDS", 0.01)
+    chain = Chain()
+    chain.walked.clear()
+    async with renewed(chain) as credentials:
+        with pytest.raises(CredentialRetrievalError, match="TimeoutError"):
+            async with asyncio.timeout(5):
+                await credentials.get_frozen_credentials()
+        chain.walked.set()
+        assert await key_of(credentials) == "A"
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_what_still_holds_serves_while_it_is_renewed() -> None:
+    chain, hangs = Chain(), False
+
+    async def refresh() -> Any:
+        if hangs:
+            await asyncio.Event().wait()
+        return {"access_key": "B", "secret_key": "s", "token": "t", "expiry_time": soon.isoformat()}
+
+    soon = datetime.now(UTC) + timedelta(seconds=800)  # to be refreshed already
+    chain.found = expiring(800, refresh)
+    async with renewed(chain) as credentials:
+        assert await key_of(credentials) == "B"
+        hangs = True
+        async with asyncio.timeout(5):
+            assert await asyncio.gather(*(key_of(credentials) for _ in range(5))) == ["B"] * 5
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_what_has_expired_and_cannot_be_renewed_is_an_error_and_what_has_not_expired_is_used() -> None:
+    chain, fails = Chain(), False
+
+    async def refresh() -> Any:
+        if fails:
+            raise OSError("the endpoint is away")
+        return {"access_key": "B", "secret_key": "s", "token": "t", "expiry_time": soon.isoformat()}
+
+    soon = datetime.now(UTC) + timedelta(seconds=500)  # a refresh is due, and for botocore it is mandatory
+    chain.found = expiring(400, refresh)
+    async with renewed(chain) as credentials:
+        assert await key_of(credentials) == "B"
+        fails = True
+        assert await key_of(credentials) == "B"
+        await until_on_loop(lambda: credentials._error is not None)
+        chain.found = OSError("the endpoint is away")
+        assert await key_of(credentials) == "B"
+        credentials._source._expiry_time = datetime.now(UTC) - timedelta(seconds=1)
+        with pytest.raises(CredentialRetrievalError, match="the endpoint is away"):
+            await key_of(credentials)
+        chain.found = AioCredentials("C", "secret")
+        assert await key_of(credentials) == "C"
+
+
+async def test_what_has_expired_by_a_wrong_clock_only_has_not_expired() -> None:
+    chain, clock = Chain(), ServiceClock()
+    chain.found = expiring(-1_800, never)
+    clock.offset = timedelta(hours=-1)
+    async with renewed(chain, clock) as credentials:
+        assert await key_of(credentials) == "A"
+
+
+async def never() -> Any:
+    raise AssertionError("nothing is to be refreshed")
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_credentials_that_are_not_there_yet_are_looked_for_again() -> None:
+    chain = Chain()
+    chain.found = None
+    async with renewed(chain) as credentials:
+        for _ in range(2):
+            with pytest.raises(NoCredentialsError):
+                await credentials.get_account_id()
+        chain.found = AioCredentials("A", "secret", account_id="123456789012")
+        assert await credentials.get_account_id() == "123456789012"
+        assert chain.walks == 3

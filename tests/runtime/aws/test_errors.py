@@ -1,0 +1,70 @@
+"""What an exception of botocore or aiohttp means: a code, words, and whether anything may have been stored."""
+
+from __future__ import annotations
+
+from socket import gaierror
+from unittest.mock import MagicMock
+
+import botocore.exceptions as boto_errors
+import pytest
+from aiohttp import ClientConnectorError, ClientOSError, ClientPayloadError
+
+from producerd.errors import Code
+from producerd.runtime.aws.errors import failure_of
+
+
+def client_error(code: str, status: int, message: str = "words") -> boto_errors.ClientError:
+    return boto_errors.ClientError(
+        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}},
+        "PutRecords",
+    )
+
+
+REFUSED = ClientConnectorError(MagicMock(), ConnectionRefusedError(111, "Connection refused"))
+RESET = ClientOSError(104, "Connection reset by peer")
+FAILURES: list[tuple[Exception, str, bool]] = [
+    # Only 4xx says that nothing was stored, of a body that was sent.
+    (client_error("ResourceNotFoundException", 400), "ResourceNotFoundException", False),
+    (client_error("AccessDeniedException", 400), "AccessDeniedException", False),
+    (client_error("ValidationException", 400), "ValidationException", False),
+    (client_error("413", 413, "Request Entity Too Large"), "413", False),
+    (client_error("InternalFailure", 500), "InternalFailure", True),
+    (client_error("ServiceUnavailable", 503), "ServiceUnavailable", True),
+    (client_error("", 502), "InternalFailure", True),
+    (boto_errors.NoCredentialsError(), Code.CREDENTIALS, True),
+    (boto_errors.PartialCredentialsError(provider="env", cred_var="AWS_SECRET_ACCESS_KEY"), Code.CREDENTIALS, True),
+    (boto_errors.CredentialRetrievalError(provider="custom", error_msg="exit 1"), Code.CREDENTIALS, True),
+    (boto_errors.TokenRetrievalError(provider="sso", error_msg="expired"), Code.CREDENTIALS, True),
+    (boto_errors.UnauthorizedSSOTokenError(), Code.CREDENTIALS, True),
+    (boto_errors.EndpointConnectionError(endpoint_url="http://x", error=REFUSED), Code.UNREACHABLE, True),
+    (
+        boto_errors.EndpointConnectionError(endpoint_url="http://x", error=gaierror(-2, "no name")),
+        Code.UNREACHABLE,
+        True,
+    ),
+    (boto_errors.EndpointConnectionError(endpoint_url="http://x", error=RESET), Code.UNREACHABLE, True),
+    (boto_errors.ConnectTimeoutError(endpoint_url="http://x"), Code.UNREACHABLE, True),
+    (boto_errors.ProxyConnectionError(proxy_url="http://p"), Code.UNREACHABLE, True),
+    (boto_errors.SSLError(endpoint_url="https://x", error="certificate verify failed"), Code.UNREACHABLE, True),
+    (boto_errors.ReadTimeoutError(endpoint_url="http://x"), Code.UNREACHABLE, True),
+    (boto_errors.ConnectionClosedError(endpoint_url="http://x"), Code.UNREACHABLE, True),
+    (boto_errors.HTTPClientError(error="broken"), Code.UNREACHABLE, True),
+    (ClientPayloadError("not completed"), Code.UNREACHABLE, True),
+    (ConnectionResetError(104, "Connection reset by peer"), Code.UNREACHABLE, True),
+    (ValueError("words of a proxy"), "InternalFailure", True),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "maybe_stored"), FAILURES, ids=lambda value: type(value).__name__)
+def test_what_an_exception_means(error: Exception, code: str, maybe_stored: bool) -> None:
+    failed = failure_of(error, body_written=True)
+    assert (failed.code, failed.maybe_stored, failed.timed_out) == (code, maybe_stored, False)
+    assert failed.message
+    assert "\n" not in failed.message
+    assert "words of a proxy" not in failed.message
+
+
+@pytest.mark.parametrize(("error", "code", "maybe_stored"), FAILURES, ids=lambda value: type(value).__name__)
+def test_nothing_is_stored_before_any_of_the_body_is_written(error: Exception, code: str, maybe_stored: bool) -> None:
+    failed = failure_of(error, body_written=False)
+    assert (failed.code, failed.maybe_stored) == (code, False)

@@ -1,0 +1,158 @@
+"""A request that is given up lets go of its connection at once; what was not sent is not taken for stored."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from producerd.core.entries import RequestFailed
+from producerd.errors import Code
+from producerd.runtime.kinesis import AioKinesis
+from producerd.testing import FakeKinesis, Fault
+from producerd.testing.fake_kinesis import serve
+from tests.daemon import until_on_loop
+from tests.runtime.aws.mute import mute, sockets_to
+from tests.runtime.aws.reaching import FLIGHTS, reached, reaching, request_of
+
+MIB = 1 << 20
+IN_FLIGHT = 8
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly with raw bytes")  # aiohttp's advice
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@contextmanager
+def full() -> Iterator[int]:
+    """The port of a server whose backlog is full: nobody gets in any more."""
+    with closing(socket.socket()) as listener, closing(socket.socket()) as first, closing(socket.socket()) as second:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for one in (first, second):
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+async def put(client: AioKinesis, seconds: float, size: int = 10) -> RequestFailed:
+    failed = await client.put_records(FLIGHTS, request_of(os.urandom(size)), seconds)
+    assert isinstance(failed, RequestFailed)
+    assert failed.code == Code.UNREACHABLE
+    return failed
+
+
+# ---- whether anything may have been stored
+
+
+async def test_a_time_out_before_a_connection_is_made_stored_nothing() -> None:
+    with full() as port:
+        async with reaching(f"http://127.0.0.1:{port}", connect_timeout_seconds=5.0) as client:
+            failed = await put(client, 0.3)
+    assert (failed.maybe_stored, failed.timed_out) == (False, False)
+
+
+async def test_a_time_out_of_the_connection_itself_stored_nothing() -> None:
+    with full() as port:
+        async with reaching(f"http://127.0.0.1:{port}", connect_timeout_seconds=0.2) as client:
+            failed = await put(client, 5)
+    assert (failed.maybe_stored, failed.timed_out) == (False, False)
+    assert "Connect timeout" in failed.message
+
+
+@linux_only
+async def test_a_handshake_that_never_ends_stored_nothing_and_leaves_no_socket() -> None:
+    with mute() as port:
+        async with reaching(f"https://127.0.0.1:{port}", connect_timeout_seconds=5.0) as client:
+            failed = await put(client, 0.3)
+            assert (failed.maybe_stored, failed.timed_out) == (False, False)
+            await until_on_loop(lambda: sockets_to(port) == 0, 2)
+
+
+async def test_credentials_that_do_not_come_stored_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with mute() as port:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{port}/container")
+        async with reaching("http://127.0.0.1:1") as client:
+            failed = await put(client, 0.3)
+    assert (failed.maybe_stored, failed.timed_out) == (False, False)
+
+
+@pytest.mark.parametrize("size", [10, 8 * MIB], ids=["fits the buffers", "does not"])
+async def test_a_time_out_after_the_first_byte_may_have_stored_it(size: int) -> None:
+    with mute() as port:
+        async with reaching(f"http://127.0.0.1:{port}") as client:
+            failed = await put(client, 0.5, size)
+    assert (failed.maybe_stored, failed.timed_out) == (True, True)
+
+
+async def test_what_one_request_has_written_is_not_held_against_the_next() -> None:
+    with mute() as port:
+        async with reaching(f"http://127.0.0.1:{port}") as client:
+            assert (await put(client, 0.2)).maybe_stored
+    with full() as port:
+        async with reaching(f"http://127.0.0.1:{port}", connect_timeout_seconds=5.0) as client:
+            assert not (await put(client, 0.2)).maybe_stored
+
+
+# ---- what is left behind
+
+
+@linux_only
+@pytest.mark.law("Dispatcher")
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_ten_time_outs_against_an_endpoint_that_never_reads_leave_no_sockets(scheme: str) -> None:
+    most, request = 0, request_of(os.urandom(MIB))
+    with mute() as port:
+        async with reached(f"{scheme}://127.0.0.1:{port}") as (client, behind):
+            await behind.ready()
+            for _ in range(10):
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(IN_FLIGHT):
+                        group.create_task(client.put_records(FLIGHTS, request, 0.25))
+                    await asyncio.sleep(0.15)
+                    most = max(most, sockets_to(port))
+            assert IN_FLIGHT <= most <= IN_FLIGHT + 1
+            await until_on_loop(lambda: sockets_to(port) <= 1, 1)
+
+
+async def test_a_request_given_up_over_tls_resets_a_peer_that_answers_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A polite end of TLS would wait for the peer's own, for 30 s and with all buffers."""
+    fake = FakeKinesis()
+    fake.create_stream("flights")
+    fake.standing.append(Fault("hang"))
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Between client and server, until the request has arrived: then nothing comes back any more."""
+        answers, upstream = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        async with asyncio.TaskGroup() as group:
+            back = group.create_task(carry_back(answers, writer))
+            try:
+                while data := await reader.read(65_536):
+                    upstream.write(data)
+                    if fake.requests["PutRecords"]:
+                        back.cancel()
+                ended.set_result("closed")
+            except ConnectionResetError:
+                ended.set_result("reset")
+            back.cancel()
+        upstream.transport.abort()
+        writer.transport.abort()
+
+    async def carry_back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while not fake.requests["PutRecords"]:
+            writer.write(await reader.read(65_536))
+
+    async with serve(fake, tls=True) as server:
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(server.certificate))
+        between = await asyncio.start_server(carry, "127.0.0.1", 0)
+        async with between, reaching(f"https://127.0.0.1:{between.sockets[0].getsockname()[1]}") as kinesis:
+            failed = await kinesis.put_records(FLIGHTS, request_of(), 0.5)
+            assert isinstance(failed, RequestFailed)
+            assert failed.timed_out
+            async with asyncio.timeout(3):
+                assert await ended == "reset"

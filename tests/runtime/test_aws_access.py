@@ -1,0 +1,172 @@
+"""A real daemon reaches its streams: several accounts, keys that rotate, what it asks of AWS, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from producerd.errors import Outcome
+from producerd.testing import FakeKinesis
+from producerd.testing.fake_kinesis import FakeServer
+from producerd.wire import frames
+from tests.daemon import ROOT, conserved, daemon, data_of, rows, session, until
+from tests.runtime.aws.local_aws import local_aws_in_thread, secret_of
+from tests.runtime.aws.mute import mute, sockets_to
+
+ROLE = "arn:aws:iam::210987654321:role/producer"
+
+
+def write_keys(path: Path, key: str) -> None:
+    path.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {secret_of(key)}\n")
+
+
+@pytest.mark.slow
+def test_keys_are_rotated_without_a_restart_and_everything_is_delivered(kinesis: FakeKinesis, tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys", "A")
+    with local_aws_in_thread(kinesis) as aws:
+        aws.keys = {"A"}
+        environ = {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "keys")}
+        with daemon(aws.url, environ=environ) as running, session(running) as client:
+            client.put(rows(100, name="before"))
+            assert client.acks()[0].stored == 100
+            aws.keys = {"B"}
+            client.put(rows(100, name="between"))
+            until(lambda: aws.refused.total() >= 2, "A is refused")
+            write_keys(tmp_path / "keys", "B")
+            client.put(rows(100, name="after"))
+            assert [(ack.stored, ack.possible_duplicates) for ack in client.acks(2)] == [(100, 0)] * 2
+            assert conserved(running.metrics())
+        assert aws.used["B"] >= 1
+    stored = {entry.data for entry in kinesis.streams["flights"].entries()}
+    assert stored == {data for name in ("before", "between", "after") for data in data_of(rows(100, name=name))}
+
+
+def test_one_daemon_sends_to_streams_of_two_accounts(kinesis: FakeKinesis, tmp_path: Path) -> None:
+    theirs = FakeKinesis()
+    theirs.create_stream("flights")
+    keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": secret_of("testing")}
+    with local_aws_in_thread(kinesis) as here, local_aws_in_thread(theirs) as there:
+        there.role, there.external_id = ROLE, "42"
+        sets: dict[str, Any] = {
+            "region": "eu-west-1",
+            "streams.mine.stream_name": "flights",
+            "streams.theirs.stream_arn": theirs.streams["flights"].arn,
+            "streams.theirs.endpoint_url": there.url,
+            "streams.theirs.role_arn": ROLE,
+            "streams.theirs.external_id": "42",
+        }
+        with (
+            daemon(here.url, environ=keys | {"AWS_ENDPOINT_URL_STS": there.url}, **sets) as running,
+            session(running, "mine") as mine,
+            session(running, "theirs") as other,
+            session(running, "flights") as named,
+        ):
+            for client, name in ((mine, "mine"), (other, "theirs"), (named, "named")):
+                client.put(rows(10, name=name))
+                (ack,) = client.acks()
+                assert ack.stored == 10, ack
+    assert set(here.used) == {"testing"}
+    assert set(there.used) == {"ROLE1"}
+    assert (here.regions, there.regions) == ({"eu-west-1"}, {"us-east-1"}), "that of the ARN"
+    names = [{entry.data.split(b"-")[0] for entry in fake.streams["flights"].entries()} for fake in (kinesis, theirs)]
+    assert names == [{b"mine", b"named"}, {b"theirs"}]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ten_time_outs_against_an_endpoint_that_never_reads_leave_no_sockets_and_no_memory() -> None:
+    sets: dict[str, Any] = {
+        "request_timeout_seconds": 0.3,
+        "request_max_bytes": "64 KiB",
+        "aggregate_max_bytes": "32 KiB",
+        "max_in_flight_requests": 4,
+    }
+    with (
+        mute() as port,
+        daemon(f"http://127.0.0.1:{port}", exit_code=None, drain_timeout_seconds=0, **sets) as running,
+        session(running, "a") as a,
+        session(running, "b") as b,
+        session(running, "c") as c,
+    ):
+        for client in (a, b, c):
+            client.put(rows(500, size=1_000))
+        until(lambda: sockets_to(port) >= 3 * 4, "all are in flight")
+        before, most = running.rss_bytes(), 0
+        while running.metrics()["put_requests_total[failed]"] < 15:
+            most = max(most, sockets_to(port))
+        assert most <= 3 * (4 + 2), "those, and one each for ListShards and DescribeStreamSummary"
+        assert sockets_to(port) <= 3 * 3, "those that timed out are gone; each stream is probed by one at a time"
+        assert running.rss_bytes() - before < 4 << 20
+
+
+def test_aggregates_are_refused_on_a_stream_that_distributes_its_records_itself(
+    kinesis: FakeKinesis, server: FakeServer
+) -> None:
+    auto = kinesis.create_stream("auto", record_distribution_strategy="AUTO")
+    sets: dict[str, Any] = {"streams.auto.aggregation": "kpl"}
+    with (
+        daemon(server.url, **sets) as running,
+        session(running, "auto") as client,
+        session(running) as plain,
+    ):
+        until(lambda: "RecordDistributionStrategy AUTO" in running.log)
+        client.reserve(rows(10).layout)
+        refused = client.expect(frames.Refused)
+        assert "RecordDistributionStrategy AUTO" in refused.message
+        assert 'aggregation = "none"' in refused.message
+        plain.put(rows(10))
+        assert plain.acks()[0].stored == 10
+    assert not auto.entries()
+
+
+# ---- what the daemon asks of AWS, and what docs/operations.md says that it needs
+
+POLICY = re.compile(r"```json\n(\{\n  \"Version\".*?)```", re.DOTALL)
+
+
+def allowed_by_the_policy() -> set[str]:
+    """The actions of the least policy in the document."""
+    (text,) = POLICY.findall((ROOT / "docs" / "operations.md").read_text())[:1]
+    statements = json.loads(text)["Statement"]
+    assert all(statement["Effect"] == "Allow" for statement in statements)
+    return {action for statement in statements for action in statement["Action"]}
+
+
+def test_a_full_run_asks_for_nothing_but_what_the_least_policy_allows_and_for_all_of_it(
+    kinesis: FakeKinesis, server: FakeServer
+) -> None:
+    packed = kinesis.create_stream("packed", shards=2)
+    sets: dict[str, Any] = {"streams.packed.aggregation": "kpl"}
+    with (
+        daemon(server.url, **sets) as running,
+        session(running) as plain,
+        session(running, "packed") as client,
+    ):
+        for turn in range(3):
+            for each in (plain, client):
+                each.put(rows(200, name=f"turn{turn}"))
+            assert [each.acks()[0].stored for each in (plain, client)] == [200, 200]
+            if turn == 0:
+                packed.split_shard("shardId-000000000000")
+                assert kinesis.requests["DescribeStreamSummary"] >= 1
+        assert conserved(running.metrics())
+    delivered = {user.data for user in packed.read().records}
+    assert delivered == {data for turn in range(3) for data in data_of(rows(200, name=f"turn{turn}"))}
+    asked = {f"kinesis:{action}" for action in kinesis.requests}
+    assert asked == allowed_by_the_policy()
+
+
+def test_what_the_policy_calls_dispensable_is(kinesis: FakeKinesis, server: FakeServer) -> None:
+    kinesis.denied = {action.removeprefix("kinesis:") for action in allowed_by_the_policy()} - {"PutRecords"}
+    with daemon(server.url) as running, session(running) as client:
+        client.put(rows(100))
+        (ack,) = client.acks()
+        assert ack.stored == 100
+        assert not any(line.outcome == Outcome.NOT_STORED for line in ack.codes)
+        until(lambda: "ListShards failed" in running.log)
+        assert "WARNING producerd: ListShards failed" in running.log
