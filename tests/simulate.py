@@ -372,10 +372,10 @@ class Story:
         sim.run(60.0)  # a stream that was deleted is made again by now
         sim.stream.list_shards_lag_seconds = 0.0
         self._reshard()
-        caller = sim.session()
         while sim.pipeline.health.state is HealthState.BROKEN:
-            self._probe(caller, 0)
+            self._probe(sim.session(), 0)
             sim.run(7.0)  # one frame is let through every five seconds
+        caller = sim.session()
         probes = [self._probe(caller, shard.start) for shard in sim.stream.open_shards]
         sim.run_until_idle()
         if not all(caller.acked[probe].stored for probe in probes if probe in caller.acked):

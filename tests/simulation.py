@@ -309,7 +309,7 @@ class Session:
     # ---- what the gate and the pipeline tell it
 
     def may_receive(self, charge_bytes: int) -> bool:
-        if self.granted_ticket is not None:
+        if self.gone or self.granted_ticket is not None:
             return False
         return not self.unacked_bytes or self.unacked_bytes + charge_bytes <= self.window_bytes
 

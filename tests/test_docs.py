@@ -36,7 +36,7 @@ def test_every_test_that_a_document_names_exists(document: str) -> None:
 def test_each_promise_of_delivery_names_its_test() -> None:
     """Bullets are the promises; tables and what introduces them are not."""
     text = (ROOT / "docs/delivery.md").read_text()
-    bullets = re.findall(r"^- .*?(?=^\S|\n\n|\Z)", text, flags=re.M | re.S)
+    bullets = re.findall(r"^- .*?(?=^\S|\n\n|\Z)", text, flags=re.MULTILINE | re.DOTALL)
     assert len(bullets) > 20
     without = [bullet.splitlines()[0] for bullet in bullets if not re.search(r"`test_\w+`", bullet)]
     assert not without

@@ -67,7 +67,7 @@ class Pipeline:
         self._random = random
         self._map_wait_until: float | None = None
         self._map_error = ""
-        self._submitted_at = -inf
+        self._idle_since: float | None = None  # as far as `forget_shards` has seen
         self._filling: list[Frame] = []
         self._filling_records = 0
         self._filling_bytes = 0
@@ -131,7 +131,7 @@ class Pipeline:
 
     def submit(self, frame: Frame, now: float) -> None:
         """Accept a whole frame, granted by the gate.  Rows that ended already (bad ones) are not accepted."""
-        self._submitted_at = now
+        self._idle_since = None
         self.ledger.accept(frame, now + self.rules.record_ttl_seconds)
         if self.shard_map is None:
             self.sender.wants_shard_map = True
@@ -267,8 +267,12 @@ class Pipeline:
         self.sender.shard_map_failed(code, message, now)
 
     def forget_shards(self, now: float) -> bool:
-        """After long idleness the map and the lanes go, with what their pacers learnt; says whether they did."""
-        if not self.idle or self.ledger.sorting or now < self._submitted_at + IDLE_SECONDS:
+        """Asked now and then: once nothing came for long, the map and the lanes go; says whether they did."""
+        if not self.idle or self.ledger.sorting:
+            return False
+        if self._idle_since is None:
+            self._idle_since = now
+        if now < self._idle_since + IDLE_SECONDS:
             return False
         self.sender.forget_shards()
         return True

@@ -38,6 +38,8 @@ FAILURES_TO_HOLD: Final = 3
 WRONG_COUNTS_TO_GIVE_UP: Final = 3
 INVALID_TO_DOUBT_STREAM: Final = 8
 """Single entries refused in a row with one message and nothing stored: then it is the stream, not the entries."""
+TOO_LARGE: Final = (("length less than or equal to", "data"), ("maximum record size",))
+"""Words of the service's message about a record that is larger than the stream takes."""
 STRAYS_TO_GIVE_UP: Final = 8
 """Only an aggregate that came as one, of more records than a request may have, is sent again so often."""
 SLOW_SECONDS: Final = 1.0
@@ -216,7 +218,8 @@ class Sender:
     def shard_map_failed(self, code: str, message: str, now: float) -> None:
         """ListShards failed.  A stream that does not exist, or credentials that fail, are the stream's own failure."""
         meaning = meaning_of(code)
-        if meaning.code == Code.STREAM_NOT_FOUND or (self.known.map is None and meaning.code == Code.CREDENTIALS):
+        unreadable = self.known.map is None and meaning.code == Code.CREDENTIALS and meaning.kind is Kind.PERMANENT
+        if meaning.code == Code.STREAM_NOT_FOUND or unreadable:
             self._looks_permanent(meaning.code, message, now)
             return
         was_doubted = self.known.doubted
@@ -502,7 +505,7 @@ class Sender:
         """Somewhere in this request is an entry that the service refuses: halve it until that one stands alone."""
         ends = request.encoded.ends if request.encoded is not None else None
         if request.records == 1:
-            too_large = code != Code.INTERNAL and "length less than or equal to" in message and "data" in message
+            too_large = code != Code.INTERNAL and any(all(word in message for word in words) for words in TOO_LARGE)
             self.ledger.end(
                 request.pieces[0], RowEnd(Outcome.NOT_STORED, Code.RECORD_TOO_LARGE if too_large else code, message)
             )

@@ -1,10 +1,10 @@
 """ShardWatch: what a stream is made of, kept fresh: its shards, and its summary.
 
-The shards are read (ListShards, all pages) when the pipeline wants a map, about once a minute otherwise, and with a
-growing, jittered delay while that fails; never more than `READINGS_PER_MINUTE` times in any minute.  The old map serves
-until the new one is whole.  The summary (DescribeStreamSummary) is read once at the start, about every ten minutes from
-then on, and when the shards show that the stream was made anew.  Either may be denied: one line says when that begins,
-and one when it ends.
+The shards are read (ListShards, all pages) when the pipeline wants a map, about once a minute otherwise unless the
+stream is idle, and with a growing, jittered delay while that fails; never more than `READINGS_PER_MINUTE` times in any
+minute.  The old map serves until the new one is whole.  The summary (DescribeStreamSummary) is read once at the start,
+about every ten minutes from then on, and when the shards show that the stream was made anew.  Either may be denied: one
+line says when that begins, and one when it ends.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class ShardWatch:
         failures = 0
         while True:
             await _within(self._about(REFRESH_SECONDS), self._wanted)
+            if not self._wanted.is_set() and self._forget_idle():
+                await self._wanted.wait()
             await self._keep_the_pace()
             self._wanted.clear()
             if await self._read_map():
@@ -93,6 +95,10 @@ class ShardWatch:
                 failures += 1
                 await asyncio.sleep(self._backed_off(FIRST_RETRY_SECONDS, failures, MAX_RETRY_SECONDS))
             self.look()
+
+    def _forget_idle(self) -> bool:
+        """Nothing was sent for long: the shards are read again when something is."""
+        return self._stream.pipeline.forget_shards(asyncio.get_running_loop().time())
 
     async def _keep_the_pace(self) -> None:
         """Wait until one reading more makes no more than are allowed in the minute that ends with it."""

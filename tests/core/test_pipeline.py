@@ -1182,3 +1182,28 @@ def test_rows_that_wait_alone_go_without_those_whose_owner_is_gone() -> None:
     assert desk.finished() == [stays]
     assert stays.result().stored == 8
     assert desk.is_empty()
+
+
+@pytest.mark.law("Pipeline")
+def test_after_ten_idle_minutes_lanes_and_map_go_and_they_come_back_with_the_next_row() -> None:
+    desk = Desk(even_map(4), aggregate=True)
+    desk.submit(100)
+    desk.sort()
+    sents = desk.send_all()
+    assert not desk.pipeline.forget_shards(desk.now)
+    for sent in sents:
+        sent.stored_as_predicted()
+    assert not desk.pipeline.forget_shards(desk.now)
+    assert not desk.pipeline.forget_shards(desk.now + 599)
+    assert (len(desk.pipeline.sender.lanes), desk.pipeline.wants_shard_map) == (4, False)
+    desk.now += 600
+    assert desk.pipeline.forget_shards(desk.now)
+    assert (len(desk.pipeline.sender.lanes), desk.pipeline.shard_map, desk.pipeline.wants_shard_map) == (0, None, False)
+    frame = desk.submit(100)
+    assert desk.pipeline.wants_shard_map
+    desk.pipeline.set_shard_map(even_map(4), desk.now)
+    desk.sort()
+    for sent in desk.send_all():
+        sent.stored_as_predicted()
+    assert frame.finished
+    assert not desk.pipeline.forget_shards(desk.now + 10**6), "idleness is counted anew"

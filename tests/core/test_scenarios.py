@@ -5,13 +5,17 @@ Callers, gate, pipeline and the fake Kinesis are real; time is not, so each figu
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
 from random import Random
 from typing import Any, Final
 
+import numpy as np
+
+from producerd.core.entries import Answer, RequestFailed
 from producerd.core.frame import Frame
+from producerd.core.requests import Request
 from producerd.testing import hash_of
 from producerd.wire.columns import Columns, lay_out
 from tests.simulation import Laws, Sent, Session, Simulation, WatchedFrame, make_rules
@@ -73,7 +77,15 @@ class World(Simulation):
         self.kinesis.latency_seconds = (0.015, 0.025)
         self.kinesis.enforce_limits = limits
         self.stream.keeps_entries = False
+        self.rows_of: Counter[str] = Counter()  # that were stored, by shard
         self.run(0.1)  # the shards are known
+
+    def _complete(self, request: Request, outcome: Answer | RequestFailed) -> None:
+        if isinstance(outcome, Answer) and request.encoded is not None:
+            rows = np.diff(request.encoded.ends, prepend=0)
+            for place, shard_id in enumerate(outcome.shard_table):
+                self.rows_of[shard_id] += int(rows[outcome.shards == place].sum())
+        super()._complete(request, outcome)
 
     def caller(self, frame: Columns) -> Caller:
         caller = Caller(self, frame)

@@ -1,0 +1,466 @@
+"""A lane never sends above its rate; it slows when its shard throttles, recovers after, and never stops for ever.
+
+The end of this module is a model of many lanes on one shard, which takes entries by the rules of the fake Kinesis.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate, count, pairwise
+from random import Random
+from typing import Final, NamedTuple
+
+import pytest
+
+from producerd.core import pacing
+from producerd.core.pacing import Pacer
+from producerd.testing.streams import Shard, TokenBucket
+
+MIB: Final = 1024 * 1024
+MAX_BYTES: Final = 51_200
+LARGEST: Final = 10 * MIB
+
+
+def at_full_rate(now: float = 0.0) -> Pacer:
+    """A pacer that had a shard for itself for a while, with empty buckets."""
+    pacer = Pacer()
+    while pacer.rate_bytes < MIB:
+        spend(pacer, now)
+        now += 0.1
+        pacer.answered(1, 0, now - 0.1, now)
+    spend(pacer, now)
+    return pacer
+
+
+def spend(pacer: Pacer, now: float) -> None:
+    """Take all that may be taken."""
+    allowance = pacer.allowance(now)
+    if allowance.records and allowance.bytes:
+        pacer.take(allowance.records, allowance.bytes, now)
+
+
+def saturate(pacer: Pacer, now: float, until: float) -> float:
+    """Send whatever is allowed, all of it stored; returns when more may be sent."""
+    while (now := pacer.ready_at(now)) < until:
+        sent_at = now
+        spend(pacer, now)
+        now += 0.03
+        pacer.answered(1, 0, sent_at, now)
+    return now
+
+
+# ---- the law
+
+
+class Sent(NamedTuple):
+    """One take, with what was given back of it."""
+
+    now: float
+    records: int
+    bytes: int
+
+
+def live(random: Random, pacer: Pacer, start: float) -> list[Sent]:
+    """A life of a lane: idle and busy, small and large entries, wrong estimates, late answers of every kind."""
+    now, sent, answers = start, [], list[tuple[float, float, int]]()
+    mostly_throttled = random.random()
+    for _ in range(300):
+        wanted = random.choice([100, 5_000, MAX_BYTES, 3 * MIB, LARGEST])
+        ready_at = pacer.ready_at(now, random.choice([0, wanted]))
+        now = random.choice([now, ready_at, ready_at, now + random.expovariate(5), now + random.expovariate(0.02)])
+        while answers and answers[0][0] <= now:
+            answered_at, sent_at, records = heapq.heappop(answers)
+            throttled = random.randint(0, records) if random.random() < mostly_throttled else 0
+            pacer.answered(records - throttled, throttled, sent_at, max(answered_at, sent_at))
+        records, bytes_, one_larger = pacer.allowance(now)
+        if one_larger and wanted > bytes_ and random.random() < 0.5:
+            took = Sent(now, 1, wanted)
+        elif records and bytes_:
+            took = Sent(now, random.randint(1, records), random.randint(1, bytes_))
+        else:
+            continue
+        pacer.take(took.records, took.bytes, now)
+        if random.random() < 0.2:
+            back = random.randint(0, took.records - 1), random.randint(0, took.bytes - 1)
+            pacer.give_back(*back)
+            took = took._replace(records=took.records - back[0], bytes=took.bytes - back[1])
+        sent.append(took)
+        heapq.heappush(answers, (now + random.expovariate(5), now, took.records))
+    return sent
+
+
+def most_above_line(sent: list[tuple[float, int]], rate: float, burst: float) -> float:
+    """By how much any stretch of time has more than T x rate + max(burst, the largest entry of it)."""
+    worst = -burst
+    sums = list(accumulate((amount for _, amount in sent), initial=0))
+    for first, (start, _) in enumerate(sent):
+        largest = burst
+        for last in range(first, len(sent)):
+            now, amount = sent[last]
+            largest = max(largest, amount)
+            worst = max(worst, sums[last + 1] - sums[first] - (now - start) * rate - largest)
+    return worst
+
+
+@pytest.mark.law("Pacer")
+@pytest.mark.parametrize("seed", range(30))
+def test_over_any_time_no_more_is_sent_than_the_rate_and_one_second_s_or_the_largest_entry(seed: int) -> None:
+    random = Random(seed)
+    fraction = random.choice([1.0, 1.0, 0.5, 0.01])
+    sent = live(random, Pacer(fraction), random.choice([0.0, 1e6]))
+    assert len(sent) > 30
+    by_bytes = [(entry.now, entry.bytes) for entry in sent]
+    by_records = [(entry.now, entry.records) for entry in sent]
+    assert most_above_line(by_bytes, fraction * MIB, fraction * MIB) <= 2.0 * len(sent)  # rounding: a byte a take
+    assert most_above_line(by_records, fraction * 1_000, max(1.0, fraction * 1_000)) <= 1e-2
+
+
+@pytest.mark.law("Pacer")
+@pytest.mark.parametrize("largest", [MAX_BYTES, MIB, LARGEST])
+def test_a_full_bucket_lets_any_entry_go_and_falls_into_debt(largest: int) -> None:
+    pacer = at_full_rate()
+    now = pacer.ready_at(50.0, LARGEST)
+    assert pacer.allowance(now).one_larger
+    pacer.take(1, largest, now)
+    pacer.answered(1, 0, now, now)
+    debt_seconds = max(0.0, largest / MIB - 1.0)
+    assert pacer.ready_at(now) == pytest.approx(
+        now + debt_seconds + pacing.QUANTUM_SECONDS * (largest >= MIB), abs=1e-3
+    )
+
+
+@pytest.mark.law("Pacer")
+def test_a_large_entry_that_was_throttled_is_sent_again_no_sooner_than_the_quota_allows() -> None:
+    pacer = at_full_rate()
+    for again in range(5):
+        now = pacer.ready_at(100.0 * again, LARGEST)
+        pacer.take(1, LARGEST, now)
+        pacer.answered(0, 1, now, now + 0.05)
+        assert now + 9.0 <= pacer.ready_at(now + 0.05) <= now + 40.0
+
+
+@pytest.mark.law("Pacer")
+def test_a_throttle_halves_the_rate_once_for_all_that_was_sent_before_it() -> None:
+    pacer = at_full_rate(now=0.0)
+    for sent_at, answered_at in ((9.90, 10.00), (9.92, 10.02), (9.99, 10.30)):
+        pacer.answered(3, 2, sent_at, answered_at)
+        assert pacer.rate_bytes == MIB / 2
+        assert pacer.rate_records == 500
+    pacer.answered(0, 5, 10.01, 10.31)
+    assert pacer.rate_bytes == MIB / 4
+
+
+@pytest.mark.law("Pacer")
+def test_a_throttled_lane_holds_off_until_its_bucket_has_filled_a_little() -> None:
+    pacer = at_full_rate()
+    pacer.answered(0, 1, 59.0, 59.0)
+    assert pacer.ready_at(59.0) == pytest.approx(59.0 + pacing.QUANTUM_SECONDS)
+    assert pacer.allowance(59.0).bytes == 0
+
+
+@pytest.mark.law("Pacer")
+def test_the_rate_comes_most_of_the_way_back_soon_and_all_of_it_later() -> None:
+    pacer = at_full_rate()
+    pacer.answered(0, 1, 9.0, 9.0)
+    now = saturate(pacer, 9.0, 10.0)
+    assert 0.6 * MIB < pacer.rate_bytes < 0.7 * MIB
+    now = saturate(pacer, now, 12.0)
+    assert 0.75 * MIB <= pacer.rate_bytes < 0.8 * MIB
+    saturate(pacer, now, 20.0)
+    assert pacer.rate_bytes == MIB
+
+
+# ---- questions
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_waits_until_it_is_ready_may_send(seed: int) -> None:
+    """Asked again at the time that it named, it names no other; and then at least one entry is allowed."""
+    random = Random(seed)
+    pacer, now = Pacer(random.choice([1.0, 0.3, 0.002])), random.choice([0.0, 1e9])
+    for _ in range(500):
+        entry_bytes = random.choice([0, 700, 50_000, MIB, LARGEST])
+        now = pacer.ready_at(now, entry_bytes)
+        assert pacer.ready_at(now, entry_bytes) == now
+        records, bytes_, one_larger = pacer.allowance(now)
+        assert records >= 1
+        assert one_larger or bytes_ >= entry_bytes
+        pacer.take(1, entry_bytes or max(1, bytes_), now)
+        sent_at, now = now, now + random.uniform(0, 0.3)
+        throttled = random.random() < 0.3
+        pacer.answered(not throttled, throttled, sent_at, now)
+
+
+def test_a_saturated_lane_sends_a_tenth_of_a_second_s_worth_at_once_and_not_record_by_record() -> None:
+    pacer, now, requests = at_full_rate(), 10.0, 0
+    spend(pacer, now)
+    while now < 20.0:
+        now = pacer.ready_at(now)
+        spend(pacer, now)
+        requests += 1
+    assert 95 <= requests <= 105
+
+
+def test_entries_shrink_with_the_rate_so_that_a_slow_lane_still_sends_five_a_second() -> None:
+    pacer = at_full_rate()
+    assert pacer.entry_bytes(MAX_BYTES) == MAX_BYTES
+    assert pacer.entry_bytes(1_000) == 1_000
+    for at in range(10, 20):
+        pacer.answered(0, 1, at, at)
+        size = pacer.entry_bytes(MAX_BYTES)
+        assert size == pacing.LEAST_ENTRY_BYTES or pacer.rate_bytes / size >= pacing.ENTRIES_PER_SECOND
+    assert pacer.entry_bytes(MAX_BYTES) == pacing.LEAST_ENTRY_BYTES
+    assert pacer.entry_bytes(500) == 500
+
+
+def test_a_fraction_scales_what_is_ours() -> None:
+    pacer = Pacer(0.25)
+    saturate(pacer, 0.0, 5.0)
+    assert (pacer.rate_bytes, pacer.rate_records) == (MIB / 4, 250)
+
+
+# ---- what an answer teaches
+
+
+def test_a_new_lane_that_is_alone_reaches_the_full_rate_within_a_second() -> None:
+    pacer = Pacer()
+    assert pacer.rate_bytes == MIB * pacing.FIRST_SHARE
+    saturate(pacer, 0.0, 1.0)
+    assert pacer.rate_bytes == MIB
+
+
+def test_a_rate_that_was_not_used_does_not_grow() -> None:
+    pacer = Pacer()
+    for tick in range(1_000):
+        assert pacer.ready_at(tick / 10, 1_000) == tick / 10
+        pacer.take(1, 1_000, tick / 10)
+        pacer.answered(1, 0, tick / 10, tick / 10 + 0.05)
+    assert pacer.rate_bytes == MIB * pacing.FIRST_SHARE
+
+
+def test_an_answer_without_a_stored_entry_is_no_reason_to_grow() -> None:
+    pacer = Pacer()
+    for tick in range(100):
+        spend(pacer, tick / 10)
+        pacer.answered(0, 0, tick / 10, tick / 10 + 0.05)
+    assert pacer.rate_bytes == MIB * pacing.FIRST_SHARE
+
+
+def test_after_a_minute_without_sending_it_begins_anew_and_still_owes_what_it_owed() -> None:
+    slow = at_full_rate()
+    for at in range(10, 20):
+        slow.answered(0, 1, at, at)
+    spend(slow, 20.0)
+    for idle_seconds, rate in ((59.0, slow.rate_bytes), (61.0, MIB * pacing.FIRST_SHARE)):
+        slow.allowance(20.0 + idle_seconds)
+        assert slow.rate_bytes == rate
+    owing = Pacer(0.01)
+    owing.take(1, LARGEST, 0.0)
+    owing.allowance(100.0)
+    assert owing.ready_at(100.0) > 900.0
+
+
+def test_what_was_not_sent_is_given_back_and_what_was_sent_beyond_is_owed() -> None:
+    pacer = at_full_rate()
+    now = pacer.ready_at(10.0, LARGEST)
+    records, bytes_, _ = pacer.allowance(now)
+    pacer.take(records, bytes_, now)
+    pacer.give_back(records - 10, bytes_ - 1_000)
+    assert pacer.allowance(now)[:2] == (records - 10, bytes_ - 1_000)
+    pacer.give_back(-records, -bytes_)
+    assert pacer.ready_at(now) == pytest.approx(now + 0.1, abs=0.02)
+    pacer.give_back(10 * records, 10 * bytes_)
+    assert pacer.allowance(now)[:2] == (1_000, pytest.approx(MIB, abs=2)), "never more than a second's worth"
+
+
+@pytest.mark.parametrize("entry_bytes", [0, 100, MAX_BYTES, MIB, LARGEST])
+def test_a_lane_whose_every_entry_is_throttled_neither_stops_nor_runs_hot(entry_bytes: int) -> None:
+    """Ten minutes of it, and then the rate comes back."""
+    pacer, now, sent = at_full_rate(), 10.0, [10.0]
+    while now < 610.0:
+        now = pacer.ready_at(now, entry_bytes)
+        sent.append(now)
+        pacer.take(1, entry_bytes or pacer.entry_bytes(MAX_BYTES), now)
+        pacer.answered(0, 1, now, now + 0.03)
+        now += 0.03
+    assert len(sent) <= 800
+    longest = max(after - before for before, after in pairwise(sent))
+    assert longest <= max(4.0, 32 * entry_bytes / LARGEST), "tries again soon, with 10 MiB after three times the 10 s"
+    recovered = saturate(pacer, now, now + 60.0)
+    assert recovered < now + 61.0
+    assert pacer.rate_bytes == MIB
+
+
+# ---- many lanes on one shard
+
+RECORD_BYTES: Final = 1_000
+QUEUE_BYTES: Final = 2 * MIB
+
+
+class _Lane:
+    """One producer's, with records of one size to send; what finds no room in its queue is not taken."""
+
+    def __init__(self, bytes_per_second: float, now: float) -> None:
+        self.pacer = Pacer()
+        self.bytes_per_second = bytes_per_second
+        self.stored_bytes = 0
+        self._queued_bytes = 0.0
+        self._fed_at = now
+
+    def queued(self, now: float) -> int:
+        self._queued_bytes += (now - self._fed_at) * self.bytes_per_second
+        self._queued_bytes, self._fed_at = min(self._queued_bytes, QUEUE_BYTES), now
+        return int(self._queued_bytes // RECORD_BYTES) * RECORD_BYTES
+
+    def put_back(self, bytes_: int) -> None:
+        self._queued_bytes += bytes_
+
+    def take(self, aggregate: bool, now: float) -> tuple[list[int], float]:
+        """The entries of its next request, or none and when to ask again."""
+        queued = self.queued(now)
+        if not queued:
+            return [], now + 0.1
+        most = self.pacer.entry_bytes(MAX_BYTES) // RECORD_BYTES * RECORD_BYTES if aggregate else RECORD_BYTES
+        size = min(max(most, RECORD_BYTES), queued)
+        ready_at = self.pacer.ready_at(now, size)
+        if ready_at > now:
+            return [], ready_at
+        records, bytes_, _ = self.pacer.allowance(now)
+        entries = [size] * max(1, min(records, bytes_ // size, queued // size, 500))
+        self.pacer.take(len(entries), sum(entries), now)
+        self._queued_bytes -= sum(entries)
+        return entries, now + (1e-3 if queued > sum(entries) else 0.1)
+
+
+class Seen(NamedTuple):
+    """Of what was possible, of the entries, and the least lane's of a fair share."""
+
+    used: float
+    throttled: float
+    least: float
+
+
+class OneShard:
+    """Lanes that send to it through a network of 20 to 50 ms."""
+
+    def __init__(self, seed: int, *, aggregate: bool = True) -> None:
+        self.shard = Shard("shardId-000000000000", 0, 1, (), 0.0, "1")
+        self.quota = MIB if aggregate else 1_000 * RECORD_BYTES
+        self.lanes: list[_Lane] = []
+        self.now = 0.0
+        self._aggregate = aggregate
+        self._random = Random(seed)
+        self._entries = self._throttled = 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+
+    def add(self, lanes: int, load: float) -> None:
+        """So many more, that have so much to send together, in quotas."""
+        for _ in range(lanes):
+            lane = _Lane(load * self.quota / lanes, self.now)
+            self.lanes.append(lane)
+            self._at(self.now + self._random.uniform(0, 0.1), partial(self._send, lane))
+
+    def restart(self, lanes: int) -> None:
+        for lane in self.lanes[:lanes]:
+            lane.pacer = Pacer()
+
+    def run(self, until: float) -> None:
+        while self._events[0][0] <= until:
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+        self.now = until
+
+    def watch(self, seconds: float) -> Seen:
+        self._entries = self._throttled = 0
+        for lane in self.lanes:
+            lane.stored_bytes = 0
+        self.run(self.now + seconds)
+        stored = [lane.stored_bytes for lane in self.lanes]
+        possible = seconds * min(self.quota, sum(lane.bytes_per_second for lane in self.lanes))
+        return Seen(sum(stored) / possible, self._throttled / self._entries, min(stored) * len(stored) / possible)
+
+    def _at(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), action))
+
+    def _send(self, lane: _Lane) -> None:
+        if lane not in self.lanes:
+            return
+        entries, again_at = lane.take(self._aggregate, self.now)
+        if entries:
+            sent_at, pacer = self.now, lane.pacer
+            to, back = self._random.uniform(0.01, 0.025), self._random.uniform(0.01, 0.025)
+
+            def arrives() -> None:
+                taken = [size for size in entries if self.shard.admit(size, self.now)]
+                lane.stored_bytes += sum(taken)
+                self._entries += len(entries)
+                self._throttled += len(entries) - len(taken)
+                self._at(self.now + back, lambda: answered(len(taken), sum(entries) - sum(taken)))
+
+            def answered(stored: int, refused_bytes: int) -> None:
+                pacer.answered(stored, len(entries) - stored, sent_at, self.now)
+                lane.put_back(refused_bytes)
+
+            self._at(self.now + to, arrives)
+        self._at(again_at, partial(self._send, lane))
+
+
+def test_a_lone_lane_uses_its_shard_from_the_start_and_is_not_throttled() -> None:
+    for aggregate in (True, False):
+        model = OneShard(1, aggregate=aggregate)
+        model.add(1, load=3.0)
+        first = model.watch(2.0)
+        assert first.used >= 0.9
+        settled = model.watch(60.0)
+        assert settled.used >= 0.95
+        assert first.throttled + settled.throttled == 0.0
+
+
+def test_a_lane_that_is_left_alone_has_its_shard_soon() -> None:
+    model = OneShard(1)
+    model.add(50, load=3.0)
+    model.run(40.0)
+    model.lanes = model.lanes[:1]
+    model.lanes[0].bytes_per_second = 3.0 * MIB
+    model.run(60.0)
+    assert model.watch(10.0).used >= 0.9
+
+
+@pytest.mark.law("Pacer")
+@pytest.mark.parametrize("aggregate", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_fifty_lanes_with_three_times_the_quota_share_it_also_after_half_of_them_restarted(aggregate: bool) -> None:
+    model = OneShard(1, aggregate=aggregate)
+    model.add(50, load=3.0)
+    model.run(30.0)
+    settled = model.watch(60.0)
+    model.restart(25)
+    model.run(model.now + 30.0)
+    again = model.watch(60.0)
+    for seen in (settled, again):
+        assert seen.used >= 0.9, (settled, again)
+        assert seen.throttled < 0.05, (settled, again)
+        assert seen.least >= 1 / 3, (settled, again)
+
+
+@pytest.mark.parametrize("load", [0.5, 1.0])
+def test_fifty_lanes_that_ask_for_no_more_than_the_quota_are_hardly_throttled(load: float) -> None:
+    model = OneShard(1)
+    model.add(50, load)
+    model.run(10.0)
+    seen = model.watch(20.0)
+    assert seen.used >= 0.99
+    assert seen.throttled < 0.01
+
+
+@pytest.mark.parametrize("gives", [0.97, 0.5])
+def test_a_shard_that_gives_less_than_its_quota_is_used_all_the_same(gives: float) -> None:
+    model = OneShard(1)
+    model.shard.byte_quota = TokenBucket(gives * MIB)
+    model.add(1, load=3.0)
+    model.run(30.0)
+    seen = model.watch(60.0)
+    assert seen.used >= 0.95 * gives
+    assert seen.throttled < 0.05
