@@ -15,7 +15,6 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count, pairwise
 from math import inf
 from random import Random
@@ -28,7 +27,6 @@ from producerd.core import intake
 from producerd.core.budget import QueueBudget
 from producerd.core.entries import Answer, EncodedRequest, EntryRules, Piece, RequestFailed, encode, parse_answer
 from producerd.core.frame import Frame, FrameResult, RowEnd
-from producerd.core.lane import Lane
 from producerd.core.pacing import Pacer
 from producerd.core.pipeline import Pipeline, SortJob
 from producerd.core.requests import Request
@@ -145,7 +143,7 @@ class Consumer:
     def has(self, row: Row) -> bool:
         """Whether all of a row was handed over."""
         first = self.first
-        return all([user in first for user in row.users])
+        return all(user in first for user in row.users)
 
     def copies_of(self, row: Row) -> int:
         """The most that was stored of any part of it."""
@@ -168,7 +166,7 @@ class Sent:
         self.session = session
         self.frame_id = frame_id
         self.rows = rows
-        hash_keys = [row.hash_key for row in rows] if any([row.hash_key for row in rows]) else None
+        hash_keys = [row.hash_key for row in rows] if any(row.hash_key for row in rows) else None
         self.columns = columns.lay_out([row.key for row in rows], [row.data for row in rows], hash_keys)
         self.ticket: Ticket | None = None  # while it waits for room, or is on its way
         self.frame: WatchedFrame | None = None  # since it was accepted
@@ -516,7 +514,7 @@ class Laws:
         frame is acknowledged as soon as its last row has settled."""
         for session in self.sim.sessions:
             for flush in session.flushes:
-                if not any([frame.unsettled for frame in flush.waits_for]):
+                if not any(frame.unsettled for frame in flush.waits_for):
                     raise LawBroken("flush", "all that it waits for has settled, and it has not returned")
             for frame in session.unacked:
                 if not frame.unsettled:
@@ -606,6 +604,11 @@ class Laws:
             if lane.shard.shard_id:
                 entries = self._reached.setdefault(lane.shard, [])
                 entries.append((sent_at, encoded.sizes[encoded.lanes == place]))
+
+    def what_is_due_is_done(self, could_be_done: bool, due: float) -> None:
+        """A time that has passed is no time to wait for: it would hide what is due later."""
+        if could_be_done:
+            raise LawBroken("Pipeline", f"something has been due for {self.sim.now - due:g} s, and is not done")
 
     def woken_for_nothing(self, now: float) -> None:
         """Nothing is looked at over and over while nothing can be done."""
@@ -743,15 +746,13 @@ def _live_of(pieces: Iterable[Piece], state: int = QUEUED) -> int:
 
 
 ZERO_WHEN_IDLE: Final = frozenset(
-    "used_records used_bytes taken_bytes in_flight in_flight_bytes parcels queued live_buffers"
-    " _waiting _unreceived_bytes _filling_records _filling_bytes".split()
+    (
+        *("used_records", "used_bytes", "taken_bytes", "in_flight", "in_flight_bytes", "parcels", "queued"),
+        *("live_buffers", "_waiting", "_unreceived_bytes", "_filling_records", "_filling_bytes"),
+    )
 )
-MAY_STAY: Final = frozenset(
-    "waits_seconds"  # the gate's: at most 10,000, and emptied by the metrics
-    " _members"  # the gate's: sessions that have the stream open
-    " _failed_sessions"  # the ledger's: likewise
-    " _lanes".split()  # at most one for each open shard; what is in them is looked at
-)
+MAY_STAY: Final = frozenset(["waits_seconds", "_members", "_failed_sessions", "_lanes"])
+"""Lanes: at most one for each open shard.  What is in all of these is looked at."""
 VALUES: Final = (StreamStats, ShardMap, PipelineRules, StreamHealth, Pacer, Shard, Session, Random)
 """Bounded by what they are: codes, shards, settings."""
 
@@ -903,38 +904,38 @@ class Simulation:
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + seconds, next(self._numbers), action))
 
-    def run(self, seconds: float) -> None:
-        """Let that much time pass."""
+    def run(self, seconds: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Let that much time pass, or less: until something stops it.
+
+        As in the dispatcher, work is looked for when something has happened or is due, and at no other time.
+        """
         until = self.now + seconds
         with laws_named():
-            while True:
-                steps = self._pump()
-                due = self._next(until)
-                if due is None:
+            begun = self._pump()
+            while not stop():
+                event = self._events[0][0] if self._events else inf
+                due = self._due()
+                if min(event, due) > until:
                     self.now = until
-                    self._pump()
                     return
-                self.now = max(self.now, due)
-                if not self._events or self._events[0][0] > self.now:
-                    if not steps:
-                        self.laws.woken_for_nothing(self.now)
+                self.now = max(self.now, min(event, due))
+                if event > self.now and not begun:
+                    self.laws.woken_for_nothing(self.now)
                 while self._events and self._events[0][0] <= self.now:
                     heapq.heappop(self._events)[2]()
                     self.laws.hold()
+                begun = self._pump()
 
     def run_until_idle(self, seconds: float = 600.0) -> None:
         """Until every accepted row settled and nobody waits, and what was due has passed."""
-        until = self.now + seconds
-        self.run(0.0)
-        while (
-            self._busy
-            or not self.pipeline.idle
-            or self.pipeline.next_time() is not None
-            or any([session.waiting for session in self.sessions])
-        ):
-            if self.now >= until:
-                raise LawBroken(self._what_stalls(), f"not idle after {seconds} s: {self.describe()}")
-            self.run(0.5)
+        self.run(seconds, stop=self._is_idle)
+        if not self._is_idle():
+            raise LawBroken(self._what_stalls(), f"not idle after {seconds} s: {self.describe()}")
+
+    def _is_idle(self) -> bool:
+        pipeline = self.pipeline
+        nothing_to_do = not self._busy and pipeline.idle and pipeline.next_time() is None
+        return nothing_to_do and not any(session.waiting for session in self.sessions)
 
     def _what_stalls(self) -> str:
         """A lane with rows and nothing on its way waits for its pace, if it waits for nothing else."""
@@ -966,8 +967,7 @@ class Simulation:
     def give_up(self) -> int:
         """The deadline of a drain: every request is given up, and every row that is left ends."""
         self.gave_up = True
-        while self._busy:
-            self.run(WORKER_SECONDS)
+        self.run(inf, stop=lambda: not self._busy)
         for request in list(self.pipeline.sender.in_flight):
             failed = RequestFailed(Code.UNREACHABLE, "given up", maybe_stored=request.encoded is not None)
             self._complete(request, failed)
@@ -1012,14 +1012,15 @@ class Simulation:
 
     # ---- the loop thread
 
-    def _next(self, until: float) -> float | None:
-        times = [until]
-        if self._events:
-            times.append(self._events[0][0])
+    def _due(self) -> float:
+        """When something is due that no event brings about."""
         due = self.pipeline.next_time()
-        if due is not None and due > self.now:
-            times.append(due)
-        return min(times) if min(times) < until else None
+        if due is None:
+            return inf
+        if due <= self.now:
+            self.laws.what_is_due_is_done(self._busy < self._workers, due)
+            return inf  # it waits for a worker or an answer
+        return due
 
     def _pump(self) -> int:
         """Do what can be done now; returns how much work was begun."""
@@ -1089,7 +1090,7 @@ class Simulation:
         self._sorted = waiting
 
     def _encode(self, request: Request) -> EncodedRequest | RequestFailed:
-        if self.unencodable and any([self.unencodable in piece.span.buffer.data for piece in request.pieces]):
+        if self.unencodable and any(self.unencodable in piece.span.buffer.data for piece in request.pieces):
             for _, span in request.pieces:
                 at = span.buffer.data_offsets
                 first, last = at[span.first - span.buffer.first], at[span.last - span.buffer.first]
@@ -1157,7 +1158,7 @@ def _hash_ranges(request: Request, encoded: EncodedRequest) -> Iterator[tuple[in
         for _, span in request.pieces_of(first, last):
             a, b = span.first - span.buffer.first, span.last - span.buffer.first
             high, low = span.buffer.hashes
-            hashes += [h << 64 | l for h, l in zip(high[a:b].tolist(), low[a:b].tolist(), strict=True)]
+            hashes += [one << 64 | other for one, other in zip(high[a:b].tolist(), low[a:b].tolist(), strict=True)]
         yield min(hashes), max(hashes)
 
 

@@ -14,7 +14,7 @@ DOCUMENTS = ("docs/delivery.md", "docs/operations.md", "docs/testing.md")
 
 
 @cache
-def tests() -> frozenset[str]:
+def every_test() -> frozenset[str]:
     """The name of every test function in the project."""
     found: set[str] = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
@@ -30,7 +30,7 @@ def named(document: str) -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_test_that_a_document_names_exists(document: str) -> None:
-    assert named(document) <= tests()
+    assert named(document) <= every_test()
 
 
 def test_each_promise_of_delivery_names_its_test() -> None:

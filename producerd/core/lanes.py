@@ -14,7 +14,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from producerd.core.entries import EntryRules, Piece
-from producerd.core.lane import ANY, ENTRY_OVERHEAD_BYTES, Lane, records_of
+from producerd.core.lane import ANY, ENTRY_OVERHEAD_BYTES, SLOW_LANE_PAUSE_SECONDS, Lane, records_of
 from producerd.core.pacing import Pacer
 from producerd.core.requests import Request
 from producerd.core.shards import Shard, ShardMap, one_lane
@@ -139,8 +139,11 @@ class Lanes:
 
     # ---- requests
 
-    def take(self, now: float, bytes_left: int) -> Request | None:
-        """Rows of few lanes, deep, the longest-waiting first.  ``bytes_left``: the most that one large row may have."""
+    def take(self, now: float, bytes_left: int, *, takes_slow: bool = True) -> Request | None:
+        """Rows of few lanes, deep, the longest-waiting first.
+
+        ``bytes_left``: the most that one large row may have.  ``takes_slow``: also of lanes that go alone.
+        """
         while self._held and self._held[0][0] <= now:
             lane = heapq.heappop(self._held)[2]
             lane.listed = False
@@ -153,7 +156,7 @@ class Lanes:
             due = lane.ready_at(now)
             if due > now or self._must_wait(lane):
                 self._hold(lane, due)
-            elif lane.alone and request.pieces:
+            elif lane.alone and (request.pieces or not takes_slow):
                 lane.listed = True
                 passed.append(lane)
             elif self._take_from(lane, request, now, bytes_left) or (lane.alone and request.pieces):
@@ -194,6 +197,8 @@ class Lanes:
             if pacer is not None:
                 pacer.take(taken, paid, now)
                 request.pay(lane, taken, paid)
+            if lane.alone:
+                lane.hold_until = max(lane.hold_until, now + SLOW_LANE_PAUSE_SECONDS)
         elif lane.queued and pacer is not None and not one_larger and (paced_bytes < room or not request.pieces):
             # Its first row is larger than what the bucket holds, or than a request.
             self._hold(lane, pacer.ready_at(now, ANY))

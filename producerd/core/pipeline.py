@@ -117,7 +117,7 @@ class Pipeline:
             due = min(due, self.ledger.next_expiry())
         if self._filling:
             due = min(due, self._filling_since + self.rules.linger_seconds)
-        if self._map_wait_until is not None and self._sealed:
+        if self._map_wait_until is not None and self._sealed and self.health.state is not HealthState.SUSPECT:
             due = min(due, self._map_wait_until)
         return due if due < inf else None
 
@@ -207,12 +207,14 @@ class Pipeline:
         if self._filling and now >= self._filling_since + self.rules.linger_seconds:
             self._seal("linger")
         while self._sealed:
+            frames = [frame for frame in self._sealed[0] if frame.withdrawn_from != 0]
+            if not frames:
+                self._sealed.popleft()
+                continue
             shard_map = self._map_for_sorting(now)
             if shard_map is None:
                 return None
-            frames = [frame for frame in self._sealed.popleft() if frame.withdrawn_from != 0]
-            if not frames:
-                continue
+            self._sealed.popleft()
             self.ledger.sorting.update(dict.fromkeys(frames))
             rows = [frame.rows for frame in frames if frame.rows is not None]
             job = SortJob(frames, rows, shard_map, self._random.getrandbits(63))

@@ -45,6 +45,8 @@ STRAYS_TO_GIVE_UP: Final = 8
 SLOW_SECONDS: Final = 1.0
 SLOW_FACTOR: Final = 4.0
 """An answer that took longer than both, of the stream's typical time, is slow: its lanes share no request."""
+SLOW_SHARE: Final = 0.5
+"""Of the requests that may be in flight, those of slow lanes: shards that hang leave the others the rest."""
 HOT_FACTOR: Final = 1.5
 HOT_SHARE: Final = 0.1
 """A lane is hot that holds so many times its fair share of what waits, and at least so much of it."""
@@ -98,6 +100,7 @@ class Sender:
         self._awaiting: list[_Awaiting] = []
         self._watched: deque[Request] = deque()  # sent, and not known to be slow
         self._typical_seconds = 0.0
+        self._prompt_sent_at = -inf  # the latest of the requests that were answered in time
         self._failures = 0
         self._hold_until = 0.0
         self._refused_alone: tuple[str, int] = ("", 0)
@@ -161,7 +164,9 @@ class Sender:
             self.lanes.released(lanes)
             if request is not None:
                 return request
-        request = self.lanes.take(now, self._bytes_left)
+        # Requests of several lanes say nothing of which one is slow.
+        slow = sum([len(other.aggregate_bytes) == 1 and other.pieces[0].lane.alone for other in self.in_flight])
+        request = self.lanes.take(now, self._bytes_left, takes_slow=slow < max(1, self._window.size * SLOW_SHARE))
         if request is not None:
             self._start(request)
         return request
@@ -415,10 +420,13 @@ class Sender:
     def _note_time(self, request: Request, now: float) -> None:
         """Lanes that answer in time alone may share requests again."""
         seconds = now - request.sent_at
+        late = request.slow or seconds >= self._patience_seconds
+        if not late:
+            self._prompt_sent_at = max(self._prompt_sent_at, request.sent_at)
         self._window.answered(seconds, request.timeout_seconds)
         self._typical_seconds += (seconds - self._typical_seconds) / 16
         for lane in request.lanes:
-            lane.alone, lane.timed_out = lane.alone and request.slow, False
+            lane.alone, lane.timed_out = lane.alone and late, False
 
     def _check_sequences(self, request: Request, answer: Answer) -> None:
         """A shard's sequence numbers rise with time: where they fall, the id names another shard now."""
@@ -474,11 +482,13 @@ class Sender:
         if meaning.kind is Kind.PERMANENT:
             self._looks_permanent(meaning.code, failed.message, now)
         else:
-            self._failures += 1
             if failed.timed_out:
-                self._window.timed_out()
                 for lane in request.lanes:
                     lane.alone = lane.timed_out = True
+            if not failed.timed_out or request.sent_at >= self._prompt_sent_at:  # else one shard hangs, and no more
+                self._failures += 1
+                if failed.timed_out:
+                    self._window.timed_out()
             if self._failures >= FAILURES_TO_HOLD:
                 self._window.hold()
                 self._hold_until = now + self._policy.hold()

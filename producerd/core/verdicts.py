@@ -26,7 +26,7 @@ class Verdicts(NamedTuple):
     """``classes``: for each entry STORED, STRAYED, UNSURE, or 1 + its error's place in the answer's table.
 
     ``elsewhere``: which entries another shard stored than their lane's.  ``partly``: the first entries of rows that
-    were aggregates themselves, of whose parts some were stored for good, and not all.
+    were aggregates themselves, of whose parts some were stored, and not all for good.
     """
 
     classes: I32
@@ -70,7 +70,7 @@ def _judge_parts(encoded: EncodedRequest, answer: Answer, known: KnownShards, cl
     for entries in rows.values():
         found = classes[entries]
         classes[entries] = found.max() if found.max() > STORED else found.min()
-        if classes[entries[0]] != STORED and (found == STORED).any():
+        if classes[entries[0]] != STORED and (answer.errors[entries] < 0).any():
             partly.append(entries[0])
     return partly
 

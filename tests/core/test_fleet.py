@@ -1,7 +1,7 @@
-"""Many daemons on one stream share its shards: nearly all of the quota is used, few entries are refused, nobody starves.
+"""Many daemons on one stream share its shards: nearly all of the quota is used, and nobody starves.
 
-Fifty pipelines in virtual time, each with what a daemon has but sockets and threads, on the fake Kinesis with its limits
-enforced.  Nobody tells them of each other: all that a lane knows is which of its entries were throttled.
+Fifty pipelines in virtual time, each with what a daemon has but sockets and threads, on the fake Kinesis with its
+limits enforced.  Nobody tells them of each other: all that a lane knows is which of its entries were throttled.
 """
 
 from __future__ import annotations

@@ -41,6 +41,14 @@ def spend(pacer: Pacer, now: float) -> None:
         pacer.take(allowance.records, allowance.bytes, now)
 
 
+def slowed(throttles: int) -> Pacer:
+    """A pacer that had a shard for itself, until it was throttled that often, in the seconds up to 10."""
+    pacer = at_full_rate()
+    for at in range(10 - throttles, 10):
+        pacer.answered(0, 1, at, at)
+    return pacer
+
+
 def saturate(pacer: Pacer, now: float, until: float) -> float:
     """Send whatever is allowed, all of it stored; returns when more may be sent."""
     while (now := pacer.ready_at(now)) < until:
@@ -205,14 +213,12 @@ def test_a_saturated_lane_sends_a_tenth_of_a_second_s_worth_at_once_and_not_reco
 
 def test_entries_shrink_with_the_rate_so_that_a_slow_lane_still_sends_five_a_second() -> None:
     pacer = at_full_rate()
-    assert pacer.entry_bytes(MAX_BYTES) == MAX_BYTES
-    assert pacer.entry_bytes(1_000) == 1_000
-    for at in range(10, 20):
-        pacer.answered(0, 1, at, at)
+    assert (pacer.entry_bytes(MAX_BYTES), pacer.entry_bytes(1_000)) == (MAX_BYTES, 1_000)
+    for throttles in range(1, 11):
+        pacer = slowed(throttles)
         size = pacer.entry_bytes(MAX_BYTES)
         assert size == pacing.LEAST_ENTRY_BYTES or pacer.rate_bytes / size >= pacing.ENTRIES_PER_SECOND
-    assert pacer.entry_bytes(MAX_BYTES) == pacing.LEAST_ENTRY_BYTES
-    assert pacer.entry_bytes(500) == 500
+    assert (pacer.entry_bytes(MAX_BYTES), pacer.entry_bytes(500)) == (pacing.LEAST_ENTRY_BYTES, 500)
 
 
 def test_a_fraction_scales_what_is_ours() -> None:
@@ -231,13 +237,31 @@ def test_a_new_lane_that_is_alone_reaches_the_full_rate_within_a_second() -> Non
     assert pacer.rate_bytes == MIB
 
 
-def test_a_rate_that_was_not_used_does_not_grow() -> None:
-    pacer = Pacer()
-    for tick in range(1_000):
+@pytest.mark.parametrize("pacer", [Pacer(), slowed(1)], ids=["new", "throttled"])
+def test_a_rate_that_was_not_used_does_not_grow(pacer: Pacer) -> None:
+    spend(pacer, 10.0)
+    pacer.answered(1, 0, 10.0, 10.05)  # that one was used
+    rate = pacer.rate_bytes
+    for tick in range(120, 1_000):
         assert pacer.ready_at(tick / 10, 1_000) == tick / 10
         pacer.take(1, 1_000, tick / 10)
         pacer.answered(1, 0, tick / 10, tick / 10 + 0.05)
-    assert pacer.rate_bytes == MIB * pacing.FIRST_SHARE
+    assert pacer.rate_bytes == rate
+
+
+def test_one_answer_after_a_long_silence_teaches_no_more_than_one_after_a_short() -> None:
+    pacer = slowed(1)
+    spend(pacer, 10.0)
+    pacer.answered(1, 0, 10.0, 18.0)
+    assert 0.5 * MIB < pacer.rate_bytes < 0.6 * MIB
+
+
+def test_a_slow_lane_that_sends_a_large_entry_waits_ten_seconds_for_it_and_not_for_ever() -> None:
+    pacer = slowed(10)
+    assert pacer.rate_bytes < 2_000
+    now = pacer.ready_at(30.0, LARGEST)
+    pacer.take(1, MIB, now)
+    assert 9.0 < pacer.ready_at(now) - now < 11.0
 
 
 def test_an_answer_without_a_stored_entry_is_no_reason_to_grow() -> None:
@@ -249,9 +273,7 @@ def test_an_answer_without_a_stored_entry_is_no_reason_to_grow() -> None:
 
 
 def test_after_a_minute_without_sending_it_begins_anew_and_still_owes_what_it_owed() -> None:
-    slow = at_full_rate()
-    for at in range(10, 20):
-        slow.answered(0, 1, at, at)
+    slow = slowed(10)
     spend(slow, 20.0)
     for idle_seconds, rate in ((59.0, slow.rate_bytes), (61.0, MIB * pacing.FIRST_SHARE)):
         slow.allowance(20.0 + idle_seconds)
@@ -272,7 +294,9 @@ def test_what_was_not_sent_is_given_back_and_what_was_sent_beyond_is_owed() -> N
     pacer.give_back(-records, -bytes_)
     assert pacer.ready_at(now) == pytest.approx(now + 0.1, abs=0.02)
     pacer.give_back(10 * records, 10 * bytes_)
-    assert pacer.allowance(now)[:2] == (1_000, pytest.approx(MIB, abs=2)), "never more than a second's worth"
+    allowance = pacer.allowance(now)
+    assert allowance.records == 1_000, "never more than a second's worth"
+    assert allowance.bytes <= MIB + 1
 
 
 @pytest.mark.parametrize("entry_bytes", [0, 100, MAX_BYTES, MIB, LARGEST])

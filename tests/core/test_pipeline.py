@@ -1207,3 +1207,31 @@ def test_after_ten_idle_minutes_lanes_and_map_go_and_they_come_back_with_the_nex
         sent.stored_as_predicted()
     assert frame.finished
     assert not desk.pipeline.forget_shards(desk.now + 10**6), "idleness is counted anew"
+
+
+@pytest.mark.law("Lane")
+def test_lanes_of_a_request_that_has_no_answer_for_long_go_alone_until_they_answer_in_time() -> None:
+    desk = Desk(even_map(2))
+    low, high = b"0", b"%d" % MAX_HASH_KEY
+    both = [(b"k", b"low", low), (b"k", b"high", high)]
+    desk.submit(both)
+    desk.sort()
+    stuck = desk.send()
+    assert len(stuck.request.lanes) == 2, "nothing is known yet"
+    desk.now += 0.9
+    desk.submit(both)
+    desk.sort()
+    assert len(desk.send().request.lanes) == 2
+    desk.now += 1.0
+    desk.submit(both)
+    desk.sort()
+    alone = desk.send_all()
+    assert [len(sent.request.lanes) for sent in alone] == [1, 1], "and neither waits for the other"
+    quick, slow = alone
+    desk.now += 0.02
+    quick.stored_as_predicted()
+    assert [lane.alone for lane in (*quick.request.lanes, *slow.request.lanes)] == [False, True]
+    desk.now += 6
+    for sent in (stuck, slow):
+        sent.stored_as_predicted()
+    assert [lane.alone for lane in (*quick.request.lanes, *slow.request.lanes)] == [False, True], "a late answer"

@@ -224,7 +224,7 @@ def an_expired_row_is_not_reported(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "expire", lambda self, now, end: really(self, now, None))  # type: ignore[arg-type]
 
 
-@breaks("Row", kind="mixed", record_ttl_seconds=1.0, faults=[Fault("throttle")])
+@breaks("Pipeline", kind="mixed", record_ttl_seconds=1.0, faults=[Fault("throttle")])
 def rows_never_expire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "expire", lambda self, now, end: None)
 
@@ -306,7 +306,7 @@ HUGE: dict[str, Any] = {
 }
 
 
-@breaks("Pacer", **HUGE)
+@breaks("Pipeline", **HUGE)
 def a_bucket_that_never_holds_the_largest_entry(patch: pytest.MonkeyPatch) -> None:
     really = Pacer.allowance
     patch.setattr(Pacer, "allowance", lambda self, now: really(self, now)._replace(one_larger=False))

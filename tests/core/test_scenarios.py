@@ -18,7 +18,7 @@ from producerd.core.frame import Frame
 from producerd.core.requests import Request
 from producerd.testing import hash_of
 from producerd.wire.columns import Columns, lay_out
-from tests.simulation import Laws, Sent, Session, Simulation, WatchedFrame, make_rules
+from tests.simulation import Laws, Sent, Session, Simulation, WatchedFrame
 
 MIB: Final = 1 << 20
 SHARDS: Final = 16
