@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 from random import Random
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -27,7 +27,7 @@ from tests.simulation import ADDRESS, STREAM, make_body, make_rules
 
 PRODUCERS: Final = 50
 SHARDS: Final = 8
-QUOTA_BYTES_PER_SECOND: Final = SHARDS * 1024 * 1024
+SHARD_BYTES_PER_SECOND: Final = 1024 * 1024
 QUEUE_BYTES: Final = 2 * 1024 * 1024
 TICK_SECONDS: Final = 0.25
 
@@ -44,8 +44,8 @@ class Producer:
         self._owed = self.random.uniform(0, bytes_per_second * TICK_SECONDS)
         self._frames = count(1)
         self._timer_at = 0.0
-        self.budget = QueueBudget(1_000_000, QUEUE_BYTES)
-        self.pipeline = Pipeline(make_rules(aggregate=fleet.aggregate), self.budget, self.random)
+        self.budget = QueueBudget(1_000_000, fleet.queue_bytes)
+        self.pipeline = Pipeline(make_rules(**fleet.rules), self.budget, self.random)
         self.pipeline.set_shard_map(fleet.shard_map, fleet.now)
         fleet.after(self.random.uniform(0, TICK_SECONDS), self.offer)
 
@@ -116,13 +116,25 @@ class Window(NamedTuple):
 class Fleet:
     """All producers, one stream, one clock."""
 
-    def __init__(self, load: float, *, record_bytes: int = 1_000, aggregate: bool = True) -> None:
+    def __init__(
+        self,
+        load: float,
+        *,
+        producers: int = PRODUCERS,
+        shards: int = SHARDS,
+        record_bytes: int = 1_000,
+        keys: int = 16_000,
+        queue_bytes: int = QUEUE_BYTES,
+        **rules: Any,
+    ) -> None:
         self.now = 1_000.0
         self.load = load
-        self.aggregate = aggregate
+        self.rules = {"aggregate": True} | rules
+        self.queue_bytes = queue_bytes
+        self.quota_bytes_per_second = shards * SHARD_BYTES_PER_SECOND
         self.kinesis = FakeKinesis(1)
         self.kinesis.enforce_limits = True
-        self.kinesis.create_stream(STREAM, SHARDS, now=self.now).keeps_entries = False
+        self.kinesis.create_stream(STREAM, shards, now=self.now).keeps_entries = False
         listing = self.kinesis.streams[STREAM].describe_shards(self.now)
         self.shard_map = map_from_listing([{"Shards": [shard for _, shard in listing]}])
         self.entries = self.throttled = 0
@@ -130,11 +142,11 @@ class Fleet:
         self._numbers = count()
         rows = 32_000 // record_bytes
         self.columns: list[Columns] = [  # enough keys to load all shards alike
-            lay_out([b"key %06d" % (frame * rows + row) for row in range(rows)], [b"x" * record_bytes] * rows)
-            for frame in range(500)
+            lay_out([b"key %06d" % ((frame * rows + row) % keys) for row in range(rows)], [b"x" * record_bytes] * rows)
+            for frame in range(max(1, 16_000 // rows))
         ]
-        self.bytes_per_second = load * QUOTA_BYTES_PER_SECOND / PRODUCERS
-        self.producers = [Producer(self, number, self.bytes_per_second) for number in range(PRODUCERS)]
+        self.bytes_per_second = load * self.quota_bytes_per_second / producers
+        self.producers = [Producer(self, number, self.bytes_per_second) for number in range(producers)]
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + seconds, next(self._numbers), action))
@@ -157,8 +169,8 @@ class Fleet:
         self.entries = self.throttled = 0
         self.run(seconds)
         stored = [producer.stored_bytes - start for producer, start in zip(self.producers, before, strict=True)]
-        possible = min(self.load, 1.0) * QUOTA_BYTES_PER_SECOND * seconds
-        return Window(sum(stored) / possible, self.throttled / self.entries, min(stored) * PRODUCERS / possible)
+        possible = min(self.load, 1.0) * self.quota_bytes_per_second * seconds
+        return Window(sum(stored) / possible, self.throttled / self.entries, min(stored) * len(stored) / possible)
 
 
 @pytest.mark.slow
@@ -177,3 +189,28 @@ def test_a_fleet_shares_the_quota(load: float) -> None:
         assert window.used >= 0.9, told
         assert window.throttled < 0.05, told
         assert window.least >= 1 / 3, told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("aggregate", "record_bytes", "keys", "least", "most"),
+    [
+        (False, 1_000, 16_000, 950, 1_001),
+        (False, 1_000, 100, 500, 900),
+        (False, 1_000, 4, 15, 60),
+        (True, 1_000, 16_000, 950, 1_100),
+        (True, 100, 16_000, 8_000, 10_000),
+        (True, 1_000, 4, 150, 1_100),
+    ],
+)
+def test_what_the_order_per_key_costs(aggregate: bool, record_bytes: int, keys: int, least: int, most: int) -> None:
+    """One daemon on 4 shards with more to send than they take; an answer takes 20 to 50 ms."""
+    alone = {"producers": 1, "shards": 4, "queue_bytes": 16 << 20}
+    fleet = Fleet(2.0, **alone, record_bytes=record_bytes, keys=keys, aggregate=aggregate, per_key=True)
+    fleet.run(5)
+    stats = fleet.producers[0].pipeline.stats
+    before = stats.delivered_records
+    fleet.run(8)
+    records_per_second = (stats.delivered_records - before) / 8 / 4
+    print(f"aggregate={aggregate}, {record_bytes} B, {keys} keys: {records_per_second:.0f} records/s a shard")
+    assert least <= records_per_second <= most
