@@ -117,6 +117,7 @@ def start_daemon(options: Options, work: Path, children: Children, endpoint_url:
         "endpoint_url": endpoint_url,
         "queue_limit": options.queue_limit,
         "aggregation": options.aggregation,
+        "shard_rate_fraction": 10,  # the embedded Kinesis has no limits: with a shard's own the demo takes a minute
     }
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     daemon = children.start("daemon", ["-m", "producerd", "serve", *sets])
