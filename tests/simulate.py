@@ -68,10 +68,9 @@ class Story:
         )
         latencies: list[float | tuple[float, float]] = [0.002, (0.001, 0.2)]
         sim.kinesis.latency_seconds = random.choice(latencies)
+        sim.body_seconds = self._drawn("body_seconds", random.choice([0.01, 0.01, 1.0]))
         sim.arrival_seconds = random.choice([(0.0, 0.0), (0.0, 0.05)])
         sim.stream.list_shards_lag_seconds = random.choice([0.0, 1.0, 5.0])
-        if self._chance(0.03) and not self.aggregate:
-            sim.stream.record_distribution_strategy = "AUTO"
         self.sizes = self._drawn(
             "sizes", random.choice([(0, 8), (0, 10, 100), (0, 10, 100, 2_000), (100, 2_000, 20_000)])
         )
@@ -84,8 +83,10 @@ class Story:
         self.pauses = self._drawn("pauses", self._chance(0.1))  # long ones, in which nothing is sent
         self.reshards = self._drawn("reshards", self.kind == "reshard" or (mixed and self._chance(0.3)))
         self.made_again = self._drawn("made_again", mixed and self._chance(0.08))
+        self.vanishing = self._drawn("vanishing", random.choice([0.0, 0.02, 0.1]))  # callers, after a frame
         self.ending = self._drawn("ending", random.choices(("idle", "drain", "abandon"), (8, 1, 1))[0])
         self.rows = 0
+        self.any_shard = self._drawn("any_shard", mixed and self._chance(0.03))  # the service chooses it
         self.sessions = [self._session() for _ in range(random.randint(1, 4))]
         self.codes = self._codes_of_rules()
         if mixed:
@@ -155,6 +156,11 @@ class Story:
         if self._chance(0.1):
             limits = max(1, sim.budget.limit_records // 3), max(20_000, sim.budget.limit_bytes // 3)
             sim.after(random.uniform(0, 3), lambda: sim.gate.set_limits(*limits, sim.now))
+        if self.huge and self._chance(0.5):
+            sim.max_record_bytes = 10 * MIB  # DescribeStreamSummary did not answer
+            self.codes |= {Code.RECORD_TOO_LARGE, Code.RECORD_INVALID}
+        if self.any_shard:
+            self._let_the_service_choose_shards()
         if self.made_again:
             self._make_again()
         elif self._chance(0.15):
@@ -212,12 +218,23 @@ class Story:
         restart = self._chance(0.3)
         sim.after(random.uniform(0.5, 3), lambda: sim.make_stream_again(again, seconds, restart_sequences=restart))
 
+    def _let_the_service_choose_shards(self) -> None:
+        """Whatever the keys are.  A stream that aggregates is told so after a while: DescribeStreamSummary says it."""
+        sim = self.sim
+        sim.stream.record_distribution_strategy = "AUTO"
+        if self.aggregate:
+            self.codes.add(Code.SHARD_MAP_MISSING)
+            said = "the stream has the RecordDistributionStrategy AUTO"
+            sim.after(self.random.uniform(0, 2), lambda: setattr(sim.pipeline, "cannot_aggregate", said))
+
     def _draw_listing_faults(self) -> None:
         random = self.random
         self.codes.add(Code.SHARD_MAP_MISSING)
-        kind = random.choice(["denied", "error", "hang", "permanent"])
+        kind = random.choice(["denied", "seldom", "error", "hang", "permanent"])
         if kind == "denied":
             self.sim.kinesis.denied.add("ListShards")
+        elif kind == "seldom":
+            self.sim.kinesis.calls_per_second["ListShards"] = 0.05
         elif kind == "permanent":
             code = random.choice(("ExpiredTokenException", "ResourceNotFoundException"))
             self._while(0.0, 10.0, self._allowed(Fault("error", status=400, code=code, action="ListShards")))
@@ -256,7 +273,7 @@ class Story:
         frame_id = session.send(self._rows())
         if self._chance(0.1):
             sim.after(random.uniform(0, 1), lambda: None if session.gone else session.cancel(frame_id))
-        if self._chance(0.02):
+        if self._chance(self.vanishing):
             sim.after(random.uniform(0, 1), lambda: None if session.gone else session.vanish())
         if self._chance(0.3):
             session.flush()
@@ -333,7 +350,9 @@ class Story:
                 if not session.gone:
                     session.vanish()
             sim.run_until_idle()
-            doubtful = sim.maybe_stored_requests or self.reshards or self.made_again or self.aggregates
+            doubtful = (
+                sim.maybe_stored_requests or self.reshards or self.made_again or self.any_shard or self.aggregates
+            )
             sim.laws.hold_at_the_end(only_resharded=self.kind != "mixed", nothing_doubtful=not doubtful)
 
     def _go_on(self) -> None:
@@ -370,6 +389,7 @@ class Story:
         sim = self.sim
         sim.kinesis.standing.clear()
         sim.kinesis.denied.clear()
+        sim.kinesis.calls_per_second.clear()
         sim.run(60.0)  # a stream that was deleted is made again by now
         sim.stream.list_shards_lag_seconds = 0.0
         self._reshard()
@@ -381,8 +401,8 @@ class Story:
             probes = [self._probe(caller, shard.start) for shard in sim.stream.open_shards]
             sim.run_until_idle()
             sim.run(30.0)
-        if not all(caller.acked[probe].stored for probe in probes if probe in caller.acked):
-            return  # with a short TTL not every shard has answered
+        if any(probe not in caller.acked or not caller.acked[probe].stored for probe in probes):
+            return  # refused, or expired: not every shard has answered
         known = sim.pipeline.shard_map
         told = [(shard.shard_id, shard.start, shard.end) for shard in known.shards] if known is not None else []
         if told != [(shard.shard_id, shard.start, shard.end) for shard in sim.stream.open_shards]:

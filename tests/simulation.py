@@ -316,7 +316,7 @@ class Session:
             raise LawBroken("AdmissionGate", "room was granted to a caller that is gone")
         self.granted_ticket = ticket
         self.unacked_bytes += ticket.layout.charge_bytes
-        self.sim.after(self.sim.random.uniform(0, 0.01), lambda: self._body_arrives(ticket))
+        self.sim.after(self.sim.random.uniform(0, self.sim.body_seconds), lambda: self._body_arrives(ticket))
 
     def refused(self, ticket: Ticket, refusal: Refusal) -> None:
         self.sent[ticket.frame_id].ticket = None
@@ -405,7 +405,7 @@ class Laws:
     FEW_REQUESTS: Final = 60
     """In `OUTAGE_SECONDS` without an answer.  (Of 1,500 seeds one made 29.)"""
     FEW_REQUESTS_A_ROW: Final = 10
-    """In `OUTAGE_SECONDS`, where there are answers, but nothing is stored.  (Of 1,500 seeds one made 3.)"""
+    """In `OUTAGE_SECONDS`, where there are answers, and nothing is stored.  (Of 1,500 seeds one made 3.)"""
     OUTAGE_SECONDS: Final = 10.0
     FEW_WAKES: Final = 500
     """In a second, for nothing."""
@@ -421,7 +421,8 @@ class Laws:
         self.longest_timeout_seconds = 0.0
         self._used = (0, 0)
         self._deep = 0
-        self._unanswered: deque[float] = deque()  # when requests left, since something was stored
+        self._ended = 0  # rows, when something was stored last
+        self._unanswered: deque[float] = deque()  # when requests left since then
         self._failed: deque[float] = deque()  # when requests failed as a whole, since one had an answer
         self._wakes: deque[float] = deque()
         self._reached: dict[Shard, list[tuple[float, Any]]] = {}  # when entries were sent, and their sizes
@@ -437,6 +438,7 @@ class Laws:
         if self._deep % 8 == 0:
             self.rows_in_a_request_are_not_settled()
             self.rows_wait_in_the_lane_of_their_shard()
+            self.seen.add(f"held by {self.sim.pipeline.holding(self.sim.now).cause}")
 
     def room_is_what_rows_and_grants_hold(self) -> None:
         """Nothing is admitted past a limit; a record counts until it settles, its bytes until its buffer is let go."""
@@ -578,7 +580,7 @@ class Laws:
         sent.append(now)
         while sent[0] < now - self.OUTAGE_SECONDS:
             sent.popleft()
-        most = self.FEW_REQUESTS_A_ROW * (self.sim.pipeline.queued_records + 10)
+        most = self.FEW_REQUESTS_A_ROW * (self.sim.pipeline.stats.ingest_records - self._ended + 10)
         if len(sent) > most:
             raise LawBroken("RetryPolicy", f"{len(sent)} requests in {now - sent[0]:g} s, and nothing was stored")
 
@@ -589,6 +591,7 @@ class Laws:
             failed.clear()
             if (outcome.errors < 0).any():
                 self._unanswered.clear()
+                self._ended = self.sim.pipeline.stats.ingest_records - self.sim.pipeline.queued_records
             return
         failed.append(now)
         while failed[0] < now - self.OUTAGE_SECONDS:
@@ -608,7 +611,13 @@ class Laws:
     def what_is_due_is_done(self, could_be_done: bool, due: float) -> None:
         """A time that has passed is no time to wait for: it would hide what is due later."""
         if could_be_done:
-            raise LawBroken("Pipeline", f"something has been due for {self.sim.now - due:g} s, and is not done")
+            now, pipeline = self.sim.now, self.sim.pipeline
+            owner = "Pipeline"
+            if pipeline.rules.record_ttl_seconds < inf and pipeline.ledger.next_expiry() <= now:
+                owner = "Row"
+            elif pipeline.sender.lanes.next_time() <= now:
+                owner = "Pacer"  # a lane whose time has come is let go
+            raise LawBroken(owner, f"something has been due for {now - due:g} s, and is not done")
 
     def woken_for_nothing(self, now: float) -> None:
         """Nothing is looked at over and over while nothing can be done."""
@@ -632,6 +641,7 @@ class Laws:
         """Everything has settled and nobody waits."""
         self.sim.consume()
         self.every_frame_is_told()
+        self.counters_agree_with_frames()
         self.nothing_is_left()
         self.shards_are_sent_what_they_take()
         for session in self.sim.sessions:
@@ -655,6 +665,24 @@ class Laws:
                     raise LawBroken("Row", f"{sent.frame.unsettled} rows of frame {sent.frame_id} never settled")
                 if sent.result is None and not session.gone:
                     raise LawBroken("Frame", f"frame {sent.frame_id} was never acknowledged")
+
+    def counters_agree_with_frames(self) -> None:
+        """What the metrics say is what the callers are told."""
+        stats = self.sim.pipeline.stats
+        frames = [sent.frame for session in self.sim.sessions for sent in session.accepted if sent.frame is not None]
+        frames = [frame for frame in frames if frame.accepted]
+        told = {
+            "stored": (stats.delivered_records, sum([frame.tallies[Outcome.STORED] for frame in frames])),
+            "retries": (stats.retried_records, sum([frame.retries for frame in frames])),
+            "throttled": (stats.throttled_records, sum([frame.throttled for frame in frames])),
+            "possible duplicates": (
+                stats.possible_duplicate_records.total(),
+                sum([frame.possible_duplicates for frame in frames]),
+            ),
+        }
+        for name, (counted, in_frames) in told.items():
+            if counted != in_frames:
+                raise LawBroken("Pipeline", f"{name}: {counted} are counted, and {in_frames} told")
 
     def nothing_is_left(self) -> None:
         """All numbers are zero and every collection is empty; what may stay does not grow with what was sent."""
@@ -878,6 +906,7 @@ class Simulation:
         self.laws = Laws(self)
         self.sessions: list[Session] = []
         self.max_record_bytes = max_record_kib * 1024  # as far as is known
+        self.body_seconds = 0.01  # the most that a granted body takes to come
         self.arrival_seconds = (0.0, 0.0)  # from the moment when a request is sent until the service has it
         self.refused_connections = 0.0  # the fraction of requests that get none
         self.unsortable = self.unencodable = b""  # a row with these bytes makes the daemon's own code raise
@@ -961,6 +990,7 @@ class Simulation:
                 STREAM, None, old.max_record_kib, edges=edges, restart_sequences=restart_sequences, now=self.now
             )
             self.stream.list_shards_lag_seconds = old.list_shards_lag_seconds
+            self.pipeline.cannot_aggregate = ""
 
         self.after(seconds, make)
 

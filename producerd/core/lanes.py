@@ -211,7 +211,7 @@ class Lanes:
                 self._ready.append(lane)
             else:
                 self._ready.appendleft(lane)
-        cut_short = max_bytes >= room if aggregates else max_bytes >= room or entries == most_entries
+        cut_short = max_bytes >= room and (aggregates or entries == most_entries)  # by the request, not by its pace
         return (lane.queued > 0 and (cut_short or not spans)) or request.is_full(rules)
 
     def _must_wait(self, lane: Lane) -> bool:

@@ -26,10 +26,11 @@ LARGEST: Final = 10 * MIB
 def at_full_rate(now: float = 0.0) -> Pacer:
     """A pacer that had a shard for itself for a while, with empty buckets."""
     pacer = Pacer()
-    while pacer.rate_bytes < MIB:
+    for _ in range(10):
         spend(pacer, now)
         now += 0.1
         pacer.answered(1, 0, now - 0.1, now)
+    assert pacer.rate_bytes == MIB
     spend(pacer, now)
     return pacer
 
@@ -180,6 +181,13 @@ def test_the_rate_comes_most_of_the_way_back_soon_and_all_of_it_later() -> None:
     assert pacer.rate_bytes == MIB
 
 
+def test_a_second_throttle_on_the_way_back_does_not_forget_where_the_first_was() -> None:
+    pacer = slowed(2)
+    assert pacer.rate_bytes == MIB / 4
+    saturate(pacer, 9.0, 12.0)
+    assert 0.55 * MIB < pacer.rate_bytes < 0.6 * MIB
+
+
 # ---- questions
 
 
@@ -237,8 +245,9 @@ def test_a_new_lane_that_is_alone_reaches_the_full_rate_within_a_second() -> Non
     assert pacer.rate_bytes == MIB
 
 
-@pytest.mark.parametrize("pacer", [Pacer(), slowed(1)], ids=["new", "throttled"])
-def test_a_rate_that_was_not_used_does_not_grow(pacer: Pacer) -> None:
+@pytest.mark.parametrize("make", [Pacer, partial(slowed, 1)], ids=["new", "throttled"])
+def test_a_rate_that_was_not_used_does_not_grow(make: Callable[[], Pacer]) -> None:
+    pacer = make()
     spend(pacer, 10.0)
     pacer.answered(1, 0, 10.0, 10.05)  # that one was used
     rate = pacer.rate_bytes
@@ -456,6 +465,7 @@ def test_a_lane_that_is_left_alone_has_its_shard_soon() -> None:
 @pytest.mark.law("Pacer")
 @pytest.mark.parametrize("aggregate", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_fifty_lanes_with_three_times_the_quota_share_it_also_after_half_of_them_restarted(aggregate: bool) -> None:
+    """Each of them is a lane of a producer: over eight shards, producers differ less than lanes."""
     model = OneShard(1, aggregate=aggregate)
     model.add(50, load=3.0)
     model.run(30.0)

@@ -6,11 +6,13 @@ A plant is a method of the core that does the wrong thing for the length of a te
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import orjson
 import pytest
 
+from producerd.core import verdicts
 from producerd.core.entries import Answer, Piece, RequestFailed, parse_answer
 from producerd.core.frame import Frame, RowEnd
 from producerd.core.lane import Lane
@@ -30,7 +32,7 @@ from tests.simulate import first_broken
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
-SEEDS = range(120)
+SEEDS = range(400)
 """Most plants show within ten."""
 
 PLANTS: list[Any] = []
@@ -67,6 +69,17 @@ SPLITS: dict[str, Any] = {
 }
 """Shards change under aggregates of many records."""
 
+WRAPPED: dict[str, Any] = {
+    "aggregate": True,
+    "per_key": False,
+    "aggregates": True,
+    "shards": 16,
+    "record_ttl_seconds": inf,
+    "made_again": False,
+    "ending": "idle",
+}
+"""Rows that are aggregates themselves, of several shards."""
+
 
 @breaks("acknowledgement", **SPLITS)
 def success_is_judged_per_record_inside_a_mixed_aggregate(patch: pytest.MonkeyPatch) -> None:
@@ -81,9 +94,22 @@ def success_is_judged_per_record_inside_a_mixed_aggregate(patch: pytest.MonkeyPa
             for row in range(span.first, span.last):
                 piece = Piece(lane, span.cut(row + 1)[0].cut(row)[1])
                 if piece.span.lies_in(shard):
+                    span.buffer.job.mark_decided(row, row + 1, "")
                     span.buffer.job.state[row] = IN_REQUEST
                     self.ledger.store([piece])
         really(self, waiting, now)  # with what is left of them
+
+    really = Sender._decide
+    patch.setattr(Sender, "_decide", decide)
+
+
+@breaks("acknowledgement", **(SPLITS | {"shards": 1, "limit_records": 20, "vanishing": 0.2}))
+def an_aggregate_is_judged_by_the_rows_that_are_left(patch: pytest.MonkeyPatch) -> None:
+    """Its other rows lost their caller while a map was awaited: a consumer drops it because of them all the same."""
+
+    def decide(self: Sender, waiting: Any, now: float) -> None:
+        left = [piece.span.hash_range() for piece in self._live(waiting.pieces)] or [waiting.hash_keys]
+        really(self, waiting._replace(hash_keys=(min(left)[0], max([last for _, last in left]))), now)
 
     really = Sender._decide
     patch.setattr(Sender, "_decide", decide)
@@ -116,12 +142,23 @@ def the_failed_record_count_is_believed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("tests.simulation.parse_answer", parse)
 
 
-@breaks("possible_duplicates", kind="mixed", faults=[Fault("lost", fraction=0.3)], record_ttl_seconds=float("inf"))
+@breaks("possible_duplicates", kind="mixed", faults=[Fault("lost", fraction=0.3)], record_ttl_seconds=inf)
 def a_lost_reply_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     def mark_maybe_stored(self: Ledger, pieces: list[Piece], cause: str) -> None:
         pass
 
     patch.setattr(Ledger, "mark_maybe_stored", mark_maybe_stored)
+
+
+@breaks("possible_duplicates", kind="mixed", faults=[Fault("fail", fraction=0.3)], **WRAPPED)
+def parts_that_were_stored_are_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """Of a row that is an aggregate itself, when its other parts failed."""
+
+    def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
+        return really(request, answer, known)._replace(partly=[])
+
+    really = verdicts.judge
+    patch.setattr("producerd.core.sender.judge", judge)
 
 
 @breaks("copies", **SPLITS, shards=1)
@@ -144,7 +181,7 @@ ONE_KEY: dict[str, Any] = {
     "keys": "few",
     "limit_records": 1_000,
     "limit_bytes": 1 << 20,
-    "record_ttl_seconds": float("inf"),
+    "record_ttl_seconds": inf,
     "request_max_records": 5,
     "made_again": False,
     "ending": "idle",
@@ -182,7 +219,7 @@ def room_is_freed_at_the_send(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sender, "_start", start)
 
 
-@breaks("AdmissionGate", **ROOMY)
+@breaks("AdmissionGate", **ROOMY, body_seconds=1.0)
 def a_cancelled_waiter_keeps_its_grant(patch: pytest.MonkeyPatch) -> None:
     def cancel(self: AdmissionGate, ticket: Ticket, now: float) -> None:
         if not ticket.granted:
@@ -224,7 +261,7 @@ def an_expired_row_is_not_reported(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "expire", lambda self, now, end: really(self, now, None))  # type: ignore[arg-type]
 
 
-@breaks("Pipeline", kind="mixed", record_ttl_seconds=1.0, faults=[Fault("throttle")])
+@breaks("Row", kind="mixed", record_ttl_seconds=1.0, faults=[Fault("throttle")])
 def rows_never_expire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "expire", lambda self, now, end: None)
 
@@ -302,11 +339,11 @@ HUGE: dict[str, Any] = {
     "aggregate": False,
     "shard_rate_fraction": 0.3,
     "ending": "idle",
-    "record_ttl_seconds": float("inf"),
+    "record_ttl_seconds": inf,
 }
 
 
-@breaks("Pipeline", **HUGE)
+@breaks("Pacer", **HUGE)
 def a_bucket_that_never_holds_the_largest_entry(patch: pytest.MonkeyPatch) -> None:
     really = Pacer.allowance
     patch.setattr(Pacer, "allowance", lambda self, now: really(self, now)._replace(one_larger=False))

@@ -6,19 +6,21 @@ Callers, gate, pipeline and the fake Kinesis are real; time is not, so each figu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from random import Random
 from typing import Any, Final
 
 import numpy as np
+import pytest
 
-from producerd.core.entries import Answer, RequestFailed
+from producerd.core.entries import Answer, EncodedRequest, RequestFailed
 from producerd.core.frame import Frame
 from producerd.core.requests import Request
-from producerd.testing import hash_of
+from producerd.testing import Fault, hash_of
+from producerd.testing.faults import THROTTLED
 from producerd.wire.columns import Columns, lay_out
-from tests.simulation import Laws, Sent, Session, Simulation, WatchedFrame
+from tests.simulation import Laws, Sent, Session, Simulation, WatchedFrame, make_rules
 
 MIB: Final = 1 << 20
 SHARDS: Final = 16
@@ -68,19 +70,81 @@ def frame_for(records: int, record_bytes: int, shares: tuple[tuple[int, int], ..
     return lay_out(keys, [b"x" * (record_bytes - len(key)) for key in keys])
 
 
+class Uplink:
+    """So many body bytes a second, which all requests on their way share evenly.  What is given up on was in vain."""
+
+    def __init__(self, sim: Simulation, bytes_per_second: float) -> None:
+        self.sim = sim
+        self.bytes_per_second = bytes_per_second
+        self._left: dict[Request, float] = {}
+        self._arrive: dict[Request, Callable[[], None]] = {}
+        self._looked_at = sim.now
+        self._looks = 0
+
+    def set_speed(self, bytes_per_second: float) -> None:
+        self._go_on()
+        self.bytes_per_second = bytes_per_second
+        self._look_again()
+
+    def send(self, request: Request, bytes_: int, arrive: Callable[[], None]) -> None:
+        self._go_on()
+        self._left[request], self._arrive[request] = bytes_, arrive
+        self._look_again()
+
+    def give_up(self, request: Request) -> None:
+        if request in self._left:
+            self._go_on()
+            del self._left[request], self._arrive[request]
+            self._look_again()
+
+    def _go_on(self) -> None:
+        sent = (self.sim.now - self._looked_at) * self.bytes_per_second / max(1, len(self._left))
+        self._left = {request: left - sent for request, left in self._left.items()}
+        self._looked_at = self.sim.now
+
+    def _look_again(self) -> None:
+        self._looks += 1
+        if self._left:
+            seconds = max(0.0, min(self._left.values())) * len(self._left) / self.bytes_per_second
+            self.sim.after(seconds, partial(self._look, self._looks))
+
+    def _look(self, looks: int) -> None:
+        if looks != self._looks:
+            return  # something came or went meanwhile
+        self._go_on()
+        whole = [request for request, left in self._left.items() if left < 1.0]
+        arrived = [self._arrive.pop(request) for request in whole]
+        for request in whole:
+            del self._left[request]
+        self._look_again()
+        for arrive in arrived:
+            arrive()
+
+
 class World(Simulation):
     """A stream of 16 shards with their quotas, whose answers take 20 ms."""
 
-    def __init__(self, *, shards: int = SHARDS, limits: bool = True, **options: Any) -> None:
-        super().__init__(1, shards=shards, workers=2, **options)
+    def __init__(self, **options: Any) -> None:
+        aggregate = options.pop("aggregate", False)
+        super().__init__(1, shards=SHARDS, workers=2, rules=make_rules(aggregate=aggregate), **options)
         self.laws = FewLaws(self)
         self.kinesis.latency_seconds = (0.015, 0.025)
-        self.kinesis.enforce_limits = limits
+        self.kinesis.enforce_limits = True
         self.stream.keeps_entries = False
         self.rows_of: Counter[str] = Counter()  # that were stored, by shard
+        self.uplink: Uplink | None = None
         self.run(0.1)  # the shards are known
 
+    def _arrive(self, request: Request, encoded: EncodedRequest, *rest: Any) -> None:
+        arrive = super()._arrive
+        if self.uplink is None:
+            arrive(request, encoded, *rest)
+        else:
+            self.uplink.send(request, len(encoded.body), lambda: arrive(request, encoded, *rest))
+
     def _complete(self, request: Request, outcome: Answer | RequestFailed) -> None:
+        if self.uplink is not None:
+            self.uplink.give_up(request)
         if isinstance(outcome, Answer) and request.encoded is not None:
             rows = np.diff(request.encoded.ends, prepend=0)
             for place, shard_id in enumerate(outcome.shard_table):
@@ -95,6 +159,14 @@ class World(Simulation):
     def callers(self, count: int, frame: Columns) -> list[Caller]:
         return [self.caller(frame) for _ in range(count)]
 
+    def rates(self, seconds: float) -> tuple[float, float]:
+        """Rows stored a second from now on, in the first shard and in the others together."""
+        before = Counter(self.rows_of)
+        self.run(seconds)
+        first = self.stream.shards[0].shard_id
+        rows = self.rows_of - before
+        return rows[first] / seconds, (rows.total() - rows[first]) / seconds
+
 
 class Caller(Session):
     """Sends one frame over and over.  `steady`: the next one as soon as the last one was taken on."""
@@ -105,8 +177,10 @@ class Caller(Session):
         self.stored = 0  # rows
         self.latencies: list[float] = []  # of frames, from taken on until acknowledged
         self._began: dict[Frame, float] = {}
-        self._next: Callable[[], None] = lambda: None
+        self.bursts_ended: list[float] = []
         self.stopped = False
+        self._next: Callable[[], None] = lambda: None  # when a frame was taken on
+        self._idle: Callable[[], None] = lambda: None  # when all of them are acknowledged
 
     def put(self) -> None:
         """Ask for room for a frame."""
@@ -143,16 +217,18 @@ class Caller(Session):
             else:
                 self.flush()
 
-        def begin() -> None:
+        def idle() -> None:
             nonlocal left
             left = frames
-            self.put()
+            self.bursts_ended.append(self.sim.now)
+            self.sim.after(pause_seconds, self.put)
 
-        self._next = go_on
-        self._idle = lambda: self.sim.after(pause_seconds, begin)
+        self._next, self._idle = go_on, idle
         self.put()
 
-    _idle: Callable[[], None] = staticmethod(lambda: None)
+    def burst_seconds(self) -> float:
+        """From the end of one burst to that of the next, on average."""
+        return (self.bursts_ended[-1] - self.bursts_ended[0]) / (len(self.bursts_ended) - 1)
 
     def stop(self) -> None:
         self.stopped = True
@@ -178,13 +254,292 @@ class Caller(Session):
             self._idle()
 
 
-def rate(world: World, callers: Iterable[Caller], seconds: float) -> float:
-    """Their stored rows a second, from now on for so long."""
-    callers = list(callers)
-    before = sum(caller.stored for caller in callers)
-    world.run(seconds)
-    return (sum(caller.stored for caller in callers) - before) / seconds
-
-
 def percentile(values: list[float], part: float) -> float:
     return sorted(values)[int(len(values) * part)]
+
+
+def quota(record_bytes: int, *, aggregate: bool) -> float:
+    """Rows a second that a shard takes.  (In an aggregate a row has some bytes more, and its key is not repeated.)"""
+    return MIB / record_bytes if aggregate else min(1_000.0, MIB / record_bytes)
+
+
+EVENLY: Final = tuple((shard, 1) for shard in range(SHARDS))
+COLD: Final = EVENLY[1:]
+HOT: Final = EVENLY[:1]
+RAW_AND_KPL: Final = pytest.mark.parametrize(("record_bytes", "aggregate"), [(1_000, False), (100, True)])
+
+
+# ---- 1. a shard at five times its quota
+
+
+@pytest.mark.slow
+@RAW_AND_KPL
+def test_a_hot_shard_does_not_delay_rows_of_others_that_are_taken_on(record_bytes: int, aggregate: bool) -> None:
+    """The others have half of their quota; measured: 99 % within 126 ms, most of it linger, with and without it."""
+    rows = quota(record_bytes, aggregate=aggregate)
+    frame_rows = int(rows / 20)
+
+    def others(hot: bool) -> list[float]:
+        world = World(aggregate=aggregate, limit_bytes=16 * MIB)
+        callers = [world.caller(frame_for(frame_rows, record_bytes, ((shard, 1),))) for shard, _ in COLD]
+        for caller in callers:
+            caller.paced(10)
+        for caller in world.callers(5, frame_for(frame_rows, record_bytes, HOT)) if hot else ():
+            caller.paced(20)
+        world.run(6)
+        assert not hot or world.budget.used_bytes > 0.3 * world.budget.limit_bytes, "it has rows enough"
+        for caller in callers:
+            caller.latencies.clear()
+        world.run(4)
+        return [latency for caller in callers for latency in caller.latencies]
+
+    calm, hot = others(hot=False), others(hot=True)
+    assert len(hot) > 0.9 * len(calm)
+    for part in (0.5, 0.99):
+        assert percentile(hot, part) <= percentile(calm, part) * 1.1, f"{part:.0%} of frames"
+
+
+def cold_bursts(world: World, rows: int, record_bytes: int) -> float:
+    """Four callers of cold shards send bursts of 16 frames with a pause of a second; rows a second."""
+    cold = world.callers(4, frame_for(rows, record_bytes, COLD))
+    for caller in cold:
+        caller.bursts(16, 1.0)
+    while min(len(caller.bursts_ended) for caller in cold) < 5:
+        world.run(0.25)
+    return sum(16 * rows / caller.burst_seconds() for caller in cold)
+
+
+def cold_steady(world: World, rows: int, record_bytes: int) -> float:
+    for caller in world.callers(4, frame_for(rows, record_bytes, COLD)):
+        caller.steady()
+    world.run(3)
+    return world.rates(4)[1]
+
+
+@pytest.mark.slow
+@RAW_AND_KPL
+@pytest.mark.parametrize(
+    "cold",
+    [
+        cold_steady,
+        pytest.param(
+            cold_bursts,
+            marks=pytest.mark.xfail(
+                reason="77 %: the gate keeps room for sessions that hold nothing, so each has one frame on its way"
+            ),
+        ),
+    ],
+)
+def test_60_callers_of_a_hot_shard_leave_4_of_cold_shards_their_throughput(
+    record_bytes: int, aggregate: bool, cold: Callable[[World, int, int], float]
+) -> None:
+    rows = 250_000 // (record_bytes + 40) // len(COLD) * len(COLD)
+
+    def measure(hot: bool) -> float:
+        world = World(aggregate=aggregate)
+        callers = world.callers(60, frame_for(rows, record_bytes, HOT))
+        for caller in callers if hot else ():
+            caller.steady()
+        world.run(15 if hot else 1)
+        assert not hot or world.budget.used_bytes > 0.8 * world.budget.limit_bytes, "the queue is full"
+        return cold(world, rows, record_bytes)
+
+    alone, beside = measure(hot=False), measure(hot=True)
+    assert beside >= 0.9 * alone, f"{beside / alone:.0%} of {alone:.0f} rows/s"
+
+
+@pytest.mark.parametrize(
+    ("weight", "record_bytes", "aggregate"),
+    [
+        (4, 1_000, False),
+        (15, 1_000, False),
+        (60, 1_000, False),
+        pytest.param(15, 100, True, marks=pytest.mark.slow),
+    ],
+)
+def test_callers_that_mix_a_hot_shard_s_rows_in_reach_its_quota_by_its_share_and_it_is_named(
+    weight: int, record_bytes: int, aggregate: bool
+) -> None:
+    """Measured: 100 % of quota / share."""
+    world = World(aggregate=aggregate, limit_bytes=8 * MIB)
+    share = weight / (weight + len(COLD))
+    rows = 200_000 // (record_bytes + 40) // (weight + len(COLD)) * (weight + len(COLD))
+    frame = frame_for(rows, record_bytes, (*COLD, (0, weight)))
+    for caller in world.callers(8, frame):
+        caller.steady()
+    world.run(6)
+    holding = []
+    before = world.rows_of.total()
+    for _ in range(20):
+        world.run(0.25)
+        holding.append(world.pipeline.holding(world.now))
+    reached = (world.rows_of.total() - before) / 5
+    assert 0.95 <= reached / (quota(record_bytes, aggregate=aggregate) / share) <= 1.05, f"{reached:.0f} rows/s"
+    first = world.stream.shards[0].shard_id
+    named = [cause == "hot_shard" and shard_id == first and its > 0.8 for cause, shard_id, its in holding]
+    assert sum(named) >= 18, holding
+
+
+# ---- 2. a shard that answers late
+
+
+def own_shards(world: World, record_bytes: int) -> None:
+    for shard, _ in EVENLY:
+        world.caller(frame_for(60, record_bytes, ((shard, 1),))).steady()
+
+
+def mixed_shards(world: World, record_bytes: int) -> None:
+    rows = 250_000 // (record_bytes + 40) // SHARDS * SHARDS
+    for caller in world.callers(16, frame_for(rows, record_bytes, EVENLY)):
+        caller.steady()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("record_bytes", "aggregate"), [(100, False), (1_000, False), (1_000, True)])
+@pytest.mark.parametrize("callers", [own_shards, mixed_shards])
+def test_a_shard_that_answers_after_6_seconds_costs_the_others_little(
+    callers: Callable[[World, int], None], record_bytes: int, aggregate: bool
+) -> None:
+    """Measured: nothing, with a caller for each shard; where all callers mix all shards, nothing for plain records,
+    and a quarter for some seconds with aggregates, of which fewer are on their way."""
+    world = World(aggregate=aggregate)
+    callers(world, record_bytes)
+    world.run(3)
+    before = world.rates(3)[1]
+    world.stream.shards[0].delay_seconds = 6.0
+    during = [world.rates(5)[1] for _ in range(4)]
+    assert before > 0.95 * len(COLD) * quota(record_bytes, aggregate=aggregate)
+    assert min(during) >= 0.7 * before, f"{[round(rate / before, 2) for rate in during]} of {before:.0f} rows/s"
+
+
+@pytest.mark.parametrize("slow", [pytest.param(3, marks=pytest.mark.slow), 8])
+def test_several_slow_shards_leave_the_others_half_of_the_requests(slow: int) -> None:
+    """They may have 24 on their way, of which slow shards would take all, 12 each."""
+    world = World()
+    own_shards(world, 1_000)
+    world.run(2)
+    for shard in world.stream.shards[:slow]:
+        shard.delay_seconds = 6.0
+    world.run(8)  # until the first answers say so
+    before = Counter(world.rows_of)
+    world.run(3)
+    rows = world.rows_of - before
+    others = sum(rows[shard.shard_id] for shard in world.stream.shards[slow:]) / 3 / (SHARDS - slow)
+    assert others >= 900, f"{others:.0f} of 1,000 rows/s each"
+
+
+@pytest.mark.slow
+def test_a_shard_that_never_answers_in_time_does_not_stop_the_others() -> None:
+    """Its requests time out; that others were answered meanwhile says that the way to the service is good."""
+    world = World()
+    own_shards(world, 1_000)
+    world.run(3)
+    world.stream.shards[0].delay_seconds = 30.0
+    during = [world.rates(3)[1] for _ in range(6)]
+    assert min(during) >= 0.9 * 15_000, f"{[round(rate) for rate in during]} of 15,000 rows/s"
+
+
+# ---- 3. nothing gets through for ten minutes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregate", [False, True])
+@pytest.mark.parametrize(("kind", "most_requests"), [("hang", 100), ("reset", 300), ("refused", 300)])
+def test_an_outage_of_10_minutes_makes_few_requests_and_is_over_within_seconds(
+    kind: str, most_requests: int, aggregate: bool
+) -> None:
+    """Measured: 50 requests where they hang, else 240.  The first answer comes at most 5 s after the end, where
+    requests hang when the one on its way has timed out (at most 60 s); from it on 4 s to the full speed."""
+    world = World(aggregate=aggregate)
+    mixed_shards(world, 1_000)
+    full = SHARDS * quota(1_000, aggregate=aggregate)
+    world.run(3)
+    requests = world.pipeline.stats.put_requests
+    before = requests.total()
+    if kind == "refused":
+        world.refused_connections = 1.0
+    else:
+        world.kinesis.standing.append(Fault(kind))  # type: ignore[arg-type]
+    world.run(600)
+    assert requests.total() - before <= most_requests, f"{requests.total() - before} requests"
+    assert world.budget.used_bytes <= world.budget.limit_bytes
+    world.refused_connections = 0.0
+    world.kinesis.standing.clear()
+    over_at = world.now
+    while not world.rates(0.5)[1]:
+        pass
+    first_seconds = world.now - over_at
+    assert first_seconds <= (65 if kind == "hang" else 6), f"the first answer after {first_seconds:.1f} s"
+    speeds = [world.rates(1.0)[1] / (full * 15 / 16) for _ in range(10)]
+    assert min(speeds[5:]) >= 0.9, f"each second after the first answer: {[round(speed, 2) for speed in speeds]}"
+    for session in world.sessions:
+        assert isinstance(session, Caller)
+        session.stop()
+    world.run_until_idle(60)
+    assert not world.pipeline.stats.failed_records
+
+
+# ---- 4. an uplink of 20 Mbit/s
+
+
+@pytest.mark.parametrize(
+    ("record_bytes", "falls", "seconds"),
+    [
+        (4_000, False, 60),
+        pytest.param(4_000, True, 60, marks=pytest.mark.slow),
+        pytest.param(10 * MIB - 300, False, 180, marks=pytest.mark.slow),
+        pytest.param(10 * MIB - 300, True, 180, marks=pytest.mark.slow),
+    ],
+)
+def test_a_slow_uplink_is_used(record_bytes: int, falls: bool, seconds: float) -> None:
+    """All requests share 2.5 MB/s.  Measured, in records of 4 KB: 97 % from the start, 86 % in the minute after it fell
+    from a gigabit, when 24 requests of 1 MiB time out; in records of 10 MiB 97 %."""
+    world = World(max_record_kib=10_240)
+    world.uplink = Uplink(world, 125e6 if falls else 2.5e6)
+    rows = 48 if record_bytes < MIB else 1
+    shares = [EVENLY] * 8 if rows > 1 else [((shard, 1),) for shard, _ in EVENLY]
+    for its in shares:
+        world.caller(frame_for(rows, record_bytes, its)).steady()
+    if falls:
+        world.run(5)
+        world.uplink.set_speed(2.5e6)
+    before = world.rows_of.total()
+    world.run(seconds)
+    in_the_body = (record_bytes + 2) // 3 * 4 + 40
+    goodput = (world.rows_of.total() - before) * in_the_body / seconds / 2.5e6
+    assert goodput >= 0.75, f"{goodput:.0%}"
+
+
+# ---- 5. somebody else's rows
+
+
+@pytest.mark.parametrize(("record_bytes", "aggregate"), [(1_000, False), (100, True)])
+def test_a_shard_is_shared_with_another_producer_and_used_alone_again(record_bytes: int, aggregate: bool) -> None:
+    """Another one takes half of a shard for a minute.  Measured: 1 % of our entries are throttled, and 90 % of the
+    quota are ours again within 5 s."""
+    world = World(aggregate=aggregate)
+    full = quota(record_bytes, aggregate=aggregate)
+    for caller in world.callers(2, frame_for(int(full / 5), record_bytes, HOT)):
+        caller.steady()
+    world.run(6)
+    shard = world.stream.shards[0]
+    theirs: list[bool] = []
+    leaves_at = world.now + 60
+
+    def foreign() -> None:
+        theirs.extend(shard.admit(1_000, world.now) for _ in range(25))
+        if world.now < leaves_at:
+            world.after(0.05, foreign)
+
+    results = world.kinesis.results
+    before = Counter(results)
+    foreign()
+    ours = [world.rates(20)[0] / full for _ in range(3)]
+    assert all(0.45 <= rate <= 0.65 for rate in ours), f"{ours}"
+    assert sum(theirs) >= 0.95 * len(theirs), "and they have theirs"
+    throttled = (results - before)[THROTTLED] / (results - before).total()
+    assert throttled <= 0.02, f"{throttled:.1%} of our entries"
+    seconds = 0
+    while world.rates(1)[0] < 0.9 * full:
+        seconds += 1
+    assert seconds <= 8, f"{seconds} s"

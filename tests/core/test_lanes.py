@@ -1,0 +1,497 @@
+"""A request takes rows of the lanes that may send, in their order; rows find their lane again when shards change."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from math import inf
+from random import Random
+from typing import Any
+
+import pytest
+
+from producerd.core.entries import EntryRules, Piece, encode
+from producerd.core.frame import Frame
+from producerd.core.intake import Rows
+from producerd.core.lane import MAX_REQUESTS_PER_LANE, Lane
+from producerd.core.lanes import ONE_LANE, Lanes, overlap
+from producerd.core.pacing import Allowance, Pacer
+from producerd.core.requests import Request
+from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
+from producerd.core.spans import SETTLED, Job, sort_rows
+from tests.core.test_spans import Row, content, even_map, rows_of
+from tests.simulation import ADDRESS, make_rules
+
+ANY = 2**62
+MIB = 1 << 20
+HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)])
+MERGED = ShardMap([Shard("merged", 0, MAX_HASH_KEY)])
+
+
+class Bucket(Pacer):
+    """As much as a test puts in, and not before its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opens_at = 0.0
+        self.full_at = 0.0
+        self.left = (ANY, ANY)
+        self.asked = 0
+
+    def ready_at(self, now: float, entry_bytes: int = 0) -> float:
+        self.asked += 1
+        return max(now, self.full_at if entry_bytes > self.left[1] else self.opens_at)
+
+    def allowance(self, now: float) -> Allowance:
+        return Allowance(*self.left, one_larger=now >= self.full_at)
+
+    def entry_bytes(self, most: int) -> int:
+        return most
+
+    def take(self, records: int, bytes_: int, now: float) -> None:
+        self.left = (self.left[0] - records, self.left[1] - bytes_)
+
+
+class Line:
+    """Lanes, and what was put in them."""
+
+    def __init__(self, shard_map: ShardMap = ONE_LANE, **rules: Any) -> None:
+        self.rules: EntryRules = make_rules(**rules).entries
+        self.lanes = Lanes(self.rules, Bucket)
+        self.lanes.learn(shard_map)
+        self.jobs: list[Job] = []
+
+    def add(self, rows: list[Row], by: ShardMap | None = None) -> Job:
+        """Sorted by a map, and in their lanes."""
+        by = by or self.lanes.map
+        checked: Rows = rows_of(rows)
+        result = sort_rows([checked], by, 1)
+        job = Job([Frame(None, 1, checked, 10**9)], result)
+        self.jobs.append(job)
+        self.lanes.append(by, result.spans)
+        return job
+
+    def fill(self, shard_index: int, rows: int, size: int = 10, tag: str = "") -> Job:
+        """So many rows of one shard."""
+        start = self.lanes.map.shards[shard_index].start
+        return self.add([(b"k", f"{tag}{i}".encode().ljust(size), b"%d" % start) for i in range(rows)])
+
+    def lane(self, shard_id: str) -> Lane:
+        (found,) = [lane for lane in self.lanes if lane.shard.shard_id == shard_id]
+        return found
+
+    def bucket(self, shard_id: str) -> Bucket:
+        pacer = self.lane(shard_id).pacer
+        assert isinstance(pacer, Bucket)
+        return pacer
+
+    def take(self, now: float = 0.0, bytes_left: int = ANY, **options: bool) -> Request | None:
+        """As the sender takes it."""
+        request = self.lanes.take(now, bytes_left, **options)
+        for lane in request.lanes if request is not None else ():
+            lane.in_flight += 1
+        return request
+
+    def end(self, request: Request) -> None:
+        for lane in request.lanes:
+            lane.in_flight -= 1
+        self.lanes.released(request.lanes)
+
+
+def data_of(pieces: list[Piece]) -> list[bytes]:
+    return [content(span, at)[1].strip() for _, span in pieces for at in range(span.first, span.last)]
+
+
+def shards_of(request: Request | None) -> list[str]:
+    assert request is not None
+    return [lane.shard.shard_id for lane in request.lanes]
+
+
+# ---- which lanes, and how much of them
+
+
+@pytest.mark.law("Lane")
+def test_there_is_a_lane_for_each_open_shard_that_had_rows_and_for_no_other() -> None:
+    line = Line(even_map(4))
+    assert len(line.lanes) == 0
+    line.fill(1, 5)
+    line.fill(3, 5)
+    line.fill(1, 5)
+    assert [lane.shard.shard_id for lane in line.lanes] == ["shard-1", "shard-3"]
+
+
+@pytest.mark.law("Lane")
+def test_a_request_takes_few_lanes_deep_and_the_longest_waiting_first() -> None:
+    line = Line(even_map(3), request_max_records=100)
+    for shard in (2, 0, 1):
+        line.fill(shard, 150)
+    taken = []
+    while (request := line.take()) is not None:
+        taken.append([(lane.shard.shard_id, request.records) for lane in request.lanes])
+    assert [lanes[0][0] for lanes in taken[:3]] == ["shard-2", "shard-0", "shard-1"]
+    assert [len(lanes) for lanes in taken] == [1, 1, 1, 2, 1], "what is left of two fills one request"
+    assert taken[3] == [("shard-2", 100), ("shard-0", 100)]
+
+
+@pytest.mark.law("Lane")
+def test_small_lanes_share_a_request_in_the_order_of_their_waiting() -> None:
+    line = Line(even_map(8))
+    for shard in (5, 1, 7, 0):
+        line.fill(shard, 3)
+    assert shards_of(line.take()) == ["shard-5", "shard-1", "shard-7", "shard-0"]
+
+
+@pytest.mark.law("Lane")
+def test_lanes_that_wait_for_a_time_are_not_looked_at_before_it() -> None:
+    line = Line(even_map(256))
+    for shard in range(256):
+        line.fill(shard, 2)
+        line.bucket(f"shard-{shard}").opens_at = 10.0 + shard
+    assert line.take(now=1.0) is None
+    assert line.lanes.next_time() == 10.0
+    asked = sum(line.bucket(f"shard-{shard}").asked for shard in range(256))
+    for _ in range(100):
+        assert line.take(now=5.0) is None
+    assert sum(line.bucket(f"shard-{shard}").asked for shard in range(256)) == asked
+    assert shards_of(line.take(now=12.5)) == ["shard-0", "shard-1", "shard-2"], "whose time came first goes first"
+    assert sum(line.bucket(f"shard-{shard}").asked for shard in range(256)) <= asked + 6
+
+
+@pytest.mark.law("Lane")
+def test_lanes_that_wait_for_an_answer_are_not_looked_at_before_it() -> None:
+    line = Line(even_map(2), request_max_records=1)
+    line.fill(0, 50)
+    line.fill(1, 50)
+    requests = []
+    while (request := line.take()) is not None:
+        requests.append(request)
+    assert len(requests) == 2 * MAX_REQUESTS_PER_LANE
+    asked = line.bucket("shard-0").asked
+    assert line.take(now=100.0) is None
+    assert line.bucket("shard-0").asked == asked
+    assert line.lanes.next_time() == inf
+    (mine, *_) = [request for request in requests if shards_of(request) == ["shard-0"]]
+    line.end(mine)
+    assert shards_of(line.take()) == ["shard-0"]
+    assert line.take() is None
+
+
+@pytest.mark.law("Lane")
+def test_a_lane_that_holds_off_delays_no_other() -> None:
+    line = Line(even_map(3))
+    for shard in range(3):
+        line.fill(shard, 5)
+    line.lane("shard-0").hold_until = 10.0
+    assert shards_of(line.take(now=1.0)) == ["shard-1", "shard-2"]
+    assert line.take(now=9.9) is None
+    assert shards_of(line.take(now=10.0)) == ["shard-0"]
+
+
+@pytest.mark.law("Lane")
+def test_rows_that_come_back_are_the_first_again() -> None:
+    line = Line(even_map(1), request_max_records=4)
+    line.fill(0, 12)
+    first, second = line.take(), line.take()
+    assert first is not None
+    assert second is not None
+    line.lanes.put_back(second.pieces)
+    line.lanes.put_back(first.pieces[:1])
+    taken = []
+    while (request := line.take()) is not None:
+        taken += data_of(request.pieces)
+        line.end(request)
+    assert [int(data) for data in taken] == list(range(12))
+
+
+@pytest.mark.law("Lane")
+def test_what_a_pace_allows_is_taken_and_the_others_fill_the_request() -> None:
+    line = Line(even_map(2), request_max_records=100)
+    line.fill(0, 80)
+    line.fill(1, 80)
+    line.bucket("shard-0").left = (30, ANY)
+    request = line.take()
+    assert request is not None
+    counts = Counter(piece.lane.shard.shard_id for piece in request.pieces for _ in range(piece.span.records))
+    assert counts == {"shard-0": 30, "shard-1": 70}
+
+
+@pytest.mark.law("Lane")
+@pytest.mark.parametrize("small_rows", [0, 5])
+def test_a_row_larger_than_the_bucket_goes_alone_when_that_is_full_and_delays_no_other_lane(small_rows: int) -> None:
+    line = Line(even_map(2))
+    line.add([(b"k", b"x" * 300_000, b"0")])
+    line.bucket("shard-0").left = (10, 100_000)
+    line.bucket("shard-0").full_at = 7.0
+    if small_rows:
+        line.fill(1, small_rows)
+    request = line.take(now=1.0)
+    assert (request is None) == (not small_rows)
+    assert line.lanes.next_time() == 7.0
+    line.bucket("shard-0").left = (10, MIB)
+    request = line.take(now=7.0)
+    assert shards_of(request) == ["shard-0"]
+
+
+@pytest.mark.law("Lane")
+def test_a_row_larger_than_a_request_waits_for_a_full_bucket_and_is_not_forgotten() -> None:
+    """The bucket has bytes enough for every request, and lacks some records: nothing else tells when it is full."""
+    line = Line(even_map(1))
+    line.add([(b"k", b"x" * (MIB - 1), b"0")])
+    line.bucket("shard-0").full_at = 7.0
+    assert line.take(now=1.0) is None
+    line.bucket("shard-0").left = (10, MIB)
+    assert line.take(now=1.0) is None
+    assert line.lanes.next_time() == 7.0
+    assert shards_of(line.take(now=7.0)) == ["shard-0"]
+
+
+@pytest.mark.law("Lane")
+@pytest.mark.parametrize("per_key", [False, True])
+def test_a_large_row_that_what_is_in_flight_leaves_no_room_for_stays_first_in_line(per_key: bool) -> None:
+    line = Line(even_map(2), per_key=per_key)
+    line.add([(b"k", b"x" * (MIB - 10), b"0")])
+    line.fill(1, 5)
+    assert line.take(bytes_left=1_000) is None, "nobody overtakes it: it would never go"
+    assert shards_of(line.take(bytes_left=2 * MIB)) == ["shard-0"]
+    assert shards_of(line.take()) == ["shard-1"]
+
+
+@pytest.mark.law("Lane")
+def test_a_row_that_does_not_fit_any_more_leads_the_next_request() -> None:
+    for per_key in (False, True):
+        line = Line(even_map(2), per_key=per_key)
+        line.add([(b"k", b"x" * 600_000, b"0")])
+        line.add([(b"k", b"y" * 600_000, b"%d" % MAX_HASH_KEY)])
+        assert shards_of(line.take()) == ["shard-0"]
+        assert shards_of(line.take()) == ["shard-1"]
+
+
+@pytest.mark.law("Lane")
+def test_after_time_outs_a_lane_s_requests_are_smaller_down_to_one_row() -> None:
+    line = Line(even_map(1))
+    line.fill(0, 400, size=2_000)
+    sizes = []
+    for timeouts in (0, 1, 2, 3, 4, 9):
+        request = line.take()
+        assert request is not None
+        sizes.append(request.bytes)
+        line.end(request)
+        again = [Piece(lane, span._replace(timeouts=timeouts + 1)) for lane, span in request.pieces]
+        line.lanes.put_back(again)
+    limits = [MIB >> at for at in (0, 1, 2, 3, 4, 4)]
+    assert all(limit * 0.9 <= size <= limit for size, limit in zip(sizes[1:], limits[1:], strict=True)), sizes
+
+
+# ---- lanes that go alone
+
+
+@pytest.mark.law("Lane")
+def test_a_lane_that_goes_alone_shares_no_request_and_loses_no_turn() -> None:
+    line = Line(even_map(4), request_max_records=10)
+    for shard, rows in ((0, 2), (1, 2), (2, 20), (3, 2)):
+        line.fill(shard, rows)
+    line.lane("shard-1").alone = True
+    assert shards_of(line.take()) == ["shard-0", "shard-2"], "it cannot go with these"
+    assert shards_of(line.take()) == ["shard-1"], "and is the next"
+    line = Line(even_map(2))
+    for shard in range(2):
+        line.fill(shard, 2)
+    line.lane("shard-0").alone = True
+    assert shards_of(line.take()) == ["shard-0"]
+    assert shards_of(line.take()) == ["shard-1"]
+
+
+@pytest.mark.law("Lane")
+def test_a_lane_that_goes_alone_is_passed_over_while_too_many_such_are_on_their_way() -> None:
+    line = Line(even_map(2))
+    line.fill(0, 5)
+    line.fill(1, 5)
+    line.lane("shard-0").alone = True
+    assert shards_of(line.take(takes_slow=False)) == ["shard-1"]
+    assert line.take(takes_slow=False) is None
+    assert shards_of(line.take()) == ["shard-0"], "and it is still in line"
+
+
+@pytest.mark.law("Lane")
+def test_a_lane_that_timed_out_has_one_request_on_its_way() -> None:
+    line = Line(even_map(1), request_max_records=1)
+    line.fill(0, 5)
+    line.lane("shard-0").alone = line.lane("shard-0").timed_out = True
+    request = line.take()
+    assert request is not None
+    assert line.take(now=100.0) is None
+    line.end(request)
+    assert line.take(now=100.0) is not None
+
+
+# ---- shards change
+
+
+@pytest.mark.law("Lane")
+@pytest.mark.parametrize(
+    ("before", "after"), [(even_map(1), HALVES), (even_map(2), MERGED), (even_map(5), even_map(3))]
+)
+def test_rows_go_to_the_lanes_of_the_newest_map_in_their_order(before: ShardMap, after: ShardMap) -> None:
+    line = Line(before)
+    rows: list[Row] = [(b"key %d" % (i % 40), b"%d" % i, None) for i in range(400)]
+    line.add(rows)
+    taken = line.take()
+    assert taken is not None
+    line.lanes.learn(after)
+    assert all(lane.shard in after for lane in line.lanes)
+    assert len(line.lanes) <= len(after)
+    line.end(taken)
+    line.lanes.put_back(taken.pieces)
+    seen: dict[bytes, list[int]] = defaultdict(list)
+    while (request := line.take()) is not None:
+        for lane, span in request.pieces:
+            assert span.lies_in(lane.shard)
+            for at in range(span.first, span.last):
+                key, data, _, _ = content(span, at)
+                seen[key].append(int(data))
+        line.end(request)
+    assert sum(map(len, seen.values())) == 400
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
+
+
+@pytest.mark.law("Lane")
+def test_rows_that_were_sorted_by_an_older_map_join_behind_those_that_wait() -> None:
+    line = Line(even_map(1))
+    line.add([(b"k", b"first", b"0"), (b"k", b"first", b"%d" % MAX_HASH_KEY)])
+    line.lanes.learn(HALVES)
+    line.add([(b"k", b"second", b"0"), (b"k", b"second", b"%d" % MAX_HASH_KEY)], by=even_map(1))
+    assert sorted(lane.shard.shard_id for lane in line.lanes) == ["high", "low"]
+    for shard_id in ("low", "high"):
+        assert data_of([Piece(line.lane(shard_id), span) for span in line.lane(shard_id).spans]) == [
+            b"first",
+            b"second",
+        ]
+
+
+@pytest.mark.law("Lane")
+@pytest.mark.parametrize("when", ["in a lane", "while they were sorted", "in a request"])
+def test_rows_that_ended_and_hold_no_memory_any_more_survive_a_new_map(when: str) -> None:
+    """Their callers left, or they expired: what is left of them is dropped, and nothing falls over it."""
+    line = Line(even_map(1))
+    checked = rows_of([(b"k%d" % i, b"d", None) for i in range(20)])
+    result = sort_rows([checked], even_map(1), 1)
+    job = Job([Frame(None, 1, checked, 10**9)], result)
+    (_, span), *_ = result.spans
+
+    def end_all() -> None:
+        job.state[:] = SETTLED
+        job.has_gaps = True
+        span.buffer.live = 0
+        span.buffer.let_go()
+
+    if when == "while they were sorted":
+        line.lanes.learn(HALVES)
+        end_all()
+        line.lanes.append(even_map(1), result.spans)
+    else:
+        line.lanes.append(even_map(1), result.spans)
+        request = line.take() if when == "in a request" else None
+        end_all()
+        line.lanes.learn(HALVES)
+        if request is not None:
+            line.end(request)
+            line.lanes.put_back(request.pieces)
+    assert line.take() is None
+    assert not any(lane.queued for lane in line.lanes)
+
+
+@pytest.mark.law("Lane")
+def test_a_lane_whose_shard_stays_keeps_its_pace_and_its_place() -> None:
+    line = Line(even_map(2))
+    line.fill(0, 5)
+    line.fill(1, 5)
+    kept = line.lane("shard-1")
+    low = even_map(2).shards[0]
+    middle = low.end // 2
+    line.lanes.learn(
+        ShardMap([Shard("a", 0, middle), Shard("b", middle + 1, low.end), even_map(2).shards[1]]),
+    )
+    assert line.lane("shard-1") is kept
+    assert kept.queued == 5
+    assert shards_of(line.take())[0] == "shard-1", "the longest-waiting"
+
+
+@pytest.mark.law("ShardMap")
+def test_when_no_map_comes_in_time_a_lane_s_aggregates_become_plain_records() -> None:
+    line = Line(even_map(1), aggregate=True)
+    line.fill(0, 20)
+    lane = line.lane("shard-0")
+    lane.map_until = 10.0
+    assert line.take(now=9.0) is None
+    assert line.lanes.next_time() == 10.0
+    request = line.take(now=10.0)
+    assert request is not None
+    assert all(span.raw for _, span in request.pieces)
+
+
+def test_ranges_overlap_if_one_hash_key_is_in_both() -> None:
+    low, high = HALVES.shards
+    assert not overlap(low, high)
+    assert overlap(low, MERGED.shards[0])
+    assert overlap(MERGED.shards[0], high)
+    assert overlap(Shard("x", 5, 5), Shard("y", 5, 9))
+    assert not overlap(Shard("x", 5, 5), Shard("y", 6, 9))
+
+
+# ---- the bound
+
+
+@pytest.mark.law("Lane")
+@pytest.mark.parametrize("seed", range(80))
+def test_what_is_taken_can_be_encoded_and_every_row_goes_once_in_its_lane_s_order(seed: int) -> None:
+    """What encoding hands back, because the estimate let in too much, leads its lane again."""
+    random = Random(seed)
+    shards = random.choice([1, 3, 16])
+    line = Line(
+        even_map(shards),
+        aggregate=bool(seed % 2),
+        aggregate_max_bytes=random.choice([100, 1_000, 51_200]),
+        aggregate_max_records=random.choice([2, 2**32 - 1]),
+        request_max_records=random.choice([1, 7, 500]),
+        request_max_bytes=random.choice([500, 20_000, MIB]),
+    )
+    expected: dict[int, list[bytes]] = defaultdict(list)
+    for tag in range(random.randint(1, 4)):
+        rows: list[Row] = []
+        for i in range(random.choice([1, 50, 300])):
+            number = random.getrandbits(128)
+            data = b"%d/%d:" % (tag, i) + b"x" * random.choice([0, 10, 100, 3_000])
+            rows.append((b"k%d" % random.randrange(5), data, b"%d" % number))
+            expected[line.lanes.map.locate_one(number)].append(data)
+        line.add(rows)
+    sent: dict[int, list[bytes]] = defaultdict(list)
+    for turn in range(10_000):
+        request = line.take(now=float(turn))
+        if request is None:
+            break
+        assert request.bytes <= line.rules.request_max_bytes or request.records == 1
+        assert request.records
+        encoded = encode(ADDRESS, request.pieces, line.rules, request.aggregate_bytes, line.lanes.map)
+        written = int(encoded.ends[-1])
+        assert written
+        assert encoded.entries <= line.rules.request_max_records
+        if not line.rules.aggregate:
+            assert encoded.entries == request.entries == request.records, "the estimate is exact"
+        line.end(request)
+        back = request.keep(written) if written < request.records else []
+        line.lanes.put_back(back)
+        for lane, span in request.pieces:
+            sent[line.lanes.map.shards.index(lane.shard)] += [
+                content(span, at)[1] for at in range(span.first, span.last)
+            ]
+    assert sent == expected
+
+
+def test_the_lane_that_holds_most_is_found_by_its_bytes() -> None:
+    line = Line(even_map(3))
+    assert line.lanes.hottest() is None
+    line.fill(0, 30, size=10)
+    line.fill(2, 3, size=500)
+    hottest = line.lanes.hottest()
+    assert hottest is not None
+    assert hottest.lane is line.lane("shard-2")
+    assert 0.8 < hottest.share < 0.85

@@ -1,0 +1,648 @@
+"""What waits, for how long, and how it ends: time-to-live, throttles, slow shards, the window, possible duplicates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from producerd.core.entries import RequestFailed
+from producerd.core.frame import Frame
+from producerd.core.lane import MAX_REQUESTS_OF_SLOW_LANE, MAX_REQUESTS_PER_LANE, SLOW_LANE_PAUSE_SECONDS
+from producerd.core.pipeline import _EXPIRED
+from producerd.core.sender import SLOW_SECONDS, SLOW_SHARE
+from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
+from producerd.core.spans import MAYBE_CAUSES
+from producerd.errors import Code, Outcome
+from tests.core.test_pipeline import INVALID, LOST, THROTTLED, UNSENT, Desk, Sent, ends_of, go_on
+from tests.core.test_spans import even_map
+
+GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
+SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
+BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
+TIMED_OUT = RequestFailed(Code.UNREACHABLE, "timed out", maybe_stored=True, timed_out=True)
+SERVICE_FAULT = RequestFailed("InternalFailure", "500", maybe_stored=True)
+LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
+TTL = 20.0
+
+
+# ---- record_ttl_seconds
+
+
+def sort_and(do: Callable[[Sent], None]) -> Callable[[Desk], None]:
+    def move(desk: Desk) -> None:
+        desk.sort()
+        do(desk.send())
+
+    return move
+
+
+STAGES: dict[str, tuple[dict[str, Any], Callable[[Desk], None]]] = {
+    "filling": ({"linger_seconds": 60.0}, lambda desk: None),
+    "sealed": ({}, lambda desk: desk.pipeline.flush("caller")),
+    "sealed, and no map": ({"aggregate": True, "shard_map_wait_seconds": 60.0}, lambda desk: desk.sort()),
+    "a lane": ({"max_in_flight_requests": 1}, lambda desk: desk.sort()),
+    "a lane that holds off": ({}, sort_and(lambda sent: sent.answer([SLOW_DOWN] * 8))),
+    "a delay": ({}, sort_and(lambda sent: sent.fail(UNSENT))),
+    "a half of its own": ({}, sort_and(lambda sent: sent.fail(INVALID))),
+    "a wait for a map": (
+        {"aggregate": True, "shard_map_wait_seconds": 60.0},
+        sort_and(lambda sent: sent.stored("unknown")),
+    ),
+}
+"""Where rows may be when they expire, with settings that keep them there, and how they get there."""
+
+
+def staged(stage: str) -> tuple[Desk, Frame]:
+    rules, move = STAGES[stage]
+    desk = Desk(record_ttl_seconds=TTL, known="no map" not in stage, request_max_records=8, **rules)
+    frame = desk.submit([(b"k%d" % i, b"row %d" % i, None) for i in range(8)])
+    move(desk)
+    return desk, frame
+
+
+@pytest.mark.law("Row")
+@pytest.mark.parametrize("stage", STAGES)
+def test_rows_expire_wherever_they_wait_and_not_before(stage: str) -> None:
+    desk, frame = staged(stage)
+    start = 100.0
+    due = desk.pipeline.next_time()
+    assert due is not None
+    assert due <= start + TTL, "somebody looks in time"
+    desk.pipeline.ledger.expire(start + TTL - 0.001, _EXPIRED)
+    assert not frame.finished
+    desk.now = start + TTL
+    assert desk.try_send() is None
+    assert desk.finished() == [frame]
+    maybe = stage == "a wait for a map"
+    expected = (Outcome.UNKNOWN if maybe else Outcome.NOT_STORED, Code.EXPIRED, maybe)
+    assert ends_of(frame) == dict.fromkeys(range(8), expected)
+    assert desk.pipeline.stats.failed_records == {Code.EXPIRED: 8}
+    assert go_on(desk, []) == 0, "and none is sent after it"
+    assert desk.is_empty()
+    assert desk.pipeline.next_time() is None
+
+
+@pytest.mark.law("Row")
+def test_rows_that_expire_while_they_are_sorted_are_not_sent() -> None:
+    desk = Desk(record_ttl_seconds=TTL)
+    frame = desk.submit(5)
+    desk.pipeline.flush("caller")
+    job = desk.job()
+    desk.now += TTL
+    assert desk.try_send() is None
+    assert frame.finished
+    desk.sorted(job)
+    assert desk.try_send() is None
+    desk.finished()
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (None, None),
+        (UNSENT, (Outcome.NOT_STORED, Code.EXPIRED, False)),
+        (LOST, (Outcome.UNKNOWN, Code.EXPIRED, True)),
+        (TIMED_OUT, (Outcome.UNKNOWN, Code.EXPIRED, True)),
+    ],
+)
+def test_rows_that_expire_on_their_way_end_when_their_request_does(
+    failure: RequestFailed | None, expected: tuple[Outcome, str, bool] | None
+) -> None:
+    desk = Desk(record_ttl_seconds=TTL)
+    frame = desk.submit(5)
+    desk.sort()
+    sent = desk.send()
+    desk.now += TTL + 3
+    assert desk.try_send() is None
+    assert not frame.finished
+    if failure is None:
+        sent.stored()
+        assert frame.result().stored == 5
+    else:
+        sent.fail(failure)
+        assert ends_of(frame) == dict.fromkeys(range(5), expected)
+    desk.finished()
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+def test_a_row_that_an_earlier_request_may_have_stored_expires_as_unknown_and_its_mates_do_not() -> None:
+    desk = Desk(record_ttl_seconds=TTL, request_max_records=3)
+    frame = desk.submit(5)
+    desk.sort()
+    first = desk.send()
+    second = desk.send()
+    first.fail(LOST)
+    second.fail(UNSENT)
+    desk.now += TTL
+    assert desk.try_send() is None
+    unknown, not_stored = (Outcome.UNKNOWN, Code.EXPIRED, True), (Outcome.NOT_STORED, Code.EXPIRED, False)
+    assert ends_of(frame) == {0: unknown, 1: unknown, 2: unknown, 3: not_stored, 4: not_stored}
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+def test_a_frame_expires_alone_and_the_younger_ones_of_its_job_are_delivered() -> None:
+    desk = Desk(record_ttl_seconds=TTL)
+    old = desk.submit(5)
+    desk.now += 10
+    young = desk.submit(5)
+    desk.sort()
+    desk.now = 100.0 + TTL
+    sent = desk.send()
+    assert old.finished
+    assert len(sent.data) == 5
+    sent.stored()
+    assert young.result().stored == 5
+    desk.finished()
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+def test_a_lane_that_has_no_pace_left_and_a_full_window_hide_no_expiry() -> None:
+    """A time that has passed would be no time to wait for."""
+    desk = Desk(even_map(2), record_ttl_seconds=TTL, max_in_flight_requests=1, request_max_records=2)
+    desk.submit([(b"k", b"%d" % i, LOW) for i in range(4)])
+    desk.sort()
+    desk.send().answer([SLOW_DOWN] * 2)
+    desk.submit([(b"k", b"%d" % i, HIGH) for i in range(4)])
+    desk.sort()
+    desk.send()  # and nothing else may go with it
+    desk.now += 5
+    assert desk.try_send() is None
+    due = desk.pipeline.next_time()
+    assert due is not None
+    assert desk.now < due <= 100.0 + TTL
+
+
+@pytest.mark.law("Row")
+def test_without_a_ttl_nothing_is_dropped_however_long_it_takes() -> None:
+    desk = Desk()
+    frame = desk.submit(5)
+    desk.sort()
+    for failure in (UNSENT, LOST, TIMED_OUT) * 5:
+        desk.now += 86_400
+        desk.send().fail(failure)
+    desk.now += 86_400
+    desk.send().answer([SLOW_DOWN] * 5)
+    desk.now += 86_400
+    desk.send().answer([BROKEN] * 5)
+    desk.now += 86_400
+    desk.send().stored()
+    assert frame.result().stored == 5
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+def test_rows_without_a_caller_expire_too_and_nobody_is_told() -> None:
+    desk = Desk(record_ttl_seconds=TTL)
+    frame = desk.submit(5)
+    desk.sort()
+    desk.pipeline.disown("caller")
+    desk.now += TTL
+    assert desk.try_send() is None
+    assert frame.finished
+    assert desk.finished() == []
+    assert desk.is_empty()
+
+
+# ---- on_throttle = "fail"
+
+
+def test_throttled_rows_fail_where_that_is_wanted_and_their_mates_are_stored() -> None:
+    desk = Desk(fail_if_throttled=True)
+    frame = desk.submit(5)
+    desk.sort()
+    desk.send().answer([GOOD, SLOW_DOWN, GOOD, SLOW_DOWN, GOOD])
+    not_stored = (Outcome.NOT_STORED, Code.THROTTLED, False)
+    assert ends_of(frame) == {1: not_stored, 3: not_stored}
+    assert (frame.result().stored, frame.result().throttled) == (3, 2)
+    assert "Rate exceeded" in frame.result().codes[0].message
+    assert desk.pipeline.stats.failed_records == {Code.THROTTLED: 2}
+    assert desk.is_empty()
+
+
+def test_an_aggregate_that_is_throttled_fails_with_all_of_its_rows() -> None:
+    desk = Desk(aggregate=True, fail_if_throttled=True)
+    frame = desk.submit(5)
+    desk.sort()
+    desk.send().answer([SLOW_DOWN])
+    assert ends_of(frame) == dict.fromkeys(range(5), (Outcome.NOT_STORED, Code.THROTTLED, False))
+    assert desk.is_empty()
+
+
+def test_a_throttled_row_that_may_have_been_stored_before_fails_as_unknown() -> None:
+    desk = Desk(fail_if_throttled=True)
+    frame = desk.submit(1)
+    desk.sort()
+    desk.send().fail(LOST)
+    desk.now += 6
+    desk.send().answer([SLOW_DOWN])
+    assert ends_of(frame) == {0: (Outcome.UNKNOWN, Code.THROTTLED, True)}
+    assert desk.is_empty()
+
+
+def test_other_failures_and_whole_requests_that_are_throttled_are_tried_again_all_the_same() -> None:
+    """The setting is about a shard's rate; a whole request meets the account's."""
+    desk = Desk(fail_if_throttled=True)
+    frame = desk.submit(2)
+    desk.sort()
+    desk.send().answer([BROKEN, GOOD])
+    desk.now += 6
+    desk.send().fail(RequestFailed("ThrottlingException", "slow down", maybe_stored=False))
+    desk.now += 6
+    desk.send().stored()
+    assert frame.result().stored == 2
+    assert desk.is_empty()
+
+
+# ---- possible duplicates
+
+
+CAUSES: dict[str, Callable[[Sent], None]] = {
+    "timeout": lambda sent: sent.fail(TIMED_OUT),
+    "connection": lambda sent: sent.fail(LOST),
+    "service": lambda sent: sent.fail(SERVICE_FAULT),
+    "result_count": lambda sent: sent.answer([GOOD] * 4),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_rows_that_were_stored_after_an_attempt_of_unknown_end_are_counted_by_its_cause(cause: str) -> None:
+    desk = Desk()
+    frame = desk.submit(5)
+    desk.sort()
+    CAUSES[cause](desk.send())
+    desk.now += 6
+    desk.send().stored()
+    counted = +desk.pipeline.stats.possible_duplicate_records
+    assert counted == {cause: 5}
+    assert frame.result().possible_duplicates == 5
+    assert desk.is_empty()
+
+
+def test_an_aggregate_that_strayed_is_counted_as_a_copy_of_the_reshard() -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    frame = desk.submit([(b"k", b"1", LOW), (b"k", b"2", HIGH)])
+    desk.sort()
+    desk.send().stored("low")
+    desk.pipeline.set_shard_map(ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)]), desk.now)
+    desk.send().stored_as_predicted()
+    assert +desk.pipeline.stats.possible_duplicate_records == {"reshard": 2}
+    assert frame.result().possible_duplicates == 2
+    assert desk.is_empty()
+
+
+def test_an_aggregate_in_another_open_shard_is_a_copy_too() -> None:
+    desk = Desk(even_map(2), aggregate=True)
+    frame = desk.submit([(b"k", b"1", LOW), (b"k", b"2", LOW)])
+    desk.sort()
+    desk.send().stored("shard-1")
+    desk.now += 11
+    desk.send().stored("shard-0")
+    assert +desk.pipeline.stats.possible_duplicate_records == {"reshard": 2}
+    assert frame.result().possible_duplicates == 2
+    assert desk.is_empty()
+
+
+def test_the_last_cause_counts_and_each_row_once() -> None:
+    desk = Desk()
+    frame = desk.submit(5)
+    desk.sort()
+    for failure in (LOST, TIMED_OUT, UNSENT):
+        desk.send().fail(failure)
+        desk.now += 6
+    desk.send().stored()
+    assert +desk.pipeline.stats.possible_duplicate_records == {"timeout": 5}
+    assert frame.result().possible_duplicates == 5
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda sent: sent.fail(UNSENT),
+        lambda sent: sent.fail(RequestFailed("ThrottlingException", "slow down", maybe_stored=False)),
+        lambda sent: sent.answer([SLOW_DOWN] * 5),
+        lambda sent: sent.answer([BROKEN] * 5),
+    ],
+)
+def test_rows_that_were_surely_not_stored_before_are_no_possible_duplicates(fail: Callable[[Sent], None]) -> None:
+    """No body byte was written, or the service said so."""
+    desk = Desk()
+    frame = desk.submit(5)
+    desk.sort()
+    fail(desk.send())
+    for _ in range(10):
+        desk.now += 6
+        if (again := desk.try_send()) is not None:
+            again.stored()
+    assert frame.result().stored == 5
+    assert frame.result().possible_duplicates == 0
+    assert not +desk.pipeline.stats.possible_duplicate_records
+    assert desk.is_empty()
+
+
+def test_every_cause_has_a_story_here() -> None:
+    assert set(MAYBE_CAUSES[1:]) == {*CAUSES, "reshard"}
+
+
+# ---- shards that are slow
+
+
+def lanes_of(sent: Sent) -> set[str]:
+    return {lane.shard.shard_id for lane in sent.request.lanes}
+
+
+def open_window(desk: Desk) -> None:
+    """As after many answers."""
+    desk.pipeline.sender._window._size = float(desk.pipeline.rules.max_in_flight_requests)
+
+
+def two_lanes(rows: int = 400, **rules: Any) -> Desk:
+    desk = Desk(even_map(2), request_max_records=20, **rules)
+    desk.submit([(b"k", b"%d" % i, LOW if i % 2 else HIGH) for i in range(rows)])
+    desk.sort()
+    return desk
+
+
+@pytest.mark.law("Lane")
+def test_the_lanes_of_a_request_that_is_out_for_long_share_no_other_until_they_answer_in_time() -> None:
+    desk = Desk(even_map(2), request_max_records=20)
+    for shard in (LOW, HIGH):
+        desk.submit([(b"k", b"x", shard)] * 5)
+    desk.sort()
+    slow = desk.send()
+    assert lanes_of(slow) == {"shard-0", "shard-1"}
+    for shard in (LOW, HIGH) * 3:
+        desk.submit([(b"k", b"y", shard)] * 5)
+    desk.now += 0.5
+    desk.sort()
+    sent = desk.send()
+    assert lanes_of(sent) == {"shard-0", "shard-1"}, "half a second is not long"
+    sent.stored_as_predicted()
+    for shard in (LOW, HIGH) * 3:
+        desk.submit([(b"k", b"z", shard)] * 5)
+    desk.sort()
+    desk.now += SLOW_SECONDS
+    apart = desk.send_all()
+    assert sorted([sorted(lanes_of(sent)) for sent in apart]) == [["shard-0"], ["shard-1"]]
+    for sent in apart:
+        desk.now += 0.02
+        sent.stored_as_predicted()
+    for shard in (LOW, HIGH):
+        desk.submit([(b"k", b"w", shard)] * 5)
+    desk.sort()
+    desk.now += SLOW_LANE_PAUSE_SECONDS
+    assert lanes_of(desk.send()) == {"shard-0", "shard-1"}
+
+
+@pytest.mark.law("Lane")
+def test_somebody_looks_when_a_request_has_been_out_for_long() -> None:
+    """Not its answer decides, which may come a minute later: the lanes' other rows would wait with it."""
+    desk = two_lanes(10)
+    sent = desk.send()
+    assert desk.pipeline.next_time() == sent.request.sent_at + SLOW_SECONDS
+    desk.now += SLOW_SECONDS
+    assert desk.try_send() is None
+    assert desk.pipeline.next_time() is None
+    sent.stored_as_predicted()
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Lane")
+def test_a_slow_lane_has_more_on_its_way_and_each_request_waits_to_be_full() -> None:
+    """Else a shard that answers late would not get its rows: 4 requests in 6 s."""
+    desk = Desk(request_max_records=20)
+    open_window(desk)
+    desk.submit(1_000)
+    desk.sort()
+    assert len(desk.send_all()) == MAX_REQUESTS_PER_LANE
+    start = desk.now
+    desk.now += SLOW_SECONDS
+    sent = 0
+    while desk.now < start + 20:
+        requests = desk.send_all()
+        assert len(requests) <= 1
+        sent += len(requests)
+        desk.now += SLOW_LANE_PAUSE_SECONDS / 2
+    assert MAX_REQUESTS_PER_LANE < MAX_REQUESTS_PER_LANE + sent == MAX_REQUESTS_OF_SLOW_LANE
+
+
+@pytest.mark.law("Lane")
+def test_slow_lanes_leave_the_others_a_part_of_the_window() -> None:
+    most = 8
+    desk = Desk(even_map(8), request_max_records=5, max_in_flight_requests=most)
+    edges = [b"%d" % shard.start for shard in even_map(8).shards]
+    for edge in edges[:6]:
+        desk.submit([(b"k", b"slow", edge)] * 50)
+    desk.sort()
+    open_window(desk)
+    first = desk.send_all()
+    assert len(first) == most
+    desk.now += SLOW_SECONDS
+    assert desk.try_send() is None
+    for sent in first[:4]:
+        sent.stored_as_predicted()
+    desk.now += 1
+    desk.submit([(b"k", b"quick", edges[7])] * 5)
+    desk.sort()
+    more = desk.send_all()
+    assert [set(sent.data) for sent in more] == [{b"quick"}], "four slow ones are on their way"
+    more[0].stored_as_predicted()
+    assert desk.try_send() is None
+    first[4].stored_as_predicted()
+    assert set(desk.send().data) == {b"slow"}, "and none of them is forgotten"
+    assert most * SLOW_SHARE == 4
+
+
+@pytest.mark.law("RetryPolicy")
+def test_a_shard_that_hangs_neither_holds_the_stream_nor_shrinks_its_window() -> None:
+    """Others were answered meanwhile: it is not the way there."""
+    desk = Desk(even_map(2), request_max_records=5)
+    open_window(desk)
+    desk.submit([(b"k", b"hangs", LOW)] * 40)
+    desk.sort()
+    hanging = desk.send_all()
+    assert len(hanging) >= 3
+    desk.submit([(b"k", b"good", HIGH)] * 40)
+    desk.now += 0.1
+    desk.sort()
+    size = desk.pipeline.sender._window.size
+    sent = desk.send()
+    assert b"good" in sent.data
+    desk.now += 0.02
+    sent.stored_as_predicted()
+    desk.now += 8
+    for sent in hanging:
+        sent.fail(TIMED_OUT)
+    assert desk.pipeline.sender._window.size >= size
+    assert desk.pipeline.sender._hold_until <= desk.now
+
+
+@pytest.mark.law("RetryPolicy")
+def test_when_nothing_is_answered_time_outs_hold_the_stream_and_shrink_its_window() -> None:
+    desk = Desk(even_map(8), request_max_records=5)
+    desk.submit([(b"key %d" % i, b"d", None) for i in range(200)])
+    desk.sort()
+    hanging = desk.send_all()
+    assert len(hanging) >= 3
+    desk.now += 8
+    for sent in hanging:
+        sent.fail(TIMED_OUT)
+    assert desk.pipeline.sender._window.size == 1
+    assert desk.pipeline.sender._hold_until > desk.now
+
+
+# ---- when to look again
+
+
+@pytest.mark.law("RetryPolicy")
+def test_while_the_stream_holds_a_lane_whose_time_has_come_hides_nothing() -> None:
+    """Nothing is in flight then, and no answer would bring anybody to look."""
+    desk = Desk(even_map(8), request_max_records=5)
+    desk.submit([(b"key %d" % i, b"d", None) for i in range(200)])
+    desk.sort()
+    first = desk.send()
+    first.answer([SLOW_DOWN] * len(first.entries))
+    for sent in desk.send_all():
+        sent.fail(UNSENT)
+    start = desk.now
+    while desk.pipeline.queued_records and desk.now < start + 600:
+        for sent in desk.send_all():
+            if desk.now < start + 60:
+                sent.fail(UNSENT)
+            else:
+                sent.stored_as_predicted()
+        due = desk.pipeline.next_time()
+        if due is not None:
+            assert due > desk.now, "a time that has passed is no time to wait for"
+            desk.now = due
+    assert not desk.pipeline.queued_records
+
+
+@pytest.mark.law("RetryPolicy")
+def test_while_the_stream_holds_its_end_is_named_and_not_a_lane_s_time_before_it() -> None:
+    desk = Desk()
+    desk.submit(5)
+    desk.sort()
+    desk.send().answer([SLOW_DOWN] * 5)
+    assert desk.try_send() is None
+    due = desk.pipeline.next_time()
+    assert due is not None
+    desk.pipeline.sender._hold_until = due + 2.0
+    assert desk.pipeline.next_time() == due + 2.0
+    desk.now = due
+    assert desk.try_send() is None
+    assert desk.pipeline.next_time() == due + 2.0
+    desk.now = due + 2.0
+    desk.send().stored()
+    assert desk.is_empty()
+
+
+def test_a_full_window_is_no_time_to_wait_for() -> None:
+    desk = Desk(even_map(2), max_in_flight_requests=1, request_max_records=2, linger_seconds=0.5)
+    desk.submit([(b"k", b"%d" % i, LOW) for i in range(4)])
+    desk.sort()
+    desk.send().answer([SLOW_DOWN] * 2)  # its lane waits for a time
+    desk.submit([(b"k", b"%d" % i, HIGH) for i in range(4)])
+    desk.sort()
+    desk.send()
+    desk.now += 0.9
+    assert desk.try_send() is None
+    desk.submit(1)
+    due = desk.pipeline.next_time()
+    assert due is not None
+    assert desk.now < due <= desk.now + 0.5, "the batch that lingers"
+
+
+# ---- the window in bytes
+
+
+def test_the_window_in_bytes_lets_single_large_rows_go_one_by_one() -> None:
+    """A row larger than what may be in flight goes when nothing else is."""
+    desk = Desk(even_map(2), max_in_flight_bytes=100_000, request_max_bytes=50_000)
+    frame = desk.submit([(b"k", b"x" * 300_000, LOW), (b"k", b"y" * 300_000, HIGH), (b"k", b"small", LOW)])
+    desk.sort()
+    for _ in range(3):
+        sents = desk.send_all()
+        assert len(sents) == 1
+        assert desk.pipeline.in_flight_bytes <= 100_000 or len(sents[0].entries) == 1
+        sents[0].stored_as_predicted()
+        desk.now += 2
+    assert frame.finished
+    assert desk.is_empty()
+
+
+def test_what_is_in_flight_is_given_back_whatever_the_answer() -> None:
+    for fail in (UNSENT, LOST, TIMED_OUT, INVALID, SERVICE_FAULT):
+        desk = two_lanes()
+        for sent in desk.send_all():
+            sent.fail(fail)
+        assert (desk.pipeline.in_flight_bytes, desk.pipeline.requests_in_flight) == (0, 0)
+
+
+# ---- what holds the queue
+
+
+def holding_of(desk: Desk) -> tuple[str, str]:
+    cause, shard_id, _ = desk.pipeline.holding(desk.now)
+    return cause, shard_id
+
+
+def test_what_holds_the_queue_is_named_by_its_cause() -> None:
+    desk = Desk(even_map(4))
+    assert holding_of(desk) == ("daemon", "")
+    desk.submit(100)
+    desk.sort()
+    assert holding_of(desk) == ("daemon", ""), "it has rows that may be sent, and does not send them"
+
+    desk = Desk(even_map(4), max_in_flight_requests=1, request_max_records=10)
+    desk.submit(100)
+    desk.sort()
+    desk.send()
+    assert holding_of(desk) == ("in_flight", "")
+
+    desk = Desk(known=False, aggregate=True)
+    desk.submit(10)
+    desk.pipeline.flush("caller")
+    assert desk.pipeline.take_job(desk.now) is None
+    assert holding_of(desk) == ("shard_map", "")
+
+    desk = Desk(even_map(4), request_max_records=10)
+    desk.submit(100)
+    desk.sort()
+    for sent in desk.send_all():
+        sent.fail(UNSENT)
+    assert holding_of(desk) == ("service", "")
+
+
+def test_a_shard_that_holds_more_than_its_share_is_named_with_it() -> None:
+    desk = Desk(even_map(4), request_max_records=10)
+    desk.submit([(b"k", b"x" * 100, LOW)] * 90 + [(b"k", b"x" * 100, HIGH)] * 20)
+    desk.sort()
+    for sent in desk.send_all():
+        sent.answer([SLOW_DOWN] * len(sent.entries))
+    cause, shard_id, share = desk.pipeline.holding(desk.now)
+    assert (cause, shard_id) == ("hot_shard", "shard-0")
+    assert 0.7 < share < 0.95
+
+
+def test_shards_that_all_hold_their_share_are_too_few() -> None:
+    desk = Desk(even_map(4), request_max_records=10)
+    desk.submit([(b"k", b"x" * 100, b"%d" % shard.start) for shard in even_map(4).shards for _ in range(40)])
+    desk.sort()
+    for sent in desk.send_all():
+        sent.answer([SLOW_DOWN] * len(sent.entries))
+    assert holding_of(desk) == ("shard_rate", "")
+
+
+def test_a_lane_that_waits_for_a_map_is_named_so() -> None:
+    desk = Desk(even_map(1), aggregate=True, aggregate_max_bytes=200, request_max_records=1)
+    desk.submit([(b"k", b"x" * 50, LOW)] * 100)
+    desk.sort()
+    desk.send().stored("unknown")
+    assert holding_of(desk) == ("shard_map", "")

@@ -1,0 +1,247 @@
+"""An entry is delivered when a consumer is handed it: what the answer names is compared with the shards that are known."""
+
+from __future__ import annotations
+
+import base64
+from random import Random
+
+import numpy as np
+import orjson
+import pytest
+
+from producerd.core import intake
+from producerd.core.aggregation import parse
+from producerd.core.entries import Answer, Piece, encode
+from producerd.core.lane import Lane
+from producerd.core.requests import Request
+from producerd.core.shards import MAX_HASH_KEY, KnownShards, Shard, ShardMap
+from producerd.core.spans import Span, sort_rows
+from producerd.core.verdicts import STORED, STRAYED, UNSURE, Verdicts, judge
+from tests.core.test_sealed_aggregates import HIGH, LOW, UserRecord, body_of, seal
+from tests.core.test_spans import Row, even_map, rows_of
+from tests.simulation import ADDRESS, make_rules
+
+THROTTLED = ("ProvisionedThroughputExceededException", "m")
+BROKEN = ("InternalFailure", "m")
+HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)])
+
+
+def known_from(shard_map: ShardMap) -> KnownShards:
+    known = KnownShards()
+    known.learn(shard_map, 0.0, ())
+    return known
+
+
+def request_of(
+    rows: list[Row], shard_map: ShardMap, *, aggregate: bool = True, aggregate_max_bytes: int = 51_200
+) -> Request:
+    """Sorted by a map, encoded, and on its way."""
+    result = sort_rows([rows_of(rows)], shard_map, 1)
+    return encoded(result.spans, shard_map, aggregate=aggregate, aggregate_max_bytes=aggregate_max_bytes)
+
+
+def encoded(
+    spans: list[tuple[int, Span]], shard_map: ShardMap, *, aggregate: bool, aggregate_max_bytes: int
+) -> Request:
+    lanes = [Lane(shard, None) for shard in shard_map.shards]
+    rules = make_rules(aggregate=aggregate, aggregate_max_bytes=aggregate_max_bytes).entries
+    request = Request(shard_map)
+    request.pieces = [Piece(lanes[place], span) for place, span in spans]
+    request.encoded = encode(ADDRESS, request.pieces, rules, shard_map=shard_map)
+    return request
+
+
+def answer(*results: str | tuple[str, str]) -> Answer:
+    """Each a shard's id, or an error."""
+    shards = list(dict.fromkeys([result for result in results if isinstance(result, str)]))
+    errors = list(dict.fromkeys([result for result in results if not isinstance(result, str)]))
+    return Answer(
+        np.array([shards.index(result) if isinstance(result, str) else -1 for result in results], np.int32),
+        tuple(shards),
+        np.array([-1 if isinstance(result, str) else errors.index(result) for result in results], np.int32),
+        tuple(errors),
+        tuple([0] * len(shards)),
+    )
+
+
+def at(*hash_keys: int) -> list[Row]:
+    return [(b"k", b"%d" % number, b"%d" % hash_key) for number, hash_key in enumerate(hash_keys)]
+
+
+def told(verdicts: Verdicts) -> tuple[list[int], list[bool]]:
+    return verdicts.classes.tolist(), verdicts.elsewhere.tolist()
+
+
+# ---- one thing at a time
+
+
+def test_errors_are_told_by_their_place_and_the_rest_is_stored() -> None:
+    request = request_of(at(1, 2, 3, 4), even_map(1), aggregate=False)
+    verdicts = judge(request, answer("shard-0", THROTTLED, BROKEN, THROTTLED), known_from(even_map(1)))
+    assert told(verdicts) == ([STORED, 1, 2, 1], [False] * 4)
+
+
+@pytest.mark.law("ShardMap")
+def test_a_raw_record_is_delivered_wherever_it_is_and_that_it_is_elsewhere_is_told() -> None:
+    request = request_of(at(1, 2), even_map(2), aggregate=False)
+    assert told(judge(request, answer("shard-1", "nobody knows"), known_from(even_map(2)))) == (
+        [STORED] * 2,
+        [True] * 2,
+    )
+
+
+@pytest.mark.law("ShardMap")
+@pytest.mark.parametrize(
+    ("shard_id", "verdict", "elsewhere"),
+    [("shard-0", STORED, False), ("shard-1", STRAYED, True), ("nobody knows", UNSURE, True)],
+)
+def test_an_aggregate_is_delivered_in_its_own_shard(shard_id: str, verdict: int, elsewhere: bool) -> None:
+    request = request_of(at(1, 2), even_map(2))
+    assert told(judge(request, answer(shard_id), known_from(even_map(2)))) == ([verdict], [elsewhere])
+
+
+@pytest.mark.law("ShardMap")
+def test_an_aggregate_in_a_child_is_delivered_if_the_child_owns_all_of_it() -> None:
+    for hash_keys, verdict in (((1, 2), STORED), ((1, 2**127 - 1), STORED), ((1, 2**127), STRAYED)):
+        request = request_of(at(*hash_keys), even_map(1))
+        known = known_from(even_map(1))
+        known.learn(HALVES, 1.0, [request])
+        assert told(judge(request, answer("low"), known)) == ([verdict], [True])
+
+
+@pytest.mark.law("ShardMap")
+def test_one_in_a_shard_that_closed_meanwhile_is_believed() -> None:
+    request = request_of(at(1, MAX_HASH_KEY), even_map(1))
+    known = known_from(even_map(1))
+    known.learn(HALVES, 1.0, [request])
+    assert told(judge(request, answer("shard-0"), known)) == ([STORED], [False])
+
+
+@pytest.mark.law("ShardMap")
+def test_where_the_id_means_another_range_by_now_its_lane_says_nothing() -> None:
+    """The stream was deleted and made again: its shard-0 is half of what it was."""
+    for hash_keys, verdict in (((1, 2), STORED), ((1, MAX_HASH_KEY), STRAYED)):
+        request = request_of(at(*hash_keys), even_map(1))
+        known = known_from(even_map(1))
+        known.learn(even_map(2), 1.0, [request])
+        assert told(judge(request, answer("shard-0"), known)) == ([verdict], [True])
+
+
+@pytest.mark.law("ShardMap")
+def test_in_doubt_no_aggregate_is_believed_and_every_raw_record_is() -> None:
+    known = known_from(even_map(2))
+    known.refute()
+    request = request_of(at(1, 2, MAX_HASH_KEY), even_map(2))
+    assert told(judge(request, answer("shard-0", "shard-1"), known)) == ([UNSURE, STORED], [False, False])
+
+
+def test_before_the_shards_are_known_nothing_is_elsewhere() -> None:
+    nameless = ShardMap([Shard("", 0, MAX_HASH_KEY)])
+    request = request_of(at(1, 2), nameless, aggregate=False)
+    assert told(judge(request, answer("shard-7", "shard-9"), KnownShards())) == ([STORED] * 2, [False] * 2)
+
+
+# ---- rows that were aggregates themselves
+
+
+def sealed_request(users: list[list[UserRecord]], shard_map: ShardMap) -> Request:
+    rows = intake.check(body_of([seal(inside) for inside in users]), 1 << 20, takes_aggregates=True)
+    result = sort_rows([rows], shard_map, 1)
+    return encoded(result.spans, shard_map, aggregate=True, aggregate_max_bytes=51_200)
+
+
+TWO_AND_ONE = [UserRecord(b"a", LOW, b"1"), UserRecord(b"b", b"1", b"2"), UserRecord(b"c", HIGH, b"3")]
+"""In two shards: an aggregate of two, and one plain."""
+
+
+@pytest.mark.parametrize(
+    ("results", "verdict", "partly"),
+    [
+        (("shard-0", "shard-1"), STORED, False),
+        (("shard-1", "shard-1"), STRAYED, True),
+        (("shard-0", "anywhere"), STORED, False),
+        (("anywhere", "shard-1"), STRAYED, True),
+        ((THROTTLED, "shard-1"), 1, True),
+        (("shard-0", THROTTLED), 1, True),
+        ((THROTTLED, THROTTLED), 1, False),
+        ((THROTTLED, BROKEN), 2, False),
+        (("shard-1", THROTTLED), 1, True),
+    ],
+)
+def test_a_row_that_was_an_aggregate_is_delivered_if_all_of_its_parts_are(
+    results: tuple[str | tuple[str, str], ...], verdict: int, partly: bool
+) -> None:
+    request = sealed_request([TWO_AND_ONE], even_map(2))
+    assert request.encoded is not None
+    assert request.encoded.ends.tolist() == [1, 1]
+    verdicts = judge(request, answer(*results), known_from(even_map(2)))
+    assert verdicts.classes.tolist() == [verdict] * 2, "all of its entries share the row's fate"
+    assert verdicts.partly == ([0] if partly else [])
+    assert not verdicts.elsewhere.any(), "its lane is that of its first record alone"
+
+
+def test_one_such_row_says_nothing_about_its_neighbours() -> None:
+    request = sealed_request([TWO_AND_ONE, TWO_AND_ONE, TWO_AND_ONE], even_map(2))
+    results = answer("shard-0", "shard-1", THROTTLED, "shard-1", "shard-0", "shard-1")
+    verdicts = judge(request, results, known_from(even_map(2)))
+    assert verdicts.classes.tolist() == [STORED, STORED, 1, 1, STORED, STORED]
+    assert verdicts.partly == [2]
+
+
+# ---- all of it, against an oracle
+
+
+def expected(
+    request: Request, results: list[str | tuple[str, str]], known: KnownShards
+) -> tuple[list[int], list[bool]]:
+    """Entry by entry, as the page says it."""
+    assert request.encoded is not None
+    entries = orjson.loads(request.encoded.body)["Records"]
+    errors = list(dict.fromkeys([result for result in results if not isinstance(result, str)]))
+    classes, elsewhere = [], []
+    for entry, result, place in zip(entries, results, request.encoded.lanes.tolist(), strict=True):
+        shard_of_lane = request.encoded.lane_table[place].shard
+        if not isinstance(result, str):
+            classes.append(1 + errors.index(result))
+            elsewhere.append(False)
+            continue
+        own = result == shard_of_lane.shard_id and known.get(result) == shard_of_lane
+        elsewhere.append(not own)
+        inside = parse(base64.b64decode(entry["Data"]))
+        if inside is None or (own and not known.doubted):
+            classes.append(STORED)
+            continue
+        shard = None if known.doubted else known.get(result)
+        if shard is None:
+            classes.append(UNSURE)
+        else:
+            good = all(shard.start <= user.hash_key <= shard.end for user in inside)
+            classes.append(STORED if good else STRAYED)
+    return classes, elsewhere
+
+
+@pytest.mark.law("ShardMap")
+@pytest.mark.parametrize("seed", range(150))
+def test_every_entry_is_judged_as_one_by_one(seed: int) -> None:
+    random = Random(seed)
+    before, after = random.choice([even_map(1), even_map(3), HALVES]), random.choice([even_map(2), even_map(3), HALVES])
+    rows: list[Row] = [
+        (b"k%d" % i, b"%d" % i, b"%d" % random.choice([0, 2**127, MAX_HASH_KEY, random.getrandbits(128)]))
+        for i in range(random.choice([1, 5, 60]))
+    ]
+    request = request_of(
+        rows, before, aggregate=random.random() < 0.8, aggregate_max_bytes=random.choice([60, 200, 51_200])
+    )
+    known = known_from(before)
+    if random.random() < 0.7:
+        known.learn(after, 1.0, [request])
+    if random.random() < 0.2:
+        known.refute()
+    assert request.encoded is not None
+    names = [*(shard.shard_id for shard in (*before.shards, *after.shards)), "unknown"]
+    likely = [request.encoded.lane_table[place].shard.shard_id for place in request.encoded.lanes.tolist()]
+    results = [
+        random.choice([right, right, right, random.choice(names), random.choice([THROTTLED, BROKEN])])
+        for right in likely
+    ]
+    assert told(judge(request, answer(*results), known)) == expected(request, results, known)
