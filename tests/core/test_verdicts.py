@@ -1,4 +1,4 @@
-"""An entry is delivered when a consumer is handed it: what the answer names is compared with the shards that are known."""
+"""An entry is delivered when a consumer is handed it: an answer is compared with the shards that are known."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import orjson
 import pytest
 
 from producerd.core import intake
-from producerd.core.aggregation import parse
+from producerd.core.aggregation import UserRecord, parse
 from producerd.core.entries import Answer, Piece, encode
 from producerd.core.lane import Lane
 from producerd.core.requests import Request
 from producerd.core.shards import MAX_HASH_KEY, KnownShards, Shard, ShardMap
 from producerd.core.spans import Span, sort_rows
 from producerd.core.verdicts import STORED, STRAYED, UNSURE, Verdicts, judge
-from tests.core.test_sealed_aggregates import HIGH, LOW, UserRecord, body_of, seal
+from tests.core.test_sealed_aggregates import HIGH, LOW, body_of, seal
 from tests.core.test_spans import Row, even_map, rows_of
 from tests.simulation import ADDRESS, make_rules
 
