@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from producerd.core.shards import (
     MAX_HASH_KEY,
+    KnownShards,
     Shard,
     ShardMap,
     hash_keys,
@@ -175,3 +178,161 @@ def test_explicit_hash_keys_are_read_as_numbers_and_absent_ones_are_0() -> None:
     ends = np.cumsum([0, *map(len, texts)]).astype(np.int32)
     high, low = parse_hash_keys(memoryview(b"".join(texts)), ends)
     assert [int(h) << 64 | int(lo) for h, lo in zip(high, low, strict=True)] == [*numbers, 0]
+
+
+# ---- what an answer may be believed by
+
+MIDDLE = 2**127
+
+
+def halves(first: str = "low", second: str = "high") -> ShardMap:
+    return ShardMap([Shard(first, 0, MIDDLE - 1), Shard(second, MIDDLE, MAX_HASH_KEY)])
+
+
+def quarters() -> ShardMap:
+    """The low half was split once more."""
+    quarter = MIDDLE // 2
+    return ShardMap([Shard("a", 0, quarter - 1), Shard("b", quarter, MIDDLE - 1), Shard("high", MIDDLE, MAX_HASH_KEY)])
+
+
+def known_from(shard_map: ShardMap, now: float = 0.0) -> KnownShards:
+    known = KnownShards()
+    known.learn(shard_map, now, ())
+    return known
+
+
+def test_nothing_is_known_before_a_map_was_read() -> None:
+    known = KnownShards()
+    assert (known.map, known.get("shard-0"), known.doubted) == (None, None, False)
+
+
+@pytest.mark.law("ShardMap")
+def test_a_closed_shard_s_range_is_kept_until_the_requests_sent_before_are_answered_and_not_longer() -> None:
+    known = known_from(map_of([0]))
+    known.learn(halves(), 1.0, ["first", "second"])
+    assert known.get("shard-0") == Shard("shard-0", 0, MAX_HASH_KEY)
+    assert known.get("low") == Shard("low", 0, MIDDLE - 1)
+    known.answered("sent later")
+    known.answered("first")
+    assert known.get("shard-0") is not None
+    known.answered("second")
+    assert known.get("shard-0") is None
+
+
+@pytest.mark.law("ShardMap")
+def test_without_a_request_on_its_way_nothing_of_a_closed_shard_is_kept() -> None:
+    known = known_from(map_of([0]))
+    known.learn(halves(), 1.0, [])
+    assert known.get("shard-0") is None
+
+
+@pytest.mark.law("ShardMap")
+def test_shards_that_close_one_after_the_other_are_kept_for_the_requests_of_their_time() -> None:
+    """A request from before the first split may be answered by the parent or by a child that is closed, too."""
+    known = known_from(map_of([0]))
+    known.learn(halves(), 1.0, ["old"])
+    known.learn(quarters(), 2.0, ["old", "young"])
+    for shard_id in ("shard-0", "low", "a", "high"):
+        assert known.get(shard_id) is not None
+    assert set(known._closed) == {"shard-0", "low"}
+    known.answered("old")
+    assert known.get("low") is not None
+    known.answered("young")
+    assert (known.get("shard-0"), known.get("low")) == (None, None)
+    assert not known._awaited
+
+
+@pytest.mark.law("ShardMap")
+def test_the_same_map_read_again_changes_nothing() -> None:
+    known = known_from(map_of([0]))
+    known.learn(halves(), 1.0, ["old"])
+    known.learn(halves(), 2.0, ["old"])
+    assert known.get("shard-0") is not None
+    known.answered("old")
+    assert known.get("shard-0") is None
+
+
+@pytest.mark.law("ShardMap")
+def test_a_map_that_contradicts_is_of_another_stream_and_nothing_of_the_first_is_kept() -> None:
+    known = known_from(halves("shard-0", "shard-1"))
+    known.learn(map_of([0, 7]), 1.0, ["old"])
+    assert known.get("shard-0") == Shard("shard-0", 0, 6)
+    known = known_from(halves("shard-0", "shard-1"))
+    known.learn(map_of([0]), 1.0, ["old"])
+    assert known.get("shard-0") == Shard("shard-0", 0, MAX_HASH_KEY)
+    assert known.get("shard-1") is None
+
+
+def test_maps_contradict_only_if_an_id_means_another_range() -> None:
+    one = halves()
+    assert not one.contradicts(one)
+    assert not one.contradicts(halves())
+    assert not one.contradicts(quarters())
+    assert not quarters().contradicts(one)
+    assert not one.contradicts(halves("c", "d"))
+    assert one.contradicts(ShardMap([Shard("low", 0, 5), Shard("x", 6, MAX_HASH_KEY)]))
+
+
+@pytest.mark.law("ShardMap")
+def test_a_map_is_believed_while_things_are_stored_and_doubted_after_a_silence() -> None:
+    """A stream cannot be deleted and made again in so little time."""
+    known = known_from(halves(), now=100.0)
+
+    def doubted_at(now: float) -> bool:
+        known.stored(now)
+        return known.doubted
+
+    assert [doubted_at(now) for now in (119.0, 138.0, 157.0)] == [False] * 3
+    assert doubted_at(157.0 + KnownShards.CONTINUITY_SECONDS + 0.1)
+    assert doubted_at(178.0), "until it is read again"
+    known.learn(halves(), 180.0, ())
+    assert not doubted_at(199.0)
+
+
+@pytest.mark.law("ShardMap")
+def test_an_answer_that_was_stored_long_before_it_is_told_of_does_not_turn_time_back() -> None:
+    known = known_from(halves(), now=100.0)
+    known.stored(110.0)
+    known.stored(105.0)
+    known.stored(129.0)
+    assert not known.doubted
+
+
+@pytest.mark.law("ShardMap")
+def test_a_doubt_that_only_silence_raised_ends_when_the_map_cannot_be_read() -> None:
+    """Who may not list shards would wait for ever; who has more than silence against the map waits on."""
+    known = known_from(halves(), now=0.0)
+
+    def doubted_after(tell: Callable[..., None], *told: Any) -> bool:
+        tell(*told)
+        return known.doubted
+
+    assert doubted_after(known.stored, 60.0)
+    assert not doubted_after(known.not_read, 61.0)
+    assert not doubted_after(known.stored, 80.0)
+    assert doubted_after(known.refute)
+    assert doubted_after(known.not_read, 81.0)
+    assert not doubted_after(known.learn, halves(), 82.0, ())
+    assert not known.refuted
+
+
+@pytest.mark.law("ShardMap")
+def test_of_a_stream_that_is_gone_nothing_is_known() -> None:
+    known = known_from(map_of([0]))
+    known.learn(halves(), 1.0, ["old"])
+    known.refute()
+    known.forget()
+    assert (known.map, known.get("low"), known.get("shard-0"), known.doubted) == (None, None, None, False)
+    known.learn(map_of([0, 7]), 2.0, ["old"])
+    assert known.get("low") is None
+
+
+def test_a_shard_says_whether_its_range_holds_all_of_some_hash_keys() -> None:
+    random = Random(3)
+    for _ in range(300):
+        start, end = sorted(random.choice([random.getrandbits(128), *EDGES_64, MAX_HASH_KEY]) for _ in range(2))
+        near = [max(0, start - 1), start, end, min(MAX_HASH_KEY, end + 1), random.randint(start, end)]
+        numbers = random.choices(near, [1, 3, 3, 1, 3], k=random.choice([0, 1, 3]))
+        high = np.array([number >> 64 for number in numbers], np.uint64)
+        low = np.array([number & 2**64 - 1 for number in numbers], np.uint64)
+        assert Shard("s", start, end).holds(high, low) == all(start <= number <= end for number in numbers)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import numpy as np
 import pytest
 
-from producerd.core import intake
+from producerd.core import intake, spans
 from producerd.core.frame import Frame
 from producerd.core.intake import Rows
 from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
-from producerd.core.spans import JOB_CHARGE_BYTES, RAW_FROM_STRAYS, SPAN_BYTES, Job, SortedRows, Span, sort_rows
+from producerd.core.spans import (
+    JOB_CHARGE_BYTES,
+    RAW_FROM_STRAYS,
+    SPAN_BYTES,
+    Job,
+    SortedRows,
+    Span,
+    reorder,
+    sort_rows,
+)
 from producerd.testing import hash_of
 from producerd.wire.columns import RECORD_CHARGE_BYTES, lay_out
 from tests.simulation import make_body
@@ -197,3 +207,109 @@ def test_a_span_is_cut_in_two_without_a_row_lost() -> None:
     assert (left.first, left.last, right.first, right.last) == (0, 20, 20, 50)
     assert (left.attempts, right.attempts, left.raw, right.raw) == (3, 3, True, True)
     assert int(left.sizes()[-1] + right.sizes()[-1]) == int(span.sizes()[-1])
+
+
+# ---- rows in another order, in place
+
+
+class Shuffled:
+    """A job whose rows have every mark that rows can have, and what each of them was before."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random = Random(seed)
+        shard_map = even_map(random.choice([1, 3]))
+        frames = [
+            [
+                (
+                    random.choice([None, b"k%d" % random.randrange(6)]),
+                    b"%d/%d:" % (tag, i) + b"x" * random.choice([0, 9, 900]),
+                    random.choice([None, b"%d" % random.getrandbits(128)]),
+                )
+                for i in range(random.choice([1, 20, 150]))
+            ]
+            for tag in range(random.choice([1, 3]))
+        ]
+        checked = [rows_of(list(rows)) for rows in frames]
+        result = sort_rows(checked, shard_map, seed)
+        self.job = Job([Frame(None, tag, rows, 10**6) for tag, rows in enumerate(checked)], result)
+        self.spans = [span for _, span in result.spans]
+        rows = len(result.order)
+        for buffer in result.buffers:
+            marks = np.array([random.random() < 0.3 for _ in range(len(buffer.key_offsets) - 1)])
+            buffer.sealed = marks if marks.any() and random.random() < 0.5 else None
+        self.job.state[:] = [random.choice([0, 0, 1, 2]) for _ in range(rows)]
+        if random.random() < 0.5:
+            self.job.mark_maybe_stored(0, rows // 2, "connection")
+        self.before = self.rows()
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """All there is to know of each row, by its position."""
+        job = self.job
+        found: list[tuple[object, ...]] = []
+        for span in self.spans:
+            buffer = span.buffer
+            for position in range(span.first, span.last):
+                ((frame, numbers),) = job.frames_of(slice(position, position + 1))
+                sealed = buffer.sealed is not None and bool(buffer.sealed[position - buffer.first])
+                maybe = int(job.maybe_stored[position]) if job.maybe_stored is not None else 0
+                state = int(job.state[position])
+                found.append((frame.frame_id, int(numbers[0]), *content(span, position), sealed, state, maybe))
+        return found
+
+    def some_rows(self) -> Span:
+        """Of one span."""
+        span = self.random.choice(self.spans)
+        first, last = sorted(self.random.sample(range(span.first, span.last + 1), 2))
+        return span.cut(first)[1].cut(last)[0]
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_rows_put_in_another_order_stay_what_they_are_and_the_others_where_they_are(seed: int) -> None:
+    world = Shuffled(seed)
+    span = world.some_rows()
+    buffer = span.buffer
+    arrays = (buffer.key_offsets, buffer.data_offsets, *buffer.hashes, buffer.explicit, buffer.sealed)
+    as_read = [None if array is None else array.copy() for array in arrays]
+    order = np.array(world.random.sample(range(span.records), span.records))
+    reorder(span, order)
+    after = world.rows()
+    a, b = span.first, span.last
+    assert after[a:b] == [world.before[a + place] for place in order.tolist()]
+    assert after[:a] + after[b:] == world.before[:a] + world.before[b:]
+    for read, array in zip(as_read, arrays, strict=True):
+        assert (read is None and array is None) or np.array_equal(read, array), "a worker may be reading them"  # type: ignore[arg-type]
+    assert span.bytes == int(span.sizes()[-1])
+    assert buffer.charge_bytes == len(buffer.keys) + len(buffer.data) + (RECORD_CHARGE_BYTES - JOB_CHARGE_BYTES) * (
+        len(buffer.key_offsets) - 1
+    )
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_rows_placed_by_another_map_are_spans_of_one_shard_each_and_keep_their_order_in_it(seed: int) -> None:
+    world = Shuffled(seed)
+    span = world.some_rows()._replace(attempts=2, timeouts=1, wrong_counts=1, strays=1)
+    shard_map = even_map(world.random.choice([1, 2, 7]))
+    placed = spans.place(span, shard_map)
+    shards = [index for index, _ in placed]
+    assert shards == sorted(set(shards)), "each once, in the shards' order"
+    edges = [span.first, *(part.last for _, part in placed)]
+    assert [(part.first, part.last) for _, part in placed] == list(pairwise(edges))
+    assert edges[-1] == span.last
+    after = world.rows()
+    for index, part in placed:
+        assert part.lies_in(shard_map.shards[index])
+        assert (part.attempts, part.timeouts, part.wrong_counts, part.strays) == (2, 1, 1, 1)
+        assert part.bytes == int(part.sizes()[-1])
+        mine = after[part.first : part.last]
+        assert mine == [row for row in world.before[span.first : span.last] if row in mine]
+    a, b = span.first, span.last
+    assert sorted(map(repr, after[a:b])) == sorted(map(repr, world.before[a:b]))
+    assert after[:a] + after[b:] == world.before[:a] + world.before[b:]
+
+
+def test_rows_that_are_all_of_one_shard_are_placed_without_being_touched() -> None:
+    world = Shuffled(1)
+    span = world.some_rows()
+    keys = span.buffer.keys
+    assert spans.place(span, even_map(1)) == [(0, span)]
+    assert span.buffer.keys is keys

@@ -110,6 +110,16 @@ def test_an_aggregate_in_a_child_is_delivered_if_the_child_owns_all_of_it() -> N
 
 
 @pytest.mark.law("ShardMap")
+def test_an_aggregate_of_rows_of_several_frames_is_looked_at_as_a_whole() -> None:
+    spans = [span for row in at(2**127, 1) for span in sort_rows([rows_of([row])], even_map(1), 1).spans]
+    request = encoded(spans, even_map(1), aggregate=True, aggregate_max_bytes=51_200)
+    assert request.encoded is not None
+    assert (request.encoded.entries, len(request.pieces)) == (1, 2)
+    assert judge(request, answer("low"), known_from(HALVES)).classes.tolist() == [STRAYED]
+    assert judge(request, answer("high"), known_from(HALVES)).classes.tolist() == [STRAYED]
+
+
+@pytest.mark.law("ShardMap")
 def test_one_in_a_shard_that_closed_meanwhile_is_believed() -> None:
     request = request_of(at(1, MAX_HASH_KEY), even_map(1))
     known = known_from(even_map(1))
@@ -178,6 +188,14 @@ def test_a_row_that_was_an_aggregate_is_delivered_if_all_of_its_parts_are(
     assert verdicts.classes.tolist() == [verdict] * 2, "all of its entries share the row's fate"
     assert verdicts.partly == ([0] if partly else [])
     assert not verdicts.elsewhere.any(), "its lane is that of its first record alone"
+
+
+@pytest.mark.law("ShardMap")
+@pytest.mark.parametrize("shard_id", ["low", "high"])
+def test_a_part_is_looked_at_as_a_whole(shard_id: str) -> None:
+    request = sealed_request([TWO_AND_ONE], even_map(1))
+    assert judge(request, answer("shard-0"), known_from(even_map(1))).classes.tolist() == [STORED]
+    assert judge(request, answer(shard_id), known_from(HALVES)).classes.tolist() == [STRAYED]
 
 
 def test_one_such_row_says_nothing_about_its_neighbours() -> None:
