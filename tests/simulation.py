@@ -329,7 +329,7 @@ class Session:
         frame.sent.result = frame.result()
         self.unacked.pop(frame, None)
         self.unacked_bytes -= frame.charge_bytes
-        self.sim.gate.settled(self.member, frame.charge_bytes)
+        self.sim.gate.settled(self.member, frame.records, frame.charge_bytes)
         self.sim.laws.acknowledgement_is_true(frame.sent)
         for flush in self.flushes:
             flush.waits_for.discard(frame)
@@ -775,7 +775,16 @@ def _live_of(pieces: Iterable[Piece], state: int = QUEUED) -> int:
 
 ZERO_WHEN_IDLE: Final = frozenset(
     (
-        *("used_records", "used_bytes", "taken_bytes", "in_flight", "in_flight_bytes", "parcels", "queued"),
+        *(
+            "used_records",
+            "used_bytes",
+            "taken_bytes",
+            "taken_records",
+            "in_flight",
+            "in_flight_bytes",
+            "parcels",
+            "queued",
+        ),
         *("live_buffers", "_waiting", "_unreceived_bytes", "_filling_records", "_filling_bytes"),
     )
 )

@@ -4,8 +4,8 @@ Nobody is let in who would pass a limit, and everybody who fits an empty queue i
 
 - Within a session, first come first served.  Candidates are the sessions that could receive a body now; of these the
   one with the least taken on goes first, ties to the longest waiting.  Nobody overtakes the one so chosen.
-- While other sessions have the stream open, a session that already holds rows may not take the last eighth of a limit:
-  a caller that comes back after its pause finds room.
+- While other sessions have the stream open, the last eighth of a limit is for those that hold less than an equal share
+  of the rest: a caller that comes back after its pause finds room for more than one frame.
 - Granted and unreceived bytes together stay under a quarter of the limit, or are exactly one frame.
 
 Plain functions and no waiting: `ask` and `pump` call the session back, at once or later.
@@ -23,7 +23,7 @@ from producerd.errors import Code
 from producerd.wire.columns import Layout
 
 RESERVED_SHARE: Final = 1 / 8
-"""Of each limit, kept for sessions that hold nothing (60 callers of a hot shard otherwise halve 4 of cold ones)."""
+"""Of each limit, kept for sessions that hold little (60 callers of a hot shard otherwise halve 4 of cold ones)."""
 UNRECEIVED_SHARE: Final = 1 / 4
 """Of the byte limit: granted bodies still on their way hold room that nobody can send from."""
 
@@ -56,12 +56,13 @@ class Refusal:
 class Member:
     """One session's part in one stream: its line, and what it has taken on."""
 
-    __slots__ = ("caller", "line", "taken_bytes")
+    __slots__ = ("caller", "line", "taken_bytes", "taken_records")
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.line: deque[Ticket] = deque()
         self.taken_bytes = 0
+        self.taken_records = 0
 
 
 class Ticket:
@@ -168,7 +169,7 @@ class AdmissionGate:
         """A ticket is withdrawn, waiting or granted; nothing of it stays."""
         if ticket.granted:
             self._unreceived_bytes -= ticket.layout.charge_bytes
-            ticket.member.taken_bytes -= ticket.layout.charge_bytes
+            self.settled(ticket.member, ticket.layout.records, ticket.layout.charge_bytes)
             self.budget.release(ticket.layout.records, ticket.layout.charge_bytes)
         elif ticket.waiting:
             self._take_out(ticket)
@@ -178,8 +179,9 @@ class AdmissionGate:
         """A granted body is whole; the budget is the pipeline's to release from now on."""
         self._unreceived_bytes -= ticket.layout.charge_bytes
 
-    def settled(self, member: Member, charge_bytes: int) -> None:
+    def settled(self, member: Member, records: int, charge_bytes: int) -> None:
         """A received frame is finished (or was never accepted)."""
+        member.taken_records -= records
         member.taken_bytes -= charge_bytes
 
     def close(self, refusal: Refusal, now: float) -> None:
@@ -236,8 +238,19 @@ class AdmissionGate:
         charge = ticket.layout.charge_bytes
         if self._unreceived_bytes and self._unreceived_bytes + charge > self.budget.limit_bytes * UNRECEIVED_SHARE:
             return False
-        shares = len(self._members) > 1 and ticket.member.taken_bytes > 0
-        return self.budget.fits(ticket.layout.records, charge, keep_free_share=RESERVED_SHARE if shares else 0.0)
+        keep_free_share = RESERVED_SHARE if self._has_its_share(ticket) else 0.0
+        return self.budget.fits(ticket.layout.records, charge, keep_free_share=keep_free_share)
+
+    def _has_its_share(self, ticket: Ticket) -> bool:
+        """Whether this frame takes a session past what each would hold if all had equally much."""
+        member, layout, members = ticket.member, ticket.layout, len(self._members)
+        if members == 1 or not member.taken_bytes:
+            return False
+        share = (1 - RESERVED_SHARE) / members
+        return (
+            member.taken_bytes + layout.charge_bytes > self.budget.limit_bytes * share
+            or member.taken_records + layout.records > self.budget.limit_records * share
+        )
 
     def _too_large(self, ticket: Ticket) -> Refusal | None:
         layout = ticket.layout
@@ -258,6 +271,7 @@ class AdmissionGate:
         self.budget.take(ticket.layout.records, charge)
         self._unreceived_bytes += charge
         ticket.member.taken_bytes += charge
+        ticket.member.taken_records += ticket.layout.records
         self._take_out(ticket)
         ticket.granted = True
         if now > ticket.since:

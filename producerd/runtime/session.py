@@ -250,7 +250,7 @@ class Session(asyncio.BufferedProtocol):
 
     def acknowledge(self, part: Part, frame: Frame) -> None:
         self._unacked_bytes -= self._unacked.pop(frame.frame_id)
-        part.stream.gate.settled(part.member, frame.charge_bytes)
+        part.stream.gate.settled(part.member, frame.records, frame.charge_bytes)
         result = frame.result()
         self._send(
             frames.Ack(

@@ -318,21 +318,11 @@ def cold_steady(world: World, rows: int, record_bytes: int) -> float:
 
 @pytest.mark.slow
 @RAW_AND_KPL
-@pytest.mark.parametrize(
-    "cold",
-    [
-        cold_steady,
-        pytest.param(
-            cold_bursts,
-            marks=pytest.mark.xfail(
-                reason="77 %: the gate keeps room for sessions that hold nothing, so each has one frame on its way"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("cold", [cold_steady, cold_bursts])
 def test_60_callers_of_a_hot_shard_leave_4_of_cold_shards_their_throughput(
     record_bytes: int, aggregate: bool, cold: Callable[[World, int, int], float]
 ) -> None:
+    """Measured: 100 % where these are steady, 93 % where they burst, flush and pause."""
     rows = 250_000 // (record_bytes + 40) // len(COLD) * len(COLD)
 
     def measure(hot: bool) -> float:

@@ -84,7 +84,7 @@ class Caller:
     def settle(self, now: float = 0.0) -> None:
         ticket = self.holds.pop(0)
         self.gate.budget.release(ticket.layout.records, ticket.layout.charge_bytes)
-        self.gate.settled(self.member, ticket.layout.charge_bytes)
+        self.gate.settled(self.member, ticket.layout.records, ticket.layout.charge_bytes)
         self.gate.pump(now)
 
     def cancel(self, frame_id: int, now: float = 0.0) -> None:
@@ -152,7 +152,7 @@ def test_the_session_with_the_least_taken_on_goes_first_and_ties_go_to_the_longe
     full.receive()
     holder.ask(2_400, now=1.0)
     early.ask(2_500, now=2.0)
-    assert early.grants == [1], "the reserved eighth is for those who hold nothing"
+    assert early.grants == [1], "the reserved eighth is for those who hold less than their share"
     early.receive()
     early.ask(2_300, now=3.0)
     late.ask(2_600, now=4.0)
@@ -196,6 +196,20 @@ def test_while_others_have_the_stream_open_who_holds_rows_leaves_the_last_eighth
     caller.ask(10_000)
     assert caller.grants[-1] == 9, "alone it may take the limit whole"
     assert gate.budget.used_bytes == 80_000
+
+
+@LAW
+@pytest.mark.parametrize(("limit_records", "limit_bytes"), [(80, 10**6), (10_000, 80_000)])
+def test_who_comes_back_finds_room_for_an_equal_share_of_seven_eighths(limit_records: int, limit_bytes: int) -> None:
+    """Frames of a fortieth of the limit: 7 sessions fill seven eighths with 5 each, and 4 are less than a share."""
+    gate = make_gate(limit_bytes, limit_records)
+    busy, back = [Caller(gate) for _ in range(7)], Caller(gate)
+    for caller in (*busy * 5, *busy, *[back] * 5):
+        caller.ask(2_000, 2)
+        if caller.incomplete is not None:
+            caller.receive()
+    assert [len(caller.grants) for caller in busy] == [5] * 7
+    assert len(back.grants) == 4
 
 
 @LAW
@@ -461,10 +475,19 @@ class World:
         on_the_way = sum(one.layout.charge_bytes for one in unreceived)
         if on_the_way and on_the_way + charge > budget.limit_bytes / 4:
             return False
-        share = 7 / 8 if len(self.callers) > 1 and caller.taken_bytes() else 1
+        share = 7 / 8 if caller.taken_bytes() and self.has_its_share(caller, ticket) else 1
         return (
             budget.used_bytes + charge <= budget.limit_bytes * share
             and budget.used_records + ticket.layout.records <= budget.limit_records * share
+        )
+
+    def has_its_share(self, caller: Witness, ticket: Ticket) -> bool:
+        """Whether others could not hold as much in seven eighths of a limit."""
+        frames = [*caller.holds, ticket, *([caller.incomplete] if caller.incomplete is not None else [])]
+        budget, sessions = self.gate.budget, len(self.callers)
+        return sessions > 1 and (
+            sum(frame.layout.charge_bytes for frame in frames) * sessions > budget.limit_bytes * 7 / 8
+            or sum(frame.layout.records for frame in frames) * sessions > budget.limit_records * 7 / 8
         )
 
     def step(self, *, ending: bool) -> None:
@@ -593,7 +616,7 @@ def test_thousands_of_random_worlds_keep_the_order_and_the_limits_and_nobody_wai
             world.settle_orphan()
         assert is_empty(world.gate), f"seed {seed}"
         for caller in world.callers:
-            assert caller.member.taken_bytes == 0
+            assert (caller.member.taken_bytes, caller.member.taken_records) == (0, 0)
             assert set(caller.grants) | set(caller.refusals) <= set(range(1, caller.ids + 1))
             assert not set(caller.grants) & set(caller.refusals)
         grants += sum(len(caller.grants) for caller in world.callers)
