@@ -157,6 +157,7 @@ def _check(parsed: argparse.Namespace) -> int:
             f"region: {node.region or 'not set here: AWS_REGION or a profile of AWS must name one'}",
             f"endpoint: {node.endpoint_url or 'that of the region'}",
             f"socket: {node.socket}, mode {node.socket_mode:04o}; at most {node.max_connections:,} connections",
+            f"producerctl: {node.admin_path}",
             f"metrics: {node.metrics_listen or 'off'}",
             f"streams: {which}, at most {node.max_streams:,} at a time",
             f"each stream: {limits(config.defaults)}",

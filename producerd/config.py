@@ -110,6 +110,7 @@ Seconds = Annotated[float, BeforeValidator(_not_bool)]
 Fraction = Annotated[float, BeforeValidator(_not_bool)]
 Mode = Annotated[int, BeforeValidator(_to_mode)]
 SocketPath = Annotated[Path, BeforeValidator(_to_path)]
+AdminPath = Annotated[Path | None, BeforeValidator(lambda value: _to_path(value) if value else None)]
 Url = Annotated[str | None, BeforeValidator(_to_url)]
 Listen = Annotated[str, BeforeValidator(_to_listen)]
 Name = Annotated[str | None, BeforeValidator(_blank_is_none)]
@@ -170,6 +171,10 @@ class NodeSettings(_Settings):
     """Who may connect, as an octal file mode."""
     socket_group: Name = Field(default=None, pattern=r"^[^\s:]+$", json_schema_extra=_say("the name of a group"))
     """Group that owns the socket; empty: the daemon's own."""
+    admin_socket: AdminPath = Field(
+        default=None, json_schema_extra=_say(f"a path of 1 to {SOCKET_PATH_BYTES} bytes, or empty")
+    )
+    """Path of the unix socket of producerctl, for the daemon's own user; empty: NAME.admin.sock beside ``socket``."""
     metrics_listen: Listen = Field(
         default="127.0.0.1:9474", json_schema_extra=_say('host:port with a port from 0 to 65535, or ""')
     )
@@ -207,12 +212,25 @@ class NodeSettings(_Settings):
     log_format: Literal["text", "json"] = "text"
     """One line a message, for people or as JSON."""
 
-    later = frozenset({"allowed_uids", "admin_socket", "node_queue_limit_bytes", "node_max_in_flight_bytes"})
+    later = frozenset({"allowed_uids", "node_queue_limit_bytes", "node_max_in_flight_bytes"})
 
     @model_validator(mode="after")
     def _an_external_id_has_its_role(self) -> Self:
         _check_role(self)
         return self
+
+    @model_validator(mode="after")
+    def _the_admin_socket_has_a_place(self) -> Self:
+        if self.admin_path == self.socket:
+            raise _conflict("admin_socket must be another path than socket", "socket", "admin_socket")
+        if len(os.fsencode(self.admin_path)) > SOCKET_PATH_BYTES:
+            raise _conflict(f"{self.admin_path} is longer than a socket's path may be: give admin_socket", "socket")
+        return self
+
+    @property
+    def admin_path(self) -> Path:
+        """Where producerctl connects."""
+        return self.admin_socket or self.socket.with_suffix(".admin.sock")
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:

@@ -68,6 +68,7 @@ def test_check_says_ok_and_what_holds(tmp_path: Path) -> None:
         "region: not set here: AWS_REGION or a profile of AWS must name one",
         "endpoint: that of the region",
         "socket: /run/x.sock, mode 0660; at most 256 connections",
+        "producerctl: /run/x.admin.sock",
         "metrics: 127.0.0.1:9474",
         "streams: any stream, at most 64 at a time",
         "each stream: queue 2,000 records, 64 MiB; in flight 24 requests, 32 MiB; aggregation none",

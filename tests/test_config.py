@@ -244,9 +244,18 @@ class TestProblems:
         assert level.endswith("it belongs at the file's top level")
 
     def test_a_socket_path_longer_than_the_system_takes(self) -> None:
-        assert load(None, ["socket=/" + "x" * 106], NOBODY).node.socket.name == "x" * 106
+        assert load(None, ["socket=/" + "x" * 106, "admin_socket=/a"], NOBODY).node.socket.name == "x" * 106
+        assert problem("admin_socket=/" + "x" * 107).endswith("allowed: a path of 1 to 107 bytes, or empty")
         assert problem("socket=/" + "x" * 107).endswith("allowed: a path of 1 to 107 bytes")
         assert "107 bytes" in problem("socket=/" + "é" * 54), "bytes count, not characters"
+
+    def test_producerctl_s_socket_lies_beside_the_clients_unless_it_is_set(self) -> None:
+        assert load(None, ["socket=/x/a.sock"], NOBODY).node.admin_path == Path("/x/a.admin.sock")
+        assert load(None, ["socket=/x/a", "admin_socket="], NOBODY).node.admin_path == Path("/x/a.admin.sock")
+        assert load(None, ["admin_socket=/y/b"], NOBODY).node.admin_path == Path("/y/b")
+        assert problem("socket=/" + "x" * 96).endswith("longer than a socket's path may be: give admin_socket")
+        line = problem("socket=/s", "admin_socket=/s")
+        assert line.endswith("admin_socket must be another path than socket")
 
     def test_settings_that_do_not_fit_each_other_are_named_with_their_sources(self) -> None:
         line = problem("aggregate_max_bytes=512 KiB", environ={"PRODUCERD_REQUEST_MAX_BYTES": "256 KiB"})

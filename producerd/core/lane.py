@@ -88,6 +88,15 @@ class Lane:
         paced = self.pacer.ready_at(now, self._entry_bytes) if self.pacer is not None else 0.0
         return max(self.hold_until, paced, self.map_until or 0.0)
 
+    def backs_off(self, now: float) -> bool:
+        """Whether it sends less than before, or nothing, because its shard throttled it."""
+        return self.pacer.backs_off if self.pacer is not None else now < self.hold_until
+
+    @property
+    def bytes(self) -> int:
+        """Of the rows that wait, with those whose caller is gone.  Looks at every span."""
+        return sum([span.bytes for span in self.spans])
+
     @property
     def _entry_bytes(self) -> int:
         """What it waits for the bucket to hold: a whole aggregate; plain records have a size each."""

@@ -32,6 +32,25 @@ class Hottest(NamedTuple):
     share: float
 
 
+class ShardState(NamedTuple):
+    """What is to be known of an open shard.  ``share``: of all waiting bytes; ``use``: of the shard's quota, of late.
+
+    ``rate_records``, ``rate_bytes``: what its lane may send in a second, 0 before it had rows.  ``waits_for``: what
+    keeps its rows from being sent, "" where nothing does or there are none.
+    """
+
+    shard: Shard
+    waiting_records: int
+    waiting_bytes: int
+    share: float
+    in_flight: int
+    rate_records: float
+    rate_bytes: float
+    use: float
+    backs_off: bool
+    waits_for: str
+
+
 class Lanes:
     """See the module's text.  With ``per_key`` a lane has one request in flight, of distinct keys or one aggregate."""
 
@@ -69,12 +88,42 @@ class Lanes:
 
     def hottest(self) -> Hottest | None:
         """The lane that holds most, by the bytes of its rows.  Looks at every span: ask it seldom."""
-        bytes_of = {lane: sum([span.bytes for span in lane.spans]) for lane in self._lanes.values()}
+        bytes_of = {lane: lane.bytes for lane in self._lanes.values()}
         total = sum(bytes_of.values())
         if not total:
             return None
         lane = max(bytes_of, key=bytes_of.__getitem__)
         return Hottest(lane, bytes_of[lane] / total)
+
+    def backing_off(self, now: float) -> int:
+        """Lanes that send less than before because their shard throttled them."""
+        return sum([lane.backs_off(now) for lane in self._lanes.values()])
+
+    def most_used(self, now: float) -> float:
+        """Of the busiest shard's quota, what it was sent of late."""
+        return max([lane.pacer.use(now) for lane in self._lanes.values() if lane.pacer is not None], default=0.0)
+
+    def states(self, now: float) -> Iterator[ShardState]:
+        """Each open shard, in their order.  Looks at every span: ask it seldom."""
+        total = max(1, sum([lane.bytes for lane in self._lanes.values()]))
+        for shard in self.map.shards:
+            lane = self._lanes.get(shard)
+            if lane is None or lane.pacer is None:
+                yield ShardState(shard, 0, 0, 0.0, 0, 0.0, 0.0, 0.0, backs_off=False, waits_for="")
+                continue
+            bytes_, pacer = lane.bytes, lane.pacer
+            yield ShardState(
+                shard,
+                lane.queued,
+                bytes_,
+                bytes_ / total,
+                lane.in_flight,
+                pacer.rate_records,
+                pacer.rate_bytes,
+                pacer.use(now),
+                lane.backs_off(now),
+                _waits_for(lane, now),
+            )
 
     # ---- rows come and go
 
@@ -244,3 +293,11 @@ class Lanes:
 def overlap(one: Shard, other: Shard) -> bool:
     """Whether two ranges have a hash key in common."""
     return one.start <= other.end and other.start <= one.end
+
+
+def _waits_for(lane: Lane, now: float) -> str:
+    if lane.ready_at(now) <= now or not lane.queued:
+        return ""
+    if lane.map_until is not None and now < lane.map_until:
+        return "shard map"
+    return "answers" if lane.waits_for_answers else "pace"

@@ -62,6 +62,8 @@ SLOWEST_ENTRY_SECONDS: Final = 10.0
 RETRY_SHARE: Final = 1 / 3
 """A throttled entry's debt is paid at no less than this share, as nothing was stored: if it were paid in full, 20
 producers of 1 MB records would starve one another; if at the full rate, 94 % of them would be throttled, not 80 %."""
+USE_SECONDS: Final = 10.0
+"""Over which `use` looks back: what was sent before weighs the less, the older it is."""
 IDLE_SECONDS: Final = 60.0
 """What a lane knew of the others is forgotten then.  Spark's triggers are mostly shorter."""
 _SOON: Final = 1e-6
@@ -124,6 +126,10 @@ class Pacer:
         "_return_to",
         "_share",
         "_stored",
+        "_used_at",
+        "_used_bytes",
+        "_used_records",
+        "_using_since",
     )
 
     _active_at: float  # when it last sent
@@ -138,6 +144,8 @@ class Pacer:
         self._records = _Bucket(SHARD_RECORDS_PER_SECOND * fraction)
         self._bytes = _Bucket(SHARD_BYTES_PER_SECOND * fraction)
         self._entry_bytes = 0.0  # of the entries taken last, on average
+        self._used_records = self._used_bytes = 0.0
+        self._used_at = self._using_since = -math.inf
         self._filled_at = -math.inf  # the buckets fill from then on; ahead of now where a debt is paid first
         self._forget(-math.inf)
 
@@ -152,6 +160,23 @@ class Pacer:
     def rate_bytes(self) -> float:
         """Bytes a second (data and keys), now."""
         return self._bytes.rate
+
+    @property
+    def backs_off(self) -> bool:
+        """Whether its shard throttled it, and it is not back yet at the rate that it returns to."""
+        return self._share < self._return_to
+
+    @property
+    def by_records(self) -> bool:
+        """Whether of the two it is the number of records that holds it."""
+        return self._records.tokens / self._records.rate < self._bytes.tokens / self._bytes.rate
+
+    def use(self, now: float) -> float:
+        """What it had stored of late, as a share of what a shard takes, in records or in bytes, whichever is more."""
+        self._age_use(now)
+        seconds = USE_SECONDS * -math.expm1(min(-1.0, self._using_since - now) / USE_SECONDS)  # fewer when it is young
+        records, bytes_ = self._used_records / SHARD_RECORDS_PER_SECOND, self._used_bytes / SHARD_BYTES_PER_SECOND
+        return max(0.0, records, bytes_) / seconds
 
     def entry_bytes(self, most: int) -> int:
         """The largest aggregate to make now, where ``most`` is the setting."""
@@ -183,6 +208,9 @@ class Pacer:
         self._active_at = now
         self._entry_bytes = bytes_ / records
         self._set_share(self._share)  # no less than such entries need
+        self._age_use(now)
+        self._used_records += records
+        self._used_bytes += bytes_
         for bucket, tokens in ((self._records, records), (self._bytes, bytes_)):
             bucket.tokens -= tokens
             self._limited |= bucket.tokens < bucket.rate * QUANTUM_SECONDS
@@ -191,11 +219,15 @@ class Pacer:
         """So much less was sent than taken.  Negative: more, which leaves a debt."""
         self._records.add(records)
         self._bytes.add(bytes_)
+        self._used_records -= records
+        self._used_bytes -= bytes_
 
     def answered(self, stored: int, throttled: int, sent_at: float, now: float) -> None:
         """How many entries of one request to this shard were stored and throttled; ``sent_at``: when it took them."""
         self._fill(now)
         if throttled:
+            self._used_records -= throttled
+            self._used_bytes -= throttled * self._entry_bytes
             self._throttled(sent_at, now)
         elif stored:
             self._stored += stored
@@ -212,6 +244,15 @@ class Pacer:
             self._filled_at = now
         if now - self._active_at > IDLE_SECONDS:
             self._forget(now)
+
+    def _age_use(self, now: float) -> None:
+        if self._used_at == -math.inf:
+            self._used_at = self._using_since = now
+        elif now > self._used_at:
+            faded = math.exp((self._used_at - now) / USE_SECONDS)
+            self._used_records = max(0.0, self._used_records) * faded
+            self._used_bytes = max(0.0, self._used_bytes) * faded
+            self._used_at = now
 
     def _forget(self, now: float) -> None:
         """Begin anew, still owing what is owed."""

@@ -23,7 +23,7 @@ from producerd.core.budget import QueueBudget
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed
 from producerd.core.frame import Frame, RowEnd
 from producerd.core.intake import Rows
-from producerd.core.lanes import ONE_LANE
+from producerd.core.lanes import ONE_LANE, Lanes, ShardState
 from producerd.core.ledger import RETURNED, Ledger
 from producerd.core.requests import Request
 from producerd.core.retry import HealthState
@@ -37,6 +37,9 @@ from producerd.errors import Code, Outcome
 MIB: Final = 1024 * 1024
 IDLE_SECONDS: Final = 600.0
 _EXPIRED: Final = RowEnd(Outcome.NOT_STORED, Code.EXPIRED, "not stored within record_ttl_seconds")
+PLAIN_WAIT_SECONDS: Final = 1.0
+"""How long plain records wait for the stream's first map: without one nothing paces them, and what they get through in
+their first second the shards throttle in the next five."""
 _UNSORTABLE: Final = RowEnd(Outcome.NOT_STORED, Code.INTERNAL, "the daemon could not sort these rows; see its log")
 
 
@@ -117,15 +120,25 @@ class Pipeline:
             due = min(due, self.ledger.next_expiry())
         if self._filling:
             due = min(due, self._filling_since + self.rules.linger_seconds)
-        if self._map_wait_until is not None and self._sealed and self.health.state is not HealthState.SUSPECT:
+        patient = self.rules.entries.aggregate and self.health.state is HealthState.SUSPECT
+        if self._map_wait_until is not None and self._sealed and not patient:
             due = min(due, self._map_wait_until)
         return due if due < inf else None
 
     def holding(self, now: float) -> Holding:
         """What holds the queue.  Looks at every span: ask it seldom."""
-        if self._sealed and self.shard_map is None and self.rules.entries.aggregate:
+        if self._sealed and self._map_wait_until is not None:
             return Holding("shard_map")
         return self.sender.holding(now)
+
+    @property
+    def lanes(self) -> Lanes:
+        """What waits, by shard; to be looked at only."""
+        return self.sender.lanes
+
+    def shards(self, now: float) -> list[ShardState]:
+        """What is to be known of each open shard; empty while they are not known.  Looks at every span."""
+        return list(self.lanes.states(now)) if self.shard_map is not None else []
 
     # ---- frames come in
 
@@ -261,11 +274,13 @@ class Pipeline:
     def set_shard_map(self, shard_map: ShardMap, now: float) -> None:
         """A new map, read at ``now``."""
         self._map_wait_until, self._map_error = None, ""
+        self.stats.shard_map_refreshes["ok"] += 1
         self.sender.set_shard_map(shard_map, now)
 
     def shard_map_failed(self, code: str, message: str, now: float) -> None:
         """ListShards failed."""
         self._map_error = f"{code}: {message}"
+        self.stats.shard_map_refreshes["failed"] += 1
         self.sender.shard_map_failed(code, message, now)
 
     def forget_shards(self, now: float) -> bool:
@@ -280,10 +295,16 @@ class Pipeline:
         return True
 
     def _map_for_sorting(self, now: float) -> ShardMap | None:
-        if self.shard_map is not None or not self.rules.entries.aggregate:
-            return self.shard_map or ONE_LANE
+        if self.shard_map is not None:
+            return self.shard_map
+        aggregate, wait_seconds = self.rules.entries.aggregate, self.rules.shard_map_wait_seconds
         if self._map_wait_until is None:
-            self._map_wait_until = now + self.rules.shard_map_wait_seconds
+            self._map_wait_until = now + (wait_seconds if aggregate else min(wait_seconds, PLAIN_WAIT_SECONDS))
+        if not aggregate:
+            if now < self._map_wait_until and not self._map_error:
+                return None
+            self._map_wait_until, self._map_error = None, self._map_error or "no answer"
+            return ONE_LANE
         if self._map_missing(now):
             self.ledger.withdraw_all(self._map_missing_end())
             self._sealed.clear()  # all of it has ended
@@ -291,7 +312,9 @@ class Pipeline:
 
     def _map_missing(self, now: float) -> bool:
         """Whether the wait for a map is over; a stream that worked, and is refused, has its own patience."""
-        if self.rules.entries.aggregate and self.cannot_aggregate:
+        if not self.rules.entries.aggregate:
+            return False
+        if self.cannot_aggregate:
             return True
         suspect = self.health.state is HealthState.SUSPECT
         return self._map_wait_until is not None and now >= self._map_wait_until and not suspect

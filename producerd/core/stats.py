@@ -29,6 +29,7 @@ class StreamStats:
     throttled_records: int = 0
     possible_duplicate_records: Counter[str] = field(default_factory=Counter)  # by cause: spans.MAYBE_CAUSES
     shard_mispredictions: int = 0
+    shard_map_refreshes: Counter[str] = field(default_factory=Counter)  # by result: ok, failed
     put_requests: Counter[str] = field(default_factory=Counter)  # by result: ok, partial, failed
     flushes: Counter[str] = field(default_factory=Counter)  # by trigger: size, linger, flush, pressure, drain
     last_error: str = ""

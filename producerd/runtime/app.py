@@ -128,6 +128,11 @@ class Daemon:
                     )
                 )
                 log.info("metrics", address=f"http://{bound[0]}:{bound[1]}/metrics")
+            admin_listener = Listener(node.admin_path, 0o600, setting="admin_socket")
+            stack.callback(admin_listener.close)
+            await stack.enter_async_context(
+                admin.serve_socket(admin_listener, status=self._status, shards=self._shards_of)
+            )
             return await self._serve(listener)
 
     async def _serve(self, listener: Listener) -> int:
@@ -269,7 +274,20 @@ class Daemon:
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
                     await self._all_gone.wait()
 
-    # ---- metrics
+    # ---- what is asked of it
+
+    def _status(self) -> admin.NodeStatus:
+        now = self._loop.time()
+        return {
+            "version": __version__,
+            "state": self.state.value,
+            "connections": len(self._sessions),
+            "streams": [stream.status(now) for stream in self._streams.values()],
+        }
+
+    def _shards_of(self, name: str) -> admin.StreamShards | None:
+        stream = self._streams.get(name)
+        return stream.shards(self._loop.time()) if stream is not None else None
 
     def _render_metrics(self) -> bytes:
         return self._metrics.render(

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final, Protocol
 
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed, parse_answer
@@ -40,7 +40,6 @@ class StreamSummary:
     """What DescribeStreamSummary says, as far as a producer needs it."""
 
     arn: str
-    created_at: datetime | None
     max_record_bytes: int
     """Largest key + data that the stream takes."""
     record_distribution_strategy: str = "USER_PARTITION_KEY"
@@ -109,7 +108,6 @@ class AioKinesis:
             told = answer["StreamDescriptionSummary"]
             return StreamSummary(
                 arn=told["StreamARN"],
-                created_at=told.get("StreamCreationTimestamp"),
                 max_record_bytes=int(told.get("MaxRecordSizeInKiB") or DEFAULT_MAX_RECORD_KIB) * 1024,
                 record_distribution_strategy=told.get("RecordDistributionStrategy") or "USER_PARTITION_KEY",
             )

@@ -1,4 +1,4 @@
-"""The unix socket that clients connect to.
+"""A unix socket that is listened on: that of clients, and that of `producerctl`.
 
 Its mode and group hold before anybody can connect.  A stale file, left by a daemon that was killed, is replaced; a
 socket that somebody answers on, and anything that is no socket, is not touched.
@@ -20,18 +20,24 @@ BACKLOG: Final = 1024
 
 
 class Listener:
-    """The bound socket, and the lock that keeps a second daemon off its path.  Raises ConfigurationError."""
+    """The bound socket, and the lock that keeps a second daemon off its path.
 
-    def __init__(self, path: Path, mode: int, group: str | None) -> None:
+    Raises ConfigurationError, which calls the path by the name of its ``setting``.
+    """
+
+    def __init__(self, path: Path, mode: int, group: str | None = None, *, setting: str = "socket") -> None:
         self.path = path
-        self._lock = _lock(path)
         try:
-            _remove_stale(path)
-            self.socket = _bind(path, mode, group)
-            self._inode = os.stat(path).st_ino
-        except BaseException:
-            os.close(self._lock)
-            raise
+            self._lock = _lock(path)
+            try:
+                _remove_stale(path)
+                self.socket = _bind(path, mode, group)
+                self._inode = os.stat(path).st_ino
+            except BaseException:
+                os.close(self._lock)
+                raise
+        except _PathProblem as problem:
+            raise ConfigurationError([f"{setting} = {path}: {problem}; set {setting} to another path"]) from None
 
     def close(self) -> None:
         """Take the socket's file away, unless somebody has put another one there, and free the path."""
@@ -44,8 +50,8 @@ class Listener:
         os.close(self._lock)
 
 
-def _problem(path: Path, what: str) -> ConfigurationError:
-    return ConfigurationError([f"socket = {path}: {what}"])
+class _PathProblem(Exception):
+    """Why a path cannot be listened on."""
 
 
 def _lock(path: Path) -> int:
@@ -53,12 +59,12 @@ def _lock(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise _problem(path, f"its directory cannot be used: {error.strerror}; set socket to another path") from None
+        raise _PathProblem(f"its directory cannot be used: {error.strerror}") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise _problem(path, "in use by another producerd; stop that one, or set socket to another path") from None
+        raise _PathProblem("in use by another producerd: stop that one") from None
     return handle
 
 
@@ -68,9 +74,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(kind):
-        raise _problem(
-            path, "there is a file of that name which is no socket; remove it, or set socket to another path"
-        )
+        raise _PathProblem("there is a file of that name which is no socket: remove it")
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     probe.settimeout(1.0)
     try:
@@ -78,9 +82,9 @@ def _remove_stale(path: Path) -> None:
     except (ConnectionRefusedError, FileNotFoundError):
         os.unlink(path)
     except OSError as error:
-        raise _problem(path, f"in use, or not ours to replace ({error.strerror or error})") from None
+        raise _PathProblem(f"in use, or not ours to replace ({error.strerror or error})") from None
     else:
-        raise _problem(path, "in use: somebody answers on it; stop that one, or set socket to another path")
+        raise _PathProblem("in use: somebody answers on it")
     finally:
         probe.close()
 
@@ -92,7 +96,7 @@ def _bind(path: Path, mode: int, group: str | None) -> socket.socket:
         bound.bind(os.fspath(path))
     except OSError as error:
         bound.close()
-        raise _problem(path, f"cannot be bound: {error.strerror or error}") from None
+        raise _PathProblem(f"cannot be bound: {error.strerror or error}") from None
     finally:
         os.umask(before)
     try:

@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from producerd import __version__
+from producerd.core.retry import HealthState
 from producerd.core.sender import Cause
 from producerd.core.spans import MAYBE_CAUSES
 from producerd.core.stats import ATTEMPT_BOUNDS
@@ -54,6 +55,7 @@ ERROR_CODES: Final = (
 DISCARD_REASONS: Final = ("disconnected", "returned", "abandoned")
 FLUSH_TRIGGERS: Final = ("size", "linger", "flush", "pressure", "drain")
 PUT_RESULTS: Final = ("ok", "partial", "failed")
+MAP_RESULTS: Final = ("ok", "failed")
 HOLDING_CAUSES: Final = get_args(Cause)
 REJECT_REASONS: Final = (Code.RECORD_TOO_LARGE, Code.RECORD_INVALID)
 
@@ -97,7 +99,7 @@ class Metrics:
         yield info
         yield GaugeMetricFamily("producerd_ready", "1 while the socket accepts and does not drain.", float(ready))
         yield GaugeMetricFamily("producerd_client_connections", "Client connections.", float(connections))
-        yield from _per_stream(streams)
+        yield from _per_stream(streams, now)
         for name, text, labels in _LABELLED:
             family = CounterMetricFamily(name, text, labels=["stream", labels[0]])
             for stream in streams:
@@ -105,9 +107,6 @@ class Metrics:
                 for value in dict.fromkeys((*labels[1], *counted)):
                     family.add_metric([stream.name, value], counted.get(value, 0))
             yield family
-        active = CounterMetricFamily(
-            "producerd_backpressure_active_seconds", "Time in which some caller waited for room.", labels=["stream"]
-        )
         waits = HistogramMetricFamily(
             "producerd_backpressure_wait_seconds", "How long a frame that had to wait did.", labels=["stream"]
         )
@@ -116,10 +115,8 @@ class Metrics:
         )
         for stream in streams:
             attempts.add_metric([stream.name], *_attempts(stream))
-            active.add_metric([stream.name], stream.gate.active_seconds(now))
             histogram = self._waits_of(stream)
             waits.add_metric([stream.name], histogram.buckets(), histogram.sum_seconds)
-        yield active
         yield waits
         yield attempts
 
@@ -138,11 +135,16 @@ class _Families(Collector):
         return self._metrics
 
 
-def _per_stream(streams: list[Stream]) -> Iterator[Metric]:
+def _per_stream(streams: list[Stream], now: float) -> Iterator[Metric]:
     for name, text, kind, read in _PLAIN:
         family = kind(f"producerd_{name}", text, labels=["stream"])
         for stream in streams:
             family.add_metric([stream.name], read(stream))
+        yield family
+    for name, text, kind, read_at in _OF_A_TIME:
+        family = kind(f"producerd_{name}", text, labels=["stream"])
+        for stream in streams:
+            family.add_metric([stream.name], read_at(stream, now))
         yield family
 
 
@@ -168,6 +170,18 @@ _PLAIN: Final[tuple[tuple[str, str, Any, Callable[[Stream], float]], ...]] = (
         GaugeMetricFamily,
         lambda s: len(s.pipeline.shard_map or ()),
     ),
+    (
+        "record_rate_bound_seconds",
+        "Time in which some caller waited, as shards took no more records a second, but more bytes.",
+        CounterMetricFamily,
+        lambda s: s.record_rate_bound_seconds,
+    ),
+    (
+        "stream_up",
+        "0 while the service refuses the stream as a whole.",
+        GaugeMetricFamily,
+        lambda s: s.pipeline.health.state not in (HealthState.SUSPECT, HealthState.BROKEN),
+    ),
     ("queue_records", "Records accepted and not settled.", GaugeMetricFamily, lambda s: s.pipeline.queued_records),
     ("queue_bytes", "Charged bytes taken on.", GaugeMetricFamily, lambda s: s.budget.used_bytes),
     ("queue_limit_records", "Setting queue_limit.", GaugeMetricFamily, lambda s: s.budget.limit_records),
@@ -177,11 +191,32 @@ _PLAIN: Final[tuple[tuple[str, str, Any, Callable[[Stream], float]], ...]] = (
     ("backpressure_blocked_clients", "Callers that wait.", GaugeMetricFamily, lambda s: s.gate.blocked_callers),
     ("inflight_requests", "PutRecords unanswered.", GaugeMetricFamily, lambda s: s.pipeline.requests_in_flight),
 )
+_OF_A_TIME: Final[tuple[tuple[str, str, Any, Callable[[Stream, float], float]], ...]] = (
+    (
+        "backpressure_active_seconds",
+        "Time in which some caller waited for room.",
+        CounterMetricFamily,
+        lambda s, now: s.gate.active_seconds(now),
+    ),
+    (
+        "shards_backing_off",
+        "Shards that are sent less than before, as they throttled.",
+        GaugeMetricFamily,
+        lambda s, now: s.pipeline.lanes.backing_off(now),
+    ),
+    (
+        "shard_utilization_max_ratio",
+        "What the busiest shard stored of late, of its 1 MiB/s or 1,000 records/s.",
+        GaugeMetricFamily,
+        lambda s, now: s.pipeline.lanes.most_used(now),
+    ),
+)
 _LABELLED: Final = (
     ("producerd_failed_records", "Records that ended not stored, or unknown.", ("reason", FAILURE_REASONS)),
     ("producerd_discarded_records", "Records whose caller is gone, or got them back.", ("reason", DISCARD_REASONS)),
     ("producerd_ingest_rejected_records", "Records not accepted: bad rows.", ("reason", REJECT_REASONS)),
     ("producerd_record_errors", "Sends of a record that failed, by what the service said.", ("code", ERROR_CODES)),
+    ("producerd_shard_map_refreshes", "Readings of the list of shards.", ("result", MAP_RESULTS)),
     ("producerd_flushes", "Batches sealed, by what sealed them.", ("trigger", FLUSH_TRIGGERS)),
     ("producerd_put_requests", "PutRecords by result.", ("result", PUT_RESULTS)),
     (
@@ -215,6 +250,7 @@ def _counts(stream: Stream, name: str) -> Mapping[str, float]:
         "producerd_discarded_records": stats.discarded_records,
         "producerd_ingest_rejected_records": stream.rejected_records,
         "producerd_record_errors": stats.record_errors,
+        "producerd_shard_map_refreshes": stats.shard_map_refreshes,
         "producerd_flushes": stats.flushes,
         "producerd_put_requests": stats.put_requests,
         "producerd_possible_duplicate_records": stats.possible_duplicate_records,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from math import inf
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from producerd.config import StreamSettings
 from producerd.core import intake
@@ -17,7 +17,7 @@ from producerd.core.intake import Rows
 from producerd.core.pipeline import Pipeline
 from producerd.core.retry import HealthState
 from producerd.core.rules import PipelineRules
-from producerd.core.sender import Cause, Holding
+from producerd.core.sender import Holding
 from producerd.runtime.gate import AdmissionGate
 from producerd.runtime.logs import get_logger
 from producerd.wire import frames
@@ -54,6 +54,7 @@ class Stream:
         self.rejected_records: dict[str, int] = {}
         self.wants_map: Callable[[], None] = lambda: None  # the watch of its shards
         self.cause_seconds: dict[str, float] = defaultdict(float)  # in which some caller waited, by what held the queue
+        self.record_rate_bound_seconds = 0.0  # of them, those in which shards took no more records, but more bytes
         self._active_seconds = 0.0  # their sum
         self._holding = Holding("daemon")
         self._looked_at = -inf
@@ -81,6 +82,8 @@ class Stream:
     def _look_what_holds(self, now: float) -> None:
         active_seconds = self.gate.active_seconds(now)
         self.cause_seconds[self._holding.cause] += active_seconds - self._active_seconds
+        if self._holding.by_records:
+            self.record_rate_bound_seconds += active_seconds - self._active_seconds
         self._active_seconds = active_seconds
         if not self.pipeline.idle:
             self._look(now)
@@ -114,13 +117,16 @@ class Stream:
         if health.state is HealthState.BROKEN:
             return f"the stream is refused by the service: {health.code}: {health.message}"
         limit = "the queue is at its limit: " if self.gate.wants_room() else ""
-        return limit + self._what_holds(*holding)
+        return limit + self._what_holds(holding)
 
-    def _what_holds(self, cause: Cause, shard_id: str, share: float) -> str:
+    def _what_holds(self, holding: Holding) -> str:
+        cause, shard_id, share, by_records = holding
         if cause == "hot_shard":
             return f"{shard_id} holds {share:.0%} of what waits: spread its keys, or split the shard"
         if cause == "shard_rate":
-            return "the shards take no more, each 1 MiB/s and 1,000 records/s: add shards" + self._advice_to_aggregate()
+            return "the shards take no more, each 1 MiB/s and 1,000 records/s: add shards" + (
+                self._advice_to_aggregate() if by_records else ""
+            )
         if cause == "shard_map":
             return "the stream's shards are not known, or have changed"
         if cause == "service":
@@ -128,7 +134,7 @@ class Stream:
         return "records wait for their answers" if cause == "in_flight" else "records are on their way"
 
     def _advice_to_aggregate(self) -> str:
-        """Where the number of records and not their bytes is what the shards refuse."""
+        """Where it is the number of records that the shards refuse."""
         records, bytes_ = self.budget.used_records, self.budget.used_bytes
         if self.pipeline.rules.entries.aggregate or not records or bytes_ >= records * 1024:
             return ""
@@ -143,6 +149,39 @@ class Stream:
             f"{budget.used_bytes} of {budget.limit_bytes} bytes taken on, "
             f"{self.pipeline.requests_in_flight} requests in flight, last error: {stats.last_error or 'none'}"
         )
+
+    def status(self, now: float) -> dict[str, Any]:
+        """The same for `producerctl`, as JSON's values."""
+        budget, pipeline = self.budget, self.pipeline
+        cause, shard_id, share, _ = holding = self._look(now)
+        return {
+            "stream": self.name,
+            "health": pipeline.health.state.value,
+            "queue_records": pipeline.queued_records,
+            "queue_limit_records": budget.limit_records,
+            "queue_bytes": budget.used_bytes,
+            "queue_limit_bytes": budget.limit_bytes,
+            "blocked_callers": self.gate.blocked_callers,
+            "sessions": self.gate.sessions,
+            "requests_in_flight": pipeline.requests_in_flight,
+            "shards_open": len(pipeline.shard_map or ()),
+            **(
+                {"cause": "", "shard_id": "", "share": 0.0, "reason": ""}
+                if pipeline.idle
+                else {"cause": cause, "shard_id": shard_id, "share": share, "reason": self._reason(holding)}
+            ),
+            "last_error": pipeline.stats.last_error,
+        }
+
+    def shards(self, now: float) -> dict[str, Any]:
+        """Each open shard, for `producerctl`.  Hash keys are decimal text: JSON's readers have no numbers so large."""
+        shards = []
+        for state in self.pipeline.shards(now):
+            told = state._asdict()
+            shard = told.pop("shard")
+            ends = {"starting_hash_key": str(shard.start), "ending_hash_key": str(shard.end)}
+            shards.append({"shard_id": shard.shard_id, **ends, **told})
+        return {"stream": self.name, "shards": shards}
 
     def _tell_health(self) -> None:
         health = self.pipeline.health

@@ -19,7 +19,7 @@ from producerd.core.spans import RAW_FROM_STRAYS, Span, sort_rows
 from producerd.errors import Code
 from producerd.testing import FakeKinesis, hash_of
 from tests.core.test_spans import Row, content, even_map, rows_of
-from tests.simulation import ADDRESS, STREAM, make_rules
+from tests.simulation.setting import ADDRESS, STREAM, make_rules
 
 SPECIAL_KEYS = [b'"', b"\\", b"\x00", b"\n\t\x1f", b"</script>", b"\x7f", "é€😀".encode(), "\u2028".encode(), b"%b{}"]
 

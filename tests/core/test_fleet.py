@@ -23,7 +23,7 @@ from producerd.core.shards import map_from_listing
 from producerd.core.spans import sort_rows
 from producerd.testing import FakeKinesis
 from producerd.wire.columns import Columns, lay_out
-from tests.simulation import ADDRESS, STREAM, make_body, make_rules
+from tests.simulation.setting import ADDRESS, STREAM, make_body, make_rules
 
 PRODUCERS: Final = 50
 SHARDS: Final = 8

@@ -14,7 +14,7 @@ from producerd.core import intake
 from producerd.core.shards import MAX_HASH_KEY
 from producerd.errors import Code, ProtocolError
 from producerd.wire.columns import FLAG_HASH_KEYS, FLAG_VALIDITY, PREFIX, Body, Layout, lay_out, parse_body
-from tests.simulation import make_body
+from tests.simulation.setting import make_body
 
 Values = list[bytes | None]
 NULL, NOT_UTF8, LONG, LARGE, HASH = "null", "not UTF-8", "characters", "record", "hash key"

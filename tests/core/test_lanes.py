@@ -19,7 +19,7 @@ from producerd.core.requests import Request
 from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
 from producerd.core.spans import SETTLED, Job, sort_rows
 from tests.core.test_spans import Row, content, even_map, rows_of
-from tests.simulation import ADDRESS, make_rules
+from tests.simulation.setting import ADDRESS, make_rules
 
 ANY = 2**62
 MIB = 1 << 20

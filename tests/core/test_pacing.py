@@ -293,6 +293,48 @@ def test_after_a_minute_without_sending_it_begins_anew_and_still_owes_what_it_ow
     assert owing.ready_at(100.0) > 900.0
 
 
+@pytest.mark.parametrize(("records", "bytes_", "share"), [(100, 0, 0.5), (1, MIB // 10, 0.5), (40, MIB // 50, 0.2)])
+def test_its_use_is_what_was_stored_in_about_ten_seconds_by_what_a_shard_takes(
+    records: int, bytes_: int, share: float
+) -> None:
+    """Five times a second, and as much again that is given back."""
+    pacer = Pacer(100)
+    assert pacer.use(0.0) == 0.0
+    for place in range(200):
+        now = place / 5
+        pacer.take(2 * records, 2 * bytes_, now)
+        pacer.give_back(records, bytes_)
+        if place > 5:
+            assert pacer.use(now) == pytest.approx(5 * max(records / 1_000, bytes_ / MIB), rel=0.25)
+    assert 5 * max(records / 1_000, bytes_ / MIB) == pytest.approx(share, rel=0.01)
+    assert pacer.use(50.0) == pytest.approx(share * 0.37, rel=0.05)
+    assert pacer.use(1_000.0) == pytest.approx(0.0, abs=1e-9)
+    pacer = Pacer()
+    pacer.take(1, 1_000, 0.0)
+    pacer.answered(0, 1, 0.0, 0.1)
+    assert pacer.use(0.2) == 0.0, "it was throttled"
+
+
+def test_it_backs_off_from_a_throttle_until_it_is_back_where_it_returns_to() -> None:
+    pacer = at_full_rate()
+    told = [pacer.backs_off]
+    pacer.answered(0, 1, 2.0, 2.0)
+    told.append(pacer.backs_off)
+    now = saturate(pacer, 2.0, 3.0)
+    told.append(pacer.backs_off)
+    saturate(pacer, now, 5.0)
+    told.append(pacer.backs_off)
+    assert told == [False, True, True, False]
+
+
+def test_it_says_which_of_the_two_limits_holds_it() -> None:
+    pacer = at_full_rate()
+    pacer.take(500, 1_000, 5.0)
+    assert pacer.by_records
+    pacer.take(1, MIB * 3 // 4, 5.0)
+    assert not pacer.by_records
+
+
 def test_what_was_not_sent_is_given_back_and_what_was_sent_beyond_is_owed() -> None:
     pacer = at_full_rate()
     now = pacer.ready_at(10.0, LARGEST)

@@ -20,7 +20,8 @@ from producerd.testing import Fault
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
 from tests.core.test_pipeline import INVALID, LOST, REFUSED, THROTTLED, UNSENT, Desk, Sent, ends_of
 from tests.core.test_spans import Row, even_map, rows_of
-from tests.simulation import ADDRESS, Simulation, make_rules
+from tests.simulation.setting import ADDRESS, make_rules
+from tests.simulation.world import Simulation
 
 GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
 SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}

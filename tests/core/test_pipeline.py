@@ -26,7 +26,7 @@ from producerd.testing import hash_of
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
 from tests.core.test_frame import on_the_wire
 from tests.core.test_spans import Row, even_map, rows_of
-from tests.simulation import ADDRESS, make_rules
+from tests.simulation.setting import ADDRESS, make_rules
 
 THROTTLED = "ProvisionedThroughputExceededException"
 REFUSED = RequestFailed("AccessDeniedException", "not authorized", maybe_stored=False)
@@ -567,16 +567,42 @@ def test_a_stream_that_worked_keeps_its_rows_for_the_grace_and_sends_one_request
 # ---- the shard map
 
 
-def test_without_a_map_plain_records_flow_through_one_lane() -> None:
+@pytest.mark.parametrize("denied", [False, True])
+def test_without_a_map_plain_records_flow_through_one_lane_after_a_moment(denied: bool) -> None:
+    """One lane has no pace of its own: so they wait until the first map has come or failed, or for a second."""
     desk = Desk(known=False)
     assert desk.pipeline.wants_shard_map
     frame = desk.submit(20)
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.take_job(desk.now) is None
+    assert desk.pipeline.next_time() == desk.now + 1.0
+    assert desk.pipeline.holding(desk.now).cause == "shard_map"
+    if denied:
+        desk.pipeline.shard_map_failed("AccessDeniedException", "no ListShards for you", desk.now)
+    else:
+        desk.now += 1.0
     desk.sort()
     sent = desk.send()
     assert len(sent.data) == 20
     sent.stored("shard-7")
     assert frame.finished
     assert desk.pipeline.stats.shard_mispredictions == 0
+    assert desk.pipeline.shards(desk.now) == []
+    desk.submit(20)
+    desk.sort()
+    desk.send().stored("shard-7")
+    assert desk.is_empty(), "nobody waits a second time"
+
+
+def test_plain_records_go_out_by_the_map_that_comes_in_time() -> None:
+    desk = Desk(known=False)
+    desk.submit(20)
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.take_job(desk.now) is None
+    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    desk.sort()
+    desk.send().stored()
+    assert [state.shard.shard_id for state in desk.pipeline.shards(desk.now)] == ["shard-0"]
     assert desk.is_empty()
 
 

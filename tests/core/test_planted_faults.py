@@ -18,7 +18,7 @@ from producerd.core.frame import Frame, RowEnd
 from producerd.core.lane import Lane
 from producerd.core.lanes import Lanes
 from producerd.core.ledger import Ledger
-from producerd.core.pacing import Pacer
+from producerd.core.pacing import Pacer, _Bucket
 from producerd.core.pipeline import Pipeline
 from producerd.core.requests import Request
 from producerd.core.retry import RetryPolicy
@@ -28,7 +28,7 @@ from producerd.core.spans import IN_REQUEST, QUEUED, Span
 from producerd.core.verdicts import Verdicts
 from producerd.runtime.gate import AdmissionGate, Ticket
 from producerd.testing import Fault
-from tests.simulate import first_broken
+from tests.simulation.story import first_broken
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -139,7 +139,7 @@ def the_failed_record_count_is_believed(patch: pytest.MonkeyPatch) -> None:
             answer["Records"] = [stored if "ErrorCode" in result else result for result in answer["Records"]]
         return parse_answer(orjson.dumps(answer), entries)
 
-    patch.setattr("tests.simulation.parse_answer", parse)
+    patch.setattr("tests.simulation.world.parse_answer", parse)
 
 
 @breaks("possible_duplicates", kind="mixed", faults=[Fault("lost", fraction=0.3)], record_ttl_seconds=inf)
@@ -345,6 +345,12 @@ HUGE: dict[str, Any] = {
 
 @breaks("Pacer", **HUGE)
 def a_bucket_that_never_holds_the_largest_entry(patch: pytest.MonkeyPatch) -> None:
+    """It is waited for as many tokens as the entry has bytes, and there are never more than a second's rate."""
+    patch.setattr(_Bucket, "lacks_seconds", lambda self, tokens: max(0.0, tokens - self.tokens) / self.rate)
+
+
+@breaks("Pacer", **HUGE)
+def a_full_bucket_lets_no_larger_entry_go(patch: pytest.MonkeyPatch) -> None:
     really = Pacer.allowance
     patch.setattr(Pacer, "allowance", lambda self, now: really(self, now)._replace(one_larger=False))
 

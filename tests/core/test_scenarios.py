@@ -20,7 +20,10 @@ from producerd.core.requests import Request
 from producerd.testing import Fault, hash_of
 from producerd.testing.faults import THROTTLED
 from producerd.wire.columns import Columns, lay_out
-from tests.simulation import Laws, Sent, Session, Simulation, WatchedFrame, make_rules
+from tests.simulation.callers import Sent, Session, WatchedFrame
+from tests.simulation.laws import Laws
+from tests.simulation.setting import make_rules
+from tests.simulation.world import Simulation
 
 MIB: Final = 1 << 20
 SHARDS: Final = 16
@@ -125,7 +128,7 @@ class World(Simulation):
     """A stream of 16 shards with their quotas, whose answers take 20 ms."""
 
     def __init__(self, **options: Any) -> None:
-        aggregate = options.pop("aggregate", False)
+        aggregate, until_known = options.pop("aggregate", False), options.pop("until_known", True)
         super().__init__(1, shards=SHARDS, workers=2, rules=make_rules(aggregate=aggregate), **options)
         self.laws = FewLaws(self)
         self.kinesis.latency_seconds = (0.015, 0.025)
@@ -133,7 +136,8 @@ class World(Simulation):
         self.stream.keeps_entries = False
         self.rows_of: Counter[str] = Counter()  # that were stored, by shard
         self.uplink: Uplink | None = None
-        self.run(0.1)  # the shards are known
+        if until_known:
+            self.run(0.1)
 
     def _arrive(self, request: Request, encoded: EncodedRequest, *rest: Any) -> None:
         arrive = super()._arrive
@@ -366,8 +370,18 @@ def test_callers_that_mix_a_hot_shard_s_rows_in_reach_its_quota_by_its_share_and
     reached = (world.rows_of.total() - before) / 5
     assert 0.95 <= reached / (quota(record_bytes, aggregate=aggregate) / share) <= 1.05, f"{reached:.0f} rows/s"
     first = world.stream.shards[0].shard_id
-    named = [cause == "hot_shard" and shard_id == first and its > 0.8 for cause, shard_id, its in holding]
+    named = [cause == "hot_shard" and shard_id == first and its > 0.8 for cause, shard_id, its, _ in holding]
     assert sum(named) >= 18, holding
+
+
+def test_a_backlog_that_waits_for_a_daemon_s_start_is_paced_from_its_first_request() -> None:
+    """Without the shards nothing would pace it, and what it got through at once would be throttled for seconds."""
+    world = World(until_known=False)
+    for caller in world.callers(4, frame_for(1_000, 1_000, HOT)):
+        caller.steady()
+    rates = [world.rates(1)[0] for _ in range(5)]
+    assert world.kinesis.results[THROTTLED] == 0
+    assert min(rates[1:]) >= 0.97 * quota(1_000, aggregate=False), f"{rates}"
 
 
 # ---- 2. a shard that answers late

@@ -22,7 +22,7 @@ from producerd.testing import FakeKinesis, Fault, Stream
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, lay_out
 from tests.core.test_frame import on_the_wire
 from tests.core.test_pipeline import INVALID, THROTTLED, Desk, Sent, ends_of
-from tests.simulation import STREAM, make_body
+from tests.simulation.setting import STREAM, make_body
 
 LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
 GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}

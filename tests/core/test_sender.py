@@ -589,7 +589,7 @@ def test_what_is_in_flight_is_given_back_whatever_the_answer() -> None:
 
 
 def holding_of(desk: Desk) -> tuple[str, str]:
-    cause, shard_id, _ = desk.pipeline.holding(desk.now)
+    cause, shard_id, *_ = desk.pipeline.holding(desk.now)
     return cause, shard_id
 
 
@@ -605,6 +605,7 @@ def test_what_holds_the_queue_is_named_by_its_cause() -> None:
     desk.sort()
     desk.send()
     assert holding_of(desk) == ("in_flight", "")
+    assert sum(state.in_flight for state in desk.pipeline.shards(desk.now)) == 1
 
     desk = Desk(known=False, aggregate=True)
     desk.submit(10)
@@ -626,9 +627,14 @@ def test_a_shard_that_holds_more_than_its_share_is_named_with_it() -> None:
     desk.sort()
     for sent in desk.send_all():
         sent.answer([SLOW_DOWN] * len(sent.entries))
-    cause, shard_id, share = desk.pipeline.holding(desk.now)
+    cause, shard_id, share, _ = desk.pipeline.holding(desk.now)
     assert (cause, shard_id) == ("hot_shard", "shard-0")
     assert 0.7 < share < 0.95
+    hot, *others = desk.pipeline.shards(desk.now)
+    assert (hot.share, hot.waiting_records, hot.waits_for, hot.backs_off) == (share, 90, "pace", True)
+    assert [state.waiting_records for state in others] == [0, 0, 20]
+    assert desk.pipeline.lanes.backing_off(desk.now) == 2
+    assert desk.pipeline.lanes.most_used(desk.now) == 0.0, "nothing was stored"
 
 
 def test_shards_that_all_hold_their_share_are_too_few() -> None:
@@ -646,3 +652,4 @@ def test_a_lane_that_waits_for_a_map_is_named_so() -> None:
     desk.sort()
     desk.send().stored("unknown")
     assert holding_of(desk) == ("shard_map", "")
+    assert [state.waits_for for state in desk.pipeline.shards(desk.now)] == ["shard map"]

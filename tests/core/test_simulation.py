@@ -1,14 +1,14 @@
 """A whole stream in virtual time: whatever fails, every accepted row ends once, and what is acknowledged can be read.
 
-The starred laws of docs/architecture.md are checked after every step (`tests.simulation.Laws`), in the stories that
-`tests.simulate` draws from seeds.
+The starred laws of docs/architecture.md are checked after every step (`tests.simulation.laws`), in the stories that
+`tests.simulation.story` draws from seeds.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.simulate import first_broken
+from tests.simulation.story import first_broken
 
 pytestmark = [pytest.mark.law(owner) for owner in ("QueueBudget", "Frame", "Row", "Lane", "Pipeline")]
 

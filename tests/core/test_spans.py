@@ -24,7 +24,7 @@ from producerd.core.spans import (
 )
 from producerd.testing import hash_of
 from producerd.wire.columns import RECORD_CHARGE_BYTES, lay_out
-from tests.simulation import make_body
+from tests.simulation.setting import make_body
 
 Row = tuple[bytes | None, bytes | None, bytes | None]
 

@@ -19,7 +19,7 @@ from producerd.core.spans import Span, sort_rows
 from producerd.core.verdicts import STORED, STRAYED, UNSURE, Verdicts, judge
 from tests.core.test_sealed_aggregates import HIGH, LOW, body_of, seal
 from tests.core.test_spans import Row, even_map, rows_of
-from tests.simulation import ADDRESS, make_rules
+from tests.simulation.setting import ADDRESS, make_rules
 
 THROTTLED = ("ProvisionedThroughputExceededException", "m")
 BROKEN = ("InternalFailure", "m")

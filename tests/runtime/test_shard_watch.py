@@ -26,8 +26,8 @@ from producerd.testing.streams import Stream as FakeStream
 DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False)
 THROTTLED = RequestFailed("LimitExceededException", "slower", maybe_stored=False)
 MISSING = RequestFailed("ResourceNotFoundException", "no such stream", maybe_stored=False)
-BY_KEY = StreamSummary("arn", None, 10_485_760)
-AUTO = StreamSummary("arn", None, 1_048_576, "AUTO")
+BY_KEY = StreamSummary("arn", 10_485_760)
+AUTO = StreamSummary("arn", 1_048_576, "AUTO")
 KPL = StreamSettings(aggregation="kpl")
 
 

@@ -1,33 +1,28 @@
-"""./dev simulate [--seeds N] [--from S] [--json]: stories of one stream, drawn from seeds and told in virtual time.
+"""Stories of one stream, drawn from seeds and told in virtual time.
 
-A story has callers, sizes, keys, settings, faults, shards that change, and an end.  `tests.simulation.Laws` says what
-must hold meanwhile.  A seed that breaks a law is told again, and alone, with ``--seeds 1 --from SEED``.
+A story has callers, sizes, keys, settings, faults, shards that change, and an end.  The laws say what must hold
+meanwhile.  A seed that breaks one is told again, and alone, with ``./dev simulate --seeds 1 --from SEED``.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from math import inf
 from random import Random
 from typing import Any, Final, TypeVar
 
-from producerd.core.aggregation import Aggregate
 from producerd.core.retry import _MEANINGS, HealthState, Kind, meaning_of
 from producerd.errors import Code
 from producerd.runtime.gate import Refusal
 from producerd.testing import Fault
-from tests.simulation import STREAM, LawBroken, Row, Session, Simulation, User, laws_named, make_rules
+from tests.simulation.at_the_end import hold_at_the_end
+from tests.simulation.callers import Session
+from tests.simulation.laws import LawBroken, laws_named
+from tests.simulation.rows import HASH_END, MIB, MOST_INSIDE, DrawnRows
+from tests.simulation.setting import STREAM, make_rules
+from tests.simulation.world import Simulation
 
 ROUNDS: Final = 8
-MIB: Final = 1 << 20
-HASH_END: Final = 2**128
-MOST_INSIDE: Final = 10
-"""Records of a row that is an aggregate itself."""
-SPECIAL_KEYS: Final = (b'"', b"\\", b"a\nb", b"\x00\x1f", "é".encode(), "\U0001f6eb".encode(), b"-", b"a", b"k" * 256)
 OUR_OWN_CODES: Final = {Code.UNREACHABLE, Code.RESULT_COUNT, Code.CREDENTIALS, Code.INTERNAL}
 
 T = TypeVar("T")
@@ -71,21 +66,22 @@ class Story:
         sim.body_seconds = self._drawn("body_seconds", random.choice([0.01, 0.01, 1.0]))
         sim.arrival_seconds = random.choice([(0.0, 0.0), (0.0, 0.05)])
         sim.stream.list_shards_lag_seconds = random.choice([0.0, 1.0, 5.0])
-        self.sizes = self._drawn(
-            "sizes", random.choice([(0, 8), (0, 10, 100), (0, 10, 100, 2_000), (100, 2_000, 20_000)])
+        sizes: list[tuple[int, ...]] = [(0, 8), (0, 10, 100), (0, 10, 100, 2_000), (100, 2_000, 20_000)]
+        keys = ["one", "few", "many", "null", "explicit", "special", *["any"] * 4]
+        self.rows = DrawnRows(
+            sim,
+            random,
+            sizes=self._drawn("sizes", random.choice(sizes)),
+            huge=self._drawn("huge", self._chance(0.02)),
+            keys=self._drawn("keys", random.choice(keys)),
+            aggregates=self._drawn("aggregates", self.aggregate and not self.per_key and self._chance(0.2)),
+            bad_rows=self._drawn("bad_rows", self._chance(0.15)),
         )
-        self.huge = self._drawn("huge", self._chance(0.02))  # a row as large as may be, now and then
-        self.keys = self._drawn(
-            "keys", random.choice(["one", "few", "many", "null", "explicit", "special", *["any"] * 4])
-        )
-        self.aggregates = self._drawn("aggregates", self.aggregate and not self.per_key and self._chance(0.2))
-        self.bad_rows = self._drawn("bad_rows", self._chance(0.15))
         self.pauses = self._drawn("pauses", self._chance(0.1))  # long ones, in which nothing is sent
         self.reshards = self._drawn("reshards", self.kind == "reshard" or (mixed and self._chance(0.3)))
         self.made_again = self._drawn("made_again", mixed and self._chance(0.08))
         self.vanishing = self._drawn("vanishing", random.choice([0.0, 0.02, 0.1]))  # callers, after a frame
         self.ending = self._drawn("ending", random.choices(("idle", "drain", "abandon"), (8, 1, 1))[0])
-        self.rows = 0
         self.any_shard = self._drawn("any_shard", mixed and self._chance(0.03))  # the service chooses it
         self.sessions = [self._session() for _ in range(random.randint(1, 4))]
         self.codes = self._codes_of_rules()
@@ -129,7 +125,7 @@ class Story:
             codes.add(Code.PREDECESSOR_FAILED)
         if self.rules.fail_if_throttled:
             codes.add(Code.THROTTLED)
-        if self.aggregates and self.rules.entries.request_max_records < MOST_INSIDE:
+        if self.rows.aggregates and self.rules.entries.request_max_records < MOST_INSIDE:
             codes |= {Code.INTERNAL, Code.SHARD_MAP_MISSING}  # of more shards, or records, than a request may have
         return codes
 
@@ -156,7 +152,7 @@ class Story:
         if self._chance(0.1):
             limits = max(1, sim.budget.limit_records // 3), max(20_000, sim.budget.limit_bytes // 3)
             sim.after(random.uniform(0, 3), lambda: sim.gate.set_limits(*limits, sim.now))
-        if self.huge and self._chance(0.5):
+        if self.rows.huge and self._chance(0.5):
             sim.max_record_bytes = 10 * MIB  # DescribeStreamSummary did not answer
             self.codes |= {Code.RECORD_TOO_LARGE, Code.RECORD_INVALID}
         if self.any_shard:
@@ -270,71 +266,13 @@ class Story:
 
     def _send(self, session: Session) -> None:
         random, sim = self.random, self.sim
-        frame_id = session.send(self._rows())
+        frame_id = session.send(self.rows.draw())
         if self._chance(0.1):
             sim.after(random.uniform(0, 1), lambda: None if session.gone else session.cancel(frame_id))
         if self._chance(self.vanishing):
             sim.after(random.uniform(0, 1), lambda: None if session.gone else session.vanish())
         if self._chance(0.3):
             session.flush()
-
-    def _rows(self) -> list[Row]:
-        """As many as a frame of this stream may have now, at most; some frames have one row or two."""
-        max_bytes, max_records = self.sim.gate.largest_frame
-        rows: list[Row] = []
-        charge = 1_024
-        for _ in range(min(max_records, self.random.choice([1, 2, self.random.randint(1, 100)]))):
-            row = self._row()
-            charge += len(row.key) + len(row.data or b"") + len(row.hash_key or b"") + 32
-            if rows and charge > max_bytes:
-                break
-            rows.append(row)
-        return rows
-
-    def _row(self) -> Row:
-        random, sim = self.random, self.sim
-        self.rows += 1
-        number = b"%d:" % self.rows
-        if self.bad_rows and self._chance(0.02):
-            key, data, hash_key = random.choice(
-                [(b"k", None, None), (b"k" * 257, number, None), (b"\xff", number, None), (b"k", number, b"no number")]
-            )
-            return Row.plain(key, data, hash_key)
-        if self.aggregates and self._chance(0.05):
-            return self._aggregate(number)
-        if self._chance(0.02):
-            return Row.plain(b"empty %d" % self.rows, b"")
-        if self.huge and self._chance(0.02):
-            return Row.plain(b"k", number.ljust(sim.max_record_bytes - random.choice([1, 2, 100]), b"x"))
-        if sim.unsortable and self._chance(0.005):
-            number += random.choice([sim.unsortable, sim.unencodable])
-        key, hash_key = self._key()
-        return Row.plain(key, number + b"x" * random.choice(self.sizes), hash_key)
-
-    def _key(self) -> tuple[bytes, bytes | None]:
-        random = self.random
-        match self.keys if self.keys != "any" else random.choice(["few", "many", "null", "explicit", "special"]):
-            case "one":
-                return b"k", None
-            case "few":
-                return b"k%d" % random.randrange(5), None
-            case "null":
-                return b"", None
-            case "special":
-                return random.choice(SPECIAL_KEYS), None
-            case "explicit":
-                return b"k", b"%d" % random.choice([0, 1, HASH_END // 2, HASH_END - 1, random.randrange(HASH_END)])
-            case _:
-                return b"key %d" % random.randrange(10**6), None
-
-    def _aggregate(self, number: bytes) -> Row:
-        """A row whose data is itself an aggregate."""
-        aggregate, users = Aggregate(), []
-        for inner in range(self.random.choice([1, 2, MOST_INSIDE])):
-            key, data = b"k%d" % self.random.randrange(20), number + b"/%d" % inner
-            aggregate.add(key, None, data, MIB)
-            users.append(User(key.decode(), data))
-        return Row(b"outer", aggregate.to_bytes(), None, tuple(users))
 
     # ---- the story
 
@@ -350,10 +288,12 @@ class Story:
                 if not session.gone:
                     session.vanish()
             sim.run_until_idle()
-            doubtful = (
-                sim.maybe_stored_requests or self.reshards or self.made_again or self.any_shard or self.aggregates
+            moves = self.reshards or self.made_again or self.any_shard or self.rows.aggregates
+            hold_at_the_end(
+                sim,
+                only_resharded=self.kind != "mixed",
+                nothing_doubtful=not moves and not sim.maybe_stored_requests,
             )
-            sim.laws.hold_at_the_end(only_resharded=self.kind != "mixed", nothing_doubtful=not doubtful)
 
     def _go_on(self) -> None:
         random, sim = self.random, self.sim
@@ -394,11 +334,11 @@ class Story:
         sim.stream.list_shards_lag_seconds = 0.0
         self._reshard()
         while sim.pipeline.health.state is HealthState.BROKEN and sim.now < 10_000:
-            self._probe(sim.session(), 0)
+            sim.session().send([self.rows.draw_probe(0)])
             sim.run(7.0)  # one frame is let through every five seconds
         caller = sim.session()
         for _ in range(2):  # the first answer may be forgotten over a reading that had begun before
-            probes = [self._probe(caller, shard.start) for shard in sim.stream.open_shards]
+            probes = [caller.send([self.rows.draw_probe(shard.start)]) for shard in sim.stream.open_shards]
             sim.run_until_idle()
             sim.run(30.0)
         if any(probe not in caller.acked or not caller.acked[probe].stored for probe in probes):
@@ -407,10 +347,6 @@ class Story:
         told = [(shard.shard_id, shard.start, shard.end) for shard in known.shards] if known is not None else []
         if told != [(shard.shard_id, shard.start, shard.end) for shard in sim.stream.open_shards]:
             raise LawBroken("ShardMap", "other shards answered than expected, and they are not known yet")
-
-    def _probe(self, caller: Session, hash_key: int) -> int:
-        self.rows += 1
-        return caller.send([Row.plain(b"k", b"%d:" % self.rows, b"%d" % hash_key)])
 
     # ---- what it met
 
@@ -444,39 +380,3 @@ def first_broken(seeds: Iterable[int], **fixed: Any) -> LawBroken | None:
 
 def how_to_see(seed: int) -> str:
     return f"seed {seed}; to see it alone: ./dev simulate --seeds 1 --from {seed}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 1 where a law was broken, or the code failed."""
-    parser = argparse.ArgumentParser(prog="./dev simulate", description="stories of one stream, in virtual time")
-    parser.add_argument("--seeds", type=int, default=200, metavar="N", help="how many stories (default: 200)")
-    parser.add_argument("--from", type=int, default=0, dest="first", metavar="S", help="the first seed (default: 0)")
-    parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
-    options = parser.parse_args(arguments)
-    result: dict[str, Any] = {"name": "simulate", "first_seed": options.first, "stories": 0}
-    began = told_at = time.monotonic()
-    for seed in range(options.first, options.first + options.seeds):
-        result["stories"] += 1
-        try:
-            Story(seed).tell()
-        except Exception as error:  # whatever it is: the seed is what is to be told
-            law = error.law if isinstance(error, LawBroken) else f"no {type(error).__name__}"
-            result |= {"failed_seed": seed, "law": law, "message": str(error)}
-            print(f"broken law: {law}\n{error}\n{how_to_see(seed)}", file=sys.stderr)
-            if options.seeds == 1:
-                raise
-            break
-        if time.monotonic() > told_at + 5:
-            told_at = time.monotonic()
-            pace = result["stories"] / (told_at - began)
-            print(f"  {result['stories']} of {options.seeds} stories, {pace:.1f} a second", file=sys.stderr, flush=True)
-    result["seconds"] = round(time.monotonic() - began, 3)
-    if options.json:
-        print(json.dumps([result]))
-    elif "law" not in result:
-        print(f"{result['stories']} stories in {result['seconds']:.1f} s, and every law held")
-    return int("law" in result)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,341 @@
+"""What holds after every step, and whenever something happens, whatever that is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise, takewhile
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from producerd.core.entries import Answer, EncodedRequest, Piece, RequestFailed
+from producerd.core.frame import RowEnd
+from producerd.core.lane import ANY
+from producerd.core.requests import Request
+from producerd.core.shards import Shard, ShardMap
+from producerd.core.spans import IN_REQUEST, QUEUED, Span
+from producerd.errors import Outcome
+from producerd.wire.columns import FRAME_CHARGE_BYTES
+from tests.simulation.callers import Sent, Session, WatchedFrame
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Simulation
+
+
+class LawBroken(AssertionError):
+    """``law``: its owner in the table of docs/architecture.md; or a promise that has no owner there: acknowledgement,
+    possible_duplicates, copies, per_key, flush."""
+
+    def __init__(self, law: str, what: str) -> None:
+        super().__init__(f"{law}: {what}")
+        self.law = law
+
+
+OWN_CHECKS: Final = {
+    "a row settled twice": "Row",
+    "admitted past the limit": "QueueBudget",
+    "released more than was taken": "QueueBudget",
+}
+"""What the core asserts itself."""
+
+
+@contextmanager
+def laws_named() -> Iterator[None]:
+    """What the core asserts itself breaks a law, too."""
+    try:
+        yield
+    except LawBroken:
+        raise
+    except AssertionError as error:
+        law = OWN_CHECKS.get(str(error))
+        if law is None:
+            raise
+        raise LawBroken(law, str(error)) from error
+
+
+class _Lately(deque[float]):
+    """When something happened, in the last so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def note(self, now: float) -> int:
+        """Once more; says how often by now."""
+        self.append(now)
+        while self[0] < now - self.seconds:
+            self.popleft()
+        return len(self)
+
+
+class Laws:
+    """Each method is a law.  ``allowed_codes``: for what reasons rows may end otherwise than STORED, in this run.
+
+    They look at the owners' own collections, so that nothing can hide between what an owner says and what it holds.
+    """
+
+    FEW_REQUESTS: Final = 60
+    """In `OUTAGE_SECONDS` without an answer.  (Of 1,500 seeds one made 29.)"""
+    FEW_REQUESTS_A_ROW: Final = 10
+    """In `OUTAGE_SECONDS`, where there are answers, and nothing is stored.  (Of 1,500 seeds one made 3.)"""
+    OUTAGE_SECONDS: Final = 10.0
+    LONGEST_PACE_SECONDS: Final = 60.0
+    """Until the bucket of a lane with rows is full.  (Of 6,000 seeds one had 20.)"""
+    FEW_WAKES: Final = 500
+    """In a second, for nothing."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.allowed_codes: set[str] | None = None
+        self.seen: set[str] = set()  # where rows were
+        self.longest_timeout_seconds = 0.0
+        self._used = (0, 0)
+        self._deep = 0
+        self._ended = 0  # rows, when something was stored last
+        self._unanswered = _Lately(self.OUTAGE_SECONDS)  # requests that left since then
+        self._failed = _Lately(self.OUTAGE_SECONDS)  # requests that failed as a whole, since one had an answer
+        self._wakes = _Lately(1.0)
+        self.reached: dict[Shard, list[tuple[float, Any]]] = {}  # when entries were sent, and their sizes
+
+    # ---- after every step
+
+    def hold(self) -> None:
+        """After every step; what looks at each row, after every eighth."""
+        self.room_is_what_rows_and_grants_hold()
+        self.every_accepted_row_is_somewhere()
+        self.lanes_are_of_open_shards()
+        self._deep += 1
+        if self._deep % 8 == 0:
+            self.rows_in_a_request_are_not_settled()
+            self.rows_wait_in_the_lane_of_their_shard()
+            self.seen.add(f"held by {self.sim.pipeline.holding(self.sim.now).cause}")
+
+    def room_is_what_rows_and_grants_hold(self) -> None:
+        """Nothing is admitted past a limit; a record counts until it settles, its bytes until its buffer is let go."""
+        sim = self.sim
+        budget, ledger = sim.budget, sim.pipeline.ledger
+        granted = [session.granted_ticket for session in sim.sessions if session.granted_ticket is not None]
+        granted_bytes = sum([ticket.layout.charge_bytes for ticket in granted])
+        if sim.gate._unreceived_bytes != granted_bytes:
+            raise LawBroken("AdmissionGate", f"{sim.gate._unreceived_bytes} granted, {granted_bytes} on their way")
+        records = sum([frame.unsettled for frame in ledger.frames]) + sum([t.layout.records for t in granted])
+        if budget.used_records != records:
+            raise LawBroken("QueueBudget", f"{budget.used_records} records are taken, {records} are there")
+        bytes_ = granted_bytes + FRAME_CHARGE_BYTES * len(ledger.frames) + sim.unsorted_bytes() + sim.buffer_bytes()
+        if budget.used_bytes != bytes_:
+            raise LawBroken("QueueBudget", f"{budget.used_bytes} bytes are taken, {bytes_} are there")
+        for used, before, limit in zip(
+            (budget.used_records, budget.used_bytes),
+            self._used,
+            (budget.limit_records, budget.limit_bytes),
+            strict=True,
+        ):
+            if used > max(limit, before):
+                raise LawBroken("QueueBudget", f"{used} of {limit} are taken, before it were {before}")
+        self._used = (budget.used_records, budget.used_bytes)
+
+    def every_accepted_row_is_somewhere(self) -> None:
+        """accepted = settled + filling + sorting + queued + in flight + awaiting a map, in records."""
+        pipeline = self.sim.pipeline
+        sender, stats = pipeline.sender, pipeline.stats
+        places = {
+            "filling": sum([frame.unsettled for batch in (pipeline._filling, *pipeline._sealed) for frame in batch]),
+            "sorting": sum([frame.unsettled for frame in pipeline.ledger.sorting]),
+            "queued": sum([_live(lane.spans) for lane in sender.lanes])
+            + sum([_live_of(pieces) for _, _, pieces in sender._later])
+            + sum([_live_of(pieces) for pieces in sender._alone]),
+            "in flight": sum([_live_of(request.pieces, IN_REQUEST) for request in sender.in_flight]),
+            "awaiting a map": sum([_live_of(waiting.pieces) for waiting in sender._awaiting]),
+        }
+        unsettled = sum([frame.unsettled for frame in pipeline.ledger.frames])
+        self.seen.update([place for place, rows in places.items() if rows])
+        if sum(places.values()) != unsettled:
+            raise LawBroken("Pipeline", f"{unsettled} rows are not settled, and these are there: {places}")
+        ended = stats.delivered_records + stats.failed_records.total() + stats.discarded_records.total()
+        if stats.ingest_records != ended + unsettled:
+            raise LawBroken("Pipeline", f"of {stats.ingest_records} rows {ended} ended, and {unsettled} are there")
+
+    def rows_in_a_request_are_not_settled(self) -> None:
+        """What is on its way may be in the stream: nobody says how it ended before the answer does."""
+        for request in self.sim.pipeline.sender.in_flight:
+            for _, span in request.pieces:
+                if not (span.buffer.job.state[span.first : span.last] == IN_REQUEST).all():
+                    raise LawBroken("Row", "a row of a request on its way has settled")
+
+    def lanes_are_of_open_shards(self) -> None:
+        """There are no more lanes than open shards, by the newest map."""
+        lanes = self.sim.pipeline.sender.lanes
+        if len(lanes) > len(lanes.map):
+            shards = [lane.shard.shard_id for lane in lanes]
+            raise LawBroken("Lane", f"{shards}, where {[shard.shard_id for shard in lanes.map.shards]} are open")
+
+    def rows_wait_in_the_lane_of_their_shard(self) -> None:
+        """Of an open one: by the newest map."""
+        lanes = self.sim.pipeline.sender.lanes
+        for lane in lanes:
+            if lane.shard not in lanes.map:
+                raise LawBroken("Lane", f"there is a lane of {lane.shard}, which is not open")
+            for span in lane.spans:
+                if span.buffer.live and not span.lies_in(lane.shard):
+                    raise LawBroken("Lane", f"a row of another shard waits in the lane of {lane.shard}")
+
+    # ---- after every step that leaves a worker free, and nothing that may be begun
+
+    def hold_at_rest(self) -> None:
+        """That what is due is done comes last: the others name what is at fault."""
+        self.expired_rows_have_ended()
+        self.buckets_are_full_before_long()
+        self.full_buckets_let_any_entry_go()
+        self.what_is_due_is_done()
+
+    def expired_rows_have_ended(self) -> None:
+        """A row whose TTL has passed waits for nothing any more: it has settled, or is in a request."""
+        now = self.sim.now
+        for frame in takewhile(lambda frame: frame.expires_at <= now, self.sim.pipeline.ledger.frames):
+            job = frame.job
+            rows = frame.unsettled if job is None else np.count_nonzero(job.state[job.positions_of(frame)] == QUEUED)
+            if rows:
+                raise LawBroken("Row", f"{rows} rows of frame {frame.frame_id} still wait, and their TTL has passed")
+
+    def buckets_are_full_before_long(self) -> None:
+        """A lane never waits for tokens that its bucket can't hold."""
+        for until, _, lane in self.sim.pipeline.sender.lanes._held:
+            seconds = until - max(self.sim.now, lane.hold_until, lane.map_until or 0.0)
+            if seconds > self.LONGEST_PACE_SECONDS:
+                raise LawBroken("Pacer", f"the rows of {lane.shard.shard_id} are to wait {seconds:g} s for their pace")
+
+    def full_buckets_let_any_entry_go(self) -> None:
+        """However large the first row of a lane is."""
+        now = self.sim.now
+        for until, _, lane in self.sim.pipeline.sender.lanes._held:
+            pacer = lane.pacer if until <= now else None
+            if pacer is not None and pacer.ready_at(now, ANY) <= now and not pacer.allowance(now).one_larger:
+                raise LawBroken("Pacer", f"the bucket of {lane.shard.shard_id} is full, and its first row may not go")
+
+    def what_is_due_is_done(self) -> None:
+        """A time that has passed is no time to wait for: it would hide what is due later."""
+        due = self.sim.pipeline.next_time()
+        if due is not None and due <= self.sim.now:
+            raise LawBroken("Pipeline", f"something has been due for {self.sim.now - due:g} s, and is not done")
+
+    # ---- when something happens
+
+    def settled_frames_are_told(self) -> None:
+        """After each look for acknowledgements: a flush waits for its own frames, whatever else was sent since; and a
+        frame is acknowledged as soon as its last row has settled."""
+        for session in self.sim.sessions:
+            for waits_for in session.flushes:
+                if not any(frame.unsettled for frame in waits_for):
+                    raise LawBroken("flush", "all that it waits for has settled, and it has not returned")
+            for frame in session.unacked:
+                if not frame.unsettled:
+                    raise LawBroken("Frame", f"frame {frame.frame_id} has settled, and is not acknowledged")
+
+    def row_settles(self, frame: WatchedFrame) -> None:
+        """With a TTL no later than that and one request's time-out."""
+        late = self.sim.now - frame.expires_at - self.longest_timeout_seconds
+        if frame.accepted and late > 0.1:
+            raise LawBroken("Row", f"a row settled {late:g} s after its TTL and a request's time-out")
+
+    def row_ends(self, frame: WatchedFrame, row: int, end: RowEnd) -> None:
+        """Rows are given up for a reason that the run gave; without a TTL no row expires."""
+        allowed = self.allowed_codes
+        if allowed is not None and end.code not in allowed and end.outcome is not Outcome.RETURNED:
+            raise LawBroken("Row", f"row {row} of frame {frame.frame_id} ended as {end}, for no reason in {allowed}")
+        if end.outcome is not Outcome.RETURNED and self.sim.pipeline.rules.entries.per_key:
+            place = (frame.frame_id, row)
+            session = frame.sent.session
+            session.first_failed = min(session.first_failed or place, place)
+
+    def frame_is_acknowledged(self, session: Session, frame: WatchedFrame) -> None:
+        """Once, after its last row settled, to a caller that is still there; each of its rows has ended one way."""
+        told = sum(frame.tallies.values())
+        if session.gone or frame.sent.result is not None:
+            raise LawBroken("Frame", "acknowledged to a caller that is gone" if session.gone else "acknowledged twice")
+        if frame.unsettled or frame in self.sim.pipeline.ledger.frames:
+            raise LawBroken("Frame", f"acknowledged before {frame.unsettled} of its rows have settled")
+        if told != frame.records:
+            raise LawBroken("Row", f"of a frame of {frame.records} rows the caller is told of {told}")
+
+    def acknowledgement_is_true(self, sent: Sent) -> None:
+        """A row that is told STORED is handed to a consumer."""
+        consumer = self.sim.consume()
+        for row, end in zip(sent.rows, sent.ends() or (), strict=False):
+            if end is None and not consumer.has(row):
+                raise LawBroken("acknowledgement", f"{row.users[0]} is told STORED, and no consumer is handed it")
+
+    def room_is_granted(self, session: Session) -> None:
+        """To a caller that is still there."""
+        if session.gone:
+            raise LawBroken("AdmissionGate", "room was granted to a caller that is gone")
+
+    def map_is_learnt(self, shard_map: ShardMap) -> None:
+        """The newest map is the one that is used, as soon as it is read."""
+        if self.sim.pipeline.shard_map != shard_map or self.sim.pipeline.sender.lanes.map != shard_map:
+            raise LawBroken("ShardMap", "a newer map was read, and another one is used")
+        self.lanes_are_of_open_shards()
+        self.rows_wait_in_the_lane_of_their_shard()
+
+    def request_is_taken(self, request: Request) -> None:
+        """Where the order is kept, nothing is sent that its session sent after a row that failed."""
+        if not self.sim.pipeline.rules.entries.per_key:
+            return
+        for _, span in request.pieces:
+            for frame, rows in span.buffer.job.frames_of(slice(span.first, span.last)):
+                assert isinstance(frame, WatchedFrame)
+                failed = frame.sent.session.first_failed
+                if failed is not None and (frame.frame_id, int(rows.max())) > failed:
+                    raise LawBroken("per_key", f"frame {frame.frame_id} is sent, though {failed} before it failed")
+
+    def request_is_made(self, request: Request, now: float) -> None:
+        """Where nothing is stored, requests are few."""
+        self.longest_timeout_seconds = max(self.longest_timeout_seconds, request.timeout_seconds)
+        sent = self._unanswered.note(now)
+        if sent > self.FEW_REQUESTS_A_ROW * (self.sim.pipeline.stats.ingest_records - self._ended + 10):
+            raise LawBroken("RetryPolicy", f"{sent} requests in {self.OUTAGE_SECONDS:g} s, and nothing was stored")
+
+    def request_is_answered(self, outcome: Answer | RequestFailed, now: float) -> None:
+        """In an outage, in which no request has an answer, there are few of them."""
+        if not isinstance(outcome, RequestFailed):
+            self._failed.clear()
+            if (outcome.errors < 0).any():
+                self._unanswered.clear()
+                self._ended = self.sim.pipeline.stats.ingest_records - self.sim.pipeline.queued_records
+        elif (failed := self._failed.note(now)) > self.FEW_REQUESTS:
+            raise LawBroken("RetryPolicy", f"{failed} requests failed in {self.OUTAGE_SECONDS:g} s, none was answered")
+
+    def request_reaches_its_shards(self, encoded: EncodedRequest, sent_at: float) -> None:
+        """See `shards_are_sent_what_they_take`."""
+        for place, lane in enumerate(encoded.lane_table):
+            if lane.shard.shard_id:
+                entries = self.reached.setdefault(lane.shard, [])
+                entries.append((sent_at, encoded.sizes[encoded.lanes == place]))
+
+    def woken_for_nothing(self, now: float) -> None:
+        """Nothing is looked at over and over while nothing can be done."""
+        if (wakes := self._wakes.note(now)) > self.FEW_WAKES:
+            raise LawBroken("RetryPolicy", f"woken {wakes} times in a second, for nothing")
+
+    def entries_in_flight_are_apart(self, in_flight: dict[Request, list[tuple[int, int]]]) -> None:
+        """Where the order is kept: no two entries on their way have overlapping hash ranges (raw: equal keys)."""
+        ranges = sorted([entry for entries in in_flight.values() for entry in entries])
+        for (_, end), (start, _) in pairwise(ranges):
+            if start <= end:
+                raise LawBroken("per_key", "two entries with one hash key are in flight at once")
+
+
+def _live(spans: Iterable[Span], state: int = QUEUED) -> int:
+    return sum(
+        [
+            int(np.count_nonzero(span.buffer.job.state[span.first : span.last] == state))
+            if span.buffer.job.has_gaps
+            else span.last - span.first
+            for span in spans
+        ]
+    )
+
+
+def _live_of(pieces: Iterable[Piece], state: int = QUEUED) -> int:
+    return _live([piece.span for piece in pieces], state)
