@@ -310,12 +310,15 @@ class Sender:
         request = Request(self.lanes.map)
         for lane in _lanes_of(pieces):
             spans = [piece.span for piece in pieces if piece.lane is lane]
-            bytes_ = sum([span.bytes for span in spans])
-            aggregate_bytes = self.rules.entries.aggregate_max_bytes if self.rules.entries.aggregate else 0
-            request.add(lane, spans, bytes_, sum([span.records for span in spans]), aggregate_bytes)
+            bytes_, entries = sum([span.bytes for span in spans]), sum([span.records for span in spans])
+            aggregate_bytes = 0
+            if self.rules.entries.aggregate and not spans[0].raw:
+                aggregate_bytes = self.rules.entries.aggregate_max_bytes
+                entries = min(entries, bytes_ // aggregate_bytes + 1)
+            request.add(lane, spans, bytes_, entries, aggregate_bytes)
             if lane.pacer is not None:
-                lane.pacer.take(1, bytes_, now)
-                request.pay(lane, 1, bytes_)
+                lane.pacer.take(entries, bytes_, now)
+                request.pay(lane, entries, bytes_)
         return request if request.pieces else None
 
     def _start(self, request: Request) -> None:

@@ -411,6 +411,18 @@ def test_halving_finds_the_one_bad_entry_among_500_and_stores_its_mates() -> Non
     assert desk.is_empty()
 
 
+@pytest.mark.parametrize(("aggregate", "entries"), [(False, 50), (True, 10_000 // 1_024 + 1)])
+def test_a_half_is_charged_to_its_lane_s_pace_by_its_entries(aggregate: bool, entries: int) -> None:
+    """Not as one: a pacer takes a lane of large entries for a slow one."""
+    desk = Desk(aggregate=aggregate, aggregate_max_bytes=1_024)
+    desk.submit([(b"k", b"x" * 199, None)] * 100)
+    desk.sort()
+    desk.send().fail(INVALID)
+    request = desk.pipeline.take_request(desk.now)
+    assert request is not None
+    assert [paid for paid, _ in request.paid.values()] == [entries]
+
+
 def test_halving_finds_the_bad_row_inside_an_aggregate() -> None:
     desk = Desk(aggregate=True, aggregate_max_bytes=2_000)
     frame = desk.submit(300)

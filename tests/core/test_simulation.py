@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.story import first_broken
+from producerd.errors import Outcome
+from tests.simulation.story import Story, first_broken
 
 pytestmark = [pytest.mark.law(owner) for owner in ("QueueBudget", "Frame", "Row", "Lane", "Pipeline")]
 
 REGRESSIONS: tuple[int, ...] = ()
 """Seeds that broke a law once."""
+
+IS_MET = {
+    *("filling", "sorting", "queued", "in flight", "awaiting a map", "handed back", "dropped", "refused", "broken"),
+    *(f"outcome {outcome.name}" for outcome in Outcome),
+    *(f"reply {how}" for how in ("ok", "lost", "reset", "hang", "ServiceUnavailable", "ValidationException")),
+    *(f"entry {code}" for code in ("stored", "InternalFailure", "ProvisionedThroughputExceededException")),
+    *(f"duplicate {cause}" for cause in ("reshard", "timeout", "connection", "service", "result_count")),
+    *(f"failed {code}" for code in ("EXPIRED", "PREDECESSOR_FAILED", "SHARD_MAP_MISSING", "RECORD_INVALID")),
+    *(f"discarded {reason}" for reason in ("disconnected", "returned")),
+    *(f"held by {cause}" for cause in ("hot_shard", "shard_rate", "service", "shard_map", "in_flight", "daemon")),
+}
+"""See `Story.met`.  Each in several of 400 stories."""
 
 
 @pytest.mark.parametrize("first", range(0, 160, 20))
@@ -25,6 +38,16 @@ def test_every_accepted_row_ends_once_and_every_row_that_is_acknowledged_can_be_
 def test_what_broke_a_law_once_does_not_again() -> None:
     broken = first_broken(REGRESSIONS)
     assert broken is None, broken
+
+
+@pytest.mark.slow
+def test_the_stories_meet_whatever_a_row_can_meet() -> None:
+    met: set[str] = set()
+    for seed in range(3_000, 3_400):
+        story = Story(seed)
+        story.tell()
+        met |= story.met()
+    assert met >= IS_MET, IS_MET - met
 
 
 @pytest.mark.slow

@@ -68,7 +68,6 @@ class Simulation:
         self.maybe_stored_requests = 0  # that failed so that nobody knows
         self.handed_back = 0  # rows that an encoded request had no room for
         self.gave_up = False
-        self.steps = 0
         self._workers = workers
         self._busy = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -174,10 +173,6 @@ class Simulation:
         self._jobs = [job for job in self._jobs if job.live_buffers]
         return sum([job.charge_bytes + sum([buffer.charge_bytes for buffer in job.buffers]) for job in self._jobs])
 
-    def stored(self) -> Counter[tuple[str, bytes]]:
-        """What a consumer of the stream reads: (key, data)."""
-        return Counter((record.partition_key, record.data) for record in self.stream.read().records)
-
     def outcomes(self) -> Counter[Outcome]:
         """How the rows of all acknowledged frames ended."""
         total: Counter[Outcome] = Counter()
@@ -199,7 +194,6 @@ class Simulation:
     def _pump(self) -> int:
         """Do what can be done now; returns how much work was begun."""
         for begun in count():
-            self.steps += 1
             self._acknowledge()
             self.gate.pump(self.now)
             if self.gate.wants_room():
