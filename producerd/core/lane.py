@@ -44,6 +44,7 @@ class Lane:
         "in_flight",
         "listed",
         "map_until",
+        "overdue_in_flight",
         "pacer",
         "parcels",
         "queued",
@@ -62,6 +63,7 @@ class Lane:
         self.pacer = pacer
         self.in_flight = 0
         self.slow_in_flight = 0  # of them, those that have been out for long
+        self.overdue_in_flight = 0  # of them, those that nothing waits for any more
         self.parcels = 0  # requests of its rows that wait outside of the lane
         self.hold_until = 0.0
         self.throttles = 0  # answers in a row that throttled it, where no pacer counts them
@@ -76,7 +78,7 @@ class Lane:
     def waits_for_answers(self) -> bool:
         """Whether as many of its requests are in flight as may be.  Those known to be slow hold up no others."""
         if self.timed_out:
-            return self.in_flight > 0
+            return self.in_flight > self.overdue_in_flight
         return (
             self.in_flight - self.slow_in_flight >= MAX_REQUESTS_PER_LANE or self.in_flight >= MAX_REQUESTS_OF_SLOW_LANE
         )

@@ -171,11 +171,16 @@ class Pipeline:
         if any(frame.owner is owner for frame in self._filling):
             self._seal("flush")
 
-    def press(self, now: float) -> None:
-        """A caller waits for room: seal, unless work that may be sent waits already (crumbs gain nothing then)."""
+    def press(self, now: float) -> bool:
+        """A caller waits for room: seal, unless work that may be sent waits already (crumbs gain nothing then).
+
+        Returns whether it did.
+        """
         work_waits = self._sealed or self.ledger.sorting or self.sender.have_work(now)
         if self._filling and not work_waits:
             self._seal("pressure")
+            return True
+        return False
 
     def discard(self, owner: object) -> None:
         """An owner is gone and wants nothing more: its rows that are in no request end now."""

@@ -35,6 +35,9 @@ from producerd.errors import Code, Outcome
 
 FAILURES_TO_HOLD: Final = 3
 """Whole-request failures in a row after which the stream, and not only some rows, waits."""
+PROBE_SECONDS: Final = 6.0
+"""While nothing gets through, requests that are out for longer hold up no other.  Time-outs grow to a minute, and the
+first request after the end of an outage must not wait for the last one of before it."""
 WRONG_COUNTS_TO_GIVE_UP: Final = 3
 INVALID_TO_DOUBT_STREAM: Final = 8
 """Single entries refused in a row with one message and nothing stored: then it is the stream, not the entries."""
@@ -95,6 +98,7 @@ class Sender:
         self.wants_shard_map = True
         self.in_flight: dict[Request, None] = {}
         self.in_flight_bytes = 0
+        self._overdue: dict[Request, None] = {}  # of those in flight
         self._policy = RetryPolicy(random, rules.request_timeout_seconds)
         self._window = InFlightWindow(
             rules.max_in_flight_requests, rules.max_in_flight_bytes, rules.entries.request_max_bytes
@@ -134,11 +138,17 @@ class Sender:
             self._watched.popleft()
         if self._watched:
             due = min(due, self._watched[0].sent_at + self._patience_seconds)
+        if self._nothing_passes:
+            out = [
+                other.sent_at for other in self.in_flight if other.encoded is not None and other not in self._overdue
+            ]
+            due = min(due, min(out, default=inf) + PROBE_SECONDS)
         return due
 
     def holding(self, now: float) -> Holding:
         """What holds the queue.  Looks at every span: ask it seldom."""
-        if self.health.state in (HealthState.SUSPECT, HealthState.BROKEN) or now < self._hold_until:
+        refused = self.health.state in (HealthState.SUSPECT, HealthState.BROKEN)
+        if refused or self._nothing_passes or now < self._hold_until:
             return Holding("service")
         hottest = self.lanes.hottest()
         if hottest is None or (hottest.lane.ready_at(now) <= now and not hottest.lane.is_paced(now)):
@@ -172,7 +182,8 @@ class Sender:
             if request is not None:
                 return request
         # Requests of several lanes say nothing of which one is slow.
-        slow = sum([len(other.aggregate_bytes) == 1 and other.pieces[0].lane.alone for other in self.in_flight])
+        awaited = [other for other in self.in_flight if other not in self._overdue]
+        slow = sum([len(other.aggregate_bytes) == 1 and other.pieces[0].lane.alone for other in awaited])
         request = self.lanes.take(now, self._bytes_left, takes_slow=slow < max(1, self._window.size * SLOW_SHARE))
         if request is not None:
             self._start(request)
@@ -206,6 +217,8 @@ class Sender:
         for lane in request.lanes:
             lane.in_flight -= 1
             lane.slow_in_flight -= request.slow
+            lane.overdue_in_flight -= request in self._overdue
+        self._overdue.pop(request, None)
         if isinstance(outcome, RequestFailed):
             self._failed(request, outcome, now)
         else:
@@ -298,12 +311,23 @@ class Sender:
     def _has_room(self) -> bool:
         """Whether one more request may be in flight."""
         most = 1 if self.health.state is HealthState.SUSPECT else self._window.size
-        return len(self.in_flight) < most and self.rules.entries.request_max_bytes <= self._bytes_left
+        return (
+            len(self.in_flight) - len(self._overdue) < most
+            and len(self.in_flight) < self._window.most
+            and self.rules.entries.request_max_bytes <= self._bytes_left
+        )
 
     @property
     def _bytes_left(self) -> int:
         """What may still go in flight; with nothing in flight, one request of any size."""
-        return self._window.bytes - self.in_flight_bytes if self.in_flight else ANY_BYTES
+        if not self.in_flight:
+            return ANY_BYTES
+        awaited_bytes = self.in_flight_bytes - sum([request.bytes for request in self._overdue])
+        return min(self._window.bytes - awaited_bytes, self._window.most_bytes - self.in_flight_bytes)
+
+    @property
+    def _nothing_passes(self) -> bool:
+        return self._failures >= FAILURES_TO_HOLD
 
     def _request_of(self, pieces: list[Piece], now: float) -> Request | None:
         """A request of just these rows, whatever their lanes' pace."""
@@ -332,6 +356,8 @@ class Sender:
     def _bring_back(self, now: float) -> None:
         """Rows whose wait is over return to their lanes."""
         self._isolate_slow(now)
+        if self._nothing_passes:
+            self._pass_by_overdue(now)
         while self._later and self._later[0][0] <= now:
             self.lanes.put_back(heapq.heappop(self._later)[2])
         if self._awaiting and min([awaiting.until for awaiting in self._awaiting]) <= now:
@@ -427,6 +453,15 @@ class Sender:
                     lane.slow_in_flight += 1
                 self.lanes.released(request.lanes)
 
+    def _pass_by_overdue(self, now: float) -> None:
+        """Requests that had no answer for long while nothing passes hold up no others any more."""
+        for request in self.in_flight:
+            if request.encoded is not None and now >= request.sent_at + PROBE_SECONDS and request not in self._overdue:
+                self._overdue[request] = None
+                for lane in request.lanes:
+                    lane.overdue_in_flight += 1
+                self.lanes.released(request.lanes)
+
     def _note_time(self, request: Request, now: float) -> None:
         """Lanes that answer in time alone may share requests again."""
         seconds = now - request.sent_at
@@ -499,7 +534,7 @@ class Sender:
                 self._failures += 1
                 if failed.timed_out:
                     self._window.timed_out()
-            if self._failures >= FAILURES_TO_HOLD:
+            if self._nothing_passes:
                 self._window.hold()
                 self._hold_until = now + self._policy.hold()
         if failed.code == Code.RESULT_COUNT:

@@ -102,14 +102,14 @@ class Dispatcher:
         now = self._loop.time()
         for stream in list(self._poked):
             stream.settle(now)
-        self._settled()
         while self._poked and self._free_workers > 0:
             stream = next(iter(self._poked))
             del self._poked[stream]
-            if self._start(stream, now):
+            if self._start(stream, now) or stream.settle(now):  # rows may end, too, while work is looked for
                 self._poked[stream] = None  # to the end of the line
             else:
                 self._set_timer(stream, now)
+        self._settled()
 
     def _start(self, stream: Stream, now: float) -> bool:
         """Start one piece of the stream's work, if there is any."""

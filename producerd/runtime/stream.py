@@ -66,18 +66,22 @@ class Stream:
         takes_aggregates = entries.aggregate and not entries.per_key
         return intake.check(body, self.max_record_bytes, takes_aggregates=takes_aggregates)
 
-    def settle(self, now: float) -> None:
-        """Acknowledge what is finished, hand the room to whoever waits for it, and have the shards looked at."""
-        for frame in self.pipeline.take_finished():
+    def settle(self, now: float) -> bool:
+        """Acknowledge what is finished, hand the room to whoever waits for it, and have the shards looked at.
+
+        Returns whether there may be work that was not there before.
+        """
+        finished = self.pipeline.take_finished()
+        for frame in finished:
             owner: Owner = frame.owner
             owner.finished(frame)
         self.gate.pump(now)
-        if self.gate.wants_room():
-            self.pipeline.press(now)
+        pressed = self.gate.wants_room() and self.pipeline.press(now)
         if self.pipeline.wants_shard_map:
             self.wants_map()
         self._tell_health()
         self._look_what_holds(now)
+        return pressed or bool(finished)
 
     def _look_what_holds(self, now: float) -> None:
         active_seconds = self.gate.active_seconds(now)

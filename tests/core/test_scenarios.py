@@ -448,12 +448,12 @@ def test_a_shard_that_never_answers_in_time_does_not_stop_the_others() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregate", [False, True])
-@pytest.mark.parametrize(("kind", "most_requests"), [("hang", 100), ("reset", 300), ("refused", 300)])
+@pytest.mark.parametrize(("kind", "most_requests"), [("hang", 130), ("reset", 300), ("refused", 300)])
 def test_an_outage_of_10_minutes_makes_few_requests_and_is_over_within_seconds(
     kind: str, most_requests: int, aggregate: bool
 ) -> None:
-    """Measured: 50 requests where they hang, else 240.  The first answer comes at most 5 s after the end, where
-    requests hang when the one on its way has timed out (at most 60 s); from it on 4 s to the full speed."""
+    """Measured: 110 requests where they hang, else 250.  The first answer comes within 6 s of the end, from
+    it on it takes 4 s to the full speed, though requests of the outage may hang for another minute."""
     world = World(aggregate=aggregate)
     mixed_shards(world, 1_000)
     full = SHARDS * quota(1_000, aggregate=aggregate)
@@ -473,7 +473,7 @@ def test_an_outage_of_10_minutes_makes_few_requests_and_is_over_within_seconds(
     while not world.rates(0.5)[1]:
         pass
     first_seconds = world.now - over_at
-    assert first_seconds <= (65 if kind == "hang" else 6), f"the first answer after {first_seconds:.1f} s"
+    assert first_seconds <= 12, f"the first answer after {first_seconds:.1f} s"
     speeds = [world.rates(1.0)[1] / (full * 15 / 16) for _ in range(10)]
     assert min(speeds[5:]) >= 0.9, f"each second after the first answer: {[round(speed, 2) for speed in speeds]}"
     for session in world.sessions:
