@@ -291,21 +291,27 @@ class RequestFailed:
     timed_out: bool = False
 
 
+NOT_KINESIS: Final = "NotKinesis"
+"""The code of a failure of ours: an answer with the status 200 that nobody can read."""
+_SEQUENCE_NUMBER: Final = re.compile("[0-9]{1,128}")
+
+
 def parse_answer(body: bytes, entries: int) -> Answer | RequestFailed:
-    """Read a PutRecords answer (HTTP 200).  A count that does not match makes every entry unknown."""
+    """Read a PutRecords answer (HTTP 200).  Where the count does not match, nothing is known of any entry."""
     try:
         results: list[dict[str, Any]] = orjson.loads(body)["Records"]
         count = len(results)
         if count == entries:
             return _read_results(results)
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        count = -1
-    told = f"{count} results" if count >= 0 else "an answer that is not PutRecords's"
-    return RequestFailed(Code.RESULT_COUNT, f"{told} for {entries} entries", maybe_stored=True)
+        return RequestFailed(NOT_KINESIS, "an answer that is not PutRecords's", maybe_stored=True)
+    return RequestFailed(Code.RESULT_COUNT, f"{count} results for {entries} entries", maybe_stored=True)
 
 
 def _read_results(results: list[dict[str, Any]]) -> Answer:
-    shard_ids = [result.get("ShardId") if not result.get("ErrorCode") else None for result in results]
+    shard_ids = [(result.get("ShardId") or None) if not result.get("ErrorCode") else None for result in results]
+    if not {type(shard_id) for shard_id in shard_ids} <= {str, type(None)}:
+        raise TypeError("a shard's id is text")
     shard_places = {shard_id: place for place, shard_id in enumerate(dict.fromkeys(shard_ids))}
     shards = np.array([shard_places[shard_id] for shard_id in shard_ids], np.int32)
     errors = np.full(len(results), -1, np.int32)
@@ -319,7 +325,7 @@ def _read_results(results: list[dict[str, Any]]) -> Answer:
     sequences = [0] * len(shard_places)
     for place, row in zip(*np.unique(shards, return_index=True), strict=True):
         text = results[row].get("SequenceNumber")
-        if place >= 0 and isinstance(text, str) and text.isdigit():
+        if place >= 0 and isinstance(text, str) and _SEQUENCE_NUMBER.fullmatch(text):
             sequences[place] = int(text)
     shard_table = tuple(shard_id or "" for shard_id in shard_places)
     return Answer(shards, shard_table, errors, tuple(error_places), tuple(sequences))

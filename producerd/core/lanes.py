@@ -22,6 +22,10 @@ from producerd.core.spans import RAW_FROM_STRAYS, Span, place
 
 SMALLEST_RETRY_BYTES: Final = 64 * 1024
 """After time-outs requests are halved down to this, or to one row."""
+FAULTS_TO_HALVE: Final = 2
+FAULTY_ROWS: Final = 512
+"""Rows whose requests failed twice in a row by a fault of the service go alone, and half as many each time, down to
+one: a record that makes the service fail must not sink its mates."""
 ONE_LANE: Final = one_lane()
 
 
@@ -205,10 +209,12 @@ class Lanes:
             due = lane.ready_at(now)
             if due > now or self._must_wait(lane):
                 self._hold(lane, due)
-            elif lane.alone and (request.pieces or not takes_slow):
+                continue
+            alone = lane.alone or lane.spans[0].faults >= FAULTS_TO_HALVE
+            if (alone and request.pieces) or (lane.alone and not takes_slow):
                 lane.listed = True
                 passed.append(lane)
-            elif self._take_from(lane, request, now, bytes_left) or (lane.alone and request.pieces):
+            elif self._take_from(lane, request, now, bytes_left) or (alone and request.pieces):
                 break
         self._ready.extendleft(reversed(passed))
         return request if request.pieces else None
@@ -217,11 +223,10 @@ class Lanes:
         """Take what the request and the lane's pace allow; says whether the request is full."""
         rules, pacer = self._rules, lane.pacer
         front = lane.spans[0]
-        if lane.map_until is not None and not front.raw:  # no map came in time
-            lane.spans = type(lane.spans)([span._replace(strays=RAW_FROM_STRAYS) for span in lane.spans])
-            front = lane.spans[0]
-        aggregates = rules.aggregate and not front.raw
+        no_map = lane.map_until is not None  # none came in time: what is sent until one comes are plain records
+        aggregates = rules.aggregate and not front.raw and not no_map
         most_entries = rules.request_max_records - request.entries
+        most_rows = max(1, FAULTY_ROWS >> front.faults) if front.faults >= FAULTS_TO_HALVE else ANY
         room = rules.request_max_bytes - request.bytes
         if front.timeouts:
             room = min(room, max(SMALLEST_RETRY_BYTES, rules.request_max_bytes >> front.timeouts))
@@ -238,8 +243,10 @@ class Lanes:
             # Whole aggregates but for the last; encoding hands back what this estimate lets in too much.
             max_bytes = min(max_bytes, largest if self._per_key else entries * largest)
         take = lane.take_distinct if self._per_key and not aggregates else lane.take
-        spans, size = take(ANY if aggregates else entries, max_bytes, first_row_bytes)
+        spans, size = take(min(most_rows, ANY if aggregates else entries), max_bytes, first_row_bytes)
         if spans:
+            if no_map:
+                spans = [span._replace(strays=max(span.strays, RAW_FROM_STRAYS)) for span in spans]
             taken = size // largest + 1 if aggregates else records_of(spans)
             paid = size if aggregates else size - ENTRY_OVERHEAD_BYTES * taken
             request.add(lane, spans, size, taken, largest if aggregates else 0)
@@ -250,6 +257,7 @@ class Lanes:
                 lane.hold_until = max(lane.hold_until, now + SLOW_LANE_PAUSE_SECONDS)
         elif lane.queued and pacer is not None and not one_larger and (paced_bytes < room or not request.pieces):
             # Its first row is larger than what the bucket holds, or than a request.
+            pacer.held()
             self._hold(lane, pacer.ready_at(now, ANY))
             return False
         if self._per_key and spans:

@@ -222,6 +222,10 @@ class Pacer:
         self._used_records -= records
         self._used_bytes -= bytes_
 
+    def held(self) -> None:
+        """Rows wait for more than it has: for a full bucket, where the first of them is larger than what is in it."""
+        self._limited = True
+
     def answered(self, stored: int, throttled: int, sent_at: float, now: float) -> None:
         """How many entries of one request to this shard were stored and throttled; ``sent_at``: when it took them."""
         self._fill(now)

@@ -70,6 +70,7 @@ class Pipeline:
         self._random = random
         self._map_wait_until: float | None = None
         self._map_error = ""
+        self._map_unreachable = False
         self._idle_since: float | None = None  # as far as `forget_shards` has seen
         self._filling: list[Frame] = []
         self._filling_records = 0
@@ -120,7 +121,8 @@ class Pipeline:
             due = min(due, self.ledger.next_expiry())
         if self._filling:
             due = min(due, self._filling_since + self.rules.linger_seconds)
-        patient = self.rules.entries.aggregate and self.health.state is HealthState.SUSPECT
+        waits_on = self.health.state is HealthState.SUSPECT or self._map_unreachable
+        patient = self.rules.entries.aggregate and waits_on
         if self._map_wait_until is not None and self._sealed and not patient:
             due = min(due, self._map_wait_until)
         return due if due < inf else None
@@ -276,15 +278,16 @@ class Pipeline:
 
     # ---- the shard map
 
-    def set_shard_map(self, shard_map: ShardMap, now: float) -> None:
-        """A new map, read at ``now``."""
-        self._map_wait_until, self._map_error = None, ""
+    def set_shard_map(self, shard_map: ShardMap, now: float, asked_at: float | None = None) -> None:
+        """A new map; what it says held after ``asked_at``, when the reading began."""
+        self._map_wait_until, self._map_error, self._map_unreachable = None, "", False
         self.stats.shard_map_refreshes["ok"] += 1
-        self.sender.set_shard_map(shard_map, now)
+        self.sender.set_shard_map(shard_map, now, now if asked_at is None else asked_at)
 
     def shard_map_failed(self, code: str, message: str, now: float) -> None:
         """ListShards failed."""
         self._map_error = f"{code}: {message}"
+        self._map_unreachable = code == Code.UNREACHABLE
         self.stats.shard_map_refreshes["failed"] += 1
         self.sender.shard_map_failed(code, message, now)
 
@@ -316,13 +319,14 @@ class Pipeline:
         return None
 
     def _map_missing(self, now: float) -> bool:
-        """Whether the wait for a map is over; a stream that worked, and is refused, has its own patience."""
+        """Whether the wait for a map is over.  A stream that worked, and is refused, has its own patience; where the
+        service cannot be reached rows wait, as they would with a map."""
         if not self.rules.entries.aggregate:
             return False
         if self.cannot_aggregate:
             return True
-        suspect = self.health.state is HealthState.SUSPECT
-        return self._map_wait_until is not None and now >= self._map_wait_until and not suspect
+        waits_on = self.health.state is HealthState.SUSPECT or self._map_unreachable
+        return self._map_wait_until is not None and now >= self._map_wait_until and not waits_on
 
     def _map_missing_end(self) -> RowEnd:
         wait = f"{self.rules.shard_map_wait_seconds:g} s ({self._map_error or 'no answer'})"

@@ -64,6 +64,9 @@ _MEANINGS: Final = {
     "InvalidArgumentException": Meaning(Kind.INVALID, Code.RECORD_INVALID),
     "SerializationException": Meaning(Kind.INVALID, Code.RECORD_INVALID),
     "MissingParameter": Meaning(Kind.INVALID, Code.RECORD_INVALID),
+    # Bare statuses: a proxy's, or a firewall's, that dislikes the body or its size.
+    "400": Meaning(Kind.INVALID, Code.RECORD_INVALID),
+    "413": Meaning(Kind.INVALID, Code.RECORD_INVALID),
     Code.INTERNAL: Meaning(Kind.INVALID, Code.INTERNAL),
     Code.UNREACHABLE: Meaning(Kind.TRANSIENT, Code.UNREACHABLE),
     Code.RESULT_COUNT: Meaning(Kind.TRANSIENT, Code.RESULT_COUNT),

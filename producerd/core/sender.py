@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from producerd.core.entries import Answer, EncodedRequest, Piece, RequestFailed
+from producerd.core.entries import NOT_KINESIS, Answer, EncodedRequest, Piece, RequestFailed
 from producerd.core.frame import RowEnd
 from producerd.core.intake import Bool
 from producerd.core.lane import Lane
@@ -39,6 +39,8 @@ PROBE_SECONDS: Final = 6.0
 """While nothing gets through, requests that are out for longer hold up no other.  Time-outs grow to a minute, and the
 first request after the end of an outage must not wait for the last one of before it."""
 WRONG_COUNTS_TO_GIVE_UP: Final = 3
+NOT_KINESIS_TO_GIVE_UP: Final = 10
+"""Answers in a row that are not Kinesis's, such as a proxy's page.  It takes half a minute: the stream is held."""
 INVALID_TO_DOUBT_STREAM: Final = 8
 """Single entries refused in a row with one message and nothing stored: then it is the stream, not the entries."""
 TOO_LARGE: Final = (("length less than or equal to", "data"), ("maximum record size",))
@@ -76,12 +78,12 @@ class Holding(NamedTuple):
 class _Awaiting(NamedTuple):
     """An aggregate that was stored, in a shard whose range is not known; at a time it is not waited for any more.
 
-    ``hash_keys``: the lowest and the highest in it, also of rows whose caller leaves meanwhile: a consumer drops all.
+    ``copies``: the shard, and the lowest and the highest hash key in it, also of rows whose caller leaves meanwhile: a
+    consumer drops all.  A row that was an aggregate itself has one for each of its parts.
     """
 
     pieces: list[Piece]
-    shard_id: str
-    hash_keys: tuple[int, int]
+    copies: list[tuple[str, int, int]]
     until: float
 
 
@@ -228,12 +230,13 @@ class Sender:
 
     # ---- the shard map
 
-    def set_shard_map(self, shard_map: ShardMap, now: float) -> None:
-        """A new map, read at ``now``: rows of shards that it does not have are sorted anew; what waited for it goes on.
+    def set_shard_map(self, shard_map: ShardMap, now: float, asked_at: float) -> None:
+        """A new map: rows of shards that it does not have are sorted anew, and what waited for it goes on.
 
-        A stream that was deleted and made again has the same shard ids with other ranges: these are other shards.
+        ``asked_at``: when it was asked for.  A stream that was deleted and made again has the same shard ids with other
+        ranges: these are other shards.
         """
-        self.known.learn(shard_map, now, self.in_flight)
+        self.known.learn(shard_map, asked_at, self.in_flight)
         self.lanes.learn(shard_map)
         awaiting, self._awaiting = self._awaiting, []
         for waiting in awaiting:
@@ -248,7 +251,7 @@ class Sender:
             self._looks_permanent(meaning.code, message, now)
             return
         was_doubted = self.known.doubted
-        self.known.not_read(now)
+        self.known.not_read(now, denied=meaning.kind is Kind.PERMANENT)
         if was_doubted and not self.known.doubted:
             awaiting, self._awaiting = self._awaiting, []
             for waiting in awaiting:
@@ -261,43 +264,48 @@ class Sender:
         self.lanes = self._make_lanes()
         self.wants_shard_map = False
 
-    def _await_map(self, pieces: list[Piece], shard_id: str, now: float) -> None:
+    def _await_map(self, pieces: list[Piece], copies: list[tuple[str, int, int]], now: float) -> None:
         """An aggregate was stored, maybe in vain: a map will tell."""
         self.wants_shard_map = True
         for _, span in pieces:
             span.buffer.job.mark_awaiting(span.first, span.last)
         for lane in _lanes_of(pieces):
             lane.parcels += 1
-        lowest, highest = zip(*[piece.span.hash_range() for piece in pieces], strict=True)
-        until = now + self.rules.shard_map_wait_seconds
-        self._awaiting.append(_Awaiting(pieces, shard_id, (min(lowest), max(highest)), until))
+        self._awaiting.append(_Awaiting(pieces, copies, now + self.rules.shard_map_wait_seconds))
         self._left_request(pieces)
 
     def _decide(self, waiting: _Awaiting, now: float) -> None:
         """A newer map, or none in time: delivered, or to be sent again."""
-        shard = None if self.known.doubted else self.known.get(waiting.shard_id)
-        if shard is None and now < waiting.until:
+        shards = [None if self.known.doubted else self.known.get(shard_id) for shard_id, _, _ in waiting.copies]
+        if None in shards and now < waiting.until:
             self._awaiting.append(waiting)
             return
         lanes = _lanes_of(waiting.pieces)
         for lane in lanes:
             lane.parcels -= 1
         pieces = self._live(waiting.pieces)
-        lowest, highest = waiting.hash_keys
-        delivered = shard is not None and shard.start <= lowest and highest <= shard.end
+        delivered = all(
+            shard is not None and shard.start <= lowest and highest <= shard.end
+            for shard, (_, lowest, highest) in zip(shards, waiting.copies, strict=True)
+        )
         for _, span in pieces:
             span.buffer.job.mark_decided(span.first, span.last, "" if delivered else "reshard")
         _set_state(pieces, IN_REQUEST)
         if delivered and pieces:
             self.ledger.store(pieces)
         else:
-            strays = 1 if shard is not None else RAW_FROM_STRAYS
-            self._requeue([self._strayed(piece, strays) for piece in pieces])
+            self._requeue(self._strayed(pieces, RAW_FROM_STRAYS if None in shards else 1))
         self.lanes.released(lanes)
 
-    def _strayed(self, piece: Piece, times: int = 1) -> Piece:
-        lane, span = piece
-        return Piece(lane, self.ledger.retried(span)._replace(strays=span.strays + times))
+    def _strayed(self, pieces: list[Piece], times: int = 1) -> list[Piece]:
+        """Rows that were stored in vain end as unknown if that happened too often; the others are tried again."""
+        again = []
+        for lane, span in pieces:
+            if span.strays >= STRAYS_TO_GIVE_UP:
+                self.ledger.end(Piece(lane, span), _LOST_TRACK)
+            else:
+                again.append(Piece(lane, self.ledger.retried(span)._replace(strays=span.strays + times)))
+        return again
 
     # ---- what may be sent
 
@@ -384,7 +392,7 @@ class Sender:
         self._note_time(request, now)
         self._check_sequences(request, answer)
         if (answer.errors < 0).any():
-            self.known.stored(now)
+            self.known.stored(request.sent_at, now)
             self.health.stored()
             self._refused_alone = ("", 0)
         classes, elsewhere, partly = judge(request, answer, self.known)
@@ -404,19 +412,16 @@ class Sender:
         back: list[Piece] = []
         for first, last in pairwise([0, *(np.flatnonzero(cuts) + 1).tolist(), len(classes)]):
             rows = request.pieces_of(int(starts[first]), int(starts[last]))
-            pieces = [Piece(lane, span._replace(timeouts=0, wrong_counts=0)) for lane, span in rows]
+            pieces = [Piece(lane, span._replace(timeouts=0, wrong_counts=0, faults=0)) for lane, span in rows]
             verdict = int(classes[first])
             if verdict == STORED:
                 self.ledger.store(pieces)
             elif verdict == UNSURE:
-                self._await_map(pieces, answer.shard_table[answer.shards[first]], now)
+                if pieces:  # else it is one more part of the row before it
+                    self._await_map(pieces, _copies(encoded, answer, first, pieces), now)
             elif verdict == STRAYED:
                 self.ledger.mark_maybe_stored(pieces, "reshard")
-                for piece in pieces:
-                    if piece.span.strays >= STRAYS_TO_GIVE_UP:
-                        self.ledger.end(piece, _LOST_TRACK)
-                    else:
-                        back.append(self._strayed(piece))
+                back += self._strayed(pieces)
             else:
                 back += self._entry_failed(pieces, *answer.error_table[verdict - 1], now)
         self._requeue(back)
@@ -484,14 +489,24 @@ class Sender:
             lane.sequence = max(lane.sequence, number)
 
     def _check_map(self, encoded: EncodedRequest, elsewhere: Bool, now: float) -> None:
-        """Where other shards than the map's answer, aggregates wait for a new one, or go out as plain records."""
-        strayed = set(np.unique(encoded.lanes[elsewhere]).tolist()) if elsewhere.any() else ()
+        """Where other shards than the map's answer, aggregates wait for a new one, or go out as plain records.
+
+        So they do where the map is in doubt, and cannot be read just now.
+        """
+        blind = self.known.doubted and self.known.unreadable
+        strayed = (
+            set(range(len(encoded.lane_table)))
+            if blind
+            else set(np.unique(encoded.lanes[elsewhere]).tolist())
+            if elsewhere.any()
+            else ()
+        )
         self.stats.shard_mispredictions += int(elsewhere.sum())
         for place, lane in enumerate(encoded.lane_table):
             if place not in strayed:
                 if lane.map_until is not None and now >= lane.map_until:
                     lane.map_until = None
-            elif lane.shard in self.lanes.map:  # else a newer map is there already
+            elif lane.shard in self.lanes.map or blind:  # else a newer map is there already
                 self.wants_shard_map = True
                 if self.rules.entries.aggregate and lane.map_until is None:
                     lane.map_until = now + self.rules.shard_map_wait_seconds
@@ -537,18 +552,26 @@ class Sender:
             if self._nothing_passes:
                 self._window.hold()
                 self._hold_until = now + self._policy.hold()
-        if failed.code == Code.RESULT_COUNT:
-            self._again_later(self._count_wrong(request.pieces, failed.message), now)
+        if meaning.kind is Kind.THROTTLED and self.rules.fail_if_throttled:
+            for piece in request.pieces:
+                self.ledger.end(piece, RowEnd(Outcome.NOT_STORED, meaning.code, failed.message))
+        elif failed.code == Code.RESULT_COUNT:
+            self._again_later(self._count_wrong(request.pieces, failed.message, WRONG_COUNTS_TO_GIVE_UP), now)
+        elif failed.code == NOT_KINESIS:
+            self._again_later(self._count_wrong(request.pieces, failed.message, NOT_KINESIS_TO_GIVE_UP), now)
         else:
-            more = 1 if failed.timed_out else 0
-            pieces = [Piece(lane, s._replace(wrong_counts=0, timeouts=s.timeouts + more)) for lane, s in request.pieces]
-            self._again_later(pieces, now)
+            timeouts, faults = int(failed.timed_out), int(meaning.code == Code.SERVICE_FAULT)
+            changed = [
+                s._replace(wrong_counts=0, timeouts=s.timeouts + timeouts, faults=s.faults + faults)
+                for _, s in request.pieces
+            ]
+            self._again_later([Piece(lane, s) for (lane, _), s in zip(request.pieces, changed, strict=True)], now)
 
-    def _count_wrong(self, pieces: list[Piece], message: str) -> list[Piece]:
-        """Rows whose answers had the wrong number of results too often end as unknown; the others are tried again."""
+    def _count_wrong(self, pieces: list[Piece], message: str, most: int) -> list[Piece]:
+        """Rows whose answers say nothing of them too often end as unknown; the others are tried again."""
         again = []
         for lane, span in pieces:
-            if span.wrong_counts + 1 >= WRONG_COUNTS_TO_GIVE_UP:
+            if span.wrong_counts + 1 >= most:
                 self.ledger.end(
                     Piece(lane, span), RowEnd(Outcome.UNKNOWN, Code.RESULT_COUNT, message, maybe_stored=True)
                 )
@@ -638,6 +661,20 @@ def _set_state(pieces: Iterable[Piece], state: int) -> None:
 
 def _lanes_of(pieces: Iterable[Piece]) -> list[Lane]:
     return list(dict.fromkeys([piece.lane for piece in pieces]))
+
+
+def _copies(encoded: EncodedRequest, answer: Answer, entry: int, pieces: list[Piece]) -> list[tuple[str, int, int]]:
+    """Where an entry's records were stored, with their hash keys; of a row of several parts, for each of them."""
+
+    def shard_of(entry: int) -> str:
+        return answer.shard_table[int(answer.shards[entry])]
+
+    if entry not in encoded.parts:
+        lowest, highest = zip(*[piece.span.hash_range() for piece in pieces], strict=True)
+        return [(shard_of(entry), min(lowest), max(highest))]
+    row = encoded.ends[entry]
+    parts = [(part, keys) for part, keys in encoded.parts.items() if keys is not None and encoded.ends[part] == row]
+    return [(shard_of(part), *keys) for part, keys in parts]
 
 
 def _maybe_cause(failed: RequestFailed) -> str:

@@ -110,6 +110,8 @@ class Span(NamedTuple):
     """Requests in a row that were given up for want of an answer."""
     wrong_counts: int = 0
     """Answers in a row whose number of results did not match."""
+    faults: int = 0
+    """Requests in a row that the service answered with a fault of its own."""
     strays: int = 0
     """Aggregates of these rows that were stored where a consumer drops them."""
 

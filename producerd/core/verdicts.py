@@ -64,13 +64,16 @@ def _judge_parts(encoded: EncodedRequest, answer: Answer, known: KnownShards, cl
         rows.setdefault(int(encoded.ends[entry]), []).append(entry)
         if answer.errors[entry] < 0 and hash_keys is not None:
             shard = None if known.doubted else known.get(answer.shard_table[answer.shards[entry]])
-            inside = shard is not None and shard.start <= hash_keys[0] and hash_keys[1] <= shard.end
-            classes[entry] = STORED if inside else STRAYED
+            if shard is None:
+                classes[entry] = UNSURE
+            elif not (shard.start <= hash_keys[0] and hash_keys[1] <= shard.end):
+                classes[entry] = STRAYED
     partly = []
     for entries in rows.values():
-        found = classes[entries]
-        classes[entries] = found.max() if found.max() > STORED else found.min()
-        if classes[entries[0]] != STORED and (answer.errors[entries] < 0).any():
+        found = set(classes[entries].tolist())
+        verdict = max(found) if max(found) > STORED else next(v for v in (STRAYED, UNSURE, STORED) if v in found)
+        classes[entries] = verdict
+        if verdict not in (STORED, UNSURE) and (answer.errors[entries] < 0).any():
             partly.append(entries[0])
     return partly
 

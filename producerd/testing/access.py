@@ -15,8 +15,19 @@ from producerd.testing.streams import ServiceError
 TOLERANCE: Final = timedelta(minutes=5)
 """Seen in the words of https://github.com/awslabs/amazon-kinesis-producer/issues/222 and others."""
 
+LARGEST_CLOCK_OFFSET_SECONDS: Final = 100 * 365 * 86_400
+"""A machine without a clock begins in 1970; a date far beyond could not be written."""
+
 _DATE: Final = "%Y%m%dT%H%M%SZ"
 _ACCESS_KEY: Final = re.compile(r"Credential=([^/,\s]+)/")
+
+
+def checked_clock_offset(seconds: float) -> float:
+    if not abs(seconds) <= LARGEST_CLOCK_OFFSET_SECONDS:
+        raise ValueError(
+            f"clock_offset_seconds={seconds!r}: at most {LARGEST_CLOCK_OFFSET_SECONDS:,}, a century, either way"
+        )
+    return seconds
 
 
 def refusal(

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from producerd.testing.faults import Fault
+from producerd.testing.access import checked_clock_offset
+from producerd.testing.faults import Fault, checked_actions
+from producerd.testing.rules import checked_calls, checked_latency
 from producerd.testing.streams import ServiceError, Strategy, Stream
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 PREFIX: Final = "/_fake/"
 
 NotNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
 
 
 class _Body(BaseModel):
@@ -32,17 +33,17 @@ class _Body(BaseModel):
 class ServiceSettings(_Body):
     """Attributes of `FakeKinesis`."""
 
-    latency_seconds: NotNegative | tuple[NotNegative, NotNegative] = 0.0
+    latency_seconds: Annotated[float | tuple[float, float], AfterValidator(checked_latency)] = 0.0
     enforce_limits: bool = False
-    denied: set[str] = set()
-    calls_per_second: dict[str, Positive] = {}
+    denied: Annotated[set[str], AfterValidator(checked_actions)] = set()
+    calls_per_second: Annotated[dict[str, float], AfterValidator(checked_calls)] = {}
 
 
 class ServerSettings(_Body):
     """Attributes of `FakeServer`."""
 
     uplink_bytes_per_second: NotNegative | None = None
-    clock_offset_seconds: float = 0.0
+    clock_offset_seconds: Annotated[float, AfterValidator(checked_clock_offset)] = 0.0
     checks_clock: bool = False
     accepted_access_keys: set[str] | None = None
     expired_access_keys: set[str] = set()

@@ -43,6 +43,7 @@ MAX_BODY_BYTES: Final = 16 * 1024 * 1024
 """10 MiB of data is 13.4 MiB in base64; the rest is for keys and JSON."""
 LONGEST_SLEEP_SECONDS: Final = 86_400.0
 """A delay of math.inf is slept in steps: not every event loop takes it."""
+HIGHEST_PORT: Final = 65_535
 READ_BYTES: Final = 1024 * 1024
 ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -58,7 +59,6 @@ class FakeServer:
         self.kinesis = kinesis
         self.url = ""
         self.certificate: Path | None = None
-        self.clock_offset_seconds = 0.0  # of the clock in the answers' Date, against which signatures are checked
         self.checks_clock = False  # refuse what was signed more than 5 minutes off that clock
         self.accepted_access_keys: set[str] | None = None  # None: every one
         self.expired_access_keys: set[str] = set()
@@ -66,6 +66,7 @@ class FakeServer:
         self.connections_peak = 0
         self.in_flight = 0
         self.in_flight_peak = 0
+        self._clock_offset_seconds = 0.0
         self._loop = asyncio.get_running_loop()
         self._wall_clock_offset = time.time() - self._loop.time()
         self._released = asyncio.Event()
@@ -78,6 +79,15 @@ class FakeServer:
     @uplink_bytes_per_second.setter
     def uplink_bytes_per_second(self, value: float | None) -> None:
         self._uplink.bytes_per_second = value
+
+    @property
+    def clock_offset_seconds(self) -> float:
+        """Of the clock in the answers' Date, against which signatures are checked."""
+        return self._clock_offset_seconds
+
+    @clock_offset_seconds.setter
+    def clock_offset_seconds(self, seconds: float) -> None:
+        self._clock_offset_seconds = access.checked_clock_offset(seconds)
 
     def now(self) -> float:
         """What `FakeKinesis.handle` is told: seconds since 1970 that never go back."""
@@ -175,6 +185,8 @@ async def serve(
 
     With ``tls`` the certificate is made anew and signed by itself: clients verify with `FakeServer.certificate`.
     """
+    if not 0 <= port <= HIGHEST_PORT:  # uvloop would take it modulo 65536
+        raise ValueError(f"port {port}: 1 to {HIGHEST_PORT}, or 0 for any that is free")
     server = FakeServer(kinesis)
     protocols = _CountingServer(server)
     with contextlib.ExitStack() as files:

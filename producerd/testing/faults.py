@@ -1,17 +1,25 @@
 """The ways in which the fake Kinesis fails, and the script that says when.
 
 The promise: a script is walked in order; a request meets the first fault left in it that is for its action, and no
-other of the script.
+other of the script.  What could never hit, or means nothing, is refused with a ValueError where it is made: a test
+would pass by it and show nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from typing import ClassVar, Final, Literal, get_args
 
 from producerd.testing.streams import ACCOUNT, ServiceError
 
 Kind = Literal["answer", "error", "reset", "hang", "lost", "miscount", "failed_count", "throttle", "fail"]
+
+ACTIONS: Final = (
+    *("PutRecords", "ListShards", "DescribeStreamSummary", "DescribeStream", "GetShardIterator", "GetRecords"),
+    *("CreateStream", "DeleteStream", "SplitShard", "MergeShards", "UpdateShardCount"),
+)
+"""What the fake answers; `FakeKinesis` has a method for each."""
 
 THROTTLED: Final = "ProvisionedThroughputExceededException"
 ENTRY_FAILURES: Final[dict[str, tuple[str, str]]] = {
@@ -23,6 +31,24 @@ REQUEST_FAILURES: Final[dict[int, tuple[str, str]]] = {
     500: ("InternalFailure", "Internal service failure."),
     503: ("ServiceUnavailable", "Service is unable to handle request."),
 }
+OF_SOME_KINDS: Final[dict[str, tuple[Kind, ...]]] = {
+    "entries": ("throttle", "fail"),
+    "shard_id": ("throttle", "fail"),
+    "status": ("error",),
+    "code": ("error", "fail"),
+    "message": ("error", "fail"),
+    "count": ("miscount", "failed_count"),
+}
+"""What the other kinds would pass over."""
+PUT_RECORDS_ALONE: Final = ("throttle", "fail", "miscount", "failed_count")
+
+
+def checked_actions(names: Iterable[str]) -> set[str]:
+    """The names, if the fake has them all."""
+    names = set(names)
+    if unknown := sorted(names.difference(ACTIONS)):
+        raise ValueError(f"no action {', '.join(map(repr, unknown))}; there are {', '.join(ACTIONS)}")
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +89,25 @@ class Fault:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ValueError(f"unknown kind {self.kind!r}; known are {', '.join(get_args(Kind))}")
-        if self.kind not in ENTRY_FAILURES and (self.entries is not None or self.shard_id is not None):
-            raise ValueError(f"{self.kind}: entries and shard_id are for {' and '.join(ENTRY_FAILURES)} only")
+        for field in fields(self):
+            value, kinds = getattr(self, field.name), OF_SOME_KINDS.get(field.name, (self.kind,))
+            if value != field.default and self.kind not in kinds:
+                raise ValueError(f"{self.kind} with {field.name}={value!r}, which is for {' and '.join(kinds)} only")
+        if self.action != "*":
+            checked_actions([self.action])
+        if self.kind in PUT_RECORDS_ALONE and self.action not in ("PutRecords", "*"):
+            raise ValueError(f"{self.kind} with action={self.action!r}: it is for PutRecords only")
+        for name, number in (("requests", self.requests), ("entries", self.entries)):
+            if number is not None and not (isinstance(number, int) and number >= 1):
+                raise ValueError(f"{name}={number!r}: a whole number from 1 on, or None")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction={self.fraction!r}: above 0, and at most 1")
+        if not self.delay_seconds >= 0:
+            raise ValueError(f"delay_seconds={self.delay_seconds!r}: 0 or more")
+        if self.status not in range(400, 600):
+            raise ValueError(f"status={self.status!r}: of an error, 400 to 599")
+        if self.kind == "miscount" and not (isinstance(self.count, int) and self.count):
+            raise ValueError(f"miscount with count={self.count!r}: how many results too many, or (negative) too few")
 
     def is_for(self, action: str) -> bool:
         return self.action in (action, "*")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal, get_args
@@ -29,6 +29,7 @@ from producerd.testing.faults import (
     Kind,
     Lasting,
     Script,
+    checked_actions,
     stopped_by,
 )
 from producerd.testing.streams import (
@@ -88,6 +89,31 @@ class _Call:
     slowest_shard_seconds: float = 0.0
 
 
+class Denied(set[str]):
+    """Actions of the fake, and no other word: that would deny nothing, and nobody would notice."""
+
+    def add(self, action: str, /) -> None:
+        self.update([action])
+
+    def update(self, *actions: Iterable[str]) -> None:
+        super().update(*map(checked_actions, actions))
+
+
+def checked_latency(seconds: float | tuple[float, float]) -> float | tuple[float, float]:
+    low, high = seconds if isinstance(seconds, tuple) else (seconds, seconds)
+    if not 0 <= low <= high:
+        raise ValueError(f"latency_seconds={seconds!r}: 0 or more, or a pair of such with the lower first")
+    return seconds
+
+
+def checked_calls(per_second: dict[str, float]) -> dict[str, float]:
+    checked_actions(per_second)
+    for action, rate in per_second.items():
+        if not rate > 0:
+            raise ValueError(f"calls_per_second of {action} is {rate!r}: above 0; what is to fail goes into `denied`")
+    return per_second
+
+
 class FakeKinesis:
     """The service: its streams, its faults and its counters.  The settings may be changed at any time.
 
@@ -97,16 +123,16 @@ class FakeKinesis:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self.latency_seconds: float | tuple[float, float] = 0.0  # constant, or (low, high): uniform, by the seed
         self.enforce_limits = False  # 1,000 records/s and 1 MiB/s a shard
-        self.denied: set[str] = set()  # actions that end in AccessDeniedException
-        self.calls_per_second: dict[str, float] = {}  # by action: beyond, LimitExceededException
         self.standing: list[Fault] = []
         self.streams: dict[str, Stream] = {}
         self.requests: Counter[str] = Counter()
         self.replies: Counter[str] = Counter()
         self.results: Counter[str] = Counter()
         self.call_times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED_CALLS))
+        self._latency_seconds: float | tuple[float, float] = 0.0
+        self._denied = Denied()
+        self._calls_per_second: dict[str, float] = {}
         self._call_quotas: dict[tuple[str, str], TokenBucket] = {}
         self._highest_sequence = FIRST_SEQUENCE  # of the streams that were deleted
         self._script = Script()
@@ -124,6 +150,35 @@ class FakeKinesis:
             "MergeShards": self._merge_shards,
             "UpdateShardCount": self._update_shard_count,
         }
+
+    @property
+    def latency_seconds(self) -> float | tuple[float, float]:
+        """Constant, or (low, high): uniform, by the seed."""
+        return self._latency_seconds
+
+    @latency_seconds.setter
+    def latency_seconds(self, seconds: float | tuple[float, float]) -> None:
+        self._latency_seconds = checked_latency(seconds)
+
+    @property
+    def denied(self) -> set[str]:
+        """Actions that end in AccessDeniedException."""
+        return self._denied
+
+    @denied.setter
+    def denied(self, actions: set[str]) -> None:
+        denied = Denied()
+        denied.update(actions)
+        self._denied = denied
+
+    @property
+    def calls_per_second(self) -> dict[str, float]:
+        """By action: beyond, LimitExceededException."""
+        return self._calls_per_second
+
+    @calls_per_second.setter
+    def calls_per_second(self, rates: dict[str, float]) -> None:
+        self._calls_per_second = checked_calls(rates)
 
     def create_stream(
         self,

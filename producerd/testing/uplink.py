@@ -38,6 +38,8 @@ class Uplink:
     @bytes_per_second.setter
     def bytes_per_second(self, value: float | None) -> None:
         """From any thread."""
+        if value is not None and not value >= 0:
+            raise ValueError(f"uplink_bytes_per_second={value!r}: 0 or more, or None")
         self._bytes_per_second = value
         self._loop.call_soon_threadsafe(self._change)
 

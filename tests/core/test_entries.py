@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from producerd.core.aggregation import AGGREGATE_KEY, parse
-from producerd.core.entries import Answer, EncodedRequest, Piece, RequestFailed, encode, parse_answer
+from producerd.core.entries import NOT_KINESIS, Answer, EncodedRequest, Piece, RequestFailed, encode, parse_answer
 from producerd.core.lane import Lane
 from producerd.core.shards import MAX_HASH_KEY, Shard
 from producerd.core.spans import RAW_FROM_STRAYS, Span, sort_rows
@@ -260,7 +260,7 @@ def test_another_number_of_results_makes_every_entry_unknown(results: int) -> No
         b'{"Records": [1, 2]}',
         b'{"Records": ["a", "b"]}',
         b'{"Records": [[], []]}',
-        b'{"Records": [{"ShardId": []}, {"ShardId": {}}]}',
+        b'{"Records": [{"ShardId": [1]}, {"ShardId": {"a": 1}}]}',
         b'{"Records": [{"ShardId": "a"}, {"ShardId": "b"}',
         b"\xff\xfe",
         b"<html>Service Unavailable</html>",
@@ -269,7 +269,21 @@ def test_another_number_of_results_makes_every_entry_unknown(results: int) -> No
 def test_an_answer_that_is_none_makes_every_entry_unknown(body: bytes) -> None:
     found = parse_answer(body, 2)
     assert isinstance(found, RequestFailed)
-    assert (found.code, found.maybe_stored) == (Code.RESULT_COUNT, True)
+    assert (found.code, found.maybe_stored) == (NOT_KINESIS, True)
+
+
+@pytest.mark.parametrize("shard_id", ["", None, 0, False])
+def test_a_result_without_a_shard_and_without_an_error_is_not_stored(shard_id: object) -> None:
+    found = parse_answer(orjson.dumps({"Records": [stored("a"), {"ShardId": shard_id, "SequenceNumber": "1"}]}), 2)
+    assert isinstance(found, Answer)
+    assert found.errors.tolist() == [-1, 0]
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 5_000, "-1", "1.5", "", None, 7])
+def test_a_sequence_number_that_is_none_says_nothing(number: object) -> None:
+    found = parse_answer(orjson.dumps({"Records": [{"ShardId": "a", "SequenceNumber": number}]}), 1)
+    assert isinstance(found, Answer)
+    assert (found.shards.tolist(), found.sequences) == ([0], (0,))
 
 
 def test_thousands_of_damaged_answers_are_understood_or_unknown() -> None:

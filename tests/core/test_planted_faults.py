@@ -86,7 +86,7 @@ def success_is_judged_per_record_inside_a_mixed_aggregate(patch: pytest.MonkeyPa
     """The KPL since 0.15.11: a consumer drops the records inside the range too."""
 
     def decide(self: Sender, waiting: Any, now: float) -> None:
-        shard = self.known.get(waiting.shard_id)
+        shard = self.known.get(waiting.copies[0][0])
         if shard is None:
             really(self, waiting, now)
             return
@@ -108,8 +108,10 @@ def an_aggregate_is_judged_by_the_rows_that_are_left(patch: pytest.MonkeyPatch) 
     """Its other rows lost their caller while a map was awaited: a consumer drops it because of them all the same."""
 
     def decide(self: Sender, waiting: Any, now: float) -> None:
-        left = [piece.span.hash_range() for piece in self._live(waiting.pieces)] or [waiting.hash_keys]
-        really(self, waiting._replace(hash_keys=(min(left)[0], max([last for _, last in left]))), now)
+        ((shard_id, *hash_keys),) = waiting.copies
+        left = [piece.span.hash_range() for piece in self._live(waiting.pieces)] or [hash_keys]
+        copy = (shard_id, min(left)[0], max([last for _, last in left]))
+        really(self, waiting._replace(copies=[copy]), now)
 
     really = Sender._decide
     patch.setattr(Sender, "_decide", decide)
@@ -165,7 +167,7 @@ def parts_that_were_stored_are_not_counted(patch: pytest.MonkeyPatch) -> None:
 def what_strays_is_never_sent_raw(patch: pytest.MonkeyPatch) -> None:
     """With a map that lags, every attempt strays."""
 
-    def await_map(self: Sender, pieces: list[Piece], shard_id: str, now: float) -> None:
+    def await_map(self: Sender, pieces: list[Piece], copies: Any, now: float) -> None:
         self.ledger.mark_maybe_stored(pieces, "reshard")
         self._requeue([Piece(lane, self.ledger.retried(span)) for lane, span in pieces])
 
@@ -291,8 +293,8 @@ def a_flush_waits_for_later_frames_too(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("Pipeline", **SPLITS)
 def rows_that_await_a_map_are_lost(patch: pytest.MonkeyPatch) -> None:
-    def await_map(self: Sender, pieces: list[Piece], shard_id: str, now: float) -> None:
-        really(self, pieces, shard_id, now)
+    def await_map(self: Sender, pieces: list[Piece], copies: Any, now: float) -> None:
+        really(self, pieces, copies, now)
         del self._awaiting[-1]
 
     really = Sender._await_map
@@ -314,7 +316,7 @@ def a_new_map_leaves_waiting_rows_unsorted(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("ShardMap", **SPLITS)
 def a_map_that_never_learns(patch: pytest.MonkeyPatch) -> None:
-    def set_shard_map(self: Pipeline, shard_map: ShardMap, now: float) -> None:
+    def set_shard_map(self: Pipeline, shard_map: ShardMap, now: float, asked_at: float | None = None) -> None:
         if self.shard_map is None:
             really(self, shard_map, now)
 

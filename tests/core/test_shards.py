@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -279,7 +280,7 @@ def test_a_map_is_believed_while_things_are_stored_and_doubted_after_a_silence()
     known = known_from(halves(), now=100.0)
 
     def doubted_at(now: float) -> bool:
-        known.stored(now)
+        known.stored(now, now)
         return known.doubted
 
     assert [doubted_at(now) for now in (119.0, 138.0, 157.0)] == [False] * 3
@@ -292,26 +293,36 @@ def test_a_map_is_believed_while_things_are_stored_and_doubted_after_a_silence()
 @pytest.mark.law("ShardMap")
 def test_an_answer_that_was_stored_long_before_it_is_told_of_does_not_turn_time_back() -> None:
     known = known_from(halves(), now=100.0)
-    known.stored(110.0)
-    known.stored(105.0)
-    known.stored(129.0)
+    known.stored(110.0, 110.0)
+    known.stored(105.0, 111.0)
+    known.stored(129.0, 129.0)
     assert not known.doubted
 
 
 @pytest.mark.law("ShardMap")
+def test_an_answer_that_comes_late_says_only_that_the_stream_was_there_when_its_request_was_sent() -> None:
+    known = known_from(halves(), now=100.0)
+    known.stored(110.0, 115.0)
+    known.stored(132.0, 132.0)
+    assert known.doubted, "it may have been stored at 110, and the stream made anew by 131"
+
+
+@pytest.mark.law("ShardMap")
 def test_a_doubt_that_only_silence_raised_ends_when_the_map_cannot_be_read() -> None:
-    """Who may not list shards would wait for ever; who has more than silence against the map waits on."""
+    """Who may not list shards would wait for ever; who may, or has more than silence against the map, waits on."""
     known = known_from(halves(), now=0.0)
 
     def doubted_after(tell: Callable[..., None], *told: Any) -> bool:
         tell(*told)
         return known.doubted
 
-    assert doubted_after(known.stored, 60.0)
-    assert not doubted_after(known.not_read, 61.0)
-    assert not doubted_after(known.stored, 80.0)
+    denied = partial(known.not_read, denied=True)
+    assert doubted_after(known.stored, 60.0, 60.0)
+    assert doubted_after(partial(known.not_read, denied=False), 61.0)
+    assert not doubted_after(denied, 61.0)
+    assert not doubted_after(known.stored, 80.0, 80.0)
     assert doubted_after(known.refute)
-    assert doubted_after(known.not_read, 81.0)
+    assert doubted_after(denied, 81.0)
     assert not doubted_after(known.learn, halves(), 82.0, ())
     assert not known.refuted
 

@@ -170,7 +170,7 @@ TWO_AND_ONE = [UserRecord(b"a", LOW, b"1"), UserRecord(b"b", b"1", b"2"), UserRe
         (("shard-0", "shard-1"), STORED, False),
         (("shard-1", "shard-1"), STRAYED, True),
         (("shard-0", "anywhere"), STORED, False),
-        (("anywhere", "shard-1"), STRAYED, True),
+        (("anywhere", "shard-1"), UNSURE, False),
         ((THROTTLED, "shard-1"), 1, True),
         (("shard-0", THROTTLED), 1, True),
         ((THROTTLED, THROTTLED), 1, False),

@@ -64,7 +64,7 @@ class ShardWatch:
             return
         self._reading, self._failures = False, 0
         shard_map = map_from_listing([orjson.loads(body)])
-        self.sim.pipeline.set_shard_map(shard_map, self.sim.now)
+        self.sim.pipeline.set_shard_map(shard_map, self.sim.now, self._began[-1])
         self.sim.laws.map_is_learnt(shard_map)
         self._not_before = self.sim.now + 10.0 * self.sim.random.uniform(0.75, 1.25)
         self._again_in(60.0 * self.sim.random.uniform(0.75, 1.25))
