@@ -139,18 +139,21 @@ def _serve(parsed: argparse.Namespace) -> int:
 
 
 def _check(parsed: argparse.Namespace) -> int:
-    from producerd.config import Config, StreamSettings, load, size
+    from producerd.config import Config, StreamSettings, differing, load, size
 
-    def limits(settings: StreamSettings) -> str:
+    in_words = ("queue_limit", "queue_limit_bytes", "max_in_flight_requests", "max_in_flight_bytes", "aggregation")
+
+    def stream(settings: StreamSettings) -> str:
+        others = differing(settings, without=in_words)
         return (
             f"queue {settings.queue_limit:,} records, {size(settings.queue_limit_bytes)}; "
             f"in flight {settings.max_in_flight_requests:,} requests, {size(settings.max_in_flight_bytes)}; "
-            f"aggregation {settings.aggregation}"
+            f"aggregation {settings.aggregation}" + (f"\n  {', '.join(others)}" if others else "")
         )
 
     def lines(config: Config) -> list[str]:
         node = config.node
-        named = [f"stream {name}: {limits(settings)}" for name, settings in sorted(config.streams.items())]
+        named = [f"stream {name}: {stream(settings)}" for name, settings in sorted(config.streams.items())]
         which = "listed streams only" if node.streams_allowed == "listed" else "any stream"
         return [
             "OK",
@@ -160,7 +163,7 @@ def _check(parsed: argparse.Namespace) -> int:
             f"producerctl: {node.admin_path}",
             f"metrics: {node.metrics_listen or 'off'}",
             f"streams: {which}, at most {node.max_streams:,} at a time",
-            f"each stream: {limits(config.defaults)}",
+            f"each stream: {stream(config.defaults)}",
             *named,
         ]
 

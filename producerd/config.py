@@ -11,15 +11,16 @@ Sizes are whole bytes or text with a unit ("64 MiB"); durations are seconds, in 
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
@@ -40,6 +41,9 @@ PREFIX: Final = "PRODUCERD_"
 _FOR_OTHERS: Final = re.compile(r"CONFIG|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
 """PRODUCERD_CONFIG names the file; the others are what Kubernetes gives each pod beside a Service named producerd*."""
 STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # as the service has it
+_URL_FORM: Final = re.compile(r"https?://[^\s/?#@]+(/[\w.~%/+:=,-]*)?", re.ASCII)
+_HOST_LABEL: Final = re.compile(r"(?!-)[a-zA-Z0-9-]{1,63}(?<!-)")
+"""RFC 1123.  No underscores, though container networks have them: botocore makes no client for such a host."""
 
 
 # --- how values are read -----------------------------------------------------------------------------------------
@@ -79,11 +83,20 @@ def _to_path(value: object) -> Path:
 def _to_url(value: object) -> object:
     if value is None or value == "":
         return None
-    if isinstance(value, str) and re.fullmatch(r"https?://\S+", value):
+    if isinstance(value, str) and _URL_FORM.fullmatch(value):
         parts = urlsplit(value)
-        if parts.hostname and parts.port != 0:  # `port` itself raises on 99999
+        if parts.port != 0 and _is_host(parts.hostname or ""):  # `port` itself raises on 99999
             return value
     raise ValueError("not a URL")
+
+
+def _is_host(name: str) -> bool:
+    """An IP address, or the name of a host: its last label is not a number."""
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        labels = name.removesuffix(".").split(".")
+        return len(name) <= 253 and all(map(_HOST_LABEL.fullmatch, labels)) and not labels[-1].isdigit()
 
 
 def _to_listen(value: object) -> object:
@@ -141,16 +154,25 @@ def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
 # --- the settings ------------------------------------------------------------------------------------------------
 
 # Patterns as the services have them, and what is allowed in words.
-_REGION: Final = (r"^[a-z0-9-]{1,64}$", "an AWS region such as eu-west-1")
+_REGION_NAME: Final = "[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"  # a label of a host's name
+_REGION: Final = (f"^{_REGION_NAME}$", "an AWS region such as eu-west-1")
 _ROLE: Final = (
     r"^arn:aws[a-z-]*:iam::[0-9]{12}:role/[a-zA-Z0-9_+=,.@/-]{1,512}$",
     "the ARN of a role, arn:aws:iam::ACCOUNT:role/NAME",
 )
 _EXTERNAL: Final = (r"^[a-zA-Z0-9_+=,.@:/-]{2,1224}$", "2 to 1,224 of a-z A-Z 0-9 _ + = , . @ : / -")
 _STREAM_ARN: Final = (
-    r"^arn:aws[a-z-]*:kinesis:[a-z0-9-]{1,64}:[0-9]{12}:stream/[a-zA-Z0-9_.-]{1,128}$",
+    rf"^arn:aws[a-z-]*:kinesis:{_REGION_NAME}:[0-9]{{12}}:stream/{STREAM_NAME.pattern}$",
     "the ARN of a stream, arn:aws:kinesis:REGION:ACCOUNT:stream/NAME",
 )
+_URL: Final = "a URL http(s)://HOST[:PORT][/PATH] without user, query and fragment; HOST is an IP address or a DNS name"
+
+
+class _Conflict(NamedTuple):
+    """Settings that are right, each alone, and wrong together."""
+
+    message: str
+    keys: tuple[str, ...]
 
 
 class _Settings(BaseModel):
@@ -158,6 +180,16 @@ class _Settings(BaseModel):
 
     later: ClassVar[frozenset[str]] = frozenset()
     """Names that docs/names.md has and this version has not."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if conflicts := list(self._conflicts()):
+            message = "; ".join(conflict.message for conflict in conflicts)
+            raise PydanticCustomError("conflict", "{message}", {"message": message, "conflicts": conflicts})
+        return self
+
+    def _conflicts(self) -> Iterator[_Conflict]:
+        raise NotImplementedError
 
 
 class NodeSettings(_Settings):
@@ -181,7 +213,7 @@ class NodeSettings(_Settings):
     """host:port of GET /metrics and /-/ready; empty: off; port 0: any free port."""
     region: Name = _name(*_REGION)
     """AWS region; empty: AWS's own settings say it."""
-    endpoint_url: Url = Field(default=None, json_schema_extra=_say("a URL http(s)://host[:port]"))
+    endpoint_url: Url = Field(default=None, json_schema_extra=_say(_URL))
     """Address of Kinesis; empty: that of the region."""
     role_arn: Name = _name(*_ROLE)
     """Role that is assumed for every stream that names none; empty: the daemon's own credentials are used."""
@@ -214,18 +246,12 @@ class NodeSettings(_Settings):
 
     later = frozenset({"allowed_uids", "node_queue_limit_bytes", "node_max_in_flight_bytes"})
 
-    @model_validator(mode="after")
-    def _an_external_id_has_its_role(self) -> Self:
-        _check_role(self)
-        return self
-
-    @model_validator(mode="after")
-    def _the_admin_socket_has_a_place(self) -> Self:
+    def _conflicts(self) -> Iterator[_Conflict]:
+        yield from _conflicts_of_role(self)
         if self.admin_path == self.socket:
-            raise _conflict("admin_socket must be another path than socket", "socket", "admin_socket")
+            yield _Conflict("admin_socket must be another path than socket", ("socket", "admin_socket"))
         if len(os.fsencode(self.admin_path)) > SOCKET_PATH_BYTES:
-            raise _conflict(f"{self.admin_path} is longer than a socket's path may be: give admin_socket", "socket")
-        return self
+            yield _Conflict(f"{self.admin_path} is longer than a socket's path may be: give admin_socket", ("socket",))
 
     @property
     def admin_path(self) -> Path:
@@ -247,7 +273,7 @@ class StreamSettings(_Settings):
     """The stream's ARN, in place of its name: also for a stream of another account."""
     region: Name = _name(*_REGION)
     """AWS region of the stream; empty: that of its ARN, else of the node."""
-    endpoint_url: Url = Field(default=None, json_schema_extra=_say("a URL http(s)://host[:port]"))
+    endpoint_url: Url = Field(default=None, json_schema_extra=_say(_URL))
     """Address of Kinesis for the stream; empty: that of the node."""
     role_arn: Name = _name(*_ROLE)
     """Role that is assumed for the stream; empty: that of the node."""
@@ -285,34 +311,23 @@ class StreamSettings(_Settings):
     """Whether records of one key and one caller are stored in the order in which they were sent."""
     shard_rate_fraction: Fraction = _in(0.001, 10_000, default=1.0)
     """Of each shard's 1 MiB/s and 1,000 records/s, how much this daemon sends at most."""
-    shard_map_wait_seconds: Seconds = _in(0, 3_600, default=10)
+    shard_map_wait_seconds: Seconds = _in(0.5, 3_600, default=10)
     """Longest wait for a list of shards, in seconds."""
     permanent_error_grace_seconds: Seconds = _in(0, 86_400, default=60)
     """Seconds for which a stream that has worked may be refused before its records fail."""
 
     later = frozenset({"wire_format"})
 
-    @model_validator(mode="after")
-    def _an_aggregate_fits_a_request(self) -> Self:
+    def _conflicts(self) -> Iterator[_Conflict]:
+        yield from _conflicts_of_role(self)
         if self.aggregate_max_bytes > self.request_max_bytes:
-            raise _conflict("aggregate_max_bytes must not be larger than request_max_bytes", *_KEYS_OF_FIT)
-        return self
-
-    @model_validator(mode="after")
-    def _records_live_longer_than_they_linger(self) -> Self:
+            yield _Conflict("aggregate_max_bytes must not be larger than request_max_bytes", _KEYS_OF_FIT)
         if 0 < self.record_ttl_seconds <= self.linger_seconds:
-            raise _conflict("record_ttl_seconds must be longer than linger_seconds, or 0", *_KEYS_OF_AGE)
-        return self
-
-    @model_validator(mode="after")
-    def _the_stream_is_named_once(self) -> Self:
-        _check_role(self)
-        if self.stream_arn is not None:
-            if self.stream_name is not None:
-                raise _conflict("give stream_arn or stream_name, not both", "stream_arn", "stream_name")
-            if self.region not in (None, self.stream_region):
-                raise _conflict("region is not that of stream_arn; leave it out", "stream_arn", "region")
-        return self
+            yield _Conflict("record_ttl_seconds must be longer than linger_seconds, or 0", _KEYS_OF_AGE)
+        if self.stream_arn is not None and self.stream_name is not None:
+            yield _Conflict("give stream_arn or stream_name, not both", ("stream_arn", "stream_name"))
+        if self.stream_arn is not None and self.region not in (None, self.stream_region):
+            yield _Conflict("region is not that of stream_arn; leave it out", ("stream_arn", "region"))
 
     @property
     def stream_region(self) -> str | None:
@@ -324,18 +339,14 @@ _OF_ONE_STREAM: Final = ("stream_name", "stream_arn")
 """What `[defaults]` cannot have: it would make one stream of all."""
 
 
-def _check_role(settings: NodeSettings | StreamSettings) -> None:
+def _conflicts_of_role(settings: NodeSettings | StreamSettings) -> Iterator[_Conflict]:
     if settings.external_id is not None and settings.role_arn is None:
-        raise _conflict("external_id needs a role_arn in the same table", "external_id", "role_arn")
+        yield _Conflict("external_id needs a role_arn in the same table", ("external_id", "role_arn"))
 
 
 _S = TypeVar("_S", bound=_Settings)
 _KEYS_OF_AGE: Final = ("record_ttl_seconds", "linger_seconds")
 _KEYS_OF_FIT: Final = ("aggregate_max_bytes", "request_max_bytes")
-
-
-def _conflict(message: str, *keys: str) -> PydanticCustomError:
-    return PydanticCustomError("conflict", "{message}", {"message": message, "keys": keys})
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,23 +543,31 @@ def _validated(sheet: _Sheet, environ: Mapping[str, str]) -> Config:
     return Config(node, defaults, MappingProxyType({k: v for k, v in streams.items() if v is not None}))
 
 
-def _build(model: type[_S], given: Mapping[str, _Given], problems: list[str]) -> _S | None:
+def _build(
+    model: type[_S], given: Mapping[str, _Given], problems: list[str], without: Collection[str] = ()
+) -> _S | None:
+    """The settings; None, and every problem, where some do not hold.
+
+    What is wrong alone hides what is wrong together, so the others are looked at once more ``without`` it.
+    """
     try:
-        return model.model_validate({name: item.value for name, item in given.items()})
+        built = model.model_validate({name: item.value for name, item in given.items() if name not in without})
+        return None if without else built
     except ValidationError as error:
-        problems.extend(_explained(model, given, error))
+        faults = error.errors(include_url=False)
+    if faults[0]["type"] == "conflict":
+        found: list[_Conflict] = faults[0]["ctx"]["conflicts"]
+        problems.extend(_explained(model, given, each) for each in found if not set(each.keys) & set(without))
         return None
+    wrong = [str(fault["loc"][0]) for fault in faults]
+    problems.extend(f"{given[name]}: allowed: {allowed(name, model.model_fields[name])}" for name in wrong)
+    return _build(model, given, problems, wrong)
 
 
-def _explained(model: type[_Settings], given: Mapping[str, _Given], error: ValidationError) -> Iterator[str]:
-    for fault in error.errors(include_url=False):
-        if fault["type"] == "conflict":
-            keys = fault["ctx"]["keys"]
-            values = [given.get(key) or _Given(model.model_fields[key].default, key, "default") for key in keys]
-            yield f"{', '.join(map(str, values))}: {fault['msg']}"
-        else:
-            name = str(fault["loc"][0])
-            yield f"{given[name]}: allowed: {allowed(name, model.model_fields[name])}"
+def _explained(model: type[_Settings], given: Mapping[str, _Given], conflict: _Conflict) -> str:
+    fields = model.model_fields
+    values = [given.get(key) or _Given(fields[key].default, key, "default") for key in conflict.keys]
+    return f"{', '.join(map(str, values))}: {conflict.message}"
 
 
 def _misfits(node: NodeSettings, sheet: _Sheet) -> Iterator[str]:
@@ -581,8 +600,12 @@ def size(count: int) -> str:
     return f"{count:,}"
 
 
+_SECRET: Final = re.compile(r'(?<=//).*@|(?<=")[^"/]*:[^"/]*@')
+"""User and password of a URL, also of one without a scheme."""
+
+
 def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = _SECRET.sub("***@", json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
@@ -595,6 +618,13 @@ def as_toml(config: Config) -> str:
     for name, settings in sorted(config.streams.items()):
         blocks.append(f"[streams.{json.dumps(name)}]\n" + _assignments(settings))
     return "\n\n".join(blocks)
+
+
+def differing(settings: _Settings, without: Collection[str] = ()) -> list[str]:
+    """The settings that differ from their defaults, as a file has them; of an external id only that there is one."""
+    fields = type(settings).model_fields
+    names = [name for name in fields if name not in without and getattr(settings, name) != fields[name].default]
+    return [f"{name} is set" if name == "external_id" else _assignment(name, getattr(settings, name)) for name in names]
 
 
 def _assignments(settings: _Settings, without: Sequence[str] = ()) -> str:

@@ -15,6 +15,7 @@ ID_DIGITS: Final = 12
 """The data of a row begins with its id."""
 WINDOW_SECONDS: Final = 1.0
 RECOVERED: Final = 0.9
+HELD: Final = "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Figures:
     quota); it is None with ``recovered`` False where that was not seen.  ``others_...`` tell of the rows for shards
     without fault: their throughput during the fault to that before, and the longest time in which none of them was
     stored.  ``goodput_ratio`` is what rows stored for the first time need in base64, of what the uplink could carry.
+    ``verdict`` is that on the producer's word: see `verdict_on`.
     """
 
     producer: str
@@ -42,6 +44,7 @@ class Figures:
     others_throughput_ratio: float | None = None
     others_longest_gap_seconds: float | None = None
     goodput_ratio: float | None = None
+    verdict: str = HELD
 
 
 class FaultTimes(NamedTuple):
@@ -73,6 +76,23 @@ def deliveries(handed: Iterable[Handed]) -> tuple[list[Delivery], int]:
                 copies += 1
                 first.setdefault(int(number), entry.stored_at)
     return [Delivery(row, at) for row, at in first.items()], copies - len(first)
+
+
+def verdict_on(acknowledged: set[int], handed: Iterable[Handed], sent: Callable[[int], bytes | None]) -> str:
+    """Whether every acknowledged row is handed over, and nothing that was not sent.
+
+    ``sent`` is the data of a row, and None for one that was not put.
+    """
+    missing, never_sent = set(acknowledged), 0
+    for _, records, _ in handed:
+        for record in records:
+            row = int(number) if (number := record.data[:ID_DIGITS]).isdigit() else None
+            if row is None or record.data != sent(row):
+                never_sent += 1
+            else:
+                missing.discard(row)
+    wrong = {"LOST": len(missing), "NEVER SENT": never_sent}
+    return ", ".join(f"{what} {count:,}" for what, count in wrong.items() if count) or HELD
 
 
 def times(found: Iterable[Delivery], wanted: Callable[[int], bool] = lambda _row: True) -> list[float]:

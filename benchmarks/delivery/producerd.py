@@ -52,6 +52,7 @@ class Session(threading.Thread):
         super().__init__(name=f"session {number}", daemon=True)
         self.first_id = number * ROWS_PER_SESSION
         self.load = load
+        self.put_rows = 0  # and those that are being put
         self.failure = ""
         self.stored = StoredRows()
         self._stream = stream
@@ -96,6 +97,7 @@ class Session(threading.Thread):
         ids = [self.first_id + row for row in rows]
         keys = [load.keys[row % len(load.keys)] for row in rows] if load.keys else [b"key-%d" % row for row in ids]
         try:
+            self.put_rows = rows.stop
             columns = lay_out(keys, [data_of(row, load.row_bytes) for row in ids])
             self._connection.put(self._stream, columns, self._seconds_left())
         except Refused as refused:
@@ -128,6 +130,10 @@ class Producerd:
             session.join()
         self._daemon.poll_line(0.0)  # raises when it has ended
         return {session.first_id + row for session in self._sessions for row in session.stored.rows}
+
+    def sent(self, row: int) -> bool:
+        number, place = divmod(row, ROWS_PER_SESSION)
+        return number < len(self._sessions) and place < self._sessions[number].put_rows
 
     @property
     def failures(self) -> list[str]:

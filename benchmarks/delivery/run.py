@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Final, NamedTuple, Protocol
 
@@ -18,6 +20,7 @@ from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 
 STREAM: Final = "bench"
 SEED: Final = 1
+TOLD_SECONDS: Final = 2.0
 
 
 class Producer(Protocol):
@@ -25,6 +28,9 @@ class Producer(Protocol):
 
     def begin(self) -> None:
         """Start the loads, and return at once."""
+
+    def sent(self, row: int) -> bool:
+        """Whether a row was put; asked when all is over."""
 
     def acknowledged(self) -> set[int]:
         """Wait for the loads' end; the ids of the rows that are acknowledged as stored."""
@@ -38,25 +44,28 @@ Start = Callable[[Stage, Scenario], AbstractContextManager[Producer]]
 
 
 class Run(NamedTuple):
-    """What was counted.  Times are the server's."""
+    """What was counted.  Times are the server's.  ``entries_before``: how many were stored before the loads began."""
 
     producer: str
     acknowledged: set[int]
+    sent: Callable[[int], bool]
     failures: list[str]
     requests: int
     fault: FaultTimes
     stream: Stream
+    entries_before: int = 0
 
 
-def run(scenario: Scenario, start: Start) -> Run:
+def run(scenario: Scenario, start: Start, say: Callable[[str], None] = lambda _line: None) -> Run:
+    """``say`` is told every few seconds how far it is."""
     kinesis = FakeKinesis(SEED)
     kinesis.latency_seconds = scenario.latency_seconds
     kinesis.enforce_limits = scenario.enforce_limits
     stream = kinesis.create_stream(STREAM, scenario.shards, now=time.time())
-    with serve_in_thread(kinesis, tls=True) as server:
+    with serve_in_thread(kinesis, tls=True) as server, _telling(kinesis, say):
         stage = Stage(kinesis, stream, server)
         with start(stage, scenario) as producer:
-            requests_before = kinesis.requests["PutRecords"]
+            requests_before, entries_before = kinesis.requests["PutRecords"], len(stream.entries())
             producer.begin()
             began = server.now()
             fault_begins = _sleep_until(server, began + scenario.begins)
@@ -67,7 +76,27 @@ def run(scenario: Scenario, start: Start) -> Run:
         requests = kinesis.requests["PutRecords"] - requests_before
     # The first third still knows the burst that a full quota allows.
     fault = FaultTimes(began + scenario.begins / 3, fault_begins, fault_ends)
-    return Run(producer.name, acknowledged, producer.failures, requests, fault, stream)
+    failures = producer.failures
+    return Run(producer.name, acknowledged, producer.sent, failures, requests, fault, stream, entries_before)
+
+
+@contextlib.contextmanager
+def _telling(kinesis: FakeKinesis, say: Callable[[str], None]) -> Iterator[None]:
+    """Say every few seconds what the service has seen by now."""
+    began, ended = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(TOLD_SECONDS):
+            requests, stored = kinesis.requests["PutRecords"], kinesis.results["stored"]
+            say(f"{time.monotonic() - began:5.0f} s: {requests:,} PutRecords, {stored:,} entries stored")
+
+    thread = threading.Thread(target=tell, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _sleep_until(server: FakeServer, when: float) -> float:
@@ -77,6 +106,10 @@ def _sleep_until(server: FakeServer, when: float) -> float:
 
 
 def judged(done: Run, scenario: Scenario, handed: list[Handed], judge_name: str) -> Figures:
+    def sent(row: int) -> bytes | None:
+        session = row // ROWS_PER_SESSION
+        return figures.data_of(row, scenario.loads[session].row_bytes) if done.sent(row) else None
+
     found, duplicates = figures.deliveries(handed)
     others = [load.is_other for load in scenario.loads]
     watched = figures.times(found, lambda row: others[row // ROWS_PER_SESSION] or not scenario.counts_others)
@@ -102,6 +135,7 @@ def judged(done: Run, scenario: Scenario, handed: list[Handed], judge_name: str)
         others_throughput_ratio=_rounded(ratio),
         others_longest_gap_seconds=_rounded(gap),
         goodput_ratio=_rounded(goodput),
+        verdict=figures.verdict_on(done.acknowledged, handed[done.entries_before :], sent),
     )
 
 

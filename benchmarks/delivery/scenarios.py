@@ -25,10 +25,6 @@ UPLINK_BYTES_PER_SECOND: Final = 20_000_000 // 8
 RESHARD_RATE_FRACTION: Final = 4
 
 
-class Skipped(Exception):
-    """Why a scenario cannot be run yet."""
-
-
 @dataclass(frozen=True, slots=True)
 class Load:
     """What one session puts, from one time to another and at most ``rows``; without a rate as fast as they are taken.
@@ -235,8 +231,6 @@ def slow_uplink() -> Scenario:
     """20 Mbit/s between the producer and the service, which could take six times as much."""
 
     def begin(stage: Stage) -> None:
-        if not hasattr(stage.server, "uplink_bytes_per_second"):
-            raise Skipped("this fake Kinesis has no uplink_bytes_per_second")
         stage.server.uplink_bytes_per_second = UPLINK_BYTES_PER_SECOND
 
     busy = Load(keys=keys_for(16, range(16)), ends=10.0)

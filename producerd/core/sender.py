@@ -236,8 +236,11 @@ class Sender:
         ``asked_at``: when it was asked for.  A stream that was deleted and made again has the same shard ids with other
         ranges: these are other shards.
         """
+        was_blind = self.known.blind
         self.known.learn(shard_map, asked_at, self.in_flight)
         self.lanes.learn(shard_map)
+        for lane in self.lanes if was_blind else ():
+            lane.map_until = None
         awaiting, self._awaiting = self._awaiting, []
         for waiting in awaiting:
             self._decide(waiting, now)
@@ -493,7 +496,7 @@ class Sender:
 
         So they do where the map is in doubt, and cannot be read just now.
         """
-        blind = self.known.doubted and self.known.unreadable
+        blind = self.known.blind
         strayed = (
             set(range(len(encoded.lane_table)))
             if blind

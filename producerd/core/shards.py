@@ -7,6 +7,7 @@ shards' ranges cover 0..2^128-1 without gap or overlap.  (Amazon Kinesis API ref
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ I32 = npt.NDArray[np.int32]
 
 MAX_HASH_KEY: Final = 2**128 - 1
 _LOW: Final = 2**64 - 1
+_HASH_KEY: Final = re.compile("[0-9]{1,39}")
 
 
 def hash_keys(keys: memoryview, offsets: I32) -> tuple[U64, U64]:
@@ -141,6 +143,11 @@ class KnownShards:
         """The range of an open shard, or of one that closed while requests were in flight."""
         return (self.map.get(shard_id) if self.map else None) or self._closed.get(shard_id)
 
+    @property
+    def blind(self) -> bool:
+        """Whether the map is in doubt, and cannot be read just now."""
+        return self.doubted and self.unreadable
+
     def learn(self, shard_map: ShardMap, asked_at: float, in_flight: Iterable[Hashable]) -> None:
         """A newer map, asked for at ``asked_at``.  Requests in flight may be answered by shards that it has no more."""
         if self.map is not None and not self.map.contradicts(shard_map):
@@ -193,12 +200,28 @@ def one_lane() -> ShardMap:
 
 
 def map_from_listing(pages: Sequence[dict[str, Any]]) -> ShardMap:
-    """A ShardMap from the answers of ListShards, all pages.  Raises ValueError where the open shards do not cover."""
-    shards = []
-    for page in pages:
-        for shard in page["Shards"]:
-            if "EndingSequenceNumber" in shard.get("SequenceNumberRange", {}):
-                continue  # closed
-            hash_range = shard["HashKeyRange"]
-            shards.append(Shard(shard["ShardId"], int(hash_range["StartingHashKey"]), int(hash_range["EndingHashKey"])))
-    return ShardMap(shards)
+    """A ShardMap from the answers of ListShards, all pages.
+
+    Raises ValueError where the open shards do not cover, and for whatever else the answers may hold.
+    """
+    try:
+        listed = [_listed(shard) for page in pages for shard in page["Shards"]]
+    except Exception as error:  # JSON may hold anything in any place
+        raise ValueError(f"{type(error).__name__} in what is listed") from None
+    return ShardMap(shard for shard in listed if shard is not None)
+
+
+def _listed(shard: dict[str, Any]) -> Shard | None:
+    """One shard of ListShards; None: it is closed."""
+    if "EndingSequenceNumber" in shard.get("SequenceNumberRange", {}):
+        return None
+    keys, shard_id = shard["HashKeyRange"], shard["ShardId"]
+    if not isinstance(shard_id, str) or not 0 < len(shard_id) <= 128:
+        raise ValueError("not an id")
+    return Shard(shard_id, _hash_key(keys["StartingHashKey"]), _hash_key(keys["EndingHashKey"]))
+
+
+def _hash_key(text: str) -> int:
+    if not _HASH_KEY.fullmatch(text):
+        raise ValueError("not a hash key")
+    return int(text)

@@ -1,17 +1,19 @@
 """The way to Kinesis: `Kinesis`, what the daemon needs of the service, and `AioKinesis`, which asks it.
 
-Expected failures come back as values, not exceptions.  Credentials, hosts, signing and connections are those of an
-`AwsClient`; a PutRecords body is written by `producerd.core.entries` and carried past botocore (see `Sending`).
+Failures come back as values, not exceptions, and so does an answer whatever it holds.  Credentials, hosts, signing and
+connections are those of an `AwsClient`; a PutRecords body is written by `producerd.core.entries` and carried past
+botocore (see `Sending`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed, parse_answer
 from producerd.core.retry import meaning_of
@@ -25,9 +27,12 @@ SMALL_ANSWER_ENTRIES: Final = 32
 CONTROL_TIMEOUT_SECONDS: Final = 10.0
 """For each page of ListShards, and for DescribeStreamSummary."""
 MAX_PAGES: Final = 64
-"""A stream of 64,000 open shards; nobody may have half as many."""
+MAX_SHARDS: Final = MAX_PAGES * 1_000
+"""Open shards; nobody may have half as many."""
 DEFAULT_MAX_RECORD_KIB: Final = 1024
 """Of a stream that says nothing else (Kinesis quotas)."""
+MAX_RECORD_KIB: Final = 1 << 20
+"""A hundred times what a stream may be set to."""
 CLOCK_OFF: Final = "RequestTimeTooSkewed"
 _TINY: Final = [{"Data": b"", "PartitionKey": "-"}]  # what put_records is called with; the ready body replaces it
 
@@ -74,29 +79,32 @@ class AioKinesis:
         answer = await self._ask("put_records", {**address, "Records": _TINY}, timeout_seconds, sending)
         if isinstance(answer, RequestFailed):
             return answer
-        raw = answer["Raw"]
+        read = partial(_read, parse_answer, answer["Raw"], request.entries, maybe_stored=True)
         if request.entries <= SMALL_ANSWER_ENTRIES:
-            return parse_answer(raw, request.entries)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, parse_answer, raw, request.entries)
+            return read()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, read)
 
     async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
         first = {**address, "ShardFilter": {"Type": "AT_LATEST"}}
         pages: list[dict[str, Any]] = []
-        token = ""
+        token, shards = "", 0
         for _ in range(MAX_PAGES):
             # A token stands for the stream, too: the service refuses both together.
             page = await self._ask("list_shards", {"NextToken": token} if token else first)
             if isinstance(page, RequestFailed):
                 if page.code != "ExpiredNextTokenException":
                     return page
-                pages, token = [], ""
+                pages, token, shards = [], "", 0
                 continue
+            read = _read(_size_and_next_token, page)
+            if isinstance(read, RequestFailed):
+                return read
             pages.append(page)
-            before, token = token, page.get("NextToken") or ""
+            before, (size, token) = token, read
             if not token:
                 return pages
-            if token == before:
+            shards += size
+            if token == before or shards > MAX_SHARDS:
                 break
         return RequestFailed("InternalFailure", f"ListShards has no end: {len(pages)} pages", maybe_stored=False)
 
@@ -104,15 +112,7 @@ class AioKinesis:
         answer = await self._ask("describe_stream_summary", dict(address))
         if isinstance(answer, RequestFailed):
             return answer
-        try:
-            told = answer["StreamDescriptionSummary"]
-            return StreamSummary(
-                arn=told["StreamARN"],
-                max_record_bytes=int(told.get("MaxRecordSizeInKiB") or DEFAULT_MAX_RECORD_KIB) * 1024,
-                record_distribution_strategy=told.get("RecordDistributionStrategy") or "USER_PARTITION_KEY",
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            return not_kinesis(error, maybe_stored=False)
+        return _read(_summary, answer)
 
     async def _ask(
         self,
@@ -151,3 +151,36 @@ class AioKinesis:
         if meaning_of(failed.code).code == Code.CREDENTIALS:
             self._client.credentials.doubt()
         return failed
+
+
+# --- what answers hold -------------------------------------------------------------------------------------------
+
+_T = TypeVar("_T")
+
+
+def _read(reader: Callable[..., _T], *answer: Any, maybe_stored: bool = False) -> _T | RequestFailed:
+    """What a reader finds in an answer.  JSON may hold anything in any place: what it does not expect is a failure."""
+    try:
+        return reader(*answer)
+    except Exception as error:  # whatever a reader trips over
+        return not_kinesis(error, maybe_stored=maybe_stored)
+
+
+def _size_and_next_token(page: dict[str, Any]) -> tuple[int, str]:
+    """How many shards a page of ListShards has, and what the next one is asked for by."""
+    return len(page["Shards"]), _text(page.get("NextToken") or "")
+
+
+def _summary(answer: dict[str, Any]) -> StreamSummary:
+    told = answer["StreamDescriptionSummary"]
+    kib = told.get("MaxRecordSizeInKiB") or DEFAULT_MAX_RECORD_KIB
+    if type(kib) is not int or not 0 < kib <= MAX_RECORD_KIB:
+        raise ValueError("a size that no record has")
+    strategy = _text(told.get("RecordDistributionStrategy") or "USER_PARTITION_KEY")
+    return StreamSummary(_text(told["StreamARN"]), kib * 1024, strategy)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not text")
+    return value

@@ -114,6 +114,7 @@ class ShardWatch:
 
     async def _read_map(self) -> bool:
         stream = self._stream
+        asked_at = asyncio.get_running_loop().time()
         pages = await self._kinesis.list_shards(stream.address)
         now = asyncio.get_running_loop().time()
         if isinstance(pages, RequestFailed):
@@ -121,8 +122,8 @@ class ShardWatch:
             return False
         try:
             shard_map = map_from_listing(pages)
-        except (ValueError, KeyError) as error:
-            self._not_read("InternalFailure", f"shards that do not fit together: {error}", now)
+        except ValueError as error:
+            self._not_read("InternalFailure", f"an answer that is no map of shards: {error}", now)
             return False
         self._listing.ended()
         if shard_map != self._last_map:
@@ -130,7 +131,7 @@ class ShardWatch:
         if self._missing or (self._last_map is not None and self._last_map.contradicts(shard_map)):
             self._made_anew.set()
         self._missing, self._last_map = False, shard_map
-        stream.pipeline.set_shard_map(shard_map, now)
+        stream.pipeline.set_shard_map(shard_map, now, asked_at)
         self._dispatcher.poke(stream)
         return True
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from producerd.testing.access import checked_clock_offset
 from producerd.testing.faults import Fault, checked_actions
@@ -98,10 +99,14 @@ def answer(server: FakeServer, method: str, path: str, query: Mapping[str, str],
         given = kind.model_validate_json(body or b"{}") if method == "POST" else kind.model_validate(dict(query))
         return 200, _json(call(server, given))
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
-        return 400, _json({"error": "; ".join(problems)})
+        return 400, _json({"error": "; ".join(map(_described, error.errors()))})
     except (ServiceError, ValueError) as error:
         return 400, _json({"error": str(error)})
+
+
+def _described(problem: ErrorDetails) -> str:
+    where, given = ".".join(map(str, problem["loc"])), problem["input"]
+    return f"{where}: {problem['msg']}" + ("" if isinstance(given, dict) else f" (given: {given!r})")
 
 
 def _json(value: Any) -> bytes:

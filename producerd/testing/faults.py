@@ -98,7 +98,7 @@ class Fault:
         if self.kind in PUT_RECORDS_ALONE and self.action not in ("PutRecords", "*"):
             raise ValueError(f"{self.kind} with action={self.action!r}: it is for PutRecords only")
         for name, number in (("requests", self.requests), ("entries", self.entries)):
-            if number is not None and not (isinstance(number, int) and number >= 1):
+            if number is not None and (number < 1 or number % 1):
                 raise ValueError(f"{name}={number!r}: a whole number from 1 on, or None")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction={self.fraction!r}: above 0, and at most 1")
@@ -106,7 +106,7 @@ class Fault:
             raise ValueError(f"delay_seconds={self.delay_seconds!r}: 0 or more")
         if self.status not in range(400, 600):
             raise ValueError(f"status={self.status!r}: of an error, 400 to 599")
-        if self.kind == "miscount" and not (isinstance(self.count, int) and self.count):
+        if self.kind == "miscount" and (self.count == 0 or self.count % 1):
             raise ValueError(f"miscount with count={self.count!r}: how many results too many, or (negative) too few")
 
     def is_for(self, action: str) -> bool:

@@ -189,23 +189,20 @@ class Stream:
 
         That is the rule of the Kinesis Client Library's AggregatorUtil.  A plain record is read from any shard.
         """
-        ranges = {shard.shard_id: (shard.start, shard.end) for shard in self.shards}
-        records: list[UserRecord] = []
-        dropped = 0
-        for entry in self._entries:
-            start, end = ranges[entry.shard_id]
-            try:
-                found = deaggregate(entry.data)
-            except BrokenAggregate:
-                dropped += 1
-                continue
-            if found is None:
-                records.append(UserRecord(entry.partition_key, None, entry.data))
-            elif all(start <= hash_of(user.partition_key, user.explicit_hash_key) <= end for user in found):
-                records.extend(found)
-            else:
-                dropped += 1
-        return Reading(records, dropped)
+        found = [self.records_of(entry) for entry in self._entries]
+        return Reading([record for records in found for record in records or ()], found.count(None))
+
+    def records_of(self, entry: Entry) -> list[UserRecord] | None:
+        """What a consumer is handed of one stored record; None: it is dropped."""
+        try:
+            found = deaggregate(entry.data)
+        except BrokenAggregate:
+            return None
+        if found is None:
+            return [UserRecord(entry.partition_key, None, entry.data)]
+        shard = self.shard(entry.shard_id)
+        fits = all(shard.start <= hash_of(user.partition_key, user.explicit_hash_key) <= shard.end for user in found)
+        return found if fits else None
 
     def split_shard(self, shard_id: str, *, at: int | None = None, now: float = 0.0) -> tuple[str, str]:
         """Close a shard; two children own its range at once, the second from ``at`` on (default: the middle)."""

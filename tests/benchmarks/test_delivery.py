@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NoReturn
 
 import pytest
 
+import benchmarks.delivery.run
 from benchmarks import maven
 from benchmarks.delivery import __main__ as command
-from benchmarks.delivery.figures import FaultTimes, Figures
+from benchmarks.delivery.figures import FaultTimes, Figures, data_of
 from benchmarks.delivery.producerd import StoredRows
-from benchmarks.delivery.run import Run, judged
-from benchmarks.delivery.scenarios import Scenario, Skipped, slow_shard, slow_uplink, split
+from benchmarks.delivery.run import Run, Start, judged, run
+from benchmarks.delivery.scenarios import Scenario, Stage, slow_shard, slow_uplink, split
 from benchmarks.judges import Handed
 from producerd.errors import Outcome
 from producerd.testing import Entry, FakeKinesis, UserRecord
 from producerd.wire.frames import Ack, RowCode
 
-ROW = Figures("producerd", "split", "kpl", "fake Kinesis", 30_000, 29_999, 1, 12, recovery_seconds=0.5, recovered=True)
+ROW = Figures("producerd", "split", "kpl", "fake Kinesis", 30_000, 30_000, 1, 12, recovery_seconds=0.5, recovered=True)
+LOST = replace(ROW, readable=29_591, verdict="LOST 409")
 
 
 def test_a_session_knows_which_of_its_rows_are_stored() -> None:
@@ -32,19 +38,27 @@ def test_a_session_knows_which_of_its_rows_are_stored() -> None:
 
 def a_run(acknowledged: set[int], scenario: Scenario) -> Run:
     stream = FakeKinesis().create_stream("bench", shards=scenario.shards)
-    return Run("producerd", acknowledged, [], 7, FaultTimes(0.0, 1.0, 2.0), stream)
+    return Run("producerd", acknowledged, lambda row: row < 5, [], 7, FaultTimes(0.0, 1.0, 2.0), stream)
 
 
 def read_at(at: float, *ids: int) -> Handed:
     entry = Entry("shardId-000000000000", "a", None, b"", "1", at)
-    return Handed(entry, [UserRecord("key", None, b"%012d" % row) for row in ids])
+    return Handed(entry, [UserRecord("key", None, data_of(row, 1_000)) for row in ids])
 
 
 def test_a_row_that_was_acknowledged_and_cannot_be_read_is_missing() -> None:
     scenario = split("kpl")
     found = judged(a_run({1, 2, 3}, scenario), scenario, [read_at(0.5, 1, 9), read_at(1.5, 1)], "a judge")
     assert (found.acknowledged, found.readable, found.duplicates, found.requests) == (3, 1, 1, 7)
+    assert found.verdict == "LOST 2, NEVER SENT 1"
     assert (found.others_throughput_ratio, found.others_longest_gap_seconds, found.goodput_ratio) == (None, None, None)
+
+
+def test_what_was_stored_before_the_loads_began_is_none_of_theirs() -> None:
+    scenario = split("kpl")
+    done, handed = a_run({1}, scenario), [read_at(0.1, 9), read_at(0.5, 1)]
+    assert judged(done, scenario, handed, "a judge").verdict == "NEVER SENT 1"
+    assert judged(done._replace(entries_before=1), scenario, handed, "a judge").verdict == "ok"
 
 
 def test_throughput_is_that_of_the_others_where_one_shard_is_at_fault() -> None:
@@ -79,6 +93,56 @@ def test_json_is_one_array_with_the_same_keys_in_each_row(capsys: pytest.Capture
     assert all(set(row) == set(rows[0]) > set(asked.split()) for row in rows)
 
 
+@pytest.mark.parametrize(("lost_by", "code"), [("producerd", 1), ("kpl", 0)])
+def test_a_row_that_producerd_lost_fails_the_command_and_one_of_a_rival_is_told(
+    lost_by: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def row(_bench: object, _scenario: Scenario, start: Start, *, official: bool) -> Figures:
+        return LOST if start.__name__ == lost_by else ROW
+
+    monkeypatch.setattr(command.Bench, "_row", row)
+    assert command.main(["--with-kpl", "--scenario", "split"]) == code
+    assert "LOST 409" in capsys.readouterr().out
+
+
+class Mute:
+    """A producer that puts nothing, and ends when somebody has told of it."""
+
+    name = "mute"
+    failures: list[str] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.was_told = threading.Event()
+
+    def begin(self) -> None:
+        pass
+
+    def sent(self, row: int) -> bool:
+        return False
+
+    def acknowledged(self) -> set[int]:
+        self.was_told.wait(10.0)
+        return set()
+
+    def note(self, line: str) -> None:
+        self.told.append(line)
+        self.was_told.set()
+
+
+def test_while_a_scenario_runs_it_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmarks.delivery.run, "TOLD_SECONDS", 0.01)
+    producer = Mute()
+
+    @contextlib.contextmanager
+    def mute(stage: Stage, scenario: Scenario) -> Iterator[Mute]:
+        stage.kinesis.results["stored"] += 1_234
+        yield producer
+
+    run(Scenario("nothing", "none", 1, (), begins=0.0, ends=0.0), mute, producer.note)
+    assert any(line.endswith(" s: 0 PutRecords, 1,234 entries stored") for line in producer.told)
+
+
 @pytest.mark.usefixtures("stand_in")
 def test_the_kpl_goes_through_one_scenario(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--json", "--with-kpl"]) == 0
@@ -95,7 +159,7 @@ def test_the_table_has_a_line_for_each_row_under_the_names_of_the_keys() -> None
         "aggregation": "kpl",
         "judge": "fake",
         "acknowledged": "30,000",
-        "readable": "29,999",
+        "readable": "30,000",
         "duplicates": "1",
         "requests": "12",
         "recovery_seconds": "0.5",
@@ -103,18 +167,18 @@ def test_the_table_has_a_line_for_each_row_under_the_names_of_the_keys() -> None
         "others_throughput_ratio": "-",
         "others_longest_gap_seconds": "-",
         "goodput_ratio": "-",
+        "verdict": "ok",
     }
 
 
-@pytest.mark.parametrize(("raised", "code"), [(Skipped("why"), 0), (maven.Unavailable("why"), 1)], ids=["skip", "java"])
 def test_what_cannot_be_run_is_told_and_leaves_no_row(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], raised: Exception, code: int
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def producerd(*_: object) -> NoReturn:
-        raise raised
+        raise maven.Unavailable("why")
 
     monkeypatch.setattr(command, "producerd", producerd)
-    assert command.main(["--json", "--scenario", "outage"]) == code
+    assert command.main(["--json", "--scenario", "outage"]) == 1
     out, err = capsys.readouterr()
     assert "why" in err
-    assert out.strip() in ("[]", "")
+    assert out == ""

@@ -16,6 +16,7 @@ from benchmarks.delivery.figures import (
     recovery_seconds,
     throughput_ratio,
     times,
+    verdict_on,
 )
 from benchmarks.judges import Handed
 from producerd.testing import Entry, UserRecord
@@ -48,6 +49,25 @@ def test_a_row_is_delivered_when_its_first_copy_is_stored_and_every_other_copy_i
 def test_what_has_no_id_is_no_row() -> None:
     other = Handed(handed(1.0).entry, [UserRecord("key", None, data) for data in (b"first", b"", b"x" * 20)])
     assert deliveries([other, handed(2.0, 5)]) == ([Delivery(5, 2.0)], 0)
+
+
+@pytest.mark.parametrize(
+    ("acknowledged", "found", "verdict"),
+    [
+        ({1, 2}, [handed(1.0, 1, 2)], "ok"),
+        ({1}, [handed(1.0, 1, 2), handed(2.0, 2)], "ok"),  # more than was acknowledged, and twice
+        ({1, 2, 3}, [handed(1.0, 2)], "LOST 2"),
+        (set(), [handed(1.0, 9)], "NEVER SENT 1"),
+        ({1}, [Handed(handed(1.0).entry, [UserRecord("key", None, data_of(1, 19))])], "LOST 1, NEVER SENT 1"),
+        (set(), [Handed(handed(1.0).entry, [UserRecord("key", None, b"no id")])], "NEVER SENT 1"),
+        (set(range(5_000)), [], "LOST 5,000"),
+    ],
+    ids=["all", "more", "missing", "another's", "cut short", "without an id", "thousands"],
+)
+def test_an_acknowledged_row_that_is_not_handed_over_is_lost_and_what_was_not_sent_is_told(
+    acknowledged: set[int], found: list[Handed], verdict: str
+) -> None:
+    assert verdict_on(acknowledged, found, lambda row: data_of(row, 20) if row < 5 else None) == verdict
 
 
 def test_times_are_sorted_and_of_wanted_rows_alone() -> None:

@@ -428,6 +428,45 @@ def test_when_no_map_comes_in_time_a_lane_s_aggregates_become_plain_records() ->
     assert all(span.raw for _, span in request.pieces)
 
 
+@pytest.mark.law("ShardMap")
+def test_what_was_not_sent_before_the_map_came_late_is_aggregated_again() -> None:
+    line = Line(even_map(1), aggregate=True, request_max_records=5)
+    line.fill(0, 20)
+    lane = line.lane("shard-0")
+    lane.map_until = 10.0
+    request = line.take(now=10.0)
+    assert request is not None
+    assert request.records == 5
+    lane.map_until = None
+    rest = line.take(now=11.0)
+    assert rest is not None
+    assert rest.records == 15
+    assert not any(span.raw for _, span in rest.pieces)
+
+
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_rows_whose_requests_fail_by_a_fault_of_the_service_go_alone_and_fewer_each_time(aggregate: bool) -> None:
+    line = Line(even_map(2), aggregate=aggregate)
+    line.fill(0, 300)
+    line.fill(1, 300)
+    records = []
+    for faults in (0, 1, 2, 3, 5, 9, 30):
+        lane = line.lane("shard-0")
+        lane.spans = type(lane.spans)([span._replace(faults=faults) for span in lane.spans])
+        request = line.take()
+        assert request is not None
+        if shards_of(request) == ["shard-1"]:
+            line.end(request)
+            request = line.take()
+            assert request is not None
+        assert len(request.lanes) == (2 if faults < 2 else 1) or not line.lane("shard-1").queued
+        records.append(sum(span.records for lane, span in request.pieces if lane.shard.shard_id == "shard-0"))
+        line.end(request)
+        line.lanes.put_back([piece for piece in request.pieces if piece.lane is lane])
+    assert records[2:] == [128, 64, 16, 1, 1]
+    assert min(records[:2]) > 128
+
+
 def test_ranges_overlap_if_one_hash_key_is_in_both() -> None:
     low, high = HALVES.shards
     assert not overlap(low, high)

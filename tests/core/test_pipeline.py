@@ -655,6 +655,25 @@ def test_aggregates_without_a_map_in_time_are_refused_with_what_to_do() -> None:
     assert desk.pipeline.refuses(desk.now) is None
 
 
+def test_aggregates_wait_on_while_the_service_cannot_be_reached() -> None:
+    """As they would with a map, which is let go when a stream is idle for long."""
+    desk = Desk(known=False, aggregate=True)
+    frame = desk.submit(20)
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.take_job(desk.now) is None
+    for _ in range(20):
+        desk.now += 6.0
+        desk.pipeline.shard_map_failed(Code.UNREACHABLE, "no route to host", desk.now)
+        assert desk.pipeline.take_job(desk.now) is None
+        assert desk.pipeline.refuses(desk.now) is None
+        assert desk.pipeline.next_time() is None, "the next reading brings it about"
+    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    desk.sort()
+    desk.send().stored()
+    assert frame.finished
+    assert desk.is_empty()
+
+
 def test_a_body_that_comes_after_the_wait_for_a_map_ended_is_told_in_time_too() -> None:
     """It was granted before; the time that has passed must not hide when its batch is due."""
     desk = Desk(known=False, aggregate=True, linger_seconds=0.1)
@@ -813,6 +832,68 @@ def test_after_a_long_silence_an_aggregate_is_believed_only_by_a_map_read_anew(r
         assert len(again.entries) == 2
         again.stored_as_predicted()
         assert frame.result().possible_duplicates == 10
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+def test_while_a_doubted_map_cannot_be_read_aggregates_are_not_believed_and_plain_records_are_sent() -> None:
+    """Throttled or broken readings settle nothing; without a limit each aggregate would be stored once in vain."""
+    desk = Desk(even_map(1), aggregate=True)
+    desk.now += 60.0
+    frame = desk.submit(spread(10))
+    desk.sort()
+    desk.send().stored()
+    desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
+    assert not frame.finished
+    later = desk.submit(spread(10))
+    desk.sort()
+    desk.send().stored()
+    desk.submit(spread(10))
+    desk.sort()
+    assert desk.try_send() is None, "the lane waits for the map, too"
+    desk.now += 10.0
+    sent = desk.send_all()
+    assert sum(len(one.entries) for one in sent) == 30
+    for one in sent:
+        one.stored()
+    assert (frame.result().possible_duplicates, later.result().possible_duplicates) == (10, 10)
+    again = desk.submit(spread(10))
+    desk.sort()
+    sent = [desk.send()]
+    assert len(sent[0].entries) == 10, "until the map is read"
+    sent[0].stored()
+    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    last = desk.submit(spread(10))
+    desk.sort()
+    sent = [desk.send()]
+    assert len(sent[0].entries) == 1
+    sent[0].stored()
+    assert again.result().stored == last.result().stored == 10
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+def test_an_answer_that_was_long_on_its_way_does_not_shorten_the_silence_after_it() -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    desk.submit(spread(10))
+    desk.sort()
+    sent = desk.send()
+    desk.now += 5.0
+    sent.stored()
+    frame = desk.submit(spread(10))
+    desk.sort()
+    desk.now += 17.0
+    desk.send().stored()
+    assert not frame.finished
+    desk.pipeline.set_shard_map(even_map(1), desk.now, desk.now - 5.0)
+    assert frame.result().stored == 10
+    frame = desk.submit(spread(10))
+    desk.sort()
+    desk.now += 17.0
+    desk.send().stored()
+    assert not frame.finished, "the map is as old as the question"
+    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    assert frame.result().stored == 10
     assert desk.is_empty()
 
 

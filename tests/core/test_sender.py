@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from producerd.core.entries import RequestFailed
+from producerd.core.entries import RequestFailed, parse_answer
 from producerd.core.frame import Frame
 from producerd.core.lane import MAX_REQUESTS_OF_SLOW_LANE, MAX_REQUESTS_PER_LANE, SLOW_LANE_PAUSE_SECONDS
 from producerd.core.pipeline import _EXPIRED
@@ -583,6 +583,58 @@ def test_what_is_in_flight_is_given_back_whatever_the_answer() -> None:
         for sent in desk.send_all():
             sent.fail(fail)
         assert (desk.pipeline.in_flight_bytes, desk.pipeline.requests_in_flight) == (0, 0)
+
+
+# ---- faults of the service, and answers that are not its
+
+
+@pytest.mark.parametrize("code", ["InternalFailure", "500", "400", "413"])
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_a_record_that_makes_the_service_fail_does_not_sink_its_mates(code: str, aggregate: bool) -> None:
+    desk = Desk(even_map(2), aggregate=aggregate)
+    frame = desk.submit([(b"k%d" % i, b"bad" if i == 70 else b"row", None) for i in range(200)])
+    desk.sort()
+    until, maybe = desk.now + 300.0, not code.startswith("4")
+    while frame.tallies[Outcome.STORED] < 199 and desk.now < until:
+        for sent in desk.send_all():
+            if b"bad" in sent.users:
+                sent.fail(RequestFailed(code, "m", maybe_stored=maybe))
+            else:
+                sent.stored_as_predicted()
+        desk.now = max(desk.now + 0.01, desk.pipeline.next_time() or 0.0)
+    assert frame.tallies[Outcome.STORED] == 199
+    assert frame.finished is not maybe, "what may be stored is sent for ever"
+    if frame.finished:
+        assert ends_of(frame) == {70: (Outcome.NOT_STORED, Code.RECORD_INVALID, False)}
+
+
+def test_answers_that_are_not_the_service_s_are_borne_longer_than_wrong_counts() -> None:
+    """A proxy's page says nothing of what is stored; but nothing may be stored without end."""
+    desk = Desk()
+    frame = desk.submit(5)
+    desk.sort()
+    began, rows_sent = desk.now, 0
+    while not frame.finished:
+        for sent in desk.send_all():
+            rows_sent += len(sent.entries)
+            failed = parse_answer(b"<html>Sorry</html>", len(sent.entries))
+            assert isinstance(failed, RequestFailed)
+            sent.fail(failed)
+        desk.now = max(desk.now + 0.01, desk.pipeline.next_time() or 0.0)
+    assert rows_sent == 5 * 10
+    assert desk.now - began > 15.0
+    assert set(ends_of(frame).values()) == {(Outcome.UNKNOWN, Code.RESULT_COUNT, True)}
+    assert desk.pipeline.stats.record_errors == {Code.SERVICE_FAULT: 50}
+
+
+def test_with_on_throttle_fail_rows_end_also_where_the_whole_request_is_throttled() -> None:
+    desk = Desk(fail_if_throttled=True)
+    frame = desk.submit(5)
+    desk.sort()
+    desk.send().fail(RequestFailed(THROTTLED, "slow down", maybe_stored=False))
+    assert set(ends_of(frame).values()) == {(Outcome.NOT_STORED, Code.THROTTLED, False)}
+    desk.finished()
+    assert desk.is_empty()
 
 
 # ---- what holds the queue

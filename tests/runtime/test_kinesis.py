@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from random import Random
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
@@ -18,8 +20,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, ConnectTimeoutError
 
-from producerd.core.entries import Answer, RequestFailed
+from producerd.core.entries import NOT_KINESIS, Answer, RequestFailed
 from producerd.core.retry import Kind, meaning_of
+from producerd.core.shards import map_from_listing
 from producerd.errors import Code
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.sending import this_sending
@@ -27,6 +30,7 @@ from producerd.runtime.kinesis import MAX_PAGES, AioKinesis, StreamSummary
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
 from tests.runtime.aws.reaching import BODY, FLIGHTS, reaching, request_of
+from tests.runtime.odd_answers import mutated
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
@@ -97,7 +101,7 @@ async def test_an_answer_that_is_no_json_makes_every_entry_unknown() -> None:
     async with recording(b"<html>a proxy</html>") as (url, _), reaching(url) as kinesis:
         failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
     assert isinstance(failed, RequestFailed)
-    assert (failed.code, failed.maybe_stored) == (Code.RESULT_COUNT, True)
+    assert (failed.code, failed.maybe_stored) == (NOT_KINESIS, True)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +225,89 @@ async def test_an_answer_that_is_not_kinesiss_is_a_value_whoever_asked(answer: b
     assert (meaning_of(put.code).kind, put.maybe_stored) == (Kind.TRANSIENT, True)
     assert isinstance(summary, RequestFailed)
     assert isinstance(pages, RequestFailed) or "Shards" not in pages[0]  # which the map refuses
+
+
+SHARDS = [
+    {
+        "ShardId": f"shardId-{number:012d}",
+        "HashKeyRange": {"StartingHashKey": str(number << 127), "EndingHashKey": str((number + 1 << 127) - 1)},
+        "SequenceNumberRange": {"StartingSequenceNumber": "49590338271490256608559692538361571095921575989136588898"},
+    }
+    for number in range(2)
+]
+SUMMARY = {"StreamARN": "arn", "MaxRecordSizeInKiB": 2_048, "RecordDistributionStrategy": "AUTO", "StreamName": "x"}
+STORED = [{"SequenceNumber": "1", "ShardId": "s"}, {"ErrorCode": "InternalFailure", "ErrorMessage": "no"}]
+GOOD: dict[str, tuple[int, dict[str, Any]]] = {
+    "listing": (200, {"Shards": SHARDS, "NextToken": None, "StreamInfo": {}}),
+    "summary": (200, {"StreamDescriptionSummary": SUMMARY}),
+    "results": (200, {"FailedRecordCount": 1, "Records": STORED}),
+    "refusal": (400, {"__type": "LimitExceededException", "message": "slower"}),
+    "fault": (500, {"__type": "InternalFailure", "message": "broken", "Error": {"Code": "x"}}),
+}
+
+
+@pytest.mark.parametrize("kind", GOOD)
+async def test_whatever_an_answer_holds_it_is_a_value(kind: str) -> None:
+    """Failures of hundreds of answers in which something is another; and what is believed is what it should be."""
+    status, good = GOOD[kind]
+    random, believed, failed = Random(kind), 0, 0
+    bodies = [json.dumps(mutated(good, random)).encode() for _ in range(200)]
+    async with recording(lambda _: (status, bodies[-1])) as (url, _), reaching(url) as kinesis:
+        while bodies:
+            for told in (
+                await kinesis.put_records(FLIGHTS, request_of(), 5),
+                await kinesis.list_shards(FLIGHTS),
+                await kinesis.describe_stream_summary(FLIGHTS),
+            ):
+                match told:
+                    case RequestFailed():
+                        assert len(told.code) <= 128
+                        assert len(told.message) <= 1_000
+                        failed += 1
+                    case StreamSummary():
+                        assert {type(told.arn), type(told.record_distribution_strategy)} == {str}
+                        assert 0 < told.max_record_bytes <= 1 << 30
+                        believed += 1
+                    case Answer():
+                        assert {type(shard_id) for shard_id in told.shard_table} <= {str}
+                        believed += 1
+                    case [*pages]:
+                        with suppress(ValueError):
+                            assert len(map_from_listing(pages)) in (1, 2)
+                            believed += 1
+            bodies.pop()
+    assert failed > 400
+    assert (believed > 0) == (status == 200)
+
+
+@pytest.mark.parametrize("kib", [float("inf"), 10**400, -1, 1.5, "2048", [1], True])
+async def test_a_size_that_no_record_has_is_no_answer_of_kinesis(kib: object) -> None:
+    answer = json.dumps({"StreamDescriptionSummary": SUMMARY | {"MaxRecordSizeInKiB": kib}}).encode()
+    async with recording(answer) as (url, _), reaching(url) as kinesis:
+        failed = await kinesis.describe_stream_summary(FLIGHTS)
+    assert isinstance(failed, RequestFailed)
+    assert failed.code == "InternalFailure"
+    assert failed.message.startswith("an answer that is not Kinesis's")
+
+
+@pytest.mark.parametrize("token", [5, ["2"], {"2": "2"}, True])
+async def test_a_token_that_is_not_text_is_no_answer_of_kinesis(token: object) -> None:
+    answer = json.dumps({"Shards": SHARDS, "NextToken": token}).encode()
+    async with recording(answer) as (url, requests), reaching(url) as kinesis:
+        failed = await kinesis.list_shards(FLIGHTS)
+    assert isinstance(failed, RequestFailed)
+    assert failed.message.startswith("an answer that is not Kinesis's")
+    assert len(requests) == 1
+
+
+async def test_a_listing_of_more_shards_than_anybody_has_is_given_up() -> None:
+    def listing(asked: dict[str, Any]) -> tuple[int, bytes]:
+        return 200, b'{"Shards":[%s],"NextToken":"%d"}' % (many, int(asked.get("NextToken", 0)) + 1)
+
+    many = b",".join([b"{}"] * 30_000)
+    async with recording(listing) as (url, requests), reaching(url) as kinesis:
+        assert isinstance(await kinesis.list_shards(FLIGHTS), RequestFailed)
+    assert len(requests) == 3
 
 
 async def test_what_the_clock_had_refused_counts_for_nothing_when_it_is_sent_again() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import selectors
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
@@ -16,12 +17,14 @@ from structlog.testing import capture_logs
 
 from producerd.config import StreamSettings
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed
+from producerd.core.shards import map_from_listing
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.kinesis import Address, StreamSummary
 from producerd.runtime.shard_watch import READINGS_PER_MINUTE, ShardWatch
 from producerd.runtime.stream import Stream
 from producerd.testing import FakeKinesis
 from producerd.testing.streams import Stream as FakeStream
+from tests.runtime.odd_answers import mutated
 
 DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False)
 THROTTLED = RequestFailed("LimitExceededException", "slower", maybe_stored=False)
@@ -166,6 +169,61 @@ def test_a_listing_that_fails_or_does_not_fit_together_is_asked_again_and_the_ol
         assert watched.shards == 5
 
     watch(kinesis, story)
+
+
+ODD_SHARDS: list[Any] = [
+    [None],
+    None,
+    5,
+    [[]],
+    ["shard"],
+    [{"ShardId": 7, "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)}}],
+    [{"ShardId": ["s"], "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)}}],
+    [{"ShardId": "s", "HashKeyRange": {"StartingHashKey": ["1"], "EndingHashKey": str(2**128 - 1)}}],
+    [{"ShardId": "s", "HashKeyRange": {"StartingHashKey": "²", "EndingHashKey": str(2**128 - 1)}}],
+    [{"ShardId": "s", "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9" * 5_000}}],
+    [{"ShardId": "s", "HashKeyRange": {"StartingHashKey": 0, "EndingHashKey": 2**128 - 1}}],
+    [{"ShardId": "s", "HashKeyRange": None, "SequenceNumberRange": 1e999}],
+]
+
+
+@pytest.mark.law("ShardMap")
+def test_whatever_is_listed_the_watch_goes_on_and_tells_it_once() -> None:
+    kinesis, random = StandInKinesis(), Random(1)
+    odd: list[Any] = [[{"Shards": shards}] for shards in ODD_SHARDS]
+    odd += [mutated(kinesis.pages(), random) for _ in range(300)]
+    while len(odd) > len(ODD_SHARDS) and covers(odd[-1]):
+        odd.pop()
+    count = len(odd)
+    kinesis.listing = lambda: odd.pop(0) if odd else None
+
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(count * 60)
+        assert watched.shards == 4
+        assert not odd
+
+    logs = [line for line in watch(kinesis, story) if line["event"].startswith("ListShards")]
+    assert [line["event"] for line in logs][:2] == ["ListShards failed", "ListShards works again"]
+    assert logs[1]["failures"] >= len(ODD_SHARDS)
+
+
+def covers(pages: Any) -> bool:
+    with suppress(ValueError):
+        return len(map_from_listing(pages)) > 0
+    return False
+
+
+def test_a_map_is_as_old_as_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stored after the question was asked may be of another stream already."""
+    kinesis, told = StandInKinesis(), []
+
+    async def story(watched: Watched) -> None:
+        monkeypatch.setattr(watched.stream.pipeline, "set_shard_map", lambda *given: told.append(given[1:]))
+        await asyncio.sleep(5)
+
+    watch(kinesis, story)
+    ((now, asked_at),) = told
+    assert (asked_at, now) == (kinesis.listed_at[0], kinesis.listed_at[0] + 0.01)
 
 
 def test_a_suspicion_has_the_map_read_soon_and_without_one_it_is_read_once_a_minute() -> None:

@@ -83,8 +83,13 @@ def test_what_is_not_given_stays(fake: tuple[FakeKinesis, Stream, FakeServer]) -
     ("wrong", "words"),
     [
         ({"latency_second": 1}, "latency_second: Extra inputs are not permitted"),
-        ({"latency_seconds": -1}, "greater than or equal to 0"),
-        ({"calls_per_second": {"ListShards": 0}}, "calls_per_second.ListShards: Input should be greater than 0"),
+        ({"latency_seconds": -1}, "latency_seconds=-1.0: 0 or more"),
+        ({"latency_seconds": [3, 1]}, "latency_seconds=(3.0, 1.0): 0 or more, or a pair of such with the lower first"),
+        ({"denied": ["ListShards", "Nope"]}, "no action 'Nope'; there are PutRecords, ListShards,"),
+        ({"calls_per_second": {"ListShards": 0}}, "calls_per_second of ListShards is 0.0: above 0"),
+        ({"calls_per_second": {"Nope": 1}}, "no action 'Nope'; there are PutRecords, ListShards,"),
+        ({"clock_offset_seconds": 1e300}, "clock_offset_seconds=1e+300: at most 3,153,600,000, a century"),
+        ({"uplink_bytes_per_second": -1}, "greater than or equal to 0 (given: -1)"),
         ({"streams": {"t": {}}}, "no stream 't'; there are s"),
         ({"streams": {"s": {"shards": 3}}}, "streams.s.shards: Extra inputs are not permitted"),
         ({"shard_delay_seconds": {"s": {"x": 1}}}, "Could not find shard x in stream s"),
@@ -121,8 +126,12 @@ def test_faults_take_the_place_of_those_before(fake: tuple[FakeKinesis, Stream, 
     )
     for wrong, words in (
         ({"kind": "trottle"}, "script.0.kind: Input should be 'answer'"),
-        ({"kind": "lost", "entries": 1}, "script.0: Value error, lost: entries and shard_id are for"),
+        (
+            {"kind": "lost", "entries": 1},
+            "script.0: Value error, lost with entries=1, which is for throttle and fail only",
+        ),
         ({"kind": "lost", "delay": 1}, "script.0.delay"),
+        ({"kind": "error", "status": 200}, "status=200: of an error, 400 to 599"),
         ({}, "script.0.kind"),
     ):
         status, message = refused(server, "/_fake/faults", {"script": [wrong], "standing": []})

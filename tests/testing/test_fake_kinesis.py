@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import math
+import re
 import signal
 import socket
 import ssl
@@ -351,6 +352,41 @@ def test_a_port_in_use_ends_the_command_with_one_line_and_leaves_signals_alone(
     assert message.startswith("fake_kinesis: ")
     assert message.count("\n") == 1
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "99999"], "port 99999: 1 to 65535, or 0 for any that is free"),
+        (["--port", "-1"], "port -1: 1 to 65535, or 0 for any that is free"),
+        (["--throttle-fraction", "2"], "fraction=2.0: above 0, and at most 1"),
+        (["--latency-seconds", "-1"], "latency_seconds=-1.0: 0 or more, or a pair of such with the lower first"),
+    ],
+)
+def test_an_option_that_means_nothing_ends_the_command_with_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 1
+    assert capsys.readouterr() == ("", f"fake_kinesis: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("clock_offset_seconds", 1e300, "clock_offset_seconds=1e+300: at most 3,153,600,000, a century, either way"),
+        ("uplink_bytes_per_second", -1, "uplink_bytes_per_second=-1: 0 or more, or None"),
+    ],
+)
+async def test_a_setting_of_the_server_that_means_nothing_is_refused_and_the_old_one_stays(
+    name: str, value: float, message: str
+) -> None:
+    async with serve(FakeKinesis()) as server:
+        before = getattr(server, name)
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+            setattr(server, name, value)
+        assert getattr(server, name) == before
 
 
 def test_options_set_the_rules() -> None:

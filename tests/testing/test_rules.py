@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import random
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ from aws_kinesis_agg.aggregator import RecordAggregator
 
 from producerd.testing import FakeKinesis, Fault, Reply, ServiceError, UserRecord, deaggregate, hash_of
 from producerd.testing.aggregates import MAGIC, BrokenAggregate
+from producerd.testing.faults import ACTIONS
 from producerd.testing.rules import Kind
 from producerd.testing.streams import HASH_END, TokenBucket
 from tests.testing.calls import SHARDS, answer, call, codes, entry, error, put, results, service, shards_listed
@@ -415,11 +417,59 @@ def test_failed_record_count_can_lie() -> None:
     assert codes(reply) == ["InternalFailure"] * 2
 
 
-def test_a_fault_that_means_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown kind 'trottle'"):
-        Fault("trottle")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="lost: entries and shard_id are for throttle and fail"):
-        Fault("lost", entries=3)
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"kind": "trottle"}, "unknown kind 'trottle'; known are answer, error"),
+        ({"kind": "lost", "entries": 3}, "lost with entries=3, which is for throttle and fail only"),
+        ({"kind": "reset", "status": 503}, "reset with status=503, which is for error only"),
+        ({"kind": "error", "count": 2}, "error with count=2, which is for miscount and failed_count only"),
+        ({"kind": "throttle", "code": "KMSDisabledException"}, "throttle with code='KMSDisabledException'"),
+        ({"kind": "lost", "action": "PutRecordz"}, "no action 'PutRecordz'; there are PutRecords, ListShards"),
+        ({"kind": "throttle", "action": "ListShards"}, "throttle with action='ListShards': it is for PutRecords only"),
+        ({"kind": "lost", "requests": 0}, "requests=0: a whole number from 1 on"),
+        ({"kind": "fail", "entries": -1}, "entries=-1: a whole number from 1 on"),
+        ({"kind": "fail", "entries": 1.5}, "entries=1.5: a whole number from 1 on"),
+        ({"kind": "lost", "fraction": 2}, "fraction=2: above 0, and at most 1"),
+        ({"kind": "lost", "fraction": 0.0}, "fraction=0.0: above 0, and at most 1"),
+        ({"kind": "lost", "fraction": float("nan")}, "fraction=nan: above 0, and at most 1"),
+        ({"kind": "answer", "delay_seconds": -1}, "delay_seconds=-1: 0 or more"),
+        ({"kind": "error", "status": 200}, "status=200: of an error, 400 to 599"),
+        ({"kind": "miscount"}, "miscount with count=0: how many results too many, or (negative) too few"),
+    ],
+    ids=lambda value: " ".join(f"{one}" for one in value.values()) if isinstance(value, dict) else "",
+)
+def test_a_fault_that_could_never_hit_or_means_nothing_is_refused(fault: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        Fault(**fault)
+
+
+def test_every_action_of_the_fake_may_fail_be_denied_and_be_limited() -> None:
+    kinesis = FakeKinesis()
+    assert kinesis._actions.keys() == set(ACTIONS)
+    kinesis.denied = set(ACTIONS)
+    kinesis.calls_per_second = dict.fromkeys(ACTIONS, 1.0)
+    kinesis.standing = [Fault("reset", action=action) for action in (*ACTIONS, "*")]
+    assert {call(kinesis, action).how for action in ACTIONS} == {"reset"}
+
+
+def test_a_setting_that_means_nothing_is_refused_and_the_old_one_stays() -> None:
+    kinesis = FakeKinesis()
+    for name, value, message in (
+        ("latency_seconds", -1.0, "latency_seconds=-1.0: 0 or more"),
+        ("latency_seconds", (3.0, 1.0), "latency_seconds=(3.0, 1.0): 0 or more, or a pair of such with the lower"),
+        ("denied", {"Nope"}, "no action 'Nope'; there are PutRecords, ListShards"),
+        ("calls_per_second", {"Nope": 1.0}, "no action 'Nope'; there are PutRecords, ListShards"),
+        ("calls_per_second", {"ListShards": 0.0}, "calls_per_second of ListShards is 0.0: above 0"),
+    ):
+        before = getattr(kinesis, name)
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+            setattr(kinesis, name, value)
+        assert getattr(kinesis, name) == before
+    for add in (kinesis.denied.add, lambda name: kinesis.denied.update([name])):
+        with pytest.raises(ValueError, match="no action 'Nope'; there are PutRecords"):
+            add("Nope")
+    assert kinesis.denied == set()
 
 
 # The consumer's side

@@ -39,6 +39,9 @@ class Kpl:
         self._began = time.monotonic()
         self._jvm.tell("go")
 
+    def sent(self, row: int) -> bool:
+        return row < self._rows
+
     def acknowledged(self) -> set[int]:
         """The rows whose futures say that they are stored."""
         left = max(1.0, self._began + LONGEST_SECONDS - time.monotonic())

@@ -20,6 +20,8 @@ log = get_logger("producerd.aws")
 
 TOLERATED: Final = timedelta(minutes=1)
 """A smaller difference is not why a signature was refused: AWS takes five minutes."""
+BELIEVED: Final = timedelta(days=36_525)
+"""A larger difference is no clock's; by the year 9999 nothing could be signed, and no answer would mend that."""
 _MAYBE_THE_CLOCK: Final = frozenset(
     {
         "AuthFailure",
@@ -48,9 +50,9 @@ class ServiceClock:
         try:
             date = parsedate_to_datetime(error.response["ResponseMetadata"]["HTTPHeaders"]["date"])
             offset = date - datetime.now(UTC)
-        except (KeyError, TypeError, ValueError):  # none, or one that is no date, or one without a zone
+        except (KeyError, TypeError, ValueError, OverflowError):  # none, or one that is no date or has no zone
             return False
-        if abs(offset - signed_with) < TOLERATED:
+        if abs(offset - signed_with) < TOLERATED or abs(offset) > BELIEVED:
             return False
         if abs(offset - self.offset) >= TOLERATED:
             self.offset = offset if abs(offset) >= TOLERATED else timedelta(0)

@@ -16,6 +16,9 @@ from producerd.errors import Code
 
 EXPECTED: Final = (boto_errors.ClientError, boto_errors.BotoCoreError, AiohttpError, OSError)
 """What goes wrong between here and a service that speaks as AWS does."""
+MAX_CODE: Final = 128
+MAX_MESSAGE: Final = 1_000
+"""Characters: both are logged, and told to callers."""
 _CREDENTIALS: Final = (
     boto_errors.NoCredentialsError,
     boto_errors.PartialCredentialsError,
@@ -31,19 +34,23 @@ def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
     """The failure of a request of whose body something, or nothing, was handed to a connection."""
     if not isinstance(error, EXPECTED):
         return not_kinesis(error, maybe_stored=body_written)
-    message = " ".join(str(error).split()) or type(error).__name__
+    message = _line(error) or type(error).__name__
     if isinstance(error, boto_errors.ClientError):
         told = error.response.get("Error", {})
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         # botocore puts a bare status where the body names no code.
-        code = str(told.get("Code") or "InternalFailure")
+        code = _line(told.get("Code") or "")[:MAX_CODE] or "InternalFailure"
         maybe_stored = body_written and not 400 <= status < 500
-        return RequestFailed(code, str(told.get("Message") or message), maybe_stored)
+        return RequestFailed(code, _line(told.get("Message") or "") or message, maybe_stored)
     if isinstance(error, _CREDENTIALS):
         return RequestFailed(Code.CREDENTIALS, message, body_written)
     if isinstance(error, boto_errors.EndpointConnectionError):
         message = f"{message} ({error.kwargs.get('error')})"
     return RequestFailed(Code.UNREACHABLE, message, body_written)
+
+
+def _line(words: object) -> str:
+    return " ".join(str(words).split())[:MAX_MESSAGE]
 
 
 def not_kinesis(error: Exception, *, maybe_stored: bool) -> RequestFailed:

@@ -1,14 +1,17 @@
 """The connections to AWS: giving up a request aborts its connection; buffers are dropped and the peer gets a reset.
 
-A graceful close kept 265 sockets and 777 MiB alive against an endpoint that hung, and stored requests late.
+A graceful close kept 265 sockets and 777 MiB alive against an endpoint that hung, and stored requests late.  Of an
+answer no more than `MAX_ANSWER_BYTES` are read: what is larger is given up like a request, and counts as empty.
 """
 
 from __future__ import annotations
 
 import socket
+import zlib
 from typing import Any, Final
 
 from aiobotocore.httpsession import AIOHTTPSession
+from aiohttp import ClientResponse
 
 from producerd.runtime.aws.sending import body_trace
 
@@ -16,6 +19,8 @@ USER_TIMEOUT_MILLISECONDS: Final = 30_000
 """TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long is gone."""
 SEND_BUFFER_BYTES: Final = 1 << 20
 """A bound on what the kernel holds of a request; Linux doubles it."""
+MAX_ANSWER_BYTES: Final = 8 << 20
+"""Far above what Kinesis says: 500 results with their messages are some 100 KB, the largest page of shards 4 MB."""
 
 
 class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
@@ -38,6 +43,40 @@ class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
         if body_trace not in session.trace_configs:
             session.trace_configs.append(body_trace)
         return session
+
+    async def send(self, request: Any) -> Any:
+        request.stream_output = True  # else it is read there, whatever its size
+        answer = await super().send(request)
+        answer._content = await _body_of(answer.raw)
+        return answer
+
+
+async def _body_of(answer: ClientResponse) -> bytes:
+    """Nothing in place of what cannot be read: no reader takes that for an answer, and its status still counts."""
+    body = bytearray()
+    try:
+        if (answer.content_length or 0) > MAX_ANSWER_BYTES:
+            return b""
+        async for part in answer.content.iter_any():
+            body += part
+            if len(body) > MAX_ANSWER_BYTES:
+                return b""
+        await answer.wait_for_close()  # and so for the rest of the request
+    finally:
+        answer.close()  # of what was not read to its end
+    return _decoded(bytes(body), answer.headers.get("Content-Encoding", "").lower())
+
+
+def _decoded(body: bytes, coding: str) -> bytes:
+    """No coding is asked for; a proxy may apply one all the same."""
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        return body
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # its header says which of them it is
+    try:
+        decoded = decoder.decompress(body, MAX_ANSWER_BYTES)
+    except zlib.error:
+        return b""
+    return decoded if decoder.eof else b""
 
 
 def make_socket(address: tuple[Any, ...]) -> socket.socket:

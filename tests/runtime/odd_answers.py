@@ -1,0 +1,35 @@
+"""Answers of a service that is not Kinesis, or not in its right mind: a good one in which something is another."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from random import Random
+from typing import Any, Final
+
+ODD: Final[tuple[Any, ...]] = (
+    None, True, 0, -1, 1.5, float("inf"), 10**400, "", "x", "²", "-1", " 1", "9" * 5_000, [], [None], ["1"], [[[]]], {},
+    {"Shards": None}, {"a": [{}]},
+)  # fmt: skip
+"""Whatever JSON can hold."""
+
+
+def places(document: Any) -> Iterator[tuple[Any, Any]]:
+    """Every value in it, as what holds it and its key or index there."""
+    keys = document.keys() if isinstance(document, dict) else range(len(document))
+    for key in list(keys):
+        yield document, key
+        if isinstance(document[key], dict | list):
+            yield from places(document[key])
+
+
+def mutated(good: Any, random: Random) -> Any:
+    """One like it, but for one to three places that hold something odd, or nothing."""
+    document = copy.deepcopy({"": good})
+    for _ in range(random.randint(1, 3)):
+        holder, key = random.choice(list(places(document)))
+        if key and isinstance(holder, dict) and random.random() < 0.1:
+            del holder[key]
+        else:
+            holder[key] = copy.deepcopy(random.choice(ODD))
+    return document[""]
