@@ -57,6 +57,7 @@ class Frame:
     __slots__ = (
         "_code_of_row",
         "_codes",
+        "accepted_at",
         "charge_bytes",
         "expires_at",
         "frame_id",
@@ -88,6 +89,7 @@ class Frame:
         self.throttled = 0
         self.possible_duplicates = 0
         self.spread_keys = rows.null_keys
+        self.accepted_at = 0.0
         self.session = owner  # stays, for the order of its rows
         self.expires_at = inf
         self.withdrawn_from: int | None = None  # from this row on, rows in no request have ended, none is sent again

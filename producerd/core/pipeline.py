@@ -127,6 +127,10 @@ class Pipeline:
             due = min(due, self._map_wait_until)
         return due if due < inf else None
 
+    def oldest_seconds(self, now: float) -> float:
+        """How long ago the oldest frame was accepted that has rows left; 0 where there is none."""
+        return now - next(iter(self.ledger.frames)).accepted_at if self.ledger.frames else 0.0
+
     def holding(self, now: float) -> Holding:
         """What holds the queue.  Looks at every span: ask it seldom."""
         if self._sealed and self._map_wait_until is not None:
@@ -147,6 +151,7 @@ class Pipeline:
     def submit(self, frame: Frame, now: float) -> None:
         """Accept a whole frame, granted by the gate.  Rows that ended already (bad ones) are not accepted."""
         self._idle_since = None
+        frame.accepted_at = now
         self.ledger.accept(frame, now + self.rules.record_ttl_seconds)
         if self.shard_map is None:
             self.sender.wants_shard_map = True

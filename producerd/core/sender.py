@@ -66,13 +66,15 @@ Cause = Literal["hot_shard", "shard_rate", "service", "shard_map", "in_flight", 
 class Holding(NamedTuple):
     """What holds the queue: the cause, and with ``hot_shard`` the shard and its share of the waiting bytes.
 
-    ``by_records``: it is the number of records that the shards refuse, and not their bytes.
+    ``by_records``: it is the number of records that the shards refuse, and not their bytes.  ``throttled``: and
+    that below a shard's quota.
     """
 
     cause: Cause
     shard_id: str = ""
     share: float = 0.0
     by_records: bool = False
+    throttled: bool = False
 
 
 class _Awaiting(NamedTuple):
@@ -160,10 +162,10 @@ class Sender:
             return Holding("shard_map")
         by_records = lane.pacer is not None and lane.pacer.by_records
         if share >= max(HOT_FACTOR / len(self.lanes.map), HOT_SHARE):
-            return Holding("hot_shard", lane.shard.shard_id, share, by_records)
+            return Holding("hot_shard", lane.shard.shard_id, share, by_records, lane.backs_off(now))
         if lane.waits_for_answers:
             return Holding("in_flight")
-        return Holding("shard_rate", by_records=by_records)
+        return Holding("shard_rate", by_records=by_records, throttled=lane.backs_off(now))
 
     # ---- requests
 

@@ -193,6 +193,12 @@ _PLAIN: Final[tuple[tuple[str, str, Any, Callable[[Stream], float]], ...]] = (
 )
 _OF_A_TIME: Final[tuple[tuple[str, str, Any, Callable[[Stream, float], float]], ...]] = (
     (
+        "queue_oldest_record_age_seconds",
+        "Since the oldest frame with records left was accepted.",
+        GaugeMetricFamily,
+        lambda s, now: s.pipeline.oldest_seconds(now),
+    ),
+    (
         "backpressure_active_seconds",
         "Time in which some caller waited for room.",
         CounterMetricFamily,

@@ -25,6 +25,10 @@ from producerd.wire.columns import Body
 
 log = get_logger("producerd.stream")
 
+SLOW_SECONDS = 30.0
+"""A record that old, or callers that waited for so long within `SLOW_WITHIN_SECONDS`, make a line in the log."""
+SLOW_WITHIN_SECONDS = 60.0
+TELL_AGAIN_SECONDS = 300.0
 LOOK_SECONDS = 0.5
 """How often to look what holds the queue: it takes a look at every span."""
 MAX_RECORD_BYTES_UNTIL_KNOWN = 10 * 1024 * 1024
@@ -58,6 +62,8 @@ class Stream:
         self._active_seconds = 0.0  # their sum
         self._holding = Holding("daemon")
         self._looked_at = -inf
+        self._waits_before: tuple[float, float] = -inf, 0.0  # when, and how long callers had waited until then
+        self._told_slow_at = -inf
         self._told_health = HealthState.UNPROVEN
 
     def check(self, body: Body) -> Rows:
@@ -95,7 +101,25 @@ class Stream:
     def _look(self, now: float) -> Holding:
         if now >= self._looked_at + LOOK_SECONDS:
             self._looked_at, self._holding = now, self.pipeline.holding(now)
+            self._tell_slow(now)
         return self._holding
+
+    def _tell_slow(self, now: float) -> None:
+        """One line where rows stay for long, though no caller has waited so long at once."""
+        began_at, seconds_before = self._waits_before
+        waited_seconds = self._active_seconds - seconds_before
+        if now >= began_at + SLOW_WITHIN_SECONDS:
+            self._waits_before = now, self._active_seconds
+        oldest_seconds = self.pipeline.oldest_seconds(now)
+        if max(waited_seconds, oldest_seconds) >= SLOW_SECONDS and now >= self._told_slow_at + TELL_AGAIN_SECONDS:
+            self._told_slow_at = now
+            log.warning(
+                "stream is slow",
+                stream=self.name,
+                oldest_record_seconds=round(oldest_seconds),
+                callers_waited_seconds=round(waited_seconds),
+                why=self.describe(now),
+            )
 
     def blocked(self, stream_id: int, seconds: float, now: float) -> frames.Blocked:
         """Why rows of this stream wait, with the numbers."""
@@ -124,9 +148,12 @@ class Stream:
         return limit + self._what_holds(holding)
 
     def _what_holds(self, holding: Holding) -> str:
-        cause, shard_id, share, by_records = holding
+        cause, shard_id, share, by_records, throttled = holding
         if cause == "hot_shard":
-            return f"{shard_id} holds {share:.0%} of what waits: spread its keys, or split the shard"
+            throttles = " and throttles" if throttled else ""
+            return f"{shard_id} holds {share:.0%} of what waits{throttles}: spread its keys, or split the shard"
+        if cause == "shard_rate" and throttled:
+            return "the shards throttle below 1 MiB/s and 1,000 records/s each, as if others wrote to them: add shards"
         if cause == "shard_rate":
             return "the shards take no more, each 1 MiB/s and 1,000 records/s: add shards" + (
                 self._advice_to_aggregate() if by_records else ""
@@ -157,7 +184,7 @@ class Stream:
     def status(self, now: float) -> dict[str, Any]:
         """The same for `producerctl`, as JSON's values."""
         budget, pipeline = self.budget, self.pipeline
-        cause, shard_id, share, _ = holding = self._look(now)
+        cause, shard_id, share, *_ = holding = self._look(now)
         return {
             "stream": self.name,
             "health": pipeline.health.state.value,

@@ -679,7 +679,7 @@ def test_a_shard_that_holds_more_than_its_share_is_named_with_it() -> None:
     desk.sort()
     for sent in desk.send_all():
         sent.answer([SLOW_DOWN] * len(sent.entries))
-    cause, shard_id, share, _ = desk.pipeline.holding(desk.now)
+    cause, shard_id, share, *_ = desk.pipeline.holding(desk.now)
     assert (cause, shard_id) == ("hot_shard", "shard-0")
     assert 0.7 < share < 0.95
     hot, *others = desk.pipeline.shards(desk.now)
