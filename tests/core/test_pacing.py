@@ -267,7 +267,7 @@ def test_one_answer_after_a_long_silence_teaches_no_more_than_one_after_a_short(
 
 def test_a_slow_lane_that_sends_a_large_entry_waits_ten_seconds_for_it_and_not_for_ever() -> None:
     pacer = slowed(10)
-    assert pacer.rate_bytes < 2_000
+    assert pacer.rate_bytes < 3_000
     now = pacer.ready_at(30.0, LARGEST)
     pacer.take(1, MIB, now)
     assert 9.0 < pacer.ready_at(now) - now < 11.0
@@ -360,7 +360,7 @@ def test_a_lane_whose_every_entry_is_throttled_neither_stops_nor_runs_hot(entry_
         pacer.take(1, entry_bytes or pacer.entry_bytes(MAX_BYTES), now)
         pacer.answered(0, 1, now, now + 0.03)
         now += 0.03
-    assert len(sent) <= 800
+    assert len(sent) <= 1_300, "two a second"
     longest = max(after - before for before, after in pairwise(sent))
     assert longest <= max(4.0, 32 * entry_bytes / LARGEST), "tries again soon, with 10 MiB after three times the 10 s"
     recovered = saturate(pacer, now, now + 60.0)
