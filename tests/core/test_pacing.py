@@ -377,17 +377,19 @@ QUEUE_BYTES: Final = 2 * MIB
 class _Lane:
     """One producer's, with records of one size to send; what finds no room in its queue is not taken."""
 
-    def __init__(self, bytes_per_second: float, now: float) -> None:
+    def __init__(self, bytes_per_second: float, record_bytes: int, now: float) -> None:
         self.pacer = Pacer()
         self.bytes_per_second = bytes_per_second
+        self._record_bytes = record_bytes
+        self._most_bytes = max(QUEUE_BYTES, 4 * record_bytes)
         self.stored_bytes = 0
         self._queued_bytes = 0.0
         self._fed_at = now
 
     def queued(self, now: float) -> int:
         self._queued_bytes += (now - self._fed_at) * self.bytes_per_second
-        self._queued_bytes, self._fed_at = min(self._queued_bytes, QUEUE_BYTES), now
-        return int(self._queued_bytes // RECORD_BYTES) * RECORD_BYTES
+        self._queued_bytes, self._fed_at = min(self._queued_bytes, self._most_bytes), now
+        return int(self._queued_bytes // self._record_bytes) * self._record_bytes
 
     def put_back(self, bytes_: int) -> None:
         self._queued_bytes += bytes_
@@ -397,8 +399,12 @@ class _Lane:
         queued = self.queued(now)
         if not queued:
             return [], now + 0.1
-        most = self.pacer.entry_bytes(MAX_BYTES) // RECORD_BYTES * RECORD_BYTES if aggregate else RECORD_BYTES
-        size = min(max(most, RECORD_BYTES), queued)
+        most = (
+            self.pacer.entry_bytes(MAX_BYTES) // self._record_bytes * self._record_bytes
+            if aggregate
+            else self._record_bytes
+        )
+        size = min(max(most, self._record_bytes), queued)
         ready_at = self.pacer.ready_at(now, size)
         if ready_at > now:
             return [], ready_at
@@ -420,9 +426,10 @@ class Seen(NamedTuple):
 class OneShard:
     """Lanes that send to it through a network of 20 to 50 ms."""
 
-    def __init__(self, seed: int, *, aggregate: bool = True) -> None:
+    def __init__(self, seed: int, *, aggregate: bool = True, record_bytes: int = RECORD_BYTES) -> None:
         self.shard = Shard("shardId-000000000000", 0, 1, (), 0.0, "1")
-        self.quota = MIB if aggregate else 1_000 * RECORD_BYTES
+        self.quota = MIB if aggregate else min(MIB, 1_000 * record_bytes)
+        self._record_bytes = record_bytes
         self.lanes: list[_Lane] = []
         self.now = 0.0
         self._aggregate = aggregate
@@ -434,7 +441,7 @@ class OneShard:
     def add(self, lanes: int, load: float) -> None:
         """So many more, that have so much to send together, in quotas."""
         for _ in range(lanes):
-            lane = _Lane(load * self.quota / lanes, self.now)
+            lane = _Lane(load * self.quota / lanes, self._record_bytes, self.now)
             self.lanes.append(lane)
             self._at(self.now + self._random.uniform(0, 0.1), partial(self._send, lane))
 
@@ -540,3 +547,28 @@ def test_a_shard_that_gives_less_than_its_quota_is_used_all_the_same(gives: floa
     seen = model.watch(60.0)
     assert seen.used >= 0.95 * gives
     assert seen.throttled < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lanes", "record_bytes", "used", "throttled", "least"),
+    [
+        (200, 0, 0.97, 0.07, 0.4),
+        (300, 0, 0.97, 0.10, 0.3),
+        (50, 50_000, 0.97, 0.08, 0.1),
+        (10, 200_000, 0.95, 0.07, 0.1),
+        (50, 200_000, 0.90, 0.35, 0.0),
+        (10, 1_000_000, 0.30, 0.70, 0.0),
+    ],
+)
+def test_where_not_all_can_be_had_at_once(
+    lanes: int, record_bytes: int, used: float, throttled: float, least: float
+) -> None:
+    """Aggregates (0) shrink, large records cannot.  docs/delivery.md has what was seen."""
+    model = OneShard(1, aggregate=not record_bytes, record_bytes=record_bytes or RECORD_BYTES)
+    model.add(lanes, load=3.0)
+    model.run(60.0)
+    seen = model.watch(120.0)
+    assert seen.used >= used, seen
+    assert seen.throttled <= throttled, seen
+    assert seen.least >= least, seen
