@@ -572,3 +572,23 @@ def test_where_not_all_can_be_had_at_once(
     assert seen.used >= used, seen
     assert seen.throttled <= throttled, seen
     assert seen.least >= least, seen
+
+
+class _AtRandom(Shard):
+    """Throttles a tenth of all entries, whatever the pace."""
+
+    __slots__ = ("_random",)
+
+    def admit(self, size: int, now: float) -> bool:
+        self._random = getattr(self, "_random", Random(1))
+        return self._random.random() > 0.1 and super().admit(size, now)
+
+
+def test_throttles_at_random_leave_a_lane_a_few_entries_a_second() -> None:
+    """As if others took the shard's quota, whatever is left of it."""
+    model = OneShard(1, aggregate=False)
+    model.shard = _AtRandom("shardId-000000000000", 0, 1, (), 0.0, "1")
+    model.add(1, load=3.0)
+    model.run(60.0)
+    entries_per_second = model.watch(60.0).used * 1_000
+    assert 2 <= entries_per_second <= 50
