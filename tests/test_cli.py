@@ -76,6 +76,34 @@ def test_check_says_ok_and_what_holds(tmp_path: Path) -> None:
     ]
 
 
+def test_check_says_of_each_stream_what_is_not_as_it_comes_but_no_external_id(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    arn, role = "arn:aws:kinesis:us-east-1:210987654321:stream/events", "arn:aws:iam::210987654321:role/producer"
+    file.write_text(
+        f"""
+        [defaults]
+        on_throttle = "fail"
+        [streams.partner]
+        stream_arn = "{arn}"
+        role_arn = "{role}"
+        external_id = "kept-quiet"
+        ordering = "per_key"
+        record_ttl_seconds = 30
+        queue_limit = 5
+        """
+    )
+    done = producerd("check", "-c", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "kept-quiet" not in done.stdout
+    others = 'external_id is set, record_ttl_seconds = 30, on_throttle = "fail", ordering = "per_key"'
+    assert done.stdout.splitlines()[-4:] == [
+        "each stream: queue 1,000,000 records, 64 MiB; in flight 24 requests, 32 MiB; aggregation none",
+        '  on_throttle = "fail"',
+        "stream partner: queue 5 records, 64 MiB; in flight 24 requests, 32 MiB; aggregation none",
+        f'  stream_arn = "{arn}", role_arn = "{role}", {others}',
+    ]
+
+
 @pytest.mark.parametrize("command", [["check"], ["serve"], ["config", "print"]])
 def test_configuration_problems_are_a_line_each_and_exit_78(command: list[str]) -> None:
     done = producerd(*command, "--set", "queueLimit=5", env={"PRODUCERD_MAX_STREAMS": "0"})

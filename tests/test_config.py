@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from botocore.utils import is_valid_uri, validate_region_name
 from pydantic import ValidationError
 
 from producerd.config import KIB, MIB, Config, NodeSettings, StreamSettings, allowed, as_toml, default_socket, load
@@ -219,6 +221,40 @@ class TestProblems:
             f'streams."x".aggregation = "KPL" (file {path}): allowed: "none" or "kpl"',
         ]
 
+    def test_a_value_that_is_wrong_alone_does_not_hide_what_is_wrong_together(self, tmp_path: Path) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text(
+            """
+            external_id = "42"
+            admin_socket = "/s"
+            max_streams = 0
+            [defaults]
+            linger_seconds = "soon"
+            record_ttl_seconds = 0.01
+            aggregate_max_bytes = "1 MiB"
+            request_max_bytes = "64 KiB"
+            [streams.x]
+            stream_name = "y"
+            stream_arn = "arn:aws:kinesis:us-east-1:123456789012:stream/x"
+            region = "eu-west-1"
+            external_id = "42"
+            role_arn = "nobody"
+            quue_limit = 5
+            """
+        )
+        found = problems("socket=/s", path=path)
+        assert [line.rpartition("): ")[2] for line in found] == [
+            "no such setting; the nearest is queue_limit",
+            "allowed: 1 to 10,000",
+            "external_id needs a role_arn in the same table",
+            "admin_socket must be another path than socket",
+            "allowed: 0 to 3,600 seconds",
+            "aggregate_max_bytes must not be larger than request_max_bytes",
+            "allowed: the ARN of a role, arn:aws:iam::ACCOUNT:role/NAME",
+            "give stream_arn or stream_name, not both",
+            "region is not that of stream_arn; leave it out",
+        ], "and nothing of what only a wrong value would make wrong: the role of x, and how long records live"
+
     def test_an_unknown_key_names_the_nearest(self, tmp_path: Path) -> None:
         path = tmp_path / "p.toml"
         path.write_text("[defaults]\nqueueLimit = 5\n[streams.x]\nlinger = 1\n[default]\nx = 1\n")
@@ -286,6 +322,26 @@ class TestProblems:
             ("metrics_listen", "9474"),
             ("metrics_listen", "host:65536"),
             ("region", "EU West"),
+            ("region", "-"),
+            ("region", "eu--"),
+            ("region", "a" * 64),
+            ("region", "eu-west-1.example.com"),
+            ("endpoint_url", 'https://ex"ample'),
+            ("endpoint_url", "https://ex\\ample"),
+            ("endpoint_url", "http://_a..b"),
+            ("endpoint_url", "http://a_b"),
+            ("endpoint_url", "http://-a.b"),
+            ("endpoint_url", "http://."),
+            ("endpoint_url", "http://☃.example"),
+            ("endpoint_url", "http://999.1.1.1"),
+            ("endpoint_url", "http://[::1"),
+            ("endpoint_url", "http://" + "a" * 64),
+            ("endpoint_url", "http://" + "a." * 127 + "a"),
+            ("endpoint_url", "http://h/path?x=1"),
+            ("endpoint_url", "http://h#frag"),
+            ("endpoint_url", 'http://h/"'),
+            ("shard_map_wait_seconds", "0"),
+            ("streams.x.stream_arn", "arn:aws:kinesis:-:123456789012:stream/x"),
             ("drain_timeout_seconds", "nan"),
             ("drain_timeout_seconds", "inf"),
             ("worker_threads", "true"),
@@ -296,7 +352,35 @@ class TestProblems:
         ],
     )
     def test_values_that_are_refused(self, key: str, value: str) -> None:
-        assert problem(f"{key}={value}").startswith(f'{key} = "{value}" (--set): allowed: ')
+        line = problem(f"{key}={value}")
+        assert line.startswith(f"{key} = {json.dumps(value, ensure_ascii=False)[:200]}")
+        assert " (--set): allowed: " in line
+
+    @pytest.mark.parametrize("region", ["us-gov-west-1", "local", "x1", "a" * 63])
+    def test_a_region_is_whatever_botocore_takes_for_one(self, region: str) -> None:
+        validate_region_name(region)
+        assert load(None, [f"region={region}"], NOBODY).node.region == region
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "https://kinesis.us-east-1.amazonaws.com",
+            "http://localhost:4566",
+            "http://LocalHost.:1/",
+            "http://10.0.0.1:4567/kinesis/a%20b",
+            "http://[::1]:4567",
+        ],
+    )
+    def test_an_endpoint_is_an_address_or_a_name_that_botocore_sends_to_with_its_path(self, url: str) -> None:
+        assert is_valid_uri(url)
+        assert load(None, [f"endpoint_url={url}"], NOBODY).node.endpoint_url == url
+
+    @pytest.mark.parametrize("key", ["endpoint_url", "streams.x.endpoint_url", "endpoint", "a.b.c.d"])
+    @pytest.mark.parametrize("user", ["http://user:secret@", "https://user:se/cret@x@", "user:secret@", "//u:secret@"])
+    def test_who_gives_a_password_in_a_url_is_refused_without_repeating_it(self, key: str, user: str) -> None:
+        line = problem(f"{key}={user}host:1/path")
+        assert "***@host:1/path" in line
+        assert not [word for word in ("user:", "cret", "u:") if word in line]
 
     def test_true_is_not_the_number_1(self, tmp_path: Path) -> None:
         path = tmp_path / "p.toml"

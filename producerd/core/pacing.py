@@ -272,7 +272,10 @@ class Pacer:
         self._set_share(FIRST_SHARE)
 
     def _set_share(self, share: float) -> None:
-        least = max(LEAST_ENTRIES_PER_SECOND / self._records.ceiling, self._entry_bytes / SLOWEST_ENTRY_SECONDS / self._bytes.ceiling)
+        least = max(
+            LEAST_ENTRIES_PER_SECOND / self._records.ceiling,
+            self._entry_bytes / SLOWEST_ENTRY_SECONDS / self._bytes.ceiling,
+        )
         self._share = min(1.0, max(share, least))
         for bucket in (self._records, self._bytes):
             bucket.set_rate(bucket.ceiling * self._share)

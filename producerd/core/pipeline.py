@@ -92,7 +92,7 @@ class Pipeline:
 
     @property
     def in_flight_bytes(self) -> int:
-        return self.sender.in_flight_bytes
+        return self.sender.in_flight.bytes
 
     @property
     def idle(self) -> bool:

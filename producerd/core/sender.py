@@ -12,7 +12,6 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 from itertools import count, pairwise
-from math import inf
 from random import Random
 from typing import Final, Literal, NamedTuple
 
@@ -20,24 +19,20 @@ import numpy as np
 
 from producerd.core.entries import NOT_KINESIS, Answer, EncodedRequest, Piece, RequestFailed
 from producerd.core.frame import RowEnd
+from producerd.core.in_flight import InFlight
 from producerd.core.intake import Bool
 from producerd.core.lane import Lane
 from producerd.core.lanes import Lanes
 from producerd.core.ledger import Ledger
 from producerd.core.pacing import Pacer
 from producerd.core.requests import Request
-from producerd.core.retry import HealthState, InFlightWindow, Kind, RetryPolicy, StreamHealth, meaning_of
+from producerd.core.retry import HealthState, Kind, RetryPolicy, StreamHealth, meaning_of
 from producerd.core.rules import PipelineRules
 from producerd.core.shards import KnownShards, ShardMap
 from producerd.core.spans import IN_REQUEST, QUEUED, RAW_FROM_STRAYS, SETTLED
 from producerd.core.verdicts import STORED, STRAYED, UNSURE, judge
 from producerd.errors import Code, Outcome
 
-FAILURES_TO_HOLD: Final = 3
-"""Whole-request failures in a row after which the stream, and not only some rows, waits."""
-PROBE_SECONDS: Final = 6.0
-"""While nothing gets through, requests that are out for longer hold up no other.  Time-outs grow to a minute, and the
-first request after the end of an outage must not wait for the last one of before it."""
 WRONG_COUNTS_TO_GIVE_UP: Final = 3
 NOT_KINESIS_TO_GIVE_UP: Final = 10
 """Answers in a row that are not Kinesis's, such as a proxy's page.  It takes half a minute: the stream is held."""
@@ -47,15 +42,9 @@ TOO_LARGE: Final = (("length less than or equal to", "data"), ("maximum record s
 """Words of the service's message about a record that is larger than the stream takes."""
 STRAYS_TO_GIVE_UP: Final = 8
 """Only an aggregate that came as one, of more records than a request may have, is sent again so often."""
-SLOW_SECONDS: Final = 1.0
-SLOW_FACTOR: Final = 4.0
-"""An answer that took longer than both, of the stream's typical time, is slow: its lanes share no request."""
-SLOW_SHARE: Final = 0.5
-"""Of the requests that may be in flight, those of slow lanes: shards that hang leave the others the rest."""
 HOT_FACTOR: Final = 1.5
 HOT_SHARE: Final = 0.1
 """A lane is hot that holds so many times its fair share of what waits, and at least so much of it."""
-ANY_BYTES: Final = 2**62
 _LOST_TRACK: Final = RowEnd(
     Outcome.UNKNOWN, Code.SHARD_MAP_MISSING, "stored, but not in the shards that the map names", maybe_stored=True
 )
@@ -100,21 +89,11 @@ class Sender:
         self.known = KnownShards()
         self.lanes = self._make_lanes()
         self.wants_shard_map = True
-        self.in_flight: dict[Request, None] = {}
-        self.in_flight_bytes = 0
-        self._overdue: dict[Request, None] = {}  # of those in flight
         self._policy = RetryPolicy(random, rules.request_timeout_seconds)
-        self._window = InFlightWindow(
-            rules.max_in_flight_requests, rules.max_in_flight_bytes, rules.entries.request_max_bytes
-        )
+        self.in_flight = InFlight(rules, self._policy)
         self._later: list[tuple[float, int, list[Piece]]] = []  # rows that wait out a delay: a heap
         self._alone: deque[list[Piece]] = deque()  # rows that make a request of their own
         self._awaiting: list[_Awaiting] = []
-        self._watched: deque[Request] = deque()  # sent, and not known to be slow
-        self._typical_seconds = 0.0
-        self._prompt_sent_at = -inf  # the latest of the requests that were answered in time
-        self._failures = 0
-        self._hold_until = 0.0
         self._refused_alone: tuple[str, int] = ("", 0)
         self._numbers = count()
 
@@ -129,34 +108,26 @@ class Sender:
 
     def next_time(self) -> float:
         """When something is due that no other call will bring about; ``inf`` if nothing is."""
-        due = inf
+        due, hold_until = self.in_flight.next_time(), self.in_flight.hold_until
         if self._has_room:  # else an answer brings it about, and a time that has passed would hide what is due later
-            due = max(self.lanes.next_time(), self._hold_until)
-            if self._hold_until and (self.lanes.waiting or self._alone):
-                due = self._hold_until
+            if hold_until and (self.lanes.waiting or self._alone):
+                due = min(due, hold_until)
+            else:
+                due = min(due, max(self.lanes.next_time(), hold_until))
         if self._later:
             due = min(due, self._later[0][0])
         if self._awaiting:
             due = min(due, *[awaiting.until for awaiting in self._awaiting])
-        while self._watched and self._watched[0] not in self.in_flight:
-            self._watched.popleft()
-        if self._watched:
-            due = min(due, self._watched[0].sent_at + self._patience_seconds)
-        if self._nothing_passes:
-            out = [
-                other.sent_at for other in self.in_flight if other.encoded is not None and other not in self._overdue
-            ]
-            due = min(due, min(out, default=inf) + PROBE_SECONDS)
         return due
 
     def holding(self, now: float) -> Holding:
         """What holds the queue.  Looks at every span: ask it seldom."""
         refused = self.health.state in (HealthState.SUSPECT, HealthState.BROKEN)
-        if refused or self._nothing_passes or now < self._hold_until:
+        if refused or self.in_flight.nothing_passes or now < self.in_flight.hold_until:
             return Holding("service")
         hottest = self.lanes.hottest()
         if hottest is None or (hottest.lane.ready_at(now) <= now and not hottest.lane.is_paced(now)):
-            return Holding("in_flight" if len(self.in_flight) >= self._window.size else "daemon")
+            return Holding("in_flight" if self.in_flight.is_full else "daemon")
         lane, share = hottest
         if lane.map_until is not None and now < lane.map_until:
             return Holding("shard_map")
@@ -172,7 +143,7 @@ class Sender:
     def take_request(self, now: float) -> Request | None:
         """Rows for one request, if there are any that may be sent now."""
         self._bring_back(now)
-        if not self._may_send(now):
+        if not self.in_flight.may_send(now) or not self._has_room:
             return None
         while self._alone:
             pieces = self._alone.popleft()
@@ -185,10 +156,7 @@ class Sender:
             self.lanes.released(lanes)
             if request is not None:
                 return request
-        # Requests of several lanes say nothing of which one is slow.
-        awaited = [other for other in self.in_flight if other not in self._overdue]
-        slow = sum([len(other.aggregate_bytes) == 1 and other.pieces[0].lane.alone for other in awaited])
-        request = self.lanes.take(now, self._bytes_left, takes_slow=slow < max(1, self._window.size * SLOW_SHARE))
+        request = self.lanes.take(now, self.in_flight.bytes_left, takes_slow=self.in_flight.takes_slow)
         if request is not None:
             self._start(request)
         return request
@@ -196,7 +164,7 @@ class Sender:
     def encoded(self, request: Request, encoded: EncodedRequest, now: float) -> None:
         """A request was cut into entries; rows that did not fit go back to the front of their lanes."""
         request.encoded, request.sent_at = encoded, now
-        self._watched.append(request)
+        self.in_flight.sent(request)
         request.timeout_seconds = self._policy.timeout(len(encoded.body), request.timeouts)
         sent = encoded.of_lanes()
         for lane, (entries, bytes_) in request.paid.items():
@@ -216,13 +184,7 @@ class Sender:
 
     def complete(self, request: Request, outcome: Answer | RequestFailed, now: float) -> None:
         """A request's end: settles its rows, or puts them back."""
-        del self.in_flight[request]
-        self.in_flight_bytes -= request.bytes
-        for lane in request.lanes:
-            lane.in_flight -= 1
-            lane.slow_in_flight -= request.slow
-            lane.overdue_in_flight -= request in self._overdue
-        self._overdue.pop(request, None)
+        self.in_flight.end(request)
         if isinstance(outcome, RequestFailed):
             self._failed(request, outcome, now)
         else:
@@ -314,33 +276,9 @@ class Sender:
 
     # ---- what may be sent
 
-    def _may_send(self, now: float) -> bool:
-        if now < self._hold_until:
-            return False
-        self._hold_until = 0.0  # else `next_time` would name it for ever, and hide what is due later
-        return self._has_room
-
     @property
     def _has_room(self) -> bool:
-        """Whether one more request may be in flight."""
-        most = 1 if self.health.state is HealthState.SUSPECT else self._window.size
-        return (
-            len(self.in_flight) - len(self._overdue) < most
-            and len(self.in_flight) < self._window.most
-            and self.rules.entries.request_max_bytes <= self._bytes_left
-        )
-
-    @property
-    def _bytes_left(self) -> int:
-        """What may still go in flight; with nothing in flight, one request of any size."""
-        if not self.in_flight:
-            return ANY_BYTES
-        awaited_bytes = self.in_flight_bytes - sum([request.bytes for request in self._overdue])
-        return min(self._window.bytes - awaited_bytes, self._window.most_bytes - self.in_flight_bytes)
-
-    @property
-    def _nothing_passes(self) -> bool:
-        return self._failures >= FAILURES_TO_HOLD
+        return self.in_flight.has_room(for_one=self.health.state is HealthState.SUSPECT)
 
     def _request_of(self, pieces: list[Piece], now: float) -> Request | None:
         """A request of just these rows, whatever their lanes' pace."""
@@ -360,17 +298,11 @@ class Sender:
 
     def _start(self, request: Request) -> None:
         _set_state(request.pieces, IN_REQUEST)
-        for lane in request.lanes:
-            lane.in_flight += 1
-            request.sequences[lane] = lane.sequence
-        self.in_flight[request] = None
-        self.in_flight_bytes += request.bytes
+        self.in_flight.start(request)
 
     def _bring_back(self, now: float) -> None:
         """Rows whose wait is over return to their lanes."""
-        self._isolate_slow(now)
-        if self._nothing_passes:
-            self._pass_by_overdue(now)
+        self.lanes.released(self.in_flight.look(now))
         while self._later and self._later[0][0] <= now:
             self.lanes.put_back(heapq.heappop(self._later)[2])
         if self._awaiting and min([awaiting.until for awaiting in self._awaiting]) <= now:
@@ -393,8 +325,7 @@ class Sender:
     def _answered(self, request: Request, answer: Answer, now: float) -> None:
         encoded = request.encoded
         assert encoded is not None
-        self._failures, self._hold_until = 0, 0.0
-        self._note_time(request, now)
+        self.in_flight.answered(request, now)
         self._check_sequences(request, answer)
         if (answer.errors < 0).any():
             self.known.stored(request.sent_at, now)
@@ -447,41 +378,6 @@ class Sender:
             self._looks_permanent(meaning.code, message, now)
         self._again_later(pieces, now)
         return []
-
-    @property
-    def _patience_seconds(self) -> float:
-        return max(SLOW_SECONDS, SLOW_FACTOR * self._typical_seconds)
-
-    def _isolate_slow(self, now: float) -> None:
-        """The lanes of a request that has had no answer for long: one of their shards holds up the others' rows."""
-        while self._watched and now >= self._watched[0].sent_at + self._patience_seconds:
-            request = self._watched.popleft()
-            if request in self.in_flight:
-                request.slow = True
-                for lane in request.lanes:
-                    lane.alone = True
-                    lane.slow_in_flight += 1
-                self.lanes.released(request.lanes)
-
-    def _pass_by_overdue(self, now: float) -> None:
-        """Requests that had no answer for long while nothing passes hold up no others any more."""
-        for request in self.in_flight:
-            if request.encoded is not None and now >= request.sent_at + PROBE_SECONDS and request not in self._overdue:
-                self._overdue[request] = None
-                for lane in request.lanes:
-                    lane.overdue_in_flight += 1
-                self.lanes.released(request.lanes)
-
-    def _note_time(self, request: Request, now: float) -> None:
-        """Lanes that answer in time alone may share requests again."""
-        seconds = now - request.sent_at
-        late = request.slow or seconds >= self._patience_seconds
-        if not late:
-            self._prompt_sent_at = max(self._prompt_sent_at, request.sent_at)
-        self._window.answered(seconds, request.timeout_seconds)
-        self._typical_seconds += (seconds - self._typical_seconds) / 16
-        for lane in request.lanes:
-            lane.alone, lane.timed_out = lane.alone and late, False
 
     def _check_sequences(self, request: Request, answer: Answer) -> None:
         """A shard's sequence numbers rise with time: where they fall, the id names another shard now."""
@@ -547,16 +443,7 @@ class Sender:
         if meaning.kind is Kind.PERMANENT:
             self._looks_permanent(meaning.code, failed.message, now)
         else:
-            if failed.timed_out:
-                for lane in request.lanes:
-                    lane.alone = lane.timed_out = True
-            if not failed.timed_out or request.sent_at >= self._prompt_sent_at:  # else one shard hangs, and no more
-                self._failures += 1
-                if failed.timed_out:
-                    self._window.timed_out()
-            if self._nothing_passes:
-                self._window.hold()
-                self._hold_until = now + self._policy.hold()
+            self.in_flight.failed(request, failed, now)
         if meaning.kind is Kind.THROTTLED and self.rules.fail_if_throttled:
             for piece in request.pieces:
                 self.ledger.end(piece, RowEnd(Outcome.NOT_STORED, meaning.code, failed.message))
@@ -623,10 +510,10 @@ class Sender:
             self.wants_shard_map = True
         self.health.looks_permanent(code, message, now)
         if self.health.state is HealthState.BROKEN:
-            self._hold_until = 0.0  # from here on probes set the pace
+            self.in_flight.hold_until = 0.0  # from here on probes set the pace
             self.ledger.withdraw_all(self.health.end)
         elif self.health.state is HealthState.SUSPECT:
-            self._hold_until = now + self._policy.hold()
+            self.in_flight.hold(now)
 
     # ---- rows go back
 

@@ -15,10 +15,11 @@ from producerd.core.aggregation import parse
 from producerd.core.budget import QueueBudget
 from producerd.core.entries import RequestFailed, encode, parse_answer
 from producerd.core.frame import Frame
+from producerd.core.in_flight import FAILURES_TO_HOLD
 from producerd.core.pipeline import Pipeline, SortJob
 from producerd.core.requests import Request
 from producerd.core.retry import HealthState
-from producerd.core.sender import FAILURES_TO_HOLD, INVALID_TO_DOUBT_STREAM
+from producerd.core.sender import INVALID_TO_DOUBT_STREAM
 from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
 from producerd.core.spans import sort_rows
 from producerd.errors import Code, Outcome
@@ -339,9 +340,9 @@ def test_a_stream_is_held_only_when_whole_requests_fail_with_no_success_between(
         desk.send().stored()
     for _ in range(FAILURES_TO_HOLD - 1):
         desk.send().fail(LOST)
-    assert desk.pipeline.sender._hold_until == 0.0
+    assert desk.pipeline.sender.in_flight.hold_until == 0.0
     desk.send().fail(LOST)
-    assert desk.now < desk.pipeline.sender._hold_until <= desk.now + 5.0
+    assert desk.now < desk.pipeline.sender.in_flight.hold_until <= desk.now + 5.0
 
 
 @pytest.mark.law("RetryPolicy")

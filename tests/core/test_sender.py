@@ -9,9 +9,9 @@ import pytest
 
 from producerd.core.entries import RequestFailed, parse_answer
 from producerd.core.frame import Frame
+from producerd.core.in_flight import SLOW_SECONDS, SLOW_SHARE
 from producerd.core.lane import MAX_REQUESTS_OF_SLOW_LANE, MAX_REQUESTS_PER_LANE, SLOW_LANE_PAUSE_SECONDS
 from producerd.core.pipeline import _EXPIRED
-from producerd.core.sender import SLOW_SECONDS, SLOW_SHARE
 from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
 from producerd.core.spans import MAYBE_CAUSES
 from producerd.errors import Code, Outcome
@@ -359,7 +359,7 @@ def lanes_of(sent: Sent) -> set[str]:
 
 def open_window(desk: Desk) -> None:
     """As after many answers."""
-    desk.pipeline.sender._window._size = float(desk.pipeline.rules.max_in_flight_requests)
+    desk.pipeline.sender.in_flight.window._size = float(desk.pipeline.rules.max_in_flight_requests)
 
 
 def two_lanes(rows: int = 400, **rules: Any) -> Desk:
@@ -471,7 +471,7 @@ def test_a_shard_that_hangs_neither_holds_the_stream_nor_shrinks_its_window() ->
     desk.submit([(b"k", b"good", HIGH)] * 40)
     desk.now += 0.1
     desk.sort()
-    size = desk.pipeline.sender._window.size
+    size = desk.pipeline.sender.in_flight.window.size
     sent = desk.send()
     assert b"good" in sent.data
     desk.now += 0.02
@@ -479,8 +479,8 @@ def test_a_shard_that_hangs_neither_holds_the_stream_nor_shrinks_its_window() ->
     desk.now += 8
     for sent in hanging:
         sent.fail(TIMED_OUT)
-    assert desk.pipeline.sender._window.size >= size
-    assert desk.pipeline.sender._hold_until <= desk.now
+    assert desk.pipeline.sender.in_flight.window.size >= size
+    assert desk.pipeline.sender.in_flight.hold_until <= desk.now
 
 
 @pytest.mark.law("RetryPolicy")
@@ -493,8 +493,8 @@ def test_when_nothing_is_answered_time_outs_hold_the_stream_and_shrink_its_windo
     desk.now += 8
     for sent in hanging:
         sent.fail(TIMED_OUT)
-    assert desk.pipeline.sender._window.size == 1
-    assert desk.pipeline.sender._hold_until > desk.now
+    assert desk.pipeline.sender.in_flight.window.size == 1
+    assert desk.pipeline.sender.in_flight.hold_until > desk.now
 
 
 # ---- when to look again
@@ -533,7 +533,7 @@ def test_while_the_stream_holds_its_end_is_named_and_not_a_lane_s_time_before_it
     assert desk.try_send() is None
     due = desk.pipeline.next_time()
     assert due is not None
-    desk.pipeline.sender._hold_until = due + 2.0
+    desk.pipeline.sender.in_flight.hold_until = due + 2.0
     assert desk.pipeline.next_time() == due + 2.0
     desk.now = due
     assert desk.try_send() is None

@@ -251,7 +251,7 @@ async def test_whatever_an_answer_holds_it_is_a_value(kind: str) -> None:
     """Failures of hundreds of answers in which something is another; and what is believed is what it should be."""
     status, good = GOOD[kind]
     random, believed, failed = Random(kind), 0, 0
-    bodies = [json.dumps(mutated(good, random)).encode() for _ in range(200)]
+    bodies = [json.dumps(mutated(good, random)).encode() for _ in range(100)]
     async with recording(lambda _: (status, bodies[-1])) as (url, _), reaching(url) as kinesis:
         while bodies:
             for told in (
@@ -276,7 +276,7 @@ async def test_whatever_an_answer_holds_it_is_a_value(kind: str) -> None:
                             assert len(map_from_listing(pages)) in (1, 2)
                             believed += 1
             bodies.pop()
-    assert failed > 400
+    assert failed > 200
     assert (believed > 0) == (status == 200)
 
 

@@ -6,11 +6,13 @@ import asyncio
 from datetime import timedelta
 
 import pytest
+from botocore.exceptions import ClientError
 from structlog.testing import capture_logs
 
 from producerd.core.entries import Answer, RequestFailed
 from producerd.core.retry import Kind, meaning_of
 from producerd.errors import Code
+from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.kinesis import AioKinesis, StreamSummary
 from producerd.testing import FakeKinesis
 from tests.daemon import until_on_loop
@@ -94,6 +96,26 @@ async def test_a_service_whose_clock_cannot_be_followed_is_a_transient_failure(k
     assert isinstance(failed, RequestFailed)
     assert meaning_of(failed.code).kind is Kind.TRANSIENT
     assert not failed.maybe_stored
+
+
+@pytest.mark.parametrize(
+    "date",
+    [
+        "Fri, 31 Dec 9999 23:59:59 GMT",
+        "Mon, 01 Jan 1800 00:00:00 GMT",
+        "Mon, 01 Jan 99999999999999999999 00:00:00 GMT",
+        "Mon, 01 Jan 2024 00:00:00 +99999999",
+        "Mon, 01 Jan 2024 00:00:00",
+        "now",
+        "²",
+        "",
+    ],
+)
+def test_a_date_that_no_clock_shows_teaches_nothing(date: str) -> None:
+    told = {"Error": {"Code": "InvalidSignatureException"}, "ResponseMetadata": {"HTTPHeaders": {"date": date}}}
+    clock = ServiceClock()
+    assert not clock.learn(ClientError(told, "PutRecords"), timedelta(0))
+    assert clock.offset == timedelta(0)
 
 
 @pytest.mark.parametrize("offset", [HOUR, -HOUR], ids=str)

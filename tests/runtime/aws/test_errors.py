@@ -64,6 +64,12 @@ def test_what_an_exception_means(error: Exception, code: str, maybe_stored: bool
     assert "words of a proxy" not in failed.message
 
 
+def test_the_words_of_a_service_are_one_line_and_not_endless() -> None:
+    failed = failure_of(client_error("x" * 10_000, 400, "two\nlines " * 10_000), body_written=True)
+    assert (len(failed.code), len(failed.message)) == (128, 1_000)
+    assert failed.message.startswith("two lines two lines")
+
+
 @pytest.mark.parametrize(("error", "code", "maybe_stored"), FAILURES, ids=lambda value: type(value).__name__)
 def test_nothing_is_stored_before_any_of_the_body_is_written(error: Exception, code: str, maybe_stored: bool) -> None:
     failed = failure_of(error, body_written=False)

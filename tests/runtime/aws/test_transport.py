@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
+import re
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from itertools import repeat
 
 import pytest
 
-from producerd.core.entries import RequestFailed
+from producerd.core.entries import NOT_KINESIS, Answer, RequestFailed
 from producerd.errors import Code
+from producerd.runtime.aws.transport import MAX_ANSWER_BYTES
 from producerd.runtime.kinesis import AioKinesis
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
@@ -96,6 +101,127 @@ async def test_what_one_request_has_written_is_not_held_against_the_next() -> No
     with full() as port:
         async with reaching(f"http://127.0.0.1:{port}", connect_timeout_seconds=5.0) as client:
             assert not (await put(client, 0.2)).maybe_stored
+
+
+# ---- answers
+
+
+class Answering:
+    """A server that answers each request with a head and parts of a body, and notes what became of that."""
+
+    def __init__(self, head: str, body: Iterable[bytes], status: str = "200 OK") -> None:
+        self.written = 0
+        self.connections = 0
+        self.reset = asyncio.Event()
+        self._head = f"HTTP/1.1 {status}\r\nContent-Type: application/x-amz-json-1.1\r\n{head}\r\n\r\n".encode()
+        self._body = body
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[AioKinesis]:
+        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        async with server, reaching(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+            yield client
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = re.search(rb"(?i)content-length: (\d+)", head)
+                assert length is not None
+                await reader.readexactly(int(length[1]))
+                writer.write(self._head)
+                for part in self._body:
+                    writer.write(part)
+                    self.written += len(part)
+                    await writer.drain()
+        except (ConnectionResetError, BrokenPipeError):
+            self.reset.set()
+        except asyncio.IncompleteReadError:
+            pass
+        writer.transport.abort()
+
+
+CHUNK = b"10000\r\n%s\r\n" % (b" " * 65_536)
+STORED = b'{"Records":[{"SequenceNumber":"1","ShardId":"s"},{"SequenceNumber":"2","ShardId":"s"}]}'
+DEFLATED: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "GZIP": gzip.compress,
+    "deflate": zlib.compress,
+}
+
+
+@pytest.mark.parametrize("status", ["200 OK", "500 Broken", "400 Bad Request"])
+async def test_an_answer_without_an_end_is_given_up_and_resets_its_connection(status: str) -> None:
+    endless = Answering("Transfer-Encoding: chunked", repeat(CHUNK), status)
+    async with endless.serving() as client, asyncio.timeout(10):
+        put = await client.put_records(FLIGHTS, request_of(), 5)
+        await endless.reset.wait()
+        pages = await client.list_shards(FLIGHTS)
+    assert isinstance(put, RequestFailed)
+    assert isinstance(pages, RequestFailed)
+    assert (put.maybe_stored, put.timed_out) == (not status.startswith("4"), False)
+    if status.startswith("2"):
+        assert put.code == NOT_KINESIS
+        assert pages.message.startswith("an answer that is not Kinesis's")
+    buffers = 2 * 8 * MIB  # of both sockets, for each connection
+    assert endless.written < 2 * (MAX_ANSWER_BYTES + buffers)
+    assert endless.connections == 2
+
+
+async def test_an_answer_whose_length_is_too_great_is_not_read() -> None:
+    long = Answering(f"Content-Length: {MAX_ANSWER_BYTES + 1}", [b" "])
+    async with long.serving() as client:
+        failed = await client.put_records(FLIGHTS, request_of(), 5)
+    assert isinstance(failed, RequestFailed)
+    assert (failed.code, failed.maybe_stored, failed.timed_out) == (NOT_KINESIS, True, False)
+
+
+async def test_an_answer_as_large_as_may_be_is_read_and_its_connection_serves_again() -> None:
+    answer = STORED + b" " * (MAX_ANSWER_BYTES - len(STORED))
+    large = Answering(f"Content-Length: {len(answer)}", [answer])
+    async with large.serving() as client:
+        for _ in range(3):
+            assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+    assert large.connections == 1
+
+
+async def test_an_answer_that_is_cut_off_may_have_been_for_what_was_stored() -> None:
+    cut = Answering("Transfer-Encoding: chunked", [b"1\r\n{\r\n", b"no chunk\r\n"])
+    async with cut.serving() as client:
+        failed = await client.put_records(FLIGHTS, request_of(), 5)
+    assert isinstance(failed, RequestFailed)
+    assert (failed.maybe_stored, failed.timed_out) == (True, False)
+
+
+@pytest.mark.parametrize("coding", DEFLATED)
+async def test_an_answer_that_is_compressed_unasked_is_read(coding: str) -> None:
+    body = DEFLATED[coding](STORED)
+    compressed = Answering(f"Content-Encoding: {coding}\r\nContent-Length: {len(body)}", [body])
+    async with compressed.serving() as client:
+        assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+
+
+@pytest.mark.parametrize(
+    ("coding", "body"),
+    [
+        ("gzip", gzip.compress(b" " * (MAX_ANSWER_BYTES + 1) + STORED)),
+        ("gzip", gzip.compress(STORED)[:-9]),
+        ("gzip", gzip.compress(STORED)[:-8] + b"\0" * 8),
+        ("gzip", STORED),
+        ("br", gzip.compress(STORED)),
+    ],
+    ids=["too large", "cut off", "of another sum", "not at all", "otherwise"],
+)
+async def test_an_answer_that_cannot_be_decompressed_is_none_of_kinesis(coding: str, body: bytes) -> None:
+    compressed = Answering(f"Content-Encoding: {coding}\r\nContent-Length: {len(body)}", [body])
+    async with compressed.serving() as client:
+        failed = await client.put_records(FLIGHTS, request_of(), 5)
+        summary = await client.describe_stream_summary(FLIGHTS)
+    assert isinstance(failed, RequestFailed)
+    assert (failed.code, failed.maybe_stored) == (NOT_KINESIS, True)
+    assert isinstance(summary, RequestFailed)
+    assert summary.message.startswith("an answer that is not Kinesis's")
 
 
 # ---- what is left behind

@@ -1,0 +1,188 @@
+"""InFlight: the requests that are on their way, for how long they have been, and whether one more may be sent.
+
+A request that has had no answer for long holds up others as little as can be: its lanes are set apart from those of
+other shards before it is answered; and while nothing gets through at all, others are sent beside it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from math import inf
+from typing import Final
+
+from producerd.core.entries import RequestFailed
+from producerd.core.lane import Lane
+from producerd.core.requests import Request
+from producerd.core.retry import InFlightWindow, RetryPolicy
+from producerd.core.rules import PipelineRules
+
+FAILURES_TO_HOLD: Final = 3
+"""Whole-request failures in a row after which the stream, and not only some rows, waits."""
+PROBE_SECONDS: Final = 6.0
+"""While nothing gets through, requests that are out for longer hold up no other.  Time-outs grow to a minute, and the
+first request after the end of an outage must not wait for the last one of before it."""
+SLOW_SECONDS: Final = 1.0
+SLOW_FACTOR: Final = 4.0
+"""An answer that took longer than both, of the stream's typical time, is slow: its lanes share no request."""
+SLOW_SHARE: Final = 0.5
+"""Of the requests that may be in flight, those of slow lanes: shards that hang leave the others the rest."""
+ANY_BYTES: Final = 2**62
+
+
+class InFlight:
+    """See the module's text.  Iterates over the requests; ``bytes``: of all of them."""
+
+    def __init__(self, rules: PipelineRules, policy: RetryPolicy) -> None:
+        self.bytes = 0
+        self.hold_until = 0.0
+        self.window = InFlightWindow(
+            rules.max_in_flight_requests, rules.max_in_flight_bytes, rules.entries.request_max_bytes
+        )
+        self._request_max_bytes = rules.entries.request_max_bytes
+        self._policy = policy
+        self._requests: dict[Request, None] = {}
+        self._overdue: dict[Request, None] = {}  # those that hold up no other
+        self._watched: deque[Request] = deque()  # sent, and not known to be slow
+        self._typical_seconds = 0.0
+        self._prompt_sent_at = -inf  # the latest of the requests that were answered in time
+        self._failures = 0
+
+    # ---- questions
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    @property
+    def nothing_passes(self) -> bool:
+        """Whether the last requests failed as a whole, one after the other."""
+        return self._failures >= FAILURES_TO_HOLD
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many requests as may be are on their way."""
+        return len(self) >= self.window.size
+
+    def has_room(self, *, for_one: bool) -> bool:
+        """Whether one more may be sent, as far as its number and bytes decide; ``for_one``: one at a time."""
+        return (
+            len(self._requests) - len(self._overdue) < (1 if for_one else self.window.size)
+            and len(self._requests) < self.window.most
+            and self._request_max_bytes <= self.bytes_left
+        )
+
+    @property
+    def bytes_left(self) -> int:
+        """What may still be sent; with nothing on its way, one request of any size."""
+        if not self._requests:
+            return ANY_BYTES
+        awaited_bytes = self.bytes - sum([request.bytes for request in self._overdue])
+        return min(self.window.bytes - awaited_bytes, self.window.most_bytes - self.bytes)
+
+    @property
+    def takes_slow(self) -> bool:
+        """Whether one more of a slow lane may be sent.  Requests of several lanes say nothing of which one is slow."""
+        awaited = [request for request in self._requests if request not in self._overdue]
+        slow = sum([len(request.aggregate_bytes) == 1 and request.pieces[0].lane.alone for request in awaited])
+        return slow < max(1, self.window.size * SLOW_SHARE)
+
+    def next_time(self) -> float:
+        """When a request will have been out for long; ``inf`` if none will."""
+        while self._watched and self._watched[0] not in self._requests:
+            self._watched.popleft()
+        due = self._watched[0].sent_at + self._patience_seconds if self._watched else inf
+        if self.nothing_passes:
+            out = [request.sent_at for request in self._requests if self._may_become_overdue(request)]
+            due = min(due, min(out, default=inf) + PROBE_SECONDS)
+        return due
+
+    # ---- stimuli
+
+    def start(self, request: Request) -> None:
+        """A request is made, to be encoded and sent."""
+        for lane in request.lanes:
+            lane.in_flight += 1
+            request.sequences[lane] = lane.sequence
+        self._requests[request] = None
+        self.bytes += request.bytes
+
+    def sent(self, request: Request) -> None:
+        """It is encoded, and on its way."""
+        self._watched.append(request)
+
+    def end(self, request: Request) -> None:
+        """It has its answer, or has failed."""
+        del self._requests[request]
+        self.bytes -= request.bytes
+        for lane in request.lanes:
+            lane.in_flight -= 1
+            lane.slow_in_flight -= request.slow
+            lane.overdue_in_flight -= request in self._overdue
+        self._overdue.pop(request, None)
+
+    def look(self, now: float) -> list[Lane]:
+        """Set requests apart that have been out for long; returns lanes that may send again because of it."""
+        lanes: list[Lane] = []
+        while self._watched and now >= self._watched[0].sent_at + self._patience_seconds:
+            request = self._watched.popleft()
+            if request in self._requests:  # one of its shards holds up the others' rows
+                request.slow = True
+                for lane in request.lanes:
+                    lane.alone = True
+                    lane.slow_in_flight += 1
+                lanes += request.lanes
+        for request in self._requests if self.nothing_passes else ():
+            if self._may_become_overdue(request) and now >= request.sent_at + PROBE_SECONDS:
+                self._overdue[request] = None
+                for lane in request.lanes:
+                    lane.overdue_in_flight += 1
+                lanes += request.lanes
+        return lanes
+
+    def answered(self, request: Request, now: float) -> None:
+        """Its answer has come.  Lanes that answer in time alone may share requests again."""
+        self._failures, self.hold_until = 0, 0.0
+        seconds = now - request.sent_at
+        late = request.slow or seconds >= self._patience_seconds
+        if not late:
+            self._prompt_sent_at = max(self._prompt_sent_at, request.sent_at)
+        self.window.answered(seconds, request.timeout_seconds)
+        self._typical_seconds += (seconds - self._typical_seconds) / 16
+        for lane in request.lanes:
+            lane.alone, lane.timed_out = lane.alone and late, False
+
+    def failed(self, request: Request, failed: RequestFailed, now: float) -> None:
+        """It failed as a whole, maybe with no answer at all."""
+        if failed.timed_out:
+            for lane in request.lanes:
+                lane.alone = lane.timed_out = True
+        if not failed.timed_out or request.sent_at >= self._prompt_sent_at:  # else one shard hangs, and no more
+            self._failures += 1
+            if failed.timed_out:
+                self.window.timed_out()
+        if self.nothing_passes:
+            self.window.hold()
+            self.hold(now)
+
+    def hold(self, now: float) -> None:
+        """Send nothing for a while."""
+        self.hold_until = now + self._policy.hold()
+
+    def may_send(self, now: float) -> bool:
+        """Whether nothing is to be held back any more."""
+        if now < self.hold_until:
+            return False
+        self.hold_until = 0.0  # else it would be named as due for ever, and hide what is due later
+        return True
+
+    # ---- inside
+
+    @property
+    def _patience_seconds(self) -> float:
+        return max(SLOW_SECONDS, SLOW_FACTOR * self._typical_seconds)
+
+    def _may_become_overdue(self, request: Request) -> bool:
+        return request.encoded is not None and request not in self._overdue
