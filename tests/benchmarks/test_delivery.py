@@ -109,9 +109,9 @@ class Mute:
     """A producer that puts nothing, and ends when somebody has told of it."""
 
     name = "mute"
-    failures: list[str] = []  # noqa: RUF012
 
     def __init__(self) -> None:
+        self.failures: list[str] = []
         self.told: list[str] = []
         self.was_told = threading.Event()
 

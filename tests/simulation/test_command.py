@@ -59,7 +59,6 @@ def test_a_broken_law_is_told_with_its_seed(
         (["--seeds", "few"], "argument --seeds: 'few' is no whole number from 1 on"),
         (["--from", "-1"], "argument --from: '-1' is no whole number from 0 on"),
     ],
-    ids=" ".join,
 )
 def test_what_names_no_stories_is_refused(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]

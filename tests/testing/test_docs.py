@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,20 +15,36 @@ import pytest
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 
 
-def examples() -> Iterator[Any]:
-    """Each with the lines before it left empty, so that a traceback names the page's own lines."""
+def examples() -> Iterator[tuple[str, str]]:
+    """Section and code, each with the lines before it left empty, so that a traceback names the page's own lines."""
     text, section = PAGE.read_text(), ""
     for found in re.finditer(r"^## (.*?)$|^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         heading, code = found.groups()
         if heading:
             section = heading
         else:
-            marks = [pytest.mark.spark] if "pyspark" in code else []
-            yield pytest.param("\n" * text.count("\n", 0, found.start(2)) + code, id=section, marks=marks)
+            yield section, "\n" * text.count("\n", 0, found.start(2)) + code
 
 
-@pytest.mark.parametrize("code", list(examples()))
-def test_an_example_runs(code: str, request: pytest.FixtureRequest) -> None:
-    if "pyspark" in code:
-        request.getfixturevalue("spark")
+def params(*, with_spark: bool) -> list[Any]:
+    return [pytest.param(code, id=section) for section, code in examples() if ("pyspark" in code) == with_spark]
+
+
+@pytest.mark.parametrize("code", params(with_spark=False))
+def test_an_example_runs(code: str) -> None:
     exec(compile(code, str(PAGE), "exec"), {"__name__": "example"})
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize("code", params(with_spark=True))
+def test_an_example_with_spark_runs_in_an_environment_that_is_not_activated(code: str, tmp_path: Path) -> None:
+    """Saved as a file: Spark's workers are processes of their own, and would take the python3 that is on PATH."""
+    (tmp_path / "example.py").write_text(code)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "PYTHON"))}
+    own = str(Path(sys.executable).parent)
+    environ["PATH"] = os.pathsep.join(part for part in environ["PATH"].split(os.pathsep) if part != own)
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-4_000:]
