@@ -156,7 +156,8 @@ class Daemon:
                 task.cancel()
             await self._say_last_words()
         self.state = State.STOPPED
-        log.info("stopped", records_without_a_caller_undelivered=orphans)
+        returned = sum(stream.pipeline.stats.discarded_records["returned"] for stream in self._streams.values())
+        log.info("stopped", records_returned=returned, records_without_a_caller_undelivered=orphans)
         return 1 if orphans else 0
 
     # ---- what sessions need
