@@ -6,7 +6,6 @@ other shards before it is answered; and while nothing gets through at all, other
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from math import inf
 from typing import Final
@@ -43,7 +42,7 @@ class InFlight:
         self._policy = policy
         self._requests: dict[Request, None] = {}
         self._overdue: dict[Request, None] = {}  # those that hold up no other
-        self._watched: deque[Request] = deque()  # sent, and not known to be slow
+        self._watched: dict[Request, None] = {}  # those that were sent and are not known to be slow, in order
         self._typical_seconds = 0.0
         self._prompt_sent_at = -inf  # the latest of the requests that were answered in time
         self._failures = 0
@@ -91,9 +90,7 @@ class InFlight:
 
     def next_time(self) -> float:
         """When a request will have been out for long; ``inf`` if none will."""
-        while self._watched and self._watched[0] not in self._requests:
-            self._watched.popleft()
-        due = self._watched[0].sent_at + self._patience_seconds if self._watched else inf
+        due = min([request.sent_at for request in self._watched], default=inf) + self._patience_seconds
         if self.nothing_passes:
             out = [request.sent_at for request in self._requests if self._may_become_overdue(request)]
             due = min(due, min(out, default=inf) + PROBE_SECONDS)
@@ -111,7 +108,7 @@ class InFlight:
 
     def sent(self, request: Request) -> None:
         """It is encoded, and on its way."""
-        self._watched.append(request)
+        self._watched[request] = None
 
     def end(self, request: Request) -> None:
         """It has its answer, or has failed."""
@@ -122,18 +119,18 @@ class InFlight:
             lane.slow_in_flight -= request.slow
             lane.overdue_in_flight -= request in self._overdue
         self._overdue.pop(request, None)
+        self._watched.pop(request, None)
 
     def look(self, now: float) -> list[Lane]:
         """Set requests apart that have been out for long; returns lanes that may send again because of it."""
         lanes: list[Lane] = []
-        while self._watched and now >= self._watched[0].sent_at + self._patience_seconds:
-            request = self._watched.popleft()
-            if request in self._requests:  # one of its shards holds up the others' rows
-                request.slow = True
-                for lane in request.lanes:
-                    lane.alone = True
-                    lane.slow_in_flight += 1
-                lanes += request.lanes
+        for request in [other for other in self._watched if now >= other.sent_at + self._patience_seconds]:
+            del self._watched[request]
+            request.slow = True  # one of its shards holds up the others' rows
+            for lane in request.lanes:
+                lane.alone = True
+                lane.slow_in_flight += 1
+            lanes += request.lanes
         for request in self._requests if self.nothing_passes else ():
             if self._may_become_overdue(request) and now >= request.sent_at + PROBE_SECONDS:
                 self._overdue[request] = None

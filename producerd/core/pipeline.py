@@ -138,6 +138,11 @@ class Pipeline:
         return self.sender.holding(now)
 
     @property
+    def map_error(self) -> str:
+        """Why the last reading of the shards failed, or ""."""
+        return self._map_error
+
+    @property
     def lanes(self) -> Lanes:
         """What waits, by shard; to be looked at only."""
         return self.sender.lanes

@@ -134,7 +134,7 @@ class KnownShards:
         self.map: ShardMap | None = None
         self.doubted = False
         self.refuted = False  # a shard's sequence numbers fell: not only silence speaks against the map
-        self.unreadable = False  # the last reading failed
+        self.unreadable = False  # the last reading failed, and the next one may not
         self._closed: dict[str, Shard] = {}
         self._awaited: set[Hashable] = set()
         self._seen_at = -inf
@@ -185,7 +185,7 @@ class KnownShards:
 
     def not_read(self, now: float, *, denied: bool) -> None:
         """The map could not be read.  Who may not read it believes it where nothing but silence speaks against it."""
-        self.unreadable = True
+        self.unreadable = not denied
         if denied and self.doubted and not self.refuted:
             self.doubted, self._seen_at = False, now
 

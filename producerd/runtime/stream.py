@@ -159,7 +159,8 @@ class Stream:
                 self._advice_to_aggregate() if by_records else ""
             )
         if cause == "shard_map":
-            return "the stream's shards are not known, or have changed"
+            error = self.pipeline.map_error
+            return "the stream's shards are not known, or have changed" + (f" (ListShards: {error})" if error else "")
         if cause == "service":
             return "the service does not take them"
         return "records wait for their answers" if cause == "in_flight" else "records are on their way"

@@ -319,8 +319,13 @@ def test_a_doubt_that_only_silence_raised_ends_when_the_map_cannot_be_read() -> 
     denied = partial(known.not_read, denied=True)
     assert doubted_after(known.stored, 60.0, 60.0)
     assert doubted_after(partial(known.not_read, denied=False), 61.0)
+    blind = [known.blind]
     assert not doubted_after(denied, 61.0)
     assert not doubted_after(known.stored, 80.0, 80.0)
+    assert doubted_after(known.stored, 120.0, 120.0)
+    assert [*blind, known.blind] == [True, False], "who was denied it once believes it soon"
+    assert not doubted_after(denied, 120.0)
+    assert not doubted_after(known.stored, 130.0, 130.0)
     assert doubted_after(known.refute)
     assert doubted_after(denied, 81.0)
     assert not doubted_after(known.learn, halves(), 82.0, ())
