@@ -11,10 +11,12 @@ the window or for its GRANT, and in `flush`.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,7 +30,7 @@ from producerd.errors import (
     Refused,
 )
 from producerd.wire import frames
-from producerd.wire.columns import Buffer, Columns, Layout
+from producerd.wire.columns import FLAG_RESENT, Buffer, Columns, Layout
 from producerd.wire.frames import MessageType
 from producerd.wire.machine import frame_id_of
 from spark_client.channel import Late, Lost, closed, dial
@@ -37,6 +39,8 @@ from spark_client.tally import Tally
 LOG: Final = logging.getLogger("producerd.client")
 ANSWER_SECONDS: Final = 2.0
 """How long a caller whose time-out has ended waits for the daemon's reason.  It answers at once, or it hangs."""
+MOST_IN_VAIN: Final = 5
+"""Sessions in a row that ended before anything was acknowledged: then it is what is sent that ends them."""
 
 
 @dataclass
@@ -51,24 +55,41 @@ class _Stream:
 
 @dataclass(frozen=True)
 class _Sent:
+    """A frame, kept until it is acknowledged; ``rows``: their numbers, in the order of put()."""
+
     stream: _Stream
-    layout: Layout
-    first_row: int
+    columns: Columns
+    rows: Sequence[int]
 
 
 class Connection:
     """Connects and says HELLO; raises ConnectionFailed where that cannot be done within ``connect_timeout_seconds``.
 
+    Where the daemon is lost or stops, it, or the one after it, is waited for, for ``reconnect_timeout_seconds``; then
+    what was not acknowledged, or came back, is sent again.  With 0 that is an error.
+
     ``tally`` says how the rows put so far ended, ``draining`` what the daemon said when it began to stop.
     """
 
-    def __init__(self, hello: frames.Hello, paths: Sequence[str], *, connect_timeout_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        hello: frames.Hello,
+        paths: Sequence[str],
+        *,
+        connect_timeout_seconds: float = 10.0,
+        reconnect_timeout_seconds: float = 0.0,
+    ) -> None:
         self.tally = Tally()
         self.draining: frames.Draining | None = None
+        self._hello = hello
+        self._paths = paths
+        self._reconnect_timeout_seconds = reconnect_timeout_seconds
         self._channel, self._welcome = dial(hello, paths, connect_timeout_seconds)
         self._streams: dict[str, _Stream] = {}
         self._unacked: dict[int, _Sent] = {}
         self._unacked_bytes = 0
+        self._again: list[_Sent] = []  # given back, or of a lost daemon: to be sent once more
+        self._in_vain = 0  # sessions in a row that acknowledged nothing
         self._last_frame_id = 0
         self._next_row = 0
 
@@ -84,8 +105,10 @@ class Connection:
 
     def open(self, stream: str, timeout_seconds: float | None = None) -> None:
         """Name a stream to the daemon, once.  Raises Refused: STREAM_LIMIT, NOT_AUTHORIZED, ..."""
-        if stream in self._streams:
-            return
+        if stream not in self._streams:
+            self._lasting(lambda: self._open(stream, timeout_seconds))
+
+    def _open(self, stream: str, timeout_seconds: float | None) -> None:
         number = len(self._streams) + 1
         self._tell(frames.Open(number, stream))
         try:
@@ -114,24 +137,37 @@ class Connection:
         like any bad row.  Once the frame is granted its body is sent whole, and the time-out is over.
         """
         self.open(stream, timeout_seconds)
-        opened, layout = self._streams[stream], columns.layout
+        sent = _Sent(self._streams[stream], columns, range(self._next_row, self._next_row + columns.layout.records))
+        self._lasting(lambda: self._put(sent, timeout_seconds))
+
+    def _put(self, sent: _Sent, timeout_seconds: float | None) -> None:
+        if sent.rows[0] < self._next_row:
+            return  # it was granted before the daemon was lost, and is sent again like every other
+        layout = sent.columns.layout
         began = time.monotonic()
         try:
-            frame_id = self._reserve(opened, layout, timeout_seconds)
+            frame_id = self._reserve(sent.stream, layout, sent.rows[0], timeout_seconds)
         finally:
             self.tally.seconds_blocked += time.monotonic() - began
-        if frame_id:
-            self._unacked[frame_id] = _Sent(opened, layout, self._next_row)
-            self._unacked_bytes += layout.charge_bytes
-            self._channel.machine.sent(MessageType.BODY, frame_id)
-            self._send(frames.body_header(layout), columns.body_prefix(frame_id), *columns.parts)
         self._next_row += layout.records
+        if frame_id:
+            self._send_body(frame_id, sent)
+
+    def _send_body(self, frame_id: int, sent: _Sent) -> None:
+        columns = sent.columns
+        self._unacked[frame_id] = sent
+        self._unacked_bytes += columns.layout.charge_bytes
+        self._channel.machine.sent(MessageType.BODY, frame_id)
+        self._send(frames.body_header(columns.layout), columns.body_prefix(frame_id), *columns.parts)
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Have every frame sent without lingering and wait until all are acknowledged; the tally says how they ended.
 
         Raises FlushTimeout with the daemon's reason, and ConnectionFailed(DRAINING) if rows came back.
         """
+        self._lasting(lambda: self._flush(timeout_seconds))
+
+    def _flush(self, timeout_seconds: float | None) -> None:
         deadline = _deadline(timeout_seconds)
         if self._unacked:
             self._tell(frames.Flush())
@@ -142,12 +178,90 @@ class Connection:
             reason = self._reason(next(iter(self._unacked.values())).stream)
             if self._unacked:  # the last ACK may have come before the reason did
                 raise FlushTimeout(f"{self._owed()} after {timeout_seconds} s: {reason}") from None
-        if self.tally.returned:
+        if self.tally.returned or self._again:
             raise self._drained()
+
+    # --------------------------------------------------------------------------------------- the session after this one
+
+    def _lasting(self, step: Callable[[], None]) -> None:
+        """Do it, with the daemon that is there or with the one that comes after it."""
+        while True:
+            try:
+                step()
+                return
+            except ConnectionFailed as ended:
+                if ended.code not in (Code.DAEMON_LOST, Code.DRAINING) or not self._reconnect_timeout_seconds:
+                    raise
+                self._go_on_after(ended)
+
+    def _go_on_after(self, ended: ConnectionFailed) -> None:
+        """Hear what the last daemon has to say, find the next one, and send again what is not acknowledged."""
+        if ended.code == Code.DRAINING:
+            self._hear_out()
+        lost = list(self._unacked.values())
+        self.tally.possible_duplicates += sum(len(sent.rows) for sent in lost)
+        self._again += lost
+        self._again.sort(key=lambda sent: sent.rows[0])
+        self._unacked.clear()
+        self._unacked_bytes = 0
+        self._channel.close()
+        self._in_vain += 1
+        if self._in_vain > MOST_IN_VAIN:
+            raise ConnectionFailed(f"{ended}; {MOST_IN_VAIN} daemons in a row were", code=ended.code)
+        LOG.warning("%s; looking for it for %g s", ended, self._reconnect_timeout_seconds)
+        try:
+            self._channel, self._welcome = dial(self._hello, self._paths, self._reconnect_timeout_seconds)
+        except ConnectionFailed as absent:
+            raise ConnectionFailed(f"{ended}; {absent}", code=absent.code) from None
+        self.draining = None
+        self._last_frame_id = 0
+        try:
+            for stream in list(self._streams.values()):
+                self._reopen(stream)
+            while self._again:
+                self._send_again(self._again[0])
+        except ConnectionFailed as ended_too:
+            if ended_too.code not in (Code.DAEMON_LOST, Code.DRAINING):
+                raise
+            self._go_on_after(ended_too)
+
+    def _hear_out(self) -> None:
+        """A daemon that stops acknowledges what it can, and gives the rest back."""
+        deadline = time.monotonic() + (self.draining.deadline_seconds if self.draining else 0) + ANSWER_SECONDS
+        with contextlib.suppress(Late, Lost, ConnectionFailed):
+            while self._unacked:
+                self._settle(self._channel.read(deadline))
+
+    def _reopen(self, stream: _Stream) -> None:
+        self._tell(frames.Open(stream.number, stream.name))
+        answer = self._answer(frames.Opened, 0, None)
+        if isinstance(answer, frames.Refused):
+            raise self._refusal(answer)
+        stream.max_frame_bytes = min(answer.max_frame_bytes, self._welcome.max_frame_bytes)
+        stream.max_frame_records = min(answer.max_frame_records, self._welcome.max_frame_records)
+
+    def _send_again(self, sent: _Sent) -> None:
+        """The first of those to be sent again; in two halves where it is larger than a frame may be now."""
+        layout = dataclasses.replace(sent.columns.layout, flags=sent.columns.layout.flags | FLAG_RESENT)
+        try:
+            frame_id = self._reserve(sent.stream, layout, sent.rows[0], None)
+        except Refused as refused:
+            if refused.code != Code.TOO_LARGE or layout.records == 1:
+                raise
+            places, middle = range(layout.records), layout.records // 2
+            self._again[:1] = [
+                _Sent(sent.stream, sent.columns.take(part), [sent.rows[place] for place in part])
+                for part in (places[:middle], places[middle:])
+            ]
+            return
+        del self._again[0]
+        self.tally.resent += layout.records
+        if frame_id:
+            self._send_body(frame_id, dataclasses.replace(sent, columns=Columns(layout, sent.columns.parts)))
 
     # -------------------------------------------------------------------------------------------- room for one frame
 
-    def _reserve(self, stream: _Stream, layout: Layout, timeout_seconds: float | None) -> int:
+    def _reserve(self, stream: _Stream, layout: Layout, first_row: int, timeout_seconds: float | None) -> int:
         """The id of the frame when it is granted; 0 when its only record can never be taken."""
         deadline = _deadline(timeout_seconds)
         if self.tally.returned or self.draining:
@@ -167,7 +281,7 @@ class Connection:
         if not isinstance(answer, frames.Refused):
             return frame_id
         if answer.code == Code.RECORD_TOO_LARGE and layout.records == 1:
-            self.tally.refuse(self._next_row, frames.RowCode(Outcome.NOT_STORED, answer.code, answer.message))
+            self.tally.refuse(first_row, frames.RowCode(Outcome.NOT_STORED, answer.code, answer.message))
             return 0
         if answer.code == Code.TOO_LARGE:
             _shrink(stream, layout, answer)
@@ -220,12 +334,17 @@ class Connection:
         """Take note of a message that nobody waits for.  A late GRANT, REFUSED or OPENED is void."""
         if isinstance(message, frames.Ack):
             sent = self._unacked.pop(message.frame_id)
-            layout = sent.layout
+            layout = sent.columns.layout
             if message.records != layout.records:
                 raise ProtocolError(f"ACK of {message.records} records for a frame of {layout.records}")
             self._unacked_bytes -= layout.charge_bytes
-            self.tally.payload_bytes += layout.key_bytes + layout.data_bytes + layout.hash_key_bytes
-            self.tally.settle(message, sent.first_row)
+            self.tally.payload_bytes += _payload_bytes(layout)
+            self._in_vain = 0
+            back = self.tally.settle(message, sent.rows, sends_again=self._reconnect_timeout_seconds > 0)
+            if back and self._reconnect_timeout_seconds:
+                again = _Sent(sent.stream, sent.columns.take(back), [sent.rows[place] for place in back])
+                self.tally.payload_bytes -= _payload_bytes(again.columns.layout)
+                self._again.append(again)
         elif isinstance(message, frames.Blocked):
             stream = next((s.name for s in self._streams.values() if s.number == message.stream_id), "?")
             LOG.warning("stream %s: blocked for %.0f s: %s", stream, message.seconds, _describe(message))
@@ -245,12 +364,12 @@ class Connection:
         )
 
     def _drained(self) -> ConnectionFailed:
-        """The daemon stops.  The one place to resend from, over a new connection, what it returned or refused."""
-        text = f"the daemon stops: it gave {self.tally.returned} records back and takes no more"
+        returned = self.tally.returned + sum(len(sent.rows) for sent in self._again)
+        text = f"the daemon stops: it gave {returned} records back and takes no more"
         return ConnectionFailed(text, code=Code.DRAINING)
 
     def _owed(self) -> str:
-        records = sum(sent.layout.records for sent in self._unacked.values())
+        records = sum(len(sent.rows) for sent in self._unacked.values())
         return f"{len(self._unacked)} frames with {records} records are not acknowledged"
 
     # ------------------------------------------------------------------------------------- messages, or a lost daemon
@@ -277,6 +396,10 @@ class Connection:
         except Lost:
             text = f"the daemon on host {socket.gethostname()} is gone: {self._owed()}"
             raise ConnectionFailed(text, code=Code.DAEMON_LOST) from None
+
+
+def _payload_bytes(layout: Layout) -> int:
+    return layout.key_bytes + layout.data_bytes + layout.hash_key_bytes
 
 
 def _deadline(timeout_seconds: float | None) -> float | None:

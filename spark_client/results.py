@@ -82,6 +82,7 @@ class PartitionResult(NamedTuple):
     throttled: int
     possible_duplicates: int
     spread_keys: int
+    resent: int
     seconds_blocked: float
     failures: tuple[RowFailure, ...] = ()
 
@@ -103,7 +104,8 @@ class BatchResult(NamedTuple):
 
     ``records`` and ``bytes`` (keys, data, hash keys) were sent; ``skipped`` of the records were left out, the first of
     which ``skipped_rows`` names.  ``retries`` and ``throttled`` count by row, ``spread_keys`` are null or empty keys,
-    and ``seconds_blocked`` is what all tasks together waited for room.
+    ``resent`` went to a second daemon as the first one was lost or gave them back, and ``seconds_blocked`` is what all
+    tasks together waited for room.
     """
 
     batch_id: int | None
@@ -114,6 +116,7 @@ class BatchResult(NamedTuple):
     throttled: int
     possible_duplicates: int
     spread_keys: int
+    resent: int
     seconds_blocked: float
     skipped_rows: tuple[SkippedRow, ...]
     partitions: tuple[PartitionResult, ...]
@@ -138,6 +141,7 @@ def merge(
         throttled=sum(p.throttled for p in partitions),
         possible_duplicates=sum(p.possible_duplicates for p in partitions),
         spread_keys=sum(p.spread_keys for p in partitions),
+        resent=sum(p.resent for p in partitions),
         seconds_blocked=sum(p.seconds_blocked for p in partitions),
         skipped_rows=tuple(rows[:MAX_ROWS_NAMED]),
         partitions=partitions,

@@ -5,6 +5,7 @@ Bounded whatever happens: at most `MAX_FAILURES` kinds, each naming at most `MAX
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,7 +26,10 @@ class _Failure:
 
 @dataclass
 class Tally:
-    """What became of the rows put so far; ``payload_bytes`` are those of keys, data and hash keys."""
+    """What became of the rows put so far; ``payload_bytes`` are those of keys, data and hash keys.
+
+    ``resent``: records that were handed to a second daemon, as the first one was lost or gave them back.
+    """
 
     records: int = 0
     payload_bytes: int = 0
@@ -35,6 +39,7 @@ class Tally:
     throttled: int = 0
     possible_duplicates: int = 0
     spread_keys: int = 0
+    resent: int = 0
     seconds_blocked: float = 0.0
     _failures: dict[tuple[str, str], _Failure] = field(default_factory=dict)
 
@@ -50,17 +55,28 @@ class Tally:
         ]
         return tuple(sorted(found, key=lambda failure: failure.records))
 
-    def settle(self, ack: Ack, first_row: int) -> None:
-        """Add one frame's end; ``first_row`` is the number of its row 0."""
+    def settle(self, ack: Ack, rows: Sequence[int], *, sends_again: bool = False) -> list[int]:
+        """Add one frame's end; ``rows`` are the numbers of its rows.
+
+        Returns which of them, by their places in the frame, came back, and are sent again if ``sends_again``: their end
+        is another frame's.
+        """
+        back = [place for place, why in ack.failed_rows() if why.outcome == Outcome.RETURNED] if ack.returned else []
         self.records += ack.records
         self.stored += ack.stored
-        self.returned += ack.returned
+        if sends_again:
+            self.records -= len(back)
+        else:
+            self.returned += ack.returned
         self.retries += ack.retries
         self.throttled += ack.throttled
         self.possible_duplicates += ack.possible_duplicates
         self.spread_keys += ack.spread_keys
-        for row, why in ack.failed_rows():
-            self._fail(first_row + row, why)
+        self.possible_duplicates += sum(why.maybe_stored for _, why in ack.failed_rows()) if sends_again and back else 0
+        for place, why in ack.failed_rows():
+            if why.outcome != Outcome.RETURNED or not sends_again:
+                self._fail(rows[place], why)
+        return back
 
     def refuse(self, row: int, why: RowCode) -> None:
         """Add one record that was refused before it was sent."""

@@ -1,6 +1,7 @@
 """One Spark task: its Arrow batches go to this node's daemon as they are, and it reports how its records ended.
 
-What another attempt may mend (no daemon, no room, a daemon that stops) fails the task, so that Spark tries it again.
+A daemon that stops or is lost is waited for, and what it did not acknowledge goes to its successor.  What another
+attempt may mend (no daemon in time, no room) fails the task, so that Spark tries it again.
 Rows that ended otherwise than STORED are in the report instead: the daemon has tried them as often as is worth it, and
 another attempt would only store the partition's good rows once more.
 
@@ -38,6 +39,7 @@ class Plan(NamedTuple):
     put_timeout_seconds: float | None = None
     flush_timeout_seconds: float | None = None
     connect_timeout_seconds: float = 10
+    reconnect_timeout_seconds: float = 120
     application_id: str = ""
     batch_id: int | None = None
 
@@ -61,7 +63,12 @@ def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) ->
     if first is None:
         return None
     paths = socket_paths(plan.socket, plan.configured_socket)
-    with Connection(hello, paths, connect_timeout_seconds=plan.connect_timeout_seconds) as connection:
+    with Connection(
+        hello,
+        paths,
+        connect_timeout_seconds=plan.connect_timeout_seconds,
+        reconnect_timeout_seconds=plan.reconnect_timeout_seconds,
+    ) as connection:
         put_batch(connection, plan, Batch(first))
         for batch in batches:
             if _report(connection, hello).failed(plan.skip_bad_records):
@@ -97,6 +104,7 @@ def _report(connection: Connection, hello: frames.Hello) -> PartitionResult:
         tally.throttled,
         tally.possible_duplicates,
         tally.spread_keys,
+        tally.resent,
         round(tally.seconds_blocked, 3),
         tally.failures,
     )

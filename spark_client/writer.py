@@ -43,8 +43,8 @@ class KinesisBatchWriter:
 
     ``on_bad_record``: "fail" refuses the frame around a record that can never be stored; "skip" leaves just that
     record out and lists it in the result.  Time-outs are in seconds, None waits for ever: ``put`` for room in the
-    queue, ``flush`` for the last acknowledgement, ``connect`` for a daemon that is starting.
-    ``reconnect_timeout_seconds`` has no effect yet: a lost daemon fails the task, and Spark tries it again.
+    queue, ``flush`` for the last acknowledgement, ``connect`` for a daemon that is starting, ``reconnect`` for one that
+    was there and is lost or restarts: what it did not acknowledge is sent again (0: the task fails, Spark tries it).
     ``allow_speculation``: under ``spark.speculation`` records may be stored twice.
 
     Options that do not hold raise ConfigurationError here, all at once.  Picklable, where its columns are strings.
@@ -88,6 +88,7 @@ class KinesisBatchWriter:
             "put_timeout_seconds": put_timeout_seconds,
             "flush_timeout_seconds": flush_timeout_seconds,
             "connect_timeout_seconds": connect_timeout_seconds,
+            "reconnect_timeout_seconds": reconnect_timeout_seconds,
         }
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:

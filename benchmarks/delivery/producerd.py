@@ -8,7 +8,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -39,10 +39,10 @@ class StoredRows(Tally):
 
     rows: set[int] = field(default_factory=set)
 
-    def settle(self, ack: Ack, first_row: int) -> None:
-        super().settle(ack, first_row)
-        failed = {first_row + row for row, _ in ack.failed_rows()}
-        self.rows.update(row for row in range(first_row, first_row + ack.records) if row not in failed)
+    def settle(self, ack: Ack, rows: Sequence[int], *, sends_again: bool = False) -> list[int]:
+        failed = {place for place, _ in ack.failed_rows()}
+        self.rows.update(row for place, row in enumerate(rows) if place not in failed)
+        return super().settle(ack, rows, sends_again=sends_again)
 
 
 class Session(threading.Thread):

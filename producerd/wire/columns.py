@@ -133,6 +133,17 @@ class Columns:
         layout = self.layout
         return PREFIX.pack(frame_id, layout.records, layout.key_bytes, layout.data_bytes, layout.hash_key_bytes)
 
+    def take(self, rows: Sequence[int]) -> Columns:
+        """A frame of these of its rows, copied."""
+        flags = self.layout.flags
+        count = 3 if flags & FLAG_HASH_KEYS else 2
+        columns = [_values(self.parts[i], self.parts[i - count], rows) for i in range(count)]
+        data: list[bytes | None] = [*columns[1]]
+        if flags & FLAG_VALIDITY:
+            valid = memoryview(self.parts[count]).cast("B")
+            data = [value if valid[row // 8] >> row % 8 & 1 else None for row, value in zip(rows, data)]
+        return lay_out(columns[0], data, columns[2] if count == 3 else None)
+
 
 def lay_out(
     keys: Sequence[bytes | None], data: Sequence[bytes | None], hash_keys: Sequence[bytes | None] | None = None
@@ -149,6 +160,11 @@ def lay_out(
     return Columns(
         layout, (*offsets, *([validity] if validity is not None else []), *(values for _, values in columns))
     )
+
+
+def _values(offsets: Buffer, values: Buffer, rows: Sequence[int]) -> list[bytes]:
+    at, raw = memoryview(offsets).cast("B").cast("i"), memoryview(values).cast("B")
+    return [bytes(raw[at[row] - at[0] : at[row + 1] - at[0]]) for row in rows]
 
 
 def _column(rows: Sequence[bytes | None]) -> tuple[bytes, bytes]:

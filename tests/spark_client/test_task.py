@@ -37,7 +37,7 @@ def send(daemon: FakeDaemon, *batches: pa.RecordBatch, **options: Any) -> list[P
 
 
 def result(partition: int, *failures: RowFailure, records: int = 10) -> PartitionResult:
-    return PartitionResult(partition, f"host{partition}", records, 100, 1, 2, 3, 4, 0.5, failures)
+    return PartitionResult(partition, f"host{partition}", records, 100, 1, 2, 3, 4, 5, 0.5, failures)
 
 
 def test_a_partition_is_sent_over_one_connection(daemon: FakeDaemon) -> None:
@@ -142,7 +142,7 @@ def test_a_batch_is_the_sum_of_its_partitions() -> None:
     skipped = RowFailure(Code.RECORD_INVALID, "data is null", 30, False, tuple(range(20)))
     merged = merge(7, "s", [result(1, skipped), result(0)], skip_bad_records=True)
     assert merged == BatchResult(
-        *(7, 20, 200, 30, 2, 4, 6, 8, 1.0),
+        *(7, 20, 200, 30, 2, 4, 6, 8, 10, 1.0),
         tuple(SkippedRow(1, row, Code.RECORD_INVALID) for row in range(20)),
         (result(0), result(1, skipped)),
     )

@@ -207,16 +207,20 @@ def test_without_a_daemon_spark_raises_one_line(flights: DataFrame, tmp_path: Pa
 
 
 @pytest.mark.spark
-def test_a_daemon_that_dies_costs_an_attempt_and_no_record(daemon: FakeDaemon, flights: DataFrame) -> None:
+@pytest.mark.parametrize(("seconds", "attempts"), [(30, [0, 0, 0]), (0, [0, 0, 1])])
+def test_a_daemon_that_dies_costs_no_record_and_no_attempt_if_it_comes_back(
+    daemon: FakeDaemon, flights: DataFrame, seconds: float, attempts: list[int]
+) -> None:
     def dies(session: Session) -> None:
         session.start()
         session.take_frame()
 
     daemon.runs(dies, serve)
-    result = write(daemon, flights)
+    result = write(daemon, flights, reconnect_timeout_seconds=seconds)
     assert result.records == 1_000
     assert {key for key, _, _ in daemon.rows} == {b"N%d" % i for i in range(1_000) if i % 7} | {b""}
-    assert sorted(hello.attempt for hello in daemon.hellos) == [0, 0, 1]
+    assert sorted(hello.attempt for hello in daemon.hellos) == attempts
+    assert result.resent == result.possible_duplicates == (500 if seconds else 0)
 
 
 @pytest.mark.spark

@@ -157,3 +157,22 @@ def test_the_charge_is_the_page_s_and_always_covers_the_body() -> None:
         for flags in (0, FLAG_RESENT, FLAG_HASH_KEYS, FLAG_VALIDITY, FLAG_HASH_KEYS | FLAG_VALIDITY):
             made = Layout(layout.records, layout.key_bytes, layout.data_bytes, layout.hash_key_bytes, flags)
             assert made.body_bytes < made.charge_bytes
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_some_rows_of_a_frame_are_laid_out_as_they_were(seed: int) -> None:
+    random = Random(seed)
+    count = random.choice([1, 7, 40])
+    keys = [random.choice([None, b"", b"k%d" % i]) for i in range(count)]
+    data = [random.choice([None, b"", random.randbytes(random.randrange(50))]) for _ in range(count)]
+    hash_keys = random.choice([None, [random.choice([None, b"%d" % i]) for i in range(count)]])
+    whole = lay_out(keys, data, hash_keys)
+    rows = random.sample(range(count), random.randint(1, count))
+    expected = lay_out(
+        [keys[row] for row in rows],
+        [data[row] for row in rows],
+        None if hash_keys is None else [hash_keys[row] for row in rows],
+    )
+    taken = whole.take(rows)
+    assert taken.layout == expected.layout
+    assert [bytes(part) for part in taken.parts] == [bytes(part) for part in expected.parts]

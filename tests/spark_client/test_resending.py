@@ -1,0 +1,216 @@
+"""What a lost or stopped daemon did not acknowledge is sent to its successor, within the same call, and counted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from producerd.errors import Code, ConnectionFailed
+from producerd.testing import FakeKinesis, Fault
+from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
+from producerd.wire import frames
+from producerd.wire.columns import Columns, lay_out
+from spark_client.connection import MOST_IN_VAIN, Connection
+from tests.daemon import DaemonProcess, daemon, directory, rows, until
+
+HELLO = frames.Hello(1, 1, client="test", pid=os.getpid())
+
+
+@pytest.fixture
+def kinesis() -> FakeKinesis:
+    fake = FakeKinesis()
+    fake.create_stream("flights", shards=4)
+    return fake
+
+
+@pytest.fixture
+def server(kinesis: FakeKinesis) -> Iterator[FakeServer]:
+    with serve_in_thread(kinesis) as serving:
+        yield serving
+
+
+class Node:
+    """One daemon after the other on one socket."""
+
+    def __init__(self, stack: ExitStack, url: str, **settings: Any) -> None:
+        self._stack = stack
+        self._url = url
+        self._settings = settings
+        self.path = stack.enter_context(directory()) / "daemon.sock"
+        self.running = self.start()
+
+    def start(self, **settings: Any) -> DaemonProcess:
+        both = {**self._settings, **settings}
+        self.running = self._stack.enter_context(daemon(self._url, socket_path=self.path, exit_code=None, **both))
+        return self.running
+
+    def end(self, number: signal.Signals) -> None:
+        self.running.signal(number)
+        self.running.wait()
+
+    def connect(self, seconds: float = 30.0) -> Connection:
+        return self._stack.enter_context(
+            Connection(HELLO, [str(self.path)], connect_timeout_seconds=5, reconnect_timeout_seconds=seconds)
+        )
+
+
+@pytest.fixture
+def node(server: FakeServer) -> Iterator[Callable[..., Node]]:
+    with ExitStack() as stack:
+        yield lambda **settings: Node(stack, server.url, **settings)
+
+
+def stored(kinesis: FakeKinesis) -> Counter[bytes]:
+    return Counter(record.data for record in kinesis.streams["flights"].read().records)
+
+
+def numbered(first: int, count: int) -> Columns:
+    return lay_out([b"k%d" % (i % 7) for i in range(count)], [b"row %d" % (first + i) for i in range(count)])
+
+
+def every_row_is_there(kinesis: FakeKinesis, count: int) -> int:
+    """How many of them more than once."""
+    found = stored(kinesis)
+    assert set(found) == {b"row %d" % i for i in range(count)}
+    return sum(times - 1 for times in found.values())
+
+
+def test_a_daemon_that_is_killed_is_waited_for_and_its_successor_gets_what_it_had(
+    kinesis: FakeKinesis, node: Callable[..., Node]
+) -> None:
+    at = node()
+    client = at.connect()
+    client.put("flights", numbered(0, 100))
+    client.flush()
+    kinesis.standing.append(Fault("hang"))
+    for place in range(1, 6):
+        client.put("flights", numbered(100 * place, 100))
+    at.end(signal.SIGKILL)
+    kinesis.standing.clear()
+    threading.Timer(0.5, at.start).start()
+    client.put("flights", numbered(600, 100))
+    client.flush()
+    assert (client.tally.records, client.tally.stored, client.tally.failures) == (700, 700, ())
+    assert (client.tally.resent, client.tally.possible_duplicates) == (500, 500)
+    every_row_is_there(kinesis, 700)
+
+
+def test_a_daemon_that_stops_gives_rows_back_and_they_go_to_the_next_one_once(
+    kinesis: FakeKinesis, node: Callable[..., Node]
+) -> None:
+    kinesis.latency_seconds = 0.3
+    at = node(max_in_flight_requests=1, request_max_records=50, drain_timeout_seconds=5)
+    client = at.connect()
+    for place in range(8):
+        client.put("flights", numbered(100 * place, 100))
+    until(lambda: at.running.metrics()["inflight_requests"] == 1)
+
+    def restart() -> None:
+        at.end(signal.SIGTERM)
+        at.start()
+
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    client.flush()
+    restarting.join()
+    tally = client.tally
+    assert (tally.records, tally.stored, tally.returned, tally.failures) == (800, 800, 0, ())
+    assert 0 < tally.resent < 800
+    assert tally.possible_duplicates == 0
+    assert every_row_is_there(kinesis, 800) == 0, "none twice: nothing was cut off"
+    assert tally.payload_bytes == sum(len(b"k0") + len(b"row %d" % i) for i in range(800))
+
+
+def test_rows_go_on_through_restart_after_restart(kinesis: FakeKinesis, node: Callable[..., Node]) -> None:
+    at = node(queue_limit=500, drain_timeout_seconds=5)
+    client = at.connect()
+    ended = threading.Event()
+
+    def restarts() -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
+            time.sleep(0.4)
+            at.end(number)
+            at.start()
+        ended.set()
+
+    restarting = threading.Thread(target=restarts)
+    restarting.start()
+    count = 0
+    while not ended.is_set():
+        client.put("flights", numbered(count, 50))
+        count += 50
+    client.flush()
+    restarting.join()
+    assert (client.tally.stored, client.tally.failures) == (count, ())
+    assert every_row_is_there(kinesis, count) <= client.tally.possible_duplicates
+
+
+def test_a_successor_with_smaller_frames_gets_them_in_parts(kinesis: FakeKinesis, node: Callable[..., Node]) -> None:
+    kinesis.standing.append(Fault("hang"))
+    at = node()
+    client = at.connect()
+    client.put("flights", numbered(0, 1_000))
+    at.end(signal.SIGKILL)
+    kinesis.standing.clear()
+    at.start(max_frame_records=90)
+    client.flush()
+    assert (client.tally.stored, client.tally.resent) == (1_000, 1_000)
+    every_row_is_there(kinesis, 1_000)
+
+
+def test_a_daemon_that_does_not_come_back_is_an_error_that_names_both(node: Callable[..., Node]) -> None:
+    at = node()
+    client = at.connect(seconds=0.5)
+    client.put("flights", rows(10))
+    at.end(signal.SIGKILL)
+    with pytest.raises(ConnectionFailed) as raised:
+        client.flush()
+    assert raised.value.code == Code.DAEMON_ABSENT
+    assert "is gone: 1 frames with 10 records are not acknowledged" in str(raised.value)
+    assert "0.5 s" in str(raised.value)
+
+
+def test_daemons_that_all_die_of_what_they_are_sent_are_not_fed_for_ever(node: Callable[..., Node]) -> None:
+    at = node(linger_seconds=60)
+    client = at.connect()
+    client.put("flights", rows(10))
+    dying = threading.Event()
+
+    def kill() -> None:
+        while not dying.wait(0.1):
+            at.end(signal.SIGKILL)
+            at.start()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+
+    def put_for_ever() -> None:
+        while True:
+            client.put("flights", rows(1))
+            time.sleep(0.05)
+
+    try:
+        with pytest.raises(ConnectionFailed, match=f"{MOST_IN_VAIN} daemons in a row"):
+            put_for_ever()
+    finally:
+        dying.set()
+        killing.join()
+
+
+def test_without_a_time_to_wait_it_is_an_error_at_once(node: Callable[..., Node]) -> None:
+    at = node()
+    client = at.connect(seconds=0.0)
+    client.put("flights", rows(10))
+    at.end(signal.SIGKILL)
+    at.start()
+    with pytest.raises(ConnectionFailed) as raised:
+        client.flush()
+    assert raised.value.code == Code.DAEMON_LOST
