@@ -97,7 +97,7 @@ async def test_a_time_out_after_the_first_byte_may_have_stored_it(size: int) -> 
 async def test_what_one_request_has_written_is_not_held_against_the_next() -> None:
     with mute() as port:
         async with reaching(f"http://127.0.0.1:{port}") as client:
-            assert (await put(client, 0.2)).maybe_stored
+            assert (await put(client, 1.5)).maybe_stored
     with full() as port:
         async with reaching(f"http://127.0.0.1:{port}", connect_timeout_seconds=5.0) as client:
             assert not (await put(client, 0.2)).maybe_stored
