@@ -21,6 +21,8 @@ FAILURES_TO_HOLD: Final = 3
 PROBE_SECONDS: Final = 6.0
 """While nothing gets through, requests that are out for longer hold up no other.  Time-outs grow to a minute, and the
 first request after the end of an outage must not wait for the last one of before it."""
+LATELY_SECONDS: Final = 5.0
+"""So long after an answer, rows that failed before, and fail again, are their own trouble and not the stream's."""
 SLOW_SECONDS: Final = 1.0
 SLOW_FACTOR: Final = 4.0
 """An answer that took longer than both, of the stream's typical time, is slow: its lanes share no request."""
@@ -45,6 +47,7 @@ class InFlight:
         self._watched: dict[Request, None] = {}  # those that were sent and are not known to be slow, in order
         self._typical_seconds = 0.0
         self._prompt_sent_at = -inf  # the latest of the requests that were answered in time
+        self._answered_at = -inf
         self._failures = 0
 
     # ---- questions
@@ -78,6 +81,8 @@ class InFlight:
         """What may still be sent; with nothing on its way, one request of any size."""
         if not self._requests:
             return ANY_BYTES
+        if len(self._overdue) == len(self._requests):
+            return self.window.most_bytes - self.bytes
         awaited_bytes = self.bytes - sum([request.bytes for request in self._overdue])
         return min(self.window.bytes - awaited_bytes, self.window.most_bytes - self.bytes)
 
@@ -141,7 +146,7 @@ class InFlight:
 
     def answered(self, request: Request, now: float) -> None:
         """Its answer has come.  Lanes that answer in time alone may share requests again."""
-        self._failures, self.hold_until = 0, 0.0
+        self._failures, self.hold_until, self._answered_at = 0, 0.0, now
         seconds = now - request.sent_at
         late = request.slow or seconds >= self._patience_seconds
         if not late:
@@ -156,7 +161,10 @@ class InFlight:
         if failed.timed_out:
             for lane in request.lanes:
                 lane.alone = lane.timed_out = True
-        if not failed.timed_out or request.sent_at >= self._prompt_sent_at:  # else one shard hangs, and no more
+        known = all(span.failing for _, span in request.pieces)
+        its_own = known and now < self._answered_at + LATELY_SECONDS
+        one_shard_hangs = failed.timed_out and request.sent_at < self._prompt_sent_at
+        if not its_own and not one_shard_hangs:
             self._failures += 1
             if failed.timed_out:
                 self.window.timed_out()

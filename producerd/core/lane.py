@@ -141,8 +141,8 @@ class Lane:
             if not self._first_is_live():
                 continue
             span = spans[0]
-            if taken and span.raw is not taken[0].raw:
-                break  # some become plain records, the others aggregates
+            if taken and not _alike(span, taken[0]):
+                break
             count = span.last - span.first
             size = span.bytes + ENTRY_OVERHEAD_BYTES * count
             if records + count <= max_records and used + size <= max_bytes:
@@ -172,7 +172,7 @@ class Lane:
         while self.spans and records < max_records and len(kept) < LOOK_AHEAD_SPANS:
             if not self._first_is_live():
                 continue
-            if (taken or kept) and self.spans[0].raw is not (taken or kept)[0].raw:
+            if (taken or kept) and not _alike(self.spans[0], (taken or kept)[0]):
                 break
             span = self.spans.popleft()
             keys = _keys_of(span)
@@ -219,6 +219,11 @@ class Lane:
             self.spans.appendleft(rest)
         self.spans.appendleft(run)
         return True
+
+
+def _alike(one: Span, other: Span) -> bool:
+    """Whether both become plain records, or aggregates, and both or none are suspected of failing their requests."""
+    return one.raw is other.raw and one.failing is other.failing
 
 
 def _keys_of(span: Span) -> U64:

@@ -22,7 +22,6 @@ from producerd.core.spans import RAW_FROM_STRAYS, Span, place
 
 SMALLEST_RETRY_BYTES: Final = 64 * 1024
 """After time-outs requests are halved down to this, or to one row."""
-FAULTS_TO_HALVE: Final = 2
 FAULTY_ROWS: Final = 512
 """Rows whose requests failed twice in a row by a fault of the service go alone, and half as many each time, down to
 one: a record that makes the service fail must not sink its mates."""
@@ -143,12 +142,17 @@ class Lanes:
             self.line_up(lane)
 
     def put_back(self, pieces: Iterable[Piece]) -> None:
-        """Rows return to the front of their lanes, in their order."""
+        """Rows return to the front of their lanes, in their order.
+
+        Those that keep failing go to the end: else each request after an outage, or beside one, would begin with them.
+        """
         by_lane: dict[Lane, list[Span]] = {}
         for lane, span in self.renewed(pieces):
             by_lane.setdefault(lane, []).append(span)
         for lane, spans in by_lane.items():
-            lane.put_back(spans)
+            last = [span for span in spans if span.failing and not self._per_key]
+            lane.put_back([span for span in spans if span not in last] if last else spans)
+            lane.extend(last)
             self.line_up(lane)
 
     def renewed(self, pieces: Iterable[Piece]) -> list[Piece]:
@@ -210,7 +214,7 @@ class Lanes:
             if due > now or self._must_wait(lane):
                 self._hold(lane, due)
                 continue
-            alone = lane.alone or lane.spans[0].faults >= FAULTS_TO_HALVE
+            alone = lane.alone or lane.spans[0].failing
             if (alone and request.pieces) or (lane.alone and not takes_slow):
                 lane.listed = True
                 passed.append(lane)
@@ -226,7 +230,7 @@ class Lanes:
         no_map = lane.map_until is not None  # none came in time: what is sent until one comes are plain records
         aggregates = rules.aggregate and not front.raw and not no_map
         most_entries = rules.request_max_records - request.entries
-        most_rows = max(1, FAULTY_ROWS >> front.faults) if front.faults >= FAULTS_TO_HALVE else ANY
+        most_rows = max(1, FAULTY_ROWS >> front.faults) if front.failing else ANY
         room = rules.request_max_bytes - request.bytes
         if front.timeouts:
             room = min(room, max(SMALLEST_RETRY_BYTES, rules.request_max_bytes >> front.timeouts))

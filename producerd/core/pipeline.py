@@ -297,7 +297,9 @@ class Pipeline:
     def shard_map_failed(self, code: str, message: str, now: float) -> None:
         """ListShards failed."""
         self._map_error = f"{code}: {message}"
-        self._map_unreachable = code == Code.UNREACHABLE
+        was_unreachable, self._map_unreachable = self._map_unreachable, code == Code.UNREACHABLE
+        if was_unreachable and self._map_wait_until is not None:
+            self._map_wait_until = now + self.rules.shard_map_wait_seconds  # from when somebody answers
         self.stats.shard_map_refreshes["failed"] += 1
         self.sender.shard_map_failed(code, message, now)
 

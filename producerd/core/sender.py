@@ -261,6 +261,9 @@ class Sender:
         if delivered and pieces:
             self.ledger.store(pieces)
         else:
+            if None in shards:  # what waits behind them has waited as long
+                for lane in lanes:
+                    lane.map_until = now
             self._requeue(self._strayed(pieces, RAW_FROM_STRAYS if None in shards else 1))
         self.lanes.released(lanes)
 
@@ -473,6 +476,10 @@ class Sender:
 
     def _halve(self, request: Request, code: str, message: str, now: float) -> None:
         """Somewhere in this request is an entry that the service refuses: halve it until that one stands alone."""
+        charged = request.encoded.of_lanes() if request.encoded is not None else request.paid
+        for lane, (entries, bytes_) in charged.items():
+            if lane.pacer is not None:
+                lane.pacer.give_back(entries, bytes_)  # nothing of it was stored
         ends = request.encoded.ends if request.encoded is not None else None
         if request.records == 1:
             too_large = code != Code.INTERNAL and any(all(word in message for word in words) for words in TOO_LARGE)

@@ -42,6 +42,8 @@ SETTLED: Final = 2
 
 RAW_FROM_STRAYS: Final = 2
 """So a row is stored at most twice in vain: as an aggregate, and once more by the newest map."""
+FAULTS_TO_SUSPECT: Final = 2
+"""Of the service, for the same rows: then it may be one of them that makes it fail."""
 
 
 class SpanBuffer:
@@ -111,7 +113,7 @@ class Span(NamedTuple):
     wrong_counts: int = 0
     """Answers in a row whose number of results did not match."""
     faults: int = 0
-    """Requests in a row that the service answered with a fault of its own."""
+    """Requests that the service answered with a fault of its own, since it said something of these rows."""
     strays: int = 0
     """Aggregates of these rows that were stored where a consumer drops them."""
 
@@ -119,6 +121,11 @@ class Span(NamedTuple):
     def raw(self) -> bool:
         """To be sent as plain records, whatever the stream's aggregation: no map fault can store copies for ever."""
         return self.strays >= RAW_FROM_STRAYS
+
+    @property
+    def failing(self) -> bool:
+        """Whether these rows, and not the service, are suspected."""
+        return self.faults >= FAULTS_TO_SUSPECT
 
     @property
     def records(self) -> int:

@@ -203,6 +203,21 @@ def test_rows_that_come_back_are_the_first_again() -> None:
 
 
 @pytest.mark.law("Lane")
+@pytest.mark.parametrize("per_key", [False, True])
+def test_rows_that_keep_failing_come_back_behind_the_others_unless_their_order_counts(per_key: bool) -> None:
+    line = Line(even_map(1), per_key=per_key, request_max_records=3)
+    line.fill(0, 6, tag="a")
+    request = line.take()
+    assert request is not None
+    line.end(request)
+    line.lanes.put_back([Piece(piece.lane, piece.span._replace(faults=2)) for piece in request.pieces])
+    again = [content(span, at)[1].strip() for span in line.lane("shard-0").spans for at in range(span.first, span.last)]
+    first = data_of(request.pieces)
+    assert (again[: len(first)] == first) is per_key
+    assert (again[-len(first) :] == first) is not per_key
+    assert len(again) == 6
+
+
 def test_what_a_pace_allows_is_taken_and_the_others_fill_the_request() -> None:
     line = Line(even_map(2), request_max_records=100)
     line.fill(0, 80)

@@ -668,6 +668,11 @@ def test_aggregates_wait_on_while_the_service_cannot_be_reached() -> None:
         assert desk.pipeline.take_job(desk.now) is None
         assert desk.pipeline.refuses(desk.now) is None
         assert desk.pipeline.next_time() is None, "the next reading brings it about"
+    desk.pipeline.shard_map_failed("ServiceUnavailable", "soon", desk.now)
+    assert desk.pipeline.next_time() == desk.now + 10.0, "from when somebody answers"
+    desk.now += 9.0
+    assert desk.pipeline.take_job(desk.now) is None
+    assert desk.pipeline.refuses(desk.now) is None
     desk.pipeline.set_shard_map(even_map(1), desk.now)
     desk.sort()
     desk.send().stored()

@@ -608,6 +608,49 @@ def test_a_record_that_makes_the_service_fail_does_not_sink_its_mates(code: str,
         assert ends_of(frame) == {70: (Outcome.NOT_STORED, Code.RECORD_INVALID, False)}
 
 
+def test_many_records_that_make_the_service_fail_do_not_hold_the_stream() -> None:
+    """Known ones stand at the end of their lane, and say nothing of the stream while others are answered."""
+    desk = Desk(even_map(1), limit_records=100_000)
+    bad = {b"row %d" % i for i in range(0, 10_000, 1_000)}
+    frame = desk.submit(10_000)
+    desk.sort()
+    began = desk.now
+    while frame.tallies[Outcome.STORED] < 9_990 and desk.now < began + 120.0:
+        for sent in desk.send_all():
+            desk.now += 0.02
+            if bad & set(sent.users):
+                sent.fail(SERVICE_FAULT)
+            else:
+                sent.stored_as_predicted()
+        desk.now = max(desk.now + 0.01, desk.pipeline.next_time() or 0.0)
+    assert frame.tallies[Outcome.STORED] == 9_990
+    assert desk.now < began + 60.0
+    for _ in range(50):
+        good, since = desk.submit([(b"k", b"good", None)]), desk.now
+        desk.sort()
+        while not good.finished:
+            assert desk.now < since + 1.0, "a bad one or two may stand before it"
+            for sent in desk.send_all():
+                if bad & set(sent.users):
+                    sent.fail(SERVICE_FAULT)
+                else:
+                    sent.stored_as_predicted()
+            desk.now += 0.02
+        assert not desk.pipeline.sender.in_flight.nothing_passes
+        desk.now += 1.0
+
+
+def test_a_refused_request_is_given_back_to_the_pace_of_its_lanes() -> None:
+    desk = Desk(shard_rate_fraction=1.0)
+    desk.submit([(b"k", b"x" * 10_000, None)] * 20)
+    desk.sort()
+    (lane,) = desk.pipeline.lanes
+    assert lane.pacer is not None
+    before = lane.pacer.allowance(desk.now)
+    desk.send().fail(INVALID)
+    assert lane.pacer.allowance(desk.now) == before
+
+
 def test_answers_that_are_not_the_service_s_are_borne_longer_than_wrong_counts() -> None:
     """A proxy's page says nothing of what is stored; but nothing may be stored without end."""
     desk = Desk()
