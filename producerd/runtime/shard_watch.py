@@ -62,6 +62,7 @@ class ShardWatch:
         self._began: deque[float] = deque(maxlen=READINGS_PER_MINUTE)  # the latest readings
         self._last_map: ShardMap | None = None
         self._missing = False
+        self._unreachable = self._answers_again = False
         self._listing = Outage("ListShards", stream=stream.name)
         self._describing = Outage("DescribeStreamSummary", stream=stream.name)
 
@@ -92,7 +93,7 @@ class ShardWatch:
                 seconds = AFTER_READING_SECONDS * self._readings_of_the_last_minute
                 await asyncio.sleep(seconds * self._random.uniform(1.0, 1.5))
             else:
-                failures += 1
+                failures = 1 if self._answers_again else failures + 1
                 await asyncio.sleep(self._backed_off(FIRST_RETRY_SECONDS, failures, MAX_RETRY_SECONDS))
             self.look()
 
@@ -137,6 +138,8 @@ class ShardWatch:
 
     def _not_read(self, code: str, message: str, now: float) -> None:
         self._listing.failed(code, message)
+        was_unreachable, self._unreachable = self._unreachable, code == Code.UNREACHABLE
+        self._answers_again = was_unreachable and not self._unreachable  # then the next try is not far either
         self._missing |= meaning_of(code).code == Code.STREAM_NOT_FOUND  # the next one of that name is another
         self._stream.pipeline.shard_map_failed(code, message, now)
         self._dispatcher.poke(self._stream)

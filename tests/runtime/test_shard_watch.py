@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from producerd.config import StreamSettings
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed
 from producerd.core.shards import map_from_listing
+from producerd.errors import Code
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.kinesis import Address, StreamSummary
 from producerd.runtime.shard_watch import READINGS_PER_MINUTE, ShardWatch
@@ -223,6 +224,27 @@ def test_a_map_is_as_old_as_the_question(monkeypatch: pytest.MonkeyPatch) -> Non
     watch(kinesis, story)
     now, asked_at = told[0]
     assert asked_at == kinesis.listed_at[0] < now
+
+
+def test_after_a_time_without_the_service_its_first_refusal_is_no_reason_to_wait_long() -> None:
+    """It may be starting; aggregates wait for the map no longer than `shard_map_wait_seconds` from then on."""
+    kinesis, later = StandInKinesis(), [RequestFailed("ServiceUnavailable", "soon", maybe_stored=False), None]
+
+    def listing() -> RequestFailed | None:
+        if asyncio.get_running_loop().time() < kinesis.listed_at[0] + 300:
+            return RequestFailed(Code.UNREACHABLE, "no route", maybe_stored=False)
+        return later.pop(0) if later else None
+
+    async def story(watched: Watched) -> None:
+        kinesis.listing = listing
+        await asyncio.sleep(350)
+        at = next(i for i, time in enumerate(kinesis.listed_at) if time >= kinesis.listed_at[0] + 300)
+        before, refused, read = kinesis.listed_at[at - 1 : at + 2]
+        assert refused - before > 10
+        assert read - refused < 3
+        assert watched.shards == 4
+
+    watch(kinesis, story)
 
 
 def test_a_suspicion_has_the_map_read_soon_and_without_one_it_is_read_once_a_minute() -> None:
