@@ -144,7 +144,10 @@ def test_a_stopped_daemon_gives_rows_back_and_its_successor_delivers_them(spark:
 
 
 def test_a_batch_that_finds_no_room_in_time_fails_with_the_numbers(spark: Any) -> None:
-    with service() as (fake, server), daemon(server.url, queue_limit=100, request_timeout_seconds=300) as running:
+    with (
+        service() as (fake, server),
+        daemon(server.url, queue_limit=100, request_timeout_seconds=300, drain_timeout_seconds=1) as running,
+    ):
         fake.standing.append(Fault("hang"))
         frame = spark.range(1_000).selectExpr("cast(id as string) as partition_key", "id")
         with pytest.raises(BackpressureTimeout) as caught:

@@ -115,6 +115,7 @@ def test_a_daemon_that_stops_gives_rows_back_and_they_go_to_the_next_one_once(
 
     def restart() -> None:
         at.end(signal.SIGTERM)
+        kinesis.latency_seconds = 0.0
         at.start()
 
     restarting = threading.Thread(target=restart)
@@ -153,6 +154,7 @@ def test_rows_go_on_through_restart_after_restart(kinesis: FakeKinesis, node: Ca
     assert every_row_is_there(kinesis, count) <= client.tally.possible_duplicates
 
 
+@pytest.mark.slow
 def test_a_successor_with_smaller_frames_gets_them_in_parts(kinesis: FakeKinesis, node: Callable[..., Node]) -> None:
     kinesis.standing.append(Fault("hang"))
     at = node()
@@ -178,6 +180,7 @@ def test_a_daemon_that_does_not_come_back_is_an_error_that_names_both(node: Call
     assert "0.5 s" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_daemons_that_all_die_of_what_they_are_sent_are_not_fed_for_ever(node: Callable[..., Node]) -> None:
     at = node(linger_seconds=60)
     client = at.connect()
