@@ -292,7 +292,10 @@ class Story:
             hold_at_the_end(
                 sim,
                 only_resharded=self.kind != "mixed",
-                nothing_doubtful=not moves and not sim.maybe_stored_requests,
+                # A map in doubt that could not be read makes copies, too.
+                nothing_doubtful=not moves
+                and not sim.maybe_stored_requests
+                and not sim.pipeline.stats.shard_map_refreshes["failed"],
             )
 
     def _go_on(self) -> None:
