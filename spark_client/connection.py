@@ -88,6 +88,7 @@ class Connection:
         self._streams: dict[str, _Stream] = {}
         self._unacked: dict[int, _Sent] = {}
         self._unacked_bytes = 0
+        self._to_open: list[_Stream] = []  # that this daemon does not know yet
         self._again: list[_Sent] = []  # given back, or of a lost daemon: to be sent once more
         self._in_vain = 0  # sessions in a row that acknowledged nothing
         self._last_frame_id = 0
@@ -187,15 +188,24 @@ class Connection:
         """Do it, with the daemon that is there or with the one that comes after it."""
         while True:
             try:
+                self._catch_up()
                 step()
                 return
             except ConnectionFailed as ended:
                 if ended.code not in (Code.DAEMON_LOST, Code.DRAINING) or not self._reconnect_timeout_seconds:
                     raise
-                self._go_on_after(ended)
+                self._find_next(ended)
 
-    def _go_on_after(self, ended: ConnectionFailed) -> None:
-        """Hear what the last daemon has to say, find the next one, and send again what is not acknowledged."""
+    def _catch_up(self) -> None:
+        """Tell a new daemon of the streams, and send again what the last one did not acknowledge."""
+        while self._to_open:
+            self._reopen(self._to_open[0])
+            del self._to_open[0]
+        while self._again:
+            self._send_again(self._again[0])
+
+    def _find_next(self, ended: ConnectionFailed) -> None:
+        """Hear what the last daemon has to say, and find the next one."""
         if ended.code == Code.DRAINING:
             self._hear_out()
         lost = list(self._unacked.values())
@@ -215,15 +225,7 @@ class Connection:
             raise ConnectionFailed(f"{ended}; {absent}", code=absent.code) from None
         self.draining = None
         self._last_frame_id = 0
-        try:
-            for stream in list(self._streams.values()):
-                self._reopen(stream)
-            while self._again:
-                self._send_again(self._again[0])
-        except ConnectionFailed as ended_too:
-            if ended_too.code not in (Code.DAEMON_LOST, Code.DRAINING):
-                raise
-            self._go_on_after(ended_too)
+        self._to_open = list(self._streams.values())
 
     def _hear_out(self) -> None:
         """A daemon that stops acknowledges what it can, and gives the rest back."""
@@ -341,7 +343,7 @@ class Connection:
             self.tally.payload_bytes += _payload_bytes(layout)
             self._in_vain = 0
             back = self.tally.settle(message, sent.rows, sends_again=self._reconnect_timeout_seconds > 0)
-            if back and self._reconnect_timeout_seconds:
+            if back:
                 again = _Sent(sent.stream, sent.columns.take(back), [sent.rows[place] for place in back])
                 self.tally.payload_bytes -= _payload_bytes(again.columns.layout)
                 self._again.append(again)

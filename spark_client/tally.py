@@ -58,24 +58,22 @@ class Tally:
     def settle(self, ack: Ack, rows: Sequence[int], *, sends_again: bool = False) -> list[int]:
         """Add one frame's end; ``rows`` are the numbers of its rows.
 
-        Returns which of them, by their places in the frame, came back, and are sent again if ``sends_again``: their end
-        is another frame's.
+        With ``sends_again`` rows that came back end with another frame: returns their places in this one.
         """
-        back = [place for place, why in ack.failed_rows() if why.outcome == Outcome.RETURNED] if ack.returned else []
-        self.records += ack.records
+        back = []
+        for place, why in ack.failed_rows():
+            if sends_again and why.outcome == Outcome.RETURNED:
+                back.append(place)
+                self.possible_duplicates += why.maybe_stored
+            else:
+                self._fail(rows[place], why)
+        self.records += ack.records - len(back)
         self.stored += ack.stored
-        if sends_again:
-            self.records -= len(back)
-        else:
-            self.returned += ack.returned
+        self.returned += ack.returned - len(back)
         self.retries += ack.retries
         self.throttled += ack.throttled
         self.possible_duplicates += ack.possible_duplicates
         self.spread_keys += ack.spread_keys
-        self.possible_duplicates += sum(why.maybe_stored for _, why in ack.failed_rows()) if sends_again and back else 0
-        for place, why in ack.failed_rows():
-            if why.outcome != Outcome.RETURNED or not sends_again:
-                self._fail(rows[place], why)
         return back
 
     def refuse(self, row: int, why: RowCode) -> None:

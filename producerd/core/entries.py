@@ -310,9 +310,9 @@ def parse_answer(body: bytes, entries: int) -> Answer | RequestFailed:
 
 def _read_results(results: list[dict[str, Any]]) -> Answer:
     shard_ids = [(result.get("ShardId") or None) if not result.get("ErrorCode") else None for result in results]
-    if not {type(shard_id) for shard_id in shard_ids} <= {str, type(None)}:
-        raise TypeError("a shard's id is text")
     shard_places = {shard_id: place for place, shard_id in enumerate(dict.fromkeys(shard_ids))}
+    if not {type(shard_id) for shard_id in shard_places} <= {str, type(None)}:
+        raise TypeError("a shard's id is text")
     shards = np.array([shard_places[shard_id] for shard_id in shard_ids], np.int32)
     errors = np.full(len(results), -1, np.int32)
     error_places: dict[tuple[str, str], int] = {}

@@ -89,8 +89,8 @@ class InFlight:
     @property
     def takes_slow(self) -> bool:
         """Whether one more of a slow lane may be sent.  Requests of several lanes say nothing of which one is slow."""
-        awaited = [request for request in self._requests if request not in self._overdue]
-        slow = sum([len(request.aggregate_bytes) == 1 and request.pieces[0].lane.alone for request in awaited])
+        alone = [r for r in self._requests if len(r.aggregate_bytes) == 1 and r.pieces[0].lane.alone]
+        slow = sum([request not in self._overdue for request in alone])
         return slow < max(1, self.window.size * SLOW_SHARE)
 
     def next_time(self) -> float:

@@ -205,9 +205,7 @@ class Sender:
         self.lanes.learn(shard_map)
         for lane in self.lanes if was_blind else ():
             lane.map_until = None
-        awaiting, self._awaiting = self._awaiting, []
-        for waiting in awaiting:
-            self._decide(waiting, now)
+        self._decide_all(now)
         self.wants_shard_map = bool(self._awaiting) or any(lane.map_until is not None for lane in self.lanes)
 
     def shard_map_failed(self, code: str, message: str, now: float) -> None:
@@ -220,9 +218,7 @@ class Sender:
         was_doubted = self.known.doubted
         self.known.not_read(now, denied=meaning.kind is Kind.PERMANENT)
         if was_doubted and not self.known.doubted:
-            awaiting, self._awaiting = self._awaiting, []
-            for waiting in awaiting:
-                self._decide(waiting, now)
+            self._decide_all(now)
 
     def forget_shards(self) -> None:
         """Nothing waits and nothing is in flight; the map is read again when it is needed."""
@@ -241,6 +237,11 @@ class Sender:
         self._awaiting.append(_Awaiting(pieces, copies, now + self.rules.shard_map_wait_seconds))
         self._left_request(pieces)
 
+    def _decide_all(self, now: float) -> None:
+        awaiting, self._awaiting = self._awaiting, []
+        for waiting in awaiting:
+            self._decide(waiting, now)
+
     def _decide(self, waiting: _Awaiting, now: float) -> None:
         """A newer map, or none in time: delivered, or to be sent again."""
         shards = [None if self.known.doubted else self.known.get(shard_id) for shard_id, _, _ in waiting.copies]
@@ -252,7 +253,7 @@ class Sender:
             lane.parcels -= 1
         pieces = self._live(waiting.pieces)
         delivered = all(
-            shard is not None and shard.start <= lowest and highest <= shard.end
+            shard is not None and shard.covers(lowest, highest)
             for shard, (_, lowest, highest) in zip(shards, waiting.copies, strict=True)
         )
         for _, span in pieces:
@@ -309,9 +310,7 @@ class Sender:
         while self._later and self._later[0][0] <= now:
             self.lanes.put_back(heapq.heappop(self._later)[2])
         if self._awaiting and min([awaiting.until for awaiting in self._awaiting]) <= now:
-            awaiting, self._awaiting = self._awaiting, []
-            for waiting in awaiting:
-                self._decide(waiting, now)
+            self._decide_all(now)
 
     def _live(self, pieces: list[Piece]) -> list[Piece]:
         """Those rows whose caller is still there."""
@@ -398,13 +397,7 @@ class Sender:
         So they do where the map is in doubt, and cannot be read just now.
         """
         blind = self.known.blind
-        strayed = (
-            set(range(len(encoded.lane_table)))
-            if blind
-            else set(np.unique(encoded.lanes[elsewhere]).tolist())
-            if elsewhere.any()
-            else ()
-        )
+        strayed = set(range(len(encoded.lane_table)) if blind else np.unique(encoded.lanes[elsewhere]).tolist())
         self.stats.shard_mispredictions += int(elsewhere.sum())
         for place, lane in enumerate(encoded.lane_table):
             if place not in strayed:

@@ -58,6 +58,10 @@ class Shard:
     start: int
     end: int
 
+    def covers(self, lowest: int, highest: int) -> bool:
+        """Whether its range holds all from one hash key to another."""
+        return self.start <= lowest and highest <= self.end
+
     def holds(self, high: U64, low: U64) -> bool:
         """Whether its range holds every one of these hash keys."""
         if not len(high):

@@ -66,7 +66,7 @@ def _judge_parts(encoded: EncodedRequest, answer: Answer, known: KnownShards, cl
             shard = None if known.doubted else known.get(answer.shard_table[answer.shards[entry]])
             if shard is None:
                 classes[entry] = UNSURE
-            elif not (shard.start <= hash_keys[0] and hash_keys[1] <= shard.end):
+            elif not shard.covers(*hash_keys):
                 classes[entry] = STRAYED
     partly = []
     for entries in rows.values():

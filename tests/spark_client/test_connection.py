@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import struct
 import threading
 import time
 from pathlib import Path
@@ -27,6 +28,7 @@ from producerd.wire.columns import Body, Columns, lay_out
 from spark_client import channel, connection
 from spark_client.channel import socket_paths
 from spark_client.connection import Connection
+from spark_client.tally import Tally
 from tests.spark_client.fake_daemon import (
     EXPIRED,
     INVALID,
@@ -706,3 +708,17 @@ def daemon_has(condition: object) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("sends_again", [False, True])
+def test_rows_that_came_back_end_with_the_frame_that_they_are_sent_again_in(sends_again: bool) -> None:
+    """Of four: one stored, one unknown, two given back, of which one may be stored."""
+    unknown = frames.RowCode(Outcome.UNKNOWN, Code.EXPIRED, "too old", True)
+    back = [frames.RowCode(Outcome.RETURNED, Code.DRAINING, "the daemon stops", maybe) for maybe in (False, True)]
+    rows_of_codes = struct.pack("3H", 0, 1, 2)
+    ack = frames.Ack(1, 4, 1, 0, 1, 2, bitmap=b"\x0e", code_rows=rows_of_codes, codes=(unknown, *back))
+    tally = Tally()
+    assert tally.settle(ack, [10, 11, 12, 13], sends_again=sends_again) == ([2, 3] if sends_again else [])
+    assert (tally.records, tally.stored, tally.returned) == ((2, 1, 0) if sends_again else (4, 1, 2))
+    assert tally.possible_duplicates == (1 if sends_again else 0)
+    assert sum(failure.records for failure in tally.failures) == (1 if sends_again else 3)

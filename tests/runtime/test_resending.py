@@ -15,26 +15,13 @@ import pytest
 
 from producerd.errors import Code, ConnectionFailed
 from producerd.testing import FakeKinesis, Fault
-from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
+from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import frames
 from producerd.wire.columns import Columns, lay_out
 from spark_client.connection import MOST_IN_VAIN, Connection
 from tests.daemon import DaemonProcess, daemon, directory, rows, until
 
 HELLO = frames.Hello(1, 1, client="test", pid=os.getpid())
-
-
-@pytest.fixture
-def kinesis() -> FakeKinesis:
-    fake = FakeKinesis()
-    fake.create_stream("flights", shards=4)
-    return fake
-
-
-@pytest.fixture
-def server(kinesis: FakeKinesis) -> Iterator[FakeServer]:
-    with serve_in_thread(kinesis) as serving:
-        yield serving
 
 
 class Node:
