@@ -96,9 +96,9 @@ class ConfigurationError(ProducerdError):
 
     code = Code.CONFIGURATION
 
-    def __init__(self, problems: Sequence[str]) -> None:
+    def __init__(self, problems: Sequence[str], message: str | None = None) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(self.problems))
+        super().__init__("\n".join(self.problems) if message is None else message)
 
 
 class ProtocolError(ProducerdError):
@@ -144,13 +144,14 @@ class BadColumn(ProducerdError):
 
 
 class RowFailure(NamedTuple):
-    """What became of some rows: ``records`` of them ended with ``code``; ``rows`` names the first few."""
+    """What became of some rows of a stream: ``records`` of them ended with ``code``; ``rows`` names the first few."""
 
     code: str
     message: str
     records: int
     maybe_stored: bool
     rows: tuple[int, ...]
+    stream: str = ""
 
 
 class RecordsFailed(ProducerdError):

@@ -1,4 +1,4 @@
-"""Arrow record batches become frames of bounded size without a look at any row.
+"""Arrow record batches become frames of bounded size without a look at any row; so do lists of plain records.
 
 A `Batch` keeps Arrow's own offset and value buffers; a frame is a slice of each.  Where to cut is found by binary
 search: Arrow's offsets are the prefix sums of the lengths, so that a frame costs O(log rows) steps and no copy.
@@ -8,7 +8,10 @@ columns with nulls (a null slot may hide bytes that nobody should send), and 64-
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from producerd.errors import BadColumn
 from producerd.wire.columns import (
@@ -19,11 +22,13 @@ from producerd.wire.columns import (
     RECORD_CHARGE_BYTES,
     Columns,
     Layout,
+    lay_out,
 )
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+STREAM: Final = "stream"
 KEY: Final = "partition_key"
 DATA: Final = "data"
 HASH_KEY: Final = "explicit_hash_key"
@@ -83,6 +88,59 @@ class Batch:
         ]
         values = [column.values(start, stop) for column in self._columns]
         return Columns(layout, (*offsets, *([validity] if validity else []), *values))
+
+
+def by_stream(batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[str | None, Batch, Sequence[int]]]:
+    """The rows of each stream that the column ``stream`` names, and their numbers, counted on from ``first_row``.
+
+    Rows of one stream stay in order.  Sorted as a whole, by one call of Arrow's; not at all where all rows are alike.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    codes = _text(batch.column(STREAM)).dictionary_encode("encode")
+    rows: Sequence[int] = range(first_row, first_row + batch.num_rows)
+    if len(codes.dictionary) > 1:
+        order = pc.sort_indices(codes.indices)  # stable
+        batch, codes = batch.take(order), codes.take(order)
+        rows = memoryview(pc.add(order, pa.scalar(first_row, order.type)).buffers()[1]).cast("B").cast("Q")
+    ends = pc.value_counts(codes.indices).field("counts").to_pylist()
+    start = 0
+    for name, count in zip(codes.indices.unique().to_pylist(), ends):
+        stream = codes.dictionary[name].as_py()
+        named = stream.decode() if isinstance(stream, bytes) else stream
+        yield named, Batch(batch.slice(start, count)), rows[start : start + count]
+        start += count
+
+
+class Record(NamedTuple):
+    """One record of a plain Python program; a null or empty partition key spreads it over all shards."""
+
+    data: bytes | None
+    partition_key: bytes | None = None
+    explicit_hash_key: bytes | None = None
+
+
+class Rows:
+    """Records without Arrow, ready to be cut."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records: int = len(records)
+        self._rows = records
+        self._has_hash_keys = any(record.explicit_hash_key for record in records)
+        sizes = (RECORD_CHARGE_BYTES + sum(map(len, filter(None, record))) for record in records)
+        self._charged = [0, *itertools.accumulate(sizes)]
+
+    def cut(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
+        """Where the frame that begins at ``start`` ends: as late as both bounds allow, or behind exactly one row."""
+        most = self._charged[start] + max_frame_bytes - FRAME_CHARGE_BYTES
+        fits = bisect.bisect_right(self._charged, most, lo=start) - 1
+        return max(start + 1, min(fits, start + max_frame_records, self.records))
+
+    def columns(self, start: int, stop: int) -> Columns:
+        """The frame of rows ``start`` to ``stop``, copied."""
+        data, keys, hash_keys = zip(*self._rows[start:stop])
+        return lay_out(keys, data, hash_keys if self._has_hash_keys else None)
 
 
 class _Column:

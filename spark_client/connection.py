@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from producerd.errors import (
     BackpressureTimeout,
@@ -43,6 +43,18 @@ MOST_IN_VAIN: Final = 5
 """Sessions in a row that ended before anything was acknowledged: then it is what is sent that ends them."""
 
 
+class Cuttable(Protocol):
+    """Rows of one stream that can be cut into frames."""
+
+    records: int
+
+    def cut(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
+        """Where the frame that begins at ``start`` ends: as late as both bounds allow, or behind exactly one row."""
+
+    def columns(self, start: int, stop: int) -> Columns:
+        """The frame of rows ``start`` to ``stop``."""
+
+
 @dataclass
 class _Stream:
     """An open stream: its number, and the largest frame that it takes now (charge, records)."""
@@ -53,13 +65,15 @@ class _Stream:
     max_frame_records: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Sent:
-    """A frame, kept until it is acknowledged; ``rows``: their numbers, in the order of put()."""
+    """A frame, kept until it is acknowledged; ``rows``: their numbers; ``tally``: where their end is counted."""
 
     stream: _Stream
     columns: Columns
     rows: Sequence[int]
+    tally: Tally
+    granted: bool = False
 
 
 class Connection:
@@ -68,7 +82,8 @@ class Connection:
     Where the daemon is lost or stops, it, or the one after it, is waited for, for ``reconnect_timeout_seconds``; then
     what was not acknowledged, or came back, is sent again.  With 0 that is an error.
 
-    ``tally`` says how the rows put so far ended, ``draining`` what the daemon said when it began to stop.
+    ``tally`` says how the rows put so far ended (but those put with a tally of their own), ``draining`` what the daemon
+    said when it began to stop.
     """
 
     def __init__(
@@ -90,6 +105,7 @@ class Connection:
         self._unacked_bytes = 0
         self._to_open: list[_Stream] = []  # that this daemon does not know yet
         self._again: list[_Sent] = []  # given back, or of a lost daemon: to be sent once more
+        self._returned = 0  # records given back, where nobody sends them again
         self._in_vain = 0  # sessions in a row that acknowledged nothing
         self._last_frame_id = 0
         self._next_row = 0
@@ -130,26 +146,61 @@ class Connection:
         """The most (charge, records) that a frame for an open stream may have now; one larger record may go alone."""
         return self._streams[stream].max_frame_bytes, self._streams[stream].max_frame_records
 
-    def put(self, stream: str, columns: Columns, timeout_seconds: float | None = None) -> None:
+    def put_batch(
+        self,
+        stream: str,
+        batch: Cuttable,
+        timeout_seconds: float | None = None,
+        *,
+        rows: Sequence[int] | None = None,
+        tally: Tally | None = None,
+    ) -> None:
+        """Put a batch frame by frame, each as large as it may be; cut again where the daemon wants smaller ones."""
+        self.open(stream, timeout_seconds)
+        start = 0
+        while start < batch.records:
+            stop = batch.cut(start, *self.largest_frame(stream))
+            named = None if rows is None else rows[start:stop]
+            try:
+                self.put(stream, batch.columns(start, stop), timeout_seconds, rows=named, tally=tally)
+            except Refused as refused:
+                if refused.code != Code.TOO_LARGE or stop - start == 1:
+                    raise
+            else:
+                start = stop
+
+    def put(
+        self,
+        stream: str,
+        columns: Columns,
+        timeout_seconds: float | None = None,
+        *,
+        rows: Sequence[int] | None = None,
+        tally: Tally | None = None,
+    ) -> None:
         """Hand one frame to the daemon; wait while there is no room for it.
 
         Raises BackpressureTimeout when there was none in time, and Refused when there never will be; with TOO_LARGE
         `largest_frame` has shrunk: cut again.  A record that passes the queue's whole limit alone ends in the tally,
         like any bad row.  Once the frame is granted its body is sent whole, and the time-out is over.
+
+        ``rows`` are the numbers by which the tally names its rows; by default they count from 0 in the order of put().
         """
         self.open(stream, timeout_seconds)
-        sent = _Sent(self._streams[stream], columns, range(self._next_row, self._next_row + columns.layout.records))
+        numbers = range(self._next_row, self._next_row + columns.layout.records) if rows is None else rows
+        sent = _Sent(self._streams[stream], columns, numbers, self.tally if tally is None else tally)
         self._lasting(lambda: self._put(sent, timeout_seconds))
 
     def _put(self, sent: _Sent, timeout_seconds: float | None) -> None:
-        if sent.rows[0] < self._next_row:
-            return  # it was granted before the daemon was lost, and is sent again like every other
+        if sent.granted:
+            return  # before the daemon was lost; it is sent again like every other
         layout = sent.columns.layout
         began = time.monotonic()
         try:
-            frame_id = self._reserve(sent.stream, layout, sent.rows[0], timeout_seconds)
+            frame_id = self._reserve(sent, layout, timeout_seconds)
         finally:
             self.tally.seconds_blocked += time.monotonic() - began
+        sent.granted = True
         self._next_row += layout.records
         if frame_id:
             self._send_body(frame_id, sent)
@@ -179,7 +230,7 @@ class Connection:
             reason = self._reason(next(iter(self._unacked.values())).stream)
             if self._unacked:  # the last ACK may have come before the reason did
                 raise FlushTimeout(f"{self._owed()} after {timeout_seconds} s: {reason}") from None
-        if self.tally.returned or self._again:
+        if self._returned or self._again:
             raise self._drained()
 
     # --------------------------------------------------------------------------------------- the session after this one
@@ -209,7 +260,8 @@ class Connection:
         if ended.code == Code.DRAINING:
             self._hear_out()
         lost = list(self._unacked.values())
-        self.tally.possible_duplicates += sum(len(sent.rows) for sent in lost)
+        for sent in lost:
+            sent.tally.possible_duplicates += len(sent.rows)
         self._again += lost
         self._again.sort(key=lambda sent: sent.rows[0])
         self._unacked.clear()
@@ -246,27 +298,28 @@ class Connection:
         """The first of those to be sent again; in two halves where it is larger than a frame may be now."""
         layout = dataclasses.replace(sent.columns.layout, flags=sent.columns.layout.flags | FLAG_RESENT)
         try:
-            frame_id = self._reserve(sent.stream, layout, sent.rows[0], None)
+            frame_id = self._reserve(sent, layout, None)
         except Refused as refused:
             if refused.code != Code.TOO_LARGE or layout.records == 1:
                 raise
             places, middle = range(layout.records), layout.records // 2
             self._again[:1] = [
-                _Sent(sent.stream, sent.columns.take(part), [sent.rows[place] for place in part])
+                dataclasses.replace(sent, columns=sent.columns.take(part), rows=[sent.rows[place] for place in part])
                 for part in (places[:middle], places[middle:])
             ]
             return
         del self._again[0]
-        self.tally.resent += layout.records
+        sent.tally.resent += layout.records
         if frame_id:
             self._send_body(frame_id, dataclasses.replace(sent, columns=Columns(layout, sent.columns.parts)))
 
     # -------------------------------------------------------------------------------------------- room for one frame
 
-    def _reserve(self, stream: _Stream, layout: Layout, first_row: int, timeout_seconds: float | None) -> int:
+    def _reserve(self, sent: _Sent, layout: Layout, timeout_seconds: float | None) -> int:
         """The id of the frame when it is granted; 0 when its only record can never be taken."""
+        stream = sent.stream
         deadline = _deadline(timeout_seconds)
-        if self.tally.returned or self.draining:
+        if self._returned or self.draining:
             raise self._drained()
         try:
             while not self._window_has_room(layout):
@@ -283,7 +336,9 @@ class Connection:
         if not isinstance(answer, frames.Refused):
             return frame_id
         if answer.code == Code.RECORD_TOO_LARGE and layout.records == 1:
-            self.tally.refuse(first_row, frames.RowCode(Outcome.NOT_STORED, answer.code, answer.message))
+            sent.tally.refuse(
+                sent.rows[0], frames.RowCode(Outcome.NOT_STORED, answer.code, answer.message), stream.name
+            )
             return 0
         if answer.code == Code.TOO_LARGE:
             _shrink(stream, layout, answer)
@@ -340,13 +395,15 @@ class Connection:
             if message.records != layout.records:
                 raise ProtocolError(f"ACK of {message.records} records for a frame of {layout.records}")
             self._unacked_bytes -= layout.charge_bytes
-            self.tally.payload_bytes += _payload_bytes(layout)
+            sent.tally.payload_bytes += _payload_bytes(layout)
             self._in_vain = 0
-            back = self.tally.settle(message, sent.rows, sends_again=self._reconnect_timeout_seconds > 0)
+            sends_again = self._reconnect_timeout_seconds > 0
+            back = sent.tally.settle(message, sent.rows, sent.stream.name, sends_again=sends_again)
+            self._returned += 0 if sends_again else message.returned
             if back:
-                again = _Sent(sent.stream, sent.columns.take(back), [sent.rows[place] for place in back])
-                self.tally.payload_bytes -= _payload_bytes(again.columns.layout)
-                self._again.append(again)
+                columns, rows = sent.columns.take(back), [sent.rows[place] for place in back]
+                sent.tally.payload_bytes -= _payload_bytes(columns.layout)
+                self._again.append(dataclasses.replace(sent, columns=columns, rows=rows))
         elif isinstance(message, frames.Blocked):
             stream = next((s.name for s in self._streams.values() if s.number == message.stream_id), "?")
             LOG.warning("stream %s: blocked for %.0f s: %s", stream, message.seconds, _describe(message))
@@ -366,7 +423,7 @@ class Connection:
         )
 
     def _drained(self) -> ConnectionFailed:
-        returned = self.tally.returned + sum(len(sent.rows) for sent in self._again)
+        returned = self._returned + sum(len(sent.rows) for sent in self._again)
         text = f"the daemon stops: it gave {returned} records back and takes no more"
         return ConnectionFailed(text, code=Code.DRAINING)
 

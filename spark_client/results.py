@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from producerd.errors import (
     BackpressureTimeout,
@@ -96,7 +96,12 @@ class PartitionResult(NamedTuple):
     @staticmethod
     def from_line(line: str) -> PartitionResult:
         *plain, failures = json.loads(line)
-        return PartitionResult._make([*plain, tuple(RowFailure._make([*f[:-1], tuple(f[-1])]) for f in failures)])
+        return PartitionResult._make([*plain, tuple(map(_failure, failures))])
+
+
+def _failure(told: list[Any]) -> RowFailure:
+    failure = RowFailure._make(told)
+    return failure._replace(rows=tuple(failure.rows))
 
 
 class BatchResult(NamedTuple):
@@ -121,11 +126,22 @@ class BatchResult(NamedTuple):
     skipped_rows: tuple[SkippedRow, ...]
     partitions: tuple[PartitionResult, ...]
 
+    def __str__(self) -> str:
+        """What a log line and a notebook show."""
+        batch = "" if self.batch_id is None else f"batch {self.batch_id}: "
+        told = ("skipped", "retries", "throttled", "possible_duplicates", "spread_keys", "resent")
+        counts = "".join(f", {value} {name.replace('_', ' ')}" for name in told if (value := getattr(self, name)))
+        tasks = f"{len(self.partitions)} tasks, {self.seconds_blocked:.1f} s blocked"
+        return f"{batch}{self.records} records, {self.bytes} bytes in {tasks}{counts}"
+
 
 def merge(
-    batch_id: int | None, stream: str, results: Iterable[PartitionResult], *, skip_bad_records: bool
+    batch_id: int | None, stream: str | None, results: Iterable[PartitionResult], *, skip_bad_records: bool
 ) -> BatchResult:
-    """All tasks' results in one; raises RecordsFailed, one line, where rows failed that the batch may not skip."""
+    """All tasks' results in one; raises RecordsFailed, one line, where rows failed that the batch may not skip.
+
+    ``stream`` is None where each row named its own.
+    """
     partitions = tuple(sorted(results))
     failed = [(p, failure) for p in partitions for failure in p.failed(skip_bad_records)]
     if failed:
@@ -148,27 +164,30 @@ def merge(
     )
 
 
-def _records_failed(stream: str, failed: Sequence[tuple[PartitionResult, RowFailure]]) -> RecordsFailed:
+def _records_failed(stream: str | None, failed: Sequence[tuple[PartitionResult, RowFailure]]) -> RecordsFailed:
     """One line: counts by code, and the first rows as partition:row."""
-    merged: dict[tuple[str, str], RowFailure] = {}
-    named: dict[tuple[str, str], list[str]] = {}
+    merged: dict[tuple[str, str, str], RowFailure] = {}
+    named: dict[tuple[str, str, str], list[str]] = {}
     for p, failure in failed:
-        kind = failure.code, failure.message
+        kind = failure.code, failure.message, failure.stream
         known = merged.get(kind, failure._replace(records=0))
         merged[kind] = known._replace(
             records=known.records + failure.records, maybe_stored=known.maybe_stored or failure.maybe_stored
         )
         named.setdefault(kind, []).extend(f"{p.partition}:{row}" for row in failure.rows)
-    # The rarest first, as in a Tally: one bad row may take its frame with it.
-    kinds = sorted(merged, key=lambda kind: merged[kind].records)
+    # As in a Tally: bad rows before the good ones that they took with them, then the rarest.
+    kinds = sorted(merged, key=lambda kind: (kind[0] == Code.FRAME_REFUSED, merged[kind].records))
     told = "; ".join(
-        f"{code} {merged[code, message].records} ({message})"
+        f"{code} {merged[kind].records}"
+        + (f" of stream {of}" if of and stream is None else "")
+        + f" ({message})"
         # Which good rows shared a frame with bad ones helps nobody.
-        + (f", rows {', '.join(named[code, message][:MAX_ROWS_NAMED])}" if code != Code.FRAME_REFUSED else "")
-        for code, message in kinds[:MAX_FAILURES_TOLD]
+        + (f", rows {', '.join(named[kind][:MAX_ROWS_NAMED])}" if code != Code.FRAME_REFUSED else "")
+        for kind in kinds[:MAX_FAILURES_TOLD]
+        for code, message, of in [kind]
     )
     count, first = sum(failure.records for _, failure in failed), failed[0][0]
-    where = f"host {first.host}, partition {first.partition}, stream {stream}"
+    where = f"host {first.host}, partition {first.partition}" + (f", stream {stream}" if stream else "")
     return RecordsFailed(
         marked(kinds[0][0], f"{where}: {count} records failed, named as partition:row: {told}"),
         [merged[kind] for kind in kinds],

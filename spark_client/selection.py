@@ -8,68 +8,107 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from producerd.errors import BadColumn
+from producerd.errors import BadColumn, Code
+from spark_client.batches import DATA, HASH_KEY, KEY, STREAM
+from spark_client.results import marked
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-ALIASES: Final = {"partition_key": "partitionKey", "explicit_hash_key": "explicitHashKey"}
-"""What Spark's Kinesis sources produce, taken where our own default name is absent."""
+    from spark_client.options import Options
+
+ALIASES: Final = {KEY: "partitionKey", HASH_KEY: "explicitHashKey", STREAM: "streamName"}
+"""What Spark's Kinesis sources produce (Databricks', AWS's), taken where our own default name is absent."""
+WHOLE_ROW: Final = "to_json(struct(*))"
 MAX_NAMES_TOLD: Final = 50
 
 
-def select(
-    df: DataFrame, partition_key: str | Column, data: str | Column | None, explicit_hash_key: str | Column | None
-) -> DataFrame:
-    """``partition_key`` and ``explicit_hash_key`` (if given) as strings, and ``data`` as string or binary."""
-    columns = [
-        _column(df, "partition_key", partition_key).cast("string").alias("partition_key"),
-        _data_column(df, "to_json(struct(*))" if data is None else data).alias("data"),
-    ]
-    if explicit_hash_key is not None:
-        hash_key = _column(df, "explicit_hash_key", explicit_hash_key)
-        columns.append(hash_key.cast("string").alias("explicit_hash_key"))
-    return df.select(*columns)
+def select(df: DataFrame, options: Options) -> DataFrame:
+    """The columns ``partition_key``, ``data``, and if wanted ``explicit_hash_key`` and ``stream``.
 
-
-def _column(df: DataFrame, option: str, given: str | Column) -> Column:
+    All are strings, but for data, which may be binary.
+    """
+    wanted: dict[str, Any] = {KEY: options.partition_key, DATA: WHOLE_ROW if options.data is None else options.data}
+    if options.explicit_hash_key is not None or found(HASH_KEY, df.columns):
+        wanted[HASH_KEY] = HASH_KEY if options.explicit_hash_key is None else options.explicit_hash_key
+    if options.stream is None:
+        if not found(STREAM, df.columns):
+            raise no_stream(df.columns)
+        wanted[STREAM] = STREAM
     errors = importlib.import_module("pyspark.errors")
     try:
-        column: Column = _functions(df).expr(_expression(df, option, given)) if isinstance(given, str) else given
-        df.select(column).schema  # noqa: B018 - Connect resolves a column only here
+        columns = {name: _column(df, name, given) for name, given in wanted.items()}
+        kept = [(column if name == DATA else column.cast("string")).alias(name) for name, column in columns.items()]
+        selected: DataFrame = df.select(*kept)
+        fields = selected.schema.fields  # Connect resolves columns only here
     except errors.AnalysisException as error:
-        raise _bad_column(df, option, str(given), str(error)) from None
+        raise _culprit(df, wanted, error) from None
+    kinds = [field.dataType for field in fields if field.name == DATA]
+    if [kind.typeName() for kind in kinds] not in (["string"], ["binary"], ["varchar"], ["char"]):
+        raise bad_data(wanted[DATA], ", ".join(kind.simpleString() for kind in kinds))
+    return selected
+
+
+def found(name: str, columns: Sequence[str]) -> str | None:
+    """The column of this name, or of its alias; Spark's names have no case."""
+    for wanted in (name, ALIASES.get(name, name)):
+        for column in columns:
+            if column.lower() == wanted.lower():
+                return column
+    return None
+
+
+def no_stream(columns: Sequence[str]) -> BadColumn:
+    """Neither the option nor the column names a stream."""
+    text = f"no stream: give its name with the option stream, or a column `stream`; columns: {_told(columns)}"
+    return BadColumn(marked(Code.BAD_COLUMN, text))
+
+
+def bad_column(option: str, name: str, columns: Sequence[str], why: str) -> BadColumn:
+    """A column that is not there, with those that are."""
+    near = difflib.get_close_matches(name, columns)
+    hint = f", did you mean {' or '.join(near)}?" if near else ","
+    return BadColumn(marked(Code.BAD_COLUMN, f"{option}={name!r}: {why}{hint} columns: {_told(columns)}"))
+
+
+def bad_data(given: Any, has: str) -> BadColumn:
+    """A payload that is neither text nor bytes."""
+    text = f"data={given!s} has type {has}: give a string or binary column, such as to_json(...) or a cast"
+    return BadColumn(marked(Code.BAD_COLUMN, text))
+
+
+def _told(columns: Sequence[str]) -> str:
+    return ", ".join(columns[:MAX_NAMES_TOLD])
+
+
+def _column(df: DataFrame, option: str, given: Any) -> Column:
+    column: Column = _functions(df).expr(_expression(df, option, given)) if isinstance(given, str) else given
     return column
 
 
 def _expression(df: DataFrame, option: str, given: str) -> str:
-    alias = ALIASES.get(option)
-    name = alias if alias in df.columns and given == option and option not in df.columns else given
+    name = given if given != option else found(option, df.columns) or given
     return "`" + name.replace("`", "``") + "`" if name in df.columns else name
 
 
-def _bad_column(df: DataFrame, option: str, name: str, spark_says: str) -> BadColumn:
-    near = difflib.get_close_matches(name, df.columns)
-    hint = f", did you mean {' or '.join(near)}?" if near else ","
-    columns = ", ".join(df.columns[:MAX_NAMES_TOLD])
-    reason = " ".join(spark_says.strip().splitlines()[:1])
-    return BadColumn(
-        f"{option}={name!r}: neither a column nor an expression that Spark accepts{hint} columns: {columns} ({reason})"
+def _culprit(df: DataFrame, wanted: dict[str, Any], error: Exception) -> BadColumn:
+    """Which of the columns Spark meant: each is resolved alone."""
+    for option, given in wanted.items():
+        try:
+            df.select(_column(df, option, given)).schema  # noqa: B018 - Connect resolves a column only here
+        except importlib.import_module("pyspark.errors").AnalysisException as alone:
+            return _unresolved(df, option, given, alone)
+    return _unresolved(df, *next(iter(wanted.items())), error)
+
+
+def _unresolved(df: DataFrame, option: str, given: Any, error: Exception) -> BadColumn:
+    reason = " ".join(str(error).strip().splitlines()[:1])
+    return bad_column(
+        option, str(given), df.columns, f"neither a column nor an expression that Spark accepts ({reason})"
     )
-
-
-def _data_column(df: DataFrame, given: str | Column) -> Column:
-    column = _column(df, "data", given)
-    fields = df.select(column).schema.fields
-    kinds = [field.dataType for field in fields]
-    if [kind.typeName() for kind in kinds] not in (["string"], ["binary"], ["varchar"], ["char"]):
-        has = ", ".join(kind.simpleString() for kind in kinds)
-        raise BadColumn(
-            f"data={given!s} has type {has}: give a string or binary column, such as to_json(...) or a cast"
-        )
-    return column
 
 
 def _functions(df: DataFrame) -> Any:

@@ -41,22 +41,22 @@ class Tally:
     spread_keys: int = 0
     resent: int = 0
     seconds_blocked: float = 0.0
-    _failures: dict[tuple[str, str], _Failure] = field(default_factory=dict)
+    _failures: dict[tuple[str, str, str], _Failure] = field(default_factory=dict)
 
     @property
     def failures(self) -> tuple[RowFailure, ...]:
-        """The rows that are not STORED, by code and message; rows count from 0 in the order of put().
+        """The rows that are not STORED, by code, message and stream; rows as they were numbered by put().
 
-        The rarest come first: one bad row may take its whole frame with it, and it is the bad one that matters.
+        What matters comes first: bad rows before the good ones that they took with them, then the rarest.
         """
         found = [
-            RowFailure(code, message, failure.records, failure.maybe_stored, tuple(failure.rows))
-            for (code, message), failure in self._failures.items()
+            RowFailure(code, message, failure.records, failure.maybe_stored, tuple(failure.rows), stream)
+            for (code, message, stream), failure in self._failures.items()
         ]
-        return tuple(sorted(found, key=lambda failure: failure.records))
+        return tuple(sorted(found, key=lambda failure: (failure.code == Code.FRAME_REFUSED, failure.records)))
 
-    def settle(self, ack: Ack, rows: Sequence[int], *, sends_again: bool = False) -> list[int]:
-        """Add one frame's end; ``rows`` are the numbers of its rows.
+    def settle(self, ack: Ack, rows: Sequence[int], stream: str, *, sends_again: bool = False) -> list[int]:
+        """Add the end of one frame of a stream; ``rows`` are the numbers of its rows.
 
         With ``sends_again`` rows that came back end with another frame: returns their places in this one.
         """
@@ -66,7 +66,7 @@ class Tally:
                 back.append(place)
                 self.possible_duplicates += why.maybe_stored
             else:
-                self._fail(rows[place], why)
+                self._fail(rows[place], why, stream)
         self.records += ack.records - len(back)
         self.stored += ack.stored
         self.returned += ack.returned - len(back)
@@ -76,15 +76,15 @@ class Tally:
         self.spread_keys += ack.spread_keys
         return back
 
-    def refuse(self, row: int, why: RowCode) -> None:
+    def refuse(self, row: int, why: RowCode, stream: str = "") -> None:
         """Add one record that was refused before it was sent."""
         self.records += 1
-        self._fail(row, why)
+        self._fail(row, why, stream)
 
-    def _fail(self, row: int, why: RowCode) -> None:
-        kind = (Code.DRAINING if why.outcome == Outcome.RETURNED else why.code, why.message)
+    def _fail(self, row: int, why: RowCode, stream: str) -> None:
+        kind = (Code.DRAINING if why.outcome == Outcome.RETURNED else why.code, why.message, stream)
         if kind not in self._failures and len(self._failures) >= MAX_FAILURES:
-            kind = OTHERS
+            kind = (*OTHERS, "")
         failure = self._failures.setdefault(kind, _Failure())
         failure.records += 1
         failure.maybe_stored |= why.maybe_stored or why.outcome == Outcome.UNKNOWN

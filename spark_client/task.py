@@ -11,16 +11,17 @@ and found in an installed wheel and in a zip shipped by ``--py-files`` alike.
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import socket
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from producerd import __version__
-from producerd.errors import Code, ProducerdError, Refused
+from producerd.errors import Code, Outcome, ProducerdError
 from producerd.wire import frames
-from spark_client.batches import Batch
+from spark_client.batches import Batch, by_stream
 from spark_client.channel import socket_paths
 from spark_client.connection import Connection
 from spark_client.results import PartitionResult, marked
@@ -28,11 +29,13 @@ from spark_client.results import PartitionResult, marked
 if TYPE_CHECKING:
     import pyarrow as pa
 
+NO_STREAM: Final = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "the column stream is null or empty")
+
 
 class Plan(NamedTuple):
     """What each task must know.  Plain values: it travels to the workers."""
 
-    stream: str
+    stream: str | None  # None: the column `stream` names one for each row
     socket: str | None = None
     configured_socket: str | None = None
     skip_bad_records: bool = False
@@ -46,51 +49,54 @@ class Plan(NamedTuple):
 
 def send_partition(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Send a partition, flush, and yield one `PartitionResult`; without rows, open no connection and yield nothing."""
-    hello = _hello(plan)
-    try:
-        result = _send(plan, hello, (batch for batch in batches if batch.num_rows))
-    except ProducerdError as error:
-        where = f"host {socket.gethostname()}, partition {hello.partition}"
-        raise ProducerdError(marked(error.code, f"{where}: {error}"), code=error.code) from None
+    result = send(plan, batches)
     if result is not None:
         import pyarrow as pa
 
         yield pa.RecordBatch.from_pydict({"result": pa.array([result.to_line()], pa.string())})
 
 
+def send(plan: Plan, batches: Iterable[pa.RecordBatch]) -> PartitionResult | None:
+    """Send a partition and flush; None if it has no rows.  Raises one marked line where the task cannot go on."""
+    hello = _hello(plan)
+    try:
+        return _send(plan, hello, (batch for batch in batches if batch.num_rows))
+    except ProducerdError as error:
+        where = f"host {socket.gethostname()}, partition {hello.partition}"
+        raise ProducerdError(marked(error.code, f"{where}: {error}"), code=error.code) from None
+
+
 def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) -> PartitionResult | None:
     first = next(batches, None)
     if first is None:
         return None
-    paths = socket_paths(plan.socket, plan.configured_socket)
     with Connection(
         hello,
-        paths,
+        socket_paths(plan.socket, plan.configured_socket),
         connect_timeout_seconds=plan.connect_timeout_seconds,
         reconnect_timeout_seconds=plan.reconnect_timeout_seconds,
     ) as connection:
-        put_batch(connection, plan, Batch(first))
-        for batch in batches:
+        rows = 0
+        for batch in itertools.chain([first], batches):
             if _report(connection, hello).failed(plan.skip_bad_records):
                 break  # the batch has failed: what is left of it would only be stored twice
-            put_batch(connection, plan, Batch(batch))
+            _put(connection, plan, batch, rows)
+            rows += batch.num_rows
         connection.flush(plan.flush_timeout_seconds)
         return _report(connection, hello)
 
 
-def put_batch(connection: Connection, plan: Plan, batch: Batch) -> None:
-    """Put a batch, frame by frame; cut again where the daemon wants smaller frames."""
-    connection.open(plan.stream, plan.put_timeout_seconds)
-    start = 0
-    while start < batch.records:
-        stop = batch.cut(start, *connection.largest_frame(plan.stream))
-        try:
-            connection.put(plan.stream, batch.columns(start, stop), plan.put_timeout_seconds)
-        except Refused as refused:
-            if refused.code != Code.TOO_LARGE or stop - start == 1:
-                raise
+def _put(connection: Connection, plan: Plan, batch: pa.RecordBatch, first_row: int) -> None:
+    """Put a batch into the plan's stream, or each row into its own."""
+    if plan.stream is not None:
+        connection.put_batch(plan.stream, Batch(batch), plan.put_timeout_seconds)
+        return
+    for stream, part, rows in by_stream(batch, first_row):
+        if stream:
+            connection.put_batch(stream, part, plan.put_timeout_seconds, rows=rows)
         else:
-            start = stop
+            for row in rows:
+                connection.tally.refuse(row, NO_STREAM)
 
 
 def _report(connection: Connection, hello: frames.Hello) -> PartitionResult:

@@ -39,10 +39,10 @@ class StoredRows(Tally):
 
     rows: set[int] = field(default_factory=set)
 
-    def settle(self, ack: Ack, rows: Sequence[int], *, sends_again: bool = False) -> list[int]:
+    def settle(self, ack: Ack, rows: Sequence[int], stream: str, *, sends_again: bool = False) -> list[int]:
         failed = {place for place, _ in ack.failed_rows()}
         self.rows.update(row for place, row in enumerate(rows) if place not in failed)
-        return super().settle(ack, rows, sends_again=sends_again)
+        return super().settle(ack, rows, stream, sends_again=sends_again)
 
 
 class Session(threading.Thread):

@@ -29,9 +29,9 @@ LOST = replace(ROW, readable=29_591, verdict="LOST 409")
 
 def test_a_session_knows_which_of_its_rows_are_stored() -> None:
     stored = StoredRows()
-    stored.settle(Ack(1, 3, 3, 0, 0, 0), range(3))
+    stored.settle(Ack(1, 3, 3, 0, 0, 0), range(3), "s")
     failed = RowCode(Outcome.NOT_STORED, "RECORD_INVALID", "")
-    stored.settle(Ack(2, 4, 2, 2, 0, 0, bitmap=b"\x05", codes=(failed,)), range(3, 7))
+    stored.settle(Ack(2, 4, 2, 2, 0, 0, bitmap=b"\x05", codes=(failed,)), range(3, 7), "s")
     assert stored.rows == {0, 1, 2, 4, 6}
     assert stored.stored == 5
 

@@ -343,7 +343,7 @@ def test_a_record_that_passes_the_whole_limit_ends_like_a_bad_row(daemon: FakeDa
         for count in (2, 1, 4):
             session.put("s", rows(count))
         session.flush(10)
-    assert session.tally.failures == (RowFailure(Code.RECORD_TOO_LARGE, "queue_limit_bytes = 9", 1, False, (2,)),)
+    assert session.tally.failures == (RowFailure(Code.RECORD_TOO_LARGE, "queue_limit_bytes = 9", 1, False, (2,), "s"),)
     assert (session.tally.records, session.tally.stored) == (7, 6)
 
 
@@ -517,9 +517,9 @@ def test_failed_rows_are_named_by_their_number_in_the_partition(daemon: FakeDaem
         session.put("s", rows(10))
         session.flush(10)
     assert session.tally.failures == (
-        RowFailure(Code.RESULT_COUNT, "answers did not match", 1, True, (14,)),
-        RowFailure(Code.EXPIRED, EXPIRED.message, 2, False, (12, 13)),
-        RowFailure(Code.RECORD_INVALID, "data is null", 3, False, (5, 2, 3)),
+        RowFailure(Code.RESULT_COUNT, "answers did not match", 1, True, (14,), "s"),
+        RowFailure(Code.EXPIRED, EXPIRED.message, 2, False, (12, 13), "s"),
+        RowFailure(Code.RECORD_INVALID, "data is null", 3, False, (5, 2, 3), "s"),
     )
     assert (session.tally.records, session.tally.stored) == (15, 9)
 
@@ -718,7 +718,7 @@ def test_rows_that_came_back_end_with_the_frame_that_they_are_sent_again_in(send
     rows_of_codes = struct.pack("3H", 0, 1, 2)
     ack = frames.Ack(1, 4, 1, 0, 1, 2, bitmap=b"\x0e", code_rows=rows_of_codes, codes=(unknown, *back))
     tally = Tally()
-    assert tally.settle(ack, [10, 11, 12, 13], sends_again=sends_again) == ([2, 3] if sends_again else [])
+    assert tally.settle(ack, [10, 11, 12, 13], "s", sends_again=sends_again) == ([2, 3] if sends_again else [])
     assert (tally.records, tally.stored, tally.returned) == ((2, 1, 0) if sends_again else (4, 1, 2))
     assert tally.possible_duplicates == (1 if sends_again else 0)
     assert sum(failure.records for failure in tally.failures) == (1 if sends_again else 3)

@@ -38,7 +38,6 @@ def test_importing_the_client_needs_only_the_standard_library() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stream": None}, "stream=None: name the Kinesis stream"),
         ({"stream": ""}, "stream=''"),
         ({"put_timeout_seconds": -1}, "put_timeout_seconds=-1: give a number of seconds, 0 or more, or None"),
         ({"flush_timeout_seconds": "5s"}, "flush_timeout_seconds='5s'"),
@@ -58,7 +57,7 @@ def test_an_option_that_does_not_hold_is_named_with_its_value(options: dict[str,
 
 def test_all_options_that_do_not_hold_are_named_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        KinesisBatchWriter(null_key="drop", put_timeout_seconds=-1)
+        KinesisBatchWriter("", null_key="drop", put_timeout_seconds=-1)
     assert [problem.split("=")[0] for problem in caught.value.problems] == ["stream", "null_key", "put_timeout_seconds"]
 
 

@@ -1,0 +1,163 @@
+"""``df.write.format("producerd")`` and ``df.writeStream.format("producerd")``: Kinesis as a sink of Spark 4's own.
+
+Each task sends its partition as `KinesisBatchWriter`'s tasks do and commits with its report; the driver's commit sums
+them up and raises where rows failed, so that Spark repeats the batch but never, for them, a task alone.
+
+Spark runs these classes in Python processes of its own, beside the driver and on the executors, with no session at
+hand: what `KinesisBatchWriter` asks of the session (``spark.producerd.socket``, ``spark.speculation``, the size of
+Arrow batches) is out of reach here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from producerd.errors import Code
+from spark_client.batches import DATA, HASH_KEY, KEY, STREAM
+from spark_client.options import Options, from_text, refuse
+from spark_client.results import PartitionResult, marked, merge
+from spark_client.selection import bad_column, bad_data, found, no_stream
+from spark_client.task import Plan, send
+
+try:
+    from pyspark.sql import datasource
+except ImportError:
+    text = 'format("producerd") needs Spark 4: on Spark 3.5 write with spark_client.KinesisBatchWriter'
+    raise ImportError(marked(Code.CONFIGURATION, text)) from None
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+LOG: Final = logging.getLogger("producerd.client")
+ROWS_AT_ONCE: Final = 1_000
+OPTION: Final = {KEY: "partitionKey", DATA: "data", HASH_KEY: "explicitHashKey", STREAM: "stream"}
+PAYLOAD_TYPES: Final = ("string", "varchar", "char", "binary")
+KEY_TYPES: Final = (*PAYLOAD_TYPES, "byte", "short", "integer", "long")
+"""What Arrow writes as text just as Spark's own cast does; and decimals without a scale."""
+
+
+STREAMS_ARROW: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
+"""Spark 4.0 hands its streaming sinks rows, later ones Arrow batches."""
+_STREAM_BASE: Any = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)
+
+
+class ProducerdDataSource(datasource.DataSource):
+    """The data source.  Raises ConfigurationError for its options, all at once, and BadColumn for its columns."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "producerd"
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        if overwrite:
+            refuse(['a Kinesis stream can only be appended to: give .mode("append")'])
+        return _BatchWriter(_Sink.of(from_text(self.options), schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802, ARG002 - Spark's name and shape
+        return _StreamWriter(_Sink.of(from_text(self.options), schema))
+
+
+class _Report(datasource.WriterCommitMessage):
+    """What a task commits with: its `PartitionResult`, or nothing for an empty partition."""
+
+    def __init__(self, line: str | None) -> None:
+        self.line = line
+
+
+class _Sink(NamedTuple):
+    """The options, and where in a row each column stands that is sent.  Picklable."""
+
+    options: Options
+    places: dict[str, int]
+    binary: frozenset[str]
+
+    @staticmethod
+    def of(options: Options, schema: StructType) -> _Sink:
+        """Raises BadColumn where the schema does not have what the options name."""
+        names = schema.names
+        wanted = {KEY: options.partition_key, DATA: options.data or DATA}
+        if options.explicit_hash_key is not None or found(HASH_KEY, names):
+            wanted[HASH_KEY] = options.explicit_hash_key or HASH_KEY
+        if options.stream is None:
+            if not found(STREAM, names):
+                raise no_stream(names)
+            wanted[STREAM] = STREAM
+        places, binary = {}, set()
+        for column, given in wanted.items():
+            name = found(str(given), names)
+            if name is None:
+                raise bad_column(OPTION[column], str(given), names, "no such column")
+            kind = schema[name].dataType
+            if column == DATA and kind.typeName() not in PAYLOAD_TYPES:
+                raise bad_data(name, kind.simpleString())
+            if kind.typeName() not in KEY_TYPES and getattr(kind, "scale", None) != 0:
+                raise bad_column(OPTION[column], name, names, f"is of type {kind.simpleString()}: cast it to string;")
+            places[column] = names.index(name)
+            if kind.typeName() == "binary":
+                binary.add(column)
+        return _Sink(options, places, frozenset(binary))
+
+    def send(self, batches: Iterable[pa.RecordBatch]) -> _Report:
+        """Send one task's partition."""
+        options = self.options
+        plan = Plan(
+            options.stream,
+            options.socket,
+            skip_bad_records=options.skips_bad_records,
+            put_timeout_seconds=options.put_timeout_seconds,
+            flush_timeout_seconds=options.flush_timeout_seconds,
+            connect_timeout_seconds=options.connect_timeout_seconds,
+            reconnect_timeout_seconds=options.reconnect_timeout_seconds,
+        )
+        result = send(plan, map(self._sent, batches))
+        return _Report(result.to_line() if result is not None else None)
+
+    def _sent(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns that are sent, by our own names."""
+        return type(batch).from_arrays([batch.column(at) for at in self.places.values()], names=[*self.places])
+
+    def batches(self, rows: Iterator[Sequence[Any]]) -> Iterator[pa.RecordBatch]:
+        """Rows as Spark's Arrow batches would have them; no larger than a few frames."""
+        import pyarrow as pa
+
+        while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
+            columns = [pa.nulls(len(chunk))] * (max(self.places.values()) + 1)
+            for column, at in self.places.items():
+                if column in self.binary:
+                    columns[at] = pa.array([row[at] for row in chunk], pa.binary())
+                else:
+                    columns[at] = pa.array([None if row[at] is None else str(row[at]) for row in chunk], pa.string())
+            yield pa.RecordBatch.from_arrays(columns, names=[str(at) for at in range(len(columns))])
+
+    def settle(self, batch_id: int | None, messages: Iterable[datasource.WriterCommitMessage | None]) -> None:
+        """Sum up what the tasks did.  Raises RecordsFailed, one line, where rows failed that may not be skipped."""
+        lines = [message.line for message in messages if isinstance(message, _Report) and message.line is not None]
+        results = map(PartitionResult.from_line, lines)
+        options = self.options
+        LOG.info("%s", merge(batch_id, options.stream, results, skip_bad_records=options.skips_bad_records))
+
+
+class _BatchWriter(datasource.DataSourceArrowWriter):
+    def __init__(self, sink: _Sink) -> None:
+        self._sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> _Report:
+        return self._sink.send(iterator)
+
+    def commit(self, messages: list[datasource.WriterCommitMessage | None]) -> None:
+        self._sink.settle(None, messages)
+
+
+class _StreamWriter(_STREAM_BASE):  # type: ignore[misc]  # which of the two it is shows at run time
+    def __init__(self, sink: _Sink) -> None:
+        self._sink = sink
+
+    def write(self, iterator: Iterator[Any]) -> _Report:
+        return self._sink.send(iterator if STREAMS_ARROW else self._sink.batches(iterator))
+
+    def commit(self, messages: list[datasource.WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        self._sink.settle(batchId, messages)

@@ -1,0 +1,233 @@
+"""What a writer may be told, once: its names, what holds of each, and how the data source reads it from text.
+
+Python spells them in snake_case, the data source in camelCase and without regard to case, as Spark hands its options
+over in lower case.  Everything that does not hold is said at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple
+
+from producerd.errors import Code, ConfigurationError
+from spark_client.results import marked
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+OF_SPARK: Final = frozenset(("checkpointlocation", "queryname"))
+"""What Spark hands to every data source beside the options that are meant for it."""
+ELSEWHERE: Final = {
+    "allowspeculation": "a data source cannot see spark.speculation: set that to false",
+    "streamname": "it is called stream",
+    **dict.fromkeys(
+        ("region", "endpointurl", "rolearn", "externalid", "awsaccesskey", "awssecretkey", "awsaccesskeyid"),
+        "access to AWS belongs to the daemon, see its settings region, endpoint_url and role_arn",
+    ),
+    **dict.fromkeys(
+        ("queuelimit", "queuelimitbytes", "aggregation", "ordering", "lingerseconds", "recordttlseconds"),
+        "a setting of the daemon, in [defaults] or for one stream",
+    ),
+}
+"""What users of other connectors look for here, and where it is."""
+SECONDS_OF: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+"""Spark's units of time (JavaUtils.timeStringAs)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """A writer's options.  Raises ConfigurationError, naming all that do not hold."""
+
+    stream: str | None = None
+    partition_key: str | Column = "partition_key"
+    data: str | Column | None = None
+    explicit_hash_key: str | Column | None = None
+    socket: str | None = None
+    null_key: str = "spread"
+    on_bad_record: str = "fail"
+    put_timeout_seconds: float | None = None
+    flush_timeout_seconds: float | None = None
+    connect_timeout_seconds: float = 10
+    reconnect_timeout_seconds: float = 120
+    allow_speculation: bool = False
+
+    def __post_init__(self) -> None:
+        given = [(option, getattr(self, option.name)) for option in OPTIONS]
+        refuse(f"{option.name}={value!r}: {option.want}" for option, value in given if not option.holds(value))
+
+    @property
+    def skips_bad_records(self) -> bool:
+        return self.on_bad_record == "skip"
+
+
+class Option(NamedTuple):
+    """One option: what it does, what it must be, and how text says so (None: not an option of the data source)."""
+
+    name: str
+    meaning: str
+    want: str
+    holds: Callable[[Any], bool]
+    read: Callable[[str], Any] | None = str
+
+    @property
+    def default(self) -> Any:
+        return next(field.default for field in dataclasses.fields(Options) if field.name == self.name)
+
+    @property
+    def camel(self) -> str:
+        """Its name in the data source."""
+        first, *others = self.name.split("_")
+        return first + "".join(map(str.capitalize, others))
+
+
+def from_text(given: Mapping[str, str]) -> Options:
+    """The options of ``df.write.format("producerd")``; durations may have Spark's units, and "none" waits for ever."""
+    known = {option.camel.lower(): option for option in OPTIONS if option.read}
+    problems, values = [], {}
+    for name, text in given.items():
+        plain = name.replace("_", "").lower()
+        option = known.get(plain)
+        if option is not None and option.read is not None:
+            try:
+                values[option.name] = option.read(text)
+            except ValueError:
+                problems.append(f"{option.camel}={text!r}: {option.want}")
+        elif plain not in OF_SPARK:
+            problems.append(f"{name}: no option of producerd; {_instead(plain, known)}")
+    refuse(problems)
+    return Options(**values)
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise a ConfigurationError, if there are problems."""
+    if found := list(problems):
+        raise ConfigurationError(found, marked(Code.CONFIGURATION, "; ".join(found)))
+
+
+def _instead(plain: str, known: Mapping[str, Option]) -> str:
+    if plain in ELSEWHERE:
+        return ELSEWHERE[plain]
+    near = [known[match].camel for match in difflib.get_close_matches(plain, known)]
+    every = ", ".join(option.camel for option in known.values())
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {every}"
+
+
+def seconds(text: str) -> float | None:
+    """ "5", "5s", "500ms", "2min": a number of seconds; "none" is None.  Raises ValueError."""
+    if text.strip().lower() == "none":
+        return None
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", text.lower())
+    if not match or (match[2] and match[2] not in SECONDS_OF):
+        raise ValueError(text)
+    return float(match[1]) * SECONDS_OF.get(match[2], 1.0)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_seconds(value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value >= 0
+
+
+def _one_of(*choices: str) -> tuple[str, Callable[[Any], bool]]:
+    return f"give {' or '.join(map(repr, choices))}", lambda value: value in choices
+
+
+def _seconds_or_none(value: Any) -> bool:
+    return value is None or _is_seconds(value)
+
+
+def _name_or_none(value: Any) -> bool:
+    return value is None or _is_name(value)
+
+
+def _is_column(value: Any) -> bool:
+    return _is_name(value) or type(value).__name__ == "Column"
+
+
+_COLUMN: Final = "give a column's name, an SQL expression or a Column"
+_SECONDS: Final = "give a number of seconds, 0 or more"
+_SECONDS_OR_NONE: Final = f"{_SECONDS}, or None to wait for ever"
+
+OPTIONS: Final[Sequence[Option]] = (
+    Option(
+        "stream",
+        "the Kinesis stream's name; without it the column `stream` names one for each row",
+        "give the Kinesis stream's name, or None where the column `stream` has one for each row",
+        _name_or_none,
+    ),
+    Option(
+        "partition_key",
+        "the column of partition keys, or `partitionKey`; a null or empty key spreads its record over all shards",
+        _COLUMN,
+        _is_column,
+    ),
+    Option(
+        "data",
+        "the column of payloads, string or binary, sent as it is",
+        f"{_COLUMN}, or None for the whole row as JSON",
+        lambda value: value is None or _is_column(value),
+    ),
+    Option(
+        "explicit_hash_key",
+        "the column of explicit hash keys, decimal numbers below 2^128; without it `explicit_hash_key` or "
+        "`explicitHashKey`, if there is one",
+        _COLUMN,
+        lambda value: value is None or _is_column(value),
+    ),
+    Option(
+        "socket",
+        "the daemon's socket; without it PRODUCERD_SOCKET, Spark's `spark.producerd.socket`, then "
+        "/run/producerd/producerd.sock",
+        "give the path of the daemon's socket",
+        _name_or_none,
+    ),
+    Option("null_key", "what becomes of a null or empty partition key: `spread` over all shards", *_one_of("spread")),
+    Option(
+        "on_bad_record",
+        "`fail` the batch for a record that can never be stored, or `skip`, count and list it",
+        *_one_of("fail", "skip"),
+    ),
+    Option(
+        "put_timeout_seconds",
+        "how long a task waits for room in the queue; for ever by default",
+        _SECONDS_OR_NONE,
+        _seconds_or_none,
+        seconds,
+    ),
+    Option(
+        "flush_timeout_seconds",
+        "how long a task waits for its last acknowledgement; for ever by default",
+        _SECONDS_OR_NONE,
+        _seconds_or_none,
+        seconds,
+    ),
+    Option(
+        "connect_timeout_seconds",
+        "how long a task looks for a daemon that is not there",
+        _SECONDS,
+        _is_seconds,
+        seconds,
+    ),
+    Option(
+        "reconnect_timeout_seconds",
+        "how long it looks for one that was there and is lost or restarts; 0: the task fails, and Spark tries it again",
+        _SECONDS,
+        _is_seconds,
+        seconds,
+    ),
+    Option(
+        "allow_speculation",
+        "write although `spark.speculation` may run a task twice, and so store its records twice",
+        "give True or False",
+        lambda value: isinstance(value, bool),
+        None,
+    ),
+)
