@@ -70,9 +70,13 @@ class Outcome(IntEnum):
 
 
 class ProducerdError(Exception):
-    """The base of every error raised on purpose.  ``code`` is one of `Code` or a code of the service."""
+    """The base of every error raised on purpose.  ``code`` is one of `Code` or a code of the service.
+
+    ``taken``: how many records of the call that raised it were taken before, the first ones.
+    """
 
     code: str = Code.INTERNAL
+    taken: int = 0
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
         super().__init__(message)

@@ -17,6 +17,8 @@ from producerd.errors import (
     Refused,
     RowFailure,
 )
+from spark_client.checks import check
+from spark_client.client import KinesisClient, Record
 from spark_client.results import BatchResult, PartitionResult, SkippedRow
 from spark_client.writer import KinesisBatchWriter, write_batch
 
@@ -29,13 +31,16 @@ __all__ = [
     "ConnectionFailed",
     "FlushTimeout",
     "KinesisBatchWriter",
+    "KinesisClient",
     "PartitionResult",
     "ProducerdError",
     "ProtocolError",
+    "Record",
     "RecordsFailed",
     "Refused",
     "RowFailure",
     "SkippedRow",
     "__version__",
+    "check",
     "write_batch",
 ]

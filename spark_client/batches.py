@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import BadColumn
 from producerd.wire.columns import (
@@ -113,22 +113,14 @@ def by_stream(batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[str | Non
         start += count
 
 
-class Record(NamedTuple):
-    """One record of a plain Python program; a null or empty partition key spreads it over all shards."""
-
-    data: bytes | None
-    partition_key: bytes | None = None
-    explicit_hash_key: bytes | None = None
-
-
 class Rows:
-    """Records without Arrow, ready to be cut."""
+    """Records without Arrow, each as (data, key, hash key), ready to be cut."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self.records: int = len(records)
-        self._rows = records
-        self._has_hash_keys = any(record.explicit_hash_key for record in records)
-        sizes = (RECORD_CHARGE_BYTES + sum(map(len, filter(None, record))) for record in records)
+    def __init__(self, rows: Sequence[tuple[bytes, bytes | None, bytes | None]]) -> None:
+        self.records: int = len(rows)
+        self._rows = rows
+        self._has_hash_keys = any(hash_key for _, _, hash_key in rows)
+        sizes = (RECORD_CHARGE_BYTES + sum(map(len, filter(None, row))) for row in rows)
         self._charged = [0, *itertools.accumulate(sizes)]
 
     def cut(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:

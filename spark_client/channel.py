@@ -94,6 +94,9 @@ class Channel:
     def close(self) -> None:
         self._socket.close()
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def tell(self, message: frames.Message) -> None:
         data = frames.encode(message)
         self.machine.sent(MessageType(data[0]), frame_id_of(message))

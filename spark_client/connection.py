@@ -201,6 +201,7 @@ class Connection:
         finally:
             self.tally.seconds_blocked += time.monotonic() - began
         sent.granted = True
+        sent.tally.taken += layout.records
         self._next_row += layout.records
         if frame_id:
             self._send_body(frame_id, sent)
@@ -212,6 +213,31 @@ class Connection:
         self._channel.machine.sent(MessageType.BODY, frame_id)
         self._send(frames.body_header(columns.layout), columns.body_prefix(frame_id), *columns.parts)
 
+    def fileno(self) -> int:
+        """The socket's, for select and poll: when it is readable, `settle_arrived`."""
+        return self._channel.fileno()
+
+    def settle_arrived(self) -> None:
+        """Settle what has arrived, without waiting."""
+        self._lasting(self._settle_arrived)
+
+    def _settle_arrived(self) -> None:
+        with contextlib.suppress(Late):
+            while True:
+                self._settle(self._read(time.monotonic()))
+
+    def hasten(self) -> None:
+        """Have every frame sent without lingering."""
+        self._lasting(self._hasten)
+
+    def _hasten(self) -> None:
+        if self._unacked:
+            self._tell(frames.Flush())
+
+    def reason(self, stream: str) -> str:
+        """The daemon's word on why rows of an open stream wait."""
+        return self._reason(self._streams[stream])
+
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Have every frame sent without lingering and wait until all are acknowledged; the tally says how they ended.
 
@@ -221,8 +247,7 @@ class Connection:
 
     def _flush(self, timeout_seconds: float | None) -> None:
         deadline = _deadline(timeout_seconds)
-        if self._unacked:
-            self._tell(frames.Flush())
+        self._hasten()
         try:
             while self._unacked:
                 self._settle(self._read(deadline))

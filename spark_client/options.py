@@ -131,7 +131,8 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _is_seconds(value: Any) -> bool:
+def is_seconds(value: Any) -> bool:
+    """Whether it can be a time-out."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and math.isfinite(value) and value >= 0
 
@@ -141,7 +142,7 @@ def _one_of(*choices: str) -> tuple[str, Callable[[Any], bool]]:
 
 
 def _seconds_or_none(value: Any) -> bool:
-    return value is None or _is_seconds(value)
+    return value is None or is_seconds(value)
 
 
 def _name_or_none(value: Any) -> bool:
@@ -213,14 +214,14 @@ OPTIONS: Final[Sequence[Option]] = (
         "connect_timeout_seconds",
         "how long a task looks for a daemon that is not there",
         _SECONDS,
-        _is_seconds,
+        is_seconds,
         seconds,
     ),
     Option(
         "reconnect_timeout_seconds",
         "how long it looks for one that was there and is lost or restarts; 0: the task fails, and Spark tries it again",
         _SECONDS,
-        _is_seconds,
+        is_seconds,
         seconds,
     ),
     Option(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from producerd.errors import (
     BackpressureTimeout,
@@ -45,9 +45,12 @@ ERRORS: Final[Mapping[str, type[ProducerdError]]] = {
 """Which error a task's code becomes in the driver; any other code is the daemon's refusal."""
 
 
-_REPEAT: Final = "Spark may repeat the batch: what is not acknowledged is sent again"
-_SLOWER: Final = "Kinesis takes less than Spark sends: more shards, a larger queue_limit of the daemon, or a longer"
-_MEND: Final = 'mend these rows, or leave them out with on_bad_record="skip"'
+_REPEAT: Final = "what is not acknowledged has to be sent again, as Spark does when it repeats a batch"
+_SLOWER: Final = (
+    "Kinesis takes less than is sent: more shards, a larger queue_limit, or a longer time-out"
+)
+MEND: Final = 'mend these rows, or leave them out with on_bad_record="skip"'
+Error = TypeVar("Error", bound=ProducerdError)
 ADVICE: Final[Mapping[str, str]] = {
     Code.STREAM_NOT_FOUND: "check the stream's name, and the region and account of the daemon",
     Code.ACCESS_DENIED: "allow it to the role that the daemon runs with",
@@ -55,10 +58,8 @@ ADVICE: Final[Mapping[str, str]] = {
     Code.KMS: "allow the stream's key to the role that the daemon runs with",
     Code.DAEMON_LOST: f"see the daemon's log on that host; {_REPEAT}",
     Code.DRAINING: f"once it is back, {_REPEAT}",
-    Code.BACKPRESSURE_TIMEOUT: f"{_SLOWER} put_timeout_seconds",
-    Code.FLUSH_TIMEOUT: f"{_SLOWER} flush_timeout_seconds",
-    Code.RECORD_INVALID: _MEND,
-    Code.RECORD_TOO_LARGE: _MEND,
+    Code.BACKPRESSURE_TIMEOUT: _SLOWER,
+    Code.FLUSH_TIMEOUT: _SLOWER,
 }
 """What to do about a code, where the daemon's message does not say it."""
 
@@ -188,8 +189,9 @@ def _records_failed(stream: str | None, failed: Sequence[tuple[PartitionResult, 
     )
     count, first = sum(failure.records for _, failure in failed), failed[0][0]
     where = f"host {first.host}, partition {first.partition}" + (f", stream {stream}" if stream else "")
+    mend = f"; {MEND}" if kinds[0][0] in SKIPPED_CODES else ""
     return RecordsFailed(
-        marked(kinds[0][0], f"{where}: {count} records failed, named as partition:row: {told}"),
+        marked(kinds[0][0], f"{where}: {count} records failed, named as partition:row: {told}{mend}"),
         [merged[kind] for kind in kinds],
     )
 
@@ -198,6 +200,13 @@ def marked(code: str, text: str) -> str:
     """One line that `error_in` finds again in whatever Spark wraps around it; it ends with what to do."""
     line = " ".join(text.split()) + (f"; {ADVICE[code]}" if code in ADVICE else "")
     return f"PRODUCERD[{code}]: " + (line if len(line) <= MAX_LINE_CHARACTERS else line[:MAX_LINE_CHARACTERS] + " ...")
+
+
+def as_line(error: Error) -> Error:
+    """The same error, its message one marked line."""
+    if not MARKER.match(str(error)):
+        error.args = (marked(error.code, str(error)),)
+    return error
 
 
 def error_in(text: str) -> ProducerdError | None:

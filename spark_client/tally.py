@@ -28,9 +28,11 @@ class _Failure:
 class Tally:
     """What became of the rows put so far; ``payload_bytes`` are those of keys, data and hash keys.
 
+    ``taken`` were handed to a daemon, of which ``records`` have ended.
     ``resent``: records that were handed to a second daemon, as the first one was lost or gave them back.
     """
 
+    taken: int = 0
     records: int = 0
     payload_bytes: int = 0
     stored: int = 0

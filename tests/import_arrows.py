@@ -57,6 +57,10 @@ RULES: dict[str, Rule] = {
     "producerd/cli.py": Rule(ours=OURS, others=None, lazily=frozenset({"producerd.runtime"})),
     "producerd/ctl.py": Rule(ours=OURS, others=None, lazily=frozenset({"producerd.runtime"})),
     "producerd/": Rule(ours=OURS, others=None),
+    # Its classes are Spark's own: whoever imports it has a Spark.
+    "spark_client/datasource.py": Rule(
+        ours=("spark_client", "producerd.errors"), others=SPARK, lazily=frozenset({"pandas", "pyarrow"})
+    ),
     # An executor has the standard library; pyarrow and pyspark are loaded by the calls that need them.
     "spark_client/": Rule(ours=("spark_client", "producerd.wire", "producerd.errors"), others=SPARK, lazily=SPARK),
     "pyspark_producerd.py": Rule(ours=("spark_client",), others=frozenset({"pyspark"})),

@@ -50,6 +50,8 @@ class Session:
         self.machine = Machine(Side.DAEMON, WINDOW_FRAMES)
         self.hello: frames.Hello | None = None
         self.bodies: list[Body] = []
+        self.streams: dict[int, str] = {}
+        self._stream_of: dict[int, int] = {}
         self._received = bytearray()
 
     def _take(self, size: int) -> bytes:
@@ -72,7 +74,16 @@ class Session:
             return body
         message = frames.decode(header, payload)
         self.machine.received(header.type, frame_id_of(message))
+        if isinstance(message, frames.Open):
+            self.streams[message.stream_id] = message.stream
+        elif isinstance(message, frames.Reserve):
+            self._stream_of[message.frame_id] = message.stream_id
         return message
+
+    @property
+    def rows(self) -> list[tuple[str, Row]]:
+        """Every row that came, behind the stream that it came for."""
+        return [(self.streams[self._stream_of[body.frame_id]], row) for body in self.bodies for row in rows_of(body)]
 
     def expect(self, kind: type[T]) -> T:
         message = self.read()
@@ -192,7 +203,11 @@ class FakeDaemon:
 
     @property
     def rows(self) -> list[Row]:
-        return [row for session in self.sessions for body in session.bodies for row in rows_of(body)]
+        return [row for session in self.sessions for _, row in session.rows]
+
+    @property
+    def rows_of_streams(self) -> list[tuple[str, Row]]:
+        return [row for session in self.sessions for row in session.rows]
 
     def runs(self, *scripts: Script) -> None:
         self.scripts = list(scripts)

@@ -1,0 +1,400 @@
+"""Is this cluster ready to write?  One small Spark job asks every executor, and all that is wrong is told at once.
+
+The job has the tasks that Spark gives a job by default, one for each slot, and each holds its slot for a moment: so
+every executor that is there now gets one.  No task fails and no task needs more than Python: a plain UDF asks for no
+Arrow, which may be what is missing.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib
+import json
+import os
+import platform
+import re
+import socket as sockets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from producerd import __version__
+from producerd.errors import Code, ConnectionFailed, ProducerdError, Refused
+from producerd.wire import frames
+from spark_client.channel import Channel, Late, Lost, closed, dial, socket_paths
+from spark_client.results import ERRORS, marked
+from spark_client.writer import KinesisBatchWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T", frames.Opened, frames.Blocked)
+
+MOST_SLOTS: Final = 1 << 20
+FIRST_OF_ITS_PARTITION: Final = "monotonically_increasing_id() % 8589934592 = 0"
+"""Spark numbers each partition's rows from a multiple of 2^33 on."""
+HOLD_SECONDS: Final = 0.3
+ANSWER_SECONDS: Final = 2.0
+MOST_HOSTS_TOLD: Final = 20
+SAME_CLIENT: Final = (
+    "install the driver's producerd wheel on every node, or ship its client zip (--py-files, or "
+    "spark.addArtifact(..., pyfile=True) under Connect)"
+)
+WORST_FIRST: Final = (Code.CONFIGURATION, Code.VERSION_MISMATCH, Code.ARROW_MISSING, Code.SPECULATION_ENABLED)
+"""What keeps every batch from being written comes before what is wrong with a daemon or a stream."""
+NOT_THE_DAEMONS: Final = frozenset((Code.ARROW_MISSING, Code.SPECULATION_ENABLED))
+PYTHON_DIFFERS: Final = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n]*)")
+
+
+class Installed(NamedTuple):
+    """What a process has; None: it cannot be imported, or is too old for this Spark."""
+
+    python: str = ""
+    spark: str = ""
+    client: str = ""
+    client_path: str = ""
+    pyarrow: str | None = None
+    pandas: str | None = None
+
+
+class ExecutorCheck(NamedTuple):
+    """What one executor's tasks found.  ``pid`` is that of its JVM; ``socket`` is where ``daemon`` answered.
+
+    The limits are the daemon's: a session's window, and the largest frame in charge and records.  With a stream the
+    frame is the stream's, and the queue's limits and filling are told, and the stream's last error, if it has one.
+    """
+
+    host: str
+    pid: int
+    user: str
+    installed: Installed
+    socket: str = ""
+    daemon: str = ""
+    window_bytes: int = 0
+    window_frames: int = 0
+    max_frame_bytes: int = 0
+    max_frame_records: int = 0
+    max_record_bytes: int = 0
+    queue_records: int = 0
+    queue_limit_records: int = 0
+    queue_bytes: int = 0
+    queue_limit_bytes: int = 0
+    last_error: str = ""
+
+
+class Problem(NamedTuple):
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, repr=False)
+class ClusterCheck:
+    """A cluster that is ready to write: one line an executor, as a table in a notebook, as text elsewhere."""
+
+    stream: str | None
+    driver: Installed
+    executors: tuple[ExecutorCheck, ...]
+
+    def __str__(self) -> str:
+        alike, header, rows = self._table()
+        width = max((len(name) for name, _ in alike), default=0)
+        widths = [max(map(len, column)) for column in zip(header, *rows)]
+        lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths)).rstrip() for row in (header, *rows)]
+        return "\n".join([self._title(), *(f"{name:{width}}  {cell}" for name, cell in alike), "", *lines])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        alike, header, rows = self._table()
+
+        def line(cells: Sequence[str], tag: str) -> str:
+            shown = "".join(f'<{tag} style="text-align: left">{html.escape(cell)}</{tag}>' for cell in cells)
+            return f"<tr>{shown}</tr>"
+
+        return (
+            f"<p><b>{html.escape(self._title())}</b></p>"
+            f"<table>{''.join(line(pair, 'td') for pair in alike)}</table>"
+            f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+        )
+
+    def _title(self) -> str:
+        hosts = len({executor.host for executor in self.executors})
+        ready = f"ready to write to stream {self.stream}" if self.stream else "ready to write"
+        if any(executor.last_error for executor in self.executors):
+            ready = f"every daemon answers, but stream {self.stream} has had errors"
+        return f"{ready}: {_count(len(self.executors), 'executor')} on {_count(hosts, 'host')}"
+
+    def _table(self) -> tuple[list[tuple[str, str]], list[str], list[list[str]]]:
+        """What is the same on all executors, as pairs; then the header and the rows of what tells them apart."""
+        cells = [_cells(executor) for executor in self.executors]
+        differ = [n for n in cells[0] if n in ("host", "executor") or len({row[n] for row in cells}) > 1]
+        driver = ", ".join(f"{name} {cell}" for name, cell in _software(self.driver).items())
+        alike = [(name, cell) for name, cell in cells[0].items() if name not in differ and cell]
+        return [("driver", driver), *alike], differ, [[row[name] for name in differ] for row in cells]
+
+
+def check(
+    spark: SparkSession,
+    *,
+    stream: str | None = None,
+    socket: str | None = None,
+    connect_timeout_seconds: float = 10,
+) -> ClusterCheck:
+    """Run one job over all executors; return what they have, or raise one error that names every problem.
+
+    With ``stream`` each daemon is asked to open it, too; nothing is sent.  ``socket`` and ``connect_timeout_seconds``
+    as for `KinesisBatchWriter`.  The error is about the worst problem and begins with ``PRODUCERD[CODE]:``; each
+    further problem is a line of its own, with the hosts that have it.  Executors that come later are not seen.
+    """
+    # So that options which do not hold are told as the writer tells them.
+    KinesisBatchWriter(
+        "any" if stream is None else stream, socket=socket, connect_timeout_seconds=connect_timeout_seconds
+    )
+    application_id = spark.conf.get("spark.app.id", None) or ""
+    ask = (socket, spark.conf.get("spark.producerd.socket", None), stream, application_id, connect_timeout_seconds)
+    driver, missing = installed()
+    executors, found = _merged(_run(spark, _on_executor(ask)))
+    problems = dict.fromkeys(missing, "the driver")
+    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
+        text = "spark.speculation=true runs slow tasks twice, and both copies write: set it to false"
+        problems[Problem(Code.SPECULATION_ENABLED, text)] = "the driver"
+    for executor in executors:
+        theirs = executor.installed
+        if theirs.client not in ("", driver.client):
+            text = f"client {theirs.client} ({theirs.client_path}), but {driver.client} on the driver: {SAME_CLIENT}"
+            found.setdefault(Problem(Code.VERSION_MISMATCH, text), []).append(executor)
+    problems.update((problem, _where(having, len(executors))) for problem, having in found.items())
+    if problems:
+        raise _error(problems)
+    return ClusterCheck(stream, driver, executors)
+
+
+# -------------------------------------------------------------------------------------------------------- on the driver
+
+
+def _run(spark: SparkSession, task: Callable[[int], str]) -> list[Mapping[str, Any]]:
+    """What each task reports."""
+    connect = type(spark).__module__.startswith("pyspark.sql.connect")
+    functions = importlib.import_module("pyspark.sql.connect.functions" if connect else "pyspark.sql.functions")
+    try:
+        slots = spark.range(MOST_SLOTS).where(FIRST_OF_ITS_PARTITION)
+        rows = slots.select(functions.udf(task, "string", useArrow=False)("id")).collect()
+    except Exception as error:  # Spark's errors share no root; only one is put in our words
+        differs = PYTHON_DIFFERS.search(str(error))
+        if differs is None:
+            raise
+    else:
+        return [json.loads(row[0]) for row in rows]
+    text = f"{differs[1]} Set PYSPARK_PYTHON to the same Python on all nodes"
+    raise ProducerdError(marked(Code.VERSION_MISMATCH, text), code=Code.VERSION_MISMATCH)
+
+
+def _on_executor(ask: tuple[Any, ...]) -> Callable[[int], str]:
+    """The task.  Its inner function is pickled by value, so that it also runs where our modules are not found."""
+    version, cure, code = __version__, SAME_CLIENT, Code.CONFIGURATION
+
+    def task(_: int) -> str:
+        import json
+        import os
+        import socket
+
+        try:
+            from spark_client.checks import probe
+        except Exception as error:
+            text = f"no client {version} there ({type(error).__name__}: {error}): {cure}"
+            return json.dumps({"executor": [socket.gethostname(), os.getppid(), ""], "problems": [[code, text]]})
+        return probe(*ask)
+
+    return task
+
+
+def _merged(
+    reports: Sequence[Mapping[str, Any]],
+) -> tuple[tuple[ExecutorCheck, ...], dict[Problem, list[ExecutorCheck]]]:
+    """One line an executor, and which of them have which problem."""
+    executors: dict[tuple[str, int], ExecutorCheck] = {}
+    having: dict[Problem, dict[tuple[str, int], ExecutorCheck]] = {}
+    for report in reports:
+        host, pid, user, *rest = report["executor"]
+        theirs = Installed(*rest[0][: len(Installed._fields)]) if rest else Installed()
+        told = ExecutorCheck(host, pid, user, theirs, *rest[1 : len(ExecutorCheck._fields) - 3])
+        one = executors.setdefault((host, pid), told)
+        for problem in report["problems"]:
+            having.setdefault(Problem(*problem), {})[host, pid] = one
+    ordered = tuple(executors[key] for key in sorted(executors))
+    return ordered, {problem: list(those.values()) for problem, those in having.items()}
+
+
+def _where(having: Sequence[ExecutorCheck], total: int) -> str:
+    hosts = sorted({executor.host for executor in having})
+    names = ", ".join(hosts[:MOST_HOSTS_TOLD]) + (", ..." if len(hosts) > MOST_HOSTS_TOLD else "")
+    return f"{len(having)} of {_count(total, 'executor')}, on {names}"
+
+
+def _error(problems: Mapping[Problem, str]) -> ProducerdError:
+    """The worst problem's, with a line for each."""
+
+    def rank(problem: Problem) -> int:
+        return WORST_FIRST.index(problem.code) if problem.code in WORST_FIRST else len(WORST_FIRST)
+
+    ordered = sorted(problems, key=rank)
+    code = ordered[0].code
+    kind = ProducerdError if code in NOT_THE_DAEMONS else ERRORS.get(code, Refused)
+    return kind("\n".join(marked(p.code, f"{problems[p]}: {p.text}") for p in ordered), code=code)
+
+
+# ------------------------------------------------------------------------------------------------------- on an executor
+
+
+def probe(
+    socket: str | None, configured: str | None, stream: str | None, application_id: str, connect_timeout_seconds: float
+) -> str:
+    """What this executor has and what is wrong here, as JSON."""
+    has, problems = installed()
+    executor = ExecutorCheck(sockets.gethostname(), jvm_pid(), _user(), has)
+    try:
+        paths = socket_paths(socket, configured)
+        executor = _ask_daemon(executor, paths, stream, application_id, connect_timeout_seconds)
+    except ProducerdError as error:
+        # The hosts are named once, by who reads this.
+        problems.append(Problem(error.code, str(error).replace(f" on host {executor.host}", "")))
+    time.sleep(HOLD_SECONDS)
+    return json.dumps({"executor": executor, "problems": problems})
+
+
+def installed() -> tuple[Installed, list[Problem]]:
+    """The versions that this process has, and what is missing of what Spark needs for Arrow."""
+    problems: list[Problem] = []
+
+    def version(module: str) -> str | None:
+        try:
+            # Spark's own question: also too old a version is an ImportError.
+            getattr(importlib.import_module("pyspark.sql.pandas.utils"), f"require_minimum_{module}_version")()
+            return str(importlib.import_module(module).__version__)
+        except Exception as error:  # a broken installation raises whatever it likes
+            text = f"{module} cannot be used ({error}): pip install 'producerd[spark]' there"
+            problems.append(Problem(Code.ARROW_MISSING, text))
+            return None
+
+    spark = str(importlib.import_module("pyspark").__version__)
+    where = str(Path(__file__).absolute().parent)
+    libraries = version("pyarrow"), version("pandas")
+    return Installed(platform.python_version(), spark, __version__, where, *libraries), problems
+
+
+def jvm_pid(proc: str = "/proc") -> int:
+    """The JVM of this worker; where /proc does not say, the process that forked the worker: an executor has one."""
+    pid = os.getppid()
+    while pid:
+        try:
+            name, _, rest = Path(proc, str(pid), "stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            break
+        if name == "java":
+            return pid
+        pid = int(rest.split()[1])
+    return os.getppid()
+
+
+def _user() -> str:
+    import pwd  # not on Windows, from where a Connect client may call check()
+
+    uid = os.getuid()
+    try:
+        return f"{uid}/{pwd.getpwuid(uid).pw_name}"
+    except KeyError:  # as in containers
+        return str(uid)
+
+
+def _ask_daemon(
+    executor: ExecutorCheck, paths: Sequence[str], stream: str | None, application_id: str, timeout_seconds: float
+) -> ExecutorCheck:
+    client = f"spark_client {__version__}, Python {platform.python_version()}, check"
+    hello = frames.Hello(frames.VERSION, frames.VERSION, client=client, application_id=application_id, pid=os.getpid())
+    channel, welcome = dial(hello, paths, timeout_seconds)
+    try:
+        executor = executor._replace(
+            socket=str(channel._socket.getpeername()),
+            daemon=welcome.daemon,
+            window_bytes=welcome.window_bytes,
+            window_frames=welcome.window_frames,
+            max_frame_bytes=welcome.max_frame_bytes,
+            max_frame_records=welcome.max_frame_records,
+        )
+        return executor if stream is None else _ask_stream(executor, channel, stream)
+    finally:
+        channel.close()
+
+
+def _ask_stream(executor: ExecutorCheck, channel: Channel, stream: str) -> ExecutorCheck:
+    opened = _answer(channel, frames.Open(1, stream), frames.Opened)
+    time.sleep(HOLD_SECONDS)  # it may be the first to open it: ListShards then says whether there is such a stream
+    status = _answer(channel, frames.Status(1), frames.Blocked)
+    return executor._replace(
+        max_frame_bytes=min(executor.max_frame_bytes, opened.max_frame_bytes),
+        max_frame_records=min(executor.max_frame_records, opened.max_frame_records),
+        max_record_bytes=opened.max_record_bytes,
+        queue_records=status.queue_records,
+        queue_limit_records=status.queue_limit_records,
+        queue_bytes=status.queue_bytes,
+        queue_limit_bytes=status.queue_limit_bytes,
+        last_error=status.last_error,
+    )
+
+
+def _answer(channel: Channel, question: frames.Message, wanted: type[T]) -> T:
+    try:
+        channel.tell(question)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            message = channel.read(deadline)
+            if isinstance(message, wanted):
+                return message
+            if isinstance(message, frames.Refused):
+                raise Refused(message.message, code=message.code)
+            if isinstance(message, frames.Close):
+                raise closed(message)
+    except (Late, Lost):
+        text = f"the daemon greeted, and then had no answer to {type(question).__name__.upper()}"
+        raise ConnectionFailed(text, code=Code.DAEMON_LOST) from None
+
+
+# ------------------------------------------------------------------------------------------------------------- as text
+
+
+def _software(has: Installed) -> dict[str, str]:
+    return {
+        "Python": has.python,
+        "Spark": has.spark,
+        "client": f"{has.client} ({has.client_path})",
+        "pyarrow": has.pyarrow or "missing",
+        "pandas": has.pandas or "missing",
+    }
+
+
+def _cells(executor: ExecutorCheck) -> dict[str, str]:
+    records, most = executor.queue_records, executor.queue_limit_records
+    queue = f"{records:,} of {most:,} records, {_size(executor.queue_bytes)} of {_size(executor.queue_limit_bytes)}"
+    return {
+        "host": executor.host,
+        "executor": f"pid {executor.pid}",
+        "user": executor.user,
+        **_software(executor.installed),
+        "socket": executor.socket,
+        "daemon": executor.daemon,
+        "window": f"{_size(executor.window_bytes)}, {executor.window_frames:,} frames",
+        "largest frame": f"{_size(executor.max_frame_bytes)}, {executor.max_frame_records:,} records",
+        "largest record": _size(executor.max_record_bytes) if executor.max_record_bytes else "",
+        "queue": queue if most else "",
+        "last error": executor.last_error,
+    }
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.4g} MiB" if size_bytes >= 1 << 20 else f"{size_bytes / 1024:.4g} KiB"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,385 @@
+"""Kinesis for a plain Python program, through the daemon of its node.
+
+`KinesisClient.put` returns when the daemon has taken a record on, and so blocks while the queue is full; the future
+that it returns is done when the record is stored.  With ``on_disconnect="deliver"`` the daemon delivers what it has
+taken on even if this process dies.
+
+Theory of operation: one thread owns the connection.  Callers of any thread hand it steps and wait for their end; while
+there is none it settles the acknowledgements that arrive.  So a caller that is interrupted, or whose time-out passes,
+never leaves a message half-sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as StillRuns  # its own class until Python 3.11
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Callable, Final, NamedTuple
+
+from producerd import __version__
+from producerd.errors import (
+    BackpressureTimeout,
+    Code,
+    ConnectionFailed,
+    FlushTimeout,
+    ProducerdError,
+    RecordsFailed,
+    Refused,
+    RowFailure,
+)
+from producerd.wire import frames
+from spark_client.batches import Rows
+from spark_client.channel import socket_paths
+from spark_client.connection import Connection
+from spark_client.options import is_seconds, refuse
+from spark_client.results import MAX_FAILURES_TOLD, as_line
+from spark_client.tally import Tally
+
+LOG: Final = logging.getLogger("producerd.client")
+
+
+class Record(NamedTuple):
+    """One record.  Text is sent as UTF-8; a null or empty partition key spreads it over all shards."""
+
+    data: bytes | bytearray | memoryview | str
+    partition_key: str | None = None
+    explicit_hash_key: int | str | None = None
+
+
+class KinesisClient:
+    """Puts records into ``stream``, or into the stream that a call names.  Connects at once, or raises.
+
+    ``socket``, ``connect_timeout_seconds`` and ``reconnect_timeout_seconds`` as for `KinesisBatchWriter`.
+    ``on_disconnect``: what becomes of records that the daemon has taken on when this process is gone, "deliver" or
+    "discard".  Safe to use from many threads: their calls take turns, so that one which waits for room holds up the
+    others.  Not to be used in a child process after a fork: make another one there.
+    """
+
+    def __init__(
+        self,
+        stream: str | None = None,
+        *,
+        socket: str | None = None,
+        on_disconnect: str = "deliver",
+        connect_timeout_seconds: float = 10,
+        reconnect_timeout_seconds: float = 120,
+    ) -> None:
+        timeouts = {
+            "connect_timeout_seconds": connect_timeout_seconds,
+            "reconnect_timeout_seconds": reconnect_timeout_seconds,
+        }
+        wrong = {name: value for name, value in timeouts.items() if not is_seconds(value)}
+        problems = [f"{name}={value!r}: give a number of seconds, 0 or more" for name, value in wrong.items()]
+        if on_disconnect not in ("deliver", "discard"):
+            problems.append(f"on_disconnect={on_disconnect!r}: give 'deliver' or 'discard'")
+        if stream == "" or not isinstance(stream, (str, type(None))):
+            problems.append(f"stream={stream!r}: give the Kinesis stream's name")
+        refuse(problems)
+        self._stream = stream
+        hello = frames.Hello(
+            frames.VERSION,
+            frames.VERSION,
+            frames.OnDisconnect.DELIVER if on_disconnect == "deliver" else frames.OnDisconnect.DISCARD,
+            frames.BadRows.TAKE_GOOD,
+            client=f"KinesisClient {__version__}, Python {platform.python_version()}",
+            pid=os.getpid(),
+        )
+        paths = socket_paths(socket)
+
+        def connect() -> Connection:
+            return Connection(
+                hello,
+                paths,
+                connect_timeout_seconds=connect_timeout_seconds,
+                reconnect_timeout_seconds=reconnect_timeout_seconds,
+            )
+
+        self._owner = _Owner(connect)
+
+    def put(
+        self,
+        data: bytes | bytearray | memoryview | str,
+        partition_key: str | None = None,
+        explicit_hash_key: int | str | None = None,
+        *,
+        stream: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Future[None]:
+        """Hand one record to the daemon; wait while there is no room for it.
+
+        Returns a future that is done when the record is stored, or raises RecordsFailed where it cannot be.  Raises
+        BackpressureTimeout when there was no room in time (nothing was taken), Refused for a stream that takes none,
+        ConnectionFailed without a daemon, TypeError for data that is neither text nor bytes.
+        """
+        record = Record(data, partition_key, explicit_hash_key)
+        return self.put_many([record], stream=stream, timeout_seconds=timeout_seconds)
+
+    def put_many(
+        self,
+        records: Sequence[Record | tuple[Any, ...]],
+        *,
+        stream: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Future[None]:
+        """Hand records to the daemon, in order, many at a time: `Record` or tuples like it.
+
+        The future is done when the last one is stored; it raises RecordsFailed naming, by place, those that cannot be,
+        and the others are stored all the same.  Where an error ends the call, its ``taken`` says how many were taken
+        before, always the first ones: go on with the next.  `flush` waits for them.
+        """
+        name = stream or self._stream
+        if not name:
+            raise ValueError("stream: name one, here or for the whole client")
+        rows = Rows([_encoded(place, record) for place, record in enumerate(records)])
+        return self._owner.put(name, rows, timeout_seconds)
+
+    def flush(self, timeout_seconds: float | None = None) -> None:
+        """Have everything sent without lingering, and wait until all that was put so far is stored.
+
+        Raises FlushTimeout with the daemon's reason, and RecordsFailed for records that failed since the last flush.
+        """
+        self._owner.flush(timeout_seconds)
+
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Flush, and end the session."""
+        try:
+            self.flush(timeout_seconds)
+        finally:
+            self._owner.end()
+
+    def __enter__(self) -> KinesisClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:  # an error must not wait for an outage to end; what becomes of the records, `on_disconnect` says
+            self._owner.end()
+
+
+@dataclass
+class _Put:
+    """One call's records, until the last of those that were taken has ended."""
+
+    stream: str
+    tally: Tally = field(default_factory=Tally)
+    future: Future[None] = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        self.future.set_running_or_notify_cancel()  # what was taken cannot be cancelled
+
+
+class _Owner:
+    """Owns the connection, in a thread of its own; everybody else hands it steps."""
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._connection: Connection | None = _connected(connect)
+        self._pid = os.getpid()
+        self._puts: list[_Put] = []  # that have not ended; the thread's
+        self._lock = threading.Lock()  # of the next four
+        self._failed_records = 0  # since the last flush
+        self._failures: list[RowFailure] = []  # the first of them
+        self._steps: deque[tuple[Future[Any], Callable[[Connection], Any]]] = deque()
+        self._ends = False
+        self._waker, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        threading.Thread(target=self._run, name="producerd client", daemon=True).start()
+
+    # ------------------------------------------------------------------------------------------ in any caller's thread
+
+    def put(self, stream: str, rows: Rows, timeout_seconds: float | None) -> Future[None]:
+        put, left = _Put(stream), _clock(timeout_seconds)
+
+        def step(connection: Connection) -> None:
+            try:
+                connection.put_batch(stream, rows, left(), rows=range(rows.records), tally=put.tally)
+            except ProducerdError as error:
+                error.taken = put.tally.taken
+                raise
+            finally:
+                self._puts.append(put)
+
+        try:
+            self._do(step, left)
+        except StillRuns:
+            text = f"no room for stream {stream} within {timeout_seconds} s: another call of this client waits, too"
+            raise as_line(BackpressureTimeout(text)) from None
+        return put.future
+
+    def flush(self, timeout_seconds: float | None) -> None:
+        left, puts = _clock(timeout_seconds), list(self._puts)
+        if puts:
+            with contextlib.suppress(ConnectionFailed, StillRuns):  # the futures tell
+                self._do(Connection.hasten, left)
+            wait([put.future for put in puts], left())
+        open_puts = [put for put in puts if not put.future.done()]
+        if open_puts:
+            stream, records = open_puts[0].stream, sum(put.tally.taken - put.tally.records for put in open_puts)
+            reason = self._do(lambda connection: connection.reason(stream), _clock(None))
+            text = f"{records} records are not acknowledged after {timeout_seconds} s: {reason}"
+            raise as_line(FlushTimeout(text))
+        with self._lock:
+            count, failures = self._failed_records, self._failures
+            self._failed_records, self._failures = 0, []
+        if failures:
+            raise _records_failed(f"{count} records failed since the last flush", failures)
+
+    def end(self) -> None:
+        """End the session; what is not acknowledged is the daemon's to deliver or to discard."""
+        with self._lock:
+            self._ends = True
+        self._wake()
+
+    def _do(self, step: Callable[[Connection], Any], left: Callable[[], float | None]) -> Any:
+        """The step's result.  Raises StillRuns if it could not begin in time: then it never does."""
+        if os.getpid() != self._pid:
+            raise as_line(ProducerdError("this client is of another process: after a fork, make one in the child"))
+        done: Future[Any] = Future()
+        with self._lock:
+            if self._ends:
+                raise as_line(ProducerdError("this client is closed"))
+            self._steps.append((done, step))
+        self._wake()
+        try:
+            return done.result(left())
+        except StillRuns:
+            if done.cancel():
+                raise
+            return done.result()  # its own time-out is over, too
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # enough wakings wait already, or the thread has ended
+            self._waker.send(b"\0", socket.MSG_DONTWAIT)
+
+    # ---------------------------------------------------------------------------------------------------- in the thread
+
+    def _run(self) -> None:
+        while not self._ends:
+            self._wait()
+            done, step = self._steps.popleft() if self._steps else (None, Connection.settle_arrived)
+            if done is None or done.set_running_or_notify_cancel():
+                self._take(done, step)
+        self._give_up(ConnectionFailed("the client was closed before the acknowledgement", code=Code.DAEMON_LOST))
+        for done, _ in self._steps:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(as_line(ProducerdError("this client is closed")))
+        self._woken.close()
+        self._waker.close()
+
+    def _wait(self) -> None:
+        """Until there is a step, or something arrives."""
+        if self._steps:
+            return
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        if self._connection is not None:
+            poll.register(self._connection.fileno(), select.POLLIN)
+        poll.poll()
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(4096)
+
+    def _take(self, done: Future[Any] | None, step: Callable[[Connection], Any]) -> None:
+        try:
+            if self._connection is None:
+                if done is None:
+                    return  # nobody needs one
+                self._connection = self._connect()
+            result = step(self._connection)
+        except Exception as error:  # whatever it is, it is the caller's
+            if isinstance(error, ProducerdError):
+                as_line(error)
+            if not isinstance(error, (BackpressureTimeout, Refused)):
+                LOG.warning("the session has ended: %s", error)
+                self._give_up(error)
+            if done is not None:
+                done.set_exception(error)
+        else:
+            if done is not None:
+                done.set_result(result)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Tell the callers whose records have all ended."""
+        ended = [put for put in self._puts if put.tally.records == put.tally.taken]
+        self._puts = [put for put in self._puts if put.tally.records != put.tally.taken]
+        for put in ended:
+            failures = put.tally.failures
+            if failures:
+                where = f"of {put.tally.records} records of one call for stream {put.stream}"
+                count = sum(failure.records for failure in failures)
+                self._fail(put, _records_failed(f"{count} {where} failed, named by place", failures), failures)
+            else:
+                put.future.set_result(None)
+
+    def _give_up(self, error: Exception) -> None:
+        """Let the connection go, and all that waits for its acknowledgements."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._settle()
+        code = getattr(error, "code", Code.INTERNAL)
+        for put in self._puts:
+            lost = RowFailure(code, str(error), put.tally.taken - put.tally.records, True, (), put.stream)
+            self._fail(put, as_line(ConnectionFailed(str(error), code=code)), (*put.tally.failures, lost))
+        self._puts = []
+
+    def _fail(self, put: _Put, error: ProducerdError, failures: Sequence[RowFailure]) -> None:
+        with self._lock:
+            self._failed_records += sum(failure.records for failure in failures)
+            self._failures += [f._replace(rows=()) for f in failures[: MAX_FAILURES_TOLD - len(self._failures)]]
+        put.future.set_exception(error)
+
+
+def _records_failed(text: str, failures: Sequence[RowFailure]) -> RecordsFailed:
+    told = "; ".join(
+        f"{failure.code} {failure.records} ({failure.message})"
+        + (f", records {', '.join(map(str, failure.rows))}" if failure.rows else "")
+        for failure in failures[:MAX_FAILURES_TOLD]
+    )
+    return as_line(RecordsFailed(f"{text}: {told}", failures))
+
+
+def _connected(connect: Callable[[], Connection]) -> Connection:
+    try:
+        return connect()
+    except ProducerdError as error:
+        raise as_line(error) from None
+
+
+def _clock(timeout_seconds: float | None) -> Callable[[], float | None]:
+    """How much of a time-out is left; None for ever."""
+    ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    return lambda: None if ends is None else max(0.0, ends - time.monotonic())
+
+
+def _encoded(place: int, record: Any) -> tuple[bytes, bytes | None, bytes | None]:
+    """A record's bytes.  Raises TypeError naming its place, never what it holds."""
+    if not isinstance(record, tuple) or not 1 <= len(record) <= len(Record._fields):
+        raise TypeError(f"record {place}: give a Record or a tuple (data, partition_key, explicit_hash_key)")
+    given: tuple[Any, Any, Any] = Record(*record)
+    data, key, hash_key = given
+    if not isinstance(data, (bytes, bytearray, memoryview, str)):
+        raise TypeError(f"record {place}: data is {type(data).__name__}: give text or bytes")
+    if not isinstance(key, (str, type(None))):
+        raise TypeError(f"record {place}: partition_key is {type(key).__name__}: give text or None")
+    if not isinstance(hash_key, (int, str, type(None))) or isinstance(hash_key, bool):
+        raise TypeError(f"record {place}: explicit_hash_key is {type(hash_key).__name__}: give a number or None")
+    return (
+        data.encode() if isinstance(data, str) else bytes(data),
+        key.encode() if key else None,
+        None if hash_key is None else str(hash_key).encode(),
+    )

@@ -1,0 +1,359 @@
+"""check() asks every executor once and says all that keeps this cluster from writing, or shows what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError, Refused
+from producerd.wire import frames
+from spark_client import __version__, checks
+from spark_client.checks import ClusterCheck, ExecutorCheck, Installed, Problem, check, jvm_pid, probe
+from tests.spark_client.fake_daemon import FakeDaemon, Session, close_with, in_turn
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PLACE = "/opt/producerd/spark_client"
+HAS = Installed("3.11.7", "4.3.0", __version__, PLACE, "26.0.1", "2.3.3")
+GOOD = ExecutorCheck(
+    *("h1", 7, "185", HAS, "/run/producerd/producerd.sock", "producerd 1", 8 << 20, 64, 1 << 20, 10_000)
+)
+ABSENT = Problem(Code.DAEMON_ABSENT, "no daemon to talk to")
+
+
+class AnyConf(dict[str, str]):
+    """Spark's, of which check() only asks."""
+
+
+def fake_spark(**conf: str) -> Any:
+    return SimpleNamespace(conf=AnyConf({f"spark.{name}": value for name, value in conf.items()}))
+
+
+def report(executor: ExecutorCheck, *problems: Problem) -> Any:
+    return json.loads(json.dumps({"executor": executor, "problems": problems}))
+
+
+def check_of(reports: Sequence[Any], monkeypatch: pytest.MonkeyPatch, **conf: str) -> ClusterCheck:
+    monkeypatch.setattr(checks, "_run", lambda spark, task: reports)
+    return check(fake_spark(**conf))
+
+
+def status(session: Session) -> None:
+    """Opens a stream and tells of its queue."""
+    session.welcome(daemon="producerd 9")
+    session.opened(max_frame_bytes=1 << 19, max_record_bytes=1 << 20)
+    session.expect(frames.Status)
+    session.send(frames.Draining(60.0))  # nobody asked for this one
+    session.send(frames.Blocked(1, 0.0, "", 12, 1_000_000, 2_048, 64 << 20, last_error="AccessDenied"))
+    session.await_end()
+
+
+# -------------------------------------------------------------------------------------------------------- through Spark
+
+
+@pytest.mark.spark
+def test_every_slot_is_asked_and_each_executor_is_one_line(daemon: FakeDaemon, spark: SparkSession) -> None:
+    daemon.runs(in_turn(lambda session: session.welcome(daemon="producerd 9"), Session.await_end))
+    told = check(spark, socket=daemon.path)
+    (executor,) = told.executors
+    assert len(daemon.sessions) == 2
+    assert executor.socket == daemon.path
+    assert (executor.daemon, executor.window_frames, executor.max_frame_records) == ("producerd 9", 64, 10_000)
+    assert executor.installed == told.driver
+    assert told.driver.client == __version__
+    assert told.driver.client_path == str(Path(checks.__file__).parent)
+    assert executor.user.split("/")[0] == str(os.getuid())
+    assert {hello.application_id for hello in daemon.hellos} == {spark.conf.get("spark.app.id")}
+    java = Path(f"/proc/{executor.pid}/comm")
+    assert not java.exists() or java.read_text() == "java\n"
+
+
+@pytest.mark.spark
+def test_a_stream_is_opened_and_its_limits_are_told(daemon: FakeDaemon, spark: SparkSession) -> None:
+    daemon.runs(status)
+    (executor,) = check(spark, stream="flights", socket=daemon.path).executors
+    assert (executor.max_frame_bytes, executor.max_record_bytes) == (1 << 19, 1 << 20)
+    assert (executor.queue_records, executor.queue_limit_records) == (12, 1_000_000)
+    assert (executor.queue_bytes, executor.queue_limit_bytes, executor.last_error) == (2_048, 64 << 20, "AccessDenied")
+
+
+@pytest.mark.spark
+def test_without_a_daemon_it_is_one_line_that_names_the_host_and_the_path(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "nobody.sock")
+    with pytest.raises(ConnectionFailed) as caught:
+        check(spark, socket=path, connect_timeout_seconds=0)
+    host = os.uname().nodename
+    assert str(caught.value).startswith(
+        f"PRODUCERD[DAEMON_ABSENT]: 1 of 1 executor, on {host}: no daemon to talk to within 0 s ({path}: No such file"
+    )
+    assert str(caught.value).count(host) == 1
+    assert "\n" not in str(caught.value)
+    assert caught.value.code == Code.DAEMON_ABSENT
+
+
+@pytest.mark.spark
+def test_a_stream_that_the_daemon_refuses_is_told(daemon: FakeDaemon, spark: SparkSession) -> None:
+    def script(session: Session) -> None:
+        session.welcome()
+        opened = session.expect(frames.Open)
+        session.send(frames.Refused(0, opened.stream_id, Code.STREAM_NOT_FOUND, f"{opened.stream}: no legal name"))
+        session.await_end()
+
+    daemon.runs(script)
+    with pytest.raises(
+        Refused, match=r"^PRODUCERD\[STREAM_NOT_FOUND\]: 1 of 1 executor, .*: f l: no legal name; check"
+    ):
+        check(spark, stream="f l", socket=daemon.path)
+
+
+# ------------------------------------------------------------------------------------------------------- on an executor
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "HOLD_SECONDS", 0)
+
+
+def problems_of(daemon: FakeDaemon, stream: str | None = None) -> list[list[str]]:
+    problems: list[list[str]] = json.loads(probe(daemon.path, None, stream, "app", 1))["problems"]
+    return problems
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_daemon_that_closes_the_session_is_quoted(daemon: FakeDaemon) -> None:
+    daemon.runs(close_with(Code.VERSION_MISMATCH))
+    text = "the daemon closed the session: because of VERSION_MISMATCH"
+    assert problems_of(daemon) == [[Code.VERSION_MISMATCH, text]]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_daemon_that_closes_the_session_instead_of_opening_the_stream_is_quoted(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.welcome()
+        session.expect(frames.Open)
+        session.send(frames.Close(Code.INTERNAL, "a bug"))
+
+    daemon.runs(script)
+    assert problems_of(daemon, "s") == [[Code.INTERNAL, "the daemon closed the session: a bug"]]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("end", "seconds"), [(Session.await_end, 0), (lambda session: None, 20)])
+def test_a_daemon_that_is_mute_after_its_welcome_is_told(
+    daemon: FakeDaemon, end: Any, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "ANSWER_SECONDS", seconds)
+    daemon.runs(in_turn(Session.welcome, lambda session: session.expect(frames.Open), end))
+    assert problems_of(daemon, "s") == [[Code.DAEMON_LOST, "the daemon greeted, and then had no answer to OPEN"]]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("module", ["pyarrow", "pandas"])
+def test_a_missing_library_is_reported_beside_what_the_daemon_says(
+    daemon: FakeDaemon, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.runs(in_turn(Session.welcome, Session.await_end))
+    monkeypatch.setitem(sys.modules, module, None)
+    told = json.loads(probe(daemon.path, None, None, "", 1))
+    ((code, text),) = told["problems"]
+    assert code == Code.ARROW_MISSING
+    assert text.startswith(f"{module} cannot be used ([PACKAGE_NOT_INSTALLED]")
+    assert text.endswith("pip install 'producerd[spark]' there")
+    assert ExecutorCheck(*told["executor"]).socket == daemon.path
+
+
+def test_where_the_client_is_missing_the_task_says_so_and_does_not_fail() -> None:
+    """The task travels by value: nothing of it needs our modules to be unpickled."""
+    from pyspark import cloudpickle
+
+    task: bytes = cloudpickle.dumps(checks._on_executor((None, None, "s", "app", 0)))  # type: ignore[no-untyped-call]
+    script = (
+        "import sys\n"
+        "sys.modules['spark_client'] = sys.modules['producerd'] = None\n"
+        "from pyspark import cloudpickle\n"
+        "print(cloudpickle.loads(bytes.fromhex(sys.stdin.read()))(0))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=task.hex(), capture_output=True, text=True, check=True, timeout=60
+    )
+    told = json.loads(done.stdout)
+    assert told["executor"] == [os.uname().nodename, os.getpid(), ""]
+    ((code, text),) = told["problems"]
+    assert code == Code.CONFIGURATION
+    assert text.startswith(f"no client {__version__} there (ModuleNotFoundError: No module named 'spark_client")
+    assert "--py-files" in text
+
+
+def proc_of(folder: Path, *processes: tuple[int, str, int]) -> str:
+    for pid, name, parent in processes:
+        (folder / str(pid)).mkdir()
+        (folder / str(pid) / "stat").write_text(f"{pid} ({name}) S {parent} 1 1 0 -1 4194304")
+    return str(folder)
+
+
+def test_an_executor_is_known_by_its_jvm(tmp_path: Path) -> None:
+    proc = proc_of(tmp_path, (os.getppid(), "odd) (name", 31), (31, "python3", 30), (30, "java", 1), (1, "java", 0))
+    assert jvm_pid(proc) == 30
+
+
+def test_a_jvm_may_be_the_first_process_of_its_container(tmp_path: Path) -> None:
+    assert jvm_pid(proc_of(tmp_path, (os.getppid(), "python3", 1), (1, "java", 0))) == 1
+
+
+def test_where_proc_does_not_say_an_executor_is_known_by_what_forks_its_workers(tmp_path: Path) -> None:
+    assert jvm_pid(str(tmp_path / "none")) == os.getppid()
+    assert jvm_pid(proc_of(tmp_path, (os.getppid(), "python3", 1), (1, "init", 0))) == os.getppid()
+
+
+# -------------------------------------------------------------------------------------------------------- on the driver
+
+
+def test_executors_are_told_apart_by_host_and_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = GOOD._replace(pid=8), GOOD._replace(host="h0")
+    told = check_of([report(executor) for executor in (GOOD, GOOD, *others, GOOD)], monkeypatch)
+    assert told.executors == (others[1], GOOD, others[0])
+
+
+def test_the_worst_problem_comes_first_and_each_names_its_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = Problem(Code.ARROW_MISSING, "pyarrow cannot be used")
+    reports = [
+        report(GOOD),
+        *(report(GOOD._replace(host=host), ABSENT) for host in ("h3", "h2", "h2")),
+        report(GOOD._replace(host="h4"), ABSENT, missing),
+        *(report(GOOD._replace(pid=pid), missing) for pid in (8, 9)),
+    ]
+    with pytest.raises(ProducerdError) as caught:
+        check_of(reports, monkeypatch)
+    assert str(caught.value).splitlines() == [
+        "PRODUCERD[ARROW_MISSING]: 3 of 6 executors, on h1, h4: pyarrow cannot be used",
+        "PRODUCERD[DAEMON_ABSENT]: 3 of 6 executors, on h2, h3, h4: no daemon to talk to",
+    ]
+    assert (type(caught.value), caught.value.code) == (ProducerdError, Code.ARROW_MISSING)
+
+
+def test_one_task_with_a_problem_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConnectionFailed, match="1 of 1 executor, on h1: no daemon"):
+        check_of([report(GOOD), report(GOOD, ABSENT)], monkeypatch)
+
+
+def test_many_hosts_are_not_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConnectionFailed, match=r"100 of 100 executors, on h100, .*, h119, \.\.\.: no"):
+        check_of([report(GOOD._replace(host=f"h{i}"), ABSENT) for i in range(100, 200)], monkeypatch)
+
+
+def test_speculation_and_what_the_driver_lacks_are_told_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ProducerdError) as caught:
+        check_of([report(GOOD, ABSENT)], monkeypatch, speculation="true")
+    arrow, speculation, absent = str(caught.value).splitlines()
+    assert arrow.startswith("PRODUCERD[ARROW_MISSING]: the driver: pandas cannot be used")
+    assert speculation.startswith("PRODUCERD[SPECULATION_ENABLED]: the driver: spark.speculation=true")
+    assert absent.startswith("PRODUCERD[DAEMON_ABSENT]: 1 of 1 executor")
+
+
+def test_another_client_on_an_executor_is_told_with_both_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older client may report less than this one asks for, a newer one more."""
+    older = report(GOOD)
+    older["executor"] = ["h2", 7, "185", ["3.11.7", "4.3.0", "0.0.9", PLACE]]
+    newer = report(GOOD)
+    newer["executor"] = [*GOOD._replace(host="h3", installed=HAS._replace(client="7")), "more", "and more"]
+    with pytest.raises(ProducerdError) as caught:
+        check_of([report(GOOD), older, newer], monkeypatch)
+    lines = str(caught.value).splitlines()
+    driver = f"but {__version__} on the driver: install the driver's producerd wheel on every node"
+    assert lines[0].startswith(
+        f"PRODUCERD[VERSION_MISMATCH]: 1 of 3 executors, on h2: client 0.0.9 ({PLACE}), {driver}"
+    )
+    assert lines[1].startswith(f"PRODUCERD[VERSION_MISMATCH]: 1 of 3 executors, on h3: client 7 ({PLACE}), {driver}")
+    assert caught.value.code == Code.VERSION_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stream": ""}, "stream=''"),
+        ({"connect_timeout_seconds": "5s"}, "connect_timeout_seconds='5s'"),
+    ],
+)
+def test_an_option_that_does_not_hold_is_told_before_any_job(options: dict[str, Any], message: str) -> None:
+    spark: Any = None
+    with pytest.raises(ConfigurationError, match=message):
+        check(spark, **options)
+
+
+def broken_spark(text: str) -> Any:
+    def range_(_: int) -> Any:
+        raise RuntimeError(text)
+
+    return SimpleNamespace(conf={}, range=range_)
+
+
+def test_another_python_on_the_executors_is_one_line() -> None:
+    spark_says = (
+        "Job aborted\n  [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9.\nPlease check\n\tat"
+    )
+    with pytest.raises(ProducerdError) as caught:
+        check(broken_spark(spark_says))
+    assert str(caught.value) == (
+        "PRODUCERD[VERSION_MISMATCH]: Python in worker has different version: 3.9. "
+        "Set PYSPARK_PYTHON to the same Python on all nodes"
+    )
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_what_else_spark_raises_is_left_as_it_is() -> None:
+    with pytest.raises(RuntimeError, match=r"^Job 3 cancelled$"):
+        check(broken_spark("Job 3 cancelled"))
+
+
+# -------------------------------------------------------------------------------------------------------------- as text
+
+
+def test_what_executors_have_in_common_is_told_once_and_what_differs_in_a_table() -> None:
+    other = GOOD._replace(host="host-2", daemon="producerd 2")
+    text = str(ClusterCheck("flights", HAS, (GOOD, other)))
+    assert text == repr(ClusterCheck("flights", HAS, (GOOD, other)))
+    assert text.splitlines() == [
+        "ready to write to stream flights: 2 executors on 2 hosts",
+        f"driver         Python 3.11.7, Spark 4.3.0, client {__version__} ({PLACE}), pyarrow 26.0.1, pandas 2.3.3",
+        "user           185",
+        "Python         3.11.7",
+        "Spark          4.3.0",
+        f"client         {__version__} ({PLACE})",
+        "pyarrow        26.0.1",
+        "pandas         2.3.3",
+        "socket         /run/producerd/producerd.sock",
+        "window         8 MiB, 64 frames",
+        "largest frame  1 MiB, 10,000 records",
+        "",
+        "host    executor  daemon",
+        "h1      pid 7     producerd 1",
+        "host-2  pid 7     producerd 2",
+    ]
+
+
+def test_a_streams_queue_and_its_last_error_are_shown() -> None:
+    executor = ExecutorCheck(*GOOD[:10], 1 << 20, 12, 1_000_000, 2_048, 64 << 20, "AccessDenied")
+    shown = str(ClusterCheck("s", HAS, (executor,)))
+    assert shown.startswith("every daemon answers, but stream s has had errors: 1 executor on 1 host\n")
+    assert "queue           12 of 1,000,000 records, 2 KiB of 64 MiB" in shown.splitlines()
+    assert "last error      AccessDenied" in shown.splitlines()
+    assert "largest record  1 MiB" in shown.splitlines()
+
+
+def test_the_html_is_escaped() -> None:
+    evil = GOOD._replace(host="<script>h</script>", daemon='"<b>"')
+    told = ClusterCheck("<i>s", HAS, (evil, GOOD._replace(host="<u>")))
+    shown = told._repr_html_()
+    assert not any(tag in shown for tag in ("<script>", '"<b>"', "<i>", "<u>"))
+    assert "<th" in shown
+    assert "&lt;script&gt;h&lt;/script&gt;" in shown

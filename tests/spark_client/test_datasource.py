@@ -1,0 +1,205 @@
+"""``format("producerd")``: a DataFrame is stored whole when Spark says that the write, or the batch, is done."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark.sql.datasource", reason="Spark's data sources in Python begin with Spark 4")
+
+from producerd.errors import BadColumn, ConfigurationError
+from spark_client import datasource
+from spark_client.datasource import ProducerdDataSource
+from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session, in_turn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+pytestmark = pytest.mark.spark
+
+
+def source(schema: str, **options: str) -> Any:
+    from pyspark.sql.types import StructType
+
+    return ProducerdDataSource(options).writer(StructType.fromDDL(schema), overwrite=False)
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "said"),
+    [
+        ("k string, data string", {"stream": "s"}, "partitionKey='partition_key': no such column, columns: k, data"),
+        ("tailnum string, data string", {"stream": "s", "partitionkey": "tailnr"}, "did you mean tailnum"),
+        ("partition_key string", {"stream": "s"}, "data='data': no such column"),
+        ("partition_key string, data long", {"stream": "s"}, "data=data has type bigint: give a string or binary"),
+        ("partition_key double, data string", {"stream": "s"}, "is of type double: cast it to string"),
+        ("partition_key struct<a: int>, data string", {"stream": "s"}, "is of type struct<a:int>: cast it to string"),
+        ("partition_key string, data string", {}, "no stream: give its name with the option stream, or a column"),
+        ("partition_key string, data string", {"stream": "s", "explicithashkey": "h"}, "explicitHashKey='h'"),
+    ],
+)
+def test_a_column_that_cannot_be_sent_is_named_on_the_driver(
+    spark: SparkSession, schema: str, options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(BadColumn) as caught:
+        source(schema, **options)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("PRODUCERD[BAD_COLUMN]: ")
+
+
+def test_options_are_read_when_a_writer_is_made(spark: SparkSession) -> None:
+    with pytest.raises(ConfigurationError, match="did you mean onBadRecord"):
+        source("partition_key string, data string", onbadrecords="skip")
+
+
+def test_overwriting_is_refused_with_the_mode_to_give(spark: SparkSession) -> None:
+    from pyspark.sql.types import StructType
+
+    with pytest.raises(ConfigurationError, match=r'\.mode\("append"\)'):
+        ProducerdDataSource({"stream": "s"}).writer(StructType.fromDDL("partition_key string, data string"), True)
+
+
+@pytest.fixture
+def kinesis_rows(spark: SparkSession) -> DataFrame:
+    """What Databricks' Kinesis source produces: two partitions, 1,000 rows, two streams."""
+    return spark.range(0, 1_000, 1, 2).selectExpr(
+        "IF(id % 7 = 0, NULL, 'k' || id) AS partitionKey",
+        "encode('d' || id, 'UTF-8') AS data",
+        "IF(id % 2 = 0, 'even', 'odd') AS stream",
+        "'shardId-000000000000' AS shardId",
+        "'49' AS sequenceNumber",
+        "current_timestamp() AS approximateArrivalTimestamp",
+    )
+
+
+def expected(stream: str | None = None) -> Counter[Any]:
+    return Counter(
+        (stream or ("odd" if i % 2 else "even"), (b"k%d" % i if i % 7 else b"", b"d%d" % i, None)) for i in range(1_000)
+    )
+
+
+def test_what_a_kinesis_source_produced_is_written_back_unchanged(daemon: FakeDaemon, kinesis_rows: DataFrame) -> None:
+    kinesis_rows.write.format("producerd").option("socket", daemon.path).mode("append").save()
+    assert Counter(daemon.rows_of_streams) == expected()
+    assert len(daemon.sessions) == 2
+
+
+def test_the_other_kinesis_source_calls_its_stream_otherwise(daemon: FakeDaemon, kinesis_rows: DataFrame) -> None:
+    df = kinesis_rows.withColumnRenamed("stream", "streamName")
+    df.write.format("producerd").option("socket", daemon.path).mode("append").save()
+    assert Counter(daemon.rows_of_streams) == expected()
+
+
+def test_the_option_goes_before_the_column(daemon: FakeDaemon, kinesis_rows: DataFrame) -> None:
+    kinesis_rows.write.format("producerd").options(socket=daemon.path, stream="all").mode("append").save()
+    assert Counter(daemon.rows_of_streams) == expected("all")
+
+
+def test_keys_may_be_whole_numbers(daemon: FakeDaemon, spark: SparkSession) -> None:
+    df = spark.range(3).selectExpr("id", "'x' AS data", "CAST(id + 5 AS DECIMAL(38,0)) AS explicit_hash_key")
+    df.write.format("producerd").options(socket=daemon.path, stream="s", partitionKey="id").mode("append").save()
+    assert Counter(daemon.rows) == Counter((b"%d" % i, b"x", b"%d" % (i + 5)) for i in range(3))
+
+
+def test_a_streaming_query_commits_what_is_acknowledged(
+    daemon: FakeDaemon, kinesis_rows: DataFrame, tmp_path: Path
+) -> None:
+    """Real numbers in its progress; HELLO names the query, the batch and the task."""
+    query = started(kinesis_rows, tmp_path, socket=daemon.path, flushTimeoutSeconds="30s")
+    assert query.awaitTermination(60)
+    assert query.exception() is None
+    assert Counter(daemon.rows_of_streams) == expected()
+    assert query.lastProgress["sink"]["numOutputRows"] == 1_000
+    assert {(hello.query_id, hello.run_id, hello.batch_id) for hello in daemon.hellos} == {(query.id, query.runId, 0)}
+
+
+def started(df: DataFrame, folder: Path, **options: str) -> Any:
+    df.write.parquet(str(folder / "in"))
+    stream = df.sparkSession.readStream.schema(df.schema).parquet(str(folder / "in"))
+    writer = stream.writeStream.format("producerd").options(**options)
+    return writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+
+
+def test_failed_rows_fail_the_batch_in_one_line_and_no_task_is_repeated(
+    daemon: FakeDaemon, kinesis_rows: DataFrame, tmp_path: Path
+) -> None:
+    daemon.runs(in_turn(Session.welcome, lambda s: s.serve(lambda row: INVALID if row[0] == b"k8" else None)))
+    query = started(kinesis_rows.coalesce(1), tmp_path, socket=daemon.path, stream="s")
+    with pytest.raises(Exception, match="RECORD_INVALID"):
+        query.awaitTermination(60)
+    text = str(query.exception())
+    assert "RecordsFailed: PRODUCERD[RECORD_INVALID]: host " in text
+    assert "RECORD_INVALID 1 (data is null), rows 0:8; mend these rows" in text
+    assert len(daemon.sessions) == 1
+    assert not list(tmp_path.glob("checkpoint/commits/[0-9]*"))
+
+
+def test_bad_rows_may_be_skipped(daemon: FakeDaemon, kinesis_rows: DataFrame) -> None:
+    daemon.runs(in_turn(Session.welcome, lambda s: s.serve(lambda row: INVALID if row[0] == b"k8" else None)))
+    kinesis_rows.write.format("producerd").options(socket=daemon.path, onBadRecord="skip").mode("append").save()
+    assert len(daemon.rows) == 1_000
+
+
+def test_a_wrong_option_is_one_line_of_the_querys_exception(kinesis_rows: DataFrame, tmp_path: Path) -> None:
+    query = started(kinesis_rows, tmp_path, strem="s")
+    with pytest.raises(Exception, match="strem"):
+        query.awaitTermination(60)
+    assert "ConfigurationError: PRODUCERD[CONFIGURATION]: strem: no option of producerd; did you mean stream?" in str(
+        query.exception()
+    )
+
+
+def test_rows_one_by_one_become_the_same_batches(spark: SparkSession) -> None:
+    """Spark 4.0 hands rows to its streaming sinks: null keys and data stay null, numbers become text."""
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromDDL("extra int, partitionKey long, data binary, stream string")
+    sink = datasource._Sink.of(datasource.from_text({}), schema)
+    rows = [(1, 7, bytearray(b"a"), "s"), (2, None, None, None)] * 1_100
+    batches = [sink._sent(batch) for batch in sink.batches(iter(rows))]
+    assert [batch.num_rows for batch in batches] == [1_000, 1_000, 200]
+    assert batches[0].slice(0, 2).to_pydict() == {
+        "partition_key": ["7", None],
+        "data": [b"a", None],
+        "stream": ["s", None],
+    }
+
+
+@pytest.mark.slow
+def test_it_works_from_a_zip_after_one_line(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """Shipped by --py-files to a cluster's executors, with nothing installed: registered by the documented line."""
+    client = tmp_path / "client.zip"
+    with zipfile.ZipFile(client, "w") as archive:
+        for part in ("producerd/__init__.py", "producerd/errors.py", "producerd/wire", "spark_client"):
+            for path in [ROOT / part] if part.endswith(".py") else (ROOT / part).glob("*.py"):
+                archive.write(path, path.relative_to(ROOT))
+    (tmp_path / "script.py").write_text(
+        "import sys\n"
+        "from pyspark.sql import SparkSession\n"
+        "spark = (SparkSession.builder.master('local-cluster[2,1,1024]').config('spark.ui.enabled', 'false')\n"
+        "    .config('spark.submit.pyFiles', sys.argv[1]).getOrCreate())\n"
+        "from spark_client.datasource import ProducerdDataSource\n"
+        "spark.dataSource.register(ProducerdDataSource)\n"
+        "df = spark.range(0, 10, 1, 4).selectExpr('id AS partition_key', \"'d' AS data\")\n"
+        "df.write.format('producerd').options(stream='s', socket=sys.argv[2]).mode('append').save()\n"
+    )
+    done = run_without_the_tree(tmp_path, client, daemon)
+    assert done.returncode == 0, done.stderr[-3_000:]
+    assert len(daemon.rows) == 10
+
+
+def run_without_the_tree(folder: Path, client: Path, daemon: FakeDaemon) -> Any:
+    import os
+
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
+    command = [sys.executable, str(folder / "script.py"), str(client), daemon.path]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)

@@ -1,0 +1,84 @@
+"""Options hold or are refused by name and value, all at once; the data source reads the same ones from text."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+
+from producerd.errors import ConfigurationError
+from spark_client import KinesisBatchWriter
+from spark_client.options import OPTIONS, Options, from_text, seconds
+
+
+def test_the_writer_the_table_and_the_values_have_the_same_names_and_defaults() -> None:
+    signature = inspect.signature(KinesisBatchWriter).parameters
+    of_the_writer = {name: parameter.default for name, parameter in signature.items()}
+    assert of_the_writer == {field.name: field.default for field in dataclasses.fields(Options)}
+    assert list(of_the_writer) == [option.name for option in OPTIONS]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"stream": "s"}, {"stream": "s"}),
+        ({"putTimeoutSeconds": "5s"}, {"put_timeout_seconds": 5.0}),
+        ({"puttimeoutseconds": "500ms"}, {"put_timeout_seconds": 0.5}),
+        ({"flush_timeout_seconds": "2min"}, {"flush_timeout_seconds": 120.0}),
+        ({"flushTimeoutSeconds": "NONE"}, {"flush_timeout_seconds": None}),
+        ({"connectTimeoutSeconds": "1.5"}, {"connect_timeout_seconds": 1.5}),
+        ({"onBadRecord": "skip", "checkpointlocation": "/c", "queryName": "q"}, {"on_bad_record": "skip"}),
+        ({"partitionKey": "tail", "explicitHashKey": "h", "DATA": "d"}, {}),
+    ],
+)
+def test_text_is_read_without_regard_to_case(given: dict[str, str], found: dict[str, Any]) -> None:
+    options = from_text(given)
+    if not found:
+        found = {"partition_key": "tail", "explicit_hash_key": "h", "data": "d"}
+    assert options == dataclasses.replace(Options(), **found)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"strem": "s"}, "strem: no option of producerd; did you mean stream?"),
+        ({"putTimeout": "5s"}, "did you mean putTimeoutSeconds?"),
+        ({"xyzzy": "1"}, "xyzzy: no option of producerd; there are stream, partitionKey, data, explicitHashKey,"),
+        ({"region": "eu-west-1"}, "region: no option of producerd; access to AWS belongs to the daemon"),
+        ({"queueLimit": "5"}, "queueLimit: no option of producerd; a setting of the daemon"),
+        ({"allowSpeculation": "true"}, "a data source cannot see spark.speculation: set that to false"),
+        ({"streamName": "s"}, "it is called stream"),
+        ({"putTimeoutSeconds": "5 parsecs"}, "putTimeoutSeconds='5 parsecs': give a number of seconds"),
+        ({"putTimeoutSeconds": "1.2.3s"}, "putTimeoutSeconds='1.2.3s'"),
+        ({"putTimeoutSeconds": "-5s"}, "putTimeoutSeconds='-5s'"),
+        ({"connectTimeoutSeconds": "none"}, "connect_timeout_seconds=None: give a number of seconds"),
+        ({"onBadRecord": "ignore"}, "on_bad_record='ignore': give 'fail' or 'skip'"),
+        ({"stream": " "}, "stream=' '"),
+    ],
+)
+def test_text_that_does_not_hold_is_refused_with_what_to_do(given: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        from_text(given)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("PRODUCERD[CONFIGURATION]: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_all_of_it_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        from_text({"strem": "s", "flushTimeoutSeconds": "x", "region": "r"})
+    assert [problem.split(":")[0].split("=")[0] for problem in caught.value.problems] == [
+        "strem",
+        "flushTimeoutSeconds",
+        "region",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("5", 5.0), ("5s", 5.0), (" 2 m ", 120.0), ("1h", 3600.0), ("1d", 86400.0), ("7us", 7e-6), ("none", None)],
+)
+def test_durations_have_sparks_units(text: str, value: float | None) -> None:
+    assert seconds(text) == value
