@@ -12,7 +12,7 @@ import pytest
 
 from producerd.errors import BadColumn
 from producerd.wire.columns import Columns, parse_body
-from spark_client.batches import Batch
+from spark_client.batches import Batch, Rows, by_stream
 from tests.spark_client.fake_daemon import Row, rows_of
 
 KEYS = ["N101", None, "", "schlüssel", "N2", "a much longer key than the others", None, "k"]
@@ -178,3 +178,77 @@ def test_a_frame_is_a_view_of_arrows_own_buffers() -> None:
 def test_data_of_another_type_is_a_bad_column() -> None:
     with pytest.raises(BadColumn, match=r"data of type int64 cannot be sent: give text or bytes"):
         Batch(batch_of(data=pa.array([1, 2])))
+
+
+def parts(batch: pa.RecordBatch, first_row: int = 0) -> list[tuple[str | None, list[bytes], list[int]]]:
+    """(stream, data, row numbers) of each part."""
+    return [
+        (stream, [data for _, data, _ in received(columns_of(part))], list(rows))
+        for stream, part, rows in by_stream(batch, first_row)
+    ]
+
+
+def test_rows_are_grouped_by_their_stream_and_keep_their_order_and_numbers() -> None:
+    streams = pa.array(["b", "a", None, "b", "", "a", "b", None])
+    batch = batch_of(data=pa.array([b"%d" % i for i in range(8)]), stream=streams)
+    assert parts(batch, 100) == [
+        ("b", [b"0", b"3", b"6"], [100, 103, 106]),
+        ("a", [b"1", b"5"], [101, 105]),
+        (None, [b"2", b"7"], [102, 107]),
+        ("", [b"4"], [104]),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["large_string", "binary", "dictionary<values=string, indices=int32>"])
+def test_the_stream_may_be_of_any_type_of_text(kind: str) -> None:
+    plain = pa.array(["a", "b", "a"])
+    streams = plain.dictionary_encode() if kind.startswith("dict") else plain.cast(kind)
+    assert [(stream, rows) for stream, _, rows in parts(batch_of(data=pa.array(["x"] * 3), stream=streams))] == [
+        ("a", [0, 2]),
+        ("b", [1]),
+    ]
+
+
+def test_a_batch_of_one_stream_is_sent_as_it_is() -> None:
+    """Nothing is sorted or copied where all rows go the same way; slices keep their offsets."""
+    batch = batch_of(data=pa.array([b"a", b"b", b"c", b"d"]), stream=pa.array(["s"] * 4)).slice(1, 2)
+    ((stream, part, rows),) = by_stream(batch, 7)
+    assert (stream, list(rows)) == ("s", [7, 8])
+    columns = part.columns(0, 2)
+    (_, _, data) = batch.column("data").buffers()
+    values = memoryview(columns.parts[-1])
+    assert bytes(values) == b"bc"
+    assert pa.py_buffer(values).address == data.address + 1
+
+
+def test_plain_records_are_cut_as_arrow_batches_are() -> None:
+    """The same frames from lists as from Arrow, whatever the bounds."""
+    rng = random.Random(5)
+    plain = [
+        (
+            rng.randbytes(rng.choice([0, 1, 40, 400])),
+            rng.choice([None, b"k" * rng.randrange(1, 9)]),
+            rng.choice([None, None, b"%d" % rng.randrange(2**128)]),
+        )
+        for _ in range(300)
+    ]
+    arrow = pa.RecordBatch.from_pydict(
+        {
+            "data": pa.array([data for data, _, _ in plain], pa.binary()),
+            "partition_key": pa.array([key for _, key, _ in plain], pa.binary()),
+            "explicit_hash_key": pa.array([hash_key for _, _, hash_key in plain], pa.binary()),
+        }
+    )
+    for _ in range(50):
+        most_bytes, most_records = rng.randrange(1_000, 6_000), rng.randrange(1, 60)
+        whole, listed, start = Batch(arrow), Rows(plain), 0
+        while start < 300:
+            stop = listed.cut(start, most_bytes, most_records)
+            assert stop == whole.cut(start, most_bytes, most_records)
+            assert received(listed.columns(start, stop)) == received(whole.columns(start, stop))
+            assert listed.columns(start, stop).layout == whole.columns(start, stop).layout
+            start = stop
+
+
+def columns_of(part: Batch) -> Columns:
+    return part.columns(0, part.records)

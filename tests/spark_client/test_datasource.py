@@ -16,6 +16,7 @@ pytest.importorskip("pyspark.sql.datasource", reason="Spark's data sources in Py
 from producerd.errors import BadColumn, ConfigurationError
 from spark_client import datasource
 from spark_client.datasource import ProducerdDataSource
+from spark_client.options import Options
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session, in_turn
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ pytestmark = pytest.mark.spark
 def source(schema: str, **options: str) -> Any:
     from pyspark.sql.types import StructType
 
-    return ProducerdDataSource(options).writer(StructType.fromDDL(schema), overwrite=False)
+    parsed: Any = StructType.fromDDL(schema)
+    return ProducerdDataSource(options).writer(parsed, overwrite=False)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +65,9 @@ def test_options_are_read_when_a_writer_is_made(spark: SparkSession) -> None:
 def test_overwriting_is_refused_with_the_mode_to_give(spark: SparkSession) -> None:
     from pyspark.sql.types import StructType
 
+    schema: Any = StructType.fromDDL("partition_key string, data string")
     with pytest.raises(ConfigurationError, match=r'\.mode\("append"\)'):
-        ProducerdDataSource({"stream": "s"}).writer(StructType.fromDDL("partition_key string, data string"), True)
+        ProducerdDataSource({"stream": "s"}).writer(schema, True)
 
 
 @pytest.fixture
@@ -161,8 +164,8 @@ def test_rows_one_by_one_become_the_same_batches(spark: SparkSession) -> None:
     """Spark 4.0 hands rows to its streaming sinks: null keys and data stay null, numbers become text."""
     from pyspark.sql.types import StructType
 
-    schema = StructType.fromDDL("extra int, partitionKey long, data binary, stream string")
-    sink = datasource._Sink.of(datasource.from_text({}), schema)
+    schema: Any = StructType.fromDDL("extra int, partitionKey long, data binary, stream string")
+    sink = datasource._Sink.of(Options(), schema)
     rows = [(1, 7, bytearray(b"a"), "s"), (2, None, None, None)] * 1_100
     batches = [sink._sent(batch) for batch in sink.batches(iter(rows))]
     assert [batch.num_rows for batch in batches] == [1_000, 1_000, 200]

@@ -94,7 +94,7 @@ def flights(spark: SparkSession) -> DataFrame:
 
 
 def write(daemon: FakeDaemon, df: DataFrame, key: Any = "tail.num", **options: Any) -> Any:
-    return write_batch(df, 5, stream="s", partition_key=key, socket=daemon.path, **options)
+    return write_batch(df, 5, **{"stream": "s", "partition_key": key, "socket": daemon.path, **options})
 
 
 def written(daemon: FakeDaemon) -> Counter[Row]:
@@ -112,6 +112,52 @@ def test_every_row_arrives_once_as_json_by_default(daemon: FakeDaemon, flights: 
         else (b"", f'{{"id":{i},"seat `count":{2 * i}}}'.encode(), None)
         for i in range(1_000)
     )
+
+
+@pytest.mark.spark
+def test_each_row_goes_to_the_stream_of_its_own(daemon: FakeDaemon, spark: SparkSession) -> None:
+    """Rows keep their numbers of the partition, and one without a stream is a bad record."""
+    df = spark.range(0, 6_000, 1, 1).selectExpr(
+        "id AS partition_key", "'d' || id AS data", "IF(id = 5000, NULL, 's' || id % 3) AS stream"
+    )
+    result = write_batch(df, data="data", socket=daemon.path, on_bad_record="skip")
+    assert (result.records, result.skipped) == (6_000, 1)
+    assert result.skipped_rows == (SkippedRow(0, 5_000, Code.RECORD_INVALID),)
+    assert Counter(daemon.rows_of_streams) == Counter(
+        (f"s{i % 3}", (b"%d" % i, b"d%d" % i, None)) for i in range(6_000) if i != 5_000
+    )
+    with pytest.raises(
+        RecordsFailed, match=r"RECORD_INVALID 1 \(the column stream is null or empty\), rows 0:5000; mend"
+    ):
+        write_batch(df, data="data", socket=daemon.path)
+
+
+@pytest.mark.spark
+def test_failed_rows_are_named_with_their_stream(daemon: FakeDaemon, spark: SparkSession) -> None:
+    daemon.runs(
+        in_turn(Session.welcome, lambda session: session.serve(lambda row: INVALID if row[0] == b"7" else None))
+    )
+    df = spark.range(0, 20, 1, 1).selectExpr("id AS partition_key", "'x' AS data", "'s' || id % 2 AS stream")
+    with pytest.raises(RecordsFailed, match=r"failed, .*: RECORD_INVALID 1 of stream s1 \(data is null\), rows 0:7"):
+        write_batch(df, data="data", socket=daemon.path)
+
+
+@pytest.mark.spark
+def test_a_column_called_explicit_hash_key_is_one(daemon: FakeDaemon, spark: SparkSession) -> None:
+    df = spark.sql("SELECT 'k' AS partition_key, 9L AS explicit_hash_key, 'd' AS data")
+    write(daemon, df, "partition_key", data="data")
+    assert daemon.rows == [(b"k", b"d", b"9")]
+
+
+@pytest.mark.spark
+def test_the_writer_keeps_its_last_result(daemon: FakeDaemon, flights: DataFrame) -> None:
+    writer = KinesisBatchWriter("s", "tail.num", socket=daemon.path)
+    writer(flights, 4)
+    result = writer.last_result
+    assert result is not None
+    assert (result.batch_id, result.records) == (4, 1_000)
+    blocked = f"{result.seconds_blocked:.1f} s blocked"
+    assert str(result) == f"batch 4: 1000 records, {result.bytes} bytes in 2 tasks, {blocked}"
 
 
 @pytest.mark.spark
@@ -144,6 +190,7 @@ def test_what_kinesis_sources_call_their_columns_is_taken(daemon: FakeDaemon, sp
         ({"data": "dat"}, r"data='dat': neither.*did you mean data\?"),
         ({"data": "id"}, r"data=id has type bigint: give a string or binary column, such as to_json"),
         ({"explicit_hash_key": "nope"}, "explicit_hash_key='nope': neither"),
+        ({"stream": None}, "no stream: give its name with the option stream, or a column `stream`; columns: id, tail"),
     ],
 )
 def test_a_bad_column_is_named_before_any_job(
@@ -152,6 +199,7 @@ def test_a_bad_column_is_named_before_any_job(
     with pytest.raises(BadColumn, match=message) as caught:
         write(daemon, flights, **options)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("PRODUCERD[BAD_COLUMN]: ")
     assert daemon.sessions == []
 
 

@@ -1,0 +1,98 @@
+"""`KinesisClient` against a real daemon: what it has taken is delivered, whatever becomes of its caller."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import pytest
+
+from producerd.errors import BackpressureTimeout
+from producerd.testing import FakeKinesis, Fault
+from producerd.testing.fake_kinesis import FakeServer
+from spark_client import KinesisClient
+from tests.daemon import ROOT, daemon, directory, idle, until
+
+
+def stored(kinesis: FakeKinesis) -> Counter[bytes]:
+    return Counter(record.data for record in kinesis.streams["flights"].read().records)
+
+
+def test_what_a_killed_process_had_put_is_delivered(kinesis: FakeKinesis, server: FakeServer) -> None:
+    """SIGKILL right behind `put`, while the service still hangs: accepted is accepted."""
+    kinesis.standing.append(Fault("hang"))
+    with daemon(server.url, aggregation="kpl", request_timeout_seconds=60) as running:
+        script = (
+            "import os, signal, sys\n"
+            "from spark_client import KinesisClient\n"
+            "client = KinesisClient('flights', socket=sys.argv[1])\n"
+            "for i in range(50):\n"
+            "    client.put(f'row {i}', f'k{i}')\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", script, str(running.socket)], cwd=ROOT, timeout=60)
+        assert done.returncode == -signal.SIGKILL
+        until(lambda: running.metrics()["client_connections"] == 0)
+        assert not stored(kinesis)
+        kinesis.standing.clear()
+        server.release()
+        until(lambda: len(stored(kinesis)) == 50)
+        assert stored(kinesis) == Counter(b"row %d" % i for i in range(50))
+        until(lambda: idle(running.metrics()))
+
+
+def test_a_full_queue_blocks_put_and_a_time_out_loses_nothing(kinesis: FakeKinesis, server: FakeServer) -> None:
+    kinesis.standing.append(Fault("hang"))
+    with daemon(server.url, queue_limit=100, request_timeout_seconds=60) as running:
+        with KinesisClient("flights", socket=str(running.socket)) as client:
+            records = [(f"row {i}", f"k{i}") for i in range(500)]
+            with pytest.raises(BackpressureTimeout, match="of 100 records") as caught:
+                client.put_many(records, timeout_seconds=0.5)
+            taken = caught.value.taken
+            assert 0 < taken <= 100
+            kinesis.standing.clear()
+            server.release()
+            client.put_many(records[taken:]).result(30)
+        assert stored(kinesis) == Counter(b"row %d" % i for i in range(500))
+        assert running.metrics()["queue_peak_records"] <= 100
+
+
+def test_a_restart_between_two_calls_is_not_noticed(kinesis: FakeKinesis, server: FakeServer) -> None:
+    """Nobody waits, nobody calls: the client finds the next daemon by itself, and no future is left open."""
+    with directory() as folder:
+        path = folder / "daemon.sock"
+        with daemon(server.url, socket_path=path, exit_code=None) as first:
+            client = KinesisClient("flights", socket=str(path))
+            client.put("one").result(30)
+            kinesis.standing.append(Fault("hang"))
+            left = client.put("two")
+            first.signal(signal.SIGKILL)
+            first.wait()
+            kinesis.standing.clear()
+        path.parent.mkdir(exist_ok=True)
+        with daemon(server.url, socket_path=path):
+            assert left.result(30) is None
+            client.put("three").result(30)
+            client.close()
+    assert set(stored(kinesis)) == {b"one", b"two", b"three"}
+
+
+def test_threads_share_a_client_and_every_record_is_stored_once(kinesis: FakeKinesis, server: FakeServer) -> None:
+    with daemon(server.url, aggregation="kpl", queue_limit=300) as running:
+        with KinesisClient("flights", socket=str(running.socket)) as client:
+
+            def puts(number: int) -> None:
+                for i in range(20):
+                    client.put_many([(f"{number}:{i}:{row}", f"k{row}") for row in range(25)])
+
+            threads = [threading.Thread(target=puts, args=(number,)) for number in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert stored(kinesis) == Counter(
+            b"%d:%d:%d" % (number, i, row) for number in range(6) for i in range(20) for row in range(25)
+        )

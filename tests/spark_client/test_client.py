@@ -1,0 +1,379 @@
+"""A plain program's records: taken when `put` returns, stored when its future is done, never half-taken."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from concurrent.futures import Future, wait
+from typing import Any
+
+import pytest
+
+from producerd.errors import (
+    BackpressureTimeout,
+    Code,
+    ConfigurationError,
+    ConnectionFailed,
+    FlushTimeout,
+    ProducerdError,
+    RecordsFailed,
+    Refused,
+)
+from producerd.wire import frames
+from producerd.wire.columns import Body
+from spark_client import KinesisClient, Record
+from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session, close_with, in_turn, serve
+
+
+def client_of(daemon: FakeDaemon, stream: str | None = "s", **options: Any) -> KinesisClient:
+    return KinesisClient(stream, socket=daemon.path, **{"connect_timeout_seconds": 1, **options})
+
+
+def test_a_record_is_stored_when_its_future_is_done(daemon: FakeDaemon) -> None:
+    """HELLO says that what is taken is delivered without its caller, and that good rows go without the bad ones."""
+    with client_of(daemon) as client:
+        assert client.put("ünï", "k", 2**127).result(10) is None
+        assert client.put(b"raw").result(10) is None
+        assert client.put(memoryview(b"view"), explicit_hash_key="7", stream="other").result(10) is None
+    assert daemon.rows_of_streams == [
+        ("s", (b"k", "ünï".encode(), b"%d" % 2**127)),
+        ("s", (b"", b"raw", None)),
+        ("other", (b"", b"view", b"7")),
+    ]
+    (hello,) = daemon.hellos
+    assert (hello.on_disconnect, hello.bad_rows) == (frames.OnDisconnect.DELIVER, frames.BadRows.TAKE_GOOD)
+    assert hello.pid == os.getpid()
+
+
+def test_records_are_acknowledged_while_nobody_calls(daemon: FakeDaemon) -> None:
+    """The future is done by the daemon's word alone, without a flush or another put."""
+    go_on, done = threading.Event(), threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        assert go_on.wait(10)
+        session.ack(body)
+        session.await_end()
+
+    daemon.runs(script)
+    with client_of(daemon) as client:
+        future = client.put("x")
+        assert not future.done()
+        future.add_done_callback(lambda _: done.set())
+        go_on.set()
+        assert done.wait(10)
+
+
+def test_leaving_the_block_flushes(daemon: FakeDaemon) -> None:
+    """Also what nobody holds a future of; FLUSH is said, so that nothing lingers."""
+    said: list[object] = []
+
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        said.append(session.expect(frames.Flush))
+        session.ack(body)
+        session.await_end()
+
+    daemon.runs(script)
+    with client_of(daemon) as client:
+        client.put("x")
+    assert len(said) == 1
+
+
+def test_many_records_are_cut_into_frames_and_stay_in_order(daemon: FakeDaemon) -> None:
+    daemon.runs(in_turn(lambda s: s.welcome(max_frame_records=40, max_frame_bytes=5_000), Session.serve))
+    records: list[Any] = [Record(b"x" * (i % 90), f"k{i}") for i in range(1_000)]
+    records[500] = (b"y" * 20_000, "large")  # larger than a frame: alone
+    records[501] = ("just data",)
+    with client_of(daemon) as client:
+        future = client.put_many(records)
+        assert client.put_many([]).result(0) is None
+        assert future.result(10) is None
+    assert [data for _, data, _ in daemon.rows[:500]] == [b"x" * (i % 90) for i in range(500)]
+    assert daemon.rows[500:502] == [(b"large", b"y" * 20_000, None), (b"", b"just data", None)]
+    assert len(daemon.rows) == 1_000
+    bodies = daemon.sessions[0].bodies
+    assert max(body.layout.records for body in bodies) <= 40
+    assert all(body.layout.charge_bytes <= 5_000 or body.layout.records == 1 for body in bodies)
+
+
+def test_records_that_fail_are_named_by_place_and_told_once_more_by_flush(daemon: FakeDaemon) -> None:
+    daemon.runs(in_turn(Session.welcome, lambda s: s.serve(lambda row: INVALID if row[0] == b"bad" else None)))
+    client = client_of(daemon)
+    future = client.put_many([("a", "good"), ("SECRET", "bad"), ("c", "good")])
+    with pytest.raises(RecordsFailed) as caught:
+        future.result(10)
+    assert str(caught.value) == (
+        "PRODUCERD[RECORD_INVALID]: 1 of 3 records of one call for stream s failed, named by place: "
+        "RECORD_INVALID 1 (data is null), records 1"
+    )
+    assert caught.value.failures[0].rows == (1,)
+    with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[RECORD_INVALID\]: 1 records failed since the last flush: "):
+        client.flush()
+    assert client.put("d", "good").result(10) is None
+    client.flush()  # each is told once
+    client.close()
+
+
+def waits_for_room(session: Session) -> None:
+    """Grants one frame, never another; says CANCELLED and why."""
+    session.start()
+    session.ack(session.take_frame())
+    with contextlib.suppress(EOFError):
+        while True:
+            message = session.read()
+            if isinstance(message, frames.Cancel):
+                session.send(frames.Refused(message.frame_id, 1, Code.CANCELLED, "the queue is full"))
+
+
+def test_a_time_out_leaves_nothing_half_taken_and_says_where_to_go_on(daemon: FakeDaemon) -> None:
+    daemon.runs(waits_for_room)
+    client = client_of(daemon)
+    with pytest.raises(BackpressureTimeout, match=r"^PRODUCERD\[BACKPRESSURE_TIMEOUT\]: .*the queue is full") as caught:
+        client.put_many([(b"x" * 600_000,)] * 3, timeout_seconds=0.3)
+    assert caught.value.taken == 1
+    with pytest.raises(BackpressureTimeout) as caught:
+        client.put("y", timeout_seconds=0.1)
+    assert caught.value.taken == 0
+    client.flush(10)
+    client.close()
+    assert len(daemon.rows) == 1
+
+
+def test_a_caller_behind_another_one_that_waits_is_let_go_in_time(daemon: FakeDaemon) -> None:
+    daemon.runs(waits_for_room)
+    client = client_of(daemon)
+    client.put("first").result(10)
+
+    def waits() -> None:
+        with pytest.raises(BackpressureTimeout):
+            client.put("a", timeout_seconds=2)
+
+    waiting = threading.Thread(target=waits)
+    waiting.start()
+    while not client._owner._connection._channel.machine.outstanding:  # type: ignore[union-attr]
+        pass
+    with pytest.raises(BackpressureTimeout, match=r"within 0\.1 s: another call of this client waits, too"):
+        client.put("b", timeout_seconds=0.1)
+    waiting.join()
+    client.close()
+
+
+def test_a_flush_that_takes_too_long_says_why_and_can_be_repeated(daemon: FakeDaemon) -> None:
+    go_on = threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        session.expect(frames.Flush)
+        session.expect(frames.Status)
+        session.send(frames.Blocked(1, 3.0, "the service answers slowly", queue_records=1, queue_limit_records=9))
+        assert go_on.wait(10)
+        session.ack(body)
+        session.await_end()
+
+    daemon.runs(script)
+    client = client_of(daemon)
+    future = client.put("x")
+    with pytest.raises(
+        FlushTimeout, match=r"1 records are not acknowledged after 0\.1 s: the service answers slowly; "
+    ):
+        client.flush(0.1)
+    go_on.set()
+    client.flush(10)
+    assert future.done()
+    client.close()
+
+
+def test_a_stream_that_takes_nothing_is_the_callers_error_alone(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.welcome()
+        opened = session.expect(frames.Open)
+        session.send(frames.Refused(0, opened.stream_id, Code.STREAM_LIMIT, "64 streams are open"))
+        session.serve()
+
+    daemon.runs(script)
+    with client_of(daemon) as client:
+        with pytest.raises(Refused, match=r"^PRODUCERD\[STREAM_LIMIT\]: 64 streams"):
+            client.put("x", stream="one too many")
+        assert client.put("y").result(10) is None
+
+
+def test_without_a_daemon_one_line_says_where_it_was_looked_for(daemon: FakeDaemon) -> None:
+    with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[DAEMON_ABSENT\]: no daemon to talk to on host .*nobody"):
+        KinesisClient("s", socket=daemon.path + ".nobody", connect_timeout_seconds=0)
+
+
+def test_a_lost_daemon_fails_what_it_had_and_the_next_call_finds_the_next_one(daemon: FakeDaemon) -> None:
+    lost = threading.Event()
+
+    def dies(session: Session) -> None:
+        session.start()
+        session.take_frame()
+        assert lost.wait(10)
+
+    daemon.runs(dies, serve)
+    with client_of(daemon, reconnect_timeout_seconds=0) as client:
+        future = client.put("x")
+        lost.set()
+        with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: .*1 frames with 1 records are not ack"):
+            future.result(10)
+        with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: 1 records failed") as caught:
+            client.flush()
+        assert caught.value.failures[0].maybe_stored
+        assert client.put("y").result(10) is None
+
+
+def test_a_lost_daemon_is_waited_for_and_what_it_had_is_sent_again(daemon: FakeDaemon) -> None:
+    """By itself, while nobody calls."""
+
+    def dies(session: Session) -> None:
+        session.start()
+        session.take_frame()
+
+    daemon.runs(dies, serve)
+    with client_of(daemon) as client:
+        assert client.put("x").result(10) is None
+    assert len(daemon.sessions) == 2
+
+
+def test_a_daemon_that_ends_the_session_says_why(daemon: FakeDaemon) -> None:
+    daemon.runs(close_with(Code.CONNECTION_LIMIT))
+    with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[CONNECTION_LIMIT\]: "):
+        client_of(daemon)
+
+
+def test_many_threads_share_a_client(daemon: FakeDaemon) -> None:
+    futures: list[list[Future[None]]] = [[] for _ in range(8)]
+    with client_of(daemon) as client:
+
+        def puts(number: int) -> None:
+            futures[number] += [client.put(f"{number}:{i}") for i in range(50)]
+            client.flush()
+
+        threads = [threading.Thread(target=puts, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        done, left = wait([future for of_one in futures for future in of_one], 0)
+        assert (len(done), len(left)) == (400, 0)
+    arrived = [data.decode() for _, data, _ in daemon.rows if data]
+    for number in range(8):
+        mine = [data for data in arrived if data.startswith(f"{number}:")]
+        assert mine == [f"{number}:{i}" for i in range(50)]
+
+
+def test_what_was_taken_cannot_be_cancelled(daemon: FakeDaemon) -> None:
+    go_on = threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        assert go_on.wait(10)
+        session.ack(body)
+        session.serve()
+
+    daemon.runs(script)
+    with client_of(daemon) as client:
+        future = client.put("x")
+        assert not future.cancel()
+        go_on.set()
+        assert future.result(10) is None
+        assert client.put("the thread lives on").result(10) is None
+
+
+def test_an_error_in_the_block_is_not_kept_waiting(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.take_frame()
+        session.await_end()
+
+    daemon.runs(script)
+    futures = []
+
+    def fails() -> None:
+        with client_of(daemon) as client:
+            futures.append(client.put("x"))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    (future,) = futures
+    with pytest.raises(ConnectionFailed, match="closed before the acknowledgement"):
+        future.result(10)
+
+
+def test_a_closed_client_and_one_of_another_process_say_so(daemon: FakeDaemon) -> None:
+    client = client_of(daemon)
+    client.put("x").result(10)
+    client._owner._pid += 1
+    with pytest.raises(ProducerdError, match="after a fork, make one in the child"):
+        client.put("x")
+    client._owner._pid -= 1
+    client.close()
+    with pytest.raises(ProducerdError, match="this client is closed"):
+        client.put("x")
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ((5,), "record 1: data is int: give text or bytes"),
+        ((None,), "record 1: data is NoneType"),
+        (("d", b"k"), "record 1: partition_key is bytes: give text or None"),
+        (("d", "k", 1.5), "record 1: explicit_hash_key is float: give a number or None"),
+        (("d", "k", True), "record 1: explicit_hash_key is bool"),
+        (("d", "k", 1, 2), r"record 1: give a Record or a tuple \(data, partition_key, explicit_hash_key\)"),
+        ("data", "record 1: give a Record"),
+    ],
+)
+def test_a_record_of_another_type_is_named_by_place_and_nothing_is_taken(
+    daemon: FakeDaemon, record: Any, said: str
+) -> None:
+    with client_of(daemon) as client, pytest.raises(TypeError, match=f"^{said}"):
+        client.put_many([("good",), record])
+    assert daemon.rows == []
+
+
+def test_no_stream_is_no_call(daemon: FakeDaemon) -> None:
+    with client_of(daemon, None) as client, pytest.raises(ValueError, match="stream: name one"):
+        client.put("x")
+
+
+def test_options_that_do_not_hold_are_named_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        KinesisClient("", on_disconnect="hope", connect_timeout_seconds=-1, reconnect_timeout_seconds=float("nan"))
+    assert [problem.split("=")[0] for problem in caught.value.problems] == [
+        "connect_timeout_seconds",
+        "reconnect_timeout_seconds",
+        "on_disconnect",
+        "stream",
+    ]
+
+
+def test_on_disconnect_may_be_discard(daemon: FakeDaemon) -> None:
+    with client_of(daemon, on_disconnect="discard") as client:
+        client.put("x")
+    assert daemon.hellos[0].on_disconnect == frames.OnDisconnect.DISCARD
+
+
+def test_a_daemon_that_breaks_the_protocol_fails_the_call(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        assert isinstance(body, Body)
+        session.send(frames.Ack(body.frame_id, 5, 5, 0, 0, 0))
+
+    daemon.runs(script, serve)
+    client = client_of(daemon)
+    future = client.put("x")
+    with pytest.raises(ConnectionFailed, match="ACK of 5 records for a frame of 1"):
+        future.result(10)
+    assert client.put("y").result(10) is None
+    with pytest.raises(RecordsFailed):
+        client.close()
