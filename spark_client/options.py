@@ -172,7 +172,8 @@ OPTIONS: Final[Sequence[Option]] = (
     ),
     Option(
         "data",
-        "the column of payloads, string or binary, sent as it is",
+        "the column of payloads, string or binary, sent as it is; without it the whole row as JSON (data source: the "
+        "column `data`)",
         f"{_COLUMN}, or None for the whole row as JSON",
         lambda value: value is None or _is_column(value),
     ),

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from producerd.errors import Code
+from spark_client.options import OPTIONS
+from tests.option_table import PAGE, with_table
+
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("docs/delivery.md", "docs/operations.md", "docs/testing.md")
+DOCUMENTS = ("docs/delivery.md", "docs/operations.md", "docs/spark.md", "docs/testing.md")
+NOT_FOR_CALLERS = {Code.CANCELLED, Code.TOO_LARGE}
+"""Codes that the client takes for itself."""
 
 
 @cache
@@ -40,3 +46,38 @@ def test_each_promise_of_delivery_names_its_test() -> None:
     assert len(bullets) > 20
     without = [bullet.splitlines()[0] for bullet in bullets if not re.search(r"`test_\w+`", bullet)]
     assert not without
+
+
+def test_the_options_of_the_page_are_those_of_the_writer() -> None:
+    """Mended by running tests/option_table.py."""
+    page = PAGE.read_text()
+    assert page == with_table(page)
+    assert all(f"| `{option.name}` | " in page for option in OPTIONS)
+
+
+def test_the_page_for_spark_tells_what_to_do_about_each_code() -> None:
+    rows = re.findall(r"^\| ([A-Z_, ]+) \| .+ \| .+ \|$", PAGE.read_text(), flags=re.MULTILINE)
+    told = {code for row in rows for code in row.split(", ")}
+    codes = {value for name, value in vars(Code).items() if name.isupper()}
+    assert told == codes - NOT_FOR_CALLERS
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/spark.md"])
+def test_every_example_in_python_compiles(document: str) -> None:
+    examples = re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert examples
+    for example in examples:
+        compile(example, document, "exec")
+
+
+@pytest.mark.parametrize("document", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_every_link_to_a_page_of_ours_leads_there(document: str) -> None:
+    """Headings, too."""
+    place = ROOT / document
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", place.read_text()):
+        name, _, heading = target.partition("#")
+        page = place if not name else (place.parent / name)
+        assert page.exists(), target
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+            assert heading in {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in headings}, target

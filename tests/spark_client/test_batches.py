@@ -180,7 +180,7 @@ def test_data_of_another_type_is_a_bad_column() -> None:
         Batch(batch_of(data=pa.array([1, 2])))
 
 
-def parts(batch: pa.RecordBatch, first_row: int = 0) -> list[tuple[str | None, list[bytes], list[int]]]:
+def parts(batch: pa.RecordBatch, first_row: int = 0) -> list[tuple[str | None, list[bytes | None], list[int]]]:
     """(stream, data, row numbers) of each part."""
     return [
         (stream, [data for _, data, _ in received(columns_of(part))], list(rows))
