@@ -24,8 +24,8 @@ from producerd import __version__
 from producerd.errors import Code, ConnectionFailed, ProducerdError, Refused
 from producerd.wire import frames
 from spark_client.channel import Channel, Late, Lost, closed, dial, socket_paths
+from spark_client.options import Options
 from spark_client.results import ERRORS, marked
-from spark_client.writer import KinesisBatchWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,10 +148,7 @@ def check(
     as for `KinesisBatchWriter`.  The error is about the worst problem and begins with ``PRODUCERD[CODE]:``; each
     further problem is a line of its own, with the hosts that have it.  Executors that come later are not seen.
     """
-    # So that options which do not hold are told as the writer tells them.
-    KinesisBatchWriter(
-        "any" if stream is None else stream, socket=socket, connect_timeout_seconds=connect_timeout_seconds
-    )
+    Options(stream, socket=socket, connect_timeout_seconds=connect_timeout_seconds)  # names what does not hold
     application_id = spark.conf.get("spark.app.id", None) or ""
     ask = (socket, spark.conf.get("spark.producerd.socket", None), stream, application_id, connect_timeout_seconds)
     driver, missing = installed()

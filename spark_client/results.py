@@ -46,9 +46,7 @@ ERRORS: Final[Mapping[str, type[ProducerdError]]] = {
 
 
 _REPEAT: Final = "what is not acknowledged has to be sent again, as Spark does when it repeats a batch"
-_SLOWER: Final = (
-    "Kinesis takes less than is sent: more shards, a larger queue_limit, or a longer time-out"
-)
+_SLOWER: Final = "Kinesis takes less than is sent: more shards, a larger queue_limit, or a longer time-out"
 MEND: Final = 'mend these rows, or leave them out with on_bad_record="skip"'
 Error = TypeVar("Error", bound=ProducerdError)
 ADVICE: Final[Mapping[str, str]] = {

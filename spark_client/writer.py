@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 LOG: Final = logging.getLogger("producerd.client")
 ARROW_BATCH_BYTES: Final = 4 * 1024 * 1024
 """Spark 4 otherwise makes Arrow batches of 64 MB and more (268 MB on 4.0), each held whole by a Python worker."""
-ARROW_BATCH_RECORDS: Final = 2000
-"""Spark 3.5 has no bound in bytes: 10,000 rows were 300 MB.  Rows that were larger last time: fewer of them."""
+ARROW_BATCH_RECORDS: Final = 500
+"""Spark 3.5 has no bound in bytes: its 10,000 rows were 300 MB.  So many where the size of a row is unknown."""
+MOST_ARROW_BATCH_RECORDS: Final = 10_000
+"""As many as a frame has."""
 
 
 class KinesisBatchWriter:
@@ -162,7 +164,7 @@ def _bounded_arrow_batches(spark: Any, row_bytes: float) -> Iterator[None]:
     else:
         name, ours = "spark.sql.execution.arrow.maxRecordsPerBatch", ARROW_BATCH_RECORDS
         if row_bytes:
-            ours = min(ours, max(1, int(ARROW_BATCH_BYTES / row_bytes)))
+            ours = max(1, min(MOST_ARROW_BATCH_RECORDS, int(ARROW_BATCH_BYTES / row_bytes)))
     before = spark.conf.get(name, None)
     if before == str(ours):  # another thread writes on this session, and will put the old value back
         yield

@@ -17,6 +17,7 @@ import pytest
 
 from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError, RecordsFailed
 from spark_client import BadColumn, KinesisBatchWriter, SkippedRow, write_batch
+from spark_client.writer import _bounded_arrow_batches
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Row, Session, in_turn, serve
 
 if TYPE_CHECKING:
@@ -299,6 +300,45 @@ def test_arrow_batches_are_bounded_while_a_batch_runs(daemon: FakeDaemon, spark:
     # 40 MB in batches of 4 MiB: the last frame of each is smaller than what a frame may hold.
     small = [body for session in daemon.sessions for body in session.bodies if body.layout.charge_bytes < 1_000_000]
     assert len(small) >= 9
+
+
+class Conf(dict[str, str]):
+    """A session's, as far as the writer uses it."""
+
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+    def unset(self, name: str) -> None:
+        del self[name]
+
+
+@pytest.mark.parametrize(
+    ("version", "row_bytes", "value"),
+    [
+        ("4.3.0", 200.0, "4194304"),
+        ("3.5.9", 0.0, "500"),
+        ("3.5.9", 200.0, "10000"),
+        ("3.5.9", 30_000.0, "139"),
+        ("3.5.9", 1e9, "1"),
+    ],
+)
+@pytest.mark.parametrize("before", [None, "77"])
+def test_an_arrow_batch_has_a_few_megabytes_on_every_spark(
+    version: str, row_bytes: float, value: str, before: str | None
+) -> None:
+    """By the rows of the batch before, where Spark has no bound in bytes; what the user had set comes back."""
+    name = "spark.sql.execution.arrow." + ("maxBytesPerBatch" if version[0] == "4" else "maxRecordsPerBatch")
+    conf = Conf(**({name: before} if before else {}))
+    with _bounded_arrow_batches(SimpleNamespace(version=version, conf=conf), row_bytes):
+        assert conf == {name: value}
+    assert conf == ({name: before} if before else {})
+
+
+@pytest.mark.spark
+def test_the_size_of_rows_is_known_from_the_second_batch_on(daemon: FakeDaemon, flights: DataFrame) -> None:
+    writer = KinesisBatchWriter("s", "tail.num", "data", socket=daemon.path)
+    result = writer.write(flights)
+    assert writer._row_bytes == result.bytes / 1_000 > 1
 
 
 @pytest.mark.spark
