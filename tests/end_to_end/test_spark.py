@@ -143,6 +143,34 @@ def test_a_stopped_daemon_gives_rows_back_and_its_successor_delivers_them(spark:
     assert set(stored(fake)) == set(range(ROWS)), "records are missing"
 
 
+@pytest.mark.slow
+def test_the_data_source_delivers_through_the_daemons_restart(spark: Any, files: Path) -> None:
+    """Rows of two streams; the daemon is killed under the query, and no task fails for it."""
+    with service() as (fake, server):
+        fake.create_stream("other", shards=2)
+        fake.latency_seconds = 0.05
+        source = spark.readStream.schema("id INT, plane STRING, text STRING").option("maxFilesPerTrigger", 1)
+        rows = source.json(str(files)).selectExpr(
+            "plane AS partitionKey", "to_json(struct(*)) AS data", "IF(id % 2 = 0, 'flights', 'other') AS stream"
+        )
+        with daemon(server.url, queue_limit=500, exit_code=None) as first:
+            writer = rows.writeStream.format("producerd").option("socket", str(first.socket))
+            checkpoint = str(files.parent / "checkpoint")
+            query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+            until(lambda: metric(first, "delivered_records_total") > ROWS / 20, "a twentieth delivered", 60)
+            first.signal(signal.SIGKILL)
+            assert first.wait() == -signal.SIGKILL
+            first.socket.parent.mkdir(exist_ok=True)
+            with daemon(server.url, socket_path=first.socket):
+                fake.latency_seconds = 0.0
+                finish(query)
+        assert query.exception() is None
+        assert sum(progress["sink"]["numOutputRows"] for progress in query.recentProgress) == ROWS
+    assert set(stored(fake)) == set(range(0, ROWS, 2))
+    odd = {json.loads(record.data)["id"] for record in fake.streams["other"].read().records}
+    assert odd == set(range(1, ROWS, 2))
+
+
 def test_a_batch_that_finds_no_room_in_time_fails_with_the_numbers(spark: Any) -> None:
     with (
         service() as (fake, server),
