@@ -153,16 +153,17 @@ def check(
     ask = (socket, spark.conf.get("spark.producerd.socket", None), stream, application_id, connect_timeout_seconds)
     driver, missing = installed()
     executors, found = _merged(_run(spark, _on_executor(ask)))
-    problems = dict.fromkeys(missing, "the driver")
+    problems = {problem: ["the driver"] for problem in missing}
     if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
         text = "spark.speculation=true runs slow tasks twice, and both copies write: set it to false"
-        problems[Problem(Code.SPECULATION_ENABLED, text)] = "the driver"
+        problems[Problem(Code.SPECULATION_ENABLED, text)] = ["the driver"]
     for executor in executors:
         theirs = executor.installed
         if theirs.client not in ("", driver.client):
             text = f"client {theirs.client} ({theirs.client_path}), but {driver.client} on the driver: {SAME_CLIENT}"
             found.setdefault(Problem(Code.VERSION_MISMATCH, text), []).append(executor)
-    problems.update((problem, _where(having, len(executors))) for problem, having in found.items())
+    for problem, having in found.items():
+        problems.setdefault(problem, []).append(_where(having, len(executors)))
     if problems:
         raise _error(problems)
     return ClusterCheck(stream, driver, executors)
@@ -230,8 +231,8 @@ def _where(having: Sequence[ExecutorCheck], total: int) -> str:
     return f"{len(having)} of {_count(total, 'executor')}, on {names}"
 
 
-def _error(problems: Mapping[Problem, str]) -> ProducerdError:
-    """The worst problem's, with a line for each."""
+def _error(problems: Mapping[Problem, Sequence[str]]) -> ProducerdError:
+    """The worst problem's, with a line for each that says where it is."""
 
     def rank(problem: Problem) -> int:
         return WORST_FIRST.index(problem.code) if problem.code in WORST_FIRST else len(WORST_FIRST)
@@ -239,7 +240,8 @@ def _error(problems: Mapping[Problem, str]) -> ProducerdError:
     ordered = sorted(problems, key=rank)
     code = ordered[0].code
     kind = ProducerdError if code in NOT_THE_DAEMONS else ERRORS.get(code, Refused)
-    return kind("\n".join(marked(p.code, f"{problems[p]}: {p.text}") for p in ordered), code=code)
+    lines = [marked(problem.code, f"{' and '.join(problems[problem])}: {problem.text}") for problem in ordered]
+    return kind("\n".join(lines), code=code)
 
 
 # ------------------------------------------------------------------------------------------------------- on an executor

@@ -103,17 +103,7 @@ class _Sink(NamedTuple):
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> _Report:
         """Send one task's partition."""
-        options = self.options
-        plan = Plan(
-            options.stream,
-            options.socket,
-            skip_bad_records=options.skips_bad_records,
-            put_timeout_seconds=options.put_timeout_seconds,
-            flush_timeout_seconds=options.flush_timeout_seconds,
-            connect_timeout_seconds=options.connect_timeout_seconds,
-            reconnect_timeout_seconds=options.reconnect_timeout_seconds,
-        )
-        result = send(plan, map(self._sent, batches))
+        result = send(Plan.of(self.options), map(self._sent, batches))
         return _Report(result.to_line() if result is not None else None)
 
     def _sent(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -16,7 +16,7 @@ import os
 import platform
 import socket
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from producerd import __version__
 from producerd.errors import Code, Outcome, ProducerdError
@@ -28,6 +28,8 @@ from spark_client.results import PartitionResult, marked
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from spark_client.options import Options
 
 NO_STREAM: Final = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "the column stream is null or empty")
 
@@ -45,6 +47,20 @@ class Plan(NamedTuple):
     reconnect_timeout_seconds: float = 120
     application_id: str = ""
     batch_id: int | None = None
+
+    @staticmethod
+    def of(options: Options, **known: Any) -> Plan:
+        """What tasks must know of a writer's options, and what only the driver knows."""
+        return Plan(
+            options.stream,
+            options.socket,
+            skip_bad_records=options.skips_bad_records,
+            put_timeout_seconds=options.put_timeout_seconds,
+            flush_timeout_seconds=options.flush_timeout_seconds,
+            connect_timeout_seconds=options.connect_timeout_seconds,
+            reconnect_timeout_seconds=options.reconnect_timeout_seconds,
+            **known,
+        )
 
 
 def send_partition(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -107,15 +107,9 @@ class KinesisBatchWriter:
         options, spark = self._options, df.sparkSession
         if not options.allow_speculation:
             refuse_speculation(spark)
-        plan = Plan(
-            options.stream,
-            options.socket,
+        plan = Plan.of(
+            options,
             configured_socket=spark.conf.get("spark.producerd.socket", None),
-            skip_bad_records=options.skips_bad_records,
-            put_timeout_seconds=options.put_timeout_seconds,
-            flush_timeout_seconds=options.flush_timeout_seconds,
-            connect_timeout_seconds=options.connect_timeout_seconds,
-            reconnect_timeout_seconds=options.reconnect_timeout_seconds,
             application_id=spark.conf.get("spark.app.id", None) or "",
             batch_id=batch_id,
         )

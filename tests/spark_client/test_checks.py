@@ -260,6 +260,13 @@ def test_speculation_and_what_the_driver_lacks_are_told_with_the_rest(monkeypatc
     assert absent.startswith("PRODUCERD[DAEMON_ABSENT]: 1 of 1 executor")
 
 
+def test_what_driver_and_executors_lack_alike_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ProducerdError, match=r"ING\]: the driver and 1 of 2 executors, on h1: pandas") as caught:
+        check_of([report(GOOD, *checks.installed()[1]), report(GOOD._replace(pid=8))], monkeypatch)
+    assert "\n" not in str(caught.value)
+
+
 def test_another_client_on_an_executor_is_told_with_both_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """An older client may report less than this one asks for, a newer one more."""
     older = report(GOOD)
