@@ -78,6 +78,7 @@ class Channel:
     """One side of one session, the client's.  ``machine`` knows what may be sent and what may come."""
 
     def __init__(self, path: str) -> None:
+        self.path = path
         self.machine = Machine(Side.CLIENT, 1)
         self._received = bytearray()
         self._ended = False

@@ -44,7 +44,6 @@ SAME_CLIENT: Final = (
 )
 WORST_FIRST: Final = (Code.CONFIGURATION, Code.VERSION_MISMATCH, Code.ARROW_MISSING, Code.SPECULATION_ENABLED)
 """What keeps every batch from being written comes before what is wrong with a daemon or a stream."""
-NOT_THE_DAEMONS: Final = frozenset((Code.ARROW_MISSING, Code.SPECULATION_ENABLED))
 PYTHON_DIFFERS: Final = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n]*)")
 
 
@@ -239,7 +238,7 @@ def _error(problems: Mapping[Problem, Sequence[str]]) -> ProducerdError:
 
     ordered = sorted(problems, key=rank)
     code = ordered[0].code
-    kind = ProducerdError if code in NOT_THE_DAEMONS else ERRORS.get(code, Refused)
+    kind = ERRORS.get(code, Refused)
     lines = [marked(problem.code, f"{' and '.join(problems[problem])}: {problem.text}") for problem in ordered]
     return kind("\n".join(lines), code=code)
 
@@ -315,7 +314,7 @@ def _ask_daemon(
     channel, welcome = dial(hello, paths, timeout_seconds)
     try:
         executor = executor._replace(
-            socket=str(channel._socket.getpeername()),
+            socket=channel.path,
             daemon=welcome.daemon,
             window_bytes=welcome.window_bytes,
             window_frames=welcome.window_frames,

@@ -37,6 +37,8 @@ ERRORS: Final[Mapping[str, type[ProducerdError]]] = {
     Code.PROTOCOL: ProtocolError,
     Code.INTERNAL: ProducerdError,
     Code.CONFIGURATION: ProducerdError,
+    Code.ARROW_MISSING: ProducerdError,
+    Code.SPECULATION_ENABLED: ProducerdError,
     **dict.fromkeys(
         (Code.DAEMON_ABSENT, Code.DAEMON_LOST, Code.VERSION_MISMATCH, Code.NOT_AUTHORIZED, Code.DRAINING),
         ConnectionFailed,

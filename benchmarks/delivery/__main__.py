@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Final
 
 from benchmarks import maven
@@ -18,6 +18,7 @@ from benchmarks.delivery.run import Start, judged, run
 from benchmarks.delivery.scenarios import Scenario, all_scenarios
 from benchmarks.judges import Judge, fake, kcl
 from benchmarks.rivals import kpl
+from benchmarks.table import table
 from producerd.demo.children import ChildFailed
 from producerd.demo.scenario import interrupts
 from producerd.errors import ProducerdError
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except maven.Unavailable as reason:
         say(f"--with-kpl: {reason}")
         return 1
-    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(rows))
+    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
     return int(bench.failed)
 
 
@@ -89,20 +90,6 @@ class Bench:
         readable = f"{row.readable:,} of {row.acknowledged:,} readable"
         say(f"  {row.verdict}: {readable}; {time.monotonic() - began:.0f} s")
         return row
-
-
-def table(rows: Sequence[Figures]) -> str:
-    """The rows in aligned columns, under the names of their keys."""
-    lines = [[field.name for field in fields(Figures)]]
-    lines += [["-" if value is None else _shown(value) for value in asdict(row).values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
-
-def _shown(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 if __name__ == "__main__":

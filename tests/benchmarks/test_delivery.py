@@ -19,6 +19,7 @@ from benchmarks.delivery.producerd import StoredRows
 from benchmarks.delivery.run import Run, Start, judged, run
 from benchmarks.delivery.scenarios import Scenario, Stage, slow_shard, slow_uplink, split
 from benchmarks.judges import Handed
+from benchmarks.table import table
 from producerd.errors import Outcome
 from producerd.testing import Entry, FakeKinesis, UserRecord
 from producerd.wire.frames import Ack, RowCode
@@ -152,7 +153,7 @@ def test_the_kpl_goes_through_one_scenario(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_table_has_a_line_for_each_row_under_the_names_of_the_keys() -> None:
-    names, values = command.table([ROW]).splitlines()
+    names, values = table(Figures, [ROW]).splitlines()
     assert dict(zip(names.split(), values.replace("fake Kinesis", "fake").split(), strict=True)) == {
         "producer": "producerd",
         "scenario": "split",

@@ -1,0 +1,47 @@
+"""``./dev bench spark [--json] [--rows N] [--row-bytes N]``"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from benchmarks.spark.run import Figures, RowsMissing, bench
+from benchmarks.table import table
+from producerd.demo.children import ChildFailed
+from producerd.demo.scenario import interrupts
+
+ROWS: Final = 1_000_000
+ROW_BYTES: Final = 200
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        with interrupts(), bench(options.row_bytes, say) as running:
+            say(running.conditions)
+            rows = [*running.paths(options.rows), *running.tiny_batches()]
+    except (ChildFailed, RowsMissing) as error:
+        say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
+        return 1
+    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev bench spark", description="What a row costs Spark's Python workers.")
+    parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"of each run of each path ({ROWS:,})")
+    parser.add_argument("--row-bytes", type=int, default=ROW_BYTES, help=f"of data in each row ({ROW_BYTES})")
+    return parser
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
