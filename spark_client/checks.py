@@ -330,6 +330,9 @@ def _ask_stream(executor: ExecutorCheck, channel: Channel, stream: str) -> Execu
     opened = _answer(channel, frames.Open(1, stream), frames.Opened)
     time.sleep(HOLD_SECONDS)  # it may be the first to open it: ListShards then says whether there is such a stream
     status = _answer(channel, frames.Status(1), frames.Blocked)
+    code, _, message = status.last_error.partition(": ")
+    if code == Code.STREAM_NOT_FOUND:  # other errors may pass, or be of a right that plain records do not need
+        raise Refused(message, code=code)
     return executor._replace(
         max_frame_bytes=min(executor.max_frame_bytes, opened.max_frame_bytes),
         max_frame_records=min(executor.max_frame_records, opened.max_frame_records),

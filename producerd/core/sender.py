@@ -338,6 +338,7 @@ class Sender:
         self.stats.put_requests["partial" if (answer.errors >= 0).any() else "ok"] += 1
         self._pace(request, answer, now)
         if not classes.any():
+            self.stats.last_error = ""  # all is well again
             self.ledger.store(request.pieces)
             return
         starts = np.concatenate(([0], encoded.ends))

@@ -32,7 +32,7 @@ class StreamStats:
     shard_map_refreshes: Counter[str] = field(default_factory=Counter)  # by result: ok, failed
     put_requests: Counter[str] = field(default_factory=Counter)  # by result: ok, partial, failed
     flushes: Counter[str] = field(default_factory=Counter)  # by trigger: size, linger, flush, pressure, drain
-    last_error: str = ""
+    last_error: str = ""  # empty again once a request was stored whole
 
     def stored_after(self, attempts: int, records: int) -> None:
         """Records were stored with their ``attempts``-th send."""

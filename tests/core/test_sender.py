@@ -226,6 +226,19 @@ def test_throttled_rows_fail_where_that_is_wanted_and_their_mates_are_stored() -
     assert desk.is_empty()
 
 
+def test_the_last_error_is_forgotten_when_a_request_is_stored_whole() -> None:
+    """Else a caller would be told of an outage of long ago."""
+    desk = Desk()
+    desk.submit(2)
+    desk.sort()
+    desk.send().answer([GOOD, BROKEN])
+    assert desk.pipeline.stats.last_error == "InternalFailure: m"
+    desk.submit(3)
+    desk.sort()
+    desk.send().answer([GOOD] * 3)
+    assert desk.pipeline.stats.last_error == ""
+
+
 def test_an_aggregate_that_is_throttled_fails_with_all_of_its_rows() -> None:
     desk = Desk(aggregate=True, fail_if_throttled=True)
     frame = desk.submit(5)

@@ -1,0 +1,282 @@
+"""The page for who comes from another producer names nothing that is not there.
+
+Whatever stands in `code` in a table, right of the first column, is ours: a setting, an option, a metric, a name in
+Python, a code, a command.  So is every metric and every name_with_underscores in `code` anywhere else.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
+
+import spark_client
+from producerd import cli, config, ctl
+from producerd.config import Config, NodeSettings, StreamSettings
+from producerd.errors import Code, ConfigurationError
+from producerd.runtime.metrics import Metrics
+from producerd.runtime.stream import Stream
+from spark_client.options import OPTIONS, Options, from_text
+from spark_client.selection import ALIASES
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+PAGE: Final = (ROOT / "docs/migrating.md").read_text()
+PROSE: Final = re.sub(r"^```.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+METHODS: Final = [getattr(spark_client.KinesisClient, name) for name in ("__init__", "put", "put_many", "flush")]
+PLAIN: Final = {
+    *NodeSettings.model_fields,
+    *StreamSettings.model_fields,
+    *(option.name for option in OPTIONS),
+    *(option.camel for option in OPTIONS if option.read),
+    *(name for method in METHODS for name in inspect.signature(method).parameters if name != "self"),
+    *ALIASES.values(),
+    *spark_client.__all__,
+    *spark_client.BatchResult._fields,
+    *(value for name, value in vars(Code).items() if name.isupper()),
+}
+NOT_OURS: Final = {
+    "[defaults]", '[streams."NAME"]', "foreachBatch", "with", "http://", "kpl", "PRODUCERD[",  # of files and of Python
+    "concurrent.futures.Future", "concat_ws('-', origin, dest)",
+    "AWS_CA_BUNDLE", "HTTPS_PROXY", "NO_PROXY",
+}  # fmt: skip
+"""What a table may name beside; the last line is AWS's environment, which operations.md promises."""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+def tables() -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Each table's head and rows, as cells."""
+    for text in re.findall(r"(?:^\|.*\|\n)+", PROSE, flags=re.MULTILINE):
+        head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines())
+        yield head, rows
+
+
+def coded(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def samples() -> dict[str, set[str]]:
+    """The labels of each name that a scrape has, but for the stream."""
+    text = Metrics().render([Stream("s", StreamSettings(), 1 << 20, 10_000)], ready=True, connections=0, now=0.0)
+    return {
+        name: set(sample.labels) - {"stream", "le"}
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+        for name in (sample.name, family.name if family.type == "histogram" else sample.name)
+    }
+
+
+SAMPLES: Final = samples()
+
+
+def is_metric(name: str) -> bool:
+    plain, _, label = name.partition("{")
+    return plain in SAMPLES and SAMPLES[plain] >= {label.strip("}")} - {""}
+
+
+def is_assignment(text: str) -> bool:
+    """``name = value`` of a file, or ``name="value"`` of Python, and the value is allowed."""
+    name, separator, value = text.partition(" = ")
+    if separator:
+        given = tomllib.loads(text)
+        models = [model for model in (NodeSettings, StreamSettings) if name in model.model_fields]
+        return bool(models) and all(holds(model, given) for model in models)
+    name, _, value = text.partition("=")
+    if name == "on_disconnect":
+        return value in ('"deliver"', '"discard"')
+    try:
+        Options(**{name: ast.literal_eval(value)})
+    except (ConfigurationError, TypeError):
+        return False
+    return True
+
+
+def holds(model: Any, given: dict[str, Any]) -> bool:
+    try:
+        model(**given)
+    except ValidationError:
+        return False
+    return True
+
+
+def is_command(text: str) -> bool:
+    program, *arguments = text.split()
+    parser = cli._parser() if program == "producerd" else ctl._parser()
+    try:
+        parser.parse_args([*arguments, "STREAM"] if arguments == ["shards"] else arguments)
+    except SystemExit:
+        return False
+    return True
+
+
+def is_there(name: str) -> bool:
+    """Whether a word in `code` is something of ours, or known not to be."""
+    if name in PLAIN or name in NOT_OURS or name == 'format("producerd")':
+        return True
+    if name.startswith("producerd_"):
+        return is_metric(name)
+    if name.startswith(("producerd ", "producerctl ")):
+        return is_command(name)
+    if name.startswith(("/-/", "GET /")):
+        return f'"{name.removeprefix("GET ")}"' in (ROOT / "producerd/runtime/admin.py").read_text()
+    if re.fullmatch(r"\w+ ?= ?\S.*", name):
+        return is_assignment(name)
+    owner, _, attribute = name.partition(".")
+    return bool(attribute) and hasattr(getattr(spark_client, owner or "ProducerdError", None), attribute)
+
+
+def test_everything_that_a_table_names_on_its_right_is_there() -> None:
+    found = [name for _, rows in tables() for row in rows for cell in row[1:] for name in coded(cell)]
+    assert len(found) > 100
+    assert [name for name in found if not is_there(name)] == []
+
+
+def test_everything_named_elsewhere_that_looks_like_ours_is_there() -> None:
+    """Also on the left of the tables of metrics."""
+    found = {name for name in coded(PROSE) if re.search(r"[a-z]_[a-z]|^producer", name)}
+    assert len(found) > 50
+    calls = {name for name in found if name.startswith("spark_client.")}
+    assert {name for name in found - calls if not is_there(name)} == set()
+    assert {call.partition("(")[0] for call in calls} == {"spark_client.check"}
+    for call in calls:
+        bind(spark_client.check, ast.parse(call, mode="eval").body)
+
+
+def test_the_environment_that_is_named_is_promised_elsewhere() -> None:
+    operations = (ROOT / "docs/operations.md").read_text()
+    assert {"AWS_REGION", *(name for name in NOT_OURS if re.fullmatch(r"[A-Z_]+", name))} <= set(
+        re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", operations)
+    )
+
+
+def test_every_default_that_is_told_is_ours() -> None:
+    """A cell of the column `default` is that of each setting or option in the cell before it."""
+    lines = [line.partition(" = ") for line in config.as_toml(Config()).splitlines()]
+    defaults = {option.name: str(option.default) for option in OPTIONS}
+    defaults |= {name: value.strip('"') for name, separator, value in lines if separator}
+    told = [
+        (name, row[head.index("default")])
+        for head, rows in tables()
+        if "default" in head
+        for row in rows
+        if row[head.index("default")]
+        for name in coded(row[head.index("default") - 1])
+    ]
+    assert len(told) > 25
+    assert [(name, said, defaults[name]) for name, said in told if said != defaults[name]] == []
+
+
+def test_every_row_of_a_table_has_the_cells_of_its_head() -> None:
+    assert [row for head, rows in tables() for row in rows if len(row) != len(head)] == []
+
+
+@pytest.mark.parametrize("text", blocks("toml"))
+def test_every_file_of_settings_holds(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "producerd.toml"
+    file.write_text(text)
+    assert config.load(file, environ={}).streams
+
+
+@pytest.mark.parametrize("text", blocks("bash"))
+def test_every_script_is_one_and_starts_a_daemon_whose_settings_hold(text: str) -> None:
+    checked = subprocess.run(["/bin/bash", "-n"], input=text, capture_output=True, text=True, timeout=30)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    ((command, *_),) = (found.split(";") for found in re.findall(r"/producerd (serve .*)$", text, flags=re.MULTILINE))
+    parsed = cli._parser().parse_args(shlex.split(command))
+    assert config.load(None, parsed.sets, environ={}).node.region == "eu-west-1"
+
+
+# --- the examples in Python --------------------------------------------------------------------------------------
+
+
+def bind(function: Any, call: ast.AST) -> dict[str, Any]:
+    """The call's arguments by name; None where one is not written out.  TypeError if the function takes no such."""
+    assert isinstance(call, ast.Call)
+    given = {word.arg: word.value for word in call.keywords if word.arg}
+    bound = inspect.signature(function).bind(*call.args, **given)
+    return {name: value.value if isinstance(value, ast.Constant) else None for name, value in bound.arguments.items()}
+
+
+def chain(call: ast.AST) -> Iterator[ast.Call]:
+    """The calls of ``a.b().c()``, the last one first."""
+    while isinstance(call, ast.Call):
+        yield call
+        call = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+
+
+def called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def written(text: str) -> Iterator[tuple[str, ast.Call]]:
+    """Every call of an example, with its name."""
+    return ((called(node), node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+
+
+EXAMPLES: Final = blocks("python")
+OURS: Final = [text for text in EXAMPLES if "from spark_client import" in text]
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_every_example_compiles(text: str) -> None:
+    compile(text, "docs/migrating.md", "exec")
+
+
+@pytest.mark.parametrize("text", OURS)
+def test_every_example_calls_what_is_there_with_what_it_takes(text: str) -> None:
+    imports = [
+        name.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom) for name in node.names
+    ]
+    assert [name for name in imports if not hasattr(spark_client, name)] == []
+    for name, call in written(text):
+        if name == "KinesisBatchWriter":
+            spark_client.KinesisBatchWriter(**bind(spark_client.KinesisBatchWriter, call))
+        elif name == "write_batch":
+            options = {word.arg: word.value for word in call.keywords if word.arg}
+            Options(**{option: ast.literal_eval(value) for option, value in options.items()})
+            assert len(call.args) <= len(["df", "batch_id"])
+        elif name in ("KinesisClient", "Record"):
+            bind(getattr(spark_client, name), call)
+        elif name in ("put", "put_many", "flush", "close"):
+            bind(getattr(spark_client.KinesisClient, name), ast.Call(call.func, [call, *call.args], call.keywords))
+    of_a_result = set(re.findall(r"\bresult\.(\w+)\b(?!\()", text))
+    assert of_a_result <= set(spark_client.BatchResult._fields)
+
+
+def test_every_example_of_the_data_source_gives_options_that_it_takes() -> None:
+    found = 0
+    for text in EXAMPLES:
+        for name, call in written(text):
+            calls = list(chain(call))
+            names = [called(each) for each in calls]
+            if name != "start" or '.format("producerd")' not in ast.unparse(call).replace("'", '"'):
+                continue
+            given = [
+                bind(lambda key, value: None, each) for each, its in zip(calls, names, strict=True) if its == "option"
+            ]
+            options = from_text({str(each["key"]): str(each["value"]) for each in given})
+            assert options.stream
+            assert "checkpointLocation" in {each["key"] for each in given}
+            found += 1
+    assert found
+
+
+def test_before_and_after_write_the_same_columns() -> None:
+    """Each example that comes after one of another producer's names the stream and the columns of that."""
+    after = [text for text in EXAMPLES if "KinesisBatchWriter(" in text or "write_batch(" in text]
+    assert len(after) >= 4
+    for text in after:
+        assert 'stream="flights", partition_key="tailnum", data="payload"' in text
