@@ -19,7 +19,7 @@ from producerd.errors import Code
 from spark_client.batches import DATA, HASH_KEY, KEY, STREAM
 from spark_client.options import Options, from_text, refuse
 from spark_client.results import PartitionResult, marked, merge
-from spark_client.selection import bad_column, bad_data, found, no_stream
+from spark_client.selection import PAYLOAD_TYPES, bad_column, bad_data, found, no_stream
 from spark_client.task import Plan, send
 
 try:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 LOG: Final = logging.getLogger("producerd.client")
 ROWS_AT_ONCE: Final = 1_000
 OPTION: Final = {KEY: "partitionKey", DATA: "data", HASH_KEY: "explicitHashKey", STREAM: "stream"}
-PAYLOAD_TYPES: Final = ("string", "varchar", "char", "binary")
 KEY_TYPES: Final = (*PAYLOAD_TYPES, "byte", "short", "integer", "long")
 """What Arrow writes as text just as Spark's own cast does; and decimals without a scale."""
 

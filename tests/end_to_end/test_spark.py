@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from producerd.errors import BackpressureTimeout, Code, RecordsFailed
+from producerd.errors import BackpressureTimeout, Code, RecordsFailed, Refused
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
-from spark_client import KinesisBatchWriter, write_batch
+from spark_client import KinesisBatchWriter, check, write_batch
 from tests.daemon import DaemonProcess, daemon, idle, until
 
 pytestmark = pytest.mark.spark
@@ -187,6 +187,15 @@ def test_a_batch_that_finds_no_room_in_time_fails_with_the_numbers(spark: Any) -
         assert "requests in flight" in text
         # The callers are gone: what was in no request is discarded, and the request that hangs is given up at the end.
         assert until(lambda: metric(running, "backpressure_blocked_clients") == 0.0)
+
+
+def test_a_check_knows_whether_the_stream_is_there(spark: Any) -> None:
+    with service() as (_, server), daemon(server.url) as running:
+        told = check(spark, stream="flights", socket=str(running.socket))
+        assert str(told).startswith("ready to write to stream flights: 1 executor on 1 host")
+        assert told.executors[0].queue_limit_records == 1_000_000
+        with pytest.raises(Refused, match=r"^PRODUCERD\[STREAM_NOT_FOUND\]: 1 of 1 executor, on \S+: .*fligths"):
+            check(spark, stream="fligths", socket=str(running.socket))
 
 
 @pytest.mark.parametrize("aggregation", ["none", "kpl"])

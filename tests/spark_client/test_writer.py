@@ -168,8 +168,11 @@ def test_columns_may_be_names_expressions_or_columns(daemon: FakeDaemon, flights
     df = flights.limit(3)
     write(daemon, df, "seat `count", data="data")
     write(daemon, df, "id + 1", data=F.encode(F.lit("é"), "UTF-8"), explicit_hash_key="CAST(id AS DECIMAL(38,0))")
+    write(daemon, df, "id * 3 AS key", data="data AS payload -- the payload", explicit_hash_key=None)
+    write(daemon, df, "id * 4", data="data -- the payload")
     assert written(daemon) == Counter(
         [(b"%d" % (2 * i), b"x", None) for i in range(3)]
+        + [(b"%d" % (factor * i), b"x", None) for i in range(3) for factor in (3, 4)]
         + [(b"%d" % (i + 1), "é".encode(), b"%d" % i) for i in range(3)]
     )
 
@@ -289,6 +292,8 @@ def test_empty_partitions_open_no_connection(daemon: FakeDaemon, spark: SparkSes
 
 @pytest.mark.spark
 def test_arrow_batches_are_bounded_while_a_batch_runs(daemon: FakeDaemon, spark: SparkSession) -> None:
+    if spark.version.startswith("3."):
+        pytest.skip("Spark 4 brought the limit in bytes")
     name = "spark.sql.execution.arrow.maxBytesPerBatch"
     before, sizes = spark.conf.get(name), spark.range(0, 40_000, 1, 1).selectExpr("repeat('x', 1000) AS data", "id")
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "0")
