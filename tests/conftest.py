@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,25 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let an older Spark have its own warnings; every other one is an error there, too."""
+    if importlib.metadata.version("pyspark").startswith(("3.5.", "4.0.")):
+        for its_own in (
+            "ignore:distutils Version classes are deprecated:DeprecationWarning",
+            # Its driver's, to the JVM; our client's are AF_UNIX.
+            r"ignore:unclosed <socket.socket .*family=(2|AddressFamily\.AF_INET), :ResourceWarning",
+        ):
+            config.addinivalue_line("filterwarnings", its_own)
+
+
+@pytest.hookimpl(trylast=True)  # what is left out has gone
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several processes, long modules come first: at the end all have work, and none has much."""
+    if hasattr(config, "workerinput"):
+        long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("spark")}
+        items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +62,20 @@ def spark() -> Iterator[SparkSession]:
         session.sparkContext.setLogLevel("OFF")
         yield session
         session.stop()
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which `./dev build` put its two files, made from a copy of this tree."""
+    from tests.test_dev import load
+
+    tree = tmp_path_factory.mktemp("tree")
+    # Not what an earlier build made, nor what other tests are making: a file that goes meanwhile would be an error.
+    others = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "spark-warehouse", "artifacts")
+    shutil.copytree(ROOT, tree, ignore=others, dirs_exist_ok=True)
+    (tree / "build" / "lib" / "producerd").mkdir(parents=True)
+    (tree / "build" / "lib" / "producerd" / "of_another_day.py").touch()
+    dev = load(ROOT / "dev")  # with the packages of this environment, but at work in the copy
+    dev.ROOT = tree
+    assert dev.build([]) == 0
+    return tree / "dist"

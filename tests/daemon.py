@@ -29,8 +29,12 @@ from producerd.wire import frames
 from producerd.wire.columns import Columns, Layout, lay_out
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+SERVICE_PYTHON: Final = os.environ.get("PRODUCERD_TEST_PYTHON", sys.executable)
+"""Runs the daemon, and whatever else needs a newer Python than the tests of an old Spark run on."""
 PATIENCE_SECONDS: Final = 15.0
 """How long anything that must happen may take on a busy machine; nothing waits so long when all is well."""
+START_SECONDS: Final = 4 * PATIENCE_SECONDS
+"""How long a daemon may take to serve: the first one after a set-up compiles all that it imports."""
 QUICK: Final = {
     "metrics_listen": "127.0.0.1:0",
     "region": "us-east-1",
@@ -72,7 +76,7 @@ class DaemonProcess:
         plain = {"PATH": os.environ["PATH"], "HOME": str(directory), "AWS_EC2_METADATA_DISABLED": "true"}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "producerd", "serve", *options],
+                [SERVICE_PYTHON, "-m", "producerd", "serve", *options],
                 cwd=ROOT,
                 env={**plain, **environ},
                 stdin=subprocess.DEVNULL,
@@ -132,7 +136,7 @@ class DaemonProcess:
             assert self.process.poll() is None, f"the daemon ended with {self.process.returncode}:\n{self.log}"
             return " serving " in self.log
 
-        until(serves, "serving")
+        until(serves, "serving", START_SECONDS)
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
+LANE_LOCKS = [path.relative_to(ROOT) for path in sorted((ROOT / "tests").glob("*.lock"))]
 
 
 def load(path: Path) -> Any:
@@ -43,6 +44,9 @@ def dev(tmp_path: Path) -> Any:
     folder.mkdir()
     shutil.copy(ROOT / "dev", folder)
     (folder / "requirements.lock").write_text("setuptools==1 \\\n    --hash=sha256:00\n    # via x\nmoto==2\n")
+    (folder / "tests").mkdir()
+    for name in ("spark-3.5.lock", "spark-4.0.lock"):
+        shutil.copy(folder / "requirements.lock", folder / "tests" / name)
     return load(folder / "dev")
 
 
@@ -78,7 +82,7 @@ def test_an_unsupported_java_home_is_not_used_and_one_line_says_so(
     home = fake_java(version)
     env = {"JAVA_HOME": str(home), "PATH": "/nonexistent"}
     dev.choose_java(env)
-    assert env["JAVA_HOME"] == str(dev.VENV / "java")
+    assert env["JAVA_HOME"] == str(dev.OWN.folder / "java")
     (line,) = capsys.readouterr().err.splitlines()
     assert f"JAVA_HOME={home} is Java {feature}: not used" in line
 
@@ -86,7 +90,7 @@ def test_an_unsupported_java_home_is_not_used_and_one_line_says_so(
 def test_a_java_home_without_a_java_is_not_used(dev: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     env = {"JAVA_HOME": str(tmp_path), "PATH": "/nonexistent"}
     dev.choose_java(env)
-    assert env["JAVA_HOME"] == str(dev.VENV / "java")
+    assert env["JAVA_HOME"] == str(dev.OWN.folder / "java")
     assert "has no bin/java that runs" in capsys.readouterr().err
 
 
@@ -106,7 +110,21 @@ def test_an_unsupported_java_home_leaves_the_one_on_the_path(dev: Any, fake_java
 def test_an_unsupported_java_on_the_path_is_not_used(dev: Any, fake_java: Callable[[str], Path], version: str) -> None:
     env = {"PATH": f"{fake_java(version) / 'bin'}:{os.environ['PATH']}"}
     dev.choose_java(env)
-    assert env["JAVA_HOME"] == str(dev.VENV / "java")
+    assert env["JAVA_HOME"] == str(dev.OWN.folder / "java")
+
+
+@pytest.mark.parametrize(("version", "suits"), [("1.8.0_392", True), ("11.0.2", True), ("17.0.1", True), ("21", False)])
+def test_an_older_spark_gets_a_java_that_it_runs_on(
+    dev: Any, fake_java: Callable[[str], Path], version: str, suits: bool
+) -> None:
+    lane = dev.LANES["3.5"]
+    own = str(lane.folder / "java")
+    from_home = {"JAVA_HOME": str(fake_java(version)), "PATH": "/nonexistent"}
+    dev.choose_java(from_home, lane)
+    assert (from_home["JAVA_HOME"] != own) == suits
+    from_path = {"PATH": f"{fake_java(version + '.0') / 'bin'}:{os.environ['PATH']}"}
+    dev.choose_java(from_path, lane)
+    assert from_path.get("JAVA_HOME") == (None if suits else own)
 
 
 def test_the_shim_drops_one_argument_and_keeps_the_others(dev: Any, tmp_path: Path) -> None:
@@ -125,7 +143,7 @@ def test_the_shim_drops_one_argument_and_keeps_the_others(dev: Any, tmp_path: Pa
 
 def test_spark_finds_this_python_and_itself(dev: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", "/opt/another/spark")
-    env = dev.environment()
+    env = dev.variables()
     assert env["PYSPARK_PYTHON"] == env["PYSPARK_DRIVER_PYTHON"] == str(dev.ROOT / ".venv" / "bin" / "python")
     assert env["SPARK_LOCAL_IP"] == "127.0.0.1"
     assert "SPARK_HOME" not in env
@@ -134,114 +152,147 @@ def test_spark_finds_this_python_and_itself(dev: Any, monkeypatch: pytest.Monkey
 # -- set-up ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_stamp_changes_with_the_lock_the_python_and_the_folder(
-    dev: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    stamps = [dev.stamp()]
-    assert dev.stamp() == stamps[0]
-    monkeypatch.setattr(sys, "version_info", (3, 99, 0))
-    stamps.append(dev.stamp())
-    dev.LOCK.write_text("moto==3\n")
-    stamps.append(dev.stamp())
-    dev.ROOT = tmp_path
-    stamps.append(dev.stamp())
+def test_the_stamp_changes_with_the_lock_the_python_and_the_folder(dev: Any, tmp_path: Path) -> None:
+    stamps = [dev.stamp(dev.OWN)]
+    assert dev.stamp(dev.OWN) == stamps[0]
+    stamps.append(dev.stamp(dev.OWN._replace(version="3.99")))
+    stamps.append(dev.stamp(dev.OWN._replace(folder=tmp_path)))
+    dev.OWN.lock.write_text("moto==3\n")
+    stamps.append(dev.stamp(dev.OWN))
     assert len(set(stamps)) == 4
 
 
-def half_made(dev: Any) -> Path:
+@pytest.fixture(params=["", "3.5"], ids=["own", "Spark 3.5"])
+def made(request: pytest.FixtureRequest, dev: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The environment that is made: ours, or that of another Spark, whose Python is found."""
+    monkeypatch.setattr(dev, "find_python", lambda version: f"/usr/bin/python{version}")
+    return dev.LANES[request.param] if request.param else dev.OWN
+
+
+def half_made(of: Any) -> Path:
     """An environment whose set-up was interrupted: all but the stamp."""
-    dev.PYTHON.parent.mkdir(parents=True)
-    dev.PYTHON.symlink_to(sys.executable)
-    leftover = Path(dev.VENV / "leftover")
+    of.python.parent.mkdir(parents=True)
+    of.python.symlink_to(sys.executable)
+    leftover = Path(of.folder / "leftover")
     leftover.touch()
     return leftover
 
 
-def test_a_finished_set_up_is_not_done_again(dev: Any) -> None:
-    leftover = half_made(dev)
-    (dev.VENV / "stamp").write_text(dev.stamp())
+def test_a_finished_set_up_is_not_done_again(dev: Any, made: Any) -> None:
+    leftover = half_made(made)
+    (made.folder / "stamp").write_text(dev.stamp(made))
     dev.run = None  # calling it would raise
-    dev.set_up()
+    dev.set_up(made)
     assert leftover.exists()
 
 
 @pytest.mark.parametrize("stamp", ["of another lock", None])
 def test_an_old_or_half_made_environment_is_made_anew(
-    dev: Any, stamp: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    dev: Any, made: Any, stamp: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    leftover = half_made(dev)
+    leftover = half_made(made)
     if stamp:
-        (dev.VENV / "stamp").write_text(stamp)
-    commands = stand_in_for_run(dev, monkeypatch)
-    dev.set_up()
+        (made.folder / "stamp").write_text(stamp)
+    commands = stand_in_for_run(dev, made, monkeypatch)
+    dev.set_up(made)
     assert not leftover.exists()
-    assert [("venv" in command, "--require-hashes" in command) for command in commands] == [
-        (True, False),
-        (False, True),
-        (False, True),
-    ]
-    assert (dev.VENV / "stamp").read_text() == dev.stamp()
-    packages = dev.VENV / "lib" / "python3.11" / "site-packages"
+    assert commands[0] == [f"/usr/bin/python{made.version}", "-m", "venv", "--without-pip", str(made.folder)]
+    for command, lock in zip(commands[1:], ["/dev/stdin", str(made.lock)], strict=True):
+        assert "--require-hashes" in command
+        assert command[command.index("--python") + 1] == str(made.python)
+        assert command[command.index("-r") + 1] == lock
+    assert (made.folder / "stamp").read_text() == dev.stamp(made)
+    packages = made.folder / "lib" / f"python{made.version}" / "site-packages"
     assert (packages / "producerd.pth").read_text() == f"{dev.ROOT}\n"
-    assert os.access(dev.VENV / "bin" / "producerd", os.X_OK)
-    assert os.access(dev.VENV / "java" / "bin" / "java", os.X_OK)
-    assert not (dev.VENV / "tmp").exists()
-    assert re.search(r"downloads about \d+ MB.* to \S+/\.venv", capsys.readouterr().out)
+    assert os.access(made.folder / "bin" / "producerd", os.X_OK)
+    assert os.access(made.folder / "java" / "bin" / "java", os.X_OK)
+    assert not (made.folder / "tmp").exists()
+    assert re.search(rf"downloads about \d+ MB.* to {made.folder}$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_set_up_that_fails_leaves_no_stamp(dev: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    half_made(dev)
-    (dev.VENV / "stamp").write_text("of another lock")
-    stand_in_for_run(dev, monkeypatch, code_of_the_last=1)
+def test_a_set_up_that_fails_leaves_no_stamp(dev: Any, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    half_made(made)
+    (made.folder / "stamp").write_text("of another lock")
+    stand_in_for_run(dev, made, monkeypatch, code_of_the_last=1)
     with pytest.raises(SystemExit, match="set-up failed"):
-        dev.set_up()
-    assert not (dev.VENV / "stamp").exists()
+        dev.set_up(made)
+    assert not (made.folder / "stamp").exists()
 
 
-@pytest.mark.parametrize(("version", "suffices"), [("22.2.2", False), ("22.3", True), ("9.0.1", False), ("23.0", True)])
-def test_a_pip_that_cannot_install_elsewhere_is_refused(
-    dev: Any, version: str, suffices: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("suits", ["ours", "our base's", "its own", "none"])
+def test_the_pip_that_installs_is_one_that_can_for_this_python(
+    dev: Any, made: Any, suits: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands = stand_in_for_run(dev, monkeypatch, pip=version)
-    if not suffices:
-        with pytest.raises(SystemExit, match=r"older than 22\.3"):
-            dev.set_up()
+    """`pip --python` exists since 22.3, and a pip that is too new for a Python refuses to run under it."""
+    base = os.path.realpath(sys.executable)
+    pips = {"ours": [sys.executable], "our base's": [base], "its own": [f"/usr/bin/python{made.version}"], "none": []}
+    owners = pips[suits]
+    commands = stand_in_for_run(dev, made, monkeypatch, pips=owners)
+    if not owners:
+        with pytest.raises(SystemExit, match=r"no pip, or one older than 22\.3"):
+            dev.set_up(made)
+        assert not commands
+        assert not made.folder.exists()
     else:
-        dev.set_up()
-    assert bool(commands) == suffices
+        dev.set_up(made)
+        assert {command[0] for command in commands[1:]} == set(owners)
 
 
 def stand_in_for_run(
-    dev: Any, monkeypatch: pytest.MonkeyPatch, code_of_the_last: int = 0, pip: str = "23.0.1"
+    dev: Any,
+    made: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    code_of_the_last: int = 0,
+    pips: Sequence[str] = (sys.executable,),
 ) -> list[list[str]]:
-    """Let set_up run nothing but say what it would, and find this pip."""
+    """Let set_up run nothing but say what it would; `pips`: the Pythons whose pip can install for the one needed."""
     commands: list[list[str]] = []
 
     def run(command: list[str], env: dict[str, str] | None = None, **_: object) -> int:
         commands.append(command)
         if "pip" in command:  # /tmp may be too small for Spark
             assert env is not None
-            assert env["TMPDIR"] == str(dev.VENV / "tmp")
-        (dev.VENV / "lib" / "python3.11" / "site-packages").mkdir(parents=True, exist_ok=True)
-        (dev.VENV / "bin").mkdir(exist_ok=True)
+            assert env["TMPDIR"] == str(made.folder / "tmp")
+        (made.folder / "lib" / f"python{made.version}" / "site-packages").mkdir(parents=True, exist_ok=True)
+        (made.folder / "bin").mkdir(exist_ok=True)
         return code_of_the_last if "--no-build-isolation" in command else 0
 
-    def found_pip(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess([], 0, stdout=f"pip {pip} from /somewhere/python3.11")
+    def asked(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command[1:] == ["-m", "pip", "--python", f"/usr/bin/python{made.version}", "--version"]
+        return subprocess.CompletedProcess([], 0 if command[0] in pips else 2)
 
     monkeypatch.setattr(dev, "run", run)
-    monkeypatch.setattr(subprocess, "run", found_pip)
+    monkeypatch.setattr(subprocess, "run", asked)
     return commands
 
 
-def test_a_python_without_pip_gets_one_clear_line(dev: Any, tmp_path: Path) -> None:
-    python = tmp_path / "bare" / "bin" / "python3"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    done = subprocess.run([python, dev.ROOT / "dev", "test"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert "has no pip" in line
-    assert not dev.VENV.exists()
+def fake_python(path: Path, version: str) -> Path:
+    """An interpreter that says it is of this version; without one it fails, as pyenv's shims may."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n[[ '{version}' ]] && echo '{version} {path}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_python_is_looked_for_on_the_path_and_among_pyenvs(
+    dev: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours comes first, then the one on PATH if it runs and is what its name says, then pyenv's newest that runs."""
+    system = os.environ["PATH"]
+    monkeypatch.setenv("PATH", f"{tmp_path}:{system.replace('pyenv', 'elsewhere')}")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    versions = tmp_path / "pyenv" / "versions"
+    assert dev.find_python(dev.OURS) == os.path.realpath(sys.executable)
+    assert dev.find_python("3.0") is None
+    old = fake_python(versions / "3.0.9" / "bin" / "python3.0", "3.0")
+    assert dev.find_python("3.0") == str(old)
+    new = fake_python(versions / "3.0.18" / "bin" / "python3.0", "3.0")
+    fake_python(versions / "3.0.20" / "bin" / "python3.0", "")
+    for wrong in ("", "3.1"):
+        fake_python(tmp_path / "python3.0", wrong)
+        assert dev.find_python("3.0") == str(new)
+    first = fake_python(tmp_path / "python3.0", "3.0")
+    assert dev.find_python("3.0") == str(first)
 
 
 def test_an_old_python_hands_over_to_a_newer_one(dev: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -259,13 +310,14 @@ def test_an_old_python_hands_over_to_a_newer_one(dev: Any, monkeypatch: pytest.M
     assert started == [(newer, [newer, str(dev.ROOT / "dev"), "test", "-x"])]
 
 
-def test_the_lock_names_no_index_and_no_path_and_hashes_everything() -> None:
-    text = (ROOT / "requirements.lock").read_text()
+@pytest.mark.parametrize(("lock", "packages"), [("requirements.lock", 50), *((str(p), 15) for p in LANE_LOCKS)])
+def test_a_lock_names_no_index_and_no_path_and_hashes_everything(lock: str, packages: int) -> None:
+    text = (ROOT / lock).read_text()
     assert "://" not in text
     assert not re.search(r"^\s*(-\w|--(?!hash=sha256:))", text, re.MULTILINE)  # an option, such as --find-links
     assert not re.search(r"(^|[\s@])(/|\./|~/|file:)", text)
     blocks = re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]
-    assert len(blocks) > 50
+    assert len(blocks) > packages
     for block in blocks:
         assert re.match(r"[\w-]+==[\w.]+( ; [^\n]+)? \\\n    --hash=sha256:[0-9a-f]{64}", block), block
 
@@ -275,6 +327,16 @@ def test_the_lock_holds_everything_that_the_project_asks_for() -> None:
     asked = {re.split(r"[^\w-]", requirement)[0] for extra in extras.values() for requirement in extra}
     locked = set(re.findall(r"^([\w-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
     assert asked - locked == {"producerd"}
+
+
+def test_every_other_spark_has_its_packages_locked() -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    for spark, lane in load(ROOT / "dev").LANES.items():
+        asked = {re.split(r"[^\w-]", name)[0] for name in (*groups["spark-tests"], *groups[f"spark-{spark}"][1:])}
+        locked = dict(re.findall(r"^([\w-]+)==([\w.]+)", lane.lock.read_text(), re.MULTILINE))
+        assert asked <= set(locked)
+        assert locked["pyspark"].startswith(f"{spark}.")
+    assert {lane.lock for lane in load(ROOT / "dev").LANES.values()} == {ROOT / path for path in LANE_LOCKS}
 
 
 def test_a_bare_install_has_no_dependencies_and_the_spark_extra_no_spark() -> None:
@@ -298,7 +360,7 @@ def test_an_unknown_command_shows_the_usage_and_sets_nothing_up(dev: Any, argume
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: ./dev COMMAND\n")
     assert all(f"\n  {name} " in done.stderr for name in dev.COMMANDS)
-    assert not dev.VENV.exists()
+    assert not dev.OWN.folder.exists()
 
 
 def test_help_is_no_error(dev: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -306,13 +368,79 @@ def test_help_is_no_error(dev: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("usage: ./dev COMMAND\n")
 
 
-def test_slow_tests_run_with_all_only(dev: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = stand_in_for_run(dev, monkeypatch)
-    monkeypatch.setattr(dev, "environment", dict)
-    dev.test(["-x", "tests/test_dev.py"])
-    dev.test(["--all", "-x"])
-    pytest_command = [str(dev.PYTHON), "-m", "pytest"]
-    assert commands == [[*pytest_command, "-m", "not slow", "-x", "tests/test_dev.py"], [*pytest_command, "-x"]]
+@pytest.fixture
+def pytests(dev: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """`./dev test ARGUMENTS` and then: how pytest is started."""
+    monkeypatch.setattr(dev, "workers", lambda: 2)
+    monkeypatch.setattr(dev, "find_python", lambda _version: sys.executable)
+    monkeypatch.setattr(dev, "set_up", lambda of: started.append([f"set up {of.folder.name}"]))
+    monkeypatch.setattr(dev, "run", lambda command, env, **_: started.append([*command, env]))
+    started: list[list[Any]] = []
+
+    def test(*arguments: str) -> list[str]:
+        started.clear()
+        dev.test(list(arguments))
+        *_, (python, module, pytest_, *options, env) = started
+        assert [module, pytest_] == ["-m", "pytest"]
+        assert env["PYSPARK_PYTHON"] == python
+        return [python.removeprefix(f"{dev.ROOT}/"), *options]
+
+    return test
+
+
+OURS, SPREAD = ".venv/bin/python", ["-n2", "--dist=loadfile", "--no-loadscope-reorder"]
+
+
+def test_slow_tests_run_with_all_only(pytests: Callable[..., list[str]]) -> None:
+    assert pytests("-x", "tests/test_dev.py") == [OURS, "-m", "not slow", *SPREAD, "-x", "tests/test_dev.py"]
+    assert pytests("--all", "-x") == [OURS, *SPREAD, "-x"]
+
+
+@pytest.mark.parametrize("options", [["--pdb"], ["--trace", "-x"], ["-p", "no:xdist"]])
+def test_who_debugs_has_one_process(pytests: Callable[..., list[str]], options: list[str]) -> None:
+    assert pytests("--all", *options) == [OURS, *options]
+
+
+def test_the_callers_own_number_of_workers_comes_last_and_so_counts(pytests: Callable[..., list[str]]) -> None:
+    assert pytests("--all", "-n", "0") == [OURS, *SPREAD, "-n", "0"]
+
+
+@pytest.mark.parametrize(("cores", "gib", "workers"), [(1, 64, 1), (2, 24, 2), (16, 64, 4), (8, 7.6, 2), (8, 2, 1)])
+def test_there_is_a_worker_for_each_core_while_the_memory_suffices(
+    dev: Any, monkeypatch: pytest.MonkeyPatch, cores: int, gib: float, workers: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(cores))
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": int(gib * 2**18)}.__getitem__)
+    assert dev.workers() == workers
+
+
+def test_another_spark_has_its_own_environment_and_a_daemon_of_ours(
+    dev: Any, pytests: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tests are those of the Spark side, unless the caller names others."""
+    python, *options = pytests("--spark", "3.5", "-m", "spark_lane")
+    assert python == ".venv-spark-3.5/bin/python"
+    assert options == ["-m", "not slow", *SPREAD, "-o", "testpaths=tests/spark_client tests/spark", "-m", "spark_lane"]
+    assert pytests("--spark=4.0", "--all", "-x")[0] == ".venv-spark-4.0/bin/python"
+    envs: list[dict[str, str]] = []
+    monkeypatch.setattr(dev, "run", lambda _command, env, **_: envs.append(env))
+    dev.test(["--spark", "3.5"])
+    assert envs[0]["PRODUCERD_TEST_PYTHON"] == str(dev.PYTHON)
+
+
+def test_a_spark_whose_python_is_missing_is_skipped_and_what_to_install_is_said(
+    dev: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev, "find_python", lambda _version: None)
+    dev.run = dev.set_up = None  # calling them would raise
+    assert dev.test(["--spark", "3.5"]) == 0
+    assert re.match(r"skipped: Spark 3\.5 .* Python 3\.9, .*pyenv install 3\.9", capsys.readouterr().out)
+
+
+def test_an_unknown_spark_is_refused_with_those_there_are(dev: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        dev.test(["--spark", "2.4"])
+    assert "'3.5', '4.0'" in capsys.readouterr().err
 
 
 def test_check_goes_on_after_a_failure_and_fails(dev: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -361,15 +489,15 @@ import sys
 from importlib.machinery import SourceFileLoader
 dev = SourceFileLoader("dev_script", sys.argv[1]).load_module()
 dev.set_up = lambda: None
-dev.GRACE_SECONDS = 1
+dev.GRACE_SECONDS = int(sys.argv[3])
 dev.COMMANDS["wait"] = lambda arguments: dev.run(["bash", "-c", arguments[0]])
 sys.exit(dev.main(["wait", sys.argv[2]]))
 """
 
 
-def start(dev: Any, script: str, driver: str = DRIVER) -> subprocess.Popen[str]:
+def start(dev: Any, script: str, driver: str = DRIVER, grace_seconds: int = 25) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", driver, str(dev.ROOT / "dev"), script],
+        [sys.executable, "-W", "ignore", "-c", driver, str(dev.ROOT / "dev"), script, str(grace_seconds)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -378,12 +506,14 @@ def start(dev: Any, script: str, driver: str = DRIVER) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    "script",
-    ["sleep 1000 & echo started; wait", "trap '' INT TERM; sleep 1000 & echo started; wait; wait"],
+    ("script", "grace_seconds"),
+    [("sleep 1000 & echo started; wait", 25), ("trap '' INT TERM; sleep 1000 & echo started; wait; wait", 1)],
     ids=["obedient", "deaf"],
 )
-def test_an_interrupt_ends_everything_that_was_started(dev: Any, signum: signal.Signals, script: str) -> None:
-    with start(dev, script) as process:
+def test_an_interrupt_ends_everything_that_was_started(
+    dev: Any, signum: signal.Signals, script: str, grace_seconds: int
+) -> None:
+    with start(dev, script, grace_seconds=grace_seconds) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
         process.send_signal(signum)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from producerd import __version__
-from tests.test_dev import ROOT, load
+from tests.test_dev import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,20 +27,6 @@ from spark_client import KinesisBatchWriter
 loaded = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
 print(spark_client.__file__, *sorted(name for name in loaded if not name.startswith(("_", "site"))))
 """
-
-
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which `./dev build` put its two files, made from a copy of this tree."""
-    tree = tmp_path_factory.mktemp("tree")
-    hidden = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
-    shutil.copytree(ROOT, tree, ignore=hidden, dirs_exist_ok=True)
-    (tree / "build" / "lib" / "producerd").mkdir(parents=True)
-    (tree / "build" / "lib" / "producerd" / "of_another_day.py").touch()
-    dev = load(ROOT / "dev")  # with the packages of this environment, but at work in the copy
-    dev.ROOT = tree
-    assert dev.build([]) == 0
-    return tree / "dist"
 
 
 @pytest.fixture
@@ -104,4 +89,4 @@ def test_the_wheel_holds_the_packages_their_types_and_the_licence_and_nothing_el
         for top in ("producerd", "spark_client")
         for path in (ROOT / top).rglob("*.py")
     }
-    assert modules <= names
+    assert {*modules, "pyspark_producerd.py"} <= names

@@ -7,7 +7,6 @@ the test.  Without a script every frame is granted and acknowledged as stored, a
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -31,14 +30,15 @@ def rows_of(body: Body) -> list[Row]:
 
     def cut(offsets: memoryview, values: memoryview) -> list[bytes]:
         at = offsets.cast("i").tolist()
-        return [bytes(values[a - at[0] : b - at[0]]) for a, b in itertools.pairwise(at)]
+        return [bytes(values[a - at[0] : b - at[0]]) for a, b in zip(at, at[1:])]
 
     keys, data = cut(body.key_offsets, body.keys), cut(body.data_offsets, body.data)
     hash_keys: list[bytes] | list[None] = [None] * len(data)
     if body.hash_key_offsets is not None and body.hash_keys is not None:
         hash_keys = cut(body.hash_key_offsets, body.hash_keys)
+    assert len(keys) == len(data) == len(hash_keys)
     present = [body.validity is None or bool(body.validity[i // 8] >> i % 8 & 1) for i in range(len(data))]
-    return [(k, d if p else None, h) for k, d, h, p in zip(keys, data, hash_keys, present, strict=True)]
+    return [(k, d if p else None, h) for k, d, h, p in zip(keys, data, hash_keys, present)]
 
 
 class Session:

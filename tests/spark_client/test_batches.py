@@ -58,7 +58,7 @@ def cut_up(batch: Batch, max_frame_bytes: int = 1 << 20, max_frame_records: int 
 
 
 def expected(start: int = 0, stop: int | None = None) -> list[Row]:
-    rows: list[Row] = [((key or "").encode(), data, None) for key, data in zip(KEYS, DATA, strict=True)]
+    rows: list[Row] = [((key or "").encode(), data, None) for key, data in zip(KEYS, DATA)]
     return rows[start:stop]
 
 

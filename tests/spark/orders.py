@@ -1,0 +1,77 @@
+"""A Spark driver in a process of its own: ``python -m tests.spark.orders CONF``, where CONF is JSON.
+
+Says ``{"ready": ...}``, then does what each line on stdin asks and answers with one line: the orders are the
+functions below, their arguments and answers JSON.  It ends at the end of stdin; it may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from spark_client import KinesisBatchWriter, write_batch
+
+QUERY_SECONDS = 100
+
+
+def write(spark: Any, *, rows: int, partitions: int, **options: Any) -> Any:
+    """A batch of ``rows`` rows, whose ids count from 0."""
+    frame = spark.range(0, rows, 1, partitions).selectExpr("cast(id as string) as partition_key", "id")
+    result = write_batch(frame, **options)
+    return {
+        "records": result.records,
+        "possible_duplicates": result.possible_duplicates,
+        "partitions": [partition.records for partition in result.partitions],
+    }
+
+
+def query(spark: Any, *, files: str, checkpoint: str, files_a_batch: int, **options: Any) -> Any:
+    """A streaming query to its end; the sizes of each batch's partitions, where this process runs it (not Connect)."""
+    writer, sizes = KinesisBatchWriter(**options), {}
+
+    def write_one(frame: Any, batch_id: int) -> None:
+        sizes[batch_id] = [partition.records for partition in writer.write(frame, batch_id).partitions]
+
+    query = start_query(spark, files, checkpoint, files_a_batch, write_one)
+    assert query.awaitTermination(QUERY_SECONDS), "the query did not end"
+    return {"batches": sizes}
+
+
+def start_query(spark: Any, files: str, checkpoint: str, files_a_batch: int, write_one: Any) -> Any:
+    """A streaming query from `tests.spark.queries.Input`."""
+    source = spark.readStream.schema("id INT, partition_key STRING").option("maxFilesPerTrigger", files_a_batch)
+    stream = source.json(files).writeStream.foreachBatch(write_one)
+    return stream.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+
+
+ORDERS: dict[str, Callable[..., Any]] = {"write": write, "query": query}
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # the JVM and the workers may print what they like
+
+    def say(answer: Any) -> None:
+        answers.write(json.dumps(answer) + "\n")
+
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName("tests.spark")
+    for name, value in json.loads(sys.argv[1]).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    say({"ready": spark.version})
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            say(ORDERS[order.pop("do")](spark, **order))
+        except Exception as error:  # whatever it is, the test looks at it
+            say({"error": str(error), "kind": type(error).__name__})
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

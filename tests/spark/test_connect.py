@@ -1,0 +1,66 @@
+"""Spark Connect: the user's process has no JVM, and foreachBatch runs beside the server."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import DaemonProcess
+from tests.spark.drivers import Driver, driver
+from tests.spark.nodes import connect_server
+from tests.spark.queries import Input
+from tests.spark.service import Kinesis, counted
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("grpc_status") is None, reason="needs pyspark[connect]"),
+]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    folder = tmp_path_factory.mktemp("connect")
+    with connect_server(folder) as url, driver(folder, url) as ready:
+        yield ready
+
+
+def test_a_batch_is_written_from_a_client_of_spark_connect(
+    client: Driver, kinesis: Kinesis, running: DaemonProcess
+) -> None:
+    stream, rows = kinesis.stream(), 1_000
+    result = client.ask("write", rows=rows, partitions=3, stream=stream, socket=str(running.socket))
+    assert result.get("records") == rows, result
+    assert len(result["partitions"]) == 3
+    assert kinesis.ids(stream) == Counter(range(rows))
+
+
+def test_a_query_of_spark_connect_stores_every_row_once_and_a_repeated_batch_twice(
+    client: Driver, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
+) -> None:
+    given, stream = Input(tmp_path, files=6, rows_a_file=100), kinesis.stream()
+    options = {"stream": stream, "socket": str(running.socket)}
+    assert "error" not in client.ask("query", **given.query(2), **options)
+    assert given.committed() == [0, 1, 2]
+    assert kinesis.ids(stream) == Counter(range(given.rows))
+    given.forget_commit(2)
+    assert "error" not in client.ask("query", **given.query(2), **options)
+    assert kinesis.ids(stream) == Counter(range(given.rows)) + Counter(given.batch(2))
+    metrics = counted(running, stream)
+    assert metrics["ingest_records_total"] == metrics["delivered_records_total"] == given.rows + 200
+
+
+def test_an_error_is_one_line_in_a_client_of_spark_connect_and_marked_in_a_query(
+    client: Driver, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
+) -> None:
+    options = {"stream": "no-such-stream", "socket": str(running.socket)}
+    result = client.ask("write", rows=10, partitions=1, **options)
+    assert result.get("error", "").startswith("PRODUCERD[STREAM_NOT_FOUND]: "), result
+    assert "\n" not in result["error"]
+    given = Input(tmp_path, files=1, rows_a_file=10)
+    result = client.ask("query", **given.query(1), **options)
+    assert "PRODUCERD[STREAM_NOT_FOUND]: " in result.get("error", ""), result

@@ -1,0 +1,45 @@
+"""Spark's partitions and Kinesis's shards in any proportion, empty ones too: every row is stored once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from spark_client import write_batch
+from tests.daemon import DaemonProcess
+from tests.spark.service import Kinesis, counted
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, 4, 16])
+@pytest.mark.parametrize("partitions", [1, 7, 64])
+def test_any_number_of_partitions_goes_into_any_number_of_shards(
+    spark: Any, kinesis: Kinesis, running: DaemonProcess, partitions: int, shards: int
+) -> None:
+    """A batch in which all partitions have rows, a tiny one that leaves most of them empty, and an empty one."""
+    stream, first = kinesis.stream(shards), 0
+    for batch_id, count in enumerate((2_000, 5, 0)):
+        ids = spark.range(first, first + count, 1, partitions)
+        frame = ids.selectExpr("cast(id as string) as partition_key", "id")
+        result = write_batch(frame, batch_id, stream=stream, socket=str(running.socket))
+        assert result.records == count
+        assert len(result.partitions) == min(partitions, count), "an empty partition has nothing to tell"
+        first += count
+    assert kinesis.ids(stream) == Counter(range(first))
+    metrics = counted(running, stream)
+    assert metrics["delivered_records_total"] == metrics["ingest_records_total"] == first
+    assert metrics["shards_open"] == shards
+
+
+@pytest.mark.spark_lane
+def test_empty_partitions_and_empty_batches_are_written(spark: Any, kinesis: Kinesis, running: DaemonProcess) -> None:
+    stream = kinesis.stream()
+    frame = spark.range(0, 9, 1, 3).selectExpr("cast(id as string) as partition_key", "id")
+    for condition, count in (("id >= 6", 3), ("id < 0", 0)):
+        result = write_batch(frame.where(condition), stream=stream, socket=str(running.socket))
+        assert (result.records, len(result.partitions)) == (count, min(count, 1))
+    assert kinesis.ids(stream) == Counter((6, 7, 8))

@@ -1,0 +1,124 @@
+"""What is promised of other Pythons: the daemon installs and serves on 3.11 to 3.13, the client runs on 3.9.
+
+A version that this machine lacks is skipped, with what to install as the reason.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from producerd import __version__
+from producerd.testing import FakeKinesis
+from producerd.testing.fake_kinesis import serve_in_thread
+from tests.daemon import CREDENTIALS, QUICK, directory, until
+from tests.test_dev import ROOT, load
+
+pytestmark = pytest.mark.slow
+
+ONE_RECORD = """
+import sys
+from spark_client import KinesisClient
+with KinesisClient("flights", socket=sys.argv[1]) as client:
+    client.put(b"from " + sys.version.encode())
+"""
+
+
+@pytest.fixture(scope="module")
+def dev() -> Any:
+    return load(ROOT / "dev")
+
+
+@pytest.fixture
+def python(dev: Any, version: str, tmp_path: Path) -> Path:
+    """The interpreter of a new and empty environment of this version."""
+    base = dev.find_python(version)
+    if not base:
+        pytest.skip(f"no Python {version} on PATH or among pyenv's versions: `pyenv install {version}` brings it")
+    subprocess.run([base, "-m", "venv", "--without-pip", tmp_path / "environment"], check=True)
+    return tmp_path / "environment" / "bin" / "python"
+
+
+@pytest.fixture
+def install(dev: Any, python: Path) -> Callable[..., None]:
+    """Install something there, by a pip that can."""
+
+    def run(*what: str) -> None:
+        pip = [dev.choose_pip(str(python)), "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--quiet", *what], check=True, timeout=300)
+
+    return run
+
+
+def locked() -> str:
+    """The versions of requirements.lock, as constraints: without hashes, as a wheel of our own has none there."""
+    pins = re.findall(r"^[\w-]+==[^\\\n]+", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert len(pins) > 50
+    return "\n".join(pins)
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_the_daemon_installs_from_its_wheel_and_serves(
+    version: str, python: Path, install: Callable[..., None], dist: Path, tmp_path: Path
+) -> None:
+    """It says its version, becomes ready, stores a record of a client on the same Python, and ends well by SIGTERM."""
+    (tmp_path / "locked.txt").write_text(locked())
+    install("-c", str(tmp_path / "locked.txt"), f"{dist}/producerd-{__version__}-py3-none-any.whl[daemon]")
+    producerd = str(python.with_name("producerd"))
+    told = subprocess.run([producerd, "--version"], cwd="/", capture_output=True, text=True, check=True)
+    assert told.stdout == f"producerd {__version__}\n"
+
+    kinesis = FakeKinesis()
+    flights = kinesis.create_stream("flights", shards=1)
+    with serve_in_thread(kinesis) as server, directory() as folder, (folder / "log").open("w+b") as log:
+        settings = {**QUICK, "endpoint_url": server.url, "socket": folder / "d.sock"}
+        command = [producerd, "serve", *(f"--set={name}={value}" for name, value in settings.items())]
+        env = {**CREDENTIALS, "HOME": str(folder), "AWS_EC2_METADATA_DISABLED": "true"}
+        with subprocess.Popen(command, cwd="/", env=env, stdout=log, stderr=log) as daemon:
+            try:
+                said = (folder / "log").read_text
+                until(lambda: " serving " in said() or daemon.poll() is not None, "serving", 60)
+                assert daemon.poll() is None, said()
+                subprocess.run([python, "-c", ONE_RECORD, folder / "d.sock"], cwd="/", env={}, check=True, timeout=60)
+                daemon.terminate()
+                assert daemon.wait(60) == 0, said()
+            finally:
+                daemon.kill()
+        assert "Warning" not in said()
+    (record,) = flights.read().records
+    assert record.data.decode().startswith(f"from {version}.")
+
+
+@pytest.mark.parametrize("version", ["3.9"])
+@pytest.mark.parametrize("shipped", ["wheel", "zip"])
+def test_the_client_imports_on_the_oldest_python(
+    version: str, shipped: str, python: Path, install: Callable[..., None], dist: Path
+) -> None:
+    """Installed or shipped, with the standard library alone."""
+    env = {}
+    if shipped == "wheel":
+        install("--no-index", f"{dist}/producerd-{__version__}-py3-none-any.whl")
+    else:
+        env["PYTHONPATH"] = f"{dist}/producerd-client-{__version__}.zip"
+    code = "import sys, spark_client; print(sys.version_info[:2], spark_client.__file__)"
+    told = subprocess.run([python, "-c", code], cwd="/", env=env, capture_output=True, text=True, check=False)
+    assert told.stderr == ""
+    assert told.stdout.startswith(f"({version.replace('.', ', ')}) {env.get('PYTHONPATH', python.parent.parent)}/")
+
+
+def test_the_spark_side_holds_on_spark_3_5_and_python_3_9(dev: Any) -> None:
+    """The short lane of `./dev test --spark 3.5`: what EMR 7 has."""
+    if not dev.find_python(dev.LANES["3.5"].version):
+        pytest.skip("no Python 3.9 on PATH or among pyenv's versions: `pyenv install 3.9` brings it")
+    stale = "./dev would make .venv anew, under this test: run it by ./dev test"
+    assert (dev.OWN.folder / "stamp").read_text() == dev.stamp(dev.OWN), stale
+    lane = [sys.executable, str(ROOT / "dev"), "test", "--spark", "3.5", "-m", "spark_lane"]
+    done = subprocess.run(lane, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"=+ \d+ passed\b", done.stdout), done.stdout
