@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """For soaks: ``./dev test --all -k stopped_while_it_is_blocked --stops 100``."""
+    parser.addoption("--kills", type=int, default=2, help="how often the driver of a query is killed")
+    parser.addoption("--stops", type=int, default=10, help="how often a blocked query is stopped")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let an older Spark have its own warnings; every other one is an error there, too."""
     if importlib.metadata.version("pyspark").startswith(("3.5.", "4.0.")):

@@ -10,12 +10,6 @@ from tests.daemon import DaemonProcess, daemon
 from tests.spark.service import Kinesis, fake_kinesis, wait_until_left_alone
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """For soaks; pytest knows them only where it is told to run this folder: ``pytest tests/spark --stops 100``."""
-    parser.addoption("--kills", type=int, default=2, help="how often the driver of a query is killed")
-    parser.addoption("--stops", type=int, default=10, help="how often a blocked query is stopped")
-
-
 @pytest.fixture(scope="session")
 def one_kinesis() -> Iterator[Kinesis]:
     with fake_kinesis() as kinesis:

@@ -28,6 +28,13 @@ def write(spark: Any, *, rows: int, partitions: int, **options: Any) -> Any:
     }
 
 
+def save(spark: Any, *, rows: int, **options: str) -> Any:
+    """The same, by the data source."""
+    frame = spark.range(0, rows).selectExpr("id as partition_key", "to_json(struct(id)) as data")
+    frame.write.format("producerd").options(**options).mode("append").save()
+    return {}
+
+
 def query(spark: Any, *, files: str, checkpoint: str, files_a_batch: int, **options: Any) -> Any:
     """A streaming query to its end; the sizes of each batch's partitions, where this process runs it (not Connect)."""
     writer, sizes = KinesisBatchWriter(**options), {}
@@ -47,7 +54,7 @@ def start_query(spark: Any, files: str, checkpoint: str, files_a_batch: int, wri
     return stream.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
 
 
-ORDERS: dict[str, Callable[..., Any]] = {"write": write, "query": query}
+ORDERS: dict[str, Callable[..., Any]] = {"write": write, "save": save, "query": query}
 
 
 def main() -> None:

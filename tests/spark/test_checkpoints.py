@@ -54,7 +54,7 @@ def test_a_query_whose_driver_is_killed_at_any_time_loses_nothing(
     kinesis: Kinesis, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     """A killed run leaves at most one batch that is planned and not committed: the next one repeats that, alone."""
-    kills = pytestconfig.getoption("--kills", default=2)
+    kills = pytestconfig.getoption("--kills")
     seed = random.randrange(1_000_000)
     print(f"seed {seed}")  # shown when it fails
     chance = random.Random(seed)

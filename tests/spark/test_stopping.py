@@ -28,7 +28,7 @@ def test_a_query_that_is_stopped_while_it_is_blocked_ends_cleanly_and_leaves_not
     given, stream = Input(tmp_path, files=2, rows_a_file=1_000), kinesis.stream()
     held_threads, held_descriptors = [], []
     with daemon(kinesis.url, queue_limit=100, drain_timeout_seconds=1) as running:
-        for _ in range(pytestconfig.getoption("--stops", default=10)):
+        for _ in range(pytestconfig.getoption("--stops")):
             kinesis.hang()
             writer = KinesisBatchWriter(stream=stream, socket=str(running.socket))
             query = start_query(spark, str(given.files), str(given.checkpoint), 2, writer)

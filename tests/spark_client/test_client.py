@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -23,6 +25,7 @@ from producerd.errors import (
 from producerd.wire import frames
 from producerd.wire.columns import Body
 from spark_client import KinesisClient, Record
+from spark_client.connection import MOST_IN_VAIN
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session, close_with, in_turn, serve
 
 
@@ -143,19 +146,25 @@ def test_a_time_out_leaves_nothing_half_taken_and_says_where_to_go_on(daemon: Fa
     assert len(daemon.rows) == 1
 
 
-def test_a_caller_behind_another_one_that_waits_is_let_go_in_time(daemon: FakeDaemon) -> None:
-    daemon.runs(waits_for_room)
-    client = client_of(daemon)
-    client.put("first").result(10)
+def in_vain(client: KinesisClient) -> threading.Thread:
+    """A thread that waits in `put` for a second."""
 
     def waits() -> None:
         with pytest.raises(BackpressureTimeout):
-            client.put("a", timeout_seconds=2)
+            client.put("a", timeout_seconds=1)
 
     waiting = threading.Thread(target=waits)
     waiting.start()
     while not client._owner._connection._channel.machine.outstanding:  # type: ignore[union-attr]
         pass
+    return waiting
+
+
+def test_a_caller_behind_another_one_that_waits_is_let_go_in_time(daemon: FakeDaemon) -> None:
+    daemon.runs(waits_for_room)
+    client = client_of(daemon)
+    client.put("first").result(10)
+    waiting = in_vain(client)
     with pytest.raises(BackpressureTimeout, match=r"within 0\.1 s: another call of this client waits, too"):
         client.put("b", timeout_seconds=0.1)
     waiting.join()
@@ -377,3 +386,302 @@ def test_a_daemon_that_breaks_the_protocol_fails_the_call(daemon: FakeDaemon) ->
     assert client.put("y").result(10) is None
     with pytest.raises(RecordsFailed):
         client.close()
+
+
+@pytest.mark.parametrize("call", ["put", "flush", "close"])
+def test_a_callback_that_would_wait_for_its_own_thread_is_told_so(daemon: FakeDaemon, call: str) -> None:
+    """A future's callbacks run in the thread that all calls wait for: an error at once, and no call hangs."""
+    go_on, told = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        assert go_on.wait(10)
+        session.ack(body)
+        session.serve()
+
+    def back(_: Future[None]) -> None:
+        calls: dict[str, Callable[[], object]] = {"put": lambda: client.put("y")}
+        try:
+            {**calls, "flush": client.flush, "close": client.close}[call]()
+        except ProducerdError as error:
+            errors.append(error)
+        told.set()
+
+    daemon.runs(script)
+    client = client_of(daemon)
+    future = client.put("x")
+    future.add_done_callback(back)
+    go_on.set()
+    assert told.wait(10)
+    (error,) = errors
+    assert "called in a future's callback, which runs in the client's own thread" in str(error)
+    assert future.result(10) is None
+    assert client.put("the thread lives on").result(10) is None
+    client.close()
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+def test_a_callback_that_raises_harms_nobody_else(daemon: FakeDaemon, error: type[BaseException]) -> None:
+    go_on = threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        bodies = [session.take_frame(), session.take_frame()]
+        assert go_on.wait(10)
+        for body in bodies:
+            session.ack(body)
+        session.serve()
+
+    def back(_: Future[None]) -> None:
+        raise error("SECRET")
+
+    daemon.runs(script)
+    with client_of(daemon) as client:
+        first, second = client.put("x"), client.put("y")
+        first.add_done_callback(back)
+        go_on.set()
+        assert second.result(10) is None
+        assert client.put("the thread lives on").result(10) is None
+
+
+def test_a_future_is_done_while_another_call_waits_for_room(daemon: FakeDaemon) -> None:
+    """Its acknowledgement counts when it comes, not when the call that waits has ended."""
+    waits = threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        session.expect(frames.Reserve)  # of the second call, which is granted when the first is known to be done
+        session.ack(body)
+        assert waits.wait(10)
+        session.send(frames.Grant(2))
+        session.ack(session.expect(Body))
+        session.await_end()
+
+    daemon.runs(script)
+    with client_of(daemon) as client:
+        first = client.put("x")
+        waiting = threading.Thread(target=client.put, args=("y",))
+        waiting.start()
+        try:
+            assert first.result(5) is None
+        finally:
+            waits.set()
+            waiting.join(10)
+
+
+def test_a_flush_ends_in_time_while_another_call_waits_for_room(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.take_frame()
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                session.read()  # the second call is never granted
+
+    daemon.runs(script)
+    client = client_of(daemon)
+    future = client.put("x")
+    errors: list[BaseException] = []
+
+    def waits() -> None:
+        try:
+            client.put("y")
+        except ProducerdError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=waits)
+    waiting.start()
+    while client._owner._connection._channel.machine.outstanding < 2:  # type: ignore[union-attr]
+        pass
+    flushed: list[BaseException] = []
+
+    def flushes() -> None:
+        try:
+            client.close(0.2)
+        except ProducerdError as error:
+            flushed.append(error)
+
+    flushing = threading.Thread(target=flushes)
+    flushing.start()
+    flushing.join(10)
+    waiting.join(10)
+    assert [type(error) for error in flushed] == [FlushTimeout]
+    assert "1 records are not acknowledged after 0.2 s: another call of this client waits" in str(flushed[0])
+    assert [str(error)[:43] for error in errors] == ["PRODUCERD[DAEMON_LOST]: the client was clos"]
+    with pytest.raises(ConnectionFailed, match="closed before the acknowledgement"):
+        future.result(10)
+
+
+def test_calls_whose_time_passed_before_their_turn_leave_nothing_behind(daemon: FakeDaemon) -> None:
+    """Else a program that tries again and again during an outage would keep every try's records."""
+    daemon.runs(waits_for_room)
+    client = client_of(daemon)
+    client.put("first").result(10)
+    waiting = in_vain(client)
+    for _ in range(5):
+        with pytest.raises(BackpressureTimeout):
+            client.put("b", timeout_seconds=0.01)
+    assert not client._owner._steps
+    waiting.join()
+    client.close()
+
+
+def test_a_stream_that_the_next_daemon_refuses_leaves_no_future_open(daemon: FakeDaemon) -> None:
+    """And is no later call's error."""
+
+    def dies(session: Session) -> None:
+        session.start()
+        session.take_frame()
+
+    def refuses(session: Session) -> None:
+        session.welcome()
+        opened = session.expect(frames.Open)
+        session.send(frames.Refused(0, opened.stream_id, Code.NOT_AUTHORIZED, "not in streams_allowed"))
+        session.await_end()
+
+    daemon.runs(dies, refuses, serve)
+    client = client_of(daemon)
+    future = client.put("x")
+    with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[NOT_AUTHORIZED\]: stream s: not in streams_allowed"):
+        future.result(10)
+    assert client.put("y", stream="other").result(10) is None
+    with pytest.raises(RecordsFailed):
+        client.close()
+
+
+def test_the_time_out_of_put_holds_for_the_next_daemon_too(daemon: FakeDaemon) -> None:
+    """One that has no room for what the last one had."""
+    sent_again = threading.Event()
+
+    def dies(session: Session) -> None:
+        session.start()
+        session.take_frame()
+        session.expect(frames.Reserve)
+
+    def full(session: Session) -> None:
+        session.start()
+        reserve = session.expect(frames.Reserve)
+        assert session.expect(frames.Cancel).frame_id == reserve.frame_id
+        session.send(frames.Refused(reserve.frame_id, 1, Code.CANCELLED, "the queue is full"))
+        session.ack(session.take_frame())
+        sent_again.set()
+        session.serve()
+
+    daemon.runs(dies, full)
+    with client_of(daemon) as client:
+        future = client.put("x")
+        with pytest.raises(BackpressureTimeout, match="the queue is full") as caught:
+            client.put("y", timeout_seconds=0.5)
+        assert caught.value.taken == 0
+        assert sent_again.wait(10), "nobody has to call for it"
+        assert future.result(10) is None
+    assert [data for _, data, _ in daemon.rows] == [b"x", b"x"]
+
+
+def test_the_time_out_of_put_many_is_that_of_the_call(daemon: FakeDaemon) -> None:
+    """Not of each of its frames: here one is taken every 0.3 s."""
+
+    def script(session: Session) -> None:
+        session.start(max_frame_records=1)
+        with contextlib.suppress(EOFError):
+            while True:
+                message = session.read()
+                if isinstance(message, frames.Reserve):
+                    time.sleep(0.3)
+                    session.send(frames.Grant(message.frame_id))
+                elif isinstance(message, Body):
+                    session.ack(message)
+                elif isinstance(message, frames.Cancel):
+                    return session.await_end()  # the GRANT crossed it
+
+    daemon.runs(script)
+    with client_of(daemon) as client:
+        with pytest.raises(BackpressureTimeout) as caught:
+            client.put_many([("x",)] * 20, timeout_seconds=0.75)
+        assert caught.value.taken == 2
+
+
+def test_what_is_sent_again_keeps_the_order_of_the_calls(daemon: FakeDaemon) -> None:
+    def dies(session: Session) -> None:
+        session.start(max_frame_records=2)
+        for _ in range(4):
+            session.take_frame()
+
+    daemon.runs(dies, serve)
+    with client_of(daemon) as client:
+        first = client.put_many([("1",), ("2",), ("3",), ("4",)])
+        second = client.put_many([("5",), ("6",), ("7",), ("8",)])
+        assert first.result(10) is second.result(10) is None
+    assert [data for _, (_, data, _) in daemon.sessions[1].rows] == [b"%d" % i for i in range(1, 9)]
+
+
+def test_an_idle_client_outlives_any_number_of_daemons(daemon: FakeDaemon) -> None:
+    """What was never sent did not end them."""
+    last = MOST_IN_VAIN + 3
+    daemon.runs(*[in_turn(Session.welcome)] * last, serve)
+    with client_of(daemon) as client:
+        while len(daemon.sessions) <= last:
+            pass
+        connection = client._owner._connection
+        assert client.put("x").result(10) is None
+        assert client._owner._connection is connection
+
+
+@pytest.mark.parametrize("stream", [5, b"flights", ("flights",)])
+def test_a_stream_of_another_type_is_the_callers_error_alone(daemon: FakeDaemon, stream: Any) -> None:
+    go_on = threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        assert go_on.wait(10)
+        session.ack(body)
+        session.serve()
+
+    daemon.runs(script)
+    with client_of(daemon) as client:
+        future = client.put("x")
+        with pytest.raises(TypeError, match=r"^stream is .*: give the Kinesis stream's name"):
+            client.put("y", stream=stream)
+        go_on.set()
+        assert future.result(10) is None
+
+
+def test_an_open_that_is_answered_late_is_no_other_stream_s(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.welcome()
+        late = session.expect(frames.Open)
+        opened = session.expect(frames.Open)
+        session.send(frames.Refused(0, late.stream_id, Code.STREAM_LIMIT, "64 streams are open"))
+        session.send(frames.Opened(opened.stream_id, 1 << 20, 100))
+        session.serve()
+
+    daemon.runs(script)
+    with client_of(daemon) as client:
+        with pytest.raises(BackpressureTimeout):
+            client.put("x", stream="late", timeout_seconds=0.2)
+        assert client.put("y").result(10) is None
+        assert client.put("x", stream="late").result(10) is None
+    assert daemon.rows_of_streams == [("s", (b"", b"y", None)), ("late", (b"", b"x", None))]
+
+
+def test_a_call_that_is_interrupted_before_its_turn_is_never_done(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.runs(waits_for_room)
+    client = client_of(daemon)
+    client.put("first").result(10)
+    waiting = in_vain(client)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.put("b")
+    assert not client._owner._steps
+    waiting.join()
+    client.close()
