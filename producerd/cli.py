@@ -139,7 +139,9 @@ def _serve(parsed: argparse.Namespace) -> int:
 
 
 def _check(parsed: argparse.Namespace) -> int:
-    from producerd.config import Config, StreamSettings, differing, load, size
+    from producerd.config import Config, StreamSettings, load
+    from producerd.config.text import differing
+    from producerd.config.values import size
 
     in_words = ("queue_limit", "queue_limit_bytes", "max_in_flight_requests", "max_in_flight_bytes", "aggregation")
 
@@ -172,7 +174,8 @@ def _check(parsed: argparse.Namespace) -> int:
 
 
 def _config_print(parsed: argparse.Namespace) -> int:
-    from producerd.config import as_toml, load
+    from producerd.config import load
+    from producerd.config.text import as_toml
 
     print(as_toml(load(parsed.config, parsed.sets)))
     return 0

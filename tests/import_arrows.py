@@ -48,7 +48,7 @@ RULES: dict[str, Rule] = {
         others=frozenset({"numpy", "orjson", "pyarrow", "pybase64"}),
         never=CLOCK_AND_IO,
     ),
-    "producerd/config.py": Rule(ours=("producerd.errors",), others=None, never=CLOCK_AND_IO),
+    "producerd/config/": Rule(ours=("producerd.config", "producerd.errors"), others=None, never=CLOCK_AND_IO),
     "producerd/runtime/": Rule(
         ours=("producerd.runtime", "producerd.core", "producerd.wire", "producerd.config", "producerd.errors"),
         others=None,

@@ -10,7 +10,9 @@ import pytest
 from botocore.utils import is_valid_uri, validate_region_name
 from pydantic import ValidationError
 
-from producerd.config import KIB, MIB, Config, NodeSettings, StreamSettings, allowed, as_toml, default_socket, load
+from producerd.config import Config, NodeSettings, StreamSettings, load
+from producerd.config.text import allowed, as_toml
+from producerd.config.values import KIB, MIB, default_socket
 from producerd.errors import ConfigurationError
 
 pytestmark = pytest.mark.law("Config")

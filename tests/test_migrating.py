@@ -21,8 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
 import spark_client
-from producerd import cli, config, ctl
-from producerd.config import Config, NodeSettings, StreamSettings
+from producerd import cli, ctl
+from producerd.config import Config, NodeSettings, StreamSettings, load
+from producerd.config.text import as_toml
 from producerd.errors import Code, ConfigurationError
 from producerd.runtime.metrics import Metrics
 from producerd.runtime.stream import Stream
@@ -164,7 +165,7 @@ def test_the_environment_that_is_named_is_promised_elsewhere() -> None:
 
 def test_every_default_that_is_told_is_ours() -> None:
     """A cell of the column `default` is that of each setting or option in the cell before it."""
-    lines = [line.partition(" = ") for line in config.as_toml(Config()).splitlines()]
+    lines = [line.partition(" = ") for line in as_toml(Config()).splitlines()]
     defaults = {option.name: str(option.default) for option in OPTIONS}
     defaults |= {name: value.strip('"') for name, separator, value in lines if separator}
     told = [
@@ -187,7 +188,7 @@ def test_every_row_of_a_table_has_the_cells_of_its_head() -> None:
 def test_every_file_of_settings_holds(text: str, tmp_path: Path) -> None:
     file = tmp_path / "producerd.toml"
     file.write_text(text)
-    assert config.load(file, environ={}).streams
+    assert load(file, environ={}).streams
 
 
 @pytest.mark.parametrize("text", blocks("bash"))
@@ -196,7 +197,7 @@ def test_every_script_is_one_and_starts_a_daemon_whose_settings_hold(text: str) 
     assert (checked.returncode, checked.stderr) == (0, "")
     ((command, *_),) = (found.split(";") for found in re.findall(r"/producerd (serve .*)$", text, flags=re.MULTILINE))
     parsed = cli._parser().parse_args(shlex.split(command))
-    assert config.load(None, parsed.sets, environ={}).node.region == "eu-west-1"
+    assert load(None, parsed.sets, environ={}).node.region == "eu-west-1"
 
 
 # --- the examples in Python --------------------------------------------------------------------------------------

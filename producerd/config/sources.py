@@ -1,0 +1,246 @@
+"""Where values come from: file, environment, ``--set``, each over the one before; and every problem on the way."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+from pydantic import ValidationError
+
+from producerd.config.settings import (
+    OF_ONE_STREAM,
+    STREAM_NAME,
+    Config,
+    Conflict,
+    NodeSettings,
+    Settings,
+    StreamSettings,
+)
+from producerd.config.text import allowed, shown
+from producerd.config.values import default_socket
+from producerd.errors import ConfigurationError
+
+PREFIX: Final = "PRODUCERD_"
+_S = TypeVar("_S", bound=Settings)
+_FOR_OTHERS: Final = re.compile(r"CONFIG|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
+"""PRODUCERD_CONFIG names the file; the others are what Kubernetes gives each pod beside a Service named producerd*."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """One value as somebody wrote it: under which key, and where."""
+
+    value: object
+    key: str
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{self.key} = {shown(self.value)} ({self.origin})"
+
+
+@dataclass(slots=True)
+class _Sheet:
+    """Everything given so far, later sources over earlier ones, and every problem met on the way."""
+
+    node: dict[str, _Given] = field(default_factory=dict)
+    defaults: dict[str, _Given] = field(default_factory=dict)
+    streams: dict[str, dict[str, _Given]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def put_node(self, name: str, given: _Given) -> None:
+        if name in StreamSettings.model_fields and name not in NodeSettings.model_fields:
+            self.problems.append(f'{given}: a setting of streams: it belongs in [defaults] or [streams."NAME"]')
+        elif _known(NodeSettings, name, given, self.problems, ("defaults", "streams", *StreamSettings.model_fields)):
+            self.node[name] = given
+
+    def put_default(self, name: str, given: _Given) -> None:
+        if name in OF_ONE_STREAM:
+            self.problems.append(f'{given}: it is that of one stream: it belongs in [streams."NAME"]')
+        elif self._of_streams(name, given):
+            self.defaults[name] = given
+
+    def put_stream(self, stream: str, name: str, given: _Given) -> None:
+        if self._of_streams(name, given):
+            self.streams.setdefault(stream, {})[name] = given
+
+    def _of_streams(self, name: str, given: _Given) -> bool:
+        if name in NodeSettings.model_fields and name not in StreamSettings.model_fields:
+            self.problems.append(f"{given}: a setting of the node: it belongs at the file's top level")
+            return False
+        return _known(StreamSettings, name, given, self.problems)
+
+    def name_stream(self, stream: str, origin: str) -> bool:
+        if STREAM_NAME.fullmatch(stream):
+            self.streams.setdefault(stream, {})
+            return True
+        self.problems.append(
+            f"streams.{shown(stream)} ({origin}): not a stream's name; allowed: 1 to 128 of a-z A-Z 0-9 _ . -"
+        )
+        return False
+
+
+def load(path: Path | None = None, sets: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
+    """The settings of file, environment and ``--set``.  Raises `ConfigurationError` with every problem."""
+    sheet = _Sheet()
+    named = path or environ.get(f"{PREFIX}CONFIG")
+    if named:
+        _read_file(sheet, Path(named))
+    _read_environment(sheet, environ)
+    for text in sets:
+        _read_set(sheet, text)
+    return _validated(sheet, environ)
+
+
+def _read_file(sheet: _Sheet, path: Path) -> None:
+    origin = f"file {path}"
+    try:
+        document = tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        sheet.problems.append(f"{origin}: cannot be read: {error.strerror}")
+        return
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        sheet.problems.append(f"{origin}: not TOML: {error}")
+        return
+    for name, value in document.items():
+        if name == "defaults":
+            for inner, item in _table(sheet, value, "defaults", origin):
+                sheet.put_default(inner, _Given(item, f"defaults.{inner}", origin))
+        elif name == "streams":
+            for stream, table in _table(sheet, value, "streams", origin):
+                _read_stream(sheet, stream, table, origin)
+        else:
+            sheet.put_node(name, _Given(value, name, origin))
+
+
+def _read_stream(sheet: _Sheet, stream: str, table: object, origin: str) -> None:
+    if sheet.name_stream(stream, origin):
+        place = f"streams.{json.dumps(stream)}"
+        for name, value in _table(sheet, table, place, origin):
+            sheet.put_stream(stream, name, _Given(value, f"{place}.{name}", origin))
+
+
+def _table(sheet: _Sheet, value: object, key: str, origin: str) -> Iterable[tuple[str, object]]:
+    if isinstance(value, dict):
+        return value.items()
+    sheet.problems.append(f"{_Given(value, key, origin)}: allowed: a table, [{key}]")
+    return ()
+
+
+def _read_environment(sheet: _Sheet, environ: Mapping[str, str]) -> None:
+    for variable in sorted(environ):
+        name = variable.removeprefix(PREFIX)
+        if name != variable and not _FOR_OTHERS.fullmatch(name):
+            _put_anywhere(sheet, name.lower(), _Given(environ[variable], variable, "environment"))
+
+
+def _read_set(sheet: _Sheet, text: str) -> None:
+    key, equals, value = text.partition("=")
+    path = _dotted(key)
+    given = _Given(value.strip(), key.strip(), "--set")
+    match path if equals else None:
+        case [name]:
+            _put_anywhere(sheet, name, given)
+        case ["defaults", name]:
+            sheet.put_default(name, given)
+        case ["streams", stream, name]:
+            if sheet.name_stream(stream, "--set"):
+                sheet.put_stream(stream, name, given)
+        case _:
+            sheet.problems.append(
+                f"{shown(text)} (--set): allowed: KEY=VALUE or streams.NAME.KEY=VALUE (quote a name with dots: "
+                'streams."a.b".KEY=VALUE)'
+            )
+
+
+def _dotted(key: str) -> list[str] | None:
+    """The parts of a dotted key, quoted as TOML has it."""
+    try:
+        node: object = tomllib.loads(f"{key.strip()} = 0") if "\n" not in key else None
+    except tomllib.TOMLDecodeError:
+        return None
+    parts = []
+    while isinstance(node, dict) and len(node) == 1:
+        ((part, node),) = node.items()
+        parts.append(part)
+    return parts
+
+
+def _put_anywhere(sheet: _Sheet, name: str, given: _Given) -> None:
+    """Environment and --set have no tables: the name says where it belongs."""
+    of_node = NodeSettings.model_fields.keys() | NodeSettings.later
+    if name not in of_node and name in StreamSettings.model_fields.keys() | StreamSettings.later:
+        sheet.put_default(name, given)
+    elif _known(NodeSettings, name, given, sheet.problems, StreamSettings.model_fields):
+        sheet.node[name] = given
+
+
+def _known(model: type[Settings], name: str, given: _Given, problems: list[str], also: Iterable[str] = ()) -> bool:
+    if name in model.model_fields:
+        return True
+    if name in model.later:
+        problems.append(f"{given}: not supported yet by this version")
+        return False
+    near = difflib.get_close_matches(name.replace("-", "_").lower(), [*model.model_fields, *also], n=1, cutoff=0.5)
+    as_written = [PREFIX + n.upper() for n in near] if given.origin == "environment" else near
+    nearest = f"the nearest is {as_written[0]}" if near else "`producerd config print` shows all"
+    problems.append(f"{given}: no such setting; {nearest}")
+    return False
+
+
+def _validated(sheet: _Sheet, environ: Mapping[str, str]) -> Config:
+    socket = _Given(default_socket(environ), "socket", "default")
+    node = _build(NodeSettings, {"socket": socket, **sheet.node}, sheet.problems)
+    defaults = _build(StreamSettings, sheet.defaults, sheet.problems)
+    streams = {
+        stream: _build(StreamSettings, {**sheet.defaults, **own}, sheet.problems)
+        for stream, own in sheet.streams.items()
+    }
+    if node is not None:
+        sheet.problems.extend(_misfits(node, sheet))
+    if sheet.problems or node is None or defaults is None:
+        raise ConfigurationError(tuple(dict.fromkeys(sheet.problems)))  # a bad default shows in each stream
+    return Config(node, defaults, MappingProxyType({k: v for k, v in streams.items() if v is not None}))
+
+
+def _build(
+    model: type[_S], given: Mapping[str, _Given], problems: list[str], without: Collection[str] = ()
+) -> _S | None:
+    """The settings; None, and every problem, where some do not hold.
+
+    What is wrong alone hides what is wrong together, so the others are looked at once more ``without`` it.
+    """
+    try:
+        built = model.model_validate({name: item.value for name, item in given.items() if name not in without})
+        return None if without else built
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+    if faults[0]["type"] == "conflict":
+        found: list[Conflict] = faults[0]["ctx"]["conflicts"]
+        problems.extend(_explained(model, given, each) for each in found if not set(each.keys) & set(without))
+        return None
+    wrong = [str(fault["loc"][0]) for fault in faults]
+    problems.extend(f"{given[name]}: allowed: {allowed(name, model.model_fields[name])}" for name in wrong)
+    return _build(model, given, problems, wrong)
+
+
+def _explained(model: type[Settings], given: Mapping[str, _Given], conflict: Conflict) -> str:
+    fields = model.model_fields
+    values = [given.get(key) or _Given(fields[key].default, key, "default") for key in conflict.keys]
+    return f"{', '.join(map(str, values))}: {conflict.message}"
+
+
+def _misfits(node: NodeSettings, sheet: _Sheet) -> Iterator[str]:
+    """What no single table can show."""
+    if node.streams_allowed == "listed" and not sheet.streams:
+        yield f'{sheet.node["streams_allowed"]}: no stream is listed: nobody could send; add a [streams."NAME"]'
+    if len(sheet.streams) > node.max_streams:
+        limit = sheet.node.get("max_streams", _Given(node.max_streams, "max_streams", "default"))
+        yield f"{limit}: allowed: at least {len(sheet.streams)}, as so many streams are listed"

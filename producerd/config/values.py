@@ -1,0 +1,120 @@
+"""How single values are read: sizes, modes, paths, addresses.  What cannot be read raises ValueError."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": KIB, "MIB": MIB, "GIB": GIB}
+"""No bare "m": it is 10^6 to some and 2^20 to Spark."""
+SOCKET_PATH_BYTES: Final = 107
+"""Linux's sockaddr_un holds 108 bytes with the closing zero."""
+_URL_FORM: Final = re.compile(r"https?://[^\s/?#@]+(/[\w.~%/+:=,-]*)?", re.ASCII)
+_HOST_LABEL: Final = re.compile(r"(?!-)[a-zA-Z0-9-]{1,63}(?<!-)")
+"""RFC 1123.  No underscores, though container networks have them: botocore makes no client for such a host."""
+
+
+def _not_bool(value: object) -> object:
+    if isinstance(value, bool):  # Python takes True for 1
+        raise ValueError("not a number")
+    return value
+
+
+def _to_bytes(value: object) -> object:
+    if not isinstance(value, str):
+        return _not_bool(value)
+    match = re.fullmatch(r"\s*([\d_]+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2].upper() not in UNITS:
+        raise ValueError("not a size")
+    size = float(match[1]) * UNITS[match[2].upper()]
+    return int(match[1]) * UNITS[match[2].upper()] if match[1].replace("_", "").isdigit() else size
+
+
+def _to_mode(value: object) -> int:
+    """Octal text only: TOML's plain 660 would be another mode than 0660."""
+    if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
+        raise ValueError("not an octal mode")
+    return int(value, 8)
+
+
+def _to_path(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+        raise ValueError("not a path")
+    if len(os.fsencode(value)) > SOCKET_PATH_BYTES:
+        raise ValueError("too long")
+    return Path(value)
+
+
+def _to_url(value: object) -> object:
+    if value is None or value == "":
+        return None
+    if isinstance(value, str) and _URL_FORM.fullmatch(value):
+        parts = urlsplit(value)
+        if parts.port != 0 and _is_host(parts.hostname or ""):  # `port` itself raises on 99999
+            return value
+    raise ValueError("not a URL")
+
+
+def _is_host(name: str) -> bool:
+    """An IP address, or the name of a host: its last label is not a number."""
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        labels = name.removesuffix(".").split(".")
+        return len(name) <= 253 and all(map(_HOST_LABEL.fullmatch, labels)) and not labels[-1].isdigit()
+
+
+def _to_listen(value: object) -> object:
+    if value != "":
+        split_listen(str(value))
+    return value
+
+
+def split_listen(text: str) -> tuple[str, int]:
+    """``host:port`` or ``[v6 address]:port``."""
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]]+)):(\d{1,5})", text)
+    if match is None or int(match[3]) > 65_535:
+        raise ValueError("not host:port")
+    return match[1] or match[2], int(match[3])
+
+
+def _blank_is_none(value: object) -> object:
+    return None if value == "" else value
+
+
+Count = Annotated[int, BeforeValidator(_not_bool)]
+Bytes = Annotated[int, BeforeValidator(_to_bytes)]
+Seconds = Annotated[float, BeforeValidator(_not_bool)]
+Fraction = Annotated[float, BeforeValidator(_not_bool)]
+Mode = Annotated[int, BeforeValidator(_to_mode)]
+SocketPath = Annotated[Path, BeforeValidator(_to_path)]
+AdminPath = Annotated[Path | None, BeforeValidator(lambda value: _to_path(value) if value else None)]
+Url = Annotated[str | None, BeforeValidator(_to_url)]
+Listen = Annotated[str, BeforeValidator(_to_listen)]
+Name = Annotated[str | None, BeforeValidator(_blank_is_none)]
+
+
+def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
+    """The system's place if this process may write there, else that of the user."""
+    system, user = Path("/run/producerd"), environ.get("XDG_RUNTIME_DIR", "")
+    if user and os.geteuid() != 0 and not os.access(system, os.W_OK):
+        return Path(user, "producerd", "producerd.sock")
+    return system / "producerd.sock"
+
+
+def size(count: int) -> str:
+    """Bytes in the largest unit that divides them."""
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count and count % factor == 0:
+            return f"{count // factor:,} {unit}"
+    return f"{count:,}"
