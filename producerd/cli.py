@@ -7,6 +7,7 @@ and nothing else.  Each command returns its exit code.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,7 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
     config = commands.add_parser("config", help="settings as text").add_subparsers(metavar="WHAT", required=True)
     show = config.add_parser("print", parents=[settings], help="the settings in effect, as a configuration file")
+    show.add_argument("--origin", action="store_true", help="say behind each setting where it came from")
     show.set_defaults(run=_config_print)
+    schema = config.add_parser("schema", help="a JSON Schema of the configuration file, for editors")
+    schema.set_defaults(run=_config_schema)
     demo = commands.add_parser(
         "demo", help="real flights from Spark through a daemon into an embedded Kinesis, compared"
     )
@@ -141,14 +145,19 @@ def _serve(parsed: argparse.Namespace) -> int:
 def _check(parsed: argparse.Namespace) -> int:
     from producerd.config import Config, StreamSettings, load
     from producerd.config.text import differing
-    from producerd.config.values import size
+    from producerd.config.values import MIB, size
 
     in_words = ("queue_limit", "queue_limit_bytes", "max_in_flight_requests", "max_in_flight_bytes", "aggregation")
 
     def stream(settings: StreamSettings) -> str:
         others = differing(settings, without=in_words)
+        shards_seconds = settings.queue_limit_bytes / MIB
+        if settings.aggregation == "none":  # else records are no measure
+            shards_seconds = min(shards_seconds, settings.queue_limit / 1_000)
+        seconds = shards_seconds / settings.shard_rate_fraction
         return (
-            f"queue {settings.queue_limit:,} records, {size(settings.queue_limit_bytes)}; "
+            f"queue {settings.queue_limit:,} records, {size(settings.queue_limit_bytes)} "
+            f"({seconds:.3g} s of one shard, {seconds / 4:.3g} s of four); "
             f"in flight {settings.max_in_flight_requests:,} requests, {size(settings.max_in_flight_bytes)}; "
             f"aggregation {settings.aggregation}" + (f"\n  {', '.join(others)}" if others else "")
         )
@@ -177,7 +186,14 @@ def _config_print(parsed: argparse.Namespace) -> int:
     from producerd.config import load
     from producerd.config.text import as_toml
 
-    print(as_toml(load(parsed.config, parsed.sets)))
+    print(as_toml(load(parsed.config, parsed.sets), origins=parsed.origin))
+    return 0
+
+
+def _config_schema(_parsed: argparse.Namespace) -> int:
+    from producerd.config.text import schema
+
+    print(json.dumps(schema(), indent=1))
     return 0
 
 

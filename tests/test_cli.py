@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from producerd import __version__
 
+IN_FLIGHT = "in flight 24 requests, 32 MiB"
 HEAVY = ("aiobotocore", "aiohttp", "pyarrow", "numpy", "pyspark", "boto3", "moto", "structlog")
 
 
@@ -71,8 +74,8 @@ def test_check_says_ok_and_what_holds(tmp_path: Path) -> None:
         "producerctl: /run/x.admin.sock",
         "metrics: 127.0.0.1:9474",
         "streams: any stream, at most 64 at a time",
-        "each stream: queue 2,000 records, 64 MiB; in flight 24 requests, 32 MiB; aggregation none",
-        "stream orders.eu: queue 5 records, 64 MiB; in flight 24 requests, 32 MiB; aggregation kpl",
+        f"each stream: queue 2,000 records, 64 MiB (2 s of one shard, 0.5 s of four); {IN_FLIGHT}; aggregation none",
+        f"stream orders.eu: queue 5 records, 64 MiB (64 s of one shard, 16 s of four); {IN_FLIGHT}; aggregation kpl",
     ]
 
 
@@ -97,9 +100,9 @@ def test_check_says_of_each_stream_what_is_not_as_it_comes_but_no_external_id(tm
     assert "kept-quiet" not in done.stdout
     others = 'external_id is set, record_ttl_seconds = 30, on_throttle = "fail", ordering = "per_key"'
     assert done.stdout.splitlines()[-4:] == [
-        "each stream: queue 1,000,000 records, 64 MiB; in flight 24 requests, 32 MiB; aggregation none",
+        f"each stream: queue 1,000,000 records, 64 MiB (64 s of one shard, 16 s of four); {IN_FLIGHT}; aggregation none",
         '  on_throttle = "fail"',
-        "stream partner: queue 5 records, 64 MiB; in flight 24 requests, 32 MiB; aggregation none",
+        f"stream partner: queue 5 records, 64 MiB (0.005 s of one shard, 0.00125 s of four); {IN_FLIGHT}; aggregation none",
         f'  stream_arn = "{arn}", role_arn = "{role}", {others}',
     ]
 
@@ -136,3 +139,16 @@ def test_a_bare_installation_is_told_what_to_install() -> None:
     done = producerd("demo", code=without("pyspark"))
     assert done.returncode == 78
     assert done.stderr == 'producerd: the package pyspark is missing: pip install "producerd[demo]"\n'
+
+
+def test_the_schema_of_the_file_is_json() -> None:
+    done = producerd("config", "schema")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["properties"]["max_streams"]["maximum"] == 10_000
+
+
+def test_settings_are_printed_with_where_they_came_from() -> None:
+    done = producerd("config", "print", "--origin", "--set=region=eu-west-1", env={"PRODUCERD_LOG_FORMAT": "json"})
+    assert done.returncode == 0
+    assert re.search(r'^region = "eu-west-1" +# --set$', done.stdout, re.MULTILINE)
+    assert re.search(r'^log_format = "json" +# environment PRODUCERD_LOG_FORMAT$', done.stdout, re.MULTILINE)

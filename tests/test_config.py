@@ -11,7 +11,7 @@ from botocore.utils import is_valid_uri, validate_region_name
 from pydantic import ValidationError
 
 from producerd.config import Config, NodeSettings, StreamSettings, load
-from producerd.config.text import allowed, as_toml
+from producerd.config.text import allowed, as_toml, schema
 from producerd.config.values import KIB, MIB, default_socket
 from producerd.errors import ConfigurationError
 
@@ -435,3 +435,53 @@ def test_settings_as_text_give_the_same_settings(file: Path, tmp_path: Path) -> 
     printed = tmp_path / "printed.toml"
     printed.write_text(as_toml(config))
     assert load(printed, environ=NOBODY) == config
+
+
+def test_settings_as_text_say_where_each_came_from(file: Path, tmp_path: Path) -> None:
+    config = load(file, ["region=eu-west-1"], {"PRODUCERD_WORKER_THREADS": "2"})
+    text = as_toml(config, origins=True)
+    told = {line.split("#")[0].strip(): line.partition("  # ")[2] for line in text.splitlines() if " = " in line}
+    assert told['socket = "/run/other.sock"'] == f"file {file}"
+    assert told["worker_threads = 2"] == "environment PRODUCERD_WORKER_THREADS"
+    assert told['region = "eu-west-1"'] == "--set"
+    assert told["max_connections = 256"] == "default"
+    assert told["queue_limit = 500"] == told["queue_limit = 5"] == f"file {file}"
+    of_the_stream = text[text.index('[streams."a.b"]') :]
+    assert f"linger_seconds = 2                  # defaults: file {file}" in of_the_stream
+    printed = tmp_path / "printed.toml"
+    printed.write_text(text)
+    assert load(printed, environ=NOBODY) == config
+
+
+def test_the_schema_allows_what_is_allowed_and_no_more() -> None:
+    """Every range and every choice of the JSON Schema, asked of the settings themselves."""
+    told = schema()
+    tables = {"": told["properties"], "defaults.": told["properties"]["defaults"]["properties"]}
+    assert tables[""].keys() == NodeSettings.model_fields.keys() | {"defaults", "streams"}
+    assert tables["defaults."].keys() == StreamSettings.model_fields.keys() - {"stream_name", "stream_arn"}
+    of_one = told["properties"]["streams"]["additionalProperties"]["properties"]
+    assert of_one.keys() == StreamSettings.model_fields.keys()
+    asked = 0
+    for table, settings in tables.items():
+        for name, value in settings.items():
+            limits = next((part for part in (value, *value.get("anyOf", ())) if "minimum" in part), None)
+            for choice in value.get("enum", ()):
+                load(None, [f"{table}{name}={choice}", "streams.s.queue_limit=1"], NOBODY)
+            if limits is None:
+                continue
+            asked += 1
+            model = StreamSettings if table else NodeSettings
+            for number, holds in ((limits["minimum"], True), (limits["minimum"] - 1, False)):
+                assert holds == can_be(model, name, number), (name, number)
+            for number, holds in ((limits["maximum"], True), (limits["maximum"] + 1, False)):
+                assert holds == can_be(model, name, number), (name, number)
+    assert asked > 20
+
+
+def can_be(model: type[NodeSettings | StreamSettings], name: str, value: float) -> bool:
+    """Whether the value holds alone; what it contradicts is another matter."""
+    try:
+        model.model_validate({name: value})
+    except ValidationError as error:
+        return error.errors()[0]["type"] == "conflict"
+    return True

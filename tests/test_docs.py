@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from producerd.config import NodeSettings, StreamSettings
 from producerd.errors import Code
 from spark_client.options import OPTIONS
-from tests.option_table import PAGE, with_table
+from tests.generated import DOCS, TABLES, with_tables
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("docs/delivery.md", "docs/operations.md", "docs/spark.md", "docs/testing.md")
+DOCUMENTS = ("docs/configuration.md", "docs/delivery.md", "docs/operations.md", "docs/spark.md", "docs/testing.md")
 NOT_FOR_CALLERS = {Code.CANCELLED, Code.TOO_LARGE}
 """Codes that the client takes for itself."""
 
@@ -48,15 +49,22 @@ def test_each_promise_of_delivery_names_its_test() -> None:
     assert not without
 
 
-def test_the_options_of_the_page_are_those_of_the_writer() -> None:
-    """Mended by running tests/option_table.py."""
-    page = PAGE.read_text()
-    assert page == with_table(page)
-    assert all(f"| `{option.name}` | " in page for option in OPTIONS)
+@pytest.mark.parametrize("name", sorted({page for page, _ in TABLES}))
+def test_tables_that_come_from_the_code_are_those_of_the_code(name: str) -> None:
+    """Mended by ``python -m tests.generated``."""
+    page = (DOCS / name).read_text()
+    assert page == with_tables(name, page)
+
+
+def test_every_option_and_every_setting_is_in_a_table() -> None:
+    spark, configuration = (DOCS / "spark.md").read_text(), (DOCS / "configuration.md").read_text()
+    assert all(f"| `{option.name}` | " in spark for option in OPTIONS)
+    names = [*NodeSettings.model_fields, *StreamSettings.model_fields]
+    assert all(f"| `{name}` | " in configuration for name in names)
 
 
 def test_the_page_for_spark_tells_what_to_do_about_each_code() -> None:
-    rows = re.findall(r"^\| ([A-Z_, ]+) \| .+ \| .+ \|$", PAGE.read_text(), flags=re.MULTILINE)
+    rows = re.findall(r"^\| ([A-Z_, ]+) \| .+ \| .+ \|$", (DOCS / "spark.md").read_text(), flags=re.MULTILINE)
     told = {code for row in rows for code in row.split(", ")}
     codes = {value for name, value in vars(Code).items() if name.isupper()}
     assert told == codes - NOT_FOR_CALLERS

@@ -247,11 +247,16 @@ _KEYS_OF_FIT: Final = ("aggregate_max_bytes", "request_max_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All settings.  ``streams`` has what the named streams use, already laid over ``defaults``."""
+    """All settings.  ``streams`` has what the named streams use, already laid over ``defaults``.
+
+    ``origins`` says where a value came from, by its key in a file (``socket``, ``defaults.queue_limit``,
+    ``streams."a".region``); what is not in it is a default.
+    """
 
     node: NodeSettings = field(default_factory=NodeSettings)
     defaults: StreamSettings = field(default_factory=StreamSettings)
     streams: Mapping[str, StreamSettings] = field(default_factory=lambda: MappingProxyType({}))
+    origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
     def stream(self, name: str) -> StreamSettings:
         return self.streams.get(name, self.defaults)

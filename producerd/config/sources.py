@@ -45,6 +45,11 @@ class _Given:
     def __str__(self) -> str:
         return f"{self.key} = {shown(self.value)} ({self.origin})"
 
+    @property
+    def source(self) -> str:
+        """Where to change it."""
+        return f"{self.origin} {self.key}" if self.origin == "environment" else self.origin
+
 
 @dataclass(slots=True)
 class _Sheet:
@@ -207,7 +212,19 @@ def _validated(sheet: _Sheet, environ: Mapping[str, str]) -> Config:
         sheet.problems.extend(_misfits(node, sheet))
     if sheet.problems or node is None or defaults is None:
         raise ConfigurationError(tuple(dict.fromkeys(sheet.problems)))  # a bad default shows in each stream
-    return Config(node, defaults, MappingProxyType({k: v for k, v in streams.items() if v is not None}))
+    named = MappingProxyType({name: settings for name, settings in streams.items() if settings is not None})
+    return Config(node, defaults, named, MappingProxyType(dict(_origins(sheet))))
+
+
+def _origins(sheet: _Sheet) -> Iterator[tuple[str, str]]:
+    for name, given in sheet.node.items():
+        yield name, given.source
+    for name, given in sheet.defaults.items():
+        yield f"defaults.{name}", given.source
+    for stream, own in sheet.streams.items():
+        for name, given in {**sheet.defaults, **own}.items():
+            inherited = "" if name in own else "defaults: "
+            yield f"streams.{json.dumps(stream)}.{name}", inherited + given.source
 
 
 def _build(

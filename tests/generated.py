@@ -1,0 +1,56 @@
+"""What the documents have from the code: tables between two marks.  ``python -m tests.generated`` writes them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from producerd.config import NodeSettings, StreamSettings
+from producerd.config.settings import OF_ONE_STREAM, Settings
+from producerd.config.text import allowed, assignment
+from spark_client.options import OPTIONS
+
+DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
+
+
+def options() -> str:
+    """One line an option of the writer: both names, the default, what it does."""
+    lines = [
+        f"| `{option.name}` | {f'`{option.camel}`' if option.read else '-'} | `{option.default!r}` | {option.meaning} |"
+        for option in OPTIONS
+    ]
+    return "\n".join(["| Python | data source | default | |", "|---|---|---|---|", *lines])
+
+
+def settings(model: type[Settings]) -> str:
+    """One line a setting: its default, what it does, what is allowed."""
+    lines = []
+    for name, info in model.model_fields.items():
+        default = "" if info.default_factory else f"`{assignment(name, info.default).partition(' = ')[2]}`"
+        own = " (in a stream's own table)" if name in OF_ONE_STREAM else ""
+        lines.append(f"| `{name}` | {default} | {info.description}{own} | {allowed(name, info)} |".replace("``", "`"))
+    return "\n".join(["| setting | default | what it does | allowed |", "|---|---|---|---|", *lines])
+
+
+TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
+    ("spark.md", "options"): options,
+    ("configuration.md", "node settings"): lambda: settings(NodeSettings),
+    ("configuration.md", "stream settings"): lambda: settings(StreamSettings),
+}
+"""By page and mark."""
+
+
+def with_tables(name: str, page: str) -> str:
+    """The page with its tables as they should be.  Raises ValueError where a mark is missing."""
+    for (of, mark), table in TABLES.items():
+        if of == name:
+            begin, end = f"<!-- {mark}: written by tests/generated.py -->\n", f"<!-- end of {mark} -->\n"
+            start, stop = page.index(begin) + len(begin), page.index(end)
+            page = f"{page[:start]}{table()}\n{page[stop:]}"
+    return page
+
+
+if __name__ == "__main__":
+    for path in {DOCS / name for name, _ in TABLES}:
+        path.write_text(with_tables(path.name, path.read_text()))
