@@ -102,13 +102,13 @@ def by_stream(batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[str | Non
     rows: Sequence[int] = range(first_row, first_row + batch.num_rows)
     if len(codes.dictionary) > 1:
         order = pc.sort_indices(codes.indices)  # stable
-        batch, codes = batch.take(order), codes.take(order)
+        batch, codes = _plain_views(batch).take(order), codes.take(order)
         rows = memoryview(pc.add(order, pa.scalar(first_row, order.type)).buffers()[1]).cast("B").cast("Q")
     ends = pc.value_counts(codes.indices).field("counts").to_pylist()
     start = 0
     for name, count in zip(codes.indices.unique().to_pylist(), ends):
         stream = codes.dictionary[name].as_py()
-        named = stream.decode() if isinstance(stream, bytes) else stream
+        named = stream.decode(errors="replace") if isinstance(stream, bytes) else stream
         yield named, Batch(batch.slice(start, count)), rows[start : start + count]
         start += count
 
@@ -187,6 +187,12 @@ class _Bitmap:
         bits = int.from_bytes(self._bits[first // 8 : (end + 7) // 8], "little") >> (first % 8)
         bits &= all_present
         return None if bits == all_present else bits.to_bytes((stop - start + 7) // 8, "little")
+
+
+def _plain_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows; Arrow cannot take from views."""
+    columns = [_plain(column) if str(column.type).endswith("_view") else column for column in batch.columns]
+    return type(batch).from_arrays(columns, names=batch.schema.names)
 
 
 def _text(array: pa.Array) -> pa.Array:

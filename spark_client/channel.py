@@ -7,6 +7,7 @@ socket buffers never wait for each other.  When the socket ends, what it still h
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -24,6 +25,8 @@ DEFAULT_SOCKET: Final = "/run/producerd/producerd.sock"
 MAX_SOCKET_PATH_BYTES: Final = 107
 """sockaddr_un holds 108, with the zero that ends it."""
 DIAL_AGAIN_SECONDS: Final = 0.1
+LEAST_SECONDS: Final = 0.1
+"""A daemon needs a moment to answer: with a shorter time-out none would ever be found, or never have room."""
 RECEIVE_BYTES: Final = 64 * 1024
 MAX_PARTS: Final = 1024
 """IOV_MAX of Linux: the most buffers that one sendmsg takes."""
@@ -54,7 +57,7 @@ def dial(hello: frames.Hello, paths: Sequence[str], timeout_seconds: float) -> t
 
     Raises ConnectionFailed: DAEMON_ABSENT, NOT_AUTHORIZED (at once), or what the daemon's CLOSE says.
     """
-    deadline = time.monotonic() + timeout_seconds
+    deadline = time.monotonic() + max(timeout_seconds, LEAST_SECONDS)
     while True:
         troubles: list[Exception] = []
         for path in paths:
@@ -94,6 +97,11 @@ class Channel:
 
     def close(self) -> None:
         self._socket.close()
+
+    def cut(self) -> None:
+        """From any thread: end the session, so that who waits in it is woken; closing it would wake nobody."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -6,7 +6,8 @@ taken on even if this process dies.
 
 Theory of operation: one thread owns the connection.  Callers of any thread hand it steps and wait for their end; while
 there is none it settles the acknowledgements that arrive.  So a caller that is interrupted, or whose time-out passes,
-never leaves a message half-sent.
+never leaves a message half-sent.  Callbacks of futures run in that thread: a call from there is refused, as it would
+wait for itself.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ from producerd.errors import (
 )
 from producerd.wire import frames
 from spark_client.batches import Rows
-from spark_client.channel import socket_paths
-from spark_client.connection import Connection
-from spark_client.options import is_seconds, refuse
+from spark_client.channel import LEAST_SECONDS, socket_paths
+from spark_client.connection import ANSWER_SECONDS, Connection
+from spark_client.options import MOST_SECONDS, is_seconds, refuse
 from spark_client.results import MAX_FAILURES_TOLD, as_line
 from spark_client.tally import Tally
 
 LOG: Final = logging.getLogger("producerd.client")
+CLOSED: Final = "the client was closed before the acknowledgement"
 
 
 class Record(NamedTuple):
@@ -63,7 +65,7 @@ class KinesisClient:
     ``socket``, ``connect_timeout_seconds`` and ``reconnect_timeout_seconds`` as for `KinesisBatchWriter`.
     ``on_disconnect``: what becomes of records that the daemon has taken on when this process is gone, "deliver" or
     "discard".  Safe to use from many threads: their calls take turns, so that one which waits for room holds up the
-    others.  Not to be used in a child process after a fork: make another one there.
+    others.  Not to be used in a child process after a fork (make another one there), nor in a future's callback.
     """
 
     def __init__(
@@ -80,7 +82,9 @@ class KinesisClient:
             "reconnect_timeout_seconds": reconnect_timeout_seconds,
         }
         wrong = {name: value for name, value in timeouts.items() if not is_seconds(value)}
-        problems = [f"{name}={value!r}: give a number of seconds, 0 or more" for name, value in wrong.items()]
+        problems = [
+            f"{name}={value!r}: give a number of seconds, 0 to {MOST_SECONDS:,}" for name, value in wrong.items()
+        ]
         if on_disconnect not in ("deliver", "discard"):
             problems.append(f"on_disconnect={on_disconnect!r}: give 'deliver' or 'discard'")
         if stream == "" or not isinstance(stream, (str, type(None))):
@@ -141,6 +145,8 @@ class KinesisClient:
         name = stream or self._stream
         if not name:
             raise ValueError("stream: name one, here or for the whole client")
+        if not isinstance(name, str):
+            raise TypeError(f"stream is {type(name).__name__}: give the Kinesis stream's name")
         rows = Rows([_encoded(place, record) for place, record in enumerate(records)])
         return self._owner.put(name, rows, timeout_seconds)
 
@@ -152,11 +158,18 @@ class KinesisClient:
         self._owner.flush(timeout_seconds)
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Flush, and end the session."""
+        """Flush, and end the session.  Calls of other threads that wait for room end with ConnectionFailed."""
+        self._owner.admit()
         try:
             self.flush(timeout_seconds)
         finally:
             self._owner.end()
+
+    def __reduce__(self) -> Any:
+        text = (
+            "a KinesisClient belongs to one process: make one where it is used, as in the function of foreachPartition"
+        )
+        raise TypeError(text)
 
     def __enter__(self) -> KinesisClient:
         return self
@@ -182,22 +195,26 @@ class _Put:
         self.future.set_running_or_notify_cancel()  # what was taken cannot be cancelled
 
 
+_Step = tuple["Future[Any]", Callable[[Connection], Any]]
+
+
 class _Owner:
     """Owns the connection, in a thread of its own; everybody else hands it steps."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
-        self._connection: Connection | None = _connected(connect)
+        self._connection: Connection | None = self._connected()
         self._pid = os.getpid()
         self._puts: list[_Put] = []  # that have not ended; the thread's
         self._lock = threading.Lock()  # of the next four
         self._failed_records = 0  # since the last flush
         self._failures: list[RowFailure] = []  # the first of them
-        self._steps: deque[tuple[Future[Any], Callable[[Connection], Any]]] = deque()
+        self._steps: deque[_Step] = deque()
         self._ends = False
         self._waker, self._woken = socket.socketpair()
         self._woken.setblocking(False)
-        threading.Thread(target=self._run, name="producerd client", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="producerd client", daemon=True)
+        self._thread.start()
 
     # ------------------------------------------------------------------------------------------ in any caller's thread
 
@@ -206,7 +223,8 @@ class _Owner:
 
         def step(connection: Connection) -> None:
             try:
-                connection.put_batch(stream, rows, left(), rows=range(rows.records), tally=put.tally)
+                named = range(rows.records)
+                connection.put_batch(stream, rows, left(), rows=named, tally=put.tally, together=True)
             except ProducerdError as error:
                 error.taken = put.tally.taken
                 raise
@@ -221,15 +239,18 @@ class _Owner:
         return put.future
 
     def flush(self, timeout_seconds: float | None) -> None:
+        self.admit()
         left, puts = _clock(timeout_seconds), list(self._puts)
         if puts:
-            with contextlib.suppress(ConnectionFailed, StillRuns):  # the futures tell
-                self._do(Connection.hasten, left)
-            wait([put.future for put in puts], left())
+            hastening = self._submit(Connection.hasten)  # whether it could be, the futures tell
+            try:
+                wait([put.future for put in puts], left())
+            finally:
+                self._withdraw(hastening)
         open_puts = [put for put in puts if not put.future.done()]
         if open_puts:
-            stream, records = open_puts[0].stream, sum(put.tally.taken - put.tally.records for put in open_puts)
-            reason = self._do(lambda connection: connection.reason(stream), _clock(None))
+            records = sum(put.tally.taken - put.tally.records for put in open_puts)
+            reason = self._reason(open_puts[0].stream)
             text = f"{records} records are not acknowledged after {timeout_seconds} s: {reason}"
             raise as_line(FlushTimeout(text))
         with self._lock:
@@ -238,28 +259,66 @@ class _Owner:
         if failures:
             raise _records_failed(f"{count} records failed since the last flush", failures)
 
+    def _reason(self, stream: str) -> str:
+        try:
+            reason: str = self._do(lambda connection: connection.reason(stream), _clock(ANSWER_SECONDS))
+        except StillRuns:
+            reason = "another call of this client waits for room, or for a daemon"
+        return reason
+
     def end(self) -> None:
         """End the session; what is not acknowledged is the daemon's to deliver or to discard."""
+        if os.getpid() != self._pid:
+            return  # the session is the parent's
         with self._lock:
             self._ends = True
+        connection = self._connection
+        if connection is not None:
+            connection.abandon()  # else the thread may wait for room there
         self._wake()
+
+    def admit(self) -> None:
+        """Raise where no call may be made."""
+        if os.getpid() != self._pid:
+            raise as_line(ProducerdError("this client is of another process: after a fork, make one in the child"))
+        if threading.current_thread() is self._thread:
+            text = (
+                "called in a future's callback, which runs in the client's own thread and would wait for itself: hand "
+                "the call to another thread"
+            )
+            raise as_line(ProducerdError(text))
 
     def _do(self, step: Callable[[Connection], Any], left: Callable[[], float | None]) -> Any:
         """The step's result.  Raises StillRuns if it could not begin in time: then it never does."""
-        if os.getpid() != self._pid:
-            raise as_line(ProducerdError("this client is of another process: after a fork, make one in the child"))
-        done: Future[Any] = Future()
+        submitted = self._submit(step)
+        done, seconds = submitted[0], left()
+        try:
+            return done.result(seconds if seconds is None else max(seconds, LEAST_SECONDS))
+        except StillRuns:
+            if self._withdraw(submitted):
+                raise
+            return done.result()  # its own time-out is over, too
+        except BaseException:  # its own, or the caller is interrupted
+            self._withdraw(submitted)
+            raise
+
+    def _submit(self, step: Callable[[Connection], Any]) -> _Step:
+        self.admit()
+        submitted: _Step = (Future(), step)
         with self._lock:
             if self._ends:
                 raise as_line(ProducerdError("this client is closed"))
-            self._steps.append((done, step))
+            self._steps.append(submitted)
         self._wake()
-        try:
-            return done.result(left())
-        except StillRuns:
-            if done.cancel():
-                raise
-            return done.result()  # its own time-out is over, too
+        return submitted
+
+    def _withdraw(self, submitted: _Step) -> bool:
+        """Whether it had not begun; nothing of it is kept."""
+        with self._lock:
+            waits = submitted in self._steps
+            if waits:
+                self._steps.remove(submitted)
+        return waits
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # enough wakings wait already, or the thread has ended
@@ -270,19 +329,18 @@ class _Owner:
     def _run(self) -> None:
         while not self._ends:
             self._wait()
-            done, step = self._steps.popleft() if self._steps else (None, Connection.settle_arrived)
-            if done is None or done.set_running_or_notify_cancel():
-                self._take(done, step)
-        self._give_up(ConnectionFailed("the client was closed before the acknowledgement", code=Code.DAEMON_LOST))
+            with self._lock:
+                done, step = self._steps.popleft() if self._steps else (None, Connection.settle_arrived)
+            self._take(done, step)
+        self._give_up(ConnectionFailed(CLOSED, code=Code.DAEMON_LOST))
         for done, _ in self._steps:
-            if done.set_running_or_notify_cancel():
-                done.set_exception(as_line(ProducerdError("this client is closed")))
+            done.set_exception(as_line(ProducerdError("this client is closed")))
         self._woken.close()
         self._waker.close()
 
     def _wait(self) -> None:
         """Until there is a step, or something arrives."""
-        if self._steps:
+        if self._steps or (self._connection is not None and self._connection.is_behind):
             return
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
@@ -297,20 +355,31 @@ class _Owner:
             if self._connection is None:
                 if done is None:
                     return  # nobody needs one
-                self._connection = self._connect()
+                self._connection = self._connected()
             result = step(self._connection)
         except Exception as error:  # whatever it is, it is the caller's
+            if self._ends and isinstance(error, ConnectionFailed):
+                error.args = (CLOSED,)
+            if not isinstance(error, (BackpressureTimeout, Refused)):
+                if not self._ends:
+                    LOG.warning("the session has ended: %s", error)
+                self._give_up(error)
             if isinstance(error, ProducerdError):
                 as_line(error)
-            if not isinstance(error, (BackpressureTimeout, Refused)):
-                LOG.warning("the session has ended: %s", error)
-                self._give_up(error)
             if done is not None:
                 done.set_exception(error)
         else:
             if done is not None:
                 done.set_result(result)
         self._settle()
+
+    def _connected(self) -> Connection:
+        try:
+            connection = self._connect()
+        except ProducerdError as error:
+            raise as_line(error) from None
+        connection.acknowledged = self._settle  # also while a call waits for room
+        return connection
 
     def _settle(self) -> None:
         """Tell the callers whose records have all ended."""
@@ -323,7 +392,7 @@ class _Owner:
                 count = sum(failure.records for failure in failures)
                 self._fail(put, _records_failed(f"{count} {where} failed, named by place", failures), failures)
             else:
-                put.future.set_result(None)
+                _end(put.future, None)
 
     def _give_up(self, error: Exception) -> None:
         """Let the connection go, and all that waits for its acknowledgements."""
@@ -341,7 +410,17 @@ class _Owner:
         with self._lock:
             self._failed_records += sum(failure.records for failure in failures)
             self._failures += [f._replace(rows=()) for f in failures[: MAX_FAILURES_TOLD - len(self._failures)]]
-        put.future.set_exception(error)
+        _end(put.future, error)
+
+
+def _end(future: Future[None], error: ProducerdError | None) -> None:
+    try:
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+    except BaseException:  # of a callback, and the thread is everybody's; Future itself logs an Exception
+        LOG.exception("a callback of a future ended by")
 
 
 def _records_failed(text: str, failures: Sequence[RowFailure]) -> RecordsFailed:
@@ -353,21 +432,14 @@ def _records_failed(text: str, failures: Sequence[RowFailure]) -> RecordsFailed:
     return as_line(RecordsFailed(f"{text}: {told}", failures))
 
 
-def _connected(connect: Callable[[], Connection]) -> Connection:
-    try:
-        return connect()
-    except ProducerdError as error:
-        raise as_line(error) from None
-
-
 def _clock(timeout_seconds: float | None) -> Callable[[], float | None]:
     """How much of a time-out is left; None for ever."""
-    ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    ends = None if timeout_seconds is None else time.monotonic() + min(timeout_seconds, MOST_SECONDS)
     return lambda: None if ends is None else max(0.0, ends - time.monotonic())
 
 
 def _encoded(place: int, record: Any) -> tuple[bytes, bytes | None, bytes | None]:
-    """A record's bytes.  Raises TypeError naming its place, never what it holds."""
+    """A record's bytes.  Raises TypeError or ValueError naming its place, never what it holds."""
     if not isinstance(record, tuple) or not 1 <= len(record) <= len(Record._fields):
         raise TypeError(f"record {place}: give a Record or a tuple (data, partition_key, explicit_hash_key)")
     given: tuple[Any, Any, Any] = Record(*record)
@@ -378,8 +450,11 @@ def _encoded(place: int, record: Any) -> tuple[bytes, bytes | None, bytes | None
         raise TypeError(f"record {place}: partition_key is {type(key).__name__}: give text or None")
     if not isinstance(hash_key, (int, str, type(None))) or isinstance(hash_key, bool):
         raise TypeError(f"record {place}: explicit_hash_key is {type(hash_key).__name__}: give a number or None")
-    return (
-        data.encode() if isinstance(data, str) else bytes(data),
-        key.encode() if key else None,
-        None if hash_key is None else str(hash_key).encode(),
-    )
+    try:
+        return (
+            data.encode() if isinstance(data, str) else bytes(data),
+            key.encode() if key else None,
+            None if hash_key is None else str(hash_key).encode(),
+        )
+    except ValueError:  # lone surrogates; a number of thousands of digits
+        raise ValueError(f"record {place}: its text cannot be written as UTF-8, or its number not at all") from None

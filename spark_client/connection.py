@@ -33,12 +33,14 @@ from producerd.wire import frames
 from producerd.wire.columns import FLAG_RESENT, Buffer, Columns, Layout
 from producerd.wire.frames import MessageType
 from producerd.wire.machine import frame_id_of
-from spark_client.channel import Late, Lost, closed, dial
+from spark_client.channel import LEAST_SECONDS, Late, Lost, closed, dial
 from spark_client.tally import Tally
 
 LOG: Final = logging.getLogger("producerd.client")
 ANSWER_SECONDS: Final = 2.0
 """How long a caller whose time-out has ended waits for the daemon's reason.  It answers at once, or it hangs."""
+SILENT_SECONDS: Final = 360.0
+"""A daemon says every 5 minutes why there is no room, but never why acknowledgements take so long."""
 MOST_IN_VAIN: Final = 5
 """Sessions in a row that ended before anything was acknowledged: then it is what is sent that ends them."""
 
@@ -67,12 +69,16 @@ class _Stream:
 
 @dataclass
 class _Sent:
-    """A frame, kept until it is acknowledged; ``rows``: their numbers; ``tally``: where their end is counted."""
+    """A frame, kept until it is acknowledged; ``rows``: their numbers; ``tally``: where their end is counted.
+
+    ``first``: what of the session was put before it, which says where it belongs among what is sent again.
+    """
 
     stream: _Stream
     columns: Columns
     rows: Sequence[int]
     tally: Tally
+    first: int
     granted: bool = False
 
 
@@ -80,10 +86,10 @@ class Connection:
     """Connects and says HELLO; raises ConnectionFailed where that cannot be done within ``connect_timeout_seconds``.
 
     Where the daemon is lost or stops, it, or the one after it, is waited for, for ``reconnect_timeout_seconds``; then
-    what was not acknowledged, or came back, is sent again.  With 0 that is an error.
+    what was not acknowledged, or came back, is sent again, in its order.  With 0 that is an error.
 
     ``tally`` says how the rows put so far ended (but those put with a tally of their own), ``draining`` what the daemon
-    said when it began to stop.
+    said when it began to stop; ``acknowledged`` is called behind each acknowledgement.
     """
 
     def __init__(
@@ -96,14 +102,17 @@ class Connection:
     ) -> None:
         self.tally = Tally()
         self.draining: frames.Draining | None = None
+        self.acknowledged: Callable[[], object] = lambda: None
         self._hello = hello
         self._paths = paths
         self._reconnect_timeout_seconds = reconnect_timeout_seconds
         self._channel, self._welcome = dial(hello, paths, connect_timeout_seconds)
         self._streams: dict[str, _Stream] = {}
+        self._opening: dict[str, int] = {}  # the numbers of those whose OPEN this daemon has not answered
+        self._last_number = 0
         self._unacked: dict[int, _Sent] = {}
         self._unacked_bytes = 0
-        self._to_open: list[_Stream] = []  # that this daemon does not know yet
+        self._to_open: list[str] = []  # that this daemon does not know yet
         self._again: list[_Sent] = []  # given back, or of a lost daemon: to be sent once more
         self._returned = 0  # records given back, where nobody sends them again
         self._in_vain = 0  # sessions in a row that acknowledged nothing
@@ -120,27 +129,32 @@ class Connection:
         """End the session; what is not acknowledged is the daemon's to discard or to deliver, as HELLO said."""
         self._channel.close()
 
+    def abandon(self) -> None:
+        """From any thread: end the session.  What waits in it raises ConnectionFailed and looks for no other daemon."""
+        self._reconnect_timeout_seconds = 0.0
+        self._channel.cut()
+
     def open(self, stream: str, timeout_seconds: float | None = None) -> None:
         """Name a stream to the daemon, once.  Raises Refused: STREAM_LIMIT, NOT_AUTHORIZED, ..."""
         if stream not in self._streams:
-            self._lasting(lambda: self._open(stream, timeout_seconds))
+            self._lasting(lambda deadline: self._open(stream, timeout_seconds, deadline), timeout_seconds)
 
-    def _open(self, stream: str, timeout_seconds: float | None) -> None:
-        number = len(self._streams) + 1
-        self._tell(frames.Open(number, stream))
+    def _open(self, stream: str, timeout_seconds: float | None, deadline: float | None) -> None:
+        """Have it opened, for the first time or by another daemon.  What a hurried caller asked is not asked again."""
+        if stream not in self._opening:
+            self._last_number += 1
+            self._tell(frames.Open(self._last_number, stream))
+            self._opening[stream] = self._last_number
+        number = self._opening[stream]
         try:
-            answer = self._answer(frames.Opened, 0, _deadline(timeout_seconds))
+            while stream in self._opening:
+                answer = self._read(deadline)
+                self._settle(answer)
+                if isinstance(answer, frames.Refused) and (answer.frame_id, answer.stream_id) == (0, number):
+                    raise self._refusal(answer)
         except Late:
             text = f"stream {stream} was not opened within {timeout_seconds} s: the daemon does not answer"
             raise BackpressureTimeout(text) from None
-        if isinstance(answer, frames.Refused):
-            raise self._refusal(answer)
-        self._streams[stream] = _Stream(
-            stream,
-            number,
-            min(answer.max_frame_bytes, self._welcome.max_frame_bytes),
-            min(answer.max_frame_records, self._welcome.max_frame_records),
-        )
 
     def largest_frame(self, stream: str) -> tuple[int, int]:
         """The most (charge, records) that a frame for an open stream may have now; one larger record may go alone."""
@@ -154,15 +168,24 @@ class Connection:
         *,
         rows: Sequence[int] | None = None,
         tally: Tally | None = None,
+        together: bool = False,
     ) -> None:
-        """Put a batch frame by frame, each as large as it may be; cut again where the daemon wants smaller ones."""
+        """Put a batch frame by frame, each as large as it may be; cut again where the daemon wants smaller ones.
+
+        The time-out is that of each frame, or of all of them ``together``.
+        """
+        ends = _deadline(timeout_seconds) if together else None
+
+        def left() -> float | None:
+            return timeout_seconds if ends is None else max(0.0, ends - time.monotonic())
+
         self.open(stream, timeout_seconds)
         start = 0
         while start < batch.records:
             stop = batch.cut(start, *self.largest_frame(stream))
             named = None if rows is None else rows[start:stop]
             try:
-                self.put(stream, batch.columns(start, stop), timeout_seconds, rows=named, tally=tally)
+                self.put(stream, batch.columns(start, stop), left(), rows=named, tally=tally)
             except Refused as refused:
                 if refused.code != Code.TOO_LARGE or stop - start == 1:
                     raise
@@ -188,16 +211,16 @@ class Connection:
         """
         self.open(stream, timeout_seconds)
         numbers = range(self._next_row, self._next_row + columns.layout.records) if rows is None else rows
-        sent = _Sent(self._streams[stream], columns, numbers, self.tally if tally is None else tally)
-        self._lasting(lambda: self._put(sent, timeout_seconds))
+        sent = _Sent(self._streams[stream], columns, numbers, self.tally if tally is None else tally, self._next_row)
+        self._lasting(lambda deadline: self._put(sent, timeout_seconds, deadline), timeout_seconds)
 
-    def _put(self, sent: _Sent, timeout_seconds: float | None) -> None:
+    def _put(self, sent: _Sent, timeout_seconds: float | None, deadline: float | None) -> None:
         if sent.granted:
             return  # before the daemon was lost; it is sent again like every other
         layout = sent.columns.layout
         began = time.monotonic()
         try:
-            frame_id = self._reserve(sent, layout, timeout_seconds)
+            frame_id = self._reserve(sent, layout, timeout_seconds, deadline)
         finally:
             self.tally.seconds_blocked += time.monotonic() - began
         sent.granted = True
@@ -217,36 +240,52 @@ class Connection:
         """The socket's, for select and poll: when it is readable, `settle_arrived`."""
         return self._channel.fileno()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether this daemon has yet to hear of streams and rows that the last one had: `settle_arrived`."""
+        return bool(self._to_open or self._again)
+
     def settle_arrived(self) -> None:
-        """Settle what has arrived, without waiting."""
-        self._lasting(self._settle_arrived)
+        """Settle what has arrived, without waiting; but where the daemon is lost, find the next one and catch up."""
+        self._lasting(lambda _: self._settle_arrived())
 
     def _settle_arrived(self) -> None:
+        if not self._unacked:
+            self._in_vain = 0  # nothing was sent: should this session end now, it is not by that
         with contextlib.suppress(Late):
             while True:
                 self._settle(self._read(time.monotonic()))
 
     def hasten(self) -> None:
         """Have every frame sent without lingering."""
-        self._lasting(self._hasten)
+        self._lasting(lambda _: self._hasten())
 
     def _hasten(self) -> None:
         if self._unacked:
             self._tell(frames.Flush())
 
     def reason(self, stream: str) -> str:
-        """The daemon's word on why rows of an open stream wait."""
-        return self._reason(self._streams[stream])
+        """The daemon's word on why rows of an open stream wait, or why it has none."""
+        if stream not in self._streams or self._to_open:
+            return "there is no daemon that knows of them"
+        try:
+            return self._reason(self._streams[stream])
+        except ConnectionFailed as ended:
+            if ended.code != Code.DAEMON_LOST:
+                raise
+            return str(ended)  # the next step finds it lost, too, and looks for another one
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Have every frame sent without lingering and wait until all are acknowledged; the tally says how they ended.
 
         Raises FlushTimeout with the daemon's reason, and ConnectionFailed(DRAINING) if rows came back.
         """
-        self._lasting(lambda: self._flush(timeout_seconds))
+        try:
+            self._lasting(lambda deadline: self._flush(timeout_seconds, deadline), timeout_seconds)
+        except BackpressureTimeout as full:  # by what is sent again
+            raise FlushTimeout(f"{self._owed()} after {timeout_seconds} s: {full}") from None
 
-    def _flush(self, timeout_seconds: float | None) -> None:
-        deadline = _deadline(timeout_seconds)
+    def _flush(self, timeout_seconds: float | None, deadline: float | None) -> None:
         self._hasten()
         try:
             while self._unacked:
@@ -260,25 +299,30 @@ class Connection:
 
     # --------------------------------------------------------------------------------------- the session after this one
 
-    def _lasting(self, step: Callable[[], None]) -> None:
-        """Do it, with the daemon that is there or with the one that comes after it."""
+    def _lasting(self, step: Callable[[float | None], None], timeout_seconds: float | None = None) -> None:
+        """Do it, with the daemon that is there or with the one that comes after it; each has the whole time-out."""
         while True:
+            deadline = _deadline(timeout_seconds)
             try:
-                self._catch_up()
-                step()
+                self._catch_up(timeout_seconds, deadline)
+                step(deadline)
                 return
             except ConnectionFailed as ended:
                 if ended.code not in (Code.DAEMON_LOST, Code.DRAINING) or not self._reconnect_timeout_seconds:
                     raise
                 self._find_next(ended)
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, timeout_seconds: float | None, deadline: float | None) -> None:
         """Tell a new daemon of the streams, and send again what the last one did not acknowledge."""
-        while self._to_open:
-            self._reopen(self._to_open[0])
-            del self._to_open[0]
-        while self._again:
-            self._send_again(self._again[0])
+        try:
+            while self._to_open:
+                self._open(self._to_open[0], timeout_seconds, deadline)
+                del self._to_open[0]
+            while self._again:
+                self._send_again(self._again[0], timeout_seconds, deadline)
+        except Refused as refused:  # of what was taken before: not the answer to what is asked for now
+            stream = self._to_open[0] if self._to_open else self._again[0].stream.name
+            raise ConnectionFailed(f"stream {stream}: {refused}; {self._owed()}", code=refused.code) from None
 
     def _find_next(self, ended: ConnectionFailed) -> None:
         """Hear what the last daemon has to say, and find the next one."""
@@ -288,7 +332,7 @@ class Connection:
         for sent in lost:
             sent.tally.possible_duplicates += len(sent.rows)
         self._again += lost
-        self._again.sort(key=lambda sent: sent.rows[0])
+        self._again.sort(key=lambda sent: sent.first)
         self._unacked.clear()
         self._unacked_bytes = 0
         self._channel.close()
@@ -300,9 +344,13 @@ class Connection:
             self._channel, self._welcome = dial(self._hello, self._paths, self._reconnect_timeout_seconds)
         except ConnectionFailed as absent:
             raise ConnectionFailed(f"{ended}; {absent}", code=absent.code) from None
+        if not self._reconnect_timeout_seconds:  # abandoned meanwhile
+            self._channel.close()
+            raise ended
         self.draining = None
         self._last_frame_id = 0
-        self._to_open = list(self._streams.values())
+        self._opening.clear()
+        self._to_open = list(self._streams)
 
     def _hear_out(self) -> None:
         """A daemon that stops acknowledges what it can, and gives the rest back."""
@@ -311,27 +359,16 @@ class Connection:
             while self._unacked:
                 self._settle(self._channel.read(deadline))
 
-    def _reopen(self, stream: _Stream) -> None:
-        self._tell(frames.Open(stream.number, stream.name))
-        answer = self._answer(frames.Opened, 0, None)
-        if isinstance(answer, frames.Refused):
-            raise self._refusal(answer)
-        stream.max_frame_bytes = min(answer.max_frame_bytes, self._welcome.max_frame_bytes)
-        stream.max_frame_records = min(answer.max_frame_records, self._welcome.max_frame_records)
-
-    def _send_again(self, sent: _Sent) -> None:
+    def _send_again(self, sent: _Sent, timeout_seconds: float | None, deadline: float | None) -> None:
         """The first of those to be sent again; in two halves where it is larger than a frame may be now."""
         layout = dataclasses.replace(sent.columns.layout, flags=sent.columns.layout.flags | FLAG_RESENT)
         try:
-            frame_id = self._reserve(sent, layout, None)
+            frame_id = self._reserve(sent, layout, timeout_seconds, deadline)
         except Refused as refused:
             if refused.code != Code.TOO_LARGE or layout.records == 1:
                 raise
             places, middle = range(layout.records), layout.records // 2
-            self._again[:1] = [
-                dataclasses.replace(sent, columns=sent.columns.take(part), rows=[sent.rows[place] for place in part])
-                for part in (places[:middle], places[middle:])
-            ]
+            self._again[:1] = [_part(sent, part) for part in (places[:middle], places[middle:])]
             return
         del self._again[0]
         sent.tally.resent += layout.records
@@ -340,10 +377,9 @@ class Connection:
 
     # -------------------------------------------------------------------------------------------- room for one frame
 
-    def _reserve(self, sent: _Sent, layout: Layout, timeout_seconds: float | None) -> int:
+    def _reserve(self, sent: _Sent, layout: Layout, timeout_seconds: float | None, deadline: float | None) -> int:
         """The id of the frame when it is granted; 0 when its only record can never be taken."""
         stream = sent.stream
-        deadline = _deadline(timeout_seconds)
         if self._returned or self.draining:
             raise self._drained()
         try:
@@ -413,7 +449,7 @@ class Connection:
             self._settle(message)
 
     def _settle(self, message: frames.Message) -> None:
-        """Take note of a message that nobody waits for.  A late GRANT, REFUSED or OPENED is void."""
+        """Take note of a message, whoever waits for it.  A late GRANT or REFUSED of a frame is void."""
         if isinstance(message, frames.Ack):
             sent = self._unacked.pop(message.frame_id)
             layout = sent.columns.layout
@@ -426,9 +462,14 @@ class Connection:
             back = sent.tally.settle(message, sent.rows, sent.stream.name, sends_again=sends_again)
             self._returned += 0 if sends_again else message.returned
             if back:
-                columns, rows = sent.columns.take(back), [sent.rows[place] for place in back]
-                sent.tally.payload_bytes -= _payload_bytes(columns.layout)
-                self._again.append(dataclasses.replace(sent, columns=columns, rows=rows))
+                part = _part(sent, back)
+                sent.tally.payload_bytes -= _payload_bytes(part.columns.layout)
+                self._again.append(part)
+            self.acknowledged()
+        elif isinstance(message, frames.Opened):
+            self._opened(message)
+        elif isinstance(message, frames.Refused) and not message.frame_id:
+            self._opening = {name: at for name, at in self._opening.items() if at != message.stream_id}
         elif isinstance(message, frames.Blocked):
             stream = next((s.name for s in self._streams.values() if s.number == message.stream_id), "?")
             LOG.warning("stream %s: blocked for %.0f s: %s", stream, message.seconds, _describe(message))
@@ -436,6 +477,13 @@ class Connection:
             self.draining = message
         elif isinstance(message, frames.Close):
             raise closed(message, f"; {self._owed()}")
+
+    def _opened(self, opened: frames.Opened) -> None:
+        for name in [name for name, number in self._opening.items() if number == opened.stream_id]:
+            stream = self._streams.setdefault(name, _Stream(name, 0, 0, 0))
+            stream.number = self._opening.pop(name)
+            stream.max_frame_bytes = min(opened.max_frame_bytes, self._welcome.max_frame_bytes)
+            stream.max_frame_records = min(opened.max_frame_records, self._welcome.max_frame_records)
 
     def _refusal(self, refused: frames.Refused) -> Refused | ConnectionFailed:
         if refused.code == Code.DRAINING:
@@ -453,8 +501,8 @@ class Connection:
         return ConnectionFailed(text, code=Code.DRAINING)
 
     def _owed(self) -> str:
-        records = sum(len(sent.rows) for sent in self._unacked.values())
-        return f"{len(self._unacked)} frames with {records} records are not acknowledged"
+        owed = [*self._unacked.values(), *self._again]
+        return f"{len(owed)} frames with {sum(len(sent.rows) for sent in owed)} records are not acknowledged"
 
     # ------------------------------------------------------------------------------------- messages, or a lost daemon
 
@@ -475,19 +523,32 @@ class Connection:
             self._settle(self._read(None))
 
     def _read(self, deadline: float | None) -> frames.Message:
-        try:
-            return self._channel.read(deadline)
-        except Lost:
-            text = f"the daemon on host {socket.gethostname()} is gone: {self._owed()}"
-            raise ConnectionFailed(text, code=Code.DAEMON_LOST) from None
+        while True:
+            soon = time.monotonic() + SILENT_SECONDS
+            try:
+                return self._channel.read(soon if deadline is None else min(soon, deadline))
+            except Late:
+                if deadline is not None and deadline <= soon:
+                    raise
+                text = "the daemon on host %s has said nothing for %g s, and is waited for: %s"
+                LOG.warning(text, socket.gethostname(), SILENT_SECONDS, self._owed())
+            except Lost:
+                text = f"the daemon on host {socket.gethostname()} is gone: {self._owed()}"
+                raise ConnectionFailed(text, code=Code.DAEMON_LOST) from None
 
 
 def _payload_bytes(layout: Layout) -> int:
     return layout.key_bytes + layout.data_bytes + layout.hash_key_bytes
 
 
+def _part(sent: _Sent, places: Sequence[int]) -> _Sent:
+    """Some rows of a frame, as one to be sent again."""
+    rows = [sent.rows[place] for place in places]
+    return dataclasses.replace(sent, columns=sent.columns.take(places), rows=rows, first=sent.first + places[0])
+
+
 def _deadline(timeout_seconds: float | None) -> float | None:
-    return None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    return None if timeout_seconds is None else time.monotonic() + max(timeout_seconds, LEAST_SECONDS)
 
 
 def _shrink(stream: _Stream, layout: Layout, refused: frames.Refused) -> None:
@@ -499,7 +560,7 @@ def _shrink(stream: _Stream, layout: Layout, refused: frames.Refused) -> None:
 
 
 def _no_room(stream: _Stream, timeout_seconds: float | None, reason: str) -> BackpressureTimeout:
-    return BackpressureTimeout(f"no room for stream {stream.name} within {timeout_seconds} s: {reason}")
+    return BackpressureTimeout(f"no room for stream {stream.name} within {timeout_seconds or 0:.4g} s: {reason}")
 
 
 def _describe(blocked: frames.Blocked) -> str:

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from producerd.errors import Code
+from producerd.errors import BadColumn, Code
 from spark_client.batches import DATA, HASH_KEY, KEY, STREAM
 from spark_client.options import Options, from_text, refuse
 from spark_client.results import PartitionResult, marked, merge
@@ -90,11 +90,13 @@ class _Sink(NamedTuple):
             name = found(str(given), names)
             if name is None:
                 raise bad_column(OPTION[column], str(given), names, "no such column")
+            if names.count(name) > 1 or (name != given and sum(other.lower() == name.lower() for other in names) > 1):
+                raise _odd(column, name, "several columns have this name")
             kind = schema[name].dataType
             if column == DATA and kind.typeName() not in PAYLOAD_TYPES:
                 raise bad_data(name, kind.simpleString())
             if kind.typeName() not in KEY_TYPES and getattr(kind, "scale", None) != 0:
-                raise bad_column(OPTION[column], name, names, f"is of type {kind.simpleString()}: cast it to string;")
+                raise _odd(column, name, f"is of type {kind.simpleString()}: cast it to string")
             places[column] = names.index(name)
             if kind.typeName() == "binary":
                 binary.add(column)
@@ -128,6 +130,10 @@ class _Sink(NamedTuple):
         results = map(PartitionResult.from_line, lines)
         options = self.options
         LOG.info("%s", merge(batch_id, options.stream, results, skip_bad_records=options.skips_bad_records))
+
+
+def _odd(column: str, name: str, why: str) -> BadColumn:
+    return BadColumn(marked(Code.BAD_COLUMN, f"{OPTION[column]}={name!r}: {why}"))
 
 
 class _BatchWriter(datasource.DataSourceArrowWriter):

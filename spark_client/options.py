@@ -35,6 +35,8 @@ ELSEWHERE: Final = {
     ),
 }
 """What users of other connectors look for here, and where it is."""
+MOST_SECONDS: Final = 1_000_000
+"""poll() takes no more than 24 days."""
 SECONDS_OF: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 """Spark's units of time (JavaUtils.timeStringAs)."""
 
@@ -134,7 +136,7 @@ def _is_name(value: Any) -> bool:
 def is_seconds(value: Any) -> bool:
     """Whether it can be a time-out."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value >= 0
+    return number and math.isfinite(value) and 0 <= value <= MOST_SECONDS
 
 
 def _one_of(*choices: str) -> tuple[str, Callable[[Any], bool]]:
@@ -154,7 +156,7 @@ def _is_column(value: Any) -> bool:
 
 
 _COLUMN: Final = "give a column's name, an SQL expression or a Column"
-_SECONDS: Final = "give a number of seconds, 0 or more"
+_SECONDS: Final = f"give a number of seconds, 0 to {MOST_SECONDS:,}"
 _SECONDS_OR_NONE: Final = f"{_SECONDS}, or None to wait for ever"
 
 OPTIONS: Final[Sequence[Option]] = (

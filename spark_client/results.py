@@ -30,6 +30,8 @@ SKIPPED_CODES: Final = frozenset((Code.RECORD_INVALID, Code.RECORD_TOO_LARGE))
 MAX_LINE_CHARACTERS: Final = 2000
 MAX_FAILURES_TOLD: Final = 5
 MARKER: Final = re.compile(r"PRODUCERD\[([^\]\s]+)\]: [^\n]*")
+RAISED: Final = re.compile(rf"(?<=ProducerdError: ){MARKER.pattern}")
+"""As Python names what a task raised.  The mark alone may stand in a row that another error quotes."""
 ERRORS: Final[Mapping[str, type[ProducerdError]]] = {
     Code.BACKPRESSURE_TIMEOUT: BackpressureTimeout,
     Code.FLUSH_TIMEOUT: FlushTimeout,
@@ -211,5 +213,5 @@ def as_line(error: Error) -> Error:
 
 def error_in(text: str) -> ProducerdError | None:
     """The error of the task whose line is in this text."""
-    found = MARKER.search(text)
+    found = RAISED.search(text)
     return ERRORS.get(found[1], Refused)(found[0].strip(), code=found[1]) if found else None

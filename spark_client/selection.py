@@ -84,11 +84,11 @@ def _resolved(df: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
 
 
 def found(name: str, columns: Sequence[str]) -> str | None:
-    """The column of this name, or of its alias; Spark's names have no case."""
+    """The column of this name, or of its alias; Spark's names have no case, unless it is told that they have."""
     for wanted in (name, ALIASES.get(name, name)):
-        for column in columns:
-            if column.lower() == wanted.lower():
-                return column
+        same = [column for column in columns if column.lower() == wanted.lower()]
+        if same:
+            return wanted if wanted in same else same[0]
     return None
 
 

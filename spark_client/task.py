@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from producerd import __version__
-from producerd.errors import Code, Outcome, ProducerdError
+from producerd.errors import Code, Outcome, ProducerdError, Refused
 from producerd.wire import frames
 from spark_client.batches import Batch, by_stream
 from spark_client.channel import socket_paths
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from spark_client.options import Options
 
 NO_STREAM: Final = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "the column stream is null or empty")
+ODD_STREAM: Final = frames.RowCode(
+    Outcome.NOT_STORED,
+    Code.RECORD_INVALID,
+    "the column stream has what cannot be a stream's name: 1 to 128 of a-z A-Z 0-9 _ . -",
+)
 
 
 class Plan(NamedTuple):
@@ -108,11 +113,26 @@ def _put(connection: Connection, plan: Plan, batch: pa.RecordBatch, first_row: i
         connection.put_batch(plan.stream, Batch(batch), plan.put_timeout_seconds)
         return
     for stream, part, rows in by_stream(batch, first_row):
-        if stream:
-            connection.put_batch(stream, part, plan.put_timeout_seconds, rows=rows)
+        refusal = _refusal(connection, stream, plan.put_timeout_seconds)
+        if refusal is None:
+            connection.put_batch(str(stream), part, plan.put_timeout_seconds, rows=rows)
         else:
+            named = "" if refusal in (NO_STREAM, ODD_STREAM) else str(stream)
             for row in rows:
-                connection.tally.refuse(row, NO_STREAM)
+                connection.tally.refuse(row, refusal, named)
+
+
+def _refusal(connection: Connection, stream: str | None, timeout_seconds: float | None) -> frames.RowCode | None:
+    """Why no row can go to this stream: in the report, as another attempt would only store the others' rows again."""
+    if not stream:
+        return NO_STREAM
+    try:
+        connection.open(stream, timeout_seconds)
+    except Refused as refused:
+        if refused.code == Code.STREAM_NOT_FOUND:
+            return ODD_STREAM  # not the daemon's text: that quotes the row
+        return frames.RowCode(Outcome.NOT_STORED, refused.code, str(refused))
+    return None
 
 
 def _report(connection: Connection, hello: frames.Hello) -> PartitionResult:

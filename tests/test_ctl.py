@@ -140,6 +140,8 @@ def test_where_nobody_answers_it_says_where_it_looked(
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
         monkeypatch.delenv("PRODUCERD_ADMIN_SOCKET", raising=False)
         capsys.readouterr()
+        if os.path.exists("/run/producerd/producerd.admin.sock"):
+            pytest.skip("a daemon serves at the system's own place on this machine")
         assert ctl.main(["status"]) == 1
         said = capsys.readouterr().err
         assert "/run/producerd/producerd.admin.sock: " in said

@@ -209,6 +209,16 @@ def test_the_stream_may_be_of_any_type_of_text(kind: str) -> None:
     ]
 
 
+@pytest.mark.skipif(not hasattr(pa, "string_view"), reason="pyarrow has views since 16")
+def test_views_are_grouped_too() -> None:
+    """Arrow itself cannot take single rows from them."""
+    streams, data = pa.array(["a", "b", "a"], pa.string_view()), pa.array([b"x", None, b"z" * 99], pa.binary_view())
+    found = {
+        stream: received(columns_of(part)) for stream, part, _ in by_stream(batch_of(data=data, stream=streams), 0)
+    }
+    assert found == {"a": [(b"", b"x", None), (b"", b"z" * 99, None)], "b": [(b"", None, None)]}
+
+
 def test_a_batch_of_one_stream_is_sent_as_it_is() -> None:
     """Nothing is sorted or copied where all rows go the same way; slices keep their offsets."""
     batch = batch_of(data=pa.array([b"a", b"b", b"c", b"d"]), stream=pa.array(["s"] * 4)).slice(1, 2)

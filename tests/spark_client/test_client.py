@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -685,3 +687,83 @@ def test_a_call_that_is_interrupted_before_its_turn_is_never_done(
     assert not client._owner._steps
     waiting.join()
     client.close()
+
+
+def test_a_time_out_of_zero_takes_the_room_that_there_is(daemon: FakeDaemon) -> None:
+    with client_of(daemon) as client:
+        assert client.put("x", timeout_seconds=0).result(10) is None
+        assert client.put_many([("y",)] * 30, timeout_seconds=0).result(10) is None
+
+
+def test_a_time_out_of_years_is_as_good_as_any(daemon: FakeDaemon) -> None:
+    with client_of(daemon) as client:
+        assert client.put("x", timeout_seconds=1e12).result(10) is None
+        client.flush(1e12)
+
+
+@pytest.mark.parametrize("record", [("SECRET\udc80",), ("d", "SECRET\udc80"), ("d", "k", "\udc80")])
+def test_a_record_that_is_no_text_is_named_by_place_and_not_quoted(daemon: FakeDaemon, record: Any) -> None:
+    with client_of(daemon) as client, pytest.raises(ValueError, match=r"^record 1: its text cannot be"):
+        client.put_many([("good",), record])
+
+
+def test_in_a_child_process_nothing_touches_the_parent_s_session(daemon: FakeDaemon) -> None:
+    """Neither a call, nor leaving the block there."""
+    client = client_of(daemon)
+    client._owner._pid += 1
+    for call in (lambda: client.put("x"), client.flush, client.close):
+        with pytest.raises(ProducerdError, match="after a fork, make one in the child"):
+            call()
+    client.__exit__(KeyError, KeyError(), None)
+    client._owner._pid -= 1
+    assert client.put("x").result(10) is None
+    client.close()
+    assert len(daemon.sessions) == 1
+
+
+def test_a_client_is_not_sent_to_another_process(daemon: FakeDaemon) -> None:
+    with client_of(daemon) as client, pytest.raises(TypeError, match="make one where it is used"):
+        pickle.dumps(client)
+
+
+def test_a_future_can_be_awaited(daemon: FakeDaemon) -> None:
+    """Also where who awaits it is cancelled."""
+
+    async def puts() -> None:
+        await asyncio.wrap_future(client.put("x"))
+        cancelled = asyncio.wrap_future(client.put("y"))
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        await asyncio.wrap_future(client.put("z"))
+
+    with client_of(daemon) as client:
+        asyncio.run(puts())
+    assert [data for _, data, _ in daemon.rows] == [b"x", b"y", b"z"]
+
+
+def test_nothing_is_left_of_a_client_that_is_closed(daemon: FakeDaemon) -> None:
+    """Neither a thread nor a descriptor, also where `close` is not waited for."""
+    for _ in range(10):
+        with client_of(daemon) as client:
+            client.put("x")
+        owner, connection = client._owner, client._owner._connection
+        owner._thread.join(10)
+        assert not owner._thread.is_alive()
+        descriptors = [owner._waker.fileno(), owner._woken.fileno()]
+        assert descriptors == [-1, -1]
+        assert connection is None or connection.fileno() == -1
+
+
+def test_the_mark_of_an_error_stands_once_in_its_line(daemon: FakeDaemon) -> None:
+    def dies(session: Session) -> None:
+        session.start()
+        session.take_frame()
+
+    daemon.runs(dies)
+    client = client_of(daemon, reconnect_timeout_seconds=0)
+    future = client.put("x")
+    assert str(future.exception(10)).count("PRODUCERD[") == 1
+    with pytest.raises(RecordsFailed) as caught:
+        client.close()
+    assert str(caught.value).count("PRODUCERD[") == 1

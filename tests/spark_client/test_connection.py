@@ -710,6 +710,10 @@ def daemon_has(condition: object) -> None:
         time.sleep(0.01)
 
 
+def test_with_a_time_out_of_zero_a_daemon_that_is_there_is_found(daemon: FakeDaemon) -> None:
+    Connection(HELLO, [daemon.path], connect_timeout_seconds=0).close()
+
+
 @pytest.mark.parametrize("sends_again", [False, True])
 def test_rows_that_came_back_end_with_the_frame_that_they_are_sent_again_in(sends_again: bool) -> None:
     """Of four: one stored, one unknown, two given back, of which one may be stored."""
@@ -722,3 +726,34 @@ def test_rows_that_came_back_end_with_the_frame_that_they_are_sent_again_in(send
     assert (tally.records, tally.stored, tally.returned) == ((2, 1, 0) if sends_again else (4, 1, 2))
     assert tally.possible_duplicates == (1 if sends_again else 0)
     assert sum(failure.records for failure in tally.failures) == (1 if sends_again else 3)
+
+
+def test_who_waits_for_a_silent_daemon_says_so(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again and again, also where it waits for ever: nothing hangs without a line."""
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 0.05)
+
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        session.expect(frames.Flush)
+        assert said.wait(10)
+        session.ack(body)
+        session.await_end()
+
+    said = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "has said nothing for 0.05 s, and is waited for: 1 frames with 3 records" in record.getMessage():
+                said.set()
+
+    listener = Listener()
+    connection.LOG.addHandler(listener)
+    daemon.runs(script)
+    try:
+        with connect(daemon) as session:
+            session.put("s", rows(3))
+            session.flush()
+    finally:
+        connection.LOG.removeHandler(listener)
+    assert said.is_set()

@@ -206,3 +206,19 @@ def run_without_the_tree(folder: Path, client: Path, daemon: FakeDaemon) -> Any:
     environment.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
     command = [sys.executable, str(folder / "script.py"), str(client), daemon.path]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "schema", ["partition_key string, data string, data string", "partition_key string, DATA int, Data string"]
+)
+def test_a_name_that_several_columns_have_is_refused(spark: SparkSession, schema: str) -> None:
+    """Never the first of them."""
+    with pytest.raises(
+        BadColumn, match=r"^PRODUCERD\[BAD_COLUMN\]: data='(data|DATA)': several columns have this name"
+    ):
+        source(schema, stream="s")
+
+
+def test_where_names_have_case_the_one_that_is_written_so_is_taken(spark: SparkSession) -> None:
+    writer = source("DATA int, data string, partition_key string", stream="s")
+    assert writer._sink.places == {"partition_key": 2, "data": 1}

@@ -54,6 +54,10 @@ def test_text_is_read_without_regard_to_case(given: dict[str, str], found: dict[
         ({"putTimeoutSeconds": "1.2.3s"}, "putTimeoutSeconds='1.2.3s'"),
         ({"putTimeoutSeconds": "-5s"}, "putTimeoutSeconds='-5s'"),
         ({"connectTimeoutSeconds": "none"}, "connect_timeout_seconds=None: give a number of seconds"),
+        (
+            {"putTimeoutSeconds": "30d"},
+            "put_timeout_seconds=2592000.0: give a number of seconds, 0 to 1,000,000, or None",
+        ),
         ({"onBadRecord": "ignore"}, "on_bad_record='ignore': give 'fail' or 'skip'"),
         ({"stream": " "}, "stream=' '"),
     ],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -193,3 +194,60 @@ def test_a_marked_line_is_found_in_what_spark_wraps_around_it(code: str, kind: t
 def test_other_text_has_no_error_in_it_and_a_long_line_is_cut() -> None:
     assert error_in("org.apache.spark.SparkException: Job 3 cancelled") is None
     assert len(marked(Code.KMS, "x" * 100_000)) < 2_100
+
+
+def streams(*named: str | bytes | None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {
+            "partition_key": pa.array(["k"] * len(named)),
+            "data": pa.array([f"row {i}" for i in range(len(named))]),
+            "stream": pa.array(named),
+        }
+    )
+
+
+def refuses(code: str, *known: str) -> Callable[[Session], None]:
+    """Opens the streams that it knows, and serves."""
+
+    def script(session: Session) -> None:
+        session.welcome()
+        with contextlib.suppress(EOFError):
+            while True:
+                message = session.read()
+                if isinstance(message, frames.Open) and message.stream in known:
+                    session.send(frames.Opened(message.stream_id, 1 << 20, 100))
+                elif isinstance(message, frames.Open):
+                    session.send(frames.Refused(0, message.stream_id, code, f"{message.stream!r}: no"))
+                elif isinstance(message, frames.Reserve):
+                    session.send(frames.Grant(message.frame_id))
+                elif isinstance(message, Body):
+                    session.ack(message)
+
+    return script
+
+
+def test_a_stream_that_is_refused_fails_its_rows_and_not_the_task(daemon: FakeDaemon) -> None:
+    """Another attempt would only store the rows of the other streams once more."""
+    daemon.runs(refuses(Code.STREAM_LIMIT, "a", "c"))
+    (report,) = send(daemon, streams("a", "b", "c", "b"), streams("a", "a"), stream=None)
+    assert report.failures == (RowFailure(Code.STREAM_LIMIT, "'b': no", 2, False, (1, 3), "b"),)
+    assert len(daemon.rows) == 2, "what comes behind a failure is not sent"
+    with pytest.raises(
+        RecordsFailed, match=r"^PRODUCERD\[STREAM_LIMIT\]: .* STREAM_LIMIT 2 of stream b .*rows 0:1, 0:3"
+    ):
+        merge(None, None, [report], skip_bad_records=True)
+
+
+def test_what_cannot_be_a_stream_s_name_is_a_bad_record_and_is_not_quoted(daemon: FakeDaemon) -> None:
+    daemon.runs(refuses(Code.STREAM_NOT_FOUND, "a"))
+    odd = [b"PRODUCERD[X]: SECRET", b"a", "SECRET ü".encode(), b"SECRET\xff\n", b"SECRET" * 1_000, b"", None]
+    (report,) = send(daemon, streams(*odd), streams("a"), stream=None, skip_bad_records=True)
+    assert {failure.code for failure in report.failures} == {Code.RECORD_INVALID}
+    assert sorted(row for failure in report.failures for row in failure.rows) == [0, 2, 3, 4, 5, 6]
+    assert "SECRET" not in report.to_line()
+    assert (report.records, len(daemon.rows)) == (8, 2)
+
+
+def test_the_mark_in_a_row_that_another_error_quotes_is_not_taken_for_ours() -> None:
+    text = "[CAST_INVALID_INPUT] The value 'PRODUCERD[X]: SECRET' of the type STRING cannot be cast to BIGINT"
+    assert error_in(text) is None

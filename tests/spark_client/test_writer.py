@@ -40,7 +40,7 @@ def test_importing_the_client_needs_only_the_standard_library() -> None:
     ("options", "message"),
     [
         ({"stream": ""}, "stream=''"),
-        ({"put_timeout_seconds": -1}, "put_timeout_seconds=-1: give a number of seconds, 0 or more, or None"),
+        ({"put_timeout_seconds": -1}, "put_timeout_seconds=-1: give a number of seconds, 0 to 1,000,000, or None"),
         ({"flush_timeout_seconds": "5s"}, "flush_timeout_seconds='5s'"),
         ({"connect_timeout_seconds": None}, "connect_timeout_seconds=None"),
         ({"reconnect_timeout_seconds": float("nan")}, "reconnect_timeout_seconds=nan"),
