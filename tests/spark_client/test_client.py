@@ -28,11 +28,24 @@ from producerd.wire import frames
 from producerd.wire.columns import Body
 from spark_client import KinesisClient, Record
 from spark_client.connection import MOST_IN_VAIN
-from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session, close_with, in_turn, serve
+from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Script, Session, close_with, in_turn, serve
 
 
 def client_of(daemon: FakeDaemon, stream: str | None = "s", **options: Any) -> KinesisClient:
     return KinesisClient(stream, socket=daemon.path, **{"connect_timeout_seconds": 1, **options})
+
+
+def holds_back(go_on: threading.Event) -> Script:
+    """Acknowledges the first frame when it may, and then serves."""
+
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        assert go_on.wait(10)
+        session.ack(body)
+        session.serve()
+
+    return script
 
 
 def test_a_record_is_stored_when_its_future_is_done(daemon: FakeDaemon) -> None:
@@ -281,14 +294,7 @@ def test_many_threads_share_a_client(daemon: FakeDaemon) -> None:
 def test_what_was_taken_cannot_be_cancelled(daemon: FakeDaemon) -> None:
     go_on = threading.Event()
 
-    def script(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        assert go_on.wait(10)
-        session.ack(body)
-        session.serve()
-
-    daemon.runs(script)
+    daemon.runs(holds_back(go_on))
     with client_of(daemon) as client:
         future = client.put("x")
         assert not future.cancel()
@@ -635,14 +641,7 @@ def test_an_idle_client_outlives_any_number_of_daemons(daemon: FakeDaemon) -> No
 def test_a_stream_of_another_type_is_the_callers_error_alone(daemon: FakeDaemon, stream: Any) -> None:
     go_on = threading.Event()
 
-    def script(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        assert go_on.wait(10)
-        session.ack(body)
-        session.serve()
-
-    daemon.runs(script)
+    daemon.runs(holds_back(go_on))
     with client_of(daemon) as client:
         future = client.put("x")
         with pytest.raises(TypeError, match=r"^stream is .*: give the Kinesis stream's name"):

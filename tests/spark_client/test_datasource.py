@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +15,10 @@ from spark_client import datasource
 from spark_client.datasource import ProducerdDataSource
 from spark_client.options import Options
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session, in_turn
+from tests.spark_client.shipped import run_with_zip
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 pytestmark = pytest.mark.spark
@@ -178,34 +174,20 @@ def test_rows_one_by_one_become_the_same_batches(spark: SparkSession) -> None:
 
 @pytest.mark.slow
 def test_it_works_from_a_zip_after_one_line(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """Shipped by --py-files to a cluster's executors, with nothing installed: registered by the documented line."""
-    client = tmp_path / "client.zip"
-    with zipfile.ZipFile(client, "w") as archive:
-        for part in ("producerd/__init__.py", "producerd/errors.py", "producerd/wire", "spark_client"):
-            for path in [ROOT / part] if part.endswith(".py") else (ROOT / part).glob("*.py"):
-                archive.write(path, path.relative_to(ROOT))
-    (tmp_path / "script.py").write_text(
+    """Shipped by --py-files to a cluster's executors, and registered by the documented line."""
+    script = (
         "import sys\n"
         "from pyspark.sql import SparkSession\n"
         "spark = (SparkSession.builder.master('local-cluster[2,1,1024]').config('spark.ui.enabled', 'false')\n"
         "    .config('spark.submit.pyFiles', sys.argv[1]).getOrCreate())\n"
         "from spark_client.datasource import ProducerdDataSource\n"
+        "assert 'client.zip' in sys.modules['spark_client'].__file__\n"
         "spark.dataSource.register(ProducerdDataSource)\n"
         "df = spark.range(0, 10, 1, 4).selectExpr('id AS partition_key', \"'d' AS data\")\n"
         "df.write.format('producerd').options(stream='s', socket=sys.argv[2]).mode('append').save()\n"
     )
-    done = run_without_the_tree(tmp_path, client, daemon)
-    assert done.returncode == 0, done.stderr[-3_000:]
+    run_with_zip(tmp_path, script, daemon.path)
     assert len(daemon.rows) == 10
-
-
-def run_without_the_tree(folder: Path, client: Path, daemon: FakeDaemon) -> Any:
-    import os
-
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
-    command = [sys.executable, str(folder / "script.py"), str(client), daemon.path]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize(

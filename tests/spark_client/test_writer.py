@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
 import threading
-import zipfile
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +17,7 @@ from producerd.errors import Code, ConfigurationError, ConnectionFailed, Produce
 from spark_client import BadColumn, KinesisBatchWriter, SkippedRow, write_batch
 from spark_client.writer import _bounded_arrow_batches
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Row, Session, in_turn, serve
+from tests.spark_client.shipped import run_with_zip
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -389,11 +388,6 @@ def test_foreach_batch_commits_only_what_is_acknowledged(
 @pytest.mark.slow
 def test_the_client_works_from_a_zip(daemon: FakeDaemon, tmp_path: Path) -> None:
     """Shipped by addPyFile, with nothing installed and no PYTHONPATH: the workers find every function in the zip."""
-    client = tmp_path / "client.zip"
-    with zipfile.ZipFile(client, "w") as archive:
-        for part in ("producerd/__init__.py", "producerd/errors.py", "producerd/wire", "spark_client"):
-            for path in [ROOT / part] if part.endswith(".py") else (ROOT / part).glob("*.py"):
-                archive.write(path, path.relative_to(ROOT))
     script = (
         "import sys\n"
         "from pyspark.sql import SparkSession\n"
@@ -405,11 +399,5 @@ def test_the_client_works_from_a_zip(daemon: FakeDaemon, tmp_path: Path) -> None
         "result = spark_client.write_batch(df, stream='s', socket=sys.argv[2])\n"
         "assert result.records == 10\n"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
-    # The script lies elsewhere, so that nothing of the source tree is on its path.
-    (tmp_path / "script.py").write_text(script)
-    command = [sys.executable, str(tmp_path / "script.py"), str(client), daemon.path]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3_000:]
+    run_with_zip(tmp_path, script, daemon.path)
     assert len(daemon.rows) == 10

@@ -1,0 +1,26 @@
+"""The client as a zip, and a driver that has nothing else of it: what ``--py-files`` ships."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_with_zip(folder: Path, script: str, *arguments: str) -> None:
+    """Run a driver's script, whose first argument is the zip's path, away from the source tree; it must end well."""
+    client = folder / "client.zip"
+    with zipfile.ZipFile(client, "w") as archive:
+        for part in ("producerd/__init__.py", "producerd/errors.py", "producerd/wire", "spark_client"):
+            for path in [ROOT / part] if part.endswith(".py") else (ROOT / part).glob("*.py"):
+                archive.write(path, path.relative_to(ROOT))
+    (folder / "script.py").write_text(script)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
+    command = [sys.executable, str(folder / "script.py"), str(client), *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3_000:]
