@@ -36,11 +36,13 @@ MOST_SLOTS: Final = 1 << 20
 FIRST_OF_ITS_PARTITION: Final = "monotonically_increasing_id() % 8589934592 = 0"
 """Spark numbers each partition's rows from a multiple of 2^33 on."""
 HOLD_SECONDS: Final = 0.3
+MOST_RECORD_BYTES: Final = 10 * 1024 * 1024
+"""Of any stream in Kinesis."""
 ANSWER_SECONDS: Final = 2.0
 MOST_HOSTS_TOLD: Final = 20
 SAME_CLIENT: Final = (
     "install the driver's producerd wheel on every node, or ship its client zip (--py-files, or "
-    "spark.addArtifact(..., pyfile=True) under Connect)"
+    "spark.addArtifact(..., pyfile=True) under Connect); PYSPARK_PYTHON says which Python the executors run"
 )
 WORST_FIRST: Final = (Code.CONFIGURATION, Code.VERSION_MISMATCH, Code.ARROW_MISSING, Code.SPECULATION_ENABLED)
 """What keeps every batch from being written comes before what is wrong with a daemon or a stream."""
@@ -196,11 +198,12 @@ def _on_executor(ask: tuple[Any, ...]) -> Callable[[int], str]:
         import json
         import os
         import socket
+        import sys
 
         try:
             from spark_client.checks import probe
         except Exception as error:
-            text = f"no client {version} there ({type(error).__name__}: {error}): {cure}"
+            text = f"no client {version} in {sys.executable} ({type(error).__name__}: {error}): {cure}"
             return json.dumps({"executor": [socket.gethostname(), os.getppid(), ""], "problems": [[code, text]]})
         return probe(*ask)
 
@@ -387,10 +390,16 @@ def _cells(executor: ExecutorCheck) -> dict[str, str]:
         "daemon": executor.daemon,
         "window": f"{_size(executor.window_bytes)}, {executor.window_frames:,} frames",
         "largest frame": f"{_size(executor.max_frame_bytes)}, {executor.max_frame_records:,} records",
-        "largest record": _size(executor.max_record_bytes) if executor.max_record_bytes else "",
+        "largest record": _largest_record(executor.max_record_bytes),
         "queue": queue if most else "",
         "last error": executor.last_error,
     }
+
+
+def _largest_record(size_bytes: int) -> str:
+    if size_bytes == MOST_RECORD_BYTES:  # what a daemon says as long as it does not know
+        return f"{_size(size_bytes)}, or not known yet"
+    return _size(size_bytes) if size_bytes else ""
 
 
 def _size(size_bytes: int) -> str:

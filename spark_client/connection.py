@@ -39,6 +39,9 @@ from spark_client.tally import Tally
 LOG: Final = logging.getLogger("producerd.client")
 ANSWER_SECONDS: Final = 2.0
 """How long a caller whose time-out has ended waits for the daemon's reason.  It answers at once, or it hangs."""
+SLOW_SECONDS: Final = 30.0
+TELL_AGAIN_SECONDS: Final = 300.0
+"""As the daemon tells a caller that is blocked."""
 SILENT_SECONDS: Final = 360.0
 """A daemon says every 5 minutes why there is no room, but never why acknowledgements take so long."""
 MOST_IN_VAIN: Final = 5
@@ -115,6 +118,7 @@ class Connection:
         self._to_open: list[str] = []  # that this daemon does not know yet
         self._again: list[_Sent] = []  # given back, or of a lost daemon: to be sent once more
         self._returned = 0  # records given back, where nobody sends them again
+        self._quiet_seconds = SLOW_SECONDS  # of waiting, until the log tells of it
         self._in_vain = 0  # sessions in a row that acknowledged nothing
         self._last_frame_id = 0
         self._next_row = 0
@@ -223,11 +227,13 @@ class Connection:
             frame_id = self._reserve(sent, layout, timeout_seconds, deadline)
         finally:
             self.tally.seconds_blocked += time.monotonic() - began
+        waited = time.monotonic() - began
         sent.granted = True
         sent.tally.taken += layout.records
         self._next_row += layout.records
         if frame_id:
             self._send_body(frame_id, sent)
+        self._waited(waited)
 
     def _send_body(self, frame_id: int, sent: _Sent) -> None:
         columns = sent.columns
@@ -287,15 +293,39 @@ class Connection:
 
     def _flush(self, timeout_seconds: float | None, deadline: float | None) -> None:
         self._hasten()
+        began = time.monotonic()
         try:
             while self._unacked:
-                self._settle(self._read(deadline))
+                self._settle_next(deadline)
         except Late:
             reason = self._reason(next(iter(self._unacked.values())).stream)
             if self._unacked:  # the last ACK may have come before the reason did
                 raise FlushTimeout(f"{self._owed()} after {timeout_seconds} s: {reason}") from None
+        finally:
+            self.tally.seconds_flushing += time.monotonic() - began
         if self._returned or self._again:
             raise self._drained()
+
+    def _settle_next(self, deadline: float | None) -> None:
+        """Wait for a message that nobody waits for; say why it takes long, as the daemon tells who is blocked."""
+        began = time.monotonic()
+        tells_at = began + self._quiet_seconds
+        try:
+            self._settle(self._read(tells_at if deadline is None else min(tells_at, deadline)))
+        except Late:
+            if deadline is not None and deadline <= tells_at:
+                raise
+        self._waited(time.monotonic() - began)
+
+    def _waited(self, seconds: float) -> None:
+        """A caller has waited; now and then the log says for how long in all, and for what."""
+        self._quiet_seconds -= seconds
+        if self._quiet_seconds <= 0 and self._unacked:
+            self._quiet_seconds = TELL_AGAIN_SECONDS
+            stream = next(iter(self._unacked.values())).stream
+            waited = self.tally.seconds_blocked + self.tally.seconds_flushing
+            text = "stream %s: this task has waited for more than %.0f s; %s: %s"
+            LOG.warning(text, stream.name, max(waited, SLOW_SECONDS), self._owed(), self._reason(stream))
 
     # --------------------------------------------------------------------------------------- the session after this one
 
@@ -343,7 +373,8 @@ class Connection:
         try:
             self._channel, self._welcome = dial(self._hello, self._paths, self._reconnect_timeout_seconds)
         except ConnectionFailed as absent:
-            raise ConnectionFailed(f"{ended}; {absent}", code=absent.code) from None
+            code = Code.DAEMON_LOST if absent.code == Code.DAEMON_ABSENT else absent.code
+            raise ConnectionFailed(f"{ended}; {absent}", code=code) from None
         if not self._reconnect_timeout_seconds:  # abandoned meanwhile
             self._channel.close()
             raise ended
@@ -384,7 +415,7 @@ class Connection:
             raise self._drained()
         try:
             while not self._window_has_room(layout):
-                self._settle(self._read(deadline))
+                self._settle_next(deadline)
         except Late:
             raise _no_room(stream, timeout_seconds, self._reason(stream)) from None
         self._last_frame_id += 1

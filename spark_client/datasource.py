@@ -129,7 +129,7 @@ class _Sink(NamedTuple):
         lines = [message.line for message in messages if isinstance(message, _Report) and message.line is not None]
         results = map(PartitionResult.from_line, lines)
         options = self.options
-        LOG.info("%s", merge(batch_id, options.stream, results, skip_bad_records=options.skips_bad_records))
+        merge(batch_id, options.stream, results, skip_bad_records=options.skips_bad_records).log(LOG)
 
 
 def _odd(column: str, name: str, why: str) -> BadColumn:

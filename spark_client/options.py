@@ -98,11 +98,21 @@ def from_text(given: Mapping[str, str]) -> Options:
             try:
                 values[option.name] = option.read(text)
             except ValueError:
-                problems.append(f"{option.camel}={text!r}: {option.want}")
+                values[option.name] = option
+            if not option.holds(values[option.name]):
+                problems.append(f"{option.camel}={text!r}: {option.want.replace('None', repr('none'))}")
         elif plain not in OF_SPARK:
             problems.append(f"{name}: no option of producerd; {_instead(plain, known)}")
     refuse(problems)
     return Options(**values)
+
+
+def refuse_unknown(given: Mapping[str, Any]) -> None:
+    """Raise a ConfigurationError for arguments in Python that are no options."""
+    known = {option.name.replace("_", ""): option for option in OPTIONS}
+    refuse(
+        f"{name}: no option of producerd; {_instead(name.replace('_', '').lower(), known, 'name')}" for name in given
+    )
 
 
 def refuse(problems: Iterable[str]) -> None:
@@ -111,11 +121,11 @@ def refuse(problems: Iterable[str]) -> None:
         raise ConfigurationError(found, marked(Code.CONFIGURATION, "; ".join(found)))
 
 
-def _instead(plain: str, known: Mapping[str, Option]) -> str:
+def _instead(plain: str, known: Mapping[str, Option], spelled: str = "camel") -> str:
     if plain in ELSEWHERE:
         return ELSEWHERE[plain]
-    near = [known[match].camel for match in difflib.get_close_matches(plain, known)]
-    every = ", ".join(option.camel for option in known.values())
+    near = [getattr(known[match], spelled) for match in difflib.get_close_matches(plain, known)]
+    every = ", ".join(getattr(option, spelled) for option in known.values())
     return f"did you mean {' or '.join(near)}?" if near else f"there are {every}"
 
 

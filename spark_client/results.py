@@ -7,6 +7,7 @@ Rows are named by partition and number within it, never by what they hold.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -51,7 +52,7 @@ ERRORS: Final[Mapping[str, type[ProducerdError]]] = {
 
 _REPEAT: Final = "what is not acknowledged has to be sent again, as Spark does when it repeats a batch"
 _SLOWER: Final = "Kinesis takes less than is sent: more shards, a larger queue_limit, or a longer time-out"
-MEND: Final = 'mend these rows, or leave them out with on_bad_record="skip"'
+MEND: Final = 'mend these rows, or leave them out with on_bad_record="skip" (data source: onBadRecord)'
 Error = TypeVar("Error", bound=ProducerdError)
 ADVICE: Final[Mapping[str, str]] = {
     Code.STREAM_NOT_FOUND: "check the stream's name, and the region and account of the daemon",
@@ -87,6 +88,7 @@ class PartitionResult(NamedTuple):
     spread_keys: int
     resent: int
     seconds_blocked: float
+    seconds_flushing: float
     failures: tuple[RowFailure, ...] = ()
 
     def failed(self, skip_bad_records: bool) -> list[RowFailure]:
@@ -110,10 +112,10 @@ def _failure(told: list[Any]) -> RowFailure:
 class BatchResult(NamedTuple):
     """A batch that is stored whole, skipped rows aside.
 
-    ``records`` and ``bytes`` (keys, data, hash keys) were sent; ``skipped`` of the records were left out, the first of
-    which ``skipped_rows`` names.  ``retries`` and ``throttled`` count by row, ``spread_keys`` are null or empty keys,
-    ``resent`` went to a second daemon as the first one was lost or gave them back, and ``seconds_blocked`` is what all
-    tasks together waited for room.
+    ``records`` and ``bytes`` (keys, data, hash keys) are the batch's, of which ``skipped`` records were left out;
+    ``skipped_rows`` names the first 20.  ``retries`` and ``throttled`` count by row, ``spread_keys`` are null or empty
+    keys, ``resent`` went to a second daemon as the first one was lost or gave them back.  All tasks together waited
+    ``seconds_blocked`` for room, and ``seconds_flushing`` for their last acknowledgements.
     """
 
     batch_id: int | None
@@ -126,6 +128,7 @@ class BatchResult(NamedTuple):
     spread_keys: int
     resent: int
     seconds_blocked: float
+    seconds_flushing: float
     skipped_rows: tuple[SkippedRow, ...]
     partitions: tuple[PartitionResult, ...]
 
@@ -134,8 +137,15 @@ class BatchResult(NamedTuple):
         batch = "" if self.batch_id is None else f"batch {self.batch_id}: "
         told = ("skipped", "retries", "throttled", "possible_duplicates", "spread_keys", "resent")
         counts = "".join(f", {value} {name.replace('_', ' ')}" for name in told if (value := getattr(self, name)))
-        tasks = f"{len(self.partitions)} tasks, {self.seconds_blocked:.1f} s blocked"
-        return f"{batch}{self.records} records, {self.bytes} bytes in {tasks}{counts}"
+        tasks = f"{len(self.partitions)} task{'' if len(self.partitions) == 1 else 's'}"
+        waited = f"{self.seconds_blocked:.1f} s blocked, {self.seconds_flushing:.1f} s flushing"
+        return f"{batch}{self.records} records, {self.bytes} bytes in {tasks}, {waited}{counts}"
+
+    def log(self, logger: logging.Logger) -> None:
+        """One line; a warning where rows were left out."""
+        level = logging.WARNING if self.skipped else logging.INFO
+        rows = ", ".join(f"{row.partition}:{row.row} {row.code}" for row in self.skipped_rows)
+        logger.log(level, "%s%s", self, f"; skipped (partition:row): {rows}" if rows else "")
 
 
 def merge(
@@ -162,6 +172,7 @@ def merge(
         spread_keys=sum(p.spread_keys for p in partitions),
         resent=sum(p.resent for p in partitions),
         seconds_blocked=sum(p.seconds_blocked for p in partitions),
+        seconds_flushing=sum(p.seconds_flushing for p in partitions),
         skipped_rows=tuple(rows[:MAX_ROWS_NAMED]),
         partitions=partitions,
     )
@@ -189,11 +200,16 @@ def _records_failed(stream: str | None, failed: Sequence[tuple[PartitionResult, 
         for kind in kinds[:MAX_FAILURES_TOLD]
         for code, message, of in [kind]
     )
-    count, first = sum(failure.records for _, failure in failed), failed[0][0]
+    bad = sum(failure.records for _, failure in failed if failure.code != Code.FRAME_REFUSED)
+    beside = sum(failure.records for _, failure in failed) - bad
+    count = f"{bad} record{'' if bad == 1 else 's'} failed" + (
+        f", {beside} beside them were not taken" if beside else ""
+    )
+    first = failed[0][0]
     where = f"host {first.host}, partition {first.partition}" + (f", stream {stream}" if stream else "")
     mend = f"; {MEND}" if kinds[0][0] in SKIPPED_CODES else ""
     return RecordsFailed(
-        marked(kinds[0][0], f"{where}: {count} records failed, named as partition:row: {told}{mend}"),
+        marked(kinds[0][0], f"{where}: {count}; named as partition:row: {told}{mend}"),
         [merged[kind] for kind in kinds],
     )
 

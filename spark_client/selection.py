@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -136,10 +137,11 @@ def _culprit(df: DataFrame, wanted: dict[str, Any], error: Exception) -> BadColu
 
 
 def _unresolved(df: DataFrame, option: str, given: Any, error: Exception) -> BadColumn:
+    if re.fullmatch(r"\w+", str(given)):
+        return bad_column(option, str(given), df.columns, "no such column")
     reason = " ".join(str(error).strip().splitlines()[:1])
-    return bad_column(
-        option, str(given), df.columns, f"neither a column nor an expression that Spark accepts ({reason})"
-    )
+    why = f"neither a column nor an expression that Spark accepts ({reason})"
+    return bad_column(option, str(given), df.columns, why)
 
 
 def _functions(df: DataFrame) -> Any:

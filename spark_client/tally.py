@@ -30,6 +30,7 @@ class Tally:
 
     ``taken`` were handed to a daemon, of which ``records`` have ended.
     ``resent``: records that were handed to a second daemon, as the first one was lost or gave them back.
+    ``seconds_blocked`` were waited for room, ``seconds_flushing`` for the last acknowledgements.
     """
 
     taken: int = 0
@@ -43,6 +44,7 @@ class Tally:
     spread_keys: int = 0
     resent: int = 0
     seconds_blocked: float = 0.0
+    seconds_flushing: float = 0.0
     _failures: dict[tuple[str, str, str], _Failure] = field(default_factory=dict)
 
     @property

@@ -148,6 +148,7 @@ def _report(connection: Connection, hello: frames.Hello) -> PartitionResult:
         tally.spread_keys,
         tally.resent,
         round(tally.seconds_blocked, 3),
+        round(tally.seconds_flushing, 3),
         tally.failures,
     )
 

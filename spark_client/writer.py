@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import Code, ProducerdError
-from spark_client.options import Options
+from spark_client.options import Options, refuse_unknown
 from spark_client.results import BatchResult, PartitionResult, error_in, marked, merge
 from spark_client.selection import select
 from spark_client.task import Plan, send_partition
@@ -72,7 +72,9 @@ class KinesisBatchWriter:
         connect_timeout_seconds: float = 10,
         reconnect_timeout_seconds: float = 120,
         allow_speculation: bool = False,
+        **unknown: Any,
     ) -> None:
+        refuse_unknown(unknown)
         self.last_result: BatchResult | None = None
         self._row_bytes = 0.0
         self._options = Options(
@@ -120,7 +122,7 @@ class KinesisBatchWriter:
         if result.records:
             self._row_bytes = result.bytes / result.records
         self.last_result = result
-        LOG.info("%s", result)
+        result.log(LOG)
         return result
 
 

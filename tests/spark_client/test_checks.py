@@ -189,7 +189,9 @@ def test_where_the_client_is_missing_the_task_says_so_and_does_not_fail() -> Non
     assert told["executor"] == [os.uname().nodename, os.getpid(), ""]
     ((code, text),) = told["problems"]
     assert code == Code.CONFIGURATION
-    assert text.startswith(f"no client {__version__} there (ModuleNotFoundError: No module named 'spark_client")
+    assert text.startswith(
+        f"no client {__version__} in {sys.executable} (ModuleNotFoundError: No module named 'spark_client"
+    )
     assert "--py-files" in text
 
 

@@ -710,6 +710,42 @@ def daemon_has(condition: object) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize("waits_for", ["acknowledgements", "room"])
+def test_who_has_waited_for_long_in_all_is_told_why_once(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, waits_for: str
+) -> None:
+    """Also where no single wait is long, and where the queue has room and only the answers take so long."""
+    monkeypatch.setattr("spark_client.connection.SLOW_SECONDS", 0.15)
+
+    def script(session: Session) -> None:
+        session.start()
+        if waits_for == "acknowledgements":
+            body = session.take_frame()
+            session.expect(frames.Flush)
+        for _ in range(3 if waits_for == "room" else 0):
+            reserve = session.expect(frames.Reserve)
+            time.sleep(0.06)
+            session.send(frames.Grant(reserve.frame_id))
+            body = session.expect(Body)
+        session.expect(frames.Status)
+        session.send(frames.Blocked(1, 0.0, "the service does not take them", 5, 9))
+        if waits_for == "room":
+            session.expect(frames.Flush)
+        for number in range(1, body.frame_id + 1):
+            session.send(frames.Ack(number, 10, 10, 0, 0, 0))
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        for _ in range(3 if waits_for == "room" else 1):
+            session.put("s", rows(10))
+        session.flush()
+    (line,) = [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
+    assert line.startswith("stream s: this task has waited for more than 0 s; ")
+    assert "the service does not take them; queue 5 of 9 records" in line
+    assert session.tally.seconds_flushing > 0
+
+
 def test_with_a_time_out_of_zero_a_daemon_that_is_there_is_found(daemon: FakeDaemon) -> None:
     Connection(HELLO, [daemon.path], connect_timeout_seconds=0).close()
 

@@ -15,7 +15,7 @@ from spark_client.options import OPTIONS, Options, from_text, seconds
 
 def test_the_writer_the_table_and_the_values_have_the_same_names_and_defaults() -> None:
     signature = inspect.signature(KinesisBatchWriter).parameters
-    of_the_writer = {name: parameter.default for name, parameter in signature.items()}
+    of_the_writer = {name: parameter.default for name, parameter in signature.items() if name != "unknown"}
     assert of_the_writer == {field.name: field.default for field in dataclasses.fields(Options)}
     assert list(of_the_writer) == [option.name for option in OPTIONS]
 
@@ -53,12 +53,12 @@ def test_text_is_read_without_regard_to_case(given: dict[str, str], found: dict[
         ({"putTimeoutSeconds": "5 parsecs"}, "putTimeoutSeconds='5 parsecs': give a number of seconds"),
         ({"putTimeoutSeconds": "1.2.3s"}, "putTimeoutSeconds='1.2.3s'"),
         ({"putTimeoutSeconds": "-5s"}, "putTimeoutSeconds='-5s'"),
-        ({"connectTimeoutSeconds": "none"}, "connect_timeout_seconds=None: give a number of seconds"),
+        ({"connectTimeoutSeconds": "none"}, "connectTimeoutSeconds='none': give a number of seconds"),
         (
             {"putTimeoutSeconds": "30d"},
-            "put_timeout_seconds=2592000.0: give a number of seconds, 0 to 1,000,000, or None",
+            "putTimeoutSeconds='30d': give a number of seconds, 0 to 1,000,000, or 'none' to wait for ever",
         ),
-        ({"onBadRecord": "ignore"}, "on_bad_record='ignore': give 'fail' or 'skip'"),
+        ({"onBadRecord": "ignore"}, "onBadRecord='ignore': give 'fail' or 'skip'"),
         ({"stream": " "}, "stream=' '"),
     ],
 )
@@ -86,3 +86,21 @@ def test_all_of_it_is_refused_at_once() -> None:
 )
 def test_durations_have_sparks_units(text: str, value: float | None) -> None:
     assert seconds(text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("partiton_key", "partiton_key: no option of producerd; did you mean partition_key?"),
+        ("on_bad_records", "did you mean on_bad_record?"),
+        ("region", "region: no option of producerd; access to AWS belongs to the daemon"),
+        ("streamName", "streamName: no option of producerd; it is called stream"),
+        ("xyzzy", "there are stream, partition_key, data,"),
+    ],
+)
+def test_an_argument_that_is_no_option_is_refused_as_text_is(name: str, said: str) -> None:
+    write: Any = KinesisBatchWriter
+    with pytest.raises(ConfigurationError) as caught:
+        write("s", **{name: "x"})
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("PRODUCERD[CONFIGURATION]: ")

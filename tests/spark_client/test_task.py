@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,7 +39,7 @@ def send(daemon: FakeDaemon, *batches: pa.RecordBatch, **options: Any) -> list[P
 
 
 def result(partition: int, *failures: RowFailure, records: int = 10) -> PartitionResult:
-    return PartitionResult(partition, f"host{partition}", records, 100, 1, 2, 3, 4, 5, 0.5, failures)
+    return PartitionResult(partition, f"host{partition}", records, 100, 1, 2, 3, 4, 5, 0.5, 0.25, failures)
 
 
 def test_a_partition_is_sent_over_one_connection(daemon: FakeDaemon) -> None:
@@ -143,7 +144,7 @@ def test_a_batch_is_the_sum_of_its_partitions() -> None:
     skipped = RowFailure(Code.RECORD_INVALID, "data is null", 30, False, tuple(range(20)))
     merged = merge(7, "s", [result(1, skipped), result(0)], skip_bad_records=True)
     assert merged == BatchResult(
-        *(7, 20, 200, 30, 2, 4, 6, 8, 10, 1.0),
+        *(7, 20, 200, 30, 2, 4, 6, 8, 10, 1.0, 0.5),
         tuple(SkippedRow(1, row, Code.RECORD_INVALID) for row in range(20)),
         (result(0), result(1, skipped)),
     )
@@ -155,10 +156,11 @@ def test_failed_rows_are_one_line_with_counts_and_the_first_rows() -> None:
     with pytest.raises(RecordsFailed) as caught:
         merge(7, "s", [result(0), result(2, bad_row, beside), result(1, beside)], skip_bad_records=False)
     assert str(caught.value) == (
-        "PRODUCERD[RECORD_TOO_LARGE]: host host1, partition 1, stream s: 199 records failed, named as partition:row: "
+        "PRODUCERD[RECORD_TOO_LARGE]: host host1, partition 1, stream s: "
+        "1 record failed, 198 beside them were not taken; named as partition:row: "
         "RECORD_TOO_LARGE 1 (over 1 MiB), rows 2:17; "
         "FRAME_REFUSED 198 (refused with the frame); "
-        'mend these rows, or leave them out with on_bad_record="skip"'
+        'mend these rows, or leave them out with on_bad_record="skip" (data source: onBadRecord)'
     )
     assert caught.value.code == Code.RECORD_TOO_LARGE
     assert [failure.records for failure in caught.value.failures] == [1, 198]
@@ -167,7 +169,7 @@ def test_failed_rows_are_one_line_with_counts_and_the_first_rows() -> None:
 def test_only_bad_records_may_be_skipped() -> None:
     expired = RowFailure(Code.EXPIRED, "too old", 1, False, (0,))
     invalid = RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (1,))
-    with pytest.raises(RecordsFailed, match="1 records failed") as caught:
+    with pytest.raises(RecordsFailed, match="1 record failed") as caught:
         merge(None, "s", [result(0, expired, invalid)], skip_bad_records=True)
     assert [failure.code for failure in caught.value.failures] == [Code.EXPIRED]
 
@@ -251,3 +253,18 @@ def test_what_cannot_be_a_stream_s_name_is_a_bad_record_and_is_not_quoted(daemon
 def test_the_mark_in_a_row_that_another_error_quotes_is_not_taken_for_ours() -> None:
     text = "[CAST_INVALID_INPUT] The value 'PRODUCERD[X]: SECRET' of the type STRING cannot be cast to BIGINT"
     assert error_in(text) is None
+
+
+def test_skipped_rows_are_a_warning_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Else, where nobody looks at a result, nobody would know."""
+    caplog.set_level(logging.INFO)
+    skipped = RowFailure(Code.RECORD_INVALID, "data is null", 30, False, (3, 5))
+    merge(7, "s", [result(1, skipped), result(0)], skip_bad_records=True).log(logging.getLogger("producerd.client"))
+    merge(8, "s", [result(0)], skip_bad_records=True).log(logging.getLogger("producerd.client"))
+    warning, info = caplog.records
+    assert (warning.levelno, info.levelno) == (logging.WARNING, logging.INFO)
+    assert warning.getMessage().endswith(
+        "30 skipped, 2 retries, 4 throttled, 6 possible duplicates, 8 spread keys, 10 resent"
+        "; skipped (partition:row): 1:3 RECORD_INVALID, 1:5 RECORD_INVALID"
+    )
+    assert info.getMessage().startswith("batch 8: 10 records, 100 bytes in 1 task, 0.5 s blocked, 0.2 s flushing")
