@@ -269,7 +269,7 @@ class TestProblems:
         line = problem(environ={"PRODUCERD_QUEUE_LIMITS": "5"})
         assert line.endswith("no such setting; the nearest is PRODUCERD_QUEUE_LIMIT")
 
-    @pytest.mark.parametrize("key", ["node_queue_limit_bytes", "wire_format", "allowed_uids"])
+    @pytest.mark.parametrize("key", ["node_max_in_flight_bytes", "wire_format", "allowed_uids"])
     def test_a_setting_of_a_later_version_is_told_apart_from_a_wrong_one(self, key: str) -> None:
         assert problem(f"{key}=1") == f'{key} = "1" (--set): not supported yet by this version'
 

@@ -26,6 +26,7 @@ from producerd.config import Config, NodeSettings, StreamSettings, load
 from producerd.config.text import as_toml
 from producerd.errors import Code, ConfigurationError
 from producerd.runtime.metrics import Metrics
+from producerd.runtime.metrics import text as metrics_text
 from producerd.runtime.stream import Stream
 from spark_client.options import OPTIONS, Options, from_text
 from spark_client.selection import ALIASES
@@ -71,7 +72,8 @@ def coded(text: str) -> list[str]:
 
 def samples() -> dict[str, set[str]]:
     """The labels of each name that a scrape has, but for the stream."""
-    text = Metrics().render([Stream("s", StreamSettings(), 1 << 20, 10_000)], ready=True, connections=0, now=0.0)
+    streams = [Stream("s", StreamSettings(), 1 << 20, 10_000)]
+    text = metrics_text(Metrics().snapshot(streams, state="serving", connections=0, now=0.0))
     return {
         name: set(sample.labels) - {"stream", "le"}
         for family in text_string_to_metric_families(text.decode())

@@ -36,9 +36,9 @@ After=network-online.target
 [Service]
 User=producerd
 RuntimeDirectory=producerd
-ExecStartPre=/opt/producerd/bin/producerd check$settings
 ExecStart=/opt/producerd/bin/producerd serve$settings
 Restart=always
+RestartSec=1
 RestartPreventExitStatus=78
 TimeoutStopSec=90
 

@@ -29,6 +29,7 @@ from producerd.config.values import (
     SocketPath,
     Url,
     default_socket,
+    size,
     split_listen,
 )
 
@@ -120,6 +121,8 @@ class NodeSettings(Settings):
     """Streams that the daemon carries at the same time."""
     streams_allowed: Literal["any", "listed"] = "any"
     """Streams that a client may open; "listed": those with a table of their own."""
+    node_queue_limit_bytes: Bytes = _in(64 * KIB, 1024 * GIB, default=256 * MIB)
+    """Bytes that all streams together may take on and not settle; each has its own limit, too."""
     worker_threads: Count = _in(1, 16, default=1)
     """Threads that sort and encode rows."""
     max_connections: Count = _in(1, 65_536, default=256)
@@ -141,14 +144,25 @@ class NodeSettings(Settings):
     log_format: Literal["text", "json"] = "text"
     """One line a message, for people or as JSON."""
 
-    later = frozenset({"allowed_uids", "node_queue_limit_bytes", "node_max_in_flight_bytes"})
+    later = frozenset({"allowed_uids", "node_max_in_flight_bytes"})
 
     def _conflicts(self) -> Iterator[Conflict]:
         yield from _conflicts_of_role(self)
+        if self.floor_bytes < self.max_frame_bytes:
+            message = (
+                f"each stream owns node_queue_limit_bytes / (2 x max_streams) = {size(self.floor_bytes)} of "
+                f"the node's queues, which must hold one frame of max_frame_bytes = {size(self.max_frame_bytes)}"
+            )
+            yield Conflict(message, ("node_queue_limit_bytes", "max_streams", "max_frame_bytes"))
         if self.admin_path == self.socket:
             yield Conflict("admin_socket must be another path than socket", ("socket", "admin_socket"))
         if len(os.fsencode(self.admin_path)) > SOCKET_PATH_BYTES:
             yield Conflict(f"{self.admin_path} is longer than a socket's path may be: give admin_socket", ("socket",))
+
+    @property
+    def floor_bytes(self) -> int:
+        """What each stream may have of the node's queues, whatever the others hold."""
+        return self.node_queue_limit_bytes // (2 * self.max_streams)
 
     @property
     def admin_path(self) -> Path:

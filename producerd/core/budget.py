@@ -1,28 +1,80 @@
 """QueueBudget: how much of a stream's memory is taken on and not settled, in records and in charged bytes.
 
-Nothing is admitted that would pass a limit.  Records come free row by row; bytes when the buffer that holds them is
-let go.  After a limit was lowered, use only falls until it is below the new one.
+Nothing is admitted that would pass a limit, be it the stream's or, in bytes, that of the whole node: room of both is
+taken together or not at all.  Records come free row by row; bytes when the buffer that holds them is let go.  After a
+limit was lowered, use only falls until it is below the new one.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+NO_LIMIT: Final = 2**62
+
+
+class NodeBudget:
+    """What all streams of a node hold together, in charged bytes.
+
+    Each stream that has callers owns a floor: others leave free what it has not taken of that.  A stream that holds
+    nothing may take one frame of any size, and others leave free what such a frame waits for.
+    """
+
+    def __init__(self, limit_bytes: int, floor_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.floor_bytes = floor_bytes
+        self.used_bytes = 0
+        self.peak_bytes = 0
+        self.has_freed = False  # since whoever hands room on has looked
+        self.wanted_by: dict[QueueBudget, int] = {}  # streams with a frame that waits for room here, and its charge
+        self._streams: dict[QueueBudget, None] = {}
+
+    def join(self, stream: QueueBudget) -> None:
+        """A stream has its first caller."""
+        self._streams[stream] = None
+
+    def leave(self, stream: QueueBudget) -> None:
+        """Its last caller is gone; what it holds still counts."""
+        self._streams.pop(stream, None)
+        self.has_freed = True
+
+    def want(self, stream: QueueBudget, charge_bytes: int) -> None:
+        """The frame of the stream that waits for room here; 0: none does."""
+        if charge_bytes:
+            self.wanted_by[stream] = charge_bytes
+        else:
+            self.wanted_by.pop(stream, None)
+
+    def fits(self, stream: QueueBudget, charge_bytes: int) -> bool:
+        """Whether the stream may take this much more, as far as the node goes."""
+        left = self.limit_bytes - self.used_bytes - charge_bytes
+        if left < 0:
+            return False
+        if not stream.used_bytes or stream.used_bytes + charge_bytes <= self.floor_bytes:
+            return True
+        return left >= sum([self._claim_of(other) for other in self._streams if other is not stream])
+
+    def _claim_of(self, stream: QueueBudget) -> int:
+        wanted = 0 if stream.used_bytes else self.wanted_by.get(stream, 0)
+        return max(0, max(self.floor_bytes, wanted) - stream.used_bytes)
+
 
 class QueueBudget:
-    """Counts what is taken on against two hard limits.
+    """Counts what is taken on against two hard limits, and the node's.
 
     `take` and `release` are the only ways to change it, and each asserts that the sums stay possible.
     """
 
-    def __init__(self, limit_records: int, limit_bytes: int) -> None:
+    def __init__(self, limit_records: int, limit_bytes: int, node: NodeBudget | None = None) -> None:
         self.limit_records = limit_records
         self.limit_bytes = limit_bytes
+        self.node = NodeBudget(NO_LIMIT, 0) if node is None else node
         self.used_records = 0
         self.used_bytes = 0
         self.peak_records = 0
         self.peak_bytes = 0
 
     def fits(self, records: int, charge_bytes: int, *, keep_free_share: float = 0.0) -> bool:
-        """Whether this much may be taken now, leaving ``keep_free_share`` of each limit free."""
+        """Whether the stream has room for this much now, leaving ``keep_free_share`` of each of its limits free."""
         kept = 1.0 - keep_free_share
         return (
             self.used_records + records <= self.limit_records * kept
@@ -30,18 +82,24 @@ class QueueBudget:
         )
 
     def take(self, records: int, charge_bytes: int) -> None:
-        """Take on a frame.  The caller has asked `fits` in the same step."""
+        """Take on a frame.  The caller has asked `fits`, and the node's, in the same step."""
         assert self.fits(records, charge_bytes), "admitted past the limit"
+        assert self.node.fits(self, charge_bytes), "admitted past the node's limit"
         self.used_records += records
         self.used_bytes += charge_bytes
         self.peak_records = max(self.peak_records, self.used_records)
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        self.node.used_bytes += charge_bytes
+        self.node.peak_bytes = max(self.node.peak_bytes, self.node.used_bytes)
 
     def release(self, records: int, charge_bytes: int) -> None:
         """Give back what was taken: rows that settled, buffers that were let go."""
         self.used_records -= records
         self.used_bytes -= charge_bytes
         assert min(self.used_records, self.used_bytes) >= 0, "released more than was taken"
+        if charge_bytes:
+            self.node.used_bytes -= charge_bytes
+            self.node.has_freed = True
 
     def set_limits(self, limit_records: int, limit_bytes: int) -> None:
         """New limits.  What is over them stays until it settles; nothing is admitted before."""

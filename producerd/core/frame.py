@@ -6,6 +6,7 @@ remembers of rows that failed is bounded by its own rows.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -106,19 +107,23 @@ class Frame:
     def finished(self) -> bool:
         return self.unsettled == 0
 
-    def end_bad_rows(self, *, take_good: bool) -> None:
-        """End the rows that intake found bad; the others too, unless ``take_good``."""
+    def end_bad_rows(self, *, take_good: bool) -> Counter[str]:
+        """End the rows that intake found bad; the others too, unless ``take_good``.  Returns how many, by code."""
         assert self.rows is not None
+        ended: Counter[str] = Counter()
         left = np.ones(self.records, np.bool_)
         for bad in self.rows.bad:
             rows = bad.rows[left[bad.rows]]  # a row may be bad for two reasons: the first one counts
             left[rows] = False
             if len(rows):
                 self.end(rows, RowEnd(Outcome.NOT_STORED, bad.code, bad.message))
+                ended[bad.code] += len(rows)
         others = np.flatnonzero(left).astype(np.int32)
         if len(others) < self.records and len(others) and not take_good:
             message = "not taken, because other rows of its frame are bad"
             self.end(others, RowEnd(Outcome.NOT_STORED, Code.FRAME_REFUSED, message))
+            ended[Code.FRAME_REFUSED] = len(others)
+        return ended
 
     def store(self, records: int) -> None:
         """That many more of its rows are stored."""

@@ -153,7 +153,7 @@ class Ledger:
 
     # ---- rows end
 
-    def store(self, pieces: list[Piece]) -> None:
+    def store(self, pieces: list[Piece], now: float) -> None:
         """Rows of a request are in the stream."""
         for job, first, last in runs_of(pieces):
             where = slice(first, last)
@@ -165,10 +165,13 @@ class Ledger:
                     frame.possible_duplicates += len(rows)
             self.stats.delivered_records += last - first
             for frame, rows in job.frames_of(where):
+                self.stats.delivery_seconds.add(now - frame.accepted_at, len(rows))
                 frame.store(len(rows))
                 self._finish(frame)
         for _, span in pieces:
-            self.stats.stored_after(span.attempts + 1, span.last - span.first)
+            self.stats.attempts.add(span.attempts + 1, span.last - span.first)
+            self.stats.delivered_bytes += span.bytes
+        self.stats.delivered_at = now
         self._shrink(pieces)
 
     def end(self, piece: Piece, end: RowEnd) -> None:

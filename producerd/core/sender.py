@@ -185,6 +185,8 @@ class Sender:
     def complete(self, request: Request, outcome: Answer | RequestFailed, now: float) -> None:
         """A request's end: settles its rows, or puts them back."""
         self.in_flight.end(request)
+        if request.encoded is not None:
+            self.stats.request_ended(request.encoded, now - request.sent_at)
         if isinstance(outcome, RequestFailed):
             self._failed(request, outcome, now)
         else:
@@ -260,7 +262,7 @@ class Sender:
             span.buffer.job.mark_decided(span.first, span.last, "" if delivered else "reshard")
         _set_state(pieces, IN_REQUEST)
         if delivered and pieces:
-            self.ledger.store(pieces)
+            self.ledger.store(pieces, now)
         else:
             if None in shards:  # what waits behind them has waited as long
                 for lane in lanes:
@@ -339,7 +341,7 @@ class Sender:
         self._pace(request, answer, now)
         if not classes.any():
             self.stats.last_error = ""  # all is well again
-            self.ledger.store(request.pieces)
+            self.ledger.store(request.pieces, now)
             return
         starts = np.concatenate(([0], encoded.ends))
         for entry in partly:
@@ -354,7 +356,7 @@ class Sender:
             pieces = [Piece(lane, span._replace(timeouts=0, wrong_counts=0, faults=0)) for lane, span in rows]
             verdict = int(classes[first])
             if verdict == STORED:
-                self.ledger.store(pieces)
+                self.ledger.store(pieces, now)
             elif verdict == UNSURE:
                 if pieces:  # else it is one more part of the row before it
                     self._await_map(pieces, _copies(encoded, answer, first, pieces), now)

@@ -9,7 +9,7 @@ On the unix socket, which only the daemon's own user may open: ``GET /status`` a
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,12 +26,12 @@ StreamShards = dict[str, Any]
 
 @asynccontextmanager
 async def serve(
-    address: tuple[str, int], *, render_metrics: Callable[[], bytes], is_ready: Callable[[], bool]
+    address: tuple[str, int], *, render_metrics: Callable[[], Awaitable[bytes]], is_ready: Callable[[], bool]
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve by TCP until left; yields the address really bound.  Raises ConfigurationError where it cannot be bound."""
 
     async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(body=render_metrics(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=await render_metrics(), headers={"Content-Type": CONTENT_TYPE})
 
     async def ready(_request: web.Request) -> web.Response:
         return web.Response(text="ready\n") if is_ready() else web.Response(status=503, text="draining\n")

@@ -21,17 +21,17 @@ import uvloop
 from producerd import __version__
 from producerd.config import STREAM_NAME, Config
 from producerd.core import intake
+from producerd.core.budget import NodeBudget
 from producerd.core.retry import HealthState
 from producerd.core.shards import one_lane
 from producerd.core.spans import sort_rows
 from producerd.errors import Code, ConfigurationError, Refused
-from producerd.runtime import admin, allocator, logs
+from producerd.runtime import admin, allocator, logs, metrics, systemd
 from producerd.runtime.aws.clients import access_of, accesses_of, open_clients
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.gate import Refusal
 from producerd.runtime.kinesis import AioKinesis, Kinesis
-from producerd.runtime.listener import BACKLOG, Listener
-from producerd.runtime.metrics import Metrics
+from producerd.runtime.listener import BACKLOG, Listener, Passed
 from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.shard_watch import ShardWatch
 from producerd.runtime.stream import Stream
@@ -94,12 +94,13 @@ class Daemon:
             max_connections=node.max_connections,
             body_timeout_seconds=node.body_timeout_seconds,
         )
+        self._budget = NodeBudget(node.node_queue_limit_bytes, node.floor_bytes)
         self._streams: dict[str, Stream] = {}
         self._services: dict[Stream, Kinesis] = {}
         self._watches: dict[Stream, asyncio.Task[None]] = {}
         self._sessions: dict[Session, None] = {}
         self._session_numbers = 0
-        self._metrics = Metrics()
+        self._metrics = metrics.Metrics(config)
         self._signals = 0
 
     async def run(self) -> int:
@@ -108,14 +109,25 @@ class Daemon:
         self._quiet = asyncio.Event()
         self._all_gone = asyncio.Event()
         node = self.config.node
+        passed = systemd.take_sockets()
         async with AsyncExitStack() as stack:
+            self._notifier = systemd.Notifier()
+            stack.callback(self._notifier.close)
             executor = ThreadPoolExecutor(node.worker_threads, thread_name_prefix="producerd-worker")
             stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+            self._metrics.loop_lag.watch(self._loop)
+            stack.callback(self._metrics.loop_lag.stop)
             await self._loop.run_in_executor(executor, _sort_one_row)
             self._executor = executor
             self._clients = await stack.enter_async_context(open_clients(accesses_of(self.config)))
-            self._dispatcher = Dispatcher(self._services.__getitem__, executor, node.worker_threads, self._look_quiet)
-            listener = Listener(node.socket, node.socket_mode, node.socket_group)
+            self._dispatcher = Dispatcher(
+                self._services.__getitem__, executor, node.worker_threads, self._streams_settled
+            )
+            listener = (
+                Passed(passed.records)
+                if passed.records is not None
+                else Listener(node.socket, node.socket_mode, node.socket_group)
+            )
             stack.callback(listener.close)
             for signal_number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(signal_number, self._on_signal, signal_number)
@@ -128,7 +140,11 @@ class Daemon:
                     )
                 )
                 log.info("metrics", address=f"http://{bound[0]}:{bound[1]}/metrics")
-            admin_listener = Listener(node.admin_path, 0o600, setting="admin_socket")
+            admin_listener = (
+                Passed(passed.admin)
+                if passed.admin is not None
+                else Listener(node.admin_path, 0o600, setting="admin_socket")
+            )
             stack.callback(admin_listener.close)
             await stack.enter_async_context(
                 admin.serve_socket(admin_listener, status=self._status, shards=self._shards_of)
@@ -146,8 +162,10 @@ class Daemon:
             gc.collect()
             gc.freeze()  # what exists now stays: the collector need not look at it again
             log.info("serving", version=__version__, socket=str(listener.path), region=self.config.node.region or "-")
+            self._notifier.ready(self._status_line)
             await self._drain_asked.wait()
             self.state = State.DRAINING
+            self._notifier.stopping()
             server.close()
             orphans = await self._drain()
             stopped.set()
@@ -169,7 +187,8 @@ class Daemon:
         if stream is None:
             self._check_new_stream(name)
             node = self.config.node
-            stream = Stream(name, self.config.stream(name), node.max_frame_bytes, node.max_frame_records)
+            settings = self.config.stream(name)
+            stream = Stream(name, settings, node.max_frame_bytes, node.max_frame_records, self._budget)
             self._streams[name] = stream
             kinesis = AioKinesis(self._clients.of(access_of(node, stream.settings)), self._executor)
             self._services[stream] = kinesis
@@ -188,6 +207,7 @@ class Daemon:
 
     def ended(self, session: Session) -> None:
         self._sessions.pop(session, None)
+        self._metrics.disconnects[session.ended_as] += 1
         if not self._sessions:
             self._all_gone.set()
 
@@ -257,10 +277,19 @@ class Daemon:
             stream.settle(self._loop.time())
         return orphans
 
-    def _look_quiet(self) -> None:
-        """Streams have settled, by a session's word or by an answer: the end of draining may have come."""
+    def _streams_settled(self) -> None:
+        """By a session's word or by an answer: the node may have room again, and the end of draining may have come."""
+        if self._budget.wanted_by:
+            self._hand_room_on()
         if self.state is State.DRAINING and self._is_quiet():
             self._quiet.set()
+
+    def _hand_room_on(self) -> None:
+        """Room of the node that came free goes to who waits for it, who holds least first; all send what they hold."""
+        now, freed, self._budget.has_freed = self._loop.time(), self._budget.has_freed, False
+        for stream in sorted(self._streams.values(), key=lambda stream: stream.budget.used_bytes):
+            if (freed and stream.budget in self._budget.wanted_by) or stream.pipeline.press(now):
+                self.poke(stream)
 
     def _is_quiet(self) -> bool:
         return all(stream.budget.used_records == 0 for stream in self._streams.values())
@@ -286,14 +315,21 @@ class Daemon:
             "streams": [stream.status(now) for stream in self._streams.values()],
         }
 
+    def _status_line(self) -> str:
+        records = sum(stream.budget.used_records for stream in self._streams.values())
+        if self.state is State.SERVING:
+            return f"serving: {len(self._streams):,} streams, {records:,} records queued"
+        return f"{self.state.value}: {records:,} records left, at most {self.config.node.drain_timeout_seconds:g} s"
+
     def _shards_of(self, name: str) -> admin.StreamShards | None:
         stream = self._streams.get(name)
         return stream.shards(self._loop.time()) if stream is not None else None
 
-    def _render_metrics(self) -> bytes:
-        return self._metrics.render(
+    async def _render_metrics(self) -> bytes:
+        snapshot = self._metrics.snapshot(
             self._streams.values(),
-            ready=self.state is State.SERVING,
+            state=self.state.value,
             connections=len(self._sessions),
             now=self._loop.time(),
         )
+        return await asyncio.to_thread(metrics.text, snapshot)

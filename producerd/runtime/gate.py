@@ -6,6 +6,7 @@ Nobody is let in who would pass a limit, and everybody who fits an empty queue i
   one with the least taken on goes first, ties to the longest waiting.  Nobody overtakes the one so chosen.
 - While other sessions have the stream open, the last eighth of a limit is for those that hold less than an equal share
   of the rest: a caller that comes back after its pause finds room for more than one frame.
+- Where the node is full, a stream still gets its floor (`NodeBudget`).
 - Granted and unreceived bytes together stay under a quarter of the limit, or are exactly one frame.
 
 Plain functions and no waiting: `ask` and `pump` call the session back, at once or later.
@@ -142,6 +143,7 @@ class AdmissionGate:
         """A session opens the stream."""
         member = Member(caller)
         self._members[member] = None
+        self.budget.node.join(self.budget)
         return member
 
     def leave(self, member: Member, now: float) -> None:
@@ -149,6 +151,8 @@ class AdmissionGate:
         for ticket in list(member.line):
             self._take_out(ticket)
         self._members.pop(member, None)
+        if not self._members:
+            self.budget.node.leave(self.budget)
         self.pump(now)
 
     def ask(self, member: Member, frame_id: int, layout: Layout, now: float) -> Ticket:
@@ -189,7 +193,7 @@ class AdmissionGate:
         self._closed = refusal
         for ticket in self._all_waiting():
             self._refuse(ticket, refusal)
-        self._clock(now)
+        self.pump(now)
 
     def set_limits(self, limit_records: int, limit_bytes: int, now: float) -> None:
         """New limits; whoever waits and can no longer fit is told the new maximum."""
@@ -213,9 +217,20 @@ class AdmissionGate:
                     self._grant(ticket, now)
         finally:
             self._pumping = False
+        self.budget.node.want(self.budget, self._wanted_of_node())
         self._clock(now)
 
     # ---- inside
+
+    def _wanted_of_node(self) -> int:
+        """The charge of the frame that waits only because the node is full."""
+        ticket = self._head() if self._waiting else None
+        if ticket is None or not self._stream_has_room(ticket) or self._node_has_room(ticket):
+            return 0
+        return ticket.layout.charge_bytes
+
+    def _node_has_room(self, ticket: Ticket) -> bool:
+        return self.budget.node.fits(self.budget, ticket.layout.charge_bytes)
 
     def _all_waiting(self) -> Iterator[Ticket]:
         """Whoever waits, each as its turn comes: one that was told something may have cancelled another."""
@@ -235,6 +250,9 @@ class AdmissionGate:
         return best
 
     def _has_room(self, ticket: Ticket) -> bool:
+        return self._stream_has_room(ticket) and self._node_has_room(ticket)
+
+    def _stream_has_room(self, ticket: Ticket) -> bool:
         charge = ticket.layout.charge_bytes
         if self._unreceived_bytes and self._unreceived_bytes + charge > self.budget.limit_bytes * UNRECEIVED_SHARE:
             return False
@@ -263,6 +281,12 @@ class AdmissionGate:
                 Code.RECORD_TOO_LARGE,
                 f"one record of {layout.charge_bytes} bytes with its overhead passes the whole queue: "
                 f"queue_limit_bytes = {self.budget.limit_bytes}",
+            )
+        if layout.charge_bytes > self.budget.node.limit_bytes:
+            return Refusal(
+                Code.RECORD_TOO_LARGE,
+                f"one record of {layout.charge_bytes} bytes with its overhead passes what all queues of the node may "
+                f"hold: node_queue_limit_bytes = {self.budget.node.limit_bytes}",
             )
         return None
 

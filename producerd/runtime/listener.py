@@ -1,7 +1,8 @@
 """A unix socket that is listened on: that of clients, and that of `producerctl`.
 
 Its mode and group hold before anybody can connect.  A stale file, left by a daemon that was killed, is replaced; a
-socket that somebody answers on, and anything that is no socket, is not touched.
+socket that somebody answers on, and anything that is no socket, is not touched.  A socket that the service manager
+passed is its own: file, mode and group stay as they are, and whoever connects between two daemons waits for the next.
 """
 
 from __future__ import annotations
@@ -48,6 +49,18 @@ class Listener:
             pass
         self.socket.close()
         os.close(self._lock)
+
+
+class Passed(Listener):
+    """A listening socket that somebody else has bound, and keeps."""
+
+    def __init__(self, passed: socket.socket) -> None:
+        self.socket = passed
+        name = passed.getsockname()
+        self.path = Path(name if isinstance(name, str) else f"@{os.fsdecode(name[1:])}")  # bytes: an abstract name
+
+    def close(self) -> None:
+        self.socket.close()
 
 
 class _PathProblem(Exception):

@@ -30,6 +30,15 @@ R = TypeVar("R")
 CONTROL_BUFFER_BYTES: Final = 2 * frames.MAX_CONTROL_BYTES
 WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
 """A client that does not read what it is told is told nothing more, and not listened to, until it does."""
+_ENDED_AS: Final = {
+    Code.PROTOCOL: "protocol",
+    Code.VERSION_MISMATCH: "version_mismatch",
+    Code.CONNECTION_LIMIT: "connection_limit",
+    Code.NOT_AUTHORIZED: "not_authorized",
+    Code.DRAINING: "draining",
+}
+DISCONNECT_REASONS: Final = ("closed", "lost", "late", *_ENDED_AS.values(), "failed")
+"""Why connections end.  ``closed``: the client did, and was owed nothing; ``lost``: it was waiting for something."""
 FIRST_BLOCKED_SECONDS: Final = 30.0
 NEXT_BLOCKED_SECONDS: Final = 300.0
 
@@ -152,6 +161,7 @@ class Session(asyncio.BufferedProtocol):
         self._take_good = False
         self.session_id = session_id
         self.who = "a client that said nothing yet"
+        self.ended_as = ""  # why the connection ended: one of `DISCONNECT_REASONS`
 
     # ---- the transport calls
 
@@ -204,13 +214,17 @@ class Session(asyncio.BufferedProtocol):
                 self.host.poke(part.stream)
 
     @_guarded
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+    def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if not self.ended_as:
+            owes = self._unacked or self._waiting
+            self.ended_as = "lost" if exc is not None or owes else "closed"
         self._let_go()
         self.host.ended(self)
 
     def close(self, code: str, message: str) -> None:
         """End the session from this side, saying why."""
+        self.ended_as = self.ended_as or _ENDED_AS.get(code, "failed")
         transport, self._transport = self._transport, None
         self._let_go()
         if transport is not None:
@@ -237,6 +251,8 @@ class Session(asyncio.BufferedProtocol):
 
     def refuse(self, part: Part, frame_id: int, refusal: Refusal) -> None:
         self._forget_waiting(frame_id)
+        if refusal.code == Code.RECORD_TOO_LARGE:  # for the whole queue: it stood alone
+            part.stream.rejected_records[refusal.code] += 1
         self._send(
             frames.Refused(
                 frame_id,
@@ -368,6 +384,7 @@ class Session(asyncio.BufferedProtocol):
         self._send(self._part(message.stream_id).stream.blocked(message.stream_id, 0.0, self._loop.time()))
 
     def _closed(self, message: frames.Close) -> None:
+        self.ended_as = "closed"
         log.info("client closed", session=self.session_id, client=self.who, code=message.code, message=message.message)
         if self._transport is not None:
             self._transport.close()
@@ -421,9 +438,7 @@ class Session(asyncio.BufferedProtocol):
         stream = part.stream
         stream.gate.received(ticket)
         if frame.rows is not None and frame.rows.bad:
-            for bad in frame.rows.bad:
-                stream.rejected_records[bad.code] = stream.rejected_records.get(bad.code, 0) + len(bad.rows)
-            frame.end_bad_rows(take_good=self._take_good)
+            stream.rejected_records += frame.end_bad_rows(take_good=self._take_good)
         if frame.finished:
             if not self._take_good:
                 stream.pipeline.refused(part)
@@ -444,6 +459,7 @@ class Session(asyncio.BufferedProtocol):
     @_guarded
     def _late(self, what: str) -> None:
         seconds = self._rules.body_timeout_seconds
+        self.ended_as = "late"
         log.warning("client is late", session=self.session_id, client=self.who, waited_for=what, seconds=seconds)
         self.close(Code.PROTOCOL, f"{what} was not whole within body_timeout_seconds = {seconds:g}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from math import inf
 from random import Random
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from producerd.config import StreamSettings
 from producerd.core import intake
-from producerd.core.budget import QueueBudget
+from producerd.core.budget import NodeBudget, QueueBudget
 from producerd.core.entries import EntryRules
 from producerd.core.frame import Frame
 from producerd.core.intake import Rows
@@ -18,6 +18,7 @@ from producerd.core.pipeline import Pipeline
 from producerd.core.retry import HealthState
 from producerd.core.rules import PipelineRules
 from producerd.core.sender import Holding
+from producerd.core.stats import Histogram
 from producerd.runtime.gate import AdmissionGate
 from producerd.runtime.logs import get_logger
 from producerd.wire import frames
@@ -31,6 +32,7 @@ SLOW_WITHIN_SECONDS = 60.0
 TELL_AGAIN_SECONDS = 300.0
 LOOK_SECONDS = 0.5
 """How often to look what holds the queue: it takes a look at every span."""
+WAIT_SECONDS_BOUNDS = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
 MAX_RECORD_BYTES_UNTIL_KNOWN = 10 * 1024 * 1024
 """The most that any stream takes; a stream that takes less says so in DescribeStreamSummary, or in its answer."""
 
@@ -45,18 +47,26 @@ class Owner(Protocol):
 class Stream:
     """One stream.  Its pipeline and gate are told things by sessions and by the dispatcher, both on the loop thread."""
 
-    def __init__(self, name: str, settings: StreamSettings, max_frame_bytes: int, max_frame_records: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: StreamSettings,
+        max_frame_bytes: int,
+        max_frame_records: int,
+        node: NodeBudget | None = None,
+    ) -> None:
         self.name = name
         self.settings = settings
         self.address = _address(name, settings)
-        self.budget = QueueBudget(settings.queue_limit, settings.queue_limit_bytes)
+        self.budget = QueueBudget(settings.queue_limit, settings.queue_limit_bytes, node)
         self.pipeline = Pipeline(_rules(settings), self.budget, Random())
         self.gate = AdmissionGate(
             self.budget, self.pipeline.refuses, max_frame_bytes=max_frame_bytes, max_frame_records=max_frame_records
         )
         self.max_record_bytes = MAX_RECORD_BYTES_UNTIL_KNOWN
-        self.rejected_records: dict[str, int] = {}
+        self.rejected_records: Counter[str] = Counter()  # by code
         self.wants_map: Callable[[], None] = lambda: None  # the watch of its shards
+        self._wait_seconds = Histogram(WAIT_SECONDS_BOUNDS)
         self.cause_seconds: dict[str, float] = defaultdict(float)  # in which some caller waited, by what held the queue
         self.record_rate_bound_seconds = 0.0  # of them, those in which shards took no more records, but more bytes
         self._active_seconds = 0.0  # their sum
@@ -82,12 +92,23 @@ class Stream:
             owner: Owner = frame.owner
             owner.finished(frame)
         self.gate.pump(now)
+        self._count_waits()
         pressed = self.gate.wants_room() and self.pipeline.press(now)
         if self.pipeline.wants_shard_map:
             self.wants_map()
         self._tell_health()
         self._look_what_holds(now)
         return pressed or bool(finished)
+
+    @property
+    def wait_seconds(self) -> Histogram:
+        """How long frames that had to wait for room did."""
+        self._count_waits()
+        return self._wait_seconds
+
+    def _count_waits(self) -> None:
+        while self.gate.waits_seconds:
+            self._wait_seconds.add(self.gate.waits_seconds.popleft())
 
     def _look_what_holds(self, now: float) -> None:
         active_seconds = self.gate.active_seconds(now)
@@ -144,6 +165,12 @@ class Stream:
         health = self.pipeline.health
         if health.state is HealthState.BROKEN:
             return f"the stream is refused by the service: {health.code}: {health.message}"
+        node = self.budget.node
+        if self.budget in node.wanted_by:
+            return (
+                f"the queues of all streams together are at their limit, {node.used_bytes:,} of "
+                f"node_queue_limit_bytes = {node.limit_bytes:,}: `producerctl status` shows who holds them"
+            )
         limit = "the queue is at its limit: " if self.gate.wants_room() else ""
         return limit + self._what_holds(holding)
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from producerd.core.budget import QueueBudget
+from producerd.core.budget import NodeBudget, QueueBudget
 
 
 @pytest.mark.law("QueueBudget")
@@ -83,3 +83,81 @@ def test_random_use_never_passes_a_limit_and_ends_at_nothing() -> None:
         for ask in taken:
             budget.release(*ask)
         assert (budget.used_records, budget.used_bytes) == (0, 0)
+
+
+def streams_of(node: NodeBudget, count: int) -> list[QueueBudget]:
+    streams = [QueueBudget(10**6, 10**6, node) for _ in range(count)]
+    for stream in streams:
+        node.join(stream)
+    return streams
+
+
+@pytest.mark.law("QueueBudget")
+def test_what_a_stream_with_callers_has_not_taken_of_its_floor_stays_free_for_it() -> None:
+    node = NodeBudget(1_000, 200)
+    first, second, third = streams_of(node, 3)
+    first.take(1, 600)
+    assert not node.fits(first, 1), "two floors of 200 are left"
+    second.take(1, 150)
+    assert node.fits(second, 50)
+    assert not node.fits(second, 51), "the third's 200 are left"
+    third.take(1, 200)
+    assert node.used_bytes == 950
+    assert node.fits(second, 50)
+    second.take(1, 50)
+    assert not any(node.fits(stream, 1) for stream in (first, second, third))
+    assert (node.used_bytes, node.peak_bytes) == (1_000, 1_000)
+
+
+@pytest.mark.law("QueueBudget")
+def test_a_stream_without_callers_owns_nothing_and_what_it_holds_still_counts() -> None:
+    node = NodeBudget(1_000, 200)
+    first, second = streams_of(node, 2)
+    second.take(1, 300)
+    node.leave(second)
+    assert node.fits(first, 700)
+    assert not node.fits(first, 701)
+    second.release(1, 300)
+    assert node.fits(first, 1_000)
+
+
+@pytest.mark.law("QueueBudget")
+def test_a_stream_that_holds_nothing_may_take_one_frame_of_any_size_and_others_leave_it_room() -> None:
+    node = NodeBudget(1_000, 200)
+    first, second = streams_of(node, 2)
+    first.take(1, 700)
+    assert not node.fits(second, 500)
+    node.want(second, 500)
+    first.release(0, 150)
+    assert not node.fits(first, 1), "the next room that comes free is the large frame's"
+    assert not node.fits(second, 500)
+    first.release(0, 100)
+    assert node.fits(second, 500)
+    second.take(1, 500)
+    node.want(second, 0)
+    assert not node.fits(second, 51)
+    assert node.fits(first, 50)
+
+
+@pytest.mark.law("QueueBudget")
+def test_random_use_of_a_node_never_passes_its_limit_and_each_stream_reaches_its_floor() -> None:
+    for seed in range(300):
+        random = Random(seed)
+        count = random.randint(1, 6)
+        node = NodeBudget(2_000, 2_000 // (2 * count))
+        streams = streams_of(node, count)
+        taken: list[tuple[QueueBudget, int]] = []
+        for _ in range(80):
+            stream, charge = random.choice(streams), random.randint(1, node.floor_bytes)
+            if node.fits(stream, charge):
+                stream.take(1, charge)
+                taken.append((stream, charge))
+            elif taken and random.random() < 0.5:
+                other, charge = taken.pop(random.randrange(len(taken)))
+                other.release(1, charge)
+            assert node.used_bytes == sum(charge for _, charge in taken) <= node.limit_bytes
+            for stream in streams:  # all were here from the start: nobody has taken what is another's
+                assert node.fits(stream, max(0, node.floor_bytes - stream.used_bytes))
+        for stream, charge in taken:
+            stream.release(1, charge)
+        assert node.used_bytes == 0

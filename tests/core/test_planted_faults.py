@@ -96,7 +96,7 @@ def success_is_judged_per_record_inside_a_mixed_aggregate(patch: pytest.MonkeyPa
                 if piece.span.lies_in(shard):
                     span.buffer.job.mark_decided(row, row + 1, "")
                     span.buffer.job.state[row] = IN_REQUEST
-                    self.ledger.store([piece])
+                    self.ledger.store([piece], now)
         really(self, waiting, now)  # with what is left of them
 
     really = Sender._decide

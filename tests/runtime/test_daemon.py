@@ -257,7 +257,9 @@ BAD: list[tuple[bytes, bytes | None, bytes | None, str, str]] = [
 def test_a_bad_record_is_told_by_its_number_and_reason_and_never_by_its_data(
     kinesis: FakeKinesis, server: FakeServer
 ) -> None:
-    with daemon(server.url, max_frame_bytes="4 MiB", log_level="debug", aggregation="kpl") as running:
+    with daemon(
+        server.url, max_frame_bytes="4 MiB", node_queue_limit_bytes="1 GiB", log_level="debug", aggregation="kpl"
+    ) as running:
         with session(running) as strict, session(running, take_good=True) as lenient:
             until(lambda: "shards read" in running.log)  # the stream's size was read before
             for key, data, hash_key, code, reason in BAD:
@@ -277,7 +279,8 @@ def test_a_bad_record_is_told_by_its_number_and_reason_and_never_by_its_data(
                 assert (row, line.outcome, line.code) == (1, Outcome.NOT_STORED, code)
                 assert "s3cret" not in line.message
             metrics = running.metrics()
-        assert metrics["ingest_rejected_records_total"] == 12
+        assert metrics["ingest_rejected_records_total"] == 24
+        assert metrics["ingest_rejected_records_total[FRAME_REFUSED]"] == 12
         assert metrics["ingest_records_total"] == metrics["delivered_records_total"] == 12
         assert idle(metrics)
         assert conserved(metrics)

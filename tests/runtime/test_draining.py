@@ -134,6 +134,7 @@ def test_the_last_acknowledgements_leave_though_all_clients_were_gone_once(
     frame_limits: dict[str, Any] = {
         "max_frame_records": 1_000_000,
         "max_frame_bytes": "64 MiB",
+        "node_queue_limit_bytes": "8 GiB",
         "session_window_bytes": "256 MiB",
     }
     queue_limits: dict[str, Any] = {"queue_limit": 10_000_000, "queue_limit_bytes": "512 MiB"}

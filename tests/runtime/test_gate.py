@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from producerd.core.budget import QueueBudget
+from producerd.core.budget import NodeBudget, QueueBudget
 from producerd.core.frame import RowEnd
 from producerd.errors import Code, Outcome
 from producerd.runtime.gate import AdmissionGate, Member, Refusal, Ticket
@@ -621,3 +621,75 @@ def test_thousands_of_random_worlds_keep_the_order_and_the_limits_and_nobody_wai
             assert not set(caller.grants) & set(caller.refusals)
         grants += sum(len(caller.grants) for caller in world.callers)
     assert grants > 1_000
+
+
+# ---- several streams on one node
+
+
+def node_gates(limit_bytes: int, floor_bytes: int, count: int = 2) -> tuple[NodeBudget, list[AdmissionGate]]:
+    node = NodeBudget(limit_bytes, floor_bytes)
+    budgets = [QueueBudget(10_000, 64 << 20, node) for _ in range(count)]
+    return node, [
+        AdmissionGate(budget, lambda _: None, max_frame_bytes=1 << 20, max_frame_records=10_000) for budget in budgets
+    ]
+
+
+@LAW
+def test_a_full_node_makes_callers_wait_and_names_who_does() -> None:
+    node, (hot, cold) = node_gates(20_000, 5_000)
+    greedy, modest = Caller(hot), Caller(cold)
+    for _ in range(4):
+        greedy.ask(5_000)
+        if greedy.incomplete:
+            greedy.receive()
+    assert greedy.grants == [1, 2, 3], "the other stream's floor stays free"
+    assert node.wanted_by == {hot.budget: 5_000}
+    assert hot.wants_room()
+    modest.ask(5_000)
+    assert modest.grants == [1]
+    assert node.used_bytes == 20_000
+    greedy.settle()
+    assert greedy.grants == [1, 2, 3, 4]
+    assert node.wanted_by == {}
+
+
+@LAW
+def test_room_that_comes_free_in_one_stream_is_there_for_another() -> None:
+    node, (first, second) = node_gates(20_000, 1_000)
+    one, other = Caller(first), Caller(second)
+    for _ in range(3):
+        one.ask(6_000)
+        one.receive()
+    other.ask(6_000)
+    assert (other.grants, node.wanted_by) == ([], {second.budget: 6_000})
+    node.has_freed = False
+    one.settle()
+    assert node.has_freed
+    second.pump(1.0)
+    assert (other.grants, node.wanted_by) == ([1], {})
+
+
+@LAW
+def test_who_is_gone_or_refused_wants_nothing_of_the_node_any_more() -> None:
+    for end in ("vanish", "close", "cancel"):
+        node, (first, second) = node_gates(20_000, 1_000)
+        one, other = Caller(first), Caller(second)
+        one.ask(19_000)
+        other.ask(6_000)
+        assert node.wanted_by == {second.budget: 6_000}
+        if end == "vanish":
+            other.vanish()
+        elif end == "close":
+            second.close(Refusal(Code.DRAINING, "stops"), 1.0)
+        else:
+            other.cancel(1)
+        assert node.wanted_by == {}, end
+
+
+@LAW
+def test_a_record_that_the_node_can_never_hold_names_the_nodes_setting() -> None:
+    _, (gate, _) = node_gates(20_000, 1_000)
+    caller = Caller(gate)
+    frame_id = caller.ask(20_001)
+    assert caller.refusals[frame_id].code == Code.RECORD_TOO_LARGE
+    assert "node_queue_limit_bytes = 20000" in caller.refusals[frame_id].message

@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from producerd.config import StreamSettings
+from producerd.config import Config, StreamSettings
 from producerd.core import retry
 from producerd.core.retry import meaning_of
+from producerd.errors import Code
+from producerd.runtime.app import State
 from producerd.runtime.gate import Refusal, Ticket
-from producerd.runtime.metrics import DISCARD_REASONS, ERROR_CODES, FAILURE_REASONS, Metrics
+from producerd.runtime.metrics import (
+    DISCARD_REASONS,
+    ERROR_CODES,
+    FAILURE_REASONS,
+    LAG_LOOK_SECONDS,
+    NODE_FAMILIES,
+    STATES,
+    STREAM_FAMILIES,
+    LoopLag,
+    Metrics,
+)
+from producerd.runtime.metrics import text as text_of
+from producerd.runtime.session import DISCONNECT_REASONS, Session
 from producerd.runtime.stream import Stream
-from producerd.wire.columns import Layout
+from producerd.wire import frames
+from producerd.wire.columns import Layout, lay_out
+from tests.daemon import rows, until_on_loop
+from tests.runtime.test_session import StandInHost, StandInTransport, body, opened, reserve, tell
 
 
 def stream(name: str) -> Stream:
     return Stream(name, StreamSettings(), 1 << 20, 10_000)
 
 
+def rendered(
+    metrics: Metrics, streams: Iterable[Stream], *, state: str = "serving", connections: int = 0, now: float = 0.0
+) -> bytes:
+    return text_of(metrics.snapshot(streams, state=state, connections=connections, now=now))
+
+
 def samples(metrics: Metrics, *streams: Stream, now: float = 0.0) -> dict[tuple[str, frozenset[str]], float]:
-    text = metrics.render(streams, ready=True, connections=3, now=now).decode()
+    return samples_of(rendered(metrics, streams, connections=3, now=now).decode())
+
+
+def samples_of(text: str) -> dict[tuple[str, frozenset[str]], float]:
     return {
         (sample.name, frozenset(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)
@@ -36,6 +69,189 @@ def test_every_label_of_a_stream_is_there_before_anything_happened() -> None:
     assert found["producerd_ready", frozenset()] == 1
 
 
+NAMES = """
+build_info{version} config_info{hash} ready state{state} event_loop_lag_seconds client_connections
+client_disconnects_total{reason} ingest_records_total ingest_bytes_total ingest_rejected_records_total{reason}
+queue_records queue_bytes queue_limit_records queue_limit_bytes queue_peak_records queue_peak_bytes
+queue_oldest_record_age_seconds backpressure_blocked_clients backpressure_active_seconds_total
+backpressure_wait_seconds backpressure_cause_seconds_total{cause} record_rate_bound_seconds_total
+flushes_total{trigger} put_requests_total{result} put_request_duration_seconds put_request_size_bytes
+put_request_records aggregation_user_records inflight_requests delivered_records_total delivered_bytes_total
+delivery_latency_seconds last_delivery_timestamp_seconds record_errors_total{code} record_retries_total
+record_attempts failed_records_total{reason} discarded_records_total{reason} possible_duplicate_records_total{cause}
+stream_up shards_open shards_backing_off shard_utilization_max_ratio shard_map_refreshes_total{result}
+shard_mispredictions_total
+"""
+"""Dashboards and alerts of others go by these names: none is ever changed, and none taken away."""
+
+
+def test_names_and_labels_are_those_that_were_promised() -> None:
+    families = [*NODE_FAMILIES, *STREAM_FAMILIES]
+    assert [f"{one.name}{{{one.label}}}" if one.label else one.name for one in families] == NAMES.split()
+
+
+def test_labels_are_the_stream_and_closed_enumerations() -> None:
+    """But for the two that are 1 whatever their label is."""
+    for family in (*NODE_FAMILIES, *STREAM_FAMILIES):
+        assert bool(family.values) == bool(family.label) or family.name in ("build_info", "config_info")
+    assert set(STATES) == {state.value for state in State}
+
+
+def test_every_family_of_a_stream_is_there_before_anything_happened() -> None:
+    text = rendered(Metrics(), [stream("flights")], state="serving").decode()
+    for family in STREAM_FAMILIES:
+        name = f"producerd_{family.name}"
+        assert f"# TYPE {name} {family.kind}\n" in text
+        if family.kind == "histogram":
+            assert f'\n{name}_count{{stream="flights"}} 0.0\n' in text
+            assert f'\n{name}_bucket{{le="+Inf",stream="flights"}} 0.0\n' in text
+        for value in family.values:
+            labels = ",".join(sorted(['stream="flights"', f'{family.label}="{value}"']))
+            assert f"\n{name}{{{labels}}} 0.0\n" in text
+        if not family.label and family.kind == "counter":
+            assert f'\n{name}{{stream="flights"}} 0' in text
+
+
+def test_a_scrape_is_read_as_it_was_written() -> None:
+    """Each family once, of its type, and histograms that rise to their count."""
+    flights, orders = stream("flights"), stream("orders")
+    for seconds in (0.003, 0.2, 1e6):
+        flights.pipeline.stats.delivery_seconds.add(seconds, 5)
+    text = rendered(Metrics(), [flights, orders], state="draining").decode()
+    families = list(text_string_to_metric_families(text))
+    assert len(families) == len(NODE_FAMILIES) + len(STREAM_FAMILIES)
+    for family, told in zip((*NODE_FAMILIES, *STREAM_FAMILIES), families, strict=True):
+        assert (told.name, told.type, told.documentation) == (
+            f"producerd_{family.name.removesuffix('_total')}",
+            family.kind,
+            family.meaning,
+        )
+    found = samples_of(text)
+    name = "producerd_delivery_latency_seconds"
+    assert found[f"{name}_count", frozenset(("flights",))] == 15
+    assert found[f"{name}_sum", frozenset(("flights",))] == pytest.approx(5 * 1_000_000.203)
+    rising = [value for (sample, labels), value in found.items() if sample == f"{name}_bucket" and "flights" in labels]
+    assert rising == [5.0] * 4 + [10.0] * 9 + [15.0]
+    assert found["producerd_state", frozenset(("draining",))] == 1
+    assert found["producerd_state", frozenset(("serving",))] == 0
+
+
+def test_a_stream_that_has_settings_is_there_before_anybody_opens_it() -> None:
+    """Its first failure is then one for `increase()`; once it is open it is not there twice."""
+    metrics = Metrics(Config(streams={"orders": StreamSettings(queue_limit=777)}))
+    found = samples(metrics)
+    assert found["producerd_queue_limit_records", frozenset(("orders",))] == 777
+    assert found["producerd_failed_records_total", frozenset(("orders", "INTERNAL"))] == 0
+    orders = stream("orders")
+    orders.pipeline.stats.ingest_records = 3
+    text = rendered(metrics, [orders]).decode()
+    assert samples_of(text)["producerd_ingest_records_total", frozenset(("orders",))] == 3
+    assert text.count("producerd_ingest_records_total{") == 1
+
+
+def test_nodes_of_the_same_settings_have_the_same_hash() -> None:
+    def hash_of(config: Config) -> str:
+        ((label,),) = [labels for name, labels in samples(Metrics(config)) if name == "producerd_config_info"]
+        return label
+
+    one, same = Config(), Config()
+    other = Config(defaults=StreamSettings(linger_seconds=0.2))
+    assert re.fullmatch("[0-9a-f]{16}", hash_of(one))
+    assert hash_of(one) == hash_of(same) != hash_of(other)
+
+
+def test_the_last_delivery_is_told_in_seconds_since_1970(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 2_000_000_000.0)
+    flights, never = stream("flights"), stream("never")
+    flights.pipeline.stats.delivered_at = 40.0
+    found = samples(Metrics(), flights, never, now=100.0)
+    assert found["producerd_last_delivery_timestamp_seconds", frozenset(("flights",))] == 1_999_999_940.0
+    assert found["producerd_last_delivery_timestamp_seconds", frozenset(("never",))] == 0
+
+
+def test_the_loops_lag_is_by_how_much_its_timers_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loop:
+        """Its one timer comes when it is told to."""
+
+        def call_later(self, delay: float, look: Callable[[], None]) -> Any:
+            assert delay == LAG_LOOK_SECONDS
+            self.look, self.cancelled = look, False
+            return self
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    now = 10.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    lag, loop = LoopLag(), Loop()
+    lag.watch(loop)  # type: ignore[arg-type] # all of a loop that it needs
+    for late in (0.0, 3.0, -0.001):  # uvloop's timers may be early by less than a millisecond
+        now += LAG_LOOK_SECONDS + late
+        loop.look()
+    assert sum(lag.seconds.counts) == 3
+    assert lag.seconds.sum == pytest.approx(3.0)
+    assert lag.seconds.counts[0] == 2
+    lag.stop()
+    assert loop.cancelled
+
+
+async def test_the_loops_lag_is_looked_at_on_a_real_loop() -> None:
+    lag = LoopLag()
+    lag.watch(asyncio.get_running_loop())
+    await until_on_loop(lambda: any(lag.seconds.counts))
+    lag.stop()
+
+
+async def test_every_connection_ends_for_one_reason() -> None:
+    def owed(session: Session) -> None:
+        tell(session, reserve(1, rows(3)))
+
+    def nothing(_: Session) -> None:
+        pass
+
+    ends: list[tuple[str, Callable[[Session], None], Exception | None]] = [
+        ("closed", nothing, None),
+        ("closed", lambda session: tell(session, frames.encode(frames.Close("", "bye"))), None),
+        ("lost", nothing, ConnectionResetError()),
+        ("lost", owed, None),
+        ("late", lambda session: session._late("a body"), None),
+        ("protocol", lambda session: tell(session, frames.encode(frames.Reserve(1, 9, Layout(1, 1, 1)))), None),
+        ("draining", lambda session: session.close(Code.DRAINING, "the daemon has stopped"), None),
+        ("not_authorized", lambda session: session.close(Code.NOT_AUTHORIZED, "no"), None),
+        ("failed", lambda session: session.close(Code.INTERNAL, "no"), None),
+    ]
+    for reason, happens, error in ends:
+        host = StandInHost()
+        session, _ = opened(host)
+        happens(session)
+        session.connection_lost(error)
+        assert [gone.ended_as for gone in host.gone] == [reason]
+        assert reason in DISCONNECT_REASONS
+    host = StandInHost()
+    session = Session(host, 1)
+    StandInTransport(session)
+    tell(session, frames.encode(frames.Hello(8, 9)))
+    assert session.ended_as == "version_mismatch"
+    host.full = True
+    session = Session(host, 2)
+    StandInTransport(session)
+    assert session.ended_as == "connection_limit"
+
+
+async def test_each_row_that_is_not_accepted_is_counted_once() -> None:
+    """A row that is bad twice, the good rows that its frame's bad ones refused, and a record larger than the queue."""
+    host = StandInHost()
+    session, _ = opened(host)
+    two_bad = lay_out([b"\xff" * 300, b"k" * 300, b"k", b"k"], [b"1", b"2", b"3", b"4"])  # the first one twice
+    tell(session, reserve(1, two_bad) + body(1, two_bad))
+    host.stream.gate.set_limits(10, 1_000, 0.0)
+    tell(session, reserve(2, lay_out([b"k"], [b"x" * 2_000])))
+    found = samples(Metrics(), host.stream)
+    for reason, count in (("RECORD_INVALID", 2), ("FRAME_REFUSED", 2), ("RECORD_TOO_LARGE", 1)):
+        assert found["producerd_ingest_rejected_records_total", frozenset(("flights", reason))] == count
+    assert found["producerd_ingest_records_total", frozenset(("flights",))] == 0
+
+
 def test_waits_are_counted_once_each() -> None:
     metrics, flights = Metrics(), stream("flights")
     flights.gate.waits_seconds.extend([0.005, 0.05, 100.0])
@@ -45,6 +261,16 @@ def test_waits_are_counted_once_each() -> None:
         assert found["producerd_backpressure_wait_seconds_sum", frozenset(("flights",))] == 100.055
         assert found["producerd_backpressure_wait_seconds_bucket", frozenset(("flights", "0.01"))] == 1
         assert found["producerd_backpressure_wait_seconds_bucket", frozenset(("flights", "600.0"))] == 3
+
+
+def test_waits_between_two_scrapes_are_counted_however_many_they_are() -> None:
+    """The gate keeps the last 10,000 only: the stream takes them as it settles."""
+    flights = stream("flights")
+    for _ in range(3):
+        flights.gate.waits_seconds.extend([0.5] * 9_000)
+        flights.settle(0.0)
+    found = samples(Metrics(), flights)
+    assert found["producerd_backpressure_wait_seconds_count", frozenset(("flights",))] == 27_000
 
 
 def test_streams_that_are_gone_are_forgotten() -> None:
@@ -70,7 +296,7 @@ def test_every_decision_on_a_failure_has_its_label() -> None:
 def test_records_are_counted_by_how_often_they_were_sent() -> None:
     flights = stream("flights")
     for attempts, records in ((1, 10), (4, 3), (51, 2)):
-        flights.pipeline.stats.stored_after(attempts, records)
+        flights.pipeline.stats.attempts.add(attempts, records)
     found = samples(Metrics(), flights)
     buckets = {
         bound: found["producerd_record_attempts_bucket", frozenset(("flights", bound))]

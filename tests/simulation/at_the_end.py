@@ -166,7 +166,7 @@ ZERO_WHEN_IDLE: Final = frozenset(
         "_filling_bytes",
     ]
 )
-MAY_STAY: Final = frozenset(["waits_seconds", "_members", "_failed_sessions", "_lanes"])
+MAY_STAY: Final = frozenset(["waits_seconds", "_members", "_streams", "_failed_sessions", "_lanes"])
 """Lanes: at most one for each open shard.  What is in all of these is looked at."""
 VALUES: Final = (StreamStats, ShardMap, PipelineRules, StreamHealth, Pacer, Shard, Session, Random)
 """Bounded by what they are: codes, shards, settings."""

@@ -1,0 +1,103 @@
+"""What is counted of requests and of records that were stored, in bulk, is what counting them one by one would give."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from producerd.core.entries import RequestFailed
+from producerd.core.stats import Histogram
+from producerd.errors import Code
+from tests.core.test_pipeline import Desk
+
+BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
+
+
+def told(histogram: Histogram) -> tuple[int, float]:
+    """How many values, and their sum."""
+    return sum(histogram.counts), histogram.sum
+
+
+def test_values_added_together_count_as_each_alone() -> None:
+    random = Random(1)
+    together, apart = Histogram((1, 2, 5, 10)), Histogram((1, 2, 5, 10))
+    values = [random.randrange(15) for _ in range(200)]
+    together.add_each(np.array(values))
+    for value in values:
+        apart.add(value)
+    assert (together.counts, together.sum) == (apart.counts, apart.sum)
+    together.add(5, 3)
+    assert together.counts[2] == apart.counts[2] + 3, "a value that is a bound is within it"
+
+
+def test_a_request_counts_once_with_its_kinesis_records_and_the_records_in_them() -> None:
+    desk = Desk(aggregate=True, aggregate_max_bytes=200)
+    desk.submit(40)
+    desk.sort()
+    sent = desk.send()
+    encoded = sent.request.encoded
+    assert encoded is not None
+    assert encoded.entries > 2
+    stats = desk.pipeline.stats
+    assert told(stats.request_seconds) == (0, 0), "it has no answer yet"
+    desk.now += 0.7
+    sent.stored()
+    assert stats.request_seconds.sum == pytest.approx(0.7)
+    assert told(stats.request_bytes) == (1, len(encoded.body))
+    assert told(stats.request_records) == (1, encoded.entries)
+    assert told(stats.user_records) == (encoded.entries, 40)
+
+
+def test_without_aggregation_each_kinesis_record_has_one() -> None:
+    desk = Desk()
+    desk.submit(40)
+    desk.sort()
+    desk.send().stored()
+    assert desk.pipeline.stats.user_records.counts[0] == 40
+    assert told(desk.pipeline.stats.user_records) == (40, 40)
+
+
+def test_a_request_without_an_answer_counts_like_others_and_one_that_was_not_made_does_not() -> None:
+    desk = Desk()
+    desk.submit(3)
+    desk.sort()
+    desk.send().fail(RequestFailed(Code.UNREACHABLE, "reset", maybe_stored=True))
+    assert told(desk.pipeline.stats.request_records) == (1, 3)
+    desk.submit(3)
+    desk.sort()
+    request = desk.pipeline.take_request(desk.now)
+    assert request is not None
+    desk.pipeline.complete(request, RequestFailed(Code.INTERNAL, "not encoded", maybe_stored=False), desk.now)
+    assert told(desk.pipeline.stats.request_records) == (1, 3)
+
+
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_records_count_as_delivered_with_their_bytes_and_age_once_they_are_stored(aggregate: bool) -> None:
+    """Also those that were sent twice: from when they were accepted."""
+    rules: dict[str, Any] = {"aggregate": aggregate, "aggregate_max_bytes": 150}
+    desk = Desk(**rules)
+    first = desk.submit([(b"key", b"0123456789", None)] * 20)
+    desk.now += 2.0
+    desk.submit([(b"another", b"0123456789", None)] * 10)
+    desk.sort()
+    sent = desk.send()
+    encoded = sent.request.encoded
+    assert encoded is not None
+    desk.now += 1.0
+    stored = {"SequenceNumber": "1", "ShardId": encoded.lane_table[0].shard.shard_id}
+    sent.answer([BROKEN, *[stored] * (encoded.entries - 1)])
+    late = first.unsettled
+    assert late
+    stats = desk.pipeline.stats
+    desk.now += 5.0
+    for again in desk.send_all():
+        again.stored_as_predicted()
+    assert stats.delivered_records == 30
+    assert stats.delivered_bytes == 20 * 13 + 10 * 17
+    assert stats.delivered_at == desk.now
+    assert sum(stats.delivery_seconds.counts) == 30
+    assert stats.delivery_seconds.sum == pytest.approx(late * 8.0 + (20 - late) * 3.0 + 10 * 1.0)
+    assert told(stats.attempts) == (30, 30 + late)

@@ -1,0 +1,71 @@
+"""At every scrape, whatever fails: records are conserved, histograms agree with counters, and no series is new."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Final
+
+import pytest
+
+from producerd.testing import FakeKinesis
+from producerd.testing.fake_kinesis import FakeServer
+from tests.daemon import DaemonProcess, conserved, until
+from tests.runtime.under_faults import STREAMS, daemon_under_faults
+
+SCRAPES: Final = 100
+SAMPLE: Final = re.compile(r'^producerd_(\w+)\{(?:.*,)?stream="(\w+)".*\} (\S+)$', re.MULTILINE)
+NEVER_FALL: Final = ("_total", "_count", "_sum", "_bucket")
+
+
+def by_stream(running: DaemonProcess) -> dict[str, dict[str, float]]:
+    """One scrape: of each stream the value of each family, summed over its other labels."""
+    status, text = running.get("/metrics")
+    assert status == 200
+    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for name, stream, value in SAMPLE.findall(text):
+        found[stream][name] += float(value)
+        found[stream]["series"] += 1
+    return found
+
+
+def histograms_agree(scraped: Mapping[str, float]) -> bool:
+    """A record that is delivered is in two histograms once, a request in three, and its Kinesis records in a fourth."""
+    requests = scraped["put_requests_total"]
+    return (
+        scraped["delivery_latency_seconds_count"] == scraped["delivered_records_total"]
+        and scraped["record_attempts_count"] == scraped["delivered_records_total"]
+        and scraped["put_request_duration_seconds_count"] == requests
+        and scraped["put_request_size_bytes_count"] == requests
+        and scraped["put_request_records_count"] == requests
+        and scraped["aggregation_user_records_count"] == scraped["put_request_records_sum"]
+    )
+
+
+@pytest.mark.law("Row")
+def test_records_are_conserved_at_every_scrape_while_everything_fails(kinesis: FakeKinesis, server: FakeServer) -> None:
+    scrapes: list[dict[str, dict[str, float]]] = []
+
+    def enough() -> bool:
+        scrapes.append(by_stream(running))
+        last = scrapes[-1]
+        met = len(last) == len(STREAMS) and last["impatient"]["failed_records_total"]
+        killed = last["flights"]["discarded_records_total"]
+        return bool(met and killed and len(scrapes) >= SCRAPES)
+
+    with daemon_under_faults(kinesis, server) as running:
+        until(enough, "rows delivered, failed and discarded in 100 scrapes", 60)
+        during = len(scrapes)
+    assert during >= SCRAPES
+    for scraped in scrapes:
+        for name, metrics in scraped.items():
+            assert conserved(metrics), (name, metrics)
+            assert histograms_agree(metrics), (name, metrics)
+    for before, after in pairwise(scrapes):
+        for name, metrics in before.items():
+            assert after[name]["series"] == metrics["series"], "every label was there before"
+            fell = [m for m, value in metrics.items() if m.endswith(NEVER_FALL) and after[name][m] < value]
+            assert not fell, (name, fell)
+    assert any(scraped["flights"]["queue_records"] for scraped in scrapes)

@@ -1,0 +1,62 @@
+"""All streams of a node together hold no more than the node may, and each still gets its part."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from producerd.errors import BackpressureTimeout
+from producerd.testing import FakeKinesis, Fault
+from producerd.testing.fake_kinesis import FakeServer
+from spark_client import KinesisClient
+from tests.daemon import ROOT, daemon, idle, until
+
+NODE: dict[str, Any] = {"node_queue_limit_bytes": "1 MiB", "max_streams": 4, "max_frame_bytes": "64 KiB"}
+FLOOR_BYTES = 128 * 1024
+
+
+@pytest.mark.parametrize("linger_seconds", [0.01, 3600])
+def test_a_stream_that_fills_the_node_leaves_the_others_their_floor_and_all_is_delivered(
+    kinesis: FakeKinesis, server: FakeServer, linger_seconds: float
+) -> None:
+    """Whatever lingers is sent when somebody waits for the node's room."""
+    kinesis.create_stream("orders", shards=1)
+    kinesis.standing.append(Fault("hang"))
+    with daemon(server.url, request_timeout_seconds=60, linger_seconds=linger_seconds, **NODE) as running:
+        client = KinesisClient("flights", socket=str(running.socket))
+        other = KinesisClient("orders", socket=str(running.socket))
+        other.put("first")
+        large = [(b"%d:" % i + b"x" * 10_000, f"k{i}") for i in range(200)]
+        with pytest.raises(BackpressureTimeout, match="queues of all streams together are at their limit") as caught:
+            client.put_many(large, timeout_seconds=1)
+        taken = caught.value.taken
+        held = running.metrics()["queue_bytes"]
+        assert (1 << 20) - FLOOR_BYTES - 64 * 1024 <= held <= (1 << 20) - FLOOR_BYTES + 2_048
+        others = [(b"%d:" % i + b"y" * 10_000, f"k{i}") for i in range(11)]
+        other.put_many(others, timeout_seconds=5)
+        assert running.metrics()["queue_bytes"] <= 1 << 20
+        kinesis.standing.clear()
+        server.release()
+        client.put_many(large[taken:], timeout_seconds=30)
+        client.close()
+        other.close()
+        assert {r.data for r in kinesis.streams["flights"].read().records} == {data for data, _ in large}
+        assert len(kinesis.streams["orders"].read().records) == 12
+        until(lambda: idle(running.metrics()))
+
+
+def test_a_node_too_small_for_its_streams_is_a_configuration_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "producerd", "check", "--set=max_streams=1000"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 78
+    assert "node_queue_limit_bytes = " in done.stderr
+    assert 'max_streams = "1000" (--set)' in done.stderr
+    assert "which must hold one frame of max_frame_bytes = 1 MiB" in done.stderr

@@ -1,0 +1,181 @@
+"""Prometheus reads what the daemon says, and the alerts that go with it are tested and explained.
+
+What asks Prometheus itself needs its Debian package (``apt-get install prometheus``) and is skipped without it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
+from producerd.testing import FakeKinesis, Fault
+from producerd.testing.fake_kinesis import FakeServer
+from producerd.wire import frames
+from tests.daemon import PATIENCE_SECONDS, ROOT, daemon, rows, session, until
+from tests.metrics_table import PAGE, with_table
+from tests.runtime.under_faults import daemon_under_faults
+
+RULES: Final = ROOT / "deploy/prometheus/alerts.yml"
+RULES_TEST: Final = ROOT / "deploy/prometheus/alerts_test.yml"
+SCRAPE: Final = ROOT / "deploy/prometheus/scrape.yml"
+ALERTS: Final = re.findall(r"^ +- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
+OPERATIONS: Final = PAGE.read_text()
+
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
+
+
+def promtool(*arguments: str | Path, stdin: str = "") -> str:
+    """What it says; nothing may be wrong."""
+    done = subprocess.run(
+        ["promtool", *arguments], input=stdin, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+# ---- what is scraped
+
+
+@needs_promtool
+def test_scrapes_are_clean_while_everything_fails(kinesis: FakeKinesis, server: FakeServer) -> None:
+    with daemon_under_faults(kinesis, server) as running:
+        assert promtool("check", "metrics", stdin=running.get("/metrics")[1]) == ""
+        until(lambda: running.metrics().get("failed_records_total") and running.metrics()["delivered_records_total"])
+        for _ in range(5):
+            assert promtool("check", "metrics", stdin=running.get("/metrics")[1]) == ""
+
+
+def test_the_nodes_own_numbers_are_counted(kinesis: FakeKinesis, server: FakeServer) -> None:
+    """How connections ended, the loop's lag, the settings' hash, and streams that nobody has opened yet."""
+    orders: dict[str, Any] = {'streams."orders".queue_limit': 777}
+    with daemon(server.url, body_timeout_seconds=0.5, request_timeout_seconds=0.3, **orders) as running:
+        before = running.metrics()
+        assert before["queue_limit_records"] == 777, "nobody has opened it"
+        assert before["state[serving]"] == before["ready"] == before["config_info"] == 1
+        assert "config_info[]" not in before
+        session(running).close()
+        with session(running) as owed, session(running) as late, session(running) as wrong:
+            kinesis.standing.append(Fault("hang"))
+            owed.put(rows(3))
+            late.reserve(rows(3).layout)
+            wrong.send(frames.Cancel(77), frames.Hello(1, 1))
+            wrong.read_to_end()
+            late.read_to_end()
+            kinesis.standing.clear()
+        ended = {f"client_disconnects_total[{reason}]": 1.0 for reason in ("closed", "lost", "late", "protocol")}
+        until(lambda: running.metrics()["client_disconnects_total"] == 4)
+        after = running.metrics()
+        assert {name: after[name] for name in ended} == ended
+        assert until(lambda: running.metrics()["event_loop_lag_seconds_count"]) >= 1
+
+
+@pytest.mark.slow
+@needs_prometheus
+def test_a_real_prometheus_scrapes_the_daemon(kinesis: FakeKinesis, server: FakeServer, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    with daemon(server.url) as running, session(running) as client:
+        client.put(rows(7))
+        assert client.acks()[0].stored == 7
+        text = SCRAPE.read_text().replace("127.0.0.1:9474", running.url.removeprefix("http://"))
+        (tmp_path / "prometheus.yml").write_text(text.replace("scrape_interval: 15s", "scrape_interval: 1s"))
+        shutil.copy(RULES, tmp_path)
+        command = [
+            "prometheus",
+            f"--config.file={tmp_path}/prometheus.yml",
+            f"--storage.tsdb.path={tmp_path}/data",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ]
+        with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as prometheus:
+
+            def ask(query: str) -> list[Any]:
+                url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+                try:
+                    with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
+                        return [found["value"][1] for found in json.load(answer)["data"]["result"]]
+                except (urllib.error.URLError, ConnectionError):  # it does not serve yet
+                    return []
+
+            try:
+                until(lambda: ask('up{job="producerd"}') == ["1"], "Prometheus has scraped the daemon", 30)
+                assert ask('producerd_delivered_records_total{stream="flights"}') == ["7"]
+                assert ask('producerd_delivery_latency_seconds_count{stream="flights"}') == ["7"]
+                assert ask('{__name__=~"producerd_.+", instance=""}') == []
+                client.put(rows(5))
+                assert client.acks()[0].stored == 5
+                until(lambda: ask('producerd_delivered_records_total{stream="flights"}') == ["12"], "the next scrape")
+                until(lambda: ask("count(producerd_stream_up == 1)") == ["1"])
+                assert ask("ALERTS") == []
+            finally:
+                prometheus.terminate()
+                prometheus.wait(PATIENCE_SECONDS)
+
+
+# ---- alerts
+
+
+@needs_promtool
+def test_the_rules_and_the_example_of_a_scrape_are_right() -> None:
+    assert f"{len(ALERTS)} rules found" in promtool("check", "rules", "--lint-fatal", RULES)
+    promtool("check", "config", SCRAPE)
+
+
+@needs_promtool
+def test_each_alert_fires_when_it_should_and_only_then() -> None:
+    promtool("test", "rules", RULES_TEST)
+
+
+def test_each_alert_is_tested_both_ways() -> None:
+    parts = re.split(r"^  - name: ", RULES_TEST.read_text(), flags=re.MULTILINE)[1:]
+    tested = {re.match(r"\w+", part)[0]: part for part in parts}  # type: ignore[index] # each has a name
+    assert list(tested) == ALERTS
+    for name, part in tested.items():
+        assert f"alertname: {name}\n        exp_alerts: []" in part, "silent"
+        assert f"alertname: {name}\n        exp_alerts:\n          - exp_labels" in part, "fires"
+        assert part.count("- exp_labels") == 1, "one alert, whatever the number of nodes"
+
+
+def test_each_alert_has_an_entry_in_the_runbook_and_each_entry_an_alert() -> None:
+    section = OPERATIONS.partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^### (\w+)$", section, re.MULTILINE) == ALERTS
+    links = re.findall(r"^ +runbook: docs/operations.md#(\w+)$", RULES.read_text(), re.MULTILINE)
+    assert links == [name.lower() for name in ALERTS]
+
+
+def test_alerts_are_never_by_node_and_name_metrics_that_are_there() -> None:
+    text = RULES.read_text()
+    names = {PREFIX + family.name for family in (*NODE_FAMILIES, *STREAM_FAMILIES)}
+    used = {name.removesuffix("_bucket") for name in re.findall(r"producerd_\w+", text)}
+    assert used <= names, used - names
+    for labels in re.findall(r"\bby \(([^)]*)\)", text):
+        assert set(labels.split(", ")) <= {"stream", "reason", "job", "le", "hash"}
+    assert text.count("- alert: ") == text.count("expr: ")
+    for expression in re.findall(r"^ +expr: (.*(?:\n {10}.*)*)", text, re.MULTILINE):
+        assert " by (" in expression, expression
+
+
+# ---- documents
+
+
+def test_the_table_of_metrics_is_that_of_the_daemon() -> None:
+    """Mended by running tests/metrics_table.py."""
+    assert with_table(OPERATIONS) == OPERATIONS
+    assert OPERATIONS.count(f"| `{PREFIX}delivery_latency_seconds` | histogram | `stream` |") == 1
+
+
+def test_every_metric_that_operations_names_is_there() -> None:
+    names = {PREFIX + family.name for family in (*NODE_FAMILIES, *STREAM_FAMILIES)}
+    named = set(re.findall(r"\b(producerd_[a-z_]+)\b", OPERATIONS))
+    assert named <= names, named - names

@@ -1,0 +1,362 @@
+"""What a service manager hears of the daemon, and what the daemon takes from one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from producerd.errors import ConfigurationError
+from producerd.runtime import systemd
+from producerd.runtime.systemd import Notifier, take_sockets
+from producerd.testing import FakeKinesis, Fault
+from producerd.testing.fake_kinesis import FakeServer
+from producerd.wire import frames
+from spark_client.connection import Connection
+from tests.daemon import (
+    CREDENTIALS,
+    PATIENCE_SECONDS,
+    QUICK,
+    ROOT,
+    SERVICE_PYTHON,
+    DaemonProcess,
+    WireClient,
+    daemon,
+    data_of,
+    directory,
+    rows,
+    session,
+    until,
+)
+
+ACTIVATE: Final = shutil.which("systemd-socket-activate")
+
+
+class Ear:
+    """NOTIFY_SOCKET: what is told arrives here."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(address.replace("@", "\0", 1))
+        self.socket.settimeout(4 * PATIENCE_SECONDS)
+
+    def __enter__(self) -> Ear:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.socket.close()
+
+    def hear(self, which: Callable[[dict[str, str]], bool] = lambda message: True) -> dict[str, str]:
+        """The next message, or the next one that is such."""
+        while True:
+            lines = self.socket.recv(4096).decode().split("\n")
+            if which(message := dict(line.split("=", 1) for line in lines)):
+                return message
+
+    def hears_nothing(self) -> bool:
+        self.socket.setblocking(False)
+        try:
+            self.socket.recv(4096)
+        except BlockingIOError:
+            return True
+        finally:
+            self.socket.settimeout(PATIENCE_SECONDS)
+        return False
+
+
+@pytest.mark.parametrize("kind", ["a path", "an abstract name"])
+def test_it_says_that_it_serves_and_lives_and_what_is_left_while_it_drains(
+    kinesis: FakeKinesis, server: FakeServer, kind: str
+) -> None:
+    kinesis.standing.append(Fault("hang"))
+    with directory() as path, Ear(f"{'@' if kind == 'an abstract name' else ''}{path}/notify") as ear:
+        environ = {**CREDENTIALS, "NOTIFY_SOCKET": ear.address, "WATCHDOG_USEC": "200000"}
+        with daemon(server.url, environ=environ) as running, session(running) as client:
+            lives = {"WATCHDOG": "1", "STATUS": "serving: 0 streams, 0 records queued"}
+            assert ear.hear() == {"READY": "1", **lives}
+            client.put(rows(10))
+            assert ear.hear(lambda message: message["STATUS"] != lives["STATUS"])["STATUS"].startswith("serving: 1 ")
+            queued = {"WATCHDOG": "1", "STATUS": "serving: 1 streams, 10 records queued"}
+            assert ear.hear(lambda message: message["STATUS"] == queued["STATUS"]) == queued
+            running.signal()
+            drains = {
+                "WATCHDOG": "1",
+                "EXTEND_TIMEOUT_USEC": "30000000",
+                "STATUS": "draining: 10 records left, at most 5 s",
+            }
+            assert ear.hear(lambda message: message != queued) == {"STOPPING": "1", **drains}
+            assert ear.hear() == ear.hear() == drains
+            kinesis.standing.clear()
+            server.release()
+            assert running.wait() == 0
+
+
+def test_who_did_not_ask_for_a_watchdog_is_not_fed_one(kinesis: FakeKinesis, server: FakeServer) -> None:
+    """WATCHDOG_PID names another process."""
+    with directory() as path, Ear(f"{path}/notify") as ear:
+        of_another = {"WATCHDOG_USEC": "100000", "WATCHDOG_PID": "1"}
+        with daemon(server.url, environ={**CREDENTIALS, "NOTIFY_SOCKET": ear.address, **of_another}) as running:
+            assert "WATCHDOG" not in ear.hear()
+            running.signal()
+            assert "WATCHDOG" not in ear.hear(lambda message: "STOPPING" in message)
+
+
+def test_a_manager_that_does_not_hear_ends_nothing(kinesis: FakeKinesis, server: FakeServer) -> None:
+    with (
+        daemon(server.url, environ={**CREDENTIALS, "NOTIFY_SOCKET": "/nowhere/notify"}) as running,
+        session(running) as client,
+    ):
+        client.put(rows(3))
+        assert client.acks()[0].stored == 3
+        assert running.end() == 0
+
+
+async def test_a_loop_that_hangs_does_not_feed_the_watchdog() -> None:
+    with directory() as path, Ear(f"{path}/notify") as ear:
+        notifier = Notifier({"NOTIFY_SOCKET": ear.address, "WATCHDOG_USEC": "20000"})
+        notifier.ready(lambda: "well")
+        assert ear.hear() == {"READY": "1", "WATCHDOG": "1", "STATUS": "well"}
+        time.sleep(0.1)  # noqa: ASYNC251 - this is the hang
+        assert ear.hears_nothing()
+        await asyncio.sleep(0.03)
+        assert ear.hear() == {"WATCHDOG": "1", "STATUS": "well"}
+        notifier.close()
+
+
+async def test_what_could_not_be_told_is_told_with_the_next_message() -> None:
+    with directory() as path:
+        notifier = Notifier({"NOTIFY_SOCKET": f"{path}/notify", "WATCHDOG_USEC": "20000"})
+        notifier.ready(lambda: "well")
+        with Ear(f"{path}/notify") as ear:
+            assert ear.hears_nothing()
+            await asyncio.sleep(0.03)
+            assert ear.hear()["READY"] == "1"
+            notifier.close()
+
+
+async def test_nobody_who_listens_is_told_nothing_and_children_inherit_nothing() -> None:
+    for address in ("", "vsock:2:1234", "/nowhere"):
+        environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "none", "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
+        notifier = Notifier(environ)
+        assert environ == {"HOME": "/"}
+        notifier.ready(lambda: "well")
+        notifier.stopping()
+        notifier.close()
+
+
+# ---- sockets that are passed
+
+
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, str]]]:
+    """Puts sockets where a manager puts them, and returns the environment that says so."""
+    first = 200
+    monkeypatch.setattr(systemd, "FIRST_DESCRIPTOR", first)
+
+    def put(*sockets: Any, names: str = "") -> dict[str, str]:
+        for number, one in enumerate(sockets):
+            os.dup2(one.fileno(), first + number)
+        return {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(sockets)), "LISTEN_FDNAMES": names, "HOME": "/"}
+
+    yield put
+    for number in range(3):
+        with contextlib.suppress(OSError):
+            os.close(first + number)
+
+
+@pytest.fixture
+def listening() -> Iterator[Callable[[], socket.socket]]:
+    with directory() as path, contextlib.ExitStack() as ends:
+
+        def one() -> socket.socket:
+            made = ends.enter_context(socket.socket(socket.AF_UNIX))
+            made.bind(f"{path}/{made.fileno()}.sock")
+            made.listen()
+            return made
+
+        yield one
+
+
+def test_sockets_are_taken_by_name_and_no_child_inherits_them(passed: Any, listening: Any) -> None:
+    records, admin = listening(), listening()
+    environ = passed(admin, records, names="admin:producerd.socket")
+    taken = take_sockets(environ)
+    assert environ == {"HOME": "/"}
+    assert taken.records is not None
+    assert taken.admin is not None
+    with taken.records, taken.admin:
+        assert taken.records.getsockname() == records.getsockname()
+        assert taken.admin.getsockname() == admin.getsockname()
+        assert not taken.records.get_inheritable()
+
+
+def test_one_socket_without_a_name_is_that_of_the_clients(passed: Any, listening: Any) -> None:
+    records, admin = take_sockets(passed(listening()))
+    assert records is not None
+    records.close()
+    assert admin is None
+
+
+def test_what_was_passed_to_another_process_is_left_alone(passed: Any, listening: Any) -> None:
+    environ = passed(listening()) | {"LISTEN_PID": "1"}
+    assert take_sockets(environ) == (None, None)
+    assert environ == {"HOME": "/"}
+    assert take_sockets({}) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "came"),
+    [
+        ("of the internet", "AF_INET, SOCK_STREAM, listening"),
+        ("not listening", "AF_UNIX, SOCK_STREAM, not listening"),
+        ("of datagrams", "AF_UNIX, SOCK_DGRAM, not listening"),
+        ("a file", "Socket operation on non-socket"),
+        ("nothing", "Bad file descriptor"),
+    ],
+)
+def test_what_is_no_socket_for_clients_is_named(passed: Any, kind: str, came: str) -> None:
+    with contextlib.ExitStack() as ends:
+        if kind == "of the internet":
+            environ = passed(ends.enter_context(socket.create_server(("127.0.0.1", 0))))
+        elif kind == "a file":
+            environ = passed(ends.enter_context(open(os.devnull)))
+        elif kind == "nothing":
+            environ = passed() | {"LISTEN_FDS": "1"}
+        else:
+            of = socket.SOCK_DGRAM if kind == "of datagrams" else socket.SOCK_STREAM
+            environ = passed(ends.enter_context(socket.socket(socket.AF_UNIX, of)))
+        with pytest.raises(ConfigurationError) as raised:
+            take_sockets(environ)
+    (problem,) = raised.value.problems
+    assert problem.startswith(f"the socket that was passed as descriptor 200 ({came}) is not a listening AF_UNIX")
+
+
+def test_two_sockets_for_clients_are_too_many(passed: Any, listening: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"too many sockets were passed: 200 \(a\), 201 \(b\)"):
+        take_sockets(passed(listening(), listening(), names="a:b"))
+
+
+class Activated(DaemonProcess):
+    """A daemon that is started by ``prefix``, which passes it the socket that it is to listen on."""
+
+    def __init__(
+        self, path: Path, socket_path: Path, endpoint_url: str, prefix: list[str], descriptor: int | None = None
+    ) -> None:
+        self.socket = socket_path
+        self._log = path / f"log-{time.monotonic_ns()}"
+        settings = {"socket": path / "unused.sock", **QUICK, "endpoint_url": endpoint_url}
+        options = [f"--set={name}={value}" for name, value in settings.items()]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*prefix, SERVICE_PYTHON, "-m", "producerd", "serve", *options],
+                cwd=ROOT,
+                env={"PATH": os.environ["PATH"], "HOME": str(path), **CREDENTIALS},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=() if descriptor is None else [descriptor],
+            )
+
+    def __enter__(self) -> Activated:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.mark.skipif(ACTIVATE is None, reason="systemd-socket-activate is missing: apt-get install systemd")
+def test_systemds_own_activation_passes_both_sockets_and_they_stay(kinesis: FakeKinesis, server: FakeServer) -> None:
+    assert ACTIVATE is not None
+    with directory() as path:
+        records, admin = path / "records.sock", path / "admin.sock"
+        prefix = [ACTIVATE, f"--listen={records}", f"--listen={admin}", "--fdname=records:admin"]
+        prefix += [f"--setenv={name}" for name in CREDENTIALS]
+        with Activated(path, records, server.url, prefix) as running:
+            until(lambda: "Listening on" in running.log and admin.exists())
+            with WireClient(records, 4 * PATIENCE_SECONDS) as client:  # waits in the backlog
+                client.hello().open("flights")
+                client.put(rows(3))
+                assert client.acks()[0].stored == 3
+            with socket.socket(socket.AF_UNIX) as asking:
+                asking.settimeout(PATIENCE_SECONDS)
+                asking.connect(str(admin))
+                asking.sendall(b"GET /status HTTP/1.0\r\n\r\n")
+                assert asking.recv(100).startswith(b"HTTP/1.0 200 OK")
+            assert f"socket={records}" in running.log
+            assert not (path / "unused.sock").exists()
+            assert not (path / "unused.admin.sock").exists()
+            assert running.end() == 0
+        assert records.exists()
+        assert admin.exists()
+
+
+@pytest.mark.slow
+def test_five_restarts_behind_a_passed_socket_fail_nobody(kinesis: FakeKinesis, server: FakeServer) -> None:
+    """Who connects meanwhile waits, and who was sending goes on with the next daemon: every row is stored once."""
+    kinesis.latency_seconds = 0.02
+    over = threading.Event()
+    sent: dict[str, int] = {}
+    stored: list[int] = []
+    welcomed: list[frames.Message] = []
+
+    def send(name: str) -> None:
+        with Connection(
+            frames.Hello(1, 1), [str(path / "daemon.sock")], connect_timeout_seconds=60, reconnect_timeout_seconds=60
+        ) as client:
+            while not over.is_set():
+                client.put("flights", rows(40, name=f"{name}-{sent.get(name, 0)}"), 60)
+                sent[name] = sent.get(name, 0) + 1
+            client.flush(60)
+            assert client.tally.failures == ()
+            stored.append(client.tally.stored)
+
+    def connect() -> None:
+        """Without a second try: none is ever refused."""
+        while not over.wait(0.01):
+            with WireClient(path / "daemon.sock", 60) as client, contextlib.suppress(EOFError, ConnectionError):
+                client.send(frames.Hello(1, 1))
+                welcomed.append(client.read())
+
+    with directory() as path, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path / "daemon.sock"))
+        listening.listen(1024)
+        kept = fcntl.fcntl(listening, fcntl.F_DUPFD, 10)
+        take = f'exec 3<&{kept}-; export LISTEN_PID=$$ LISTEN_FDS=1; exec "$@"'
+        with ThreadPoolExecutor(4) as pool:
+            clients = [*(pool.submit(send, f"s{number}") for number in range(3)), pool.submit(connect)]
+            try:
+                for restarts_left in reversed(range(6)):
+                    with Activated(
+                        path, path / "daemon.sock", server.url, ["bash", "-c", take, "bash"], kept
+                    ) as running:
+                        running.wait_ready()
+                        more = len(welcomed) + 3, sum(sent.values()) + 10
+                        until(lambda more=more: len(welcomed) > more[0] and sum(sent.values()) > more[1])  # type: ignore[misc]
+                        if not restarts_left:
+                            over.set()
+                            for client in clients:
+                                client.result()
+                        assert running.end() == 0
+            finally:
+                over.set()
+                os.close(kept)
+    read = [entry.data for entry in kinesis.streams["flights"].entries()]
+    taken = [rows(40, name=f"{name}-{number}") for name, count in sent.items() for number in range(count)]
+    expected = [data for columns in taken for data in data_of(columns)]
+    assert sorted(read) == sorted(expected)
+    assert sum(stored) == len(expected)

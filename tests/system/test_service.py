@@ -1,0 +1,185 @@
+"""The units under a real systemd: restarts fail nobody, a daemon that hangs or dies is started again."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from spark_client import KinesisClient
+from tests.daemon import until
+from tests.spark.service import Kinesis
+from tests.system.machine import SYSTEM_SECONDS, Machine, NotMade, machine, missing
+
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.skipif(bool(missing()), reason=missing())]
+HOT = "the key of the hot shard"
+
+
+@pytest.fixture(scope="module")
+def booted() -> Iterator[Machine]:
+    try:
+        with machine() as made:
+            yield made
+    except NotMade as error:
+        pytest.skip(f"no machine could be made of Debian's packages: {error}")
+
+
+@pytest.fixture
+def kinesis(booted: Machine) -> Iterator[Kinesis]:
+    with booted.kinesis("--stream=flights", "--shards=4") as serving:
+        yield serving
+
+
+@pytest.fixture
+def node(booted: Machine, kinesis: Kinesis) -> Iterator[Machine]:
+    """Stopped; `serve` starts it."""
+    yield booted
+    booted.run("systemctl stop producerd.socket")
+    booted.run("systemctl reset-failed")
+
+
+def serve(node: Machine, kinesis: Kinesis, unit: str = "", **settings: Any) -> None:
+    node.configure(unit, region="us-east-1", endpoint_url=kinesis.url, **settings)
+    node.run("systemctl start producerd.service")
+
+
+def client(node: Machine) -> KinesisClient:
+    return KinesisClient("flights", socket=str(node.socket), connect_timeout_seconds=60, reconnect_timeout_seconds=60)
+
+
+class Load:
+    """Threads that put records until the end of the block: half of them into one shard.  Then all must be stored."""
+
+    def __init__(self, node: Machine, senders: int) -> None:
+        self.calls: list[Future[None]] = []
+        self.sent: list[bytes] = []
+        self._node = node
+        self._over = threading.Event()
+        self._pool = ThreadPoolExecutor(senders)
+        self._sending = [self._pool.submit(self._send, number) for number in range(senders)]
+
+    def _send(self, sender: int) -> None:
+        with client(self._node) as own:
+            for turn in itertools.count():
+                if self._over.is_set():
+                    return
+                ids = [f"{sender}-{turn}-{row}" for row in range(50)]
+                self.calls.append(
+                    own.put_many([(name, HOT if sender % 2 else name) for name in ids], timeout_seconds=60)
+                )
+                self.sent += (name.encode() for name in ids)
+
+    def __enter__(self) -> Load:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._over.set()
+        for sending in self._sending:
+            sending.result(2 * SYSTEM_SECONDS)
+        self._pool.shutdown()
+        assert [call.exception(0) for call in self.calls] == [None] * len(self.calls)
+
+
+def test_five_restarts_under_load_behind_a_full_queue_fail_nobody(node: Machine, kinesis: Kinesis) -> None:
+    """One shard takes half of what it is sent and throttles the rest: everything is acknowledged, and stored once."""
+    kinesis.call("settings", {"enforce_limits": True})
+    serve(node, kinesis, defaults={"queue_limit": 3_000, "shard_rate_fraction": 2})
+    with Load(node, 6) as load:
+        for _ in range(5):
+            before = len(load.calls)
+            until(lambda: node.status()["streams"] and node.status()["streams"][0]["blocked_callers"] > 0, "full", 60)
+            began = time.monotonic()
+            node.run("systemctl restart producerd.service")
+            assert time.monotonic() - began < 10
+            until(lambda before=before: len(load.calls) > before)  # type: ignore[misc]
+        assert node.show()["NRestarts"] == "0"  # none of them was systemd's own
+    assert Counter(kinesis.data("flights")) == Counter(load.sent)
+    assert kinesis.call("counters")["results"]["ProvisionedThroughputExceededException"] > 0
+
+
+def test_a_daemon_that_is_killed_is_started_again_and_callers_go_on(node: Machine, kinesis: Kinesis) -> None:
+    serve(node, kinesis)
+    with Load(node, 2) as load:
+        until(lambda: len(load.calls) > 10)
+        node.run("systemctl kill --signal=SIGKILL producerd.service")
+        before = len(load.calls)
+        until(lambda: len(load.calls) > before + 10, seconds=SYSTEM_SECONDS)
+    assert set(kinesis.data("flights")) == set(load.sent)
+    restarts = int(node.show()["NRestarts"])  # by systemd itself; with clients that wait the socket may be quicker
+    node.run("systemctl kill --signal=SIGKILL producerd.service")
+    until(lambda: int(node.show()["NRestarts"]) == restarts + 1, seconds=SYSTEM_SECONDS)
+    until(lambda: node.show()["ActiveState"] == "active", seconds=SYSTEM_SECONDS)
+
+
+def test_a_daemon_that_hangs_is_ended_by_its_watchdog_and_started_again(node: Machine, kinesis: Kinesis) -> None:
+    serve(node, kinesis, "WatchdogSec=2")
+    with Load(node, 2) as load:
+        until(lambda: len(load.calls) > 10)
+        first = node.show()
+        time.sleep(3)
+        assert node.show()["MainPID"] == first["MainPID"], "it is fed as long as it does not hang"
+        node.run("systemctl kill --signal=SIGSTOP --kill-who=main producerd.service")
+        until(lambda: "Watchdog timeout (limit 2s)!" in node.log(), seconds=SYSTEM_SECONDS)
+        until(lambda: node.show()["ActiveState"] == "active", seconds=SYSTEM_SECONDS)
+        assert node.show()["MainPID"] != first["MainPID"]
+        before = len(load.calls)
+        until(lambda: len(load.calls) > before + 10, seconds=SYSTEM_SECONDS)
+    assert set(kinesis.data("flights")) == set(load.sent)
+
+
+def test_a_drain_that_takes_longer_than_the_units_time_out_is_let_finish(node: Machine, kinesis: Kinesis) -> None:
+    """It ends at its own deadline, and says meanwhile what is left."""
+    serve(node, kinesis, "TimeoutStopSec=1", drain_timeout_seconds=4)
+    kinesis.hang()
+    own = client(node)
+    own.put_many([(f"row {i}", f"k{i}") for i in range(100)])
+    until(lambda: node.status()["streams"][0]["requests_in_flight"] > 0)
+    began = time.monotonic()
+    node.run("systemctl stop --no-block producerd.socket")
+    until(lambda: "100 records left, at most 4 s" in node.show()["StatusText"])
+    until(lambda: node.show()["ActiveState"] != "deactivating", seconds=SYSTEM_SECONDS)
+    assert 3.5 < time.monotonic() - began < 10
+    stopped = node.show()
+    # Everything was given back to its caller, who is still there.
+    assert (stopped["ActiveState"], stopped["Result"], stopped["ExecMainStatus"]) == ("inactive", "success", "0")
+    assert "stopped" in node.log()
+    kinesis.recover()
+    node.run("systemctl start producerd.service")
+    own.close(30)
+    assert {f"row {i}".encode() for i in range(100)} == set(kinesis.data("flights"))
+
+
+def test_a_wrong_configuration_is_tried_once_though_clients_wait(node: Machine, kinesis: Kinesis) -> None:
+    """And they are told; with a right one everything is there again."""
+    serve(node, kinesis)
+    before = node.starts()
+    node.configure(region="us-east-1", endpoint_url=kinesis.url, queue_limt=3)
+    node.run("systemctl stop producerd.service")
+    with socket.socket(socket.AF_UNIX) as waiting:
+        waiting.settimeout(SYSTEM_SECONDS)
+        waiting.connect(str(node.socket))  # starts the service
+        assert waiting.recv(1) == b""
+    until(lambda: node.show("producerd.socket")["ActiveState"] == "inactive", seconds=SYSTEM_SECONDS)
+    stopped = node.show()
+    assert (stopped["ActiveState"], stopped["ExecMainStatus"], stopped["NRestarts"]) == ("failed", "78", "0")
+    assert node.starts() == before + 1
+    assert "queue_limt = 3 (file /etc/producerd/producerd.toml): no such setting" in node.log()
+    assert not node.socket.exists()
+    serve(node, kinesis)
+    with client(node) as own:
+        own.put("row", "key").result(30)
+
+
+def test_who_may_connect_is_said_by_the_sockets_group(node: Machine, kinesis: Kinesis) -> None:
+    serve(node, kinesis)
+    told = node.run(
+        "stat -c '%U:%G:%a' /run/producerd /run/producerd/producerd.sock /run/producerd/producerd.admin.sock"
+    )
+    assert told.split() == ["producerd:producerd:755", "producerd:producerd:660", "producerd:producerd:600"]
