@@ -9,6 +9,7 @@ from typing import Final
 from producerd.config import NodeSettings, StreamSettings
 from producerd.config.settings import OF_ONE_STREAM, Settings
 from producerd.config.text import allowed, assignment
+from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
 from spark_client.options import OPTIONS
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
@@ -33,10 +34,22 @@ def settings(model: type[Settings]) -> str:
     return "\n".join(["| setting | default | what it does | allowed |", "|---|---|---|---|", *lines])
 
 
+def metrics() -> str:
+    """One line a metric: name, type, labels, meaning."""
+    lines = ["| metric | type | labels | |", "|---|---|---|---|"]
+    for families, of_a_stream in ((NODE_FAMILIES, []), (STREAM_FAMILIES, ["`stream`"])):
+        for family in families:
+            label = [f"`{family.label}`" + (f": {' '.join(family.values)}" if family.values else "")]
+            labels = ", ".join(of_a_stream + (label if family.label else []))
+            lines.append(f"| `{PREFIX}{family.name}` | {family.kind} | {labels} | {family.meaning} |")
+    return "\n".join(lines)
+
+
 TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("spark.md", "options"): options,
     ("configuration.md", "node settings"): lambda: settings(NodeSettings),
     ("configuration.md", "stream settings"): lambda: settings(StreamSettings),
+    ("operations.md", "metrics"): metrics,
 }
 """By page and mark."""
 

@@ -100,11 +100,15 @@ def test_check_says_of_each_stream_what_is_not_as_it_comes_but_no_external_id(tm
     assert "kept-quiet" not in done.stdout
     others = 'external_id is set, record_ttl_seconds = 30, on_throttle = "fail", ordering = "per_key"'
     assert done.stdout.splitlines()[-4:] == [
-        "each stream: queue 1,000,000 records, 64 MiB (64 s of one shard, 16 s of four); "
-        f"{IN_FLIGHT}; aggregation none",
+        (
+            "each stream: queue 1,000,000 records, 64 MiB (64 s of one shard, 16 s of four); "
+            f"{IN_FLIGHT}; aggregation none"
+        ),
         '  on_throttle = "fail"',
-        "stream partner: queue 5 records, 64 MiB (0.005 s of one shard, 0.00125 s of four); "
-        f"{IN_FLIGHT}; aggregation none",
+        (
+            "stream partner: queue 5 records, 64 MiB (0.005 s of one shard, 0.00125 s of four); "
+            f"{IN_FLIGHT}; aggregation none"
+        ),
         f'  stream_arn = "{arn}", role_arn = "{role}", {others}',
     ]
 

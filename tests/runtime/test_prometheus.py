@@ -23,14 +23,13 @@ from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import frames
 from tests.daemon import PATIENCE_SECONDS, ROOT, daemon, rows, session, until
-from tests.metrics_table import PAGE, with_table
 from tests.runtime.under_faults import daemon_under_faults
 
 RULES: Final = ROOT / "deploy/prometheus/alerts.yml"
 RULES_TEST: Final = ROOT / "deploy/prometheus/alerts_test.yml"
 SCRAPE: Final = ROOT / "deploy/prometheus/scrape.yml"
 ALERTS: Final = re.findall(r"^ +- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
-OPERATIONS: Final = PAGE.read_text()
+OPERATIONS: Final = (ROOT / "docs/operations.md").read_text()
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
@@ -167,12 +166,6 @@ def test_alerts_are_never_by_node_and_name_metrics_that_are_there() -> None:
 
 
 # ---- documents
-
-
-def test_the_table_of_metrics_is_that_of_the_daemon() -> None:
-    """Mended by running tests/metrics_table.py."""
-    assert with_table(OPERATIONS) == OPERATIONS
-    assert OPERATIONS.count(f"| `{PREFIX}delivery_latency_seconds` | histogram | `stream` |") == 1
 
 
 def test_every_metric_that_operations_names_is_there() -> None:
