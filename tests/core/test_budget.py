@@ -119,6 +119,22 @@ def test_a_stream_without_callers_owns_nothing_and_what_it_holds_still_counts() 
     assert not node.fits(first, 701)
     second.release(1, 300)
     assert node.fits(first, 1_000)
+    node.join(second)
+    first.take(1, 100)
+    assert not node.fits(first, 701)
+    node.leave(second)
+    assert node.fits(first, 900)
+
+
+@pytest.mark.law("QueueBudget")
+def test_within_its_floor_a_stream_need_leave_nothing_to_others() -> None:
+    node = NodeBudget(1_000, 200)
+    first, _, gone = streams_of(node, 3)
+    gone.take(1, 650)
+    node.leave(gone)
+    first.take(1, 100)
+    assert node.fits(first, 100), "of the 250 that are left"
+    assert not node.fits(first, 101), "the other's 200 stay free"
 
 
 @pytest.mark.law("QueueBudget")

@@ -48,6 +48,21 @@ def test_a_stream_that_fills_the_node_leaves_the_others_their_floor_and_all_is_d
         until(lambda: idle(running.metrics()))
 
 
+def test_room_that_one_stream_frees_goes_to_another_that_waits(kinesis: FakeKinesis, server: FakeServer) -> None:
+    """What lingers in the one is sent because the other waits, and the other hears of it."""
+    kinesis.create_stream("orders", shards=1)
+    with daemon(server.url, linger_seconds=3600, **NODE) as running:
+        client = KinesisClient("flights", socket=str(running.socket))
+        for i in range(95):
+            client.put(b"%d:" % i + b"x" * 10_000)
+        other = KinesisClient("orders", socket=str(running.socket))
+        other.put_many([(b"%d:" % i + b"y" * 10_000,) for i in range(30)], timeout_seconds=10)
+        other.close()
+        client.close()
+        assert len(kinesis.streams["flights"].read().records) == 95
+        assert len(kinesis.streams["orders"].read().records) == 30
+
+
 def test_a_node_too_small_for_its_streams_is_a_configuration_error() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "producerd", "check", "--set=max_streams=1000"],
