@@ -277,7 +277,7 @@ async def test_a_request_given_up_over_tls_resets_a_peer_that_answers_no_more(mo
         monkeypatch.setenv("AWS_CA_BUNDLE", str(server.certificate))
         between = await asyncio.start_server(carry, "127.0.0.1", 0)
         async with between, reaching(f"https://127.0.0.1:{between.sockets[0].getsockname()[1]}") as kinesis:
-            failed = await kinesis.put_records(FLIGHTS, request_of(), 0.5)
+            failed = await kinesis.put_records(FLIGHTS, request_of(), 2.0)
             assert isinstance(failed, RequestFailed)
             assert failed.timed_out
             async with asyncio.timeout(3):
