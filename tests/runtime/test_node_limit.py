@@ -53,12 +53,11 @@ def test_room_that_one_stream_frees_goes_to_another_that_waits(kinesis: FakeKine
     kinesis.create_stream("orders", shards=1)
     with daemon(server.url, linger_seconds=3600, **NODE) as running:
         client = KinesisClient("flights", socket=str(running.socket))
-        for i in range(95):
-            client.put(b"%d:" % i + b"x" * 10_000)
+        client.put_many([(b"%d:" % i + b"x" * 10_000,) for i in range(95)], timeout_seconds=10)
         other = KinesisClient("orders", socket=str(running.socket))
         other.put_many([(b"%d:" % i + b"y" * 10_000,) for i in range(30)], timeout_seconds=10)
-        other.close()
-        client.close()
+        other.close(10)
+        client.close(10)
         assert len(kinesis.streams["flights"].read().records) == 95
         assert len(kinesis.streams["orders"].read().records) == 30
 
