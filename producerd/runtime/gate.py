@@ -20,6 +20,7 @@ from typing import Final, Protocol
 
 from producerd.core.budget import QueueBudget
 from producerd.core.frame import RowEnd
+from producerd.core.stats import Histogram
 from producerd.errors import Code
 from producerd.wire.columns import Layout
 
@@ -27,6 +28,8 @@ RESERVED_SHARE: Final = 1 / 8
 """Of each limit, kept for sessions that hold little (60 callers of a hot shard otherwise halve 4 of cold ones)."""
 UNRECEIVED_SHARE: Final = 1 / 4
 """Of the byte limit: granted bodies still on their way hold room that nobody can send from."""
+
+WAIT_SECONDS_BOUNDS: Final = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
 
 
 class Caller(Protocol):
@@ -93,7 +96,7 @@ class AdmissionGate:
         max_frame_records: int,
     ) -> None:
         self.budget = budget
-        self.waits_seconds: deque[float] = deque(maxlen=10_000)  # of those who had to wait; emptied by the metrics
+        self.wait_seconds = Histogram(WAIT_SECONDS_BOUNDS)  # of those who had to wait
         self._refuses = refuses
         self._max_frame_bytes = max_frame_bytes
         self._max_frame_records = max_frame_records
@@ -299,7 +302,7 @@ class AdmissionGate:
         self._take_out(ticket)
         ticket.granted = True
         if now > ticket.since:
-            self.waits_seconds.append(now - ticket.since)
+            self.wait_seconds.add(now - ticket.since)
         ticket.member.caller.granted(ticket)
 
     def _refuse(self, ticket: Ticket, refusal: Refusal) -> None:

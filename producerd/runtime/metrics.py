@@ -248,7 +248,7 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         lambda s, at: s.gate.active_seconds(at.now)
     ),
     Family("backpressure_wait_seconds", "histogram", "How long a frame that had to wait for room did."): (
-        lambda s, _: s.wait_seconds
+        lambda s, _: s.gate.wait_seconds
     ),
     Family(
         "backpressure_cause_seconds_total",

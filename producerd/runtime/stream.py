@@ -18,7 +18,6 @@ from producerd.core.pipeline import Pipeline
 from producerd.core.retry import HealthState
 from producerd.core.rules import PipelineRules
 from producerd.core.sender import Holding
-from producerd.core.stats import Histogram
 from producerd.runtime.gate import AdmissionGate
 from producerd.runtime.logs import get_logger
 from producerd.wire import frames
@@ -32,7 +31,6 @@ SLOW_WITHIN_SECONDS = 60.0
 TELL_AGAIN_SECONDS = 300.0
 LOOK_SECONDS = 0.5
 """How often to look what holds the queue: it takes a look at every span."""
-WAIT_SECONDS_BOUNDS = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
 MAX_RECORD_BYTES_UNTIL_KNOWN = 10 * 1024 * 1024
 """The most that any stream takes; a stream that takes less says so in DescribeStreamSummary, or in its answer."""
 
@@ -66,7 +64,6 @@ class Stream:
         self.max_record_bytes = MAX_RECORD_BYTES_UNTIL_KNOWN
         self.rejected_records: Counter[str] = Counter()  # by code
         self.wants_map: Callable[[], None] = lambda: None  # the watch of its shards
-        self._wait_seconds = Histogram(WAIT_SECONDS_BOUNDS)
         self.cause_seconds: dict[str, float] = defaultdict(float)  # in which some caller waited, by what held the queue
         self.record_rate_bound_seconds = 0.0  # of them, those in which shards took no more records, but more bytes
         self._active_seconds = 0.0  # their sum
@@ -92,23 +89,12 @@ class Stream:
             owner: Owner = frame.owner
             owner.finished(frame)
         self.gate.pump(now)
-        self._count_waits()
         pressed = self.gate.wants_room() and self.pipeline.press(now)
         if self.pipeline.wants_shard_map:
             self.wants_map()
         self._tell_health()
         self._look_what_holds(now)
         return pressed or bool(finished)
-
-    @property
-    def wait_seconds(self) -> Histogram:
-        """How long frames that had to wait for room did."""
-        self._count_waits()
-        return self._wait_seconds
-
-    def _count_waits(self) -> None:
-        while self.gate.waits_seconds:
-            self._wait_seconds.add(self.gate.waits_seconds.popleft())
 
     def _look_what_holds(self, now: float) -> None:
         active_seconds = self.gate.active_seconds(now)

@@ -254,7 +254,8 @@ async def test_each_row_that_is_not_accepted_is_counted_once() -> None:
 
 def test_waits_are_counted_once_each() -> None:
     metrics, flights = Metrics(), stream("flights")
-    flights.gate.waits_seconds.extend([0.005, 0.05, 100.0])
+    for seconds in (0.005, 0.05, 100.0):
+        flights.gate.wait_seconds.add(seconds)
     for _ in range(2):
         found = samples(metrics, flights)
         assert found["producerd_backpressure_wait_seconds_count", frozenset(("flights",))] == 3
@@ -264,10 +265,10 @@ def test_waits_are_counted_once_each() -> None:
 
 
 def test_waits_between_two_scrapes_are_counted_however_many_they_are() -> None:
-    """The gate keeps the last 10,000 only: the stream takes them as it settles."""
+    """None is kept for itself."""
     flights = stream("flights")
     for _ in range(3):
-        flights.gate.waits_seconds.extend([0.5] * 9_000)
+        flights.gate.wait_seconds.add(0.5, 9_000)
         flights.settle(0.0)
     found = samples(Metrics(), flights)
     assert found["producerd_backpressure_wait_seconds_count", frozenset(("flights",))] == 27_000
@@ -277,7 +278,7 @@ def test_streams_that_are_gone_are_forgotten() -> None:
     metrics = Metrics()
     for number in range(50):
         gone = stream(f"stream-{number}")
-        gone.gate.waits_seconds.append(1.0)
+        gone.gate.wait_seconds.add(1.0)
         samples(metrics, gone)
     back = stream("stream-0")
     found = samples(metrics, back)
