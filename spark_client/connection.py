@@ -118,7 +118,8 @@ class Connection:
         self._to_open: list[str] = []  # that this daemon does not know yet
         self._again: list[_Sent] = []  # given back, or of a lost daemon: to be sent once more
         self._returned = 0  # records given back, where nobody sends them again
-        self._quiet_seconds = SLOW_SECONDS  # of waiting, until the log tells of it
+        self._waited_seconds = 0.0  # for messages
+        self._tells_at_seconds = SLOW_SECONDS  # of them
         self._in_vain = 0  # sessions in a row that acknowledged nothing
         self._last_frame_id = 0
         self._next_row = 0
@@ -227,13 +228,12 @@ class Connection:
             frame_id = self._reserve(sent, layout, timeout_seconds, deadline)
         finally:
             self.tally.seconds_blocked += time.monotonic() - began
-        waited = time.monotonic() - began
         sent.granted = True
         sent.tally.taken += layout.records
         self._next_row += layout.records
         if frame_id:
             self._send_body(frame_id, sent)
-        self._waited(waited)
+        self._tell_wait()
 
     def _send_body(self, frame_id: int, sent: _Sent) -> None:
         columns = sent.columns
@@ -308,24 +308,21 @@ class Connection:
 
     def _settle_next(self, deadline: float | None) -> None:
         """Wait for a message that nobody waits for; say why it takes long, as the daemon tells who is blocked."""
-        began = time.monotonic()
-        tells_at = began + self._quiet_seconds
+        tells_at = time.monotonic() + max(0.0, self._tells_at_seconds - self._waited_seconds)
         try:
             self._settle(self._read(tells_at if deadline is None else min(tells_at, deadline)))
         except Late:
             if deadline is not None and deadline <= tells_at:
                 raise
-        self._waited(time.monotonic() - began)
+        self._tell_wait()
 
-    def _waited(self, seconds: float) -> None:
-        """A caller has waited; now and then the log says for how long in all, and for what."""
-        self._quiet_seconds -= seconds
-        if self._quiet_seconds <= 0 and self._unacked:
-            self._quiet_seconds = TELL_AGAIN_SECONDS
+    def _tell_wait(self) -> None:
+        """Now and then the log says how long this session has waited in all, and for what."""
+        if self._waited_seconds >= self._tells_at_seconds and self._unacked:
+            self._tells_at_seconds = self._waited_seconds + TELL_AGAIN_SECONDS
             stream = next(iter(self._unacked.values())).stream
-            waited = self.tally.seconds_blocked + self.tally.seconds_flushing
             text = "stream %s: this task has waited for more than %.0f s; %s: %s"
-            LOG.warning(text, stream.name, max(waited, SLOW_SECONDS), self._owed(), self._reason(stream))
+            LOG.warning(text, stream.name, self._waited_seconds, self._owed(), self._reason(stream))
 
     # --------------------------------------------------------------------------------------- the session after this one
 
@@ -555,7 +552,8 @@ class Connection:
 
     def _read(self, deadline: float | None) -> frames.Message:
         while True:
-            soon = time.monotonic() + SILENT_SECONDS
+            began = time.monotonic()
+            soon = began + SILENT_SECONDS
             try:
                 return self._channel.read(soon if deadline is None else min(soon, deadline))
             except Late:
@@ -566,6 +564,8 @@ class Connection:
             except Lost:
                 text = f"the daemon on host {socket.gethostname()} is gone: {self._owed()}"
                 raise ConnectionFailed(text, code=Code.DAEMON_LOST) from None
+            finally:
+                self._waited_seconds += time.monotonic() - began
 
 
 def _payload_bytes(layout: Layout) -> int:

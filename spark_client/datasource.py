@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from producerd.errors import BadColumn, Code
-from spark_client.batches import DATA, HASH_KEY, KEY, STREAM
-from spark_client.options import Options, from_text, refuse
+from spark_client.batches import DATA
+from spark_client.options import OPTIONS, Options, from_text, refuse
 from spark_client.results import PartitionResult, marked, merge
-from spark_client.selection import PAYLOAD_TYPES, bad_column, bad_data, found, no_stream
+from spark_client.selection import PAYLOAD_TYPES, bad_column, bad_data, found, named
 from spark_client.task import Plan, send
 
 try:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LOG: Final = logging.getLogger("producerd.client")
 ROWS_AT_ONCE: Final = 1_000
-OPTION: Final = {KEY: "partitionKey", DATA: "data", HASH_KEY: "explicitHashKey", STREAM: "stream"}
+OPTION: Final = {option.name: option.camel for option in OPTIONS}
 KEY_TYPES: Final = (*PAYLOAD_TYPES, "byte", "short", "integer", "long")
 """What Arrow writes as text just as Spark's own cast does; and decimals without a scale."""
 
@@ -78,15 +78,8 @@ class _Sink(NamedTuple):
     def of(options: Options, schema: StructType) -> _Sink:
         """Raises BadColumn where the schema does not have what the options name."""
         names = schema.names
-        wanted = {KEY: options.partition_key, DATA: options.data or DATA}
-        if options.explicit_hash_key is not None or found(HASH_KEY, names):
-            wanted[HASH_KEY] = options.explicit_hash_key or HASH_KEY
-        if options.stream is None:
-            if not found(STREAM, names):
-                raise no_stream(names)
-            wanted[STREAM] = STREAM
         places, binary = {}, set()
-        for column, given in wanted.items():
+        for column, given in named(options, names, data=DATA).items():
             name = found(str(given), names)
             if name is None:
                 raise bad_column(OPTION[column], str(given), names, "no such column")

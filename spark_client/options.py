@@ -96,10 +96,11 @@ def from_text(given: Mapping[str, str]) -> Options:
         option = known.get(plain)
         if option is not None and option.read is not None:
             try:
-                values[option.name] = option.read(text)
+                values[option.name] = value = option.read(text)
+                holds = option.holds(value)
             except ValueError:
-                values[option.name] = option
-            if not option.holds(values[option.name]):
+                holds = False
+            if not holds:
                 problems.append(f"{option.camel}={text!r}: {option.want.replace('None', repr('none'))}")
         elif plain not in OF_SPARK:
             problems.append(f"{name}: no option of producerd; {_instead(plain, known)}")

@@ -33,13 +33,7 @@ def select(df: DataFrame, options: Options) -> DataFrame:
 
     All are strings, but for data, which may be binary.
     """
-    wanted: dict[str, Any] = {KEY: options.partition_key, DATA: WHOLE_ROW if options.data is None else options.data}
-    if options.explicit_hash_key is not None or found(HASH_KEY, df.columns):
-        wanted[HASH_KEY] = HASH_KEY if options.explicit_hash_key is None else options.explicit_hash_key
-    if options.stream is None:
-        if not found(STREAM, df.columns):
-            raise no_stream(df.columns)
-        wanted[STREAM] = STREAM
+    wanted = named(options, df.columns, data=WHOLE_ROW)
     errors = importlib.import_module("pyspark.errors")
     try:
         selected, kinds = _at_once(df, wanted)
@@ -82,6 +76,20 @@ def _one_by_one(df: DataFrame, wanted: Mapping[str, Any]) -> tuple[DataFrame, di
 def _resolved(df: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
     """Connect resolves columns only when it is asked for their types."""
     return df, {field.name: field.dataType for field in df.schema.fields}
+
+
+def named(options: Options, columns: Sequence[str], *, data: str) -> dict[str, Any]:
+    """What is sent as each of our columns, as the options name it; ``data``: what is where they name none."""
+    wanted: dict[str, Any] = {KEY: options.partition_key, DATA: data if options.data is None else options.data}
+    if options.explicit_hash_key is not None:
+        wanted[HASH_KEY] = options.explicit_hash_key
+    elif found(HASH_KEY, columns):
+        wanted[HASH_KEY] = HASH_KEY
+    if options.stream is None:
+        if not found(STREAM, columns):
+            raise no_stream(columns)
+        wanted[STREAM] = STREAM
+    return wanted
 
 
 def found(name: str, columns: Sequence[str]) -> str | None:
