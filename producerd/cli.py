@@ -7,9 +7,11 @@ and nothing else.  Each command returns its exit code.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,7 @@ from producerd.demo import ALL_ROWS, LEAST_ROWS, QUEUE_LIMIT, ROWS_UNAGGREGATED,
 from producerd.demo import run as run_demo
 from producerd.errors import ConfigurationError
 
+EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_CONFIGURATION: Final = 78
 """EX_CONFIG: starting again would not help, so a service manager should not (RestartPreventExitStatus=78)."""
@@ -26,7 +29,7 @@ OURS: Final = ("producerd", "spark_client")
 EXIT_CODES: Final = """\
 exit codes:
   0    serve: every row was settled or given back to its caller; other commands: done
-  1    serve: stopped with rows undelivered that have no caller any more; demo: something did not hold
+  1    serve: stopped with rows undelivered that have no caller any more; check --online, demo: something did not hold
   2    wrong usage of the command line
   78   configuration: a setting, a missing package or too old a Python; starting again does not help
   130  interrupted
@@ -72,7 +75,22 @@ def _parser() -> argparse.ArgumentParser:
         "serve", parents=[settings], help="run the daemon", epilog=EXIT_CODES, formatter_class=form
     )
     serve.set_defaults(run=_serve)
-    check = commands.add_parser("check", parents=[settings], help="read the settings and say what holds")
+    check = commands.add_parser(
+        "check",
+        parents=[settings],
+        help="read the settings and say what holds",
+        epilog=EXIT_CODES,
+        formatter_class=form,
+    )
+    check.add_argument("--online", action="store_true", help="ask AWS, too: credentials, and each listed stream")
+    check.add_argument(
+        "--stream",
+        dest="streams",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --online: a stream that is not listed, too (may be repeated)",
+    )
     check.set_defaults(run=_check)
     config = commands.add_parser("config", help="settings as text").add_subparsers(metavar="WHAT", required=True)
     show = config.add_parser("print", parents=[settings], help="the settings in effect, as a configuration file")
@@ -119,8 +137,21 @@ def _add_demo_options(demo: argparse.ArgumentParser) -> None:
     demo.add_argument(
         "--aggregation", choices=("kpl", "none"), default="kpl", help="how records are packed (%(default)s)"
     )
+    demo.add_argument(
+        "--endpoint-url",
+        type=_url,
+        metavar="URL",
+        help="a Kinesis that is there already, AWS's own included, with your credentials: a stream of --shards is made "
+        "there, paced as a real one, and deleted at the end (an embedded Kinesis)",
+    )
     # For the tests: tamper with what was read back, to show that the comparison can fail.
     demo.add_argument("--break", dest="tamper", choices=("drop", "duplicate", "corrupt"), help=argparse.SUPPRESS)
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: a URL http(s)://HOST[:PORT]")
+    return text
 
 
 def _whole(low: int, high: int) -> Callable[[str], int]:
@@ -134,52 +165,33 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
+    gc.disable()  # until the daemon serves: looking through what is being loaded took a seventh of the start
     from producerd.config import load
+    from producerd.config.memory import check_fits
 
     config = load(parsed.config, parsed.sets)
+    check_fits(config)
     from producerd.runtime.app import run  # after the settings: a wrong one is told before half a second of imports
 
-    return run(config)
+    return run(config, partial(load, parsed.config, parsed.sets))
 
 
 def _check(parsed: argparse.Namespace) -> int:
-    from producerd.config import Config, StreamSettings, load
-    from producerd.config.text import differing
-    from producerd.config.values import MIB, size
+    from producerd.config import load
+    from producerd.config.memory import check_fits
+    from producerd.config.summary import summary
 
-    in_words = ("queue_limit", "queue_limit_bytes", "max_in_flight_requests", "max_in_flight_bytes", "aggregation")
+    if parsed.streams and not parsed.online:
+        print("producerd check: error: --stream is for --online", file=sys.stderr)
+        return EXIT_USAGE
+    config = load(parsed.config, parsed.sets)
+    check_fits(config)
+    print(*summary(config), sep="\n", flush=True)
+    if not parsed.online:
+        return 0
+    from producerd.runtime.online import run
 
-    def stream(settings: StreamSettings) -> str:
-        others = differing(settings, without=in_words)
-        shards_seconds = settings.queue_limit_bytes / MIB
-        if settings.aggregation == "none":  # else records are no measure
-            shards_seconds = min(shards_seconds, settings.queue_limit / 1_000)
-        seconds = shards_seconds / settings.shard_rate_fraction
-        return (
-            f"queue {settings.queue_limit:,} records, {size(settings.queue_limit_bytes)} "
-            f"({seconds:.3g} s of one shard, {seconds / 4:.3g} s of four); "
-            f"in flight {settings.max_in_flight_requests:,} requests, {size(settings.max_in_flight_bytes)}; "
-            f"aggregation {settings.aggregation}" + (f"\n  {', '.join(others)}" if others else "")
-        )
-
-    def lines(config: Config) -> list[str]:
-        node = config.node
-        named = [f"stream {name}: {stream(settings)}" for name, settings in sorted(config.streams.items())]
-        which = "listed streams only" if node.streams_allowed == "listed" else "any stream"
-        return [
-            "OK",
-            f"region: {node.region or 'not set here: AWS_REGION or a profile of AWS must name one'}",
-            f"endpoint: {node.endpoint_url or 'that of the region'}",
-            f"socket: {node.socket}, mode {node.socket_mode:04o}; at most {node.max_connections:,} connections",
-            f"producerctl: {node.admin_path}",
-            f"metrics: {node.metrics_listen or 'off'}",
-            f"streams: {which}, at most {node.max_streams:,} at a time",
-            f"each stream: {stream(config.defaults)}",
-            *named,
-        ]
-
-    print(*lines(load(parsed.config, parsed.sets)), sep="\n")
-    return 0
+    return 0 if run(config, parsed.streams) else EXIT_FAILED
 
 
 def _config_print(parsed: argparse.Namespace) -> int:
@@ -199,7 +211,14 @@ def _config_schema(_parsed: argparse.Namespace) -> int:
 
 def _demo(parsed: argparse.Namespace) -> int:
     try:
-        chosen = Options.chosen(parsed.records, parsed.shards, parsed.queue_limit, parsed.aggregation, parsed.tamper)
+        chosen = Options.chosen(
+            parsed.records,
+            parsed.shards,
+            parsed.queue_limit,
+            parsed.aggregation,
+            parsed.endpoint_url,
+            parsed.tamper,
+        )
     except ValueError as error:
         print(f"producerd demo: error: {error}", file=sys.stderr)
         return EXIT_USAGE

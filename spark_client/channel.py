@@ -184,7 +184,8 @@ class Channel:
 def _greet(path: str, hello: frames.Hello, deadline: float) -> tuple[Channel, frames.Welcome]:
     channel = Channel(path)
     try:
-        channel.tell(hello)
+        with contextlib.suppress(Lost):  # a daemon that does not want this client may have closed already, saying why
+            channel.tell(hello)
         answer = channel.read(deadline)
         if isinstance(answer, frames.Close):
             raise closed(answer)

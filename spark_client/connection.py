@@ -411,6 +411,8 @@ class Connection:
         if self._returned or self.draining:
             raise self._drained()
         try:
+            if layout.charge_bytes > self._welcome.max_frame_bytes and not self._window_has_room(layout):
+                self._tell(frames.Flush())  # a daemon sends by itself what lingers where no other frame has room
             while not self._window_has_room(layout):
                 self._settle_next(deadline)
         except Late:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from producerd.config import NodeSettings, StreamSettings
-from producerd.config.settings import OF_ONE_STREAM, Settings
+from producerd.config.settings import OF_ONE_STREAM, Settings, needs_restart
 from producerd.config.text import allowed, assignment
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
 from spark_client.options import OPTIONS
@@ -25,13 +25,16 @@ def options() -> str:
 
 
 def settings(model: type[Settings]) -> str:
-    """One line a setting: its default, what it does, what is allowed."""
+    """One line a setting: its default, what it does, what is allowed, whether a change of it needs a restart."""
     lines = []
     for name, info in model.model_fields.items():
         default = "" if info.default_factory else f"`{assignment(name, info.default).partition(' = ')[2]}`"
         own = " (in a stream's own table)" if name in OF_ONE_STREAM else ""
-        lines.append(f"| `{name}` | {default} | {info.description}{own} | {allowed(name, info)} |".replace("``", "`"))
-    return "\n".join(["| setting | default | what it does | allowed |", "|---|---|---|---|", *lines])
+        restart = "yes" if needs_restart(info) else ""
+        cells = (f"`{name}`", default, f"{info.description}{own}", allowed(name, info), restart)
+        lines.append(f"| {' | '.join(cells)} |".replace("``", "`"))
+    head = ["| setting | default | what it does | allowed | restart |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *lines])
 
 
 def metrics() -> str:

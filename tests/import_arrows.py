@@ -55,7 +55,7 @@ RULES: dict[str, Rule] = {
     ),
     # The command line answers at once: it loads the daemon only to run it.
     "producerd/cli.py": Rule(ours=OURS, others=None, lazily=frozenset({"producerd.runtime"})),
-    "producerd/ctl.py": Rule(ours=OURS, others=None, lazily=frozenset({"producerd.runtime"})),
+    "producerd/ctl/": Rule(ours=OURS, others=None, lazily=frozenset({"producerd.runtime"})),
     "producerd/": Rule(ours=OURS, others=None),
     # Its classes are Spark's own: whoever imports it has a Spark.
     "spark_client/datasource.py": Rule(

@@ -13,6 +13,9 @@ import pytest
 
 from producerd import __version__
 
+MIB = 1024 * 1024
+CGROUPS = Path("/sys/fs/cgroup/memory")
+SMALL = ("node_queue_limit_bytes=16 MiB", "node_max_in_flight_bytes=8 MiB", "queue_limit_bytes=16 MiB")
 IN_FLIGHT = "in flight 24 requests, 32 MiB"
 HEAVY = ("aiobotocore", "aiohttp", "pyarrow", "numpy", "pyspark", "boto3", "moto", "structlog")
 
@@ -66,7 +69,9 @@ def test_check_says_ok_and_what_holds(tmp_path: Path) -> None:
     file.write_text('[streams."orders.eu"]\nqueue_limit = 5\naggregation = "kpl"\n')
     done = producerd("check", "-c", str(file), "--set", "socket=/run/x.sock", env={"PRODUCERD_QUEUE_LIMIT": "2000"})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    lines = done.stdout.splitlines()
+    assert lines.pop(6).startswith("memory: needs at most 928 MiB; ")
+    assert lines == [
         "OK",
         "region: not set here: AWS_REGION or a profile of AWS must name one",
         "endpoint: that of the region",
@@ -77,6 +82,50 @@ def test_check_says_ok_and_what_holds(tmp_path: Path) -> None:
         f"each stream: queue 2,000 records, 64 MiB (2 s of one shard, 0.5 s of four); {IN_FLIGHT}; aggregation none",
         f"stream orders.eu: queue 5 records, 64 MiB (64 s of one shard, 16 s of four); {IN_FLIGHT}; aggregation kpl",
     ]
+
+
+def test_check_warns_where_a_queue_lasts_for_less_than_a_second_or_for_more_than_a_hundred() -> None:
+    of = "of one shard, and less of more (--online counts them)"
+    sets = [
+        "queue_limit_bytes=128 MiB",
+        "streams.short.queue_limit=500",
+        "streams.slow.shard_rate_fraction=0.1",
+        "streams.fine.queue_limit=1000",
+        "streams.small.aggregation=kpl",
+        "streams.small.queue_limit_bytes=512 KiB",
+    ]
+    done = producerd("check", *(f"--set={one}" for one in sets))
+    assert done.returncode == 0
+    waits, stands = "records may wait that long; lower queue_limit_bytes", "they will wait for callers; raise"
+    assert [line for line in done.stdout.splitlines() if line.startswith("WARNING")] == [
+        f"WARNING each stream: a full queue is 128 s {of}: {waits}",
+        f"WARNING stream short: a full queue is 0.5 s {of}: {stands} queue_limit",
+        f"WARNING stream slow: a full queue is 1,280 s {of}: {waits}",
+        f"WARNING stream small: a full queue is 0.5 s {of}: {stands} queue_limit_bytes",
+    ]
+
+
+@pytest.mark.skipif(not os.access(CGROUPS, os.W_OK), reason="needs root and cgroups of version 1")
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_daemon_that_may_outgrow_its_cgroup_does_not_start(command: str, tmp_path: Path) -> None:
+    cgroup = CGROUPS / f"producerd-test-{os.getpid()}"
+    cgroup.mkdir()
+    try:
+        (cgroup / "memory.limit_in_bytes").write_text(str(512 * MIB))
+        join = f"from pathlib import Path; Path({str(cgroup / 'cgroup.procs')!r}).write_text('0')"
+        start = f"{join}; import sys; from producerd.cli import main; sys.exit(main())"
+        done = producerd(command, f"--set=socket={tmp_path}/s", code=start)
+        fits = producerd("check", "--set=max_streams=1", *map("--set={}".format, SMALL), code=start)
+    finally:
+        cgroup.rmdir()
+    assert (done.returncode, done.stdout) == (78, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "producerd: configuration: memory: up to 928 MiB may be needed, and the limit of this cgroup"
+    )
+    assert f"is 512 MiB ({cgroup}/memory.limit_in_bytes): set max_streams = 35, node_queue_limit_bytes = " in line
+    assert fits.returncode == 0
+    assert "; the limit of this cgroup is 512 MiB\n" in fits.stdout
 
 
 def test_check_says_of_each_stream_what_is_not_as_it_comes_but_no_external_id(tmp_path: Path) -> None:
@@ -99,7 +148,7 @@ def test_check_says_of_each_stream_what_is_not_as_it_comes_but_no_external_id(tm
     assert done.returncode == 0, done.stderr
     assert "kept-quiet" not in done.stdout
     others = 'external_id is set, record_ttl_seconds = 30, on_throttle = "fail", ordering = "per_key"'
-    assert done.stdout.splitlines()[-4:] == [
+    assert done.stdout.splitlines()[-5:-1] == [
         (
             "each stream: queue 1,000,000 records, 64 MiB (64 s of one shard, 16 s of four); "
             f"{IN_FLIGHT}; aggregation none"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from botocore.utils import is_valid_uri, validate_region_name
 from pydantic import ValidationError
 
 from producerd.config import Config, NodeSettings, StreamSettings, load
+from producerd.config.settings import needs_restart
 from producerd.config.text import allowed, as_toml, schema
 from producerd.config.values import KIB, MIB, default_socket
 from producerd.errors import ConfigurationError
@@ -116,6 +118,40 @@ class TestValues:
         path = tmp_path / "p.toml"
         path.write_text("socket_mode = 660")
         assert 'allowed: an octal mode in quotes, such as "0660"' in problem(path=path)
+
+    def test_allowed_uids_are_ids_and_names_that_are_looked_up_once(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text('allowed_uids = [7, "spark", "9"]')
+        asked = []
+
+        def getpwnam(name: str) -> SimpleNamespace:
+            asked.append(name)
+            return SimpleNamespace(pw_uid=1000)
+
+        monkeypatch.setattr("pwd.getpwnam", getpwnam)
+        node = load(path, (), NOBODY).node
+        assert node.allowed_uids == node.allowed_uids == {7, 9, 1000}
+        assert asked == ["spark"]
+        assert load(None, ["allowed_uids=spark, 7"], NOBODY).node.allowed_uids == {7, 1000}
+        assert load(None, (), {"PRODUCERD_ALLOWED_UIDS": "7"}).node.allowed_uids == {7}
+        assert load(path, ["allowed_uids="], NOBODY).node.allowed_uids == frozenset(), "everybody"
+
+    def test_an_unknown_user_is_named(self, tmp_path: Path) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text('allowed_uids = [7, "no-such-user-here"]')
+        assert problem(path=path) == (
+            f'allowed_uids = [7, "no-such-user-here"] (file {path}): there is no user "no-such-user-here"; '
+            'allowed: a list of user ids and names, or text such as "1000,spark"'
+        )
+        assert 'there is no user ""' in problem("allowed_uids=7,")
+
+    @pytest.mark.parametrize("value", ["true", "-1", "4294967295", "[1.5]", "[true]", "[[1]]", "{ a = 1 }", "7"])
+    def test_what_is_no_list_of_users_is_refused(self, value: str, tmp_path: Path) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text(f"allowed_uids = {value}" if value[0] in "t[{7" else f"allowed_uids = [{value}]")
+        assert "allowed: a list of user ids and names" in problem(path=path)
 
     def test_metrics_listen_gives_an_address_or_nothing(self) -> None:
         def address(text: str) -> tuple[str, int] | None:
@@ -269,9 +305,8 @@ class TestProblems:
         line = problem(environ={"PRODUCERD_QUEUE_LIMITS": "5"})
         assert line.endswith("no such setting; the nearest is PRODUCERD_QUEUE_LIMIT")
 
-    @pytest.mark.parametrize("key", ["node_max_in_flight_bytes", "wire_format", "allowed_uids"])
-    def test_a_setting_of_a_later_version_is_told_apart_from_a_wrong_one(self, key: str) -> None:
-        assert problem(f"{key}=1") == f'{key} = "1" (--set): not supported yet by this version'
+    def test_a_setting_of_a_later_version_is_told_apart_from_a_wrong_one(self) -> None:
+        assert problem("wire_format=1") == 'wire_format = "1" (--set): not supported yet by this version'
 
     def test_a_setting_in_the_wrong_table_is_told_where_it_belongs(self, tmp_path: Path) -> None:
         path = tmp_path / "p.toml"
@@ -301,6 +336,16 @@ class TestProblems:
             'aggregate_max_bytes = "512 KiB" (--set), PRODUCERD_REQUEST_MAX_BYTES = "256 KiB" (environment): '
             "aggregate_max_bytes must not be larger than request_max_bytes"
         )
+
+    def test_each_stream_owns_room_for_a_request_on_its_way(self) -> None:
+        assert load(environ=NOBODY).node.in_flight_floor_bytes == 512 * KIB
+        line = problem("node_max_in_flight_bytes=8388607")
+        assert line == (
+            'node_max_in_flight_bytes = "8388607" (--set), max_streams = 64 (default): each stream owns '
+            "node_max_in_flight_bytes / (2 x max_streams) = 65,535 of what is on its way, which must hold one request "
+            "of 64 KiB"
+        )
+        assert load(None, ["node_max_in_flight_bytes=8 MiB"], NOBODY).node.in_flight_floor_bytes == 64 * KIB
 
     def test_a_record_lives_longer_than_it_lingers(self) -> None:
         line = problem("linger_seconds=5", "record_ttl_seconds=5")
@@ -431,7 +476,11 @@ def test_every_setting_is_described_and_says_what_is_allowed(model: type[NodeSet
 
 def test_settings_as_text_give_the_same_settings(file: Path, tmp_path: Path) -> None:
     named = ["streams.x.stream_name=y", "role_arn=arn:aws:iam::123456789012:role/x", "external_id=42"]
-    config = load(file, ["region=eu-west-1", "socket_mode=0600", "streams.x.linger_seconds=0.25", *named], NOBODY)
+    config = load(
+        file,
+        ["region=eu-west-1", "socket_mode=0600", "allowed_uids=0,7", "streams.x.linger_seconds=0.25", *named],
+        NOBODY,
+    )
     printed = tmp_path / "printed.toml"
     printed.write_text(as_toml(config))
     assert load(printed, environ=NOBODY) == config
@@ -485,3 +534,15 @@ def can_be(model: type[NodeSettings | StreamSettings], name: str, value: float) 
     except ValidationError as error:
         return error.errors()[0]["type"] == "conflict"
     return True
+
+
+def test_the_schema_and_the_table_say_what_a_change_needs() -> None:
+    """The same mark, on the setting itself."""
+    described = schema()["properties"]
+    restart = {name for name, told in described.items() if told.get("description", "").endswith("needs a restart.")}
+    assert restart == {name for name, info in NodeSettings.model_fields.items() if needs_restart(info)}
+    assert {"socket", "worker_threads", "region", "max_frame_bytes"} <= restart
+    assert not {"allowed_uids", "max_streams", "node_queue_limit_bytes", "log_level", "max_connections"} & restart
+    of_streams = {name for name, info in StreamSettings.model_fields.items() if needs_restart(info)}
+    where = {"stream_name", "stream_arn", "region", "endpoint_url", "role_arn", "external_id"}
+    assert of_streams == where | {"connect_timeout_seconds", "aggregation", "ordering"}

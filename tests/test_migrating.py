@@ -21,9 +21,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
 import spark_client
-from producerd import cli, ctl
+from producerd import cli
 from producerd.config import Config, NodeSettings, StreamSettings, load
 from producerd.config.text import as_toml
+from producerd.ctl import commands
 from producerd.errors import Code, ConfigurationError
 from producerd.runtime.metrics import Metrics
 from producerd.runtime.metrics import text as metrics_text
@@ -73,7 +74,7 @@ def coded(text: str) -> list[str]:
 def samples() -> dict[str, set[str]]:
     """The labels of each name that a scrape has, but for the stream."""
     streams = [Stream("s", StreamSettings(), 1 << 20, 10_000)]
-    text = metrics_text(Metrics().snapshot(streams, state="serving", connections=0, now=0.0))
+    text = metrics_text(Metrics(Config()).snapshot(streams, state="serving", connections=0, now=0.0))
     return {
         name: set(sample.labels) - {"stream", "le"}
         for family in text_string_to_metric_families(text.decode())
@@ -117,7 +118,7 @@ def holds(model: Any, given: dict[str, Any]) -> bool:
 
 def is_command(text: str) -> bool:
     program, *arguments = text.split()
-    parser = cli._parser() if program == "producerd" else ctl._parser()
+    parser = cli._parser() if program == "producerd" else commands._parser()
     try:
         parser.parse_args([*arguments, "STREAM"] if arguments == ["shards"] else arguments)
     except SystemExit:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from producerd.config.values import (
@@ -27,6 +28,7 @@ from producerd.config.values import (
     Name,
     Seconds,
     SocketPath,
+    Uids,
     Url,
     default_socket,
     size,
@@ -35,6 +37,17 @@ from producerd.config.values import (
 
 RECORDS: Final = 2**32 - 1
 STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # as the service has it
+LEAST_REQUEST_BYTES: Final = 64 * KIB
+"""To what a PutRecords is cut where there is little room, and no further."""
+
+_T = TypeVar("_T")
+_AT_START: Final = "at start"
+AtStart = Annotated[_T, _AT_START]
+"""A setting that nothing changes while the daemon runs; one of a stream, while that stream is open.
+
+Either something stands on it that cannot be made anew under load (sockets, threads, clients of AWS), or others were
+told it (a session's windows and largest frame), or rows that wait were made for it (aggregation, ordering).
+"""
 
 
 def _in(low: float, high: float, *, default: float) -> Any:
@@ -81,41 +94,53 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if conflicts := list(self._conflicts()):
+        if conflicts := list(self.conflicts()):
             message = "; ".join(conflict.message for conflict in conflicts)
             raise PydanticCustomError("conflict", "{message}", {"message": message, "conflicts": conflicts})
         return self
 
-    def _conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[Conflict]:
+        """What is wrong together."""
         raise NotImplementedError
+
+
+def needs_restart(info: FieldInfo) -> bool:
+    """Whether a setting is read at the start alone."""
+    return _AT_START in info.metadata
 
 
 class NodeSettings(Settings):
     """What holds for the whole daemon."""
 
-    socket: SocketPath = Field(
+    socket: AtStart[SocketPath] = Field(
         default_factory=default_socket, json_schema_extra=_say(f"a path of 1 to {SOCKET_PATH_BYTES} bytes")
     )
     """Path of the unix socket that Spark's tasks connect to."""
-    socket_mode: Mode = Field(default=0o660, json_schema_extra=_say('an octal mode in quotes, such as "0660"'))
+    socket_mode: AtStart[Mode] = Field(default=0o660, json_schema_extra=_say('an octal mode in quotes, such as "0660"'))
     """Who may connect, as an octal file mode."""
-    socket_group: Name = Field(default=None, pattern=r"^[^\s:]+$", json_schema_extra=_say("the name of a group"))
+    socket_group: AtStart[Name] = Field(
+        default=None, pattern=r"^[^\s:]+$", json_schema_extra=_say("the name of a group")
+    )
     """Group that owns the socket; empty: the daemon's own."""
-    admin_socket: AdminPath = Field(
+    allowed_uids: Uids = Field(
+        default=frozenset(), json_schema_extra=_say('a list of user ids and names, or text such as "1000,spark"')
+    )
+    """Users whose processes may connect, of those whom mode and group let in; empty: all of them."""
+    admin_socket: AtStart[AdminPath] = Field(
         default=None, json_schema_extra=_say(f"a path of 1 to {SOCKET_PATH_BYTES} bytes, or empty")
     )
     """Path of the unix socket of producerctl, for the daemon's own user; empty: NAME.admin.sock beside ``socket``."""
-    metrics_listen: Listen = Field(
+    metrics_listen: AtStart[Listen] = Field(
         default="127.0.0.1:9474", json_schema_extra=_say('host:port with a port from 0 to 65535, or ""')
     )
     """host:port of GET /metrics and /-/ready; empty: off; port 0: any free port."""
-    region: Name = _name(*_REGION)
+    region: AtStart[Name] = _name(*_REGION)
     """AWS region; empty: AWS's own settings say it."""
-    endpoint_url: Url = Field(default=None, json_schema_extra=_say(_URL))
+    endpoint_url: AtStart[Url] = Field(default=None, json_schema_extra=_say(_URL))
     """Address of Kinesis; empty: that of the region."""
-    role_arn: Name = _name(*_ROLE)
+    role_arn: AtStart[Name] = _name(*_ROLE)
     """Role that is assumed for every stream that names none; empty: the daemon's own credentials are used."""
-    external_id: Name = _name(*_EXTERNAL)
+    external_id: AtStart[Name] = _name(*_EXTERNAL)
     """What the role of ``role_arn`` asks of whoever assumes it."""
     max_streams: Count = _in(1, 10_000, default=64)
     """Streams that the daemon carries at the same time."""
@@ -123,30 +148,30 @@ class NodeSettings(Settings):
     """Streams that a client may open; "listed": those with a table of their own."""
     node_queue_limit_bytes: Bytes = _in(64 * KIB, 1024 * GIB, default=256 * MIB)
     """Bytes that all streams together may take on and not settle; each has its own limit, too."""
-    worker_threads: Count = _in(1, 16, default=1)
+    node_max_in_flight_bytes: Bytes = _in(64 * KIB, 1024 * GIB, default=64 * MIB)
+    """Bytes that all streams together may have in unanswered PutRecords; each has its own limit, too."""
+    worker_threads: AtStart[Count] = _in(1, 16, default=1)
     """Threads that sort and encode rows."""
     max_connections: Count = _in(1, 65_536, default=256)
     """Client connections at the same time."""
-    max_frame_bytes: Bytes = _in(4 * KIB, 64 * MIB, default=MIB)
+    max_frame_bytes: AtStart[Bytes] = _in(4 * KIB, 64 * MIB, default=MIB)
     """Largest frame that a client may send, in bytes; one larger record goes alone."""
-    max_frame_records: Count = _in(1, 1_000_000, default=10_000)
+    max_frame_records: AtStart[Count] = _in(1, 1_000_000, default=10_000)
     """Largest frame that a client may send, in records."""
-    session_window_bytes: Bytes = _in(4 * KIB, GIB, default=8 * MIB)
+    session_window_bytes: AtStart[Bytes] = _in(4 * KIB, GIB, default=8 * MIB)
     """Bytes that one connection may have unacknowledged, or one frame."""
-    session_window_frames: Count = _in(1, 4_096, default=64)
+    session_window_frames: AtStart[Count] = _in(1, 4_096, default=64)
     """Frames that one connection may have unacknowledged."""
     drain_timeout_seconds: Seconds = _in(0, 86_400, default=60)
     """Seconds from SIGTERM until the daemon ends, whatever is still queued."""
-    body_timeout_seconds: Seconds = _in(0.05, 3_600, default=10)
+    body_timeout_seconds: AtStart[Seconds] = _in(0.05, 3_600, default=10)
     """Seconds in which a granted frame must arrive whole."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages that are written."""
-    log_format: Literal["text", "json"] = "text"
+    log_format: AtStart[Literal["text", "json"]] = "text"
     """One line a message, for people or as JSON."""
 
-    later = frozenset({"allowed_uids", "node_max_in_flight_bytes"})
-
-    def _conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[Conflict]:
         yield from _conflicts_of_role(self)
         if self.floor_bytes < self.max_frame_bytes:
             message = (
@@ -154,6 +179,13 @@ class NodeSettings(Settings):
                 f"the node's queues, which must hold one frame of max_frame_bytes = {size(self.max_frame_bytes)}"
             )
             yield Conflict(message, ("node_queue_limit_bytes", "max_streams", "max_frame_bytes"))
+        if self.in_flight_floor_bytes < LEAST_REQUEST_BYTES:
+            message = (
+                "each stream owns node_max_in_flight_bytes / (2 x max_streams) = "
+                f"{size(self.in_flight_floor_bytes)} of what is on its way, which must hold one request of "
+                f"{size(LEAST_REQUEST_BYTES)}"
+            )
+            yield Conflict(message, ("node_max_in_flight_bytes", "max_streams"))
         if self.admin_path == self.socket:
             yield Conflict("admin_socket must be another path than socket", ("socket", "admin_socket"))
         if len(os.fsencode(self.admin_path)) > SOCKET_PATH_BYTES:
@@ -163,6 +195,11 @@ class NodeSettings(Settings):
     def floor_bytes(self) -> int:
         """What each stream may have of the node's queues, whatever the others hold."""
         return self.node_queue_limit_bytes // (2 * self.max_streams)
+
+    @property
+    def in_flight_floor_bytes(self) -> int:
+        """What each stream may have in unanswered PutRecords, or one request, whatever the others have."""
+        return self.node_max_in_flight_bytes // (2 * self.max_streams)
 
     @property
     def admin_path(self) -> Path:
@@ -178,17 +215,17 @@ class NodeSettings(Settings):
 class StreamSettings(Settings):
     """What holds for one stream."""
 
-    stream_name: Name = _name(f"^{STREAM_NAME.pattern}$", "1 to 128 of a-z A-Z 0-9 _ . -")
+    stream_name: AtStart[Name] = _name(f"^{STREAM_NAME.pattern}$", "1 to 128 of a-z A-Z 0-9 _ . -")
     """The stream's name in Kinesis; empty: that of its table."""
-    stream_arn: Name = _name(*_STREAM_ARN)
+    stream_arn: AtStart[Name] = _name(*_STREAM_ARN)
     """The stream's ARN, in place of its name: also for a stream of another account."""
-    region: Name = _name(*_REGION)
+    region: AtStart[Name] = _name(*_REGION)
     """AWS region of the stream; empty: that of its ARN, else of the node."""
-    endpoint_url: Url = Field(default=None, json_schema_extra=_say(_URL))
+    endpoint_url: AtStart[Url] = Field(default=None, json_schema_extra=_say(_URL))
     """Address of Kinesis for the stream; empty: that of the node."""
-    role_arn: Name = _name(*_ROLE)
+    role_arn: AtStart[Name] = _name(*_ROLE)
     """Role that is assumed for the stream; empty: that of the node."""
-    external_id: Name = _name(*_EXTERNAL)
+    external_id: AtStart[Name] = _name(*_EXTERNAL)
     """What the role of the stream's ``role_arn`` asks of whoever assumes it."""
     queue_limit: Count = _in(1, RECORDS, default=1_000_000)
     """Records of the stream that may be taken on and not settled; at it, callers wait."""
@@ -196,7 +233,7 @@ class StreamSettings(Settings):
     """The same in bytes: key, data and hash key, 32 for each record, 1,024 for each frame."""
     linger_seconds: Seconds = _in(0, 3_600, default=0.1)
     """Longest time that a record waits for others to be sent with, in seconds."""
-    aggregation: Literal["none", "kpl"] = "none"
+    aggregation: AtStart[Literal["none", "kpl"]] = "none"
     """One record as one Kinesis record, or ("kpl") many in one: then only KCL and the like can read the stream."""
     aggregate_max_bytes: Bytes = _in(KIB, MIB, default=51_200)
     """Largest aggregate, in bytes."""
@@ -204,13 +241,13 @@ class StreamSettings(Settings):
     """Largest aggregate, in records."""
     request_max_records: Count = _in(1, 500, default=500)
     """Kinesis records in one PutRecords."""
-    request_max_bytes: Bytes = _in(64 * KIB, 10 * MIB, default=MIB)
+    request_max_bytes: Bytes = _in(LEAST_REQUEST_BYTES, 10 * MIB, default=MIB)
     """Bytes in one PutRecords; one larger record goes alone."""
     max_in_flight_requests: Count = _in(1, 1_024, default=24)
     """PutRecords that may be unanswered at the same time."""
     max_in_flight_bytes: Bytes = _in(64 * KIB, 4 * GIB, default=32 * MIB)
     """Bytes in unanswered PutRecords, or one request."""
-    connect_timeout_seconds: Seconds = _in(0.05, 300, default=5)
+    connect_timeout_seconds: AtStart[Seconds] = _in(0.05, 300, default=5)
     """Seconds in which a connection to Kinesis must be made."""
     request_timeout_seconds: Seconds = _in(0.05, 300, default=6)
     """Seconds in which PutRecords must be answered; 1 more for each 256 KiB in it."""
@@ -218,7 +255,7 @@ class StreamSettings(Settings):
     """Seconds after which a record that is not stored fails; 0: never, callers wait."""
     on_throttle: Literal["retry", "fail"] = "retry"
     """What becomes of a record that its shard's limit refuses: sent again, or failed."""
-    ordering: Literal["none", "per_key"] = "none"
+    ordering: AtStart[Literal["none", "per_key"]] = "none"
     """Whether records of one key and one caller are stored in the order in which they were sent."""
     shard_rate_fraction: Fraction = _in(0.001, 10_000, default=1.0)
     """Of each shard's 1 MiB/s and 1,000 records/s, how much this daemon sends at most."""
@@ -229,7 +266,7 @@ class StreamSettings(Settings):
 
     later = frozenset({"wire_format"})
 
-    def _conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[Conflict]:
         yield from _conflicts_of_role(self)
         if self.aggregate_max_bytes > self.request_max_bytes:
             yield Conflict("aggregate_max_bytes must not be larger than request_max_bytes", _KEYS_OF_FIT)
@@ -244,6 +281,13 @@ class StreamSettings(Settings):
     def stream_region(self) -> str | None:
         """The region that the stream's own settings name."""
         return self.region if self.stream_arn is None else self.stream_arn.split(":")[3]
+
+    def queue_seconds(self, shards: int) -> float:
+        """How long this many shards take to empty a full queue, at the rate at which they are sent to."""
+        shard_seconds = self.queue_limit_bytes / MIB
+        if self.aggregation == "none":  # else records are no measure
+            shard_seconds = min(shard_seconds, self.queue_limit / 1_000)
+        return shard_seconds / self.shard_rate_fraction / shards
 
 
 OF_ONE_STREAM: Final = ("stream_name", "stream_arn")

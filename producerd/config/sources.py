@@ -244,7 +244,9 @@ def _build(
         problems.extend(_explained(model, given, each) for each in found if not set(each.keys) & set(without))
         return None
     wrong = [str(fault["loc"][0]) for fault in faults]
-    problems.extend(f"{given[name]}: allowed: {allowed(name, model.model_fields[name])}" for name in wrong)
+    for name, fault in zip(wrong, faults, strict=True):
+        reason = f"{fault['msg']}; " if fault["type"] == "unknown" else ""
+        problems.append(f"{given[name]}: {reason}allowed: {allowed(name, model.model_fields[name])}")
     return _build(model, given, problems, wrong)
 
 

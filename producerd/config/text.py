@@ -10,7 +10,15 @@ from typing import Any, Final, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from producerd.config.settings import OF_ONE_STREAM, STREAM_NAME, Config, NodeSettings, Settings, StreamSettings
+from producerd.config.settings import (
+    OF_ONE_STREAM,
+    STREAM_NAME,
+    Config,
+    NodeSettings,
+    Settings,
+    StreamSettings,
+    needs_restart,
+)
 from producerd.config.values import KIB, size
 
 
@@ -79,10 +87,15 @@ def _table_schema(model: type[Settings], without: Collection[str] = ()) -> dict[
 
 def _value_schema(name: str, info: FieldInfo) -> dict[str, Any]:
     told: dict[str, Any] = {"description": f"{info.description} Allowed: {allowed(name, info)}."}
+    if needs_restart(info):
+        told["description"] += " A change needs a restart."
     if info.default is not PydanticUndefined:
         told["default"] = (
             "" if info.default is None else f"{info.default:04o}" if name == "socket_mode" else info.default
         )
+    if name == "allowed_uids":
+        users = {"type": "array", "items": {"type": ["integer", "string"]}}
+        return {**told, "default": [], "anyOf": [users, {"type": "string"}]}
     if get_origin(info.annotation) is Literal:
         return {**told, "enum": list(get_args(info.annotation))}
     limits = {"minimum": "ge", "maximum": "le"}
@@ -106,6 +119,8 @@ def assignment(name: str, value: object) -> str:
         return f'{name} = ""'
     if name == "socket_mode":
         return f'{name} = "{value:04o}"'
+    if isinstance(value, frozenset):
+        return f"{name} = {sorted(value)}"
     if isinstance(value, float):
         return f"{name} = {value:g}"
     if name.endswith("_bytes") and isinstance(value, int) and value % KIB == 0:

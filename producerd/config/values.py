@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
+import pwd
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -19,6 +22,8 @@ UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": KIB
 """No bare "m": it is 10^6 to some and 2^20 to Spark."""
 SOCKET_PATH_BYTES: Final = 107
 """Linux's sockaddr_un holds 108 bytes with the closing zero."""
+NO_UID: Final = 2**32 - 1
+"""What the kernel says where there is no user: (uid_t)-1."""
 _URL_FORM: Final = re.compile(r"https?://[^\s/?#@]+(/[\w.~%/+:=,-]*)?", re.ASCII)
 _HOST_LABEL: Final = re.compile(r"(?!-)[a-zA-Z0-9-]{1,63}(?<!-)")
 """RFC 1123.  No underscores, though container networks have them: botocore makes no client for such a host."""
@@ -45,6 +50,27 @@ def _to_mode(value: object) -> int:
     if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
         raise ValueError("not an octal mode")
     return int(value, 8)
+
+
+def _to_uids(value: object) -> frozenset[int]:
+    """A list, or its items with commas between them.  Who has which id is asked of the system (pwd), here and once."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")] if value.strip() else []
+    if not isinstance(value, list | frozenset):
+        raise ValueError("not a list")
+    return frozenset(map(_to_uid, value))
+
+
+def _to_uid(user: object) -> int:
+    if isinstance(user, str) and not user.isdecimal():
+        try:
+            return pwd.getpwnam(user).pw_uid
+        except (KeyError, ValueError):
+            raise PydanticCustomError("unknown", "there is no user {user}", {"user": json.dumps(user)}) from None
+    uid = int(user) if isinstance(user, str) else user
+    if not isinstance(uid, int) or isinstance(uid, bool) or not 0 <= uid < NO_UID:
+        raise ValueError("not a user id")
+    return uid
 
 
 def _to_path(value: object) -> Path:
@@ -97,6 +123,7 @@ Bytes = Annotated[int, BeforeValidator(_to_bytes)]
 Seconds = Annotated[float, BeforeValidator(_not_bool)]
 Fraction = Annotated[float, BeforeValidator(_not_bool)]
 Mode = Annotated[int, BeforeValidator(_to_mode)]
+Uids = Annotated[frozenset[int], BeforeValidator(_to_uids)]
 SocketPath = Annotated[Path, BeforeValidator(_to_path)]
 AdminPath = Annotated[Path | None, BeforeValidator(lambda value: _to_path(value) if value else None)]
 Url = Annotated[str | None, BeforeValidator(_to_url)]

@@ -3,6 +3,8 @@
 Nothing is admitted that would pass a limit, be it the stream's or, in bytes, that of the whole node: room of both is
 taken together or not at all.  Records come free row by row; bytes when the buffer that holds them is let go.  After a
 limit was lowered, use only falls until it is below the new one.
+
+`NodeInFlight` counts likewise what all streams of the node have on their way.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ class NodeBudget:
         self.limit_bytes = limit_bytes
         self.floor_bytes = floor_bytes
         self.used_bytes = 0
-        self.peak_bytes = 0
         self.has_freed = False  # since whoever hands room on has looked
         self.wanted_by: dict[QueueBudget, int] = {}  # streams with a frame that waits for room here, and its charge
         self._streams: dict[QueueBudget, None] = {}
@@ -52,6 +53,12 @@ class NodeBudget:
         if not stream.used_bytes or stream.used_bytes + charge_bytes <= self.floor_bytes:
             return True
         return left >= sum([self._claim_of(other) for other in self._streams if other is not stream])
+
+    def set_limits(self, limit_bytes: int, floor_bytes: int) -> None:
+        """New limits; the streams' gates are to be asked anew.  What is over them stays until it settles."""
+        self.limit_bytes = limit_bytes
+        self.floor_bytes = floor_bytes
+        self.has_freed = True
 
     def _claim_of(self, stream: QueueBudget) -> int:
         wanted = 0 if stream.used_bytes else self.wanted_by.get(stream, 0)
@@ -90,7 +97,6 @@ class QueueBudget:
         self.peak_records = max(self.peak_records, self.used_records)
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         self.node.used_bytes += charge_bytes
-        self.node.peak_bytes = max(self.node.peak_bytes, self.node.used_bytes)
 
     def release(self, records: int, charge_bytes: int) -> None:
         """Give back what was taken: rows that settled, buffers that were let go."""
@@ -105,3 +111,52 @@ class QueueBudget:
         """New limits.  What is over them stays until it settles; nothing is admitted before."""
         self.limit_records = limit_records
         self.limit_bytes = limit_bytes
+
+
+class NodeInFlight:
+    """What all streams of a node have on their way together, in bytes of requests without an answer.
+
+    Half of the limit is shared: whoever comes first has it.  The other half is the streams' floors, and nobody takes
+    another's: so a stream with nothing on its way may always send a request of up to its floor, however long the
+    others' hang, or exactly one larger record.  Nothing but such records passes the limit.
+
+    ``floor_bytes``: at most the limit / (2 x the streams that there may be).
+    """
+
+    def __init__(self, limit_bytes: int = NO_LIMIT, floor_bytes: int = 0) -> None:
+        self.used_bytes = 0
+        self._used: dict[object, int] = {}  # of each stream with anything on its way
+        self.set_limits(limit_bytes, floor_bytes)
+
+    def room(self, stream: object) -> int:
+        """How much more the stream may send now; below zero where it has more than it would get."""
+        used = self._used.get(stream, 0)
+        shared_by_others = self._shared_bytes - max(0, used - self.floor_bytes)
+        left_to_share = max(0, self.limit_bytes - self.limit_bytes // 2 - shared_by_others)
+        return self.floor_bytes + left_to_share - used
+
+    def take(self, stream: object, bytes_: int) -> None:
+        """A request is on its way: within `room`, asked in the same step, or the stream's only one."""
+        assert stream not in self._used or bytes_ <= self.room(stream), "sent past the node's limit"
+        self._change(stream, bytes_)
+
+    def release(self, stream: object, bytes_: int) -> None:
+        """It has ended, and its slot is free."""
+        self._change(stream, -bytes_)
+
+    def set_limits(self, limit_bytes: int, floor_bytes: int) -> None:
+        """New limits.  What is over them stays until it ends; nothing is sent before, but for each stream's floor."""
+        self.limit_bytes = limit_bytes
+        self.floor_bytes = floor_bytes
+        self._shared_bytes = sum(
+            [max(0, used - floor_bytes) for used in self._used.values()]
+        )  # used of the shared half
+
+    def _change(self, stream: object, bytes_: int) -> None:
+        before = self._used.pop(stream, 0)
+        after = before + bytes_
+        assert after >= 0, "released more than was sent"
+        if after:
+            self._used[stream] = after
+        self.used_bytes += bytes_
+        self._shared_bytes += max(0, after - self.floor_bytes) - max(0, before - self.floor_bytes)

@@ -60,7 +60,6 @@ class Frame:
         "_codes",
         "accepted_at",
         "charge_bytes",
-        "expires_at",
         "frame_id",
         "job",
         "owner",
@@ -72,6 +71,7 @@ class Frame:
         "spread_keys",
         "tallies",
         "throttled",
+        "ttl_seconds",
         "unsettled",
         "withdrawn_as",
         "withdrawn_from",
@@ -92,7 +92,7 @@ class Frame:
         self.spread_keys = rows.null_keys
         self.accepted_at = 0.0
         self.session = owner  # stays, for the order of its rows
-        self.expires_at = inf
+        self.ttl_seconds = inf
         self.withdrawn_from: int | None = None  # from this row on, rows in no request have ended, none is sent again
         self.withdrawn_as: RowEnd | None = None  # None: discarded
         self._codes: dict[RowEnd, int] = {}
@@ -102,6 +102,10 @@ class Frame:
     def row_charge_bytes(self) -> int:
         """Its charge without that of the frame itself, which stays until it is finished."""
         return self.charge_bytes - FRAME_CHARGE_BYTES
+
+    @property
+    def expires_at(self) -> float:
+        return self.accepted_at + self.ttl_seconds
 
     @property
     def finished(self) -> bool:

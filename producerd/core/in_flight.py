@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import Final
 
+from producerd.core.budget import NodeInFlight
 from producerd.core.entries import RequestFailed
 from producerd.core.lane import Lane
 from producerd.core.requests import Request
@@ -34,8 +35,9 @@ ANY_BYTES: Final = 2**62
 class InFlight:
     """See the module's text.  Iterates over the requests; ``bytes``: of all of them."""
 
-    def __init__(self, rules: PipelineRules, policy: RetryPolicy) -> None:
+    def __init__(self, rules: PipelineRules, policy: RetryPolicy, node: NodeInFlight | None = None) -> None:
         self.bytes = 0
+        self.node = NodeInFlight() if node is None else node
         self.hold_until = 0.0
         self.window = InFlightWindow(
             rules.max_in_flight_requests, rules.max_in_flight_bytes, rules.entries.request_max_bytes
@@ -63,28 +65,37 @@ class InFlight:
         """Whether the last requests failed as a whole, one after the other."""
         return self._failures >= FAILURES_TO_HOLD
 
-    @property
-    def is_full(self) -> bool:
-        """Whether as many requests as may be are on their way."""
-        return len(self) >= self.window.size
+    def has_room(self, *, for_one: bool, row_bytes: int = 0) -> bool:
+        """Whether one more may be sent, as far as its number and bytes decide; ``for_one``: one at a time.
 
-    def has_room(self, *, for_one: bool) -> bool:
-        """Whether one more may be sent, as far as its number and bytes decide; ``for_one``: one at a time."""
+        A full one (what a nearly full node has left is not worth a request), also with a row of ``row_bytes``.
+        """
         return (
             len(self._requests) - len(self._overdue) < (1 if for_one else self.window.size)
             and len(self._requests) < self.window.most
-            and self._request_max_bytes <= self.bytes_left
+            and max(self._request_max_bytes, row_bytes) <= self.bytes_left
         )
 
     @property
     def bytes_left(self) -> int:
-        """What may still be sent; with nothing on its way, one request of any size."""
+        """What may still be sent; with nothing on its way, one row of any size."""
         if not self._requests:
             return ANY_BYTES
+        left = min(self.window.most_bytes - self.bytes, self.node.room(self))
         if len(self._overdue) == len(self._requests):
-            return self.window.most_bytes - self.bytes
+            return left
         awaited_bytes = self.bytes - sum([request.bytes for request in self._overdue])
-        return min(self.window.bytes - awaited_bytes, self.window.most_bytes - self.bytes)
+        return min(self.window.bytes - awaited_bytes, left)
+
+    @property
+    def request_bytes(self) -> int:
+        """What the next request of several rows may have: with nothing on its way, the stream's floor or more."""
+        return min(self._request_max_bytes, self.node.room(self))
+
+    @property
+    def held_by_node(self) -> bool:
+        """Whether what all streams have on their way leaves no room for one more of this one."""
+        return bool(self._requests) and self.node.room(self) < self._request_max_bytes
 
     @property
     def takes_slow(self) -> bool:
@@ -103,6 +114,11 @@ class InFlight:
 
     # ---- stimuli
 
+    def set_rules(self, rules: PipelineRules) -> None:
+        """Other limits, from now on."""
+        self._request_max_bytes = rules.entries.request_max_bytes
+        self.window.set_limits(rules.max_in_flight_requests, rules.max_in_flight_bytes, self._request_max_bytes)
+
     def start(self, request: Request) -> None:
         """A request is made, to be encoded and sent."""
         for lane in request.lanes:
@@ -110,6 +126,7 @@ class InFlight:
             request.sequences[lane] = lane.sequence
         self._requests[request] = None
         self.bytes += request.bytes
+        self.node.take(self, request.bytes)
 
     def sent(self, request: Request) -> None:
         """It is encoded, and on its way."""
@@ -119,6 +136,7 @@ class InFlight:
         """It has its answer, or has failed."""
         del self._requests[request]
         self.bytes -= request.bytes
+        self.node.release(self, request.bytes)
         for lane in request.lanes:
             lane.in_flight -= 1
             lane.slow_in_flight -= request.slow

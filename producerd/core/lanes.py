@@ -194,18 +194,31 @@ class Lanes:
             for lane in self._lanes.values():
                 self.line_up(lane)
 
+    def set_rules(self, rules: EntryRules, shard_rate_fraction: float, now: float) -> None:
+        """Other rules, from now on."""
+        self._rules = rules
+        for lane in self._lanes.values():
+            lane.aggregate_max_bytes = rules.aggregate_max_bytes if rules.aggregate else 0
+            if lane.pacer is not None:
+                lane.pacer.set_fraction(shard_rate_fraction, now)
+        held, self._held = self._held, []
+        for _, _, lane in held:  # they may send sooner now
+            lane.listed = False
+            self.line_up(lane)
+
     # ---- requests
 
-    def take(self, now: float, bytes_left: int, *, takes_slow: bool = True) -> Request | None:
+    def take(self, now: float, bytes_left: int, *, request_bytes: int = ANY, takes_slow: bool = True) -> Request | None:
         """Rows of few lanes, deep, the longest-waiting first.
 
-        ``bytes_left``: the most that one large row may have.  ``takes_slow``: also of lanes that go alone.
+        ``bytes_left``: the most that one large row may have.  ``request_bytes``: the most that several may, where that
+        is less than the rules'.  ``takes_slow``: also of lanes that go alone.
         """
         while self._held and self._held[0][0] <= now:
             lane = heapq.heappop(self._held)[2]
             lane.listed = False
             self.line_up(lane)
-        request = Request(self.map)
+        request = Request(self.map, min(self._rules.request_max_bytes, request_bytes))
         passed: list[Lane] = []
         while self._ready:
             lane = self._ready.popleft()
@@ -231,7 +244,7 @@ class Lanes:
         aggregates = rules.aggregate and not front.raw and not no_map
         most_entries = rules.request_max_records - request.entries
         most_rows = max(1, FAULTY_ROWS >> front.faults) if front.failing else ANY
-        room = rules.request_max_bytes - request.bytes
+        room = request.max_bytes - request.bytes
         if front.timeouts:
             room = min(room, max(SMALLEST_RETRY_BYTES, rules.request_max_bytes >> front.timeouts))
         paced_entries, paced_bytes, one_larger = ANY, ANY, True

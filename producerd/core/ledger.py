@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from itertools import takewhile
 from math import inf
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
 from producerd.core.budget import QueueBudget
 from producerd.core.entries import Piece
+from producerd.core.flushing import Flushing
 from producerd.core.frame import Frame, RowEnd
 from producerd.core.requests import ends_of, runs_of
 from producerd.core.spans import IN_REQUEST, MAYBE_CAUSES, QUEUED, SETTLED, Job, SortedRows, Span
@@ -38,19 +40,23 @@ class Ledger:
         self.draining = False
         self.frames: dict[Frame, None] = {}  # accepted and not finished, oldest first
         self.sorting: dict[Frame, None] = {}
+        self.flushings: WeakSet[Flushing] = WeakSet()  # one that nobody waits for any more is forgotten
+        self._expiring: dict[float, dict[Frame, None]] = {}  # frames by their time-to-live, oldest first
         self._keeps_order = keeps_order
         self._failed_sessions: dict[object, None] = {}  # that are still there
         self._finished: list[Frame] = []
 
     # ---- frames come and go
 
-    def accept(self, frame: Frame, expires_at: float) -> None:
+    def accept(self, frame: Frame, ttl_seconds: float) -> None:
         """A whole frame.  Its rows that ended already, the bad ones, are not accepted."""
-        frame.expires_at = expires_at
+        frame.ttl_seconds = ttl_seconds
         self.budget.release(frame.records - frame.unsettled, 0)
         self.stats.ingest_records += frame.unsettled
         self.stats.ingest_bytes += frame.charge_bytes
         self.frames[frame] = None
+        if ttl_seconds < inf:
+            self._expiring.setdefault(ttl_seconds, {})[frame] = None
         if self.draining and frame.owner is not None:
             self.withdraw(frame, RETURNED, "returned")
         elif frame.session in self._failed_sessions:
@@ -142,14 +148,21 @@ class Ledger:
     # ---- rows expire
 
     def next_expiry(self) -> float:
-        """When the oldest frame that has rows to send expires."""
-        return next((frame.expires_at for frame in self.frames if frame.withdrawn_from != 0), inf)
+        """When the next frame that has rows to send expires."""
+        return min(
+            [
+                next((frame.expires_at for frame in frames if frame.withdrawn_from != 0), inf)
+                for frames in self._expiring.values()
+            ],
+            default=inf,
+        )
 
     def expire(self, now: float, end: RowEnd) -> None:
         """Rows that have waited too long end, but for those in a request."""
-        for frame in list(takewhile(lambda frame: frame.expires_at <= now, self.frames)):
-            if frame.withdrawn_from != 0:
-                self.withdraw(frame, end, "")
+        for frames in list(self._expiring.values()):
+            for frame in list(takewhile(lambda frame: frame.expires_at <= now, frames)):
+                if frame.withdrawn_from != 0:
+                    self.withdraw(frame, end, "")
 
     # ---- rows end
 
@@ -279,6 +292,13 @@ class Ledger:
     def _finish(self, frame: Frame) -> None:
         if frame.finished and frame in self.frames:
             del self.frames[frame]
+            if (expiring := self._expiring.get(frame.ttl_seconds)) is not None:
+                del expiring[frame]
+                if not expiring:
+                    del self._expiring[frame.ttl_seconds]
+            if self.flushings:
+                for flushing in self.flushings:
+                    flushing.finished(frame)
             self.budget.release(0, FRAME_CHARGE_BYTES)
             if frame.owner is not None:
                 self._finished.append(frame)

@@ -243,6 +243,13 @@ class Pacer:
                 self._grow(now - self._heard_at)
         self._limited, self._heard_at = False, now
 
+    def set_fraction(self, fraction: float, now: float) -> None:
+        """Another part of the quota is ours.  Of that, the share which the shard's throttles have left us stays."""
+        self._fill(now)
+        self._records.ceiling = SHARD_RECORDS_PER_SECOND * fraction
+        self._bytes.ceiling = SHARD_BYTES_PER_SECOND * fraction
+        self._set_share(self._share)
+
     # ---- inside
 
     def _fill(self, now: float) -> None:

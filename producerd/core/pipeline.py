@@ -14,13 +14,14 @@ exactly once.  A frame is handed out by `take_finished` exactly once, after its 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from math import inf
 from random import Random
 from typing import Final
 
-from producerd.core.budget import QueueBudget
+from producerd.core.budget import NodeInFlight, QueueBudget
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed
+from producerd.core.flushing import Flushing
 from producerd.core.frame import Frame, RowEnd
 from producerd.core.intake import Rows
 from producerd.core.lanes import ONE_LANE, Lanes, ShardState
@@ -57,14 +58,19 @@ class SortJob:
 
 
 class Pipeline:
-    """See the module's text.  ``budget`` is shared with the gate, which takes; the pipeline releases."""
+    """See the module's text.  ``budget`` is shared with the gate, which takes; the pipeline releases.
 
-    def __init__(self, rules: PipelineRules, budget: QueueBudget, random: Random) -> None:
+    ``in_flight``: what all streams of the node have on their way, where that has a limit.
+    """
+
+    def __init__(
+        self, rules: PipelineRules, budget: QueueBudget, random: Random, in_flight: NodeInFlight | None = None
+    ) -> None:
         self.rules = rules
         self.budget = budget
         self.stats = StreamStats()
         self.ledger = Ledger(budget, self.stats, keeps_order=rules.entries.per_key)
-        self.sender = Sender(rules, self.ledger, random)
+        self.sender = Sender(rules, self.ledger, random, in_flight)
         self.health = self.sender.health
         self.cannot_aggregate = ""  # why not, where the stream's shards do not follow the keys
         self._random = random
@@ -95,6 +101,15 @@ class Pipeline:
         return self.sender.in_flight.bytes
 
     @property
+    def held_by_node(self) -> bool:
+        """Whether it has rows to send when another stream's request ends: what all have on their way leaves no room."""
+        return self.sender.held_by_node
+
+    @property
+    def paused(self) -> bool:
+        return self.sender.paused
+
+    @property
     def idle(self) -> bool:
         return not self.ledger.frames
 
@@ -116,9 +131,7 @@ class Pipeline:
 
     def next_time(self) -> float | None:
         """When something is due that no other call will bring about."""
-        due = self.sender.next_time()
-        if self.rules.record_ttl_seconds < inf:
-            due = min(due, self.ledger.next_expiry())
+        due = min(self.sender.next_time(), self.ledger.next_expiry())
         if self._filling:
             due = min(due, self._filling_since + self.rules.linger_seconds)
         waits_on = self.health.state is HealthState.SUSPECT or self._map_unreachable
@@ -133,7 +146,7 @@ class Pipeline:
 
     def holding(self, now: float) -> Holding:
         """What holds the queue.  Looks at every span: ask it seldom."""
-        if self._sealed and self._map_wait_until is not None:
+        if not self.paused and self._sealed and self._map_wait_until is not None:
             return Holding("shard_map")
         return self.sender.holding(now)
 
@@ -151,13 +164,32 @@ class Pipeline:
         """What is to be known of each open shard; empty while they are not known.  Looks at every span."""
         return list(self.lanes.states(now)) if self.shard_map is not None else []
 
+    # ---- the operator
+
+    def set_rules(self, rules: PipelineRules, now: float) -> None:
+        """Other rules, from now on; nothing is dropped.
+
+        Rows accepted before keep their time-to-live, a request its time-out, what waits for a map its patience.
+        """
+        new, old = rules.entries, self.rules.entries
+        assert (new.aggregate, new.per_key) == (old.aggregate, old.per_key), "rows that wait were made for these"
+        self.rules = rules
+        self.sender.set_rules(rules, now)
+
+    def pause(self) -> None:
+        """Start no request until `resume`, or until the daemon stops.  What is on its way ends as always."""
+        self.sender.paused = not self.ledger.draining
+
+    def resume(self) -> None:
+        self.sender.paused = False
+
     # ---- frames come in
 
     def submit(self, frame: Frame, now: float) -> None:
         """Accept a whole frame, granted by the gate.  Rows that ended already (bad ones) are not accepted."""
         self._idle_since = None
         frame.accepted_at = now
-        self.ledger.accept(frame, now + self.rules.record_ttl_seconds)
+        self.ledger.accept(frame, self.rules.record_ttl_seconds)
         if self.shard_map is None:
             self.sender.wants_shard_map = True
         if frame.withdrawn_from == 0:
@@ -183,16 +215,26 @@ class Pipeline:
         if any(frame.owner is owner for frame in self._filling):
             self._seal("flush")
 
-    def press(self, now: float) -> bool:
+    def flush_all(self, done: Callable[[], object]) -> Flushing:
+        """Send what was accepted until now without lingering; ``done`` is called when the last row of it has ended."""
+        if self._filling:
+            self._seal("flush")
+        flushing = Flushing(self.ledger.frames, done)
+        self.ledger.flushings.add(flushing)
+        return flushing
+
+    def press(self, now: float, owners: Container[object] | None = None) -> bool:
         """A caller waits for room: seal, unless work that may be sent waits already (crumbs gain nothing then).
 
-        Returns whether it did.
+        ``owners``: nobody but these waits, for what they sent.  Returns whether it did.
         """
         work_waits = self._sealed or self.ledger.sorting or self.sender.have_work(now)
-        if self._filling and not work_waits:
-            self._seal("pressure")
-            return True
-        return False
+        if work_waits or not self._filling:
+            return False
+        if owners is not None and not any(frame.owner in owners for frame in self._filling):
+            return False
+        self._seal("pressure")
+        return True
 
     def discard(self, owner: object) -> None:
         """An owner is gone and wants nothing more: its rows that are in no request end now."""
@@ -211,6 +253,7 @@ class Pipeline:
     def drain(self) -> None:
         """The daemon stops: rows with an owner that are in no request go back to it; the others are still sent."""
         self.ledger.draining = True
+        self.sender.paused = False
         for frame in [frame for frame in self.ledger.frames if frame.owner is not None]:
             self.ledger.withdraw(frame, RETURNED, "returned")
         if self._filling:
@@ -274,8 +317,7 @@ class Pipeline:
 
     def take_request(self, now: float) -> Request | None:
         """Rows for one request, if there are any that may be sent now."""
-        if self.rules.record_ttl_seconds < inf:
-            self.ledger.expire(now, _EXPIRED)
+        self.ledger.expire(now, _EXPIRED)
         return self.sender.take_request(now)
 
     def encoded(self, request: Request, encoded: EncodedRequest, now: float) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from producerd.core.entries import EncodedRequest, EntryRules, Piece
-from producerd.core.lane import Lane
+from producerd.core.lane import ANY, Lane
 from producerd.core.shards import ShardMap
 from producerd.core.spans import Job, Span
 
@@ -16,6 +16,7 @@ from producerd.core.spans import Job, Span
 class Request:
     """Rows on their way to Kinesis.  ``bytes`` and ``entries`` are bounds until it is encoded.
 
+    ``max_bytes``: what it may have, or exactly one larger row.
     ``shard_map``: the newest when it was taken.
     ``aggregate_bytes``: the largest aggregate to make of each lane's rows.  ``paid``: the entries and bytes that lanes'
     pacers were charged.  ``sequences``: the highest sequence number that each lane had seen when this was sent.
@@ -28,6 +29,7 @@ class Request:
         "bytes",
         "encoded",
         "entries",
+        "max_bytes",
         "paid",
         "pieces",
         "sent_at",
@@ -38,8 +40,9 @@ class Request:
         "timeouts",
     )
 
-    def __init__(self, shard_map: ShardMap) -> None:
+    def __init__(self, shard_map: ShardMap, max_bytes: int = ANY) -> None:
         self.shard_map = shard_map
+        self.max_bytes = max_bytes
         self.pieces: list[Piece] = []
         self.bytes = 0
         self.entries = 0
@@ -67,7 +70,7 @@ class Request:
         self.paid[lane] = (before[0] + entries, before[1] + bytes_)
 
     def is_full(self, rules: EntryRules) -> bool:
-        return self.bytes >= rules.request_max_bytes or self.entries >= rules.request_max_records
+        return self.bytes >= self.max_bytes or self.entries >= rules.request_max_records
 
     @property
     def ends(self) -> npt.NDArray[np.int64]:
@@ -104,6 +107,18 @@ class Request:
         self.pieces = list(self.pieces_of(0, records))
         self._ends = None
         return back
+
+
+def first_of(pieces: list[Piece], max_bytes: int) -> tuple[list[Piece], list[Piece]]:
+    """The first rows of some pieces, within so many bytes or exactly one, and the others."""
+    for place, (lane, span) in enumerate(pieces):
+        if span.bytes > max_bytes:
+            rows = int(np.searchsorted(span.sizes(), max_bytes, side="right")) - 1
+            parts = [Piece(lane, part) for part in span.cut(span.first + (rows if place else max(rows, 1)))]
+            first, others = ([part] if part.span.records else [] for part in parts)
+            return [*pieces[:place], *first], [*others, *pieces[place + 1 :]]
+        max_bytes -= span.bytes
+    return pieces, []
 
 
 def ends_of(pieces: Sequence[Piece]) -> npt.NDArray[np.int64]:

@@ -92,11 +92,11 @@ class RetryPolicy:
 
     def __init__(self, random: Random, request_timeout_seconds: float = 6.0) -> None:
         self._random = random
-        self._request_timeout_seconds = request_timeout_seconds
+        self.request_timeout_seconds = request_timeout_seconds
 
     def timeout(self, bytes_: int, timeouts: int) -> float:
         """Seconds to wait for the answer to a body of that size, whose rows had ``timeouts`` time-outs before."""
-        base = self._request_timeout_seconds + bytes_ / self.UPLINK_BYTES_PER_SECOND
+        base = self.request_timeout_seconds + bytes_ / self.UPLINK_BYTES_PER_SECOND
         return max(base, min(self.MAX_TIMEOUT_SECONDS, base * 2.0 ** min(timeouts, 10)))
 
     def delay(self, attempts: int) -> float:
@@ -127,6 +127,15 @@ class InFlightWindow:
         self._request_max_bytes = request_max_bytes
         self._size = float(min(most, self.FIRST))
         self._slow_start_until = float(most)
+
+    def set_limits(self, most: int, most_bytes: int, request_max_bytes: int) -> None:
+        """New limits.  What a time-out has taught stays: from there it grows one by one."""
+        never_cut = self._slow_start_until >= self.most
+        self._slow_start_until = float(most) if never_cut else min(self._slow_start_until, most)
+        self._size = min(self._size, float(most))
+        self.most = most
+        self.most_bytes = most_bytes
+        self._request_max_bytes = request_max_bytes
 
     @property
     def size(self) -> int:
@@ -170,7 +179,7 @@ class StreamHealth:
     PROBE_SECONDS: Final = 5.0
 
     def __init__(self, grace_seconds: float, random: Random) -> None:
-        self._grace_seconds = grace_seconds
+        self.grace_seconds = grace_seconds
         self._random = random
         self.state = HealthState.UNPROVEN
         self.code = ""
@@ -193,7 +202,7 @@ class StreamHealth:
         if self.state is HealthState.WORKING:
             self.state, self._suspect_since = HealthState.SUSPECT, now
         elif self.state is HealthState.UNPROVEN or (
-            self.state is HealthState.SUSPECT and now >= self._suspect_since + self._grace_seconds
+            self.state is HealthState.SUSPECT and now >= self._suspect_since + self.grace_seconds
         ):
             self.state = HealthState.BROKEN
             self._schedule_probe(now)

@@ -17,6 +17,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
+from producerd.core.budget import NodeInFlight
 from producerd.core.entries import NOT_KINESIS, Answer, EncodedRequest, Piece, RequestFailed
 from producerd.core.frame import RowEnd
 from producerd.core.in_flight import InFlight
@@ -25,7 +26,7 @@ from producerd.core.lane import Lane
 from producerd.core.lanes import Lanes
 from producerd.core.ledger import Ledger
 from producerd.core.pacing import Pacer
-from producerd.core.requests import Request
+from producerd.core.requests import Request, first_of
 from producerd.core.retry import HealthState, Kind, RetryPolicy, StreamHealth, meaning_of
 from producerd.core.rules import PipelineRules
 from producerd.core.shards import KnownShards, ShardMap
@@ -49,7 +50,7 @@ _LOST_TRACK: Final = RowEnd(
     Outcome.UNKNOWN, Code.SHARD_MAP_MISSING, "stored, but not in the shards that the map names", maybe_stored=True
 )
 
-Cause = Literal["hot_shard", "shard_rate", "service", "shard_map", "in_flight", "daemon"]
+Cause = Literal["hot_shard", "shard_rate", "service", "shard_map", "in_flight", "node_limit", "paused", "daemon"]
 
 
 class Holding(NamedTuple):
@@ -81,8 +82,9 @@ class _Awaiting(NamedTuple):
 class Sender:
     """See the module's text.  The ledger is told how rows end."""
 
-    def __init__(self, rules: PipelineRules, ledger: Ledger, random: Random) -> None:
+    def __init__(self, rules: PipelineRules, ledger: Ledger, random: Random, node: NodeInFlight | None = None) -> None:
         self.rules = rules
+        self.paused = False
         self.ledger = ledger
         self.stats = ledger.stats
         self.health = StreamHealth(rules.permanent_error_grace_seconds, random)
@@ -90,9 +92,9 @@ class Sender:
         self.lanes = self._make_lanes()
         self.wants_shard_map = True
         self._policy = RetryPolicy(random, rules.request_timeout_seconds)
-        self.in_flight = InFlight(rules, self._policy)
+        self.in_flight = InFlight(rules, self._policy, node)
         self._later: list[tuple[float, int, list[Piece]]] = []  # rows that wait out a delay: a heap
-        self._alone: deque[list[Piece]] = deque()  # rows that make a request of their own
+        self._alone: deque[tuple[int, list[Piece]]] = deque()  # requests of their own, with their largest row's bytes
         self._awaiting: list[_Awaiting] = []
         self._refused_alone: tuple[str, int] = ("", 0)
         self._numbers = count()
@@ -109,7 +111,9 @@ class Sender:
     def next_time(self) -> float:
         """When something is due that no other call will bring about; ``inf`` if nothing is."""
         due, hold_until = self.in_flight.next_time(), self.in_flight.hold_until
-        if self._has_room:  # else an answer brings it about, and a time that has passed would hide what is due later
+        if (
+            self._has_room
+        ):  # else an answer (the operator) brings it about, and a time that has passed would hide what is due later
             if hold_until and (self.lanes.waiting or self._alone):
                 due = min(due, hold_until)
             else:
@@ -120,14 +124,21 @@ class Sender:
             due = min(due, *[awaiting.until for awaiting in self._awaiting])
         return due
 
+    @property
+    def held_by_node(self) -> bool:
+        """Whether it has rows to send, and what all streams have on their way leaves no room: look when some ends."""
+        return (self.lanes.waiting or bool(self._alone)) and self.in_flight.held_by_node
+
     def holding(self, now: float) -> Holding:
         """What holds the queue.  Looks at every span: ask it seldom."""
+        if self.paused:
+            return Holding("paused")
         refused = self.health.state in (HealthState.SUSPECT, HealthState.BROKEN)
         if refused or self.in_flight.nothing_passes or now < self.in_flight.hold_until:
             return Holding("service")
         hottest = self.lanes.hottest()
         if hottest is None or (hottest.lane.ready_at(now) <= now and not hottest.lane.is_paced(now)):
-            return Holding("in_flight" if self.in_flight.is_full else "daemon")
+            return Holding("daemon" if self._has_room else "in_flight")
         lane, share = hottest
         if lane.map_until is not None and now < lane.map_until:
             return Holding("shard_map")
@@ -143,23 +154,33 @@ class Sender:
     def take_request(self, now: float) -> Request | None:
         """Rows for one request, if there are any that may be sent now."""
         self._bring_back(now)
-        if not self.in_flight.may_send(now) or not self._has_room:
+        if not self.in_flight.may_send(now):
             return None
-        while self._alone:
-            pieces = self._alone.popleft()
+        while self._has_room:
+            in_flight = self.in_flight
+            if not self._alone:
+                request = self.lanes.take(
+                    now,
+                    in_flight.bytes_left,
+                    request_bytes=in_flight.request_bytes,
+                    takes_slow=in_flight.takes_slow,
+                )
+                if request is not None:
+                    self._start(request)
+                return request
+            _, pieces = self._alone.popleft()
             lanes = _lanes_of(pieces)
             for lane in lanes:
                 lane.parcels -= 1
-            request = self._request_of(self.lanes.renewed(self._live(pieces)), now)
+            first, others = first_of(self.lanes.renewed(self._live(pieces)), in_flight.request_bytes)
+            self.lanes.put_back(others)
+            request = self._request_of(first, now)
             if request is not None:
                 self._start(request)
             self.lanes.released(lanes)
             if request is not None:
                 return request
-        request = self.lanes.take(now, self.in_flight.bytes_left, takes_slow=self.in_flight.takes_slow)
-        if request is not None:
-            self._start(request)
-        return request
+        return None
 
     def encoded(self, request: Request, encoded: EncodedRequest, now: float) -> None:
         """A request was cut into entries; rows that did not fit go back to the front of their lanes."""
@@ -193,6 +214,14 @@ class Sender:
             self._answered(request, outcome, now)
         self.known.answered(request)
         self.lanes.released(request.lanes)
+
+    def set_rules(self, rules: PipelineRules, now: float) -> None:
+        """Other rules, from now on.  A request keeps its time-out, and what waits for a map its patience."""
+        self.rules = rules
+        self.health.grace_seconds = rules.permanent_error_grace_seconds
+        self._policy.request_timeout_seconds = rules.request_timeout_seconds
+        self.in_flight.set_rules(rules)
+        self.lanes.set_rules(rules.entries, rules.shard_rate_fraction, now)
 
     # ---- the shard map
 
@@ -284,7 +313,10 @@ class Sender:
 
     @property
     def _has_room(self) -> bool:
-        return self.in_flight.has_room(for_one=self.health.state is HealthState.SUSPECT)
+        if self.paused:
+            return False
+        row_bytes = self._alone[0][0] if self._alone else 0
+        return self.in_flight.has_room(for_one=self.health.state is HealthState.SUSPECT, row_bytes=row_bytes)
 
     def _request_of(self, pieces: list[Piece], now: float) -> Request | None:
         """A request of just these rows, whatever their lanes' pace."""
@@ -501,7 +533,7 @@ class Sender:
 
     def _send_alone(self, pieces: list[Piece]) -> None:
         """Depth first: a bad entry, or a bad stream, is found after few requests."""
-        self._alone.appendleft(pieces)
+        self._alone.appendleft((max([int(np.diff(span.sizes()).max()) for _, span in pieces]), pieces))
         for lane in _lanes_of(pieces):
             lane.parcels += 1
         self._left_request(pieces)

@@ -4,7 +4,8 @@ What it says holds because others say so: the input files say what is expected, 
 stream holds, and the daemon's own GET /metrics has to agree on the queue.  Whatever happens, nothing is left running
 and nothing is left on disk.
 
-``flights`` has the input, ``embedded_kinesis``, ``spark_job`` and ``readback`` are processes of their own,
+``flights`` has the input, ``embedded_kinesis`` (or, at an endpoint that is there already, ``stream``), ``spark_job``
+and ``readback`` are processes of their own,
 ``children`` starts and ends them, ``progress`` shows what /metrics says, and ``scenario`` is the whole walk.
 """
 
@@ -33,6 +34,8 @@ class Options:
     shards: int
     queue_limit: int
     aggregation: Aggregation
+    endpoint_url: str | None = None
+    """Of a Kinesis that is there already; None: an embedded one."""
     tamper: Tamper | None = None
 
     @classmethod
@@ -42,6 +45,7 @@ class Options:
         shards: int = 4,
         queue_limit: int | None = None,
         aggregation: Aggregation = "kpl",
+        endpoint_url: str | None = None,
         tamper: Tamper | None = None,
     ) -> Options:
         """Fills in what depends on something else.  Raises ValueError where nothing could be shown."""
@@ -54,7 +58,7 @@ class Options:
                 f"--queue-limit {queue_limit:,}: allowed: less than {records // BATCHES:,}, a quarter of --records, "
                 "which are sent in four micro-batches: with room for a whole one no caller would ever wait"
             )
-        return cls(records, shards, queue_limit, aggregation, tamper)
+        return cls(records, shards, queue_limit, aggregation, endpoint_url, tamper)
 
 
 def run(options: Options) -> int:

@@ -12,11 +12,12 @@ import logging
 import sys
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import boto3
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
+
+from producerd.demo.stream import client, wait_until_active
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -32,24 +33,15 @@ def one_at_a_time(app: WSGIApplication) -> WSGIApplication:
     return locked
 
 
-def client(endpoint_url: str) -> Any:
-    """boto3, with the credentials and the region that the environment has."""
-    return boto3.client("kinesis", endpoint_url=endpoint_url)
-
-
-def create_stream(endpoint_url: str, stream: str, shards: int) -> None:
-    kinesis = client(endpoint_url)
-    kinesis.create_stream(StreamName=stream, ShardCount=shards)
-    kinesis.get_waiter("stream_exists").wait(StreamName=stream, WaiterConfig={"Delay": 1, "MaxAttempts": 30})
-
-
 def main(stream: str, shards: int) -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
     app = one_at_a_time(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, app, threaded=True)
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
-    create_stream(f"http://127.0.0.1:{server.server_port}", stream, shards)
+    kinesis = client(f"http://127.0.0.1:{server.server_port}")
+    kinesis.create_stream(StreamName=stream, ShardCount=shards)
+    wait_until_active(kinesis, stream)
     print(server.server_port, flush=True)
     serving.join()
 

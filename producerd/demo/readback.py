@@ -21,8 +21,8 @@ from typing import Any, Final
 from aws_kinesis_agg.deaggregator import iter_deaggregate_records
 
 from producerd.demo import flights
-from producerd.demo.embedded_kinesis import client
 from producerd.demo.flights import Record
+from producerd.demo.stream import client
 
 EXAMPLES: Final = 3
 

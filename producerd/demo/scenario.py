@@ -1,7 +1,8 @@
 """The demo from its first line to its last; the last says what arrived, and nothing is hidden before it.
 
 Four processes: the embedded Kinesis, the daemon, Spark, and the one that reads back and compares.  The credentials are
-made up and exist in their environment alone.
+made up and exist in their environment alone.  With an endpoint that is there already they are the user's own, and a
+process that makes a stream there, and deletes it at the end, takes the place of the embedded Kinesis.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -41,6 +44,16 @@ SCRAPE_SECONDS: Final = 0.1
 SOCKET_ROOM: Final = 80
 """A longer temporary directory leaves no room for a socket's name in 107 bytes."""
 
+MAKE_STREAM_SECONDS: Final = 150.0
+MADE_UP: Final = {
+    "AWS_ACCESS_KEY_ID": "demo",
+    "AWS_SECRET_ACCESS_KEY": "demo",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
 WHO_CAN_READ: Final = {
     "kpl": "aggregation kpl: many records in one Kinesis record. KCL, Lambda's and Firehose's de-aggregation and\n"
     "aws-kinesis-agg take them apart; other consumers cannot. With `--aggregation none` anybody can read the\n"
@@ -63,7 +76,7 @@ class Outcome:
 def run(options: Options) -> int:
     require_packages()
     try:
-        with interrupts(), folder() as work, Children(work, environment(work)) as children:
+        with interrupts(), folder() as work, Children(work, environment(work, options.endpoint_url)) as children:
             outcome = walk(options, work, children)
     except ChildFailed as failure:
         print(f"FAILED: {failure}; the end of its log:\n{failure.tail}", file=sys.stderr)
@@ -72,28 +85,53 @@ def run(options: Options) -> int:
 
 
 def walk(options: Options, work: Path, children: Children) -> Outcome:
+    where = options.endpoint_url or "an embedded Kinesis"
     say(
         f"{options.records:,} flights, in {BATCHES} micro-batches of Spark structured streaming, through producerd\n"
-        f"into an embedded Kinesis with {options.shards} shards; at most {options.queue_limit:,} records in the queue"
+        f"into {where} with {options.shards} shards; at most {options.queue_limit:,} records in the queue"
     )
     say(WHO_CAN_READ[options.aggregation])
     input_files = work / "flights"
     input_files.mkdir()
     flights.write_files(input_files, options.records, BATCHES * FILES_PER_BATCH)
 
+    stream = flights.STREAM if options.endpoint_url is None else f"producerd-demo-{secrets.token_hex(4)}"
     say("starting Spark, the embedded Kinesis and the daemon ...")
     spark = children.start(
         "spark", ["-m", "producerd.demo.spark_job", str(input_files), str(work), str(FILES_PER_BATCH)], java(work)
     )
-    kinesis = children.start(
-        "embedded kinesis", ["-m", "producerd.demo.embedded_kinesis", flights.STREAM, str(options.shards)]
-    )
-    endpoint_url = f"http://127.0.0.1:{kinesis.line(START_SECONDS)}"
+    with kinesis_at(options, stream, children) as endpoint_url:
+        return fill(options, stream, endpoint_url, spark, work, children)
+
+
+@contextmanager
+def kinesis_at(options: Options, stream: str, children: Children) -> Iterator[str]:
+    """The URL of a Kinesis that has the stream; one that was not started here does not keep it."""
+    shards = str(options.shards)
+    if options.endpoint_url is None:
+        kinesis = children.start("embedded kinesis", ["-m", "producerd.demo.embedded_kinesis", stream, shards])
+        yield f"http://127.0.0.1:{kinesis.line(START_SECONDS)}"
+        return
+    say(f"making the stream {stream} there; it is deleted at the end ...")
+    made = children.start("the stream", ["-m", "producerd.demo.stream", options.endpoint_url, stream, shards])
+    try:
+        made.line(MAKE_STREAM_SECONDS)
+        yield options.endpoint_url
+    finally:
+        made.tell("delete")
+        while made.line(MAKE_STREAM_SECONDS) != "deleted":
+            pass  # it was about to be made
+        say(f"deleted the stream {stream}")
+
+
+def fill(options: Options, stream: str, endpoint_url: str, spark: Child, work: Path, children: Children) -> Outcome:
+    """Spark through the daemon into the stream, and what it holds then."""
     tamper = [options.tamper] if options.tamper else []
     readback = children.start(
-        "readback", ["-m", "producerd.demo.readback", str(input_files), endpoint_url, flights.STREAM, *tamper]
+        "readback",
+        ["-m", "producerd.demo.readback", str(work / "flights"), endpoint_url, stream, *tamper],
     )
-    daemon, watch = start_daemon(options, work, children, endpoint_url)
+    daemon, watch = start_daemon(options, stream, work, children, endpoint_url)
     readback.line(START_SECONDS)
     spark.line(START_SECONDS)
 
@@ -108,7 +146,9 @@ def walk(options: Options, work: Path, children: Children) -> Outcome:
     return Outcome(options, watch, told, comparison, daemon.stop(STOP_SECONDS))
 
 
-def start_daemon(options: Options, work: Path, children: Children, endpoint_url: str) -> tuple[Child, Watch]:
+def start_daemon(
+    options: Options, stream: str, work: Path, children: Children, endpoint_url: str
+) -> tuple[Child, Watch]:
     """`producerd serve`, as anybody runs it."""
     port = free_port()
     settings = {
@@ -117,7 +157,9 @@ def start_daemon(options: Options, work: Path, children: Children, endpoint_url:
         "endpoint_url": endpoint_url,
         "queue_limit": options.queue_limit,
         "aggregation": options.aggregation,
-        "shard_rate_fraction": 10,  # the embedded Kinesis has no limits: with a shard's own the demo takes a minute
+        # The embedded Kinesis has no limits: with a shard's own the demo takes a minute.
+        "shard_rate_fraction": 10 if options.endpoint_url is None else 1,
+        f"streams.{flights.STREAM}.stream_name": stream,
     }
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     daemon = children.start("daemon", ["-m", "producerd", "serve", *sets])
@@ -231,18 +273,21 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-def environment(work: Path) -> dict[str, str]:
-    """Ours without settings of producerd's and AWS's, and with made-up credentials."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PRODUCERD_"))}
+def environment(work: Path, endpoint_url: str | None = None) -> dict[str, str]:
+    """Ours without settings of producerd's.  Those of AWS's are for a Kinesis that is there already; for the embedded
+    one credentials are made up."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PRODUCERD_")}
+    not_proxied = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
+    if endpoint_url is None:
+        kept = {name: value for name, value in kept.items() if not name.startswith("AWS_")} | MADE_UP
+    elif found := re.search(r"\bkinesis[a-z-]*\.([a-z0-9-]+)\.(?:amazonaws|api\.aws)", endpoint_url):
+        kept["AWS_DEFAULT_REGION"] = kept["AWS_REGION"] = found[1]
+    else:
+        kept.setdefault("AWS_DEFAULT_REGION", kept.get("AWS_REGION", "us-east-1"))
     return kept | {
-        "AWS_ACCESS_KEY_ID": "demo",
-        "AWS_SECRET_ACCESS_KEY": "demo",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "NO_PROXY": "127.0.0.1",
-        "no_proxy": "127.0.0.1",
+        "AWS_MAX_ATTEMPTS": "10",  # of boto3, which reads back: GetRecords has limits
+        "NO_PROXY": not_proxied,
+        "no_proxy": not_proxied,
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",

@@ -1,37 +1,50 @@
 """The HTTP endpoints: for Prometheus and whoever checks on the daemon by TCP, for `producerctl` on a unix socket.
 
-By TCP: ``GET /metrics``, ``/-/ready``, ``/-/healthy``, ``/version``.  Ready means that the socket accepts and does not
-drain: neither a full queue nor an unreachable Kinesis is unready, or no Spark pod would start during an incident.
+By TCP only what changes nothing: ``GET /metrics``, ``/-/ready``, ``/-/healthy``, ``/version``, and ``/`` for people.
+Ready means that the socket accepts and does not drain: neither a full queue nor an unreachable Kinesis is unready, or
+no Spark pod would start during an incident.
 
-On the unix socket, which only the daemon's own user may open: ``GET /status`` and ``/streams/NAME/shards``, as JSON.
+On the unix socket, which answers to the daemon's own user and to root alone, `Commands`: questions by GET, orders by
+POST, everything as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_args
 
 from aiohttp import web
 
 from producerd import __version__
 from producerd.errors import ConfigurationError
+from producerd.runtime import logs
+from producerd.runtime.commands import Commands, NoSuchStream, Told
 from producerd.runtime.listener import Listener
 from producerd.runtime.metrics import CONTENT_TYPE
+from producerd.runtime.page import HEADERS
+from producerd.runtime.peers import may_administer, peer_of
 
-NodeStatus = dict[str, Any]
-StreamShards = dict[str, Any]
+log = logs.get_logger("producerd.admin")
 
 
 @asynccontextmanager
 async def serve(
-    address: tuple[str, int], *, render_metrics: Callable[[], Awaitable[bytes]], is_ready: Callable[[], bool]
+    address: tuple[str, int],
+    *,
+    render_metrics: Callable[[], Awaitable[bytes]],
+    render_page: Callable[[], str],
+    is_ready: Callable[[], bool],
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve by TCP until left; yields the address really bound.  Raises ConfigurationError where it cannot be bound."""
 
     async def metrics(_request: web.Request) -> web.Response:
         return web.Response(body=await render_metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def page(_request: web.Request) -> web.Response:
+        return web.Response(text=render_page(), content_type="text/html", headers=HEADERS)
 
     async def ready(_request: web.Request) -> web.Response:
         return web.Response(text="ready\n") if is_ready() else web.Response(status=503, text="draining\n")
@@ -42,12 +55,17 @@ async def serve(
     async def version(_request: web.Request) -> web.Response:
         return web.json_response({"version": __version__, "python": sys.version.split()[0]})
 
-    async with _running(
-        web.get("/metrics", metrics),
-        web.get("/-/ready", ready),
-        web.get("/-/healthy", healthy),
-        web.get("/version", version),
-    ) as runner:
+    app = web.Application()
+    app.add_routes(
+        [
+            web.get("/", page),
+            web.get("/metrics", metrics),
+            web.get("/-/ready", ready),
+            web.get("/-/healthy", healthy),
+            web.get("/version", version),
+        ]
+    )
+    async with _running(app) as runner:
         host, port = address
         try:
             await web.TCPSite(runner, host, port).start()
@@ -58,34 +76,116 @@ async def serve(
 
 
 @asynccontextmanager
-async def serve_socket(
-    listener: Listener, *, status: Callable[[], NodeStatus], shards: Callable[[str], StreamShards | None]
-) -> AsyncIterator[None]:
-    """Serve on a unix socket until left.  ``shards``: of the stream of this name; None where nobody has it open."""
+async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[None]:
+    """Serve on a unix socket until left."""
 
-    async def get_status(_request: web.Request) -> web.Response:
-        return web.json_response(status())
+    async def flush(request: web.Request) -> Told:
+        given = await _given(request)
+        return await commands.flush(request.match_info.get("name"), _seconds(given))
 
-    async def get_shards(request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        found = shards(name)
-        if found is None:
-            return web.json_response({"error": f"{name}: no client has opened a stream of that name"}, status=404)
-        return web.json_response(found)
+    async def drain(request: web.Request) -> Told:
+        return await commands.drain(_seconds(await _given(request)))
 
-    async with _running(
-        web.get("/status", get_status),
-        web.get("/streams/{name}/shards", get_shards),
-    ) as runner:
+    async def log_level(request: web.Request) -> Told:
+        given = await _given(request)
+        level: Any = given.get("level")
+        if level not in get_args(logs.Level):
+            raise ValueError(f"level = {level!r}: allowed: {', '.join(get_args(logs.Level))}")
+        return commands.log_level(level, _seconds(given, "seconds"))
+
+    def plain(command: Callable[[], Told]) -> _Handler:
+        async def handler(_request: web.Request) -> Told:
+            return command()
+
+        return handler
+
+    def of_stream(command: Callable[[str], Told]) -> _Handler:
+        async def handler(request: web.Request) -> Told:
+            return command(request.match_info["name"])
+
+        return handler
+
+    async def reload(_request: web.Request) -> Told:
+        return await commands.reload()
+
+    app = web.Application(middlewares=[_for_administrators])
+    app.add_routes(
+        [
+            web.get("/status", _told(plain(commands.status))),
+            web.get("/dump", _told(plain(commands.dump))),
+            web.get("/streams/{name}/shards", _told(of_stream(commands.shards))),
+            web.post("/flush", _told(flush)),
+            web.post("/streams/{name}/flush", _told(flush)),
+            web.post("/streams/{name}/pause", _told(of_stream(commands.pause))),
+            web.post("/streams/{name}/resume", _told(of_stream(commands.resume))),
+            web.post("/drain", _told(drain)),
+            web.post("/reload", _told(reload)),
+            web.post("/loglevel", _told(log_level)),
+        ]
+    )
+    async with _running(app) as runner:
         await web.SockSite(runner, listener.socket).start()
         yield
 
 
+_Handler = Callable[[web.Request], Awaitable[Told]]
+
+
+def _told(handler: _Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """A command's answer as JSON; what was wrong with the request likewise, under ``error``."""
+
+    async def respond(request: web.Request) -> web.Response:
+        try:
+            return web.json_response(await handler(request))
+        except NoSuchStream as error:
+            return web.json_response({"error": str(error)}, status=404)
+        except ConfigurationError as error:
+            return web.json_response({"error": "; ".join(error.problems), "problems": error.problems}, status=409)
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=400)
+
+    return respond
+
+
+@web.middleware
+async def _for_administrators(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    peer = peer_of(request.transport)
+    if not may_administer(peer):
+        log.warning("who may not administer tried to", uid=peer and peer.uid, pid=peer and peer.pid, path=request.path)
+        told = {"error": f"uid {peer and peer.uid} may not: only the daemon's own user and root"}
+        return web.json_response(told, status=403)
+    if request.method == "POST":
+        log.info("order", path=request.path, uid=peer and peer.uid, pid=peer and peer.pid)
+    return await handler(request)
+
+
+async def _given(request: web.Request) -> dict[str, Any]:
+    """What an order says more closely."""
+    text = await request.text()
+    try:
+        given = json.loads(text or "{}")
+    except ValueError:
+        raise ValueError("the body is no JSON") from None
+    if not isinstance(given, dict):
+        raise ValueError("the body is no JSON object")
+    return given
+
+
+def _seconds(given: dict[str, Any], name: str = "timeout_seconds") -> float | None:
+    seconds = given.get(name)
+    if seconds is None:
+        return None
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= 86_400 * 365:
+        raise ValueError(f"{name} = {seconds!r}: allowed: 0 to {86_400 * 365:,} seconds")
+    return float(seconds)
+
+
 @asynccontextmanager
-async def _running(*routes: web.RouteDef) -> AsyncIterator[web.AppRunner]:
-    app = web.Application()
-    app.add_routes(routes)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+async def _running(app: web.Application) -> AsyncIterator[web.AppRunner]:
+    # Whoever asked and is gone waits for nothing more.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
     await runner.setup()
     try:
         yield runner

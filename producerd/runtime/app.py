@@ -2,7 +2,8 @@
 
 SIGTERM or SIGINT drains: nobody is let in any more, what is in a request is finished, rows that have no caller are
 still delivered, and every other row is given back to its caller.  It ends when all that is done, or at
-``drain_timeout_seconds``; a second signal ends it at once.
+``drain_timeout_seconds``; a second signal ends it at once.  `producerctl drain` has the queues delivered before that,
+and gives back only what is left then.  SIGHUP reads the settings again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import gc
 import signal
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from enum import Enum
@@ -19,22 +21,24 @@ from typing import Final
 import uvloop
 
 from producerd import __version__
-from producerd.config import STREAM_NAME, Config
+from producerd.config import Config, NodeSettings
+from producerd.config.cgroup import memory_limit
+from producerd.config.memory import check_fits
+from producerd.config.reload import reload
 from producerd.core import intake
-from producerd.core.budget import NodeBudget
-from producerd.core.retry import HealthState
 from producerd.core.shards import one_lane
 from producerd.core.spans import sort_rows
 from producerd.errors import Code, ConfigurationError, Refused
 from producerd.runtime import admin, allocator, logs, metrics, systemd
-from producerd.runtime.aws.clients import access_of, accesses_of, open_clients
+from producerd.runtime.aws.clients import accesses_of, open_clients
+from producerd.runtime.commands import Commands, Drained, Told
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.gate import Refusal
-from producerd.runtime.kinesis import AioKinesis, Kinesis
 from producerd.runtime.listener import BACKLOG, Listener, Passed
+from producerd.runtime.page import Page
 from producerd.runtime.session import Session, SessionRules
-from producerd.runtime.shard_watch import ShardWatch
 from producerd.runtime.stream import Stream
+from producerd.runtime.streams import Streams
 from producerd.wire.columns import lay_out, parse_body
 
 log = logs.get_logger("producerd")
@@ -52,14 +56,27 @@ class State(Enum):
     STOPPED = "stopped"
 
 
-def run(config: Config) -> int:
-    """Run the daemon until a signal ends it; returns the exit code.  Raises ConfigurationError before SERVING."""
-    logs.configure(config.node.log_level, config.node.log_format)
+def run(config: Config, load: Callable[[], Config]) -> int:
+    """Run the daemon until a signal ends it; returns the exit code.  Raises ConfigurationError before SERVING.
+
+    ``load`` reads the settings again.
+    """
+    with logs.running(config.node.log_level, config.node.log_format):
+        try:
+            return _run(config, load)
+        except ConfigurationError:
+            raise
+        except Exception:  # an owner of state has failed; told here, as a log that nobody reads would hold up the end
+            log.exception("the daemon has failed")
+            return 1  # as an uncaught exception does
+
+
+def _run(config: Config, load: Callable[[], Config]) -> int:
     allocator.configure()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(Daemon(config).run())
+            return runner.run(Daemon(config, load).run())
     except* ConfigurationError as group:
         problems = [problem for error in _leaves(group) for problem in error.problems]
         raise ConfigurationError(problems) from None
@@ -79,34 +96,39 @@ def _sort_one_row() -> None:
     sort_rows([intake.check(body, 1024)], one_lane(), 0)
 
 
+def _session_rules(node: NodeSettings) -> SessionRules:
+    return SessionRules(
+        allowed_uids=node.allowed_uids,
+        window_bytes=node.session_window_bytes,
+        window_frames=node.session_window_frames,
+        max_frame_bytes=node.max_frame_bytes,
+        max_frame_records=node.max_frame_records,
+        max_connections=node.max_connections,
+        body_timeout_seconds=node.body_timeout_seconds,
+    )
+
+
 class Daemon:
     """One node's daemon.  `run` is its whole life."""
 
-    def __init__(self, config: Config) -> None:
-        node = config.node
+    def __init__(self, config: Config, load: Callable[[], Config]) -> None:
         self.config = config
+        self._load = load
         self.state = State.STARTING
-        self.rules = SessionRules(
-            window_bytes=node.session_window_bytes,
-            window_frames=node.session_window_frames,
-            max_frame_bytes=node.max_frame_bytes,
-            max_frame_records=node.max_frame_records,
-            max_connections=node.max_connections,
-            body_timeout_seconds=node.body_timeout_seconds,
-        )
-        self._budget = NodeBudget(node.node_queue_limit_bytes, node.floor_bytes)
-        self._streams: dict[str, Stream] = {}
-        self._services: dict[Stream, Kinesis] = {}
-        self._watches: dict[Stream, asyncio.Task[None]] = {}
+        self.rules = _session_rules(config.node)
+        self._streams = Streams(config)
         self._sessions: dict[Session, None] = {}
         self._session_numbers = 0
-        self._metrics = metrics.Metrics(config)
+        self._metrics = metrics.Metrics(config, memory_limit().bytes)
+        self._drained = Drained()
         self._signals = 0
 
     async def run(self) -> int:
         self._loop = asyncio.get_running_loop()
         self._drain_asked = asyncio.Event()
         self._quiet = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._hang_up = asyncio.Event()
         self._all_gone = asyncio.Event()
         node = self.config.node
         passed = systemd.take_sockets()
@@ -118,11 +140,11 @@ class Daemon:
             self._metrics.loop_lag.watch(self._loop)
             stack.callback(self._metrics.loop_lag.stop)
             await self._loop.run_in_executor(executor, _sort_one_row)
-            self._executor = executor
-            self._clients = await stack.enter_async_context(open_clients(accesses_of(self.config)))
+            clients = await stack.enter_async_context(open_clients(accesses_of(self.config)))
             self._dispatcher = Dispatcher(
-                self._services.__getitem__, executor, node.worker_threads, self._streams_settled
+                self._streams.service_of, executor, node.worker_threads, self._streams_settled
             )
+            self._streams.through(self._dispatcher, clients, executor)
             listener = (
                 Passed(passed.records)
                 if passed.records is not None
@@ -131,11 +153,17 @@ class Daemon:
             stack.callback(listener.close)
             for signal_number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(signal_number, self._on_signal, signal_number)
+            self._loop.add_signal_handler(signal.SIGHUP, self._hang_up.set)
+            commands = Commands(self, self._streams)
             if node.metrics_address is not None:
+                page = Page(commands.status)
+                page.watch(self._loop)
+                stack.callback(page.stop)
                 bound = await stack.enter_async_context(
                     admin.serve(
                         node.metrics_address,
                         render_metrics=self._render_metrics,
+                        render_page=page.html,
                         is_ready=lambda: self.state is State.SERVING,
                     )
                 )
@@ -146,61 +174,48 @@ class Daemon:
                 else Listener(node.admin_path, 0o600, setting="admin_socket")
             )
             stack.callback(admin_listener.close)
-            await stack.enter_async_context(
-                admin.serve_socket(admin_listener, status=self._status, shards=self._shards_of)
-            )
+            await stack.enter_async_context(admin.serve_socket(admin_listener, commands))
             return await self._serve(listener)
 
     async def _serve(self, listener: Listener) -> int:
         stopped = asyncio.Event()
-        orphans = 0
-        async with asyncio.TaskGroup() as self._tasks:
-            carrying = self._tasks.create_task(self._dispatcher.run(stopped))
+        async with asyncio.TaskGroup() as tasks:
+            carrying = tasks.create_task(self._dispatcher.run(stopped))
+            tasks.create_task(self._streams.run(stopped))
+            reloading = tasks.create_task(self._reload_on_signal())
             # uvloop listens once more, with its own backlog of 100 if it is given none.
             server = await self._loop.create_unix_server(self._make_session, sock=listener.socket, backlog=BACKLOG)
             self.state = State.SERVING
             gc.collect()
             gc.freeze()  # what exists now stays: the collector need not look at it again
+            gc.enable()  # `producerd serve` starts without it
             log.info("serving", version=__version__, socket=str(listener.path), region=self.config.node.region or "-")
             self._notifier.ready(self._status_line)
             await self._drain_asked.wait()
             self.state = State.DRAINING
             self._notifier.stopping()
             server.close()
-            orphans = await self._drain()
+            await self._drain()
             stopped.set()
+            reloading.cancel()
             await carrying
-            for task in self._watches.values():
-                task.cancel()
             await self._say_last_words()
         self.state = State.STOPPED
-        returned = sum(stream.pipeline.stats.discarded_records["returned"] for stream in self._streams.values())
-        log.info("stopped", records_returned=returned, records_without_a_caller_undelivered=orphans)
-        return 1 if orphans else 0
+        returned, undelivered = self._drained.returned_records, self._drained.undelivered_records
+        if undelivered:
+            log.error("records were lost: their callers had gone", records=undelivered)
+        log.info("stopped", records_returned=returned, records_without_a_caller_undelivered=undelivered)
+        return 1 if undelivered else 0
 
     # ---- what sessions need
 
     def open_stream(self, name: str) -> Stream:
         if self.state is not State.SERVING:
             raise Refused("the daemon stops", code=Code.DRAINING)
-        stream = self._streams.get(name)
-        if stream is None:
-            self._check_new_stream(name)
-            node = self.config.node
-            settings = self.config.stream(name)
-            stream = Stream(name, settings, node.max_frame_bytes, node.max_frame_records, self._budget)
-            self._streams[name] = stream
-            kinesis = AioKinesis(self._clients.of(access_of(node, stream.settings)), self._executor)
-            self._services[stream] = kinesis
-            watch = ShardWatch(stream, kinesis, self._dispatcher)
-            stream.wants_map = watch.look
-            self._watches[stream] = self._tasks.create_task(watch.run())
-        self.poke(stream)
-        return stream
+        return self._streams.open(name)
 
     def poke(self, stream: Stream) -> None:
-        if stream in self._watches:
-            self._dispatcher.poke(stream)
+        self._streams.poke(stream)
 
     def failed(self, error: Exception) -> None:
         self._dispatcher.failed(error)
@@ -210,29 +225,6 @@ class Daemon:
         self._metrics.disconnects[session.ended_as] += 1
         if not self._sessions:
             self._all_gone.set()
-
-    def _check_new_stream(self, name: str) -> None:
-        node = self.config.node
-        if not STREAM_NAME.fullmatch(name):
-            message = f"{name!r} cannot be a stream's name: 1 to 128 of a-z A-Z 0-9 _ . -"
-            raise Refused(message, code=Code.STREAM_NOT_FOUND)
-        if node.streams_allowed == "listed" and name not in self.config.streams:
-            message = f'the daemon takes listed streams only, and {name} is not: add [streams."{name}"]'
-            raise Refused(message, code=Code.NOT_AUTHORIZED)
-        if len(self._streams) >= node.max_streams:
-            self._evict()
-        if len(self._streams) >= node.max_streams:
-            raise Refused(f"max_streams = {node.max_streams} streams are in use", code=Code.STREAM_LIMIT)
-
-    def _evict(self) -> None:
-        """Make place for a new stream by a name that never worked and that nobody has open: a typing error, mostly."""
-        for name, stream in list(self._streams.items()):
-            unproven = stream.pipeline.health.state in (HealthState.UNPROVEN, HealthState.BROKEN)
-            if unproven and not stream.gate.sessions and stream.pipeline.idle and name not in self.config.streams:
-                self._watches.pop(stream).cancel()
-                self._dispatcher.forget(stream)
-                del self._streams[name], self._services[stream]
-                return
 
     def _make_session(self) -> asyncio.BaseProtocol:
         self._session_numbers += 1
@@ -247,52 +239,101 @@ class Daemon:
 
     # ---- the end
 
+    async def drain(self, seconds: float | None) -> Drained:
+        """Deliver what is queued, for so long or as `drain_timeout_seconds` has it; then stop, as by SIGTERM.
+
+        Returns when nothing is left of any row, before the daemon ends.
+        """
+        if self._drained.empties_for_seconds is None and not self._drain_asked.is_set():
+            seconds = self.config.node.drain_timeout_seconds if seconds is None else seconds
+            self._drained.empties_for_seconds = seconds
+            log.info("draining", by="producerctl", seconds=seconds)
+            self._drain_asked.set()
+        await self._settled.wait()
+        return self._drained
+
     def _on_signal(self, number: int) -> None:
         self._signals += 1
-        if self._signals == 1:
-            log.info("draining", signal=signal.Signals(number).name, seconds=self.config.node.drain_timeout_seconds)
-            self._drain_asked.set()
+        name = signal.Signals(number).name
+        if self._signals > 1:
+            log.warning("stopping at once", signal=name)
         else:
-            log.warning("stopping at once", signal=signal.Signals(number).name)
-            self._quiet.set()
+            log.info("draining", signal=name, seconds=self.config.node.drain_timeout_seconds)
+        if self._drain_asked.is_set():
+            self._quiet.set()  # whatever it is at goes no further
+        self._drain_asked.set()
 
-    async def _drain(self) -> int:
-        """Give back and finish, until all is done or the deadline.  Returns rows lost for want of a caller."""
+    # ---- other settings
+
+    async def reload(self) -> Told:
+        """Read the settings again.  Raises ConfigurationError where they do not hold: then the old ones stay."""
+        try:
+            loaded, limit = await asyncio.to_thread(lambda: (self._load(), memory_limit()))
+            read = reload(self.config, loaded, [stream.name for stream in self._streams])
+            check_fits(read.config, limit)
+        except ConfigurationError as error:
+            self._metrics.reload_succeeded = False
+            log.error("settings are refused, the old ones stay", problems=list(error.problems))
+            raise
+        self.config = read.config
+        self.rules = _session_rules(read.config.node)
+        self._streams.reload(read.config, self._loop.time())
+        self._metrics.reload(read.config, limit.bytes)
+        logs.reconfigure(read.config.node.log_level)
+        log.info("settings read again", changed=list(read.changes), needs_restart=list(read.needs_restart))
+        return {"changed": read.changes, "needs_restart": read.needs_restart}
+
+    async def _reload_on_signal(self) -> None:
+        while True:
+            await self._hang_up.wait()
+            self._hang_up.clear()
+            with suppress(ConfigurationError):  # it was told
+                await self.reload()
+
+    async def _drain(self) -> None:
+        """Finish and give back, until all is done or the deadline."""
         seconds = self.config.node.drain_timeout_seconds
+        emptying_seconds = self._drained.empties_for_seconds or 0.0
         for session in list(self._sessions):
-            session.drain(seconds)
-        for stream in self._streams.values():
-            stream.gate.close(Refusal(Code.DRAINING, "the daemon stops"), self._loop.time())
+            session.drain(seconds + emptying_seconds)
+        now = self._loop.time()
+        for stream in self._streams:
+            stream.gate.close(Refusal(Code.DRAINING, "the daemon stops"), now)
+        if emptying_seconds:
+            for stream in self._streams:
+                stream.resume(now)
+                stream.flush_all(now)
+                self.poke(stream)
+            await self._quiet_within(emptying_seconds)
+            self._quiet.clear()
+        for stream in self._streams:
             stream.pipeline.drain()
             self.poke(stream)
-        if not self._is_quiet():
+        if not await self._quiet_within(seconds):
+            log.warning("the deadline of draining has passed", seconds=seconds)
+        await self._dispatcher.give_up()
+        self._drained.undelivered_records = sum([stream.pipeline.abandon() for stream in self._streams])
+        for stream in self._streams:
+            stream.settle(self._loop.time())
+        stats = [stream.pipeline.stats for stream in self._streams]
+        self._drained.returned_records = sum([each.discarded_records["returned"] for each in stats])
+        self._settled.set()
+
+    async def _quiet_within(self, seconds: float) -> bool:
+        """Wait until no row is left, or a signal wants it to go on."""
+        if not self._streams.are_quiet:
             try:
                 async with asyncio.timeout(seconds):
                     await self._quiet.wait()
             except TimeoutError:
-                log.warning("the deadline of draining has passed", seconds=seconds)
-        await self._dispatcher.give_up()
-        orphans = sum(stream.pipeline.abandon() for stream in self._streams.values())
-        for stream in self._streams.values():
-            stream.settle(self._loop.time())
-        return orphans
+                return False
+        return True
 
     def _streams_settled(self) -> None:
         """By a session's word or by an answer: the node may have room again, and the end of draining may have come."""
-        if self._budget.wanted_by:
-            self._hand_room_on()
-        if self.state is State.DRAINING and self._is_quiet():
+        self._streams.hand_room_on(self._loop.time())
+        if self.state is State.DRAINING and self._streams.are_quiet:
             self._quiet.set()
-
-    def _hand_room_on(self) -> None:
-        """Room of the node that came free goes to who waits for it, who holds least first; all send what they hold."""
-        now, freed, self._budget.has_freed = self._loop.time(), self._budget.has_freed, False
-        for stream in sorted(self._streams.values(), key=lambda stream: stream.budget.used_bytes):
-            if (freed and stream.budget in self._budget.wanted_by) or stream.pipeline.press(now):
-                self.poke(stream)
-
-    def _is_quiet(self) -> bool:
-        return all(stream.budget.used_records == 0 for stream in self._streams.values())
 
     async def _say_last_words(self) -> None:
         """The last acknowledgements leave; then the connections end."""
@@ -306,30 +347,26 @@ class Daemon:
 
     # ---- what is asked of it
 
-    def _status(self) -> admin.NodeStatus:
-        now = self._loop.time()
-        return {
-            "version": __version__,
-            "state": self.state.value,
-            "connections": len(self._sessions),
-            "streams": [stream.status(now) for stream in self._streams.values()],
-        }
+    @property
+    def state_name(self) -> str:
+        return self.state.value
+
+    @property
+    def connections(self) -> int:
+        return len(self._sessions)
 
     def _status_line(self) -> str:
-        records = sum(stream.budget.used_records for stream in self._streams.values())
+        records = sum([stream.budget.used_records for stream in self._streams])
         if self.state is State.SERVING:
             return f"serving: {len(self._streams):,} streams, {records:,} records queued"
-        return f"{self.state.value}: {records:,} records left, at most {self.config.node.drain_timeout_seconds:g} s"
-
-    def _shards_of(self, name: str) -> admin.StreamShards | None:
-        stream = self._streams.get(name)
-        return stream.shards(self._loop.time()) if stream is not None else None
+        seconds = self.config.node.drain_timeout_seconds + (self._drained.empties_for_seconds or 0.0)
+        return f"{self.state.value}: {records:,} records left, at most {seconds:g} s"
 
     async def _render_metrics(self) -> bytes:
         snapshot = self._metrics.snapshot(
-            self._streams.values(),
+            self._streams,
             state=self.state.value,
-            connections=len(self._sessions),
+            connections=self.connections,
             now=self._loop.time(),
         )
         return await asyncio.to_thread(metrics.text, snapshot)

@@ -56,6 +56,7 @@ class Dispatcher:
         self._sorting: set[asyncio.Task[None]] = set()
         self._gives_up = False
         self._poked: dict[Stream, None] = {}  # streams that may have work, in line
+        self._held_back: dict[Stream, None] = {}  # streams with work, by what all have on their way
         self._timers: dict[Stream, asyncio.TimerHandle] = {}
         self._pump_scheduled = False
 
@@ -84,6 +85,7 @@ class Dispatcher:
 
     def forget(self, stream: Stream) -> None:
         self._poked.pop(stream, None)
+        self._held_back.pop(stream, None)
         if (timer := self._timers.pop(stream, None)) is not None:
             timer.cancel()
 
@@ -108,6 +110,8 @@ class Dispatcher:
             if self._start(stream, now) or stream.settle(now):  # rows may end, too, while work is looked for
                 self._poked[stream] = None  # to the end of the line
             else:
+                if stream.pipeline.held_by_node:
+                    self._held_back[stream] = None
                 self._set_timer(stream, now)
         self._settled()
 
@@ -160,10 +164,13 @@ class Dispatcher:
             outcome = replace(_GIVEN_UP, maybe_stored=request.encoded is not None)
             raise
         except Exception:  # pure work on rows that raises must not take the node down: the rows are told apart
-            log.exception("a request could not be made", stream=stream.name, records=request.records)
+            log.exception("a request could not be made", stream=stream.name, records=request.records, exc_text=False)
             outcome = RequestFailed(Code.INTERNAL, "the daemon failed; see its log", request.encoded is not None)
         finally:
             stream.pipeline.complete(request, outcome, self._loop.time())
+            for other in self._held_back:  # first, as they had to wait
+                self.poke(other)
+            self._held_back.clear()
             self.poke(stream)
 
     async def _send(self, stream: Stream, request: Request, inline: bool) -> Answer | RequestFailed:
@@ -191,7 +198,7 @@ def _sort(stream_name: str, job: SortJob) -> list[tuple[list[Frame], SortedRows 
     try:
         return [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))]
     except Exception:  # pure work on rows that raises must not take the node down
-        log.exception("a job could not be sorted", stream=stream_name, frames=len(job.frames))
+        log.exception("a job could not be sorted", stream=stream_name, frames=len(job.frames), exc_text=False)
     results: list[tuple[list[Frame], SortedRows | None]] = []
     for frame, rows in zip(job.frames, job.rows, strict=True):
         try:

@@ -103,6 +103,7 @@ class AdmissionGate:
         self._members: dict[Member, None] = {}
         self._waiting = 0
         self._unreceived_bytes = 0
+        self.withholding: dict[Caller, None] = {}  # sessions whose window is full: they ask for nothing more
         self._numbers = 0
         self._closed: Refusal | None = None
         self._active_seconds = 0.0
@@ -154,9 +155,17 @@ class AdmissionGate:
         for ticket in list(member.line):
             self._take_out(ticket)
         self._members.pop(member, None)
+        self.withholding.pop(member.caller, None)
         if not self._members:
             self.budget.node.leave(self.budget)
         self.pump(now)
+
+    def window(self, member: Member, *, is_full: bool) -> None:
+        """A session's window is full, or has room again: as long as it is full, what of it lingers is to be sent."""
+        if is_full:
+            self.withholding[member.caller] = None
+        else:
+            self.withholding.pop(member.caller, None)
 
     def ask(self, member: Member, frame_id: int, layout: Layout, now: float) -> Ticket:
         """A RESERVE.  It is answered by `Caller.granted` or `Caller.refused`, maybe before this returns."""

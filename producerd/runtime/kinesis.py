@@ -15,6 +15,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from producerd.config import StreamSettings
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed, parse_answer
 from producerd.core.retry import meaning_of
 from producerd.errors import Code
@@ -40,6 +41,13 @@ Address = Mapping[str, str]
 """The members of a request that name its stream: ``{"StreamName": ...}`` or ``{"StreamARN": ...}``."""
 
 
+def address_of(name: str, settings: StreamSettings) -> dict[str, str]:
+    """The address of a stream with these settings that clients know by this name."""
+    if settings.stream_arn is not None:
+        return {"StreamARN": settings.stream_arn}
+    return {"StreamName": settings.stream_name or name}
+
+
 @dataclass(frozen=True, slots=True)
 class StreamSummary:
     """What DescribeStreamSummary says, as far as a producer needs it."""
@@ -49,6 +57,10 @@ class StreamSummary:
     """Largest key + data that the stream takes."""
     record_distribution_strategy: str = "USER_PARTITION_KEY"
     """With "AUTO" the stream ignores partition keys and explicit hash keys."""
+    status: str = ""
+    mode: str = ""
+    kms_key: str = ""
+    """What its records are encrypted with; "": they are not."""
 
 
 class Kinesis(Protocol):
@@ -114,6 +126,17 @@ class AioKinesis:
             return answer
         return _read(_summary, answer)
 
+    async def dry_run(self, address: Address) -> RequestFailed | None:
+        """Why PutRecords would fail, or None: whether the daemon may send, without sending.
+
+        Of AWS itself alone, where `AwsClient.why_no_dry_run` has nothing against it: whoever else answers may not know
+        what a dry run is, and store the record.
+        """
+        answer = await self._ask("put_records", {**address, "Records": _TINY, "DryRun": True})
+        if not isinstance(answer, RequestFailed):
+            return RequestFailed("InternalFailure", "a dry run was answered as if it had stored", maybe_stored=True)
+        return None if answer.code == "DryRunOperationException" else answer
+
     async def _ask(
         self,
         operation: str,
@@ -177,7 +200,14 @@ def _summary(answer: dict[str, Any]) -> StreamSummary:
     if type(kib) is not int or not 0 < kib <= MAX_RECORD_KIB:
         raise ValueError("a size that no record has")
     strategy = _text(told.get("RecordDistributionStrategy") or "USER_PARTITION_KEY")
-    return StreamSummary(_text(told["StreamARN"]), kib * 1024, strategy)
+    return StreamSummary(
+        _text(told["StreamARN"]),
+        kib * 1024,
+        strategy,
+        status=_text(told.get("StreamStatus") or ""),
+        mode=_text((told.get("StreamModeDetails") or {}).get("StreamMode") or ""),
+        kms_key=_text(told.get("KeyId") or "") if told.get("EncryptionType") == "KMS" else "",
+    )
 
 
 def _text(value: object) -> str:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
+from math import inf
 from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from producerd import __version__
@@ -91,6 +92,9 @@ class Node(NamedTuple):
     disconnects: Mapping[str, float]
     loop_lag: Histogram
     config_hash: str
+    reload_succeeded: bool
+    reloaded_at: float
+    memory_limit_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +136,31 @@ class LoopLag:
 class Metrics:
     """The node's metrics, and those of its numbers that nobody else keeps."""
 
-    def __init__(self, config: Config | None = None) -> None:
-        self.config_hash = sha256(as_toml(config).encode()).hexdigest()[:16] if config is not None else ""
-        # A stream that has settings is told of before anybody opens it, by one that nobody ever will.
-        self._unopened = (
-            [Stream(name, config.stream(name), 1, 1) for name in config.streams] if config is not None else []
-        )
+    def __init__(self, config: Config, memory_limit_bytes: int | None = None) -> None:
+        self.reload(config, memory_limit_bytes)
         self.disconnects: Counter[str] = Counter()  # by `Session.ended_as`
         self.loop_lag = LoopLag()
 
+    def reload(self, config: Config, memory_limit_bytes: int | None) -> None:
+        """These settings are in effect."""
+        self.config_hash = sha256(as_toml(config).encode()).hexdigest()[:16]
+        self._memory_limit_bytes = inf if memory_limit_bytes is None else memory_limit_bytes
+        self.reload_succeeded, self._reloaded_at = True, time.time()
+        # A stream that has settings is told of before anybody opens it, by one that nobody ever will.
+        self._unopened = [Stream(name, config.stream(name), 1, 1) for name in config.streams]
+
     def snapshot(self, streams: Iterable[Stream], *, state: str, connections: int, now: float) -> Snapshot:
         """All numbers of one moment.  Called on the loop thread, where nothing moves meanwhile."""
-        node = Node(state, connections, self.disconnects, self.loop_lag.seconds, self.config_hash)
+        node = Node(
+            state,
+            connections,
+            self.disconnects,
+            self.loop_lag.seconds,
+            self.config_hash,
+            self.reload_succeeded,
+            self._reloaded_at,
+            self._memory_limit_bytes,
+        )
         moment = Moment(now, time.time())
         shown = {stream.name: stream for stream in (*self._unopened, *streams)}
         of_node: Snapshot = [(family, [({}, _frozen(read(node)))]) for family, read in NODE_FAMILIES.items()]
@@ -156,7 +173,11 @@ class Metrics:
 
 def text(snapshot: Snapshot) -> bytes:
     """What Prometheus reads.  Of 64 streams it takes 0.1 s: in a thread, as the loop would stand still."""
-    return generate_latest(_Told([_metric(family, told) for family, told in snapshot]))
+    return generate_latest(_Told([*(_metric(family, told) for family, told in snapshot), *_PROCESS.collect()]))
+
+
+_PROCESS: Final = ProcessCollector(registry=None)
+"""Memory, CPU and open files of this process, by the names that all exporters have for them."""
 
 
 class _Told:
@@ -204,6 +225,15 @@ NODE_FAMILIES: Final[dict[Family, Callable[[Node], Value]]] = {
     Family("build_info", "gauge", "Always 1; the version is in the label.", "version"): lambda _: {__version__: 1},
     Family("config_info", "gauge", "Always 1; nodes with the same settings have the same hash.", "hash"): (
         lambda node: {node.config_hash: 1}
+    ),
+    Family(
+        "config_last_reload_successful", "gauge", "1 if settings held when they were read last, at the start or later."
+    ): (lambda node: node.reload_succeeded),
+    Family("config_last_reload_success_timestamp_seconds", "gauge", "When settings were read that held."): (
+        lambda node: node.reloaded_at
+    ),
+    Family("memory_limit_bytes", "gauge", "Memory limit of the daemon's cgroup; +Inf where there is none."): (
+        lambda node: node.memory_limit_bytes
     ),
     Family("ready", "gauge", "1 while the socket accepts and does not drain."): lambda node: node.state == "serving",
     Family("state", "gauge", "1 for the state that the daemon is in.", "state", STATES): lambda node: {node.state: 1},
@@ -337,6 +367,9 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     ): lambda s, at: s.pipeline.lanes.most_used(at.now),
     Family("shard_map_refreshes_total", "counter", "Readings of the list of shards.", "result", MAP_RESULTS): (
         lambda s, _: s.pipeline.stats.shard_map_refreshes
+    ),
+    Family("credentials_expiry_timestamp_seconds", "gauge", "When the credentials end; 0 if they do not say."): (
+        lambda s, _: (s.credentials and s.credentials.expires_at) or 0.0
     ),
     Family("shard_mispredictions_total", "counter", "Entries stored in another shard than the list said."): (
         lambda s, _: s.pipeline.stats.shard_mispredictions

@@ -18,6 +18,7 @@ from producerd.core.frame import Frame
 from producerd.errors import Code, ProducerdError, ProtocolError
 from producerd.runtime.gate import Member, Refusal, Ticket
 from producerd.runtime.logs import get_logger
+from producerd.runtime.peers import Peer, peer_of
 from producerd.runtime.stream import Stream
 from producerd.wire import columns, frames
 from producerd.wire.frames import MessageType
@@ -53,6 +54,8 @@ class SessionRules:
     max_frame_records: int
     max_connections: int
     body_timeout_seconds: float
+    allowed_uids: frozenset[int] = frozenset()
+    """Who may connect; empty: whoever the socket's mode and group let in."""
 
 
 class Host(Protocol):
@@ -97,7 +100,7 @@ def _understood(read: Callable[P, R], *arguments: P.args, **options: P.kwargs) -
     except ProtocolError:
         raise
     except Exception as error:
-        log.exception("a client's bytes could not be read")
+        log.exception("a client's bytes could not be read", exc_text=False)
         raise ProtocolError("these bytes could not be read; see the daemon's log") from error
 
 
@@ -156,10 +159,12 @@ class Session(asyncio.BufferedProtocol):
         self._waiting: dict[int, Waiting] = {}
         self._unacked: dict[int, int] = {}  # frame id -> charge
         self._unacked_bytes = 0
+        self._window_is_full = False
         self._choked = False
         self._deliver = False
         self._take_good = False
         self.session_id = session_id
+        self.peer: Peer | None = None  # who really is there
         self.who = "a client that said nothing yet"
         self.ended_as = ""  # why the connection ended: one of `DISCONNECT_REASONS`
 
@@ -169,7 +174,12 @@ class Session(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES)
         self._timer = self._loop.call_later(self._rules.body_timeout_seconds, self._late, "HELLO")
-        if self.host.full:
+        self.peer, allowed = peer_of(transport), self._rules.allowed_uids
+        if allowed and (self.peer is None or self.peer.uid not in allowed):
+            uid = "unknown" if self.peer is None else self.peer.uid
+            log.warning("client is not allowed", session=self.session_id, uid=uid, pid=self.peer and self.peer.pid)
+            self.close(Code.NOT_AUTHORIZED, f"user id {uid} may not use this socket: it is not in allowed_uids")
+        elif self.host.full:
             self.close(Code.CONNECTION_LIMIT, f"max_connections = {self._rules.max_connections} clients are connected")
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
@@ -266,6 +276,7 @@ class Session(asyncio.BufferedProtocol):
 
     def acknowledge(self, part: Part, frame: Frame) -> None:
         self._unacked_bytes -= self._unacked.pop(frame.frame_id)
+        self._look_at_window()
         part.stream.gate.settled(part.member, frame.records, frame.charge_bytes)
         result = frame.result()
         self._send(
@@ -336,7 +347,8 @@ class Session(asyncio.BufferedProtocol):
                 f"producerd {__version__}",
             )
         )
-        log.debug("session opened", session=self.session_id, client=self.who)
+        uid = self.peer and self.peer.uid
+        log.debug("session opened", session=self.session_id, client=self.who, uid=uid)
 
     def _open(self, message: frames.Open) -> None:
         if message.stream_id in self._parts or message.stream_id == 0:
@@ -366,6 +378,7 @@ class Session(asyncio.BufferedProtocol):
         if self._granted is not None and self._granted[1].frame_id == message.frame_id:
             part, ticket = self._take_granted()
             self._unacked_bytes -= self._unacked.pop(ticket.frame_id)
+            self._look_at_window()
             part.stream.gate.cancel(ticket, now)
             self.host.poke(part.stream)
         elif (waiting := self._waiting.get(message.frame_id)) is not None:
@@ -385,7 +398,7 @@ class Session(asyncio.BufferedProtocol):
 
     def _closed(self, message: frames.Close) -> None:
         self.ended_as = "closed"
-        log.info("client closed", session=self.session_id, client=self.who, code=message.code, message=message.message)
+        log.debug("client closed", session=self.session_id, client=self.who, code=message.code, message=message.message)
         if self._transport is not None:
             self._transport.close()
 
@@ -446,7 +459,24 @@ class Session(asyncio.BufferedProtocol):
             self.acknowledge(part, frame)
         else:
             stream.pipeline.submit(frame, self._loop.time())
+            self._look_at_window()
         self.host.poke(stream)
+
+    def _look_at_window(self) -> None:
+        """While another frame might find no room in it, the client may withhold that: nothing of it must linger.
+
+        (One that sends a single record larger than a frame asks for a flush itself.)
+        """
+        rules = self._rules
+        is_full = (
+            len(self._unacked) >= rules.window_frames
+            or self._unacked_bytes + rules.max_frame_bytes > rules.window_bytes
+        )
+        if is_full is not self._window_is_full:
+            self._window_is_full = is_full
+            for part in self._parts.values():
+                part.stream.gate.window(part.member, is_full=is_full)
+                self.host.poke(part.stream)
 
     def _take_granted(self) -> tuple[Part, Ticket]:
         granted, self._granted = self._granted, None

@@ -172,7 +172,7 @@ class ShardWatch:
         reason = NOT_BY_KEY if self._aggregates and summary.record_distribution_strategy == "AUTO" else ""
         if reason != stream.pipeline.cannot_aggregate:
             if reason:
-                log.error(reason, stream=stream.name)
+                log.error("the stream cannot be aggregated for", stream=stream.name, why=reason)
             else:
                 log.info("the stream can be aggregated for", stream=stream.name)
             stream.pipeline.cannot_aggregate = reason

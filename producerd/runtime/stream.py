@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from random import Random
 from typing import Any, Protocol
 
 from producerd.config import StreamSettings
-from producerd.core import intake
-from producerd.core.budget import NodeBudget, QueueBudget
+from producerd.core import flushing, intake
+from producerd.core.budget import NodeBudget, NodeInFlight, QueueBudget
 from producerd.core.entries import EntryRules
 from producerd.core.frame import Frame
 from producerd.core.intake import Rows
@@ -35,11 +37,34 @@ MAX_RECORD_BYTES_UNTIL_KNOWN = 10 * 1024 * 1024
 """The most that any stream takes; a stream that takes less says so in DescribeStreamSummary, or in its answer."""
 
 
+class Credentials(Protocol):
+    """What requests are signed with."""
+
+    @property
+    def expires_at(self) -> float | None:
+        """In seconds since 1970; None where they do not say."""
+
+
 class Owner(Protocol):
     """Whoever sent a frame and is still there."""
 
     def finished(self, frame: Frame) -> None:
         """Its last row has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flushing:
+    """What a stream had accepted at a moment: ``done`` is set when the last row of it has ended.
+
+    Whoever waits no more lets go of it.
+    """
+
+    rows: flushing.Flushing
+    done: asyncio.Event
+
+    def told(self) -> dict[str, int]:
+        """How many records it is about, and how they ended until now."""
+        return self.rows.told()
 
 
 class Stream:
@@ -52,22 +77,26 @@ class Stream:
         max_frame_bytes: int,
         max_frame_records: int,
         node: NodeBudget | None = None,
+        in_flight: NodeInFlight | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
         self.address = _address(name, settings)
         self.budget = QueueBudget(settings.queue_limit, settings.queue_limit_bytes, node)
-        self.pipeline = Pipeline(_rules(settings), self.budget, Random())
+        self.pipeline = Pipeline(_rules(settings), self.budget, Random(), in_flight)
         self.gate = AdmissionGate(
             self.budget, self.pipeline.refuses, max_frame_bytes=max_frame_bytes, max_frame_records=max_frame_records
         )
         self.max_record_bytes = MAX_RECORD_BYTES_UNTIL_KNOWN
         self.rejected_records: Counter[str] = Counter()  # by code
         self.wants_map: Callable[[], None] = lambda: None  # the watch of its shards
+        self.credentials: Credentials | None = None
         self.cause_seconds: dict[str, float] = defaultdict(float)  # in which some caller waited, by what held the queue
         self.record_rate_bound_seconds = 0.0  # of them, those in which shards took no more records, but more bytes
         self._active_seconds = 0.0  # their sum
-        self._holding = Holding("daemon")
+        self._holding = Holding("daemon")  # since it was settled last
+        self._seen = Holding("daemon")  # by the last look
+        self._idle_since: float | None = None
         self._looked_at = -inf
         self._waits_before: tuple[float, float] = -inf, 0.0  # when, and how long callers had waited until then
         self._told_slow_at = -inf
@@ -89,12 +118,62 @@ class Stream:
             owner: Owner = frame.owner
             owner.finished(frame)
         self.gate.pump(now)
-        pressed = self.gate.wants_room() and self.pipeline.press(now)
+        pressed = self._press(now)
         if self.pipeline.wants_shard_map:
             self.wants_map()
         self._tell_health()
         self._look_what_holds(now)
+        if not self._is_idle:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
         return pressed or bool(finished)
+
+    # ---- the operator.  Poke the dispatcher afterwards
+
+    def reload(self, settings: StreamSettings, now: float) -> None:
+        """Other settings, from now on, those aside that need a restart.  Nothing is dropped; see `Pipeline.set_rules`.
+
+        Whoever waits for room and fits now is let in, and whoever never will fit is told.
+        """
+        self.settings = settings
+        self.pipeline.set_rules(_rules(settings), now)
+        self.gate.set_limits(settings.queue_limit, settings.queue_limit_bytes, now)
+
+    def pause(self, now: float) -> None:
+        """Send nothing until `resume`.  Callers are let in until the queue is full."""
+        if not self.pipeline.paused:
+            self.pipeline.pause()
+            self._look_anew(now)
+            log.info("stream paused", stream=self.name)
+
+    def resume(self, now: float) -> None:
+        if self.pipeline.paused:
+            self.pipeline.resume()
+            self._look_anew(now)
+            log.info("stream resumed", stream=self.name)
+
+    def flush_all(self, now: float) -> Flushing:  # noqa: ARG002 - as the others have it
+        """Send what was accepted until now without lingering, and tell how each row of it ends."""
+        done = asyncio.Event()
+        return Flushing(self.pipeline.flush_all(done.set), done)
+
+    @property
+    def idle_since(self) -> float | None:
+        """When it was last seen to have a session or a row; None while it has, and while it is paused."""
+        return self._idle_since if self._is_idle else None
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.pipeline.idle and not self.gate.sessions and not self.pipeline.paused
+
+    # ---- what holds it
+
+    def _press(self, now: float) -> bool:
+        """Whoever waits, for room or for what it sent, must not wait for rows that linger."""
+        if self.gate.wants_room():
+            return self.pipeline.press(now)
+        return bool(self.gate.withholding) and self.pipeline.press(now, self.gate.withholding)
 
     def _look_what_holds(self, now: float) -> None:
         active_seconds = self.gate.active_seconds(now)
@@ -102,14 +181,24 @@ class Stream:
         if self._holding.by_records:
             self.record_rate_bound_seconds += active_seconds - self._active_seconds
         self._active_seconds = active_seconds
-        if not self.pipeline.idle:
-            self._look(now)
+        if not self.pipeline.idle or self._waits_for_node:
+            self._holding = self._look(now)
+
+    def _look_anew(self, now: float) -> None:
+        self._looked_at = -inf
+        self._look_what_holds(now)
 
     def _look(self, now: float) -> Holding:
         if now >= self._looked_at + LOOK_SECONDS:
-            self._looked_at, self._holding = now, self.pipeline.holding(now)
+            self._looked_at, self._seen = now, self.pipeline.holding(now)
             self._tell_slow(now)
-        return self._holding
+        return Holding("node_limit") if self._waits_for_node else self._seen
+
+    @property
+    def _waits_for_node(self) -> bool:
+        """Whether a caller waits only because the node is full, and not by this stream's pause."""
+        holds_by_pause = self.pipeline.paused and not self.pipeline.idle
+        return self.budget in self.budget.node.wanted_by and not holds_by_pause
 
     def _tell_slow(self, now: float) -> None:
         """One line where rows stay for long, though no caller has waited so long at once."""
@@ -151,8 +240,10 @@ class Stream:
         health = self.pipeline.health
         if health.state is HealthState.BROKEN:
             return f"the stream is refused by the service: {health.code}: {health.message}"
+        if holding.cause == "paused":
+            return f"paused by the operator: producerctl resume {self.name}"
         node = self.budget.node
-        if self.budget in node.wanted_by:
+        if holding.cause == "node_limit":
             return (
                 f"the queues of all streams together are at their limit, {node.used_bytes:,} of "
                 f"node_queue_limit_bytes = {node.limit_bytes:,}: `producerctl status` shows who holds them"
@@ -176,6 +267,12 @@ class Stream:
             return "the stream's shards are not known, or have changed" + (f" (ListShards: {error})" if error else "")
         if cause == "service":
             return "the service does not take them"
+        if cause == "in_flight" and self.pipeline.held_by_node:
+            node = self.pipeline.sender.in_flight.node
+            return (
+                f"the requests of all streams together are at their limit, {node.used_bytes:,} of "
+                f"node_max_in_flight_bytes = {node.limit_bytes:,}"
+            )
         return "records wait for their answers" if cause == "in_flight" else "records are on their way"
 
     def _advice_to_aggregate(self) -> str:
@@ -202,6 +299,7 @@ class Stream:
         return {
             "stream": self.name,
             "health": pipeline.health.state.value,
+            "paused": pipeline.paused,
             "queue_records": pipeline.queued_records,
             "queue_limit_records": budget.limit_records,
             "queue_bytes": budget.used_bytes,
@@ -212,7 +310,7 @@ class Stream:
             "shards_open": len(pipeline.shard_map or ()),
             **(
                 {"cause": "", "shard_id": "", "share": 0.0, "reason": ""}
-                if pipeline.idle
+                if pipeline.idle and not self._waits_for_node
                 else {"cause": cause, "shard_id": shard_id, "share": share, "reason": self._reason(holding)}
             ),
             "last_error": pipeline.stats.last_error,

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from producerd.core.budget import NodeBudget, QueueBudget
+from producerd.core.budget import NodeBudget, NodeInFlight, QueueBudget
 
 
 @pytest.mark.law("QueueBudget")
@@ -106,7 +106,7 @@ def test_what_a_stream_with_callers_has_not_taken_of_its_floor_stays_free_for_it
     assert node.fits(second, 50)
     second.take(1, 50)
     assert not any(node.fits(stream, 1) for stream in (first, second, third))
-    assert (node.used_bytes, node.peak_bytes) == (1_000, 1_000)
+    assert node.used_bytes == 1_000
 
 
 @pytest.mark.law("QueueBudget")
@@ -177,3 +177,102 @@ def test_random_use_of_a_node_never_passes_its_limit_and_each_stream_reaches_its
         for stream, charge in taken:
             stream.release(1, charge)
         assert node.used_bytes == 0
+
+
+@pytest.mark.law("QueueBudget")
+def test_after_a_nodes_limit_was_lowered_its_use_only_falls_and_a_raised_one_is_handed_on() -> None:
+    node = NodeBudget(1_000, 100)
+    first, second = streams_of(node, 2)
+    first.take(1, 800)
+    node.has_freed = False
+    node.set_limits(600, 60)
+    assert node.has_freed, "whoever waits is looked at again"
+    assert not node.fits(first, 1)
+    assert not node.fits(second, 1)
+    first.release(0, 300)
+    assert node.fits(second, 60)
+    assert not node.fits(first, 41), "the other's new floor stays free"
+    assert node.fits(first, 40)
+    node.set_limits(2_000, 100)
+    assert node.fits(first, 1_000)
+
+
+# ---- what is on its way
+
+
+@pytest.mark.law("NodeInFlight")
+def test_half_of_what_may_be_on_its_way_is_shared_and_of_the_rest_each_stream_has_its_floor() -> None:
+    node = NodeInFlight(1_000, 100)
+    first, second = object(), object()
+    assert node.room(first) == 600
+    node.take(first, 450)
+    node.take(first, 150)
+    assert (node.room(first), node.room(second)) == (0, 100)
+    node.take(second, 70)
+    assert (node.room(first), node.room(second)) == (0, 30)
+    node.release(first, 450)
+    assert (node.room(first), node.room(second)) == (450, 480)
+    node.release(first, 150)
+    node.release(second, 70)
+    assert (node.used_bytes, node._used, node._shared_bytes) == (0, {}, 0)
+
+
+@pytest.mark.law("NodeInFlight")
+def test_one_larger_record_may_pass_what_is_shared_and_takes_nobodys_floor() -> None:
+    node = NodeInFlight(1_000, 100)
+    first, second, third = object(), object(), object()
+    node.take(first, 600)
+    node.take(second, 700)
+    assert [node.room(stream) for stream in (first, second, third)] == [-500, -600, 100]
+    node.take(third, 100)
+    node.release(second, 700)
+    assert node.room(second) == 100
+    assert node.used_bytes == 700
+
+
+@pytest.mark.law("NodeInFlight")
+def test_sending_past_the_nodes_limit_and_releasing_what_was_not_sent_are_refused_loudly() -> None:
+    node = NodeInFlight(1_000, 100)
+    node.take("stream", 500)
+    with pytest.raises(AssertionError, match="past the node's limit"):
+        node.take("stream", 101)
+    with pytest.raises(AssertionError, match="more than was sent"):
+        node.release("stream", 501)
+
+
+@pytest.mark.law("NodeInFlight")
+def test_random_use_of_what_may_be_on_its_way_never_passes_the_limit_and_each_stream_has_its_floor() -> None:
+    for seed in range(300):
+        random = Random(seed)
+        count = random.randint(1, 6)
+        node = NodeInFlight(limit := random.choice([1_999, 20_000]), limit // (2 * count))
+        streams, sent = [object() for _ in range(count)], []
+        for _ in range(80):
+            stream, bytes_ = random.choice(streams), random.randint(1, 700)
+            if random.random() < 0.05:
+                limit = random.choice([1_999, 20_000])
+                node.set_limits(limit, limit // (2 * count))
+            elif bytes_ <= node.room(stream):
+                node.take(stream, bytes_)
+                sent.append((stream, bytes_))
+                assert node.used_bytes <= 20_000
+            elif sent:
+                node.release(*sent.pop(random.randrange(len(sent))))
+            assert node.used_bytes == sum(bytes_ for _, bytes_ in sent)
+            for stream in streams:
+                used = sum(bytes_ for other, bytes_ in sent if other is stream)
+                assert node.room(stream) >= node.floor_bytes - used
+        for one in sent:
+            node.release(*one)
+        assert (node.used_bytes, node._used, node._shared_bytes) == (0, {}, 0)
+
+
+@pytest.mark.law("NodeInFlight")
+def test_after_the_limit_was_lowered_nothing_is_sent_beside_the_floors_until_use_is_below_it() -> None:
+    node = NodeInFlight(1_000, 100)
+    first, second = object(), object()
+    node.take(first, 500)
+    node.set_limits(400, 40)
+    assert (node.room(first), node.room(second)) == (-260, 40)
+    node.release(first, 460)
+    assert (node.room(first), node.room(second)) == (200, 240)

@@ -235,6 +235,31 @@ def test_a_fraction_scales_what_is_ours() -> None:
     assert (pacer.rate_bytes, pacer.rate_records) == (MIB / 4, 250)
 
 
+def test_another_fraction_scales_what_its_throttles_have_left_it_and_what_it_owes_stays() -> None:
+    pacer = slowed(1)
+    rate, backs_off = pacer.rate_bytes, pacer.backs_off
+    for fraction in (0.25, 2.0, 1.0):
+        pacer.set_fraction(fraction, 10.0)
+        assert pacer.rate_bytes == pytest.approx(rate * fraction)
+        assert pacer.backs_off == backs_off
+    pacer = at_full_rate()
+    now = pacer.ready_at(1.0, LARGEST)
+    pacer.take(1, LARGEST, now)
+    pacer.set_fraction(0.5, now)
+    assert pacer.ready_at(now) - now > 15.0
+    pacer.set_fraction(10.0, now + 1.0)
+    assert pacer.ready_at(now + 1.0) - now < 3.0
+
+
+@pytest.mark.law("Pacer")
+def test_a_lowered_fraction_leaves_no_more_than_its_own_burst() -> None:
+    pacer = at_full_rate()
+    pacer.allowance(20.0)
+    pacer.set_fraction(0.1, 20.0)
+    assert pacer.allowance(20.0).bytes <= MIB // 10
+    assert pacer.allowance(20.0).records <= 100
+
+
 # ---- what an answer teaches
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from producerd.core.aggregation import parse
-from producerd.core.budget import QueueBudget
+from producerd.core.budget import NodeInFlight, QueueBudget
 from producerd.core.entries import RequestFailed, encode, parse_answer
 from producerd.core.frame import Frame
 from producerd.core.in_flight import FAILURES_TO_HOLD
@@ -46,12 +46,13 @@ class Desk:
         known: bool = True,
         limit_records: int = 10_000,
         limit_bytes: int = 64 << 20,
+        in_flight: NodeInFlight | None = None,
         **rules: Any,
     ) -> None:
         self.now = 100.0
         self.budget = QueueBudget(limit_records, limit_bytes)
         rules = {"shard_rate_fraction": 1_000.0} | rules  # pacing has stories of its own
-        self.pipeline = Pipeline(make_rules(**rules), self.budget, Random(1))
+        self.pipeline = Pipeline(make_rules(**rules), self.budget, Random(1), in_flight)
         if known:
             self.pipeline.set_shard_map(shard_map or even_map(1), self.now)
         self.ids = 0
@@ -249,6 +250,18 @@ def test_pressure_seals_unless_work_that_may_be_sent_waits_already() -> None:
     desk.send()
     desk.pipeline.press(desk.now)
     assert desk.pipeline.stats.flushes == {"pressure": 2}
+
+
+@pytest.mark.law("AdmissionGate")
+def test_pressure_of_callers_that_wait_for_what_they_sent_seals_only_what_they_have_rows_in() -> None:
+    desk = Desk(linger_seconds=3_600.0)
+    desk.submit(1, owner="a")
+    assert not desk.pipeline.press(desk.now, {"b": None})
+    assert desk.pipeline.take_job(desk.now) is None
+    assert desk.pipeline.press(desk.now, {"b": None, "a": None})
+    desk.submit(1, owner="a")
+    assert not desk.pipeline.press(desk.now, {"a": None}), "a sealed batch waits"
+    assert len(desk.job().frames) == 1
 
 
 def test_pressure_seals_while_the_only_lane_holds_off() -> None:

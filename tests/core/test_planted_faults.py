@@ -5,7 +5,8 @@ A plant is a method of the core that does the wrong thing for the length of a te
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import takewhile
 from math import inf
 from typing import Any
 
@@ -14,18 +15,21 @@ import pytest
 
 from producerd.core import verdicts
 from producerd.core.entries import Answer, Piece, RequestFailed, parse_answer
+from producerd.core.flushing import Flushing
 from producerd.core.frame import Frame, RowEnd
+from producerd.core.in_flight import InFlight
 from producerd.core.lane import Lane
 from producerd.core.lanes import Lanes
 from producerd.core.ledger import Ledger
 from producerd.core.pacing import Pacer, _Bucket
 from producerd.core.pipeline import Pipeline
 from producerd.core.requests import Request
-from producerd.core.retry import RetryPolicy
+from producerd.core.retry import HealthState, RetryPolicy
 from producerd.core.sender import Sender
 from producerd.core.shards import KnownShards, ShardMap
 from producerd.core.spans import IN_REQUEST, QUEUED, Span
 from producerd.core.verdicts import Verdicts
+from producerd.errors import Outcome
 from producerd.runtime.gate import AdmissionGate, Ticket
 from producerd.testing import Fault
 from tests.simulation.story import first_broken
@@ -366,6 +370,75 @@ def a_shard_is_sent_whatever_there_is(patch: pytest.MonkeyPatch) -> None:
 def nobody_waits_after_a_failure(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RetryPolicy, "delay", lambda self, attempts: 0.001)
     patch.setattr(RetryPolicy, "hold", lambda self: 0.001)
+
+
+# ---- the operator
+
+OPERATED: dict[str, Any] = {"operated": True, "ending": "idle"}
+
+
+@breaks("Row", **OPERATED, kind="mixed", faults=[Fault("error", status=503)])
+def only_the_oldest_frames_expire(patch: pytest.MonkeyPatch) -> None:
+    """After a reload a younger one may come first."""
+
+    def expire(self: Ledger, now: float, end: RowEnd) -> None:
+        for frame in list(takewhile(lambda frame: frame.expires_at <= now, self.frames)):
+            if frame.withdrawn_from != 0:
+                self.withdraw(frame, end, "")
+
+    patch.setattr(Ledger, "expire", expire)
+
+
+@breaks("Pipeline", **OPERATED)
+def a_pause_holds_nothing(patch: pytest.MonkeyPatch) -> None:
+    def has_room(self: Sender) -> bool:
+        return self.in_flight.has_room(for_one=self.health.state is HealthState.SUSPECT)
+
+    patch.setattr(Sender, "_has_room", property(has_room))
+
+
+@breaks("Pipeline", **OPERATED)
+def what_a_pause_holds_is_due_all_the_time(patch: pytest.MonkeyPatch) -> None:
+    def next_time(self: Sender) -> float:
+        return min(really(self), self.lanes.next_time())
+
+    really = Sender.next_time
+    patch.setattr(Sender, "next_time", next_time)
+
+
+@breaks("NodeInFlight", **OPERATED, sizes=(100, 2_000, 20_000), limit_bytes=64 << 20)
+def requests_are_not_cut_to_what_the_node_has_room_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(InFlight, "request_bytes", property(lambda self: self._request_max_bytes))
+
+
+@breaks("NodeInFlight", **OPERATED, limit_bytes=64 << 20)
+def what_had_no_answer_is_forgotten_by_the_node(patch: pytest.MonkeyPatch) -> None:
+    def failed(self: Sender, request: Request, failed: RequestFailed, now: float) -> None:
+        self.in_flight.node.take(self.in_flight, 1)
+        really(self, request, failed, now)
+
+    really = Sender._failed
+    patch.setattr(Sender, "_failed", failed)
+
+
+@breaks("flush", **OPERATED)
+def a_flush_counts_rows_that_had_ended_before_it(patch: pytest.MonkeyPatch) -> None:
+    def init(self: Flushing, frames: Iterable[Frame], done: Callable[[], object]) -> None:
+        really(self, frames, done)
+        self._ended = dict.fromkeys(Outcome, 0)
+
+    really = Flushing.__init__
+    patch.setattr(Flushing, "__init__", init)
+
+
+@breaks("flush", **OPERATED)
+def a_flush_waits_for_frames_that_came_later(patch: pytest.MonkeyPatch) -> None:
+    def finished(self: Flushing, frame: Frame) -> None:
+        if frame in self._frames and len(self._frames) > 1:
+            really(self, frame)
+
+    really = Flushing.finished
+    patch.setattr(Flushing, "finished", finished)
 
 
 @pytest.mark.parametrize(("plant", "law", "fixed"), PLANTS)

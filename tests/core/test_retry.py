@@ -137,6 +137,23 @@ def test_the_window_is_halved_by_a_time_out_and_grows_by_one_per_window_of_succe
 
 
 @pytest.mark.law("RetryPolicy")
+def test_other_limits_of_the_window_hold_at_once_and_leave_what_time_outs_have_taught() -> None:
+    window = grown_window()
+    window.set_limits(10, 5 << 20, 1 << 20)
+    assert (window.size, window.bytes) == (10, 5 << 20)
+    window.set_limits(40, 40 << 20, 1 << 20)
+    for _ in range(30):
+        window.answered(0.02, 6.0)
+    assert window.size == 40, "it doubles: no time-out has taught it otherwise"
+    window.timed_out()
+    window.set_limits(80, 80 << 20, 1 << 20)
+    assert window.size == 20
+    for _ in range(21):
+        window.answered(0.02, 6.0)
+    assert window.size in (20, 21), "one a window"
+
+
+@pytest.mark.law("RetryPolicy")
 def test_the_window_never_falls_below_one_request() -> None:
     window = InFlightWindow(24, 24 << 20, 1 << 20)
     for _ in range(50):

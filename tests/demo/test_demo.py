@@ -16,6 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from producerd.demo.children import Children
+from producerd.demo.scenario import MADE_UP
+from producerd.demo.stream import client
+from tests.daemon import until
+
 pytestmark = pytest.mark.spark
 
 
@@ -114,6 +119,33 @@ def test_as_it_is_without_options_in_less_than_a_minute(demo: Demo, aggregation:
     assert code == 0, "\n".join(lines)
     assert lines[-1].startswith(f"delivered {rows} of {rows} records, 0 missing, ")
     assert time.monotonic() - started < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [None, signal.SIGTERM])
+def test_an_endpoint_that_is_there_already_keeps_none_of_it(
+    demo: Demo, stop: signal.Signals | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its user's credentials, a stream is made there and deleted, also where the demo is interrupted."""
+    for name, value in MADE_UP.items():
+        monkeypatch.setenv(name, value)
+    with tempfile.TemporaryDirectory(prefix="k-") as logs, Children(Path(logs), os.environ) as children:
+        there = children.start("kinesis", ["-m", "producerd.demo.embedded_kinesis", "of-others", "1"])
+        url = f"http://127.0.0.1:{there.line(60)}"
+        with demo.start("--endpoint-url", url, "--records", "3000") as process:
+            assert process.stdout is not None
+            made = next(line for line in iter(process.stdout.readline, "") if line.startswith("making the stream "))
+            if stop is not None:
+                until(lambda: len(client(url).list_streams()["StreamNames"]) == 2)
+                process.send_signal(stop)
+            rest = process.communicate(timeout=150)[0]
+        assert process.returncode == (0 if stop is None else 128 + stop), rest
+        name = made.split()[3]
+        assert f"deleted the stream {name}" in rest
+        if stop is None:
+            assert "delivered 3000 of 3000 records, 0 missing, 0 duplicates" in rest
+        assert client(url).list_streams()["StreamNames"] == ["of-others"]
+    assert not demo.left()
 
 
 @pytest.mark.slow

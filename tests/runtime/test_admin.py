@@ -17,7 +17,7 @@ async def a_metric() -> bytes:
 async def test_ready_follows_the_daemon_and_metrics_are_what_is_rendered() -> None:
     is_ready = True
     async with (
-        admin.serve(("127.0.0.1", 0), render_metrics=a_metric, is_ready=lambda: is_ready) as (
+        admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, is_ready=lambda: is_ready) as (
             host,
             port,
         ),
@@ -38,7 +38,7 @@ async def test_ready_follows_the_daemon_and_metrics_are_what_is_rendered() -> No
 
 
 async def test_an_address_that_is_taken_is_a_configuration_error() -> None:
-    async with admin.serve(("127.0.0.1", 0), render_metrics=a_metric, is_ready=lambda: True) as taken:
+    async with admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, is_ready=lambda: True) as taken:
         with pytest.raises(ConfigurationError, match=f"metrics_listen = 127.0.0.1:{taken[1]}"):
-            async with admin.serve(taken, render_metrics=a_metric, is_ready=lambda: True):
+            async with admin.serve(taken, render_metrics=a_metric, render_page=str, is_ready=lambda: True):
                 pass

@@ -14,6 +14,7 @@ import pytest
 import producerd.runtime.dispatcher as module
 from producerd.config import StreamSettings
 from producerd.core import entries, intake, spans
+from producerd.core.budget import NodeInFlight
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed, parse_answer
 from producerd.core.frame import Frame
 from producerd.errors import Code, Outcome
@@ -53,6 +54,27 @@ class StandInKinesis:
 
     async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
         return RequestFailed("AccessDeniedException", "no", maybe_stored=False)
+
+
+class Holding(StandInKinesis):
+    """Answers each request when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs = True
+        self.waiting: list[asyncio.Event] = []
+
+    async def put_records(
+        self, address: Address, request: EncodedRequest, timeout_seconds: float
+    ) -> Answer | RequestFailed:
+        if self.hangs:
+            self.waiting.append(told := asyncio.Event())
+            await told.wait()
+        hangs, self.hangs = self.hangs, False
+        try:
+            return await super().put_records(address, request, timeout_seconds)
+        finally:
+            self.hangs = hangs
 
 
 class Bench:
@@ -238,6 +260,39 @@ async def test_a_transport_that_raises_fails_rows_and_not_the_daemon() -> None:
         await on.until_finished()
         on.assert_all_ended_once()
     assert {line.code for line in frame.result().codes} == {Code.INTERNAL}
+
+
+async def test_what_one_stream_has_on_its_way_holds_another_back_no_longer_than_that_lasts() -> None:
+    """Nobody but the dispatcher sees that: nothing else happens to the other one."""
+    node = NodeInFlight(400_000, 70_000)
+    kinesis, stopped = Holding(), asyncio.Event()
+    settings = StreamSettings(linger_seconds=0, request_max_bytes=65_536)
+    with ThreadPoolExecutor(1) as pool:
+        dispatcher = Dispatcher(lambda _: kinesis, pool, 1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(dispatcher.run(stopped))
+            await asyncio.sleep(0)
+            benches = [Bench(dispatcher, kinesis, stopped, {}) for _ in range(2)]
+            for on, name in zip(benches, ("first", "second"), strict=True):
+                on.stream = Stream(name, settings, 1 << 20, 10_000, in_flight=node)
+                on.stream.pipeline.shard_map_failed("AccessDeniedException", "no", 0.0)
+            first, second = benches
+            first.submit(rows(40, size=10_000))
+            await until_on_loop(lambda: len(kinesis.waiting) == 4)
+            second.submit(rows(40, size=10_000))
+            await until_on_loop(lambda: len(kinesis.waiting) == 5)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert second.stream.pipeline.requests_in_flight == 1, "its floor"
+            for _ in range(3):
+                kinesis.waiting.pop(0).set()  # the first one's
+            await until_on_loop(lambda: second.stream.pipeline.requests_in_flight > 1)
+            kinesis.hangs = False
+            for waiting in kinesis.waiting:
+                waiting.set()
+            await until_on_loop(lambda: first.stream.pipeline.idle and second.stream.pipeline.idle)
+            stopped.set()
+    assert node.used_bytes == 0
 
 
 async def test_an_owner_of_state_that_breaks_ends_the_dispatcher() -> None:

@@ -226,6 +226,7 @@ def test_rows_that_nobody_can_be_given_back_make_the_exit_code_1(kinesis: FakeKi
         running.signal()
         assert running.wait() == 1
         assert "stopped records_returned=0 records_without_a_caller_undelivered=1200" in running.log
+        assert "ERROR   producerd: records were lost: their callers had gone records=1200" in running.log
 
 
 def test_the_blocking_client_is_told_to_come_back(kinesis: FakeKinesis, server: FakeServer) -> None:

@@ -205,6 +205,7 @@ async def test_the_summary_has_what_a_producer_needs_to_know() -> None:
     assert summary.arn.endswith(":stream/flights")
     assert summary.max_record_bytes == 10_240 * 1024
     assert summary.record_distribution_strategy == "USER_PARTITION_KEY"
+    assert (summary.status, summary.mode, summary.kms_key) == ("ACTIVE", "PROVISIONED", "")
 
 
 async def test_a_stream_may_distribute_its_records_itself() -> None:

@@ -1,42 +1,66 @@
-"""Each message, ours or a library's, is one line on stderr, as text or as JSON."""
+"""Each message, ours or a library's, is one line on stderr, as text or as JSON; and nobody waits for its reader."""
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import contextlib
+import fcntl
 import json
 import logging
+import os
 import re
+import select
+import subprocess
+import sys
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import structlog
 
-from producerd.runtime import logs
+from producerd.config import load
+from producerd.errors import ConfigurationError
+from producerd.runtime import app, log_lines, logs
+from producerd.runtime.log_lines import LogLines
+from producerd.runtime.repeats import Repeats
+from producerd.testing import FakeKinesis
+from producerd.testing.fake_kinesis import FakeServer
+from tests.daemon import CREDENTIALS, PATIENCE_SECONDS, QUICK, ROOT, SERVICE_PYTHON, WireClient, directory, rows, until
+
+PIPE_BYTES: Final = 4_096
+"""The least that a pipe can hold."""
 
 
 @pytest.fixture(autouse=True)
 def _put_back() -> Iterator[None]:
     root = logging.getLogger()
-    before = root.handlers[:], root.level, {name: logging.getLogger(name).level for name in logs.LIBRARIES}
+    before = root.level, {name: logging.getLogger(name).level for name in logs.LIBRARIES}
     yield
-    root.handlers[:], level, levels = before
+    level, levels = before
     root.setLevel(level)
     for name, library_level in levels.items():
         logging.getLogger(name).setLevel(library_level)
-    logging.captureWarnings(False)
     structlog.reset_defaults()
 
 
-def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    captured = capsys.readouterr()
+def lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    """What was written since; of a log that runs no more."""
+    captured = capfd.readouterr()
     assert captured.out == ""
     return captured.err.splitlines()
 
 
-def test_text_has_time_level_logger_event_and_values(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("info", "text")
-    logs.get_logger("producerd.gate").warning("caller blocked", stream="flights", queue=20_000, reason="queue full")
-    (line,) = lines(capsys)
+# ---- lines
+
+
+def test_text_has_time_level_logger_event_and_values(capfd: pytest.CaptureFixture[str]) -> None:
+    with logs.running("info", "text"):
+        logs.get_logger("producerd.gate").warning("caller blocked", stream="flights", queue=20_000, reason="queue full")
+    (line,) = lines(capfd)
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z WARNING producerd\.gate: caller blocked "
         r'stream=flights queue=20000 reason="queue full"',
@@ -44,10 +68,10 @@ def test_text_has_time_level_logger_event_and_values(capsys: pytest.CaptureFixtu
     )
 
 
-def test_json_has_the_same_as_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("info", "json")
-    logs.get_logger("producerd.gate").info("caller blocked", stream="flights", queue=7, who=object)
-    (line,) = lines(capsys)
+def test_json_has_the_same_as_one_object(capfd: pytest.CaptureFixture[str]) -> None:
+    with logs.running("info", "json"):
+        logs.get_logger("producerd.gate").info("caller blocked", stream="flights", queue=7, who=object)
+    (line,) = lines(capfd)
     read = json.loads(line)
     assert list(read)[:4] == ["timestamp", "level", "logger", "event"]
     assert read["timestamp"].endswith("Z")
@@ -55,66 +79,542 @@ def test_json_has_the_same_as_one_object(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_library_comes_out_of_the_same_renderer(capsys: pytest.CaptureFixture[str], form: logs.Format) -> None:
-    logs.configure("info", form)
-    logging.getLogger("aiohttp.access").warning("%s took %d ms", "GET", 7)
-    (line,) = lines(capsys)
+def test_a_library_comes_out_of_the_same_renderer(capfd: pytest.CaptureFixture[str], form: logs.Format) -> None:
+    with logs.running("info", form):
+        logging.getLogger("aiohttp.access").warning("%s took %d ms", "GET", 7)
+    (line,) = lines(capfd)
     if form == "json":
         assert json.loads(line)["event"] == "GET took 7 ms"
     else:
         assert line.endswith("Z WARNING aiohttp.access: GET took 7 ms")
 
 
-def test_messages_below_the_level_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("warning", "text")
-    log = logs.get_logger("x")
-    log.info("no")
-    log.warning("yes")
-    assert len(lines(capsys)) == 1
+def test_a_text_with_a_line_break_cannot_look_like_two_messages(capfd: pytest.CaptureFixture[str]) -> None:
+    with logs.running("info", "text"):
+        logs.get_logger("x").info("first\nERROR second", client="a\nb")
+    (line,) = lines(capfd)
+    assert line.endswith(r'first\nERROR second client="a\nb"')
 
 
-def test_a_logger_made_before_follows_the_newest_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    log = logs.get_logger("x")
-    logs.configure("error", "text")
-    log.info("no")
-    logs.configure("debug", "json")
-    log.debug("yes")
-    (line,) = lines(capsys)
-    assert json.loads(line)["event"] == "yes"
+def test_warnings_are_messages(capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with logs.running("info", "text"):
+            warnings.warn("old", DeprecationWarning, stacklevel=1)
+    assert "DeprecationWarning: old" in lines(capfd)[0]
 
 
-def test_at_debug_aws_still_writes_no_requests(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("debug", "text")
-    logging.getLogger("botocore.auth").debug("StringToSign ... x-amz-security-token")
-    logging.getLogger("botocore.credentials").info("Found credentials")
-    logs.configure("info", "text")
-    logging.getLogger("botocore.credentials").info("Found credentials")
-    (line,) = lines(capsys)
+def test_a_line_says_what_was_so_when_it_was_logged(capfd: pytest.CaptureFixture[str]) -> None:
+    shards = ["shardId-0"]
+    with logs.running("info", "json"):
+        logs.get_logger("x").info("shards", shards=shards)
+        logging.getLogger("y").info("%s", shards)
+        shards.clear()
+    assert [json.loads(line).get("shards", "shardId-0") for line in lines(capfd)] == [["shardId-0"], "shardId-0"]
+
+
+class Unspeakable:
+    def __str__(self) -> str:
+        raise ValueError("s3cret")
+
+
+def test_a_message_that_cannot_be_rendered_ends_nothing_and_says_whose_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    with logs.running("info", "text"):
+        logs.get_logger("x").info("what", value=Unspeakable())
+        logging.getLogger("y").info("%d rows", "s3cret")
+    told = lines(capfd)
+    assert [line.partition(" ")[2] for line in told] == [
+        "ERROR   producerd: a message could not be rendered of=x",
+        "ERROR   producerd: a message could not be rendered of=y",
+    ]
+
+
+def test_what_unicode_cannot_say_is_written_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
+    with logs.running("info", "text"):
+        logs.get_logger("x").info("no directory", path="/tmp/\udcff")
+    (line,) = lines(capfd)
+    assert line.endswith('path="/tmp/\\udcff"')
+
+
+# ---- what is never told
+
+
+def test_at_debug_aws_still_writes_no_requests(capfd: pytest.CaptureFixture[str]) -> None:
+    with logs.running("debug", "text"):
+        logging.getLogger("botocore.auth").debug("StringToSign ... x-amz-security-token")
+        logging.getLogger("botocore.credentials").info("Found credentials")
+    with logs.running("info", "text"):
+        logging.getLogger("botocore.credentials").info("Found credentials")
+    (line,) = lines(capfd)
     assert line.endswith("Found credentials")
 
 
-def test_a_traceback_is_told_without_the_values_of_variables(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("info", "text")
+def test_a_traceback_is_told_without_the_values_of_variables(capfd: pytest.CaptureFixture[str]) -> None:
     payload = "customer's " + "data"
-    try:
-        raise RuntimeError("it broke")
-    except RuntimeError:
-        logs.get_logger("x").exception("job failed")
-    text = "\n".join(lines(capsys))
+    with logs.running("info", "text"):
+        try:
+            raise RuntimeError("it broke")
+        except RuntimeError:
+            logs.get_logger("x").exception("job failed")
+    text = "\n".join(lines(capfd))
     assert "RuntimeError: it broke" in text
     assert payload not in text
 
 
-def test_a_text_with_a_line_break_cannot_look_like_two_messages(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("info", "text")
-    logs.get_logger("x").info("first\nERROR second", client="a\nb")
-    (line,) = lines(capsys)
-    assert line.endswith(r'first\nERROR second client="a\nb"')
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_where_an_exception_may_quote_a_row_its_words_are_left_out(
+    capfd: pytest.CaptureFixture[str], form: logs.Format
+) -> None:
+    key = b"s3" + b"cret"
+    with logs.running("info", form):
+        try:
+            int(key)
+        except ValueError:
+            logs.get_logger("x").exception("a job could not be sorted", stream="flights", exc_text=False)
+    text = "\n".join(lines(capfd))
+    assert "ValueError" in text
+    assert "int(key)" in text
+    assert "s3cret" not in text
+    assert "exc_text" not in text
 
 
-def test_warnings_are_messages(capsys: pytest.CaptureFixture[str]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        logs.configure("info", "text")
-        warnings.warn("old", DeprecationWarning, stacklevel=1)
-    assert "DeprecationWarning: old" in lines(capsys)[0]
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("key", ["s3cret", "s3cret' s3cret", "it's s3cret"])
+def test_a_key_that_the_service_quotes_is_left_out(
+    capfd: pytest.CaptureFixture[str], form: logs.Format, key: str
+) -> None:
+    said = f"Value '{key}' at 'records.1.member.partitionKey' failed to satisfy constraint"
+    with logs.running("info", form):
+        logs.get_logger("x").warning("stream looks refused", message=f"2 validation errors detected: {said}; {said}")
+    (line,) = lines(capfd)
+    assert line.count("at 'records.1.member.partitionKey' failed to satisfy constraint") == 2
+    assert "s3cret" not in line
+
+
+# ---- what is told at all
+
+RUNTIME: Final = ROOT / "producerd" / "runtime"
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Every call of a name, or of a name's attribute, in the runtime's source: ``name`` or ``name.attribute``."""
+    for path in RUNTIME.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+                yield ast.unparse(node.func), node
+
+
+def events() -> Iterator[tuple[str, str]]:
+    """Level and event of each WARNING and ERROR."""
+    for called, call in calls():
+        if called in ("log.warning", "log.error", "log.exception"):
+            yield "WARNING" if called == "log.warning" else "ERROR", ast.literal_eval(call.args[0])
+        elif called == "Outage":
+            yield "WARNING", f"{ast.literal_eval(call.args[0])} failed"
+        elif (
+            called == "self.note"
+            and isinstance(call.args[1], ast.Attribute)
+            and call.args[1].attr in ("WARNING", "ERROR")
+        ):
+            yield ast.unparse(call.args[1]).removeprefix("logging."), ast.literal_eval(call.args[0])
+
+
+def test_the_documents_tell_what_to_do_about_each_warning_and_error() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    told = re.findall(r"^\| (ERROR|WARNING) \| `([^`]+)` \| .+ \| .+ \|$", page, flags=re.MULTILINE)
+    assert len(told) > 20
+    assert sorted(told) == sorted(set(events()))
+
+
+def test_every_event_is_a_constant_text_with_values_that_have_names() -> None:
+    """But for `Outage`'s, whose names are constants."""
+    events = [
+        call.args for called, call in calls() if re.fullmatch(r"log\.(debug|info|warning|error|exception)", called)
+    ]
+    assert len(events) > 20
+    others = [ast.unparse(event[0]) for event in events if len(event) != 1 or not isinstance(event[0], ast.Constant)]
+    assert others == ["self._ends"]
+
+
+def test_wherever_work_on_rows_may_raise_the_exceptions_words_are_left_out() -> None:
+    """What the owners of state raise, which ends the daemon, is told whole: they see no row."""
+    exceptions = [call for called, call in calls() if called == "log.exception"]
+    assert len(exceptions) > 3
+    told_whole = [ast.literal_eval(c.args[0]) for c in exceptions if "exc_text=False" not in ast.unparse(c)]
+    assert told_whole == ["the daemon has failed"]
+
+
+# ---- repeats
+
+
+def repeated(line: str) -> tuple[str, int | None]:
+    """A line of JSON: its event, and how many like it were held back."""
+    read = json.loads(line)
+    return read["event"], read.get("repeated")
+
+
+def test_the_same_message_is_written_a_few_times_and_then_counted(capfd: pytest.CaptureFixture[str]) -> None:
+    with logs.running("info", "json"):
+        log = logs.get_logger("x")
+        for number in range(1_000):
+            log.warning("caller blocked", stream="flights", session=number)
+        log.warning("caller blocked", stream="clicks", session=0)
+    *first, other, count = lines(capfd)
+    assert [json.loads(line)["session"] for line in first] == [0, 1, 2, 3, 4]
+    assert json.loads(other)["stream"] == "clicks"
+    told = json.loads(count)
+    del told["timestamp"]
+    assert told == {
+        "level": "warning", "logger": "x", "event": "caller blocked", "stream": "flights", "repeated": 995,
+    }  # fmt: skip
+
+
+def test_of_libraries_the_template_is_what_repeats_and_tracebacks_are_no_difference(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with logs.running("info", "json"):
+        for number in range(7):
+            logging.getLogger("aiohttp.client").warning("%s took %d ms", "GET", number)
+            try:
+                raise RuntimeError(number)
+            except RuntimeError:
+                logs.get_logger("x").exception("job failed")
+    told = [repeated(line) for line in lines(capfd)]
+    assert told[-2:] == [("%s took %d ms", 2), ("job failed", 2)]
+    assert len(told) == 2 * 5 + 2
+
+
+def test_who_asks_for_debug_has_all_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    with logs.running("debug", "json"):
+        for number in range(100):
+            logs.get_logger("x").debug("session opened", session=number)
+    assert [json.loads(line)["session"] for line in lines(capfd)] == list(range(100))
+
+
+class Reader:
+    """The other end of stderr: a pipe that holds little, and is read when somebody asks."""
+
+    def __init__(self) -> None:
+        self.end, self.descriptor = os.pipe()
+        fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._left = b""
+
+    def line(self) -> str:
+        """The next one, waited for."""
+        while b"\n" not in self._left:
+            assert select.select([self.end], [], [], PATIENCE_SECONDS)[0], "nothing more came"
+            data = os.read(self.end, 65_536)
+            assert data, f"the end, after {self._left!r}"
+            self._left += data
+        line, _, self._left = self._left.partition(b"\n")
+        return line.decode()
+
+    def close(self) -> None:
+        os.close(self.end)
+        for thread in threading.enumerate():
+            if thread.name == "producerd-log":  # else its next line might go to who has the descriptor's number then
+                thread.join(PATIENCE_SECONDS)
+        os.close(self.descriptor)
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    reader = Reader()
+    yield reader
+    reader.close()
+
+
+def full(reader: Reader) -> bool:
+    return not select.select([], [reader.descriptor], [], 0)[1]
+
+
+@contextlib.contextmanager
+def writing(reader: Reader, *arguments: Any) -> Iterator[logging.Logger]:
+    """A logger whose lines go to that reader."""
+    log = logging.Logger("x")
+    handler = LogLines(reader.descriptor, *arguments)
+    handler.setFormatter(Formatter())
+    log.addHandler(handler)
+    try:
+        yield log
+    finally:
+        handler.close()
+
+
+class Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        values = getattr(record, log_lines.VALUES, {})
+        return " ".join([super().format(record), *(f"{key}={value}" for key, value in values.items())])
+
+
+def test_a_count_is_told_at_the_end_of_its_window_though_nothing_else_is_logged(reader: Reader) -> None:
+    with writing(reader, Repeats(1, within_seconds=0.05)) as log:
+        for _ in range(3):
+            log.warning("slow")
+        assert [reader.line(), reader.line()] == ["slow", "slow repeated=2"]
+
+
+def test_the_next_message_of_its_kind_tells_the_count(reader: Reader) -> None:
+    now = 0.0
+    with writing(reader, Repeats(1), lambda: now) as log:
+        log.warning("slow")
+        log.warning("slow")
+        now = 60.0
+        log.warning("slow")
+        assert [reader.line(), reader.line()] == ["slow", "slow repeated=1"]
+
+
+# ---- nobody reads
+
+
+def test_who_logs_does_not_wait_for_a_reader_and_what_was_dropped_is_told(reader: Reader) -> None:
+    with writing(reader) as log:
+        line = "x" * 1_000
+        for number in range(3_000):
+            log.debug("%d %s", number, line)
+        log.warning("lost, too")
+        numbers = []
+        while (read := reader.line()).endswith(line):
+            numbers.append(int(read.split()[0]))
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) * 1_000 < log_lines.MAX_HELD_BYTES + 2 * PIPE_BYTES
+        assert read == f"log lines were dropped lines={3_001 - len(numbers)}"
+        log.warning("read again")
+        assert reader.line() == "read again"
+
+
+def test_the_end_does_not_wait_for_ever(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "LAST_LINES_SECONDS", 0.05)
+    with writing(reader) as log:
+        for _ in range(100):
+            log.debug("x" * 100)
+    assert full(reader)
+
+
+def test_the_last_lines_are_written_before_the_end(reader: Reader) -> None:
+    with writing(reader) as log:
+        log.debug("x" * 2 * PIPE_BYTES)
+        log.error("last")
+        reading = threading.Timer(0.05, reader.line)
+        reading.start()
+    reading.join()
+    assert reader.line() == "last"
+
+
+def test_a_pipe_that_somebody_has_made_non_blocking_loses_nothing(reader: Reader) -> None:
+    os.set_blocking(reader.descriptor, False)
+    with writing(reader) as log:
+        for number in range(100):
+            log.debug("%d %s", number, "x" * 200)
+        until(lambda: full(reader))
+        assert [int(reader.line().split()[0]) for _ in range(100)] == list(range(100))
+
+
+def test_without_a_reader_or_room_on_the_disk_it_goes_on_and_says_so_later(reader: Reader, tmp_path: Path) -> None:
+    device = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(device, reader.descriptor)
+    os.close(device)
+    with writing(reader) as log:
+        handler = log.handlers[0]
+        for _ in range(3):
+            log.debug("lost")
+        until(lambda: handler._dropped == 3)  # type: ignore[attr-defined]
+        file = tmp_path / "log"
+        with file.open("wb") as mended:
+            os.dup2(mended.fileno(), reader.descriptor)
+        log.debug("read")
+        until(lambda: file.read_text().splitlines() == ["read", "log lines were dropped lines=3"])
+
+
+def test_with_stderr_closed_nothing_is_written_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with logs.running("info", "text"):
+        logs.get_logger("x").error("nobody hears this")
+
+
+def test_a_daemon_whose_log_nobody_reads_goes_on_serving_and_ends_when_it_is_told(
+    kinesis: FakeKinesis, server: FakeServer, reader: Reader
+) -> None:
+    with directory() as path:
+        settings = {**QUICK, "socket": path / "daemon.sock", "metrics_listen": "", "endpoint_url": server.url}
+        settings["log_level"] = "debug"
+        process = subprocess.Popen(
+            [SERVICE_PYTHON, "-m", "producerd", "serve", *(f"--set={key}={value}" for key, value in settings.items())],
+            cwd=ROOT,
+            env={"PATH": os.environ["PATH"], "HOME": str(path), **CREDENTIALS},
+            stderr=reader.descriptor,
+        )
+        try:
+            assert until(lambda: process.poll() is not None or " serving " in reader.line(), seconds=60.0)
+            for number in range(60):
+                with WireClient(path / "daemon.sock").hello(client=f"client {number} {'x' * 100}") as client:
+                    client.open()
+                    client.put(rows(1))
+                    assert client.acks()[0].stored == 1
+            assert full(reader)
+            process.terminate()
+            assert process.wait(PATIENCE_SECONDS) == 0
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+# ---- the end
+
+
+CONFIG: Final = ["region=us-east-1", "log_format=json"]
+
+
+def test_an_exception_that_ends_the_daemon_is_its_last_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise RuntimeError("half settled")
+
+    monkeypatch.setattr(app, "_run", fail)
+    assert app.run(load(None, CONFIG), load) == 1
+    (line,) = lines(capfd)
+    told = json.loads(line)
+    assert (told["level"], told["event"]) == ("error", "the daemon has failed")
+    assert "RuntimeError: half settled" in told["exception"]
+
+
+def test_a_configuration_error_is_left_to_the_command_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        logs.get_logger("x").info("before")
+        raise ConfigurationError(["no"])
+
+    monkeypatch.setattr(app, "_run", refuse)
+    with pytest.raises(ConfigurationError):
+        app.run(load(None, CONFIG), load)
+    (line,) = lines(capfd)
+    assert json.loads(line)["event"] == "before"
+
+
+# ---- levels
+
+
+class Timers:
+    """The loop's time, as far as it goes on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: dict[Timers.Timer, None] = {}
+
+    class Timer:
+        def __init__(self, of: Timers, at: float, call: Callable[[], None]) -> None:
+            self.of, self.at, self.call = of, at, call
+
+        def cancel(self) -> None:
+            self.of.timers.pop(self, None)
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> Timer:
+        timer = self.Timer(self, self.now + seconds, call)
+        self.timers[timer] = None
+        return timer
+
+    def go_on(self, seconds: float) -> None:
+        self.now += seconds
+        for timer in [timer for timer in self.timers if timer.at <= self.now]:
+            del self.timers[timer]
+            timer.call()
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
+    timers = Timers()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: timers)
+    return timers
+
+
+def test_messages_below_the_level_are_not_written(capfd: pytest.CaptureFixture[str]) -> None:
+    with logs.running("warning", "text"):
+        log = logs.get_logger("x")
+        log.info("no")
+        log.warning("yes")
+    assert len(lines(capfd)) == 1
+
+
+def test_a_logger_made_before_follows_the_newest_configuration(capfd: pytest.CaptureFixture[str]) -> None:
+    log = logs.get_logger("x")
+    with logs.running("error", "text"):
+        log.info("no")
+    with logs.running("debug", "json"):
+        log.debug("yes")
+    (line,) = lines(capfd)
+    assert json.loads(line)["event"] == "yes"
+
+
+def test_another_level_holds_for_its_period_and_each_change_is_told(
+    capfd: pytest.CaptureFixture[str], timers: Timers
+) -> None:
+    with logs.running("error", "json"):
+        log = logs.get_logger("x")
+        log.debug("before")
+        logs.set_level("debug", 600.0)
+        assert logs.level() == "debug"
+        log.debug("within")
+        timers.go_on(599.0)
+        assert logs.level() == "debug"
+        timers.go_on(1.0)
+        assert logs.level() == "error"
+        log.debug("after")
+    changed, within, back = [json.loads(line) for line in lines(capfd)]
+    assert (changed["event"], changed["to"], changed["before"]) == ("log level changed", "debug", "error")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", changed["until"])
+    assert within["event"] == "within"
+    assert (back["event"], back["to"], back["before"]) == ("log level changed", "error", "debug")
+
+
+def test_each_change_is_told_however_many_there_are(capfd: pytest.CaptureFixture[str]) -> None:
+    with logs.running("error", "json"):
+        for level in ("warning", "error") * 10:
+            logs.set_level(level)
+    assert len(lines(capfd)) == 20
+
+
+def test_a_new_call_takes_the_place_of_the_last_one(timers: Timers) -> None:
+    with logs.running("info", "text"):
+        logs.set_level("debug", 600.0)
+        logs.set_level("warning", 900.0)
+        timers.go_on(600.0)
+        assert logs.level() == "warning"
+        timers.go_on(300.0)
+        assert logs.level() == "info"
+        logs.set_level("debug", 600.0)
+        logs.set_level("error")
+        timers.go_on(600.0)
+        assert logs.level() == "error"
+
+
+def test_a_reload_within_a_period_takes_effect_at_its_end(timers: Timers) -> None:
+    with logs.running("info", "text"):
+        logs.set_level("debug", 600.0)
+        logs.reconfigure("warning")
+        assert logs.level() == "debug"
+        timers.go_on(600.0)
+        assert logs.level() == "warning"
+
+
+def test_a_reload_without_a_period_takes_effect_if_it_says_something_new() -> None:
+    with logs.running("info", "text"):
+        logs.set_level("debug")
+        logs.reconfigure("info")
+        assert logs.level() == "debug"
+        logs.reconfigure("warning")
+        assert logs.level() == "warning"
+
+
+def test_libraries_follow_a_level_as_they_follow_the_configured_one(timers: Timers) -> None:
+    with logs.running("info", "text"):
+        botocore = logging.getLogger("botocore")
+        levels = [botocore.level]
+        for level in ("debug", "error"):
+            logs.set_level(level, 600.0)
+            levels.append(botocore.level)
+        timers.go_on(600.0)
+        levels.append(botocore.level)
+    assert levels == [logging.WARNING, logging.INFO, logging.ERROR, logging.WARNING]

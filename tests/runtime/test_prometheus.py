@@ -31,6 +31,7 @@ SCRAPE: Final = ROOT / "deploy/prometheus/scrape.yml"
 ALERTS: Final = re.findall(r"^ +- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
 OPERATIONS: Final = (ROOT / "docs/operations.md").read_text()
 
+pytestmark = pytest.mark.system
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
 

@@ -103,7 +103,7 @@ def calls_of_frames(endpoint: str, aggregation: str, sizes: dict[int, int], path
         thread = threading.Thread(target=drive, args=(asyncio.get_running_loop(),))
         thread.start()
         try:
-            return await Daemon(config).run()
+            return await Daemon(config, lambda: config).run()
         finally:
             thread.join()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,12 +12,15 @@ import structlog
 
 import producerd.runtime.session as module
 from producerd.config import StreamSettings
+from producerd.core.spans import sort_rows
 from producerd.errors import Code, Refused
 from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.stream import Stream
+from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import frames
 from producerd.wire.columns import Columns
-from tests.daemon import one, rows, until_on_loop
+from spark_client import KinesisClient
+from tests.daemon import PATIENCE_SECONDS, daemon, one, rows, until_on_loop
 
 pytestmark = pytest.mark.law("Session")
 RULES = SessionRules(
@@ -80,12 +84,12 @@ class StandInTransport(asyncio.Transport):
 class StandInHost:
     """One stream, which nothing is ever sent from."""
 
-    def __init__(self, queue_limit: int = 10) -> None:
+    def __init__(self, queue_limit: int = 10, **changed: Any) -> None:
         self.rules = RULES
         self.full = False
         self.gone: list[Session] = []
         self.failures: list[Exception] = []
-        settings = StreamSettings(queue_limit=queue_limit)
+        settings = StreamSettings(queue_limit=queue_limit, **changed)
         self.stream = Stream("flights", settings, RULES.max_frame_bytes, RULES.max_frame_records)
 
     def open_stream(self, name: str) -> Stream:
@@ -273,6 +277,80 @@ async def test_the_end_of_a_session_leaves_nothing_of_it(cut: int) -> None:
     assert host.stream.budget.used_records == 1
     other.connection_lost(None)
     assert (host.stream.budget.used_records, host.stream.budget.used_bytes) == (0, 0)
+
+
+WINDOW = replace(RULES, window_bytes=200_000, max_frame_bytes=50_000)
+
+
+@pytest.mark.law("AdmissionGate")
+@pytest.mark.parametrize(("frames_", "size"), [(4, 10), (3, 52_000)], ids=["frames", "bytes"])
+async def test_a_full_window_sends_what_of_it_lingers_and_no_other(frames_: int, size: int) -> None:
+    """Its client withholds what it has, and nothing else would press."""
+    host = StandInHost(1_000, linger_seconds=3_600)
+    host.rules = WINDOW
+    pipeline = host.stream.pipeline
+    pipeline.shard_map_failed("AccessDeniedException", "no", 0.0)  # nobody waits for it
+    session, _ = opened(host)
+    other, _ = opened(host)
+    tell(other, reserve(1, one()) + body(1, one()))
+    for number in range(1, frames_ + 1):
+        host.stream.settle(1.0)
+        assert pipeline.take_job(1.0) is None, f"before frame {number}"
+        frame = rows(1, size=size)
+        tell(session, reserve(number, frame))
+        tell(session, body(number, frame))
+    host.stream.settle(1.0)
+    assert pipeline.stats.flushes == {"pressure": 1}
+    job = pipeline.take_job(1.0)
+    assert job is not None
+    assert len(job.frames) == frames_ + 1
+    tell(other, reserve(2, one()) + body(2, one()))
+    pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+    while pipeline.take_request(1.0) is not None:
+        pass
+    host.stream.settle(1.0)
+    assert pipeline.take_job(1.0) is None, "none of its own lingers"
+    session.connection_lost(None)
+    assert not host.stream.gate.withholding
+    other.connection_lost(None)
+
+
+@pytest.mark.law("AdmissionGate")
+async def test_a_window_that_has_room_again_presses_no_more() -> None:
+    host = StandInHost(1_000, linger_seconds=3_600)
+    host.rules = WINDOW
+    session, _ = opened(host)
+    for number in range(1, 5):
+        tell(session, reserve(number, one()))
+        tell(session, body(number, one()))
+    assert host.stream.gate.withholding
+    host.stream.pipeline.abandon()
+    host.stream.settle(1.0)
+    assert not host.stream.gate.withholding
+    tell(session, reserve(5, one()))
+    tell(session, body(5, one()))
+    host.stream.settle(1.0)
+    assert host.stream.pipeline.take_job(1.0) is None
+    session.connection_lost(None)
+
+
+@pytest.mark.law("AdmissionGate")
+def test_more_puts_than_a_window_holds_do_not_wait_for_what_lingers(server: FakeServer) -> None:
+    with daemon(server.url, linger_seconds=3_600) as running:
+        client = KinesisClient("flights", socket=str(running.socket))
+        for place in range(2 * 64 + 1):
+            client.put(b"%d" % place, timeout_seconds=PATIENCE_SECONDS)
+        client.close(PATIENCE_SECONDS)
+
+
+@pytest.mark.law("AdmissionGate")
+def test_a_record_larger_than_what_is_left_of_the_window_does_not_wait_for_what_lingers(server: FakeServer) -> None:
+    """The daemon cannot know that it is there: the client asks."""
+    with daemon(server.url, linger_seconds=3_600, session_window_bytes="1 MiB", max_frame_bytes="64 KiB") as running:
+        client = KinesisClient("flights", socket=str(running.socket))
+        client.put(b"x" * 300_000, timeout_seconds=PATIENCE_SECONDS)
+        client.put(b"y" * 900_000, timeout_seconds=PATIENCE_SECONDS)
+        client.close(PATIENCE_SECONDS)
 
 
 async def test_a_stream_is_open_once_in_a_session() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import pytest
 import structlog
 
 from producerd.config import StreamSettings
 from producerd.core import intake
+from producerd.core.budget import NodeBudget, QueueBudget
 from producerd.core.frame import Frame
 from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
 from producerd.core.spans import sort_rows
+from producerd.errors import Code
 from producerd.runtime.gate import Refusal, Ticket
 from producerd.runtime.stream import Stream
 from producerd.wire import columns
@@ -20,6 +24,10 @@ from tests.daemon import rows
 class Owner:
     """A caller that takes whatever it is told."""
 
+    def __init__(self) -> None:
+        self.grants = 0
+        self.refusals: list[str] = []
+
     def finished(self, frame: Frame) -> None:
         pass
 
@@ -27,15 +35,15 @@ class Owner:
         return True
 
     def granted(self, ticket: Ticket) -> None:
-        pass
+        self.grants += 1
 
     def refused(self, ticket: Ticket, refusal: Refusal) -> None:
-        pass
+        self.refusals.append(refusal.code)
 
 
-def with_a_frame(records: int = 100, **settings: Any) -> tuple[Stream, Owner]:
+def with_a_frame(records: int = 100, *, node: NodeBudget | None = None, **settings: Any) -> tuple[Stream, Owner]:
     """A stream whose rows nobody sends, since the time 0."""
-    stream, owner = Stream("flights", StreamSettings(**settings), 1 << 20, 10_000), Owner()
+    stream, owner = Stream("flights", StreamSettings(**settings), 1 << 20, 10_000, node), Owner()
     stream.pipeline.set_shard_map(ShardMap([Shard("shard-0", 0, MAX_HASH_KEY)]), 0.0)
     frame = rows(records)
     parts = b"".join((frame.body_prefix(1), *map(bytes, frame.parts)))
@@ -92,3 +100,142 @@ def test_rows_that_flow_are_not_told() -> None:
     stream.pipeline.abandon()
     assert not told_at(stream, [31.0, 400.0])
     assert stream.pipeline.oldest_seconds(400.0) == 0.0
+
+
+# ---- what holds a caller
+
+
+def test_a_caller_that_waits_only_for_the_nodes_limit_has_a_cause_of_its_own() -> None:
+    node = NodeBudget(100_000, 1_000)
+    stream, owner = with_a_frame(node=node)
+    other = QueueBudget(10**6, 10**6, node)
+    other.take(1, 100_000 - node.used_bytes)
+    member = stream.gate.join(owner)
+    ticket = stream.gate.ask(member, 2, rows(50).layout, 10.0)
+    stream.settle(10.0)
+    stream.settle(12.0)
+    assert stream.cause_seconds["node_limit"] == 2.0
+    assert "node_queue_limit_bytes = 100,000" in stream.describe(12.0)
+    assert stream.status(12.0)["cause"] == "node_limit"
+    other.release(0, 50_000)
+    stream.settle(13.0)
+    assert owner.grants == 1
+    assert stream.cause_seconds["node_limit"] == 3.0
+    stream.gate.cancel(ticket, 13.0)
+    stream.settle(14.0)
+    assert (stream.cause_seconds["node_limit"], stream.status(14.0)["cause"]) == (3.0, "daemon")
+
+
+def test_a_stream_without_a_row_waits_for_the_node_too() -> None:
+    node = NodeBudget(100_000, 1_000)
+    stream, owner = Stream("flights", StreamSettings(), 1 << 20, 10_000, node), Owner()
+    QueueBudget(10**6, 10**6, node).take(1, 100_000)
+    stream.gate.ask(stream.gate.join(owner), 1, rows(50).layout, 0.0)
+    stream.settle(0.0)
+    stream.settle(5.0)
+    assert stream.cause_seconds == {"daemon": 0.0, "node_limit": 5.0}
+    assert stream.status(5.0)["cause"] == "node_limit"
+
+
+def test_a_paused_stream_lets_callers_in_until_it_is_full_and_says_why_they_wait() -> None:
+    stream, owner = with_a_frame(queue_limit=200)
+    stream.settle(1.0)
+    with structlog.testing.capture_logs() as log:
+        stream.pause(1.0)
+        stream.pause(1.0)
+    member = stream.gate.join(owner)
+    stream.gate.received(stream.gate.ask(member, 2, rows(50).layout, 1.0))
+    stream.gate.ask(member, 3, rows(100).layout, 1.0)
+    assert owner.grants == 1
+    stream.settle(1.0)
+    stream.settle(4.0)
+    assert stream.pipeline.take_request(4.0) is None
+    assert stream.cause_seconds["paused"] == 3.0
+    assert "paused by the operator: producerctl resume flights" in stream.describe(4.0)
+    status = stream.status(4.0)
+    assert (status["paused"], status["cause"]) == (True, "paused")
+    with structlog.testing.capture_logs() as later:
+        stream.resume(4.0)
+        stream.resume(4.0)
+    assert [(line["event"], line["log_level"]) for line in (*log, *later)] == [
+        ("stream paused", "info"),
+        ("stream resumed", "info"),
+    ]
+    assert stream.status(4.0)["paused"] is False
+    stream.settle(5.0)
+    assert stream.cause_seconds["paused"] == 3.0
+
+
+# ---- other settings
+
+
+@pytest.mark.law("QueueBudget")
+@pytest.mark.law("AdmissionGate")
+def test_after_a_reload_whoever_fits_is_let_in_at_once_and_whoever_never_will_is_told() -> None:
+    stream, owner = with_a_frame(queue_limit=300)
+    member = stream.gate.join(owner)
+    stream.gate.ask(member, 2, rows(150).layout, 1.0)
+    assert owner.grants == 1
+    stream.gate.ask(member, 3, rows(100).layout, 1.0)
+    assert (owner.grants, owner.refusals) == (1, [])
+    stream.reload(StreamSettings(queue_limit=180, linger_seconds=7), 2.0)
+    assert (owner.grants, owner.refusals) == (1, [Code.TOO_LARGE])
+    assert stream.pipeline.rules.linger_seconds == 7
+    stream.gate.ask(member, 4, rows(80).layout, 2.0)
+    stream.settle(2.5)
+    assert (owner.grants, stream.budget.used_records) == (1, 250)
+    stream.reload(StreamSettings(queue_limit=400), 3.0)
+    assert owner.grants == 2
+    assert stream.status(3.0)["queue_limit_records"] == 400
+
+
+def test_a_reload_that_changes_how_records_are_packed_is_refused() -> None:
+    stream, _ = with_a_frame()
+    with pytest.raises(AssertionError, match="made for these"):
+        stream.reload(StreamSettings(aggregation="kpl"), 1.0)
+
+
+# ---- flushed, idle
+
+
+async def test_a_flush_is_done_when_the_last_row_that_was_there_has_ended() -> None:
+    stream, owner = with_a_frame(linger_seconds=3_600)
+    flushing = stream.flush_all(1.0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await flushing.done.wait()
+    assert flushing.told() | {"records": 100, "open": 100} == flushing.told()
+    job = stream.pipeline.take_job(1.0)
+    assert job is not None, "it lingers no more"
+    stream.pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+    stream.pipeline.discard(owner)
+    await flushing.done.wait()
+    assert flushing.told() | {"records": 100, "discarded": 100, "open": 0} == flushing.told()
+    assert stream.flush_all(1.0).done.is_set(), "where nothing is"
+
+
+def test_a_stream_is_idle_since_it_has_neither_a_session_nor_a_row() -> None:
+    stream, owner = with_a_frame()
+
+    def since() -> float | None:
+        return stream.idle_since
+
+    stream.settle(1.0)
+    assert since() is None
+    member = stream.gate.join(owner)
+    stream.pipeline.discard(owner)
+    stream.settle(2.0)
+    assert since() is None, "a session has it open"
+    stream.gate.leave(member, 3.0)
+    stream.settle(3.0)
+    stream.settle(9.0)
+    assert since() == 3.0
+    stream.pause(9.0)
+    assert since() is None, "it would forget its pause"
+    stream.resume(9.0)
+    again = stream.gate.join(owner)
+    assert since() is None, "nobody has looked yet"
+    stream.settle(10.0)
+    stream.gate.leave(again, 11.0)
+    stream.settle(11.0)
+    assert since() == 11.0

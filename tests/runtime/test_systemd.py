@@ -279,6 +279,7 @@ class Activated(DaemonProcess):
             self.process.wait()
 
 
+@pytest.mark.system
 @pytest.mark.skipif(ACTIVATE is None, reason="systemd-socket-activate is missing: apt-get install systemd")
 def test_systemds_own_activation_passes_both_sockets_and_they_stay(kinesis: FakeKinesis, server: FakeServer) -> None:
     assert ACTIVATE is not None

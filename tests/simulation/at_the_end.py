@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -90,18 +91,29 @@ def nothing_is_left(sim: Simulation) -> None:
 
 def shards_are_sent_what_they_take(sim: Simulation) -> None:
     """Over T seconds at most T x rate + the larger of one second's rate and the largest entry, for each shard."""
-    fraction = sim.pipeline.rules.shard_rate_fraction
+    most_fraction = max([fraction for _, fraction in sim.fractions])
     for shard, sent in sim.laws.reached.items():
         for unit, rate in (("records", SHARD_RECORDS_PER_SECOND), ("bytes", SHARD_BYTES_PER_SECOND)):
             above = before = 0.0
             largest = 1 if unit == "records" else max([int(sizes.max(initial=0)) for _, sizes in sent])
-            most = max(fraction * rate, largest) + PACE_SLACK_SECONDS * rate
+            most = max(most_fraction * rate, largest) + PACE_SLACK_SECONDS * rate
             for at, sizes in sorted(sent, key=lambda one: one[0]):
-                above = max(0.0, above - (at - before) * fraction * rate)
+                above = max(0.0, above - rate * _fraction_seconds(sim, before, at))
                 above += len(sizes) if unit == "records" else int(sizes.sum())
                 before = at
                 if above > most:
                     raise LawBroken("Pacer", f"{shard.shard_id} was sent {above:.0f} {unit} above its rate, not {most}")
+
+
+def _fraction_seconds(sim: Simulation, first: float, last: float) -> float:
+    """The part of a shard's rate that was ours, over a time."""
+    ends = [*[since for since, _ in sim.fractions[1:]], inf]
+    return sum(
+        [
+            fraction * max(0.0, min(last, end) - max(first, since))
+            for (since, fraction), end in zip(sim.fractions, ends, strict=True)
+        ]
+    )
 
 
 def not_stored_is_not_there(sim: Simulation, sent: Sent) -> None:
@@ -129,7 +141,7 @@ def copies_are_few(sim: Simulation, sent: Sent) -> None:
     """Where shards split and merge, and nothing else fails."""
     for row in sent.rows:
         copies = sim.consumer.copies_of(row)
-        as_one = len(row.users) > sim.pipeline.rules.entries.request_max_records
+        as_one = len(row.users) > sim.least_request_records
         if copies > MOST_COPIES and not as_one:  # came as an aggregate, of more records than fit a request
             raise LawBroken("copies", f"{copies} copies of {row.users[0]} were stored, and nothing but shards changed")
 
@@ -153,6 +165,7 @@ ZERO_WHEN_IDLE: Final = frozenset(
     [
         "used_records",
         "used_bytes",
+        "_shared_bytes",
         "taken_bytes",
         "taken_records",
         "in_flight",

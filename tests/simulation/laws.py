@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from producerd.wire.columns import FRAME_CHARGE_BYTES
 from tests.simulation.callers import Sent, Session, WatchedFrame
 
 if TYPE_CHECKING:
+    from tests.simulation.operator import Watched
     from tests.simulation.world import Simulation
 
 
@@ -37,6 +38,8 @@ OWN_CHECKS: Final = {
     "a row settled twice": "Row",
     "admitted past the limit": "QueueBudget",
     "released more than was taken": "QueueBudget",
+    "sent past the node's limit": "NodeInFlight",
+    "released more than was sent": "NodeInFlight",
 }
 """What the core asserts itself."""
 
@@ -97,6 +100,7 @@ class Laws:
         self._unanswered = _Lately(self.OUTAGE_SECONDS)  # requests that left since then
         self._failed = _Lately(self.OUTAGE_SECONDS)  # requests that failed as a whole, since one had an answer
         self._wakes = _Lately(1.0)
+        self.flushes: list[Watched] = []  # the operator's
         self.reached: dict[Shard, list[tuple[float, Any]]] = {}  # when entries were sent, and their sizes
 
     # ---- after every step
@@ -106,6 +110,9 @@ class Laws:
         self.room_is_what_rows_and_grants_hold()
         self.every_accepted_row_is_somewhere()
         self.lanes_are_of_open_shards()
+        self.what_is_on_its_way_is_within_the_nodes_limit()
+        for flush in self.flushes:
+            flush.hold()
         self._deep += 1
         if self._deep % 8 == 0:
             self.rows_in_a_request_are_not_settled()
@@ -136,6 +143,20 @@ class Laws:
                 raise LawBroken("QueueBudget", f"{used} of {limit} are taken, before it were {before}")
         self._used = (budget.used_records, budget.used_bytes)
 
+    def what_is_on_its_way_is_within_the_nodes_limit(self) -> None:
+        """But for single rows; each request counts until it has ended.  Who has nothing on its way may send."""
+        in_flight = self.sim.pipeline.sender.in_flight
+        node = in_flight.node
+        larger = sum([request.bytes for request in in_flight if request.records == 1])
+        if node.used_bytes > node.limit_bytes + larger:
+            raise LawBroken("NodeInFlight", f"{node.used_bytes} bytes of {node.limit_bytes} are on their way")
+        if node._used.get(in_flight, 0) != in_flight.bytes or in_flight.bytes != sum([r.bytes for r in in_flight]):
+            raise LawBroken("NodeInFlight", f"{in_flight.bytes} bytes are on their way, and others are counted")
+        if not in_flight and min(in_flight.request_bytes, node.floor_bytes) < min(
+            node.floor_bytes, self.sim.pipeline.rules.entries.request_max_bytes
+        ):
+            raise LawBroken("NodeInFlight", "a stream with nothing on its way has no room for a request")
+
     def every_accepted_row_is_somewhere(self) -> None:
         """accepted = settled + filling + sorting + queued + in flight + awaiting a map, in records."""
         pipeline = self.sim.pipeline
@@ -145,7 +166,7 @@ class Laws:
             "sorting": sum([frame.unsettled for frame in pipeline.ledger.sorting]),
             "queued": sum([_live(lane.spans) for lane in sender.lanes])
             + sum([_live_of(pieces) for _, _, pieces in sender._later])
-            + sum([_live_of(pieces) for pieces in sender._alone]),
+            + sum([_live_of(pieces) for _, pieces in sender._alone]),
             "in flight": sum([_live_of(request.pieces, IN_REQUEST) for request in sender.in_flight]),
             "awaiting a map": sum([_live_of(waiting.pieces) for waiting in sender._awaiting]),
         }
@@ -193,7 +214,7 @@ class Laws:
     def expired_rows_have_ended(self) -> None:
         """A row whose TTL has passed waits for nothing any more: it has settled, or is in a request."""
         now = self.sim.now
-        for frame in takewhile(lambda frame: frame.expires_at <= now, self.sim.pipeline.ledger.frames):
+        for frame in [frame for frame in self.sim.pipeline.ledger.frames if frame.expires_at <= now]:
             job = frame.job
             rows = frame.unsettled if job is None else np.count_nonzero(job.state[job.positions_of(frame)] == QUEUED)
             if rows:
@@ -279,7 +300,9 @@ class Laws:
         self.rows_wait_in_the_lane_of_their_shard()
 
     def request_is_taken(self, request: Request) -> None:
-        """Where the order is kept, nothing is sent that its session sent after a row that failed."""
+        """In a pause nothing is sent; where the order is kept, nothing of a session behind a row of it that failed."""
+        if self.sim.pipeline.paused:
+            raise LawBroken("Pipeline", "a request is begun while the stream is paused")
         if not self.sim.pipeline.rules.entries.per_key:
             return
         for _, span in request.pieces:

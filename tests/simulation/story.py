@@ -12,17 +12,21 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from producerd.core.retry import _MEANINGS, HealthState, Kind, meaning_of
+from producerd.core.rules import PipelineRules
 from producerd.errors import Code
 from producerd.runtime.gate import Refusal
 from producerd.testing import Fault
 from tests.simulation.at_the_end import hold_at_the_end
 from tests.simulation.callers import Session
 from tests.simulation.laws import LawBroken, laws_named
+from tests.simulation.operator import AT_WORK_SECONDS, Operator
 from tests.simulation.rows import HASH_END, MIB, MOST_INSIDE, DrawnRows
 from tests.simulation.setting import STREAM, make_rules
 from tests.simulation.world import Simulation
 
 ROUNDS: Final = 8
+OPERATED: Final = 0.3
+"""Of the stories, those in which an operator does something."""
 OUR_OWN_CODES: Final = {Code.UNREACHABLE, Code.RESULT_COUNT, Code.CREDENTIALS, Code.INTERNAL}
 
 T = TypeVar("T")
@@ -84,10 +88,15 @@ class Story:
         self.ending = self._drawn("ending", random.choices(("idle", "drain", "abandon"), (8, 1, 1))[0])
         self.any_shard = self._drawn("any_shard", mixed and self._chance(0.03))  # the service chooses it
         self.sessions = [self._session() for _ in range(random.randint(1, 4))]
-        self.codes = self._codes_of_rules()
+        self.codes = self._codes_of(self.rules)
         if mixed:
             self._draw_faults()
         sim.laws.allowed_codes = self.codes
+        self.operator = (
+            Operator(sim, seed, fixed=frozenset(fixed), reloaded=lambda rules: self.codes.update(self._codes_of(rules)))
+            if self._drawn("operated", Random(f"is operated {seed}").random() < OPERATED)
+            else None
+        )
 
     def _drawn(self, name: str, value: T) -> T:
         drawn: T = self._fixed.get(name, value)
@@ -118,14 +127,14 @@ class Story:
         window_bytes = self.random.choice([3_000, 8 * MIB, 8 * MIB])
         return self.sim.session(deliver=self._chance(0.5), take_good=self._chance(0.5), window_bytes=window_bytes)
 
-    def _codes_of_rules(self) -> set[str]:
+    def _codes_of(self, rules: PipelineRules) -> set[str]:
         """For what reasons rows may end otherwise than STORED, though nothing fails."""
-        codes = {Code.EXPIRED} if self.rules.record_ttl_seconds < inf else set()
+        codes = {Code.EXPIRED} if rules.record_ttl_seconds < inf else set()
         if self.per_key:
             codes.add(Code.PREDECESSOR_FAILED)
-        if self.rules.fail_if_throttled:
+        if rules.fail_if_throttled:
             codes.add(Code.THROTTLED)
-        if self.rows.aggregates and self.rules.entries.request_max_records < MOST_INSIDE:
+        if self.rows.aggregates and rules.entries.request_max_records < MOST_INSIDE:
             codes |= {Code.INTERNAL, Code.SHARD_MAP_MISSING}  # of more shards, or records, than a request may have
         return codes
 
@@ -288,6 +297,8 @@ class Story:
                 if not session.gone:
                     session.vanish()
             sim.run_until_idle()
+            if self.operator is not None:
+                sim.run(AT_WORK_SECONDS)  # until the other streams have ended, too
             moves = self.reshards or self.made_again or self.any_shard or self.rows.aggregates
             hold_at_the_end(
                 sim,
@@ -357,6 +368,7 @@ class Story:
         """What happened in it, so that stories which meet too little are noticed."""
         sim, stats = self.sim, self.sim.pipeline.stats
         met = {self.ending, *sim.laws.seen}
+        met |= {f"operator: {what}" for what in self.operator.met} if self.operator is not None else set()
         met |= {f"reply {kind}" for kind, count in sim.kinesis.replies.items() if count}
         met |= {f"entry {code}" for code, count in sim.kinesis.results.items() if count}
         met |= {f"failed {code}" for code, count in stats.failed_records.items() if count}

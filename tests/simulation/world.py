@@ -57,6 +57,8 @@ class Simulation:
         self.gate = AdmissionGate(
             self.budget, self.pipeline.refuses, max_frame_bytes=max_frame_bytes, max_frame_records=10_000
         )
+        self.fractions = [(self.now, self.pipeline.rules.shard_rate_fraction)]  # of the shards' rate, since when
+        self.least_request_records = self.pipeline.rules.entries.request_max_records
         self.watch = ShardWatch(self)
         self.laws = Laws(self)
         self.sessions: list[Session] = []
@@ -141,6 +143,13 @@ class Simulation:
             self.pipeline.cannot_aggregate = ""
 
         self.after(seconds, make)
+
+    def reload(self, rules: PipelineRules, limit_records: int, limit_bytes: int) -> None:
+        """As `producerd.runtime.stream` does it."""
+        self.pipeline.set_rules(rules, self.now)
+        self.gate.set_limits(limit_records, limit_bytes, self.now)
+        self.fractions.append((self.now, rules.shard_rate_fraction))
+        self.least_request_records = min(self.least_request_records, rules.entries.request_max_records)
 
     def give_up(self) -> int:
         """The deadline of a drain: every request is given up, and every row that is left ends."""

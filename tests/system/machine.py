@@ -33,9 +33,10 @@ COMMAND: Final = """\
 #!/usr/bin/python3 -I
 import sys
 sys.path[:0] = ["/opt/source", "/opt/packages"]
-from producerd.cli import main
+from producerd.{module} import main
 sys.exit(main())
 """
+COMMANDS: Final = {"producerd": "cli", "producerctl": "ctl"}
 # What systemd wants to do in a container, and what engines do not let it by themselves.
 PRIVILEGES: Final = (
     "--systemd=always --network=none --ulimit nofile=4096:4096 --ulimit nproc=4096:4096"
@@ -171,13 +172,14 @@ def machine() -> Iterator[Machine]:
     podman = f"podman --storage-driver vfs --root {folder}/storage --runroot {folder}/run"
     podman += f" --runtime {shutil.which('runc')} --cgroup-manager=cgroupfs"
     try:
-        command = folder / "producerd/bin/producerd"
-        command.parent.mkdir(parents=True)
-        command.write_text(COMMAND)
-        for path in (folder, command.parent.parent, command.parent, command):
+        commands = folder / "producerd/bin"
+        commands.mkdir(parents=True)
+        for name, module in COMMANDS.items():
+            (commands / name).write_text(COMMAND.format(module=module))
+        for path in (folder, commands.parent, commands, *commands.iterdir()):
             path.chmod(0o755)
         packages = Path(pyarrow.__file__).parents[1]
-        mounts = {ROOT: "/opt/source", packages: "/opt/packages", command.parent.parent: "/opt/producerd"}
+        mounts = {ROOT: "/opt/source", packages: "/opt/packages", commands.parent: "/opt/producerd"}
         shown = " ".join(f"-v {path}:{place}:ro" for path, place in mounts.items())
         _make(folder / "rootfs")
         run = f"{podman} run -d --name machine {PRIVILEGES} {shown} --rootfs {folder}/rootfs /sbin/init"

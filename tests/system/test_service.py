@@ -177,6 +177,24 @@ def test_a_wrong_configuration_is_tried_once_though_clients_wait(node: Machine, 
         own.put("row", "key").result(30)
 
 
+def test_a_reload_is_systemctls_and_fails_where_the_settings_do(node: Machine, kinesis: Kinesis) -> None:
+    """Nobody is disturbed by either."""
+    serve(node, kinesis, defaults={"queue_limit": 1_000})
+    with client(node) as own:
+        own.put("row", "key").result(30)
+        first = node.show()["MainPID"]
+        node.configure(region="us-east-1", endpoint_url=kinesis.url, defaults={"queue_limit": 77})
+        node.run("systemctl reload producerd.service")
+        assert node.status()["streams"][0]["queue_limit_records"] == 77
+        node.configure(region="us-east-1", endpoint_url=kinesis.url, defaults={"queue_limit": 0})
+        node.run("systemctl reload producerd.service", codes=(1,))
+        problem = "defaults.queue_limit = 0 (file /etc/producerd/producerd.toml): allowed: 1 to "
+        assert f"producerctl: {problem}" in node.log()
+        assert node.status()["streams"][0]["queue_limit_records"] == 77
+        own.put("row 2", "key").result(30)
+        assert node.show()["MainPID"] == first
+
+
 def test_who_may_connect_is_said_by_the_sockets_group(node: Machine, kinesis: Kinesis) -> None:
     serve(node, kinesis)
     told = node.run(

@@ -21,6 +21,7 @@ UNITS: Final = ROOT / "deploy/systemd"
 MOST_EXPOSURE: Final = 15
 """Tenths, of 10.0; what is left of it is the network, the unix sockets, and who connects being seen as who it is."""
 ANALYZE: Final = shutil.which("systemd-analyze")
+pytestmark = pytest.mark.system
 needs_systemd = pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is missing: apt-get install systemd")
 
 
@@ -41,11 +42,11 @@ def analyze(*arguments: str | Path) -> str:
 
 @needs_systemd
 def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
-    command = tmp_path / "producerd"
-    command.write_text("#!/bin/sh\n")
-    command.chmod(0o755)
+    for command in (tmp_path / "producerd", tmp_path / "producerctl"):
+        command.write_text("#!/bin/sh\n")
+        command.chmod(0o755)
     for name in ("producerd.service", "producerd.socket"):
-        (tmp_path / name).write_text((UNITS / name).read_text().replace("/opt/producerd/bin/producerd", str(command)))
+        (tmp_path / name).write_text((UNITS / name).read_text().replace("/opt/producerd/bin", str(tmp_path)))
     assert analyze("verify", "--man=no", tmp_path / "producerd.service", tmp_path / "producerd.socket") == ""
 
 

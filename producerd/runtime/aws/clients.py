@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from os import environ
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import botocore.exceptions as boto_errors
 from aiobotocore.config import AioConfig
@@ -75,6 +76,16 @@ class AwsClient:
                     self._client = await self._make()
         return self._client
 
+    async def why_no_dry_run(self) -> str:
+        """Why PutRecords must not be tried as a dry run, or ""."""
+        made = await self.ready()
+        url = urlsplit(made.meta.endpoint_url)
+        if self._access.endpoint_url or url.scheme != "https" or not (url.hostname or "").endswith(_HOSTS_OF_AWS):
+            return "who serves another endpoint than AWS's own may store what it is given"
+        if "DryRun" not in made.meta.service_model.operation_model("PutRecords").input_shape.members:
+            return "the installed botocore does not know DryRun"
+        return ""
+
     async def _make(self) -> Any:
         session = await asyncio.to_thread(self._fresh_session)
         session.register_component("credential_provider", self.credentials)
@@ -134,19 +145,28 @@ class AwsClients:
         return client
 
 
-@asynccontextmanager
-async def open_clients(accesses: Iterable[Access]) -> AsyncIterator[AwsClients]:
-    """Clients until the block ends.  Raises ConfigurationError where one of these accesses cannot work."""
+def check_accesses(accesses: Iterable[Access]) -> None:
+    """Raises ConfigurationError where one of these cannot work.  Reads AWS's files: some milliseconds."""
     session = get_session()
     try:
         problems = [problem for access in accesses for problem in _problems(session, access)]
-        # botocore's models take 40 to 80 ms to read: once for all clients, before the daemon serves.
-        async with session.create_client("kinesis", region_name="us-east-1", config=_UNSIGNED):
-            pass
     except boto_errors.BotoCoreError as error:  # such as a profile that does not exist
         problems = [f"AWS settings: {error}"]
     if problems:
         raise ConfigurationError(tuple(dict.fromkeys(problems)))
+
+
+@asynccontextmanager
+async def open_clients(accesses: Iterable[Access]) -> AsyncIterator[AwsClients]:
+    """Clients until the block ends.  Raises ConfigurationError where one of these accesses cannot work."""
+    check_accesses(accesses)
+    session = get_session()
+    # botocore's models take 40 to 80 ms to read: once for all clients, before the daemon serves.
+    try:
+        async with session.create_client("kinesis", region_name="us-east-1", config=_UNSIGNED):
+            pass
+    except boto_errors.BotoCoreError as error:
+        raise ConfigurationError((f"AWS settings: {error}",)) from None
     raised: BaseException | None = None
     async with AsyncExitStack() as opened, asyncio.TaskGroup() as tasks:
         clients = AwsClients(session.get_component("data_loader"), tasks, opened)
@@ -174,4 +194,5 @@ def _problems(session: Any, access: Access) -> Iterator[str]:
 
 _REGION: Final = "AWS_REGION"
 """As AWS's other kits have it, and what containers are given; botocore reads AWS_DEFAULT_REGION alone."""
+_HOSTS_OF_AWS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
 _UNSIGNED: Final = AioConfig(signature_version=UNSIGNED)  # else credentials are looked for

@@ -71,6 +71,17 @@ class RenewedCredentials:
         if self._renewal is not None:
             self._renewal.cancel()
 
+    @property
+    def expires_at(self) -> float | None:
+        """When what signs now expires, in seconds since 1970; None: it does not say, or nothing is there yet."""
+        ends = getattr(self._source, "_expiry_time", None)
+        return None if ends is None else float(ends.timestamp())
+
+    @property
+    def method(self) -> str:
+        """How they were found, in botocore's words, such as "env" or "iam-role"; "": not yet."""
+        return str(getattr(self._source, "method", ""))
+
     async def load_credentials(self) -> RenewedCredentials:
         """What a session asks its chain."""
         return self

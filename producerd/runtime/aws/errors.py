@@ -14,6 +14,8 @@ from aiohttp import ClientError as AiohttpError
 from producerd.core.entries import RequestFailed
 from producerd.errors import Code
 
+NoCredentials = boto_errors.NoCredentialsError
+"""The standard chain came to its end."""
 EXPECTED: Final = (boto_errors.ClientError, boto_errors.BotoCoreError, AiohttpError, OSError)
 """What goes wrong between here and a service that speaks as AWS does."""
 MAX_CODE: Final = 128

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from producerd.runtime.kinesis import AioKinesis, StreamSummary
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import serve
 from tests.runtime.aws.local_aws import local_aws
+from tests.runtime.aws.proxy import proxy
 from tests.runtime.aws.reaching import BODY, FLIGHTS, access, reaching, request_of
 
 ARN = {"StreamARN": "arn:aws:kinesis:us-east-1:123456789012:stream/flights"}
@@ -105,45 +104,6 @@ def test_a_region_is_needed_for_streams_that_nobody_listed_only_where_these_may_
 
 
 # ---- hosts, proxies, certificates
-
-
-class Proxy:
-    """Takes CONNECT only: leads to one port, whatever is asked for, or refuses."""
-
-    def __init__(self, port: int | None) -> None:
-        self._port = port
-        self.asked: list[str] = []
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        self.asked.append(head.split(b" ", 2)[1].decode())
-        if self._port is None:
-            writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
-            writer.close()
-            return
-        back, forth = await asyncio.open_connection("127.0.0.1", self._port)
-        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_carry(reader, forth))
-            group.create_task(_carry(back, writer))
-
-
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65_536):
-            writer.write(data)
-    except ConnectionResetError:
-        pass
-    writer.transport.abort()
-
-
-@asynccontextmanager
-async def proxy(monkeypatch: pytest.MonkeyPatch, port: int | None = None) -> AsyncIterator[Proxy]:
-    between = Proxy(port)
-    server = await asyncio.start_server(between.serve, "127.0.0.1", 0)
-    monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    async with server:
-        yield between
 
 
 async def test_requests_go_through_the_proxy_and_the_bundle_is_believed(

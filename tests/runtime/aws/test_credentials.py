@@ -24,7 +24,7 @@ from producerd.runtime.kinesis import AioKinesis
 from producerd.testing import FakeKinesis
 from tests.daemon import until_on_loop
 from tests.runtime.aws.local_aws import local_aws, secret_of
-from tests.runtime.aws.reaching import FLIGHTS, reaching, request_of
+from tests.runtime.aws.reaching import FLIGHTS, reached, reaching, request_of
 
 ROLE = "arn:aws:iam::123456789012:role/producer"
 
@@ -331,3 +331,27 @@ async def test_credentials_that_are_not_there_yet_are_looked_for_again() -> None
         chain.found = AioCredentials("A", "secret", account_id="123456789012")
         assert await credentials.get_account_id() == "123456789012"
         assert chain.walks == 3
+
+
+# ---- what is to be known of them
+
+
+async def test_when_they_expire_is_known_without_asking_for_them(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with local_aws(kinesis) as aws, reached(aws.url, role_arn=ROLE) as (client, of):
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
+        aws.role = ROLE
+        assert (of.credentials.expires_at, of.credentials.method) == (None, "")
+        assert not aws.assumed
+        assert isinstance(await put(client), Answer)
+        ends = (aws.now() + aws.lifetime).timestamp()
+        assert of.credentials.expires_at is not None
+        assert abs(of.credentials.expires_at - ends) < 60
+        assert of.credentials.method == "assume-role"
+
+
+async def test_keys_that_do_not_expire_say_so(kinesis: FakeKinesis) -> None:
+    async with local_aws(kinesis) as aws, reached(aws.url) as (client, of):
+        assert isinstance(await put(client), Answer)
+        assert (of.credentials.expires_at, of.credentials.method) == (None, "env")

@@ -1,0 +1,131 @@
+"""The memory limit of this process: the least of its cgroup and of all that this lies in, of version 1 and version 2.
+
+``/proc/self/cgroup`` names the process's cgroup in each hierarchy, ``/proc/self/mountinfo`` where hierarchies are
+mounted and from which of their directories on (cgroups(7), proc(5)).  In a container the two need not agree: it may see
+its own cgroup as "/", or be told a path that is not below the mount.  Then the mount's root counts, which is the
+container's own cgroup.  What cannot be read is no limit, and said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+NO_LIMIT_BYTES: Final = 2**62
+"""Version 1 says "none" as the largest number of whole pages below 2^63, 9223372036854771712 where pages have 4 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """``bytes``: None where there is no limit, as far as is known.  ``path``: of the file that says so."""
+
+    bytes: int | None = None
+    path: str = ""
+    problem: str = ""
+    """What could not be read, or ""."""
+
+
+class _Mount(NamedTuple):
+    root: str
+    """The hierarchy's directory that is mounted."""
+    point: str
+    version: int
+
+
+def memory_limit(system: Path = Path("/")) -> MemoryLimit:
+    """``system``: below which /proc and the mounts are."""
+    try:
+        cgroups = (system / "proc/self/cgroup").read_text()
+        mountinfo = (system / "proc/self/mountinfo").read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        return MemoryLimit(problem=str(error))
+    paths = dict(_paths(cgroups))
+    mounts = [mount for mount in _mounts(mountinfo) if mount.version in paths]
+    if not mounts:
+        return MemoryLimit(problem="" if paths else "/proc/self/cgroup names no cgroup")
+    found = MemoryLimit()
+    for directory, version in _directories(system, paths, mounts):
+        found = _lesser(found, _limit_of(directory, version))
+    return found
+
+
+def memory_limit_bytes() -> int | None:
+    """The same as a number; None where there is no limit, or none is known."""
+    return memory_limit().bytes
+
+
+def _paths(cgroups: str) -> Iterator[tuple[int, str]]:
+    """The process's path in each hierarchy that may limit its memory, by version."""
+    for line in cgroups.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon and path.startswith("/"):
+            if number == "0" and not controllers:
+                yield 2, path.removesuffix(" (deleted)")
+            elif "memory" in controllers.split(","):
+                yield 1, path.removesuffix(" (deleted)")
+
+
+def _mounts(mountinfo: str) -> Iterator[_Mount]:
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kinds = before.split(" "), after.split(" ")
+        if len(fields) < 6 or len(kinds) < 3:
+            continue
+        root, point = map(_unescaped, fields[3:5])
+        if kinds[0] == "cgroup2":
+            yield _Mount(root, point, 2)
+        elif kinds[0] == "cgroup" and "memory" in kinds[2].split(","):
+            yield _Mount(root, point, 1)
+
+
+def _unescaped(path: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
+
+
+def _directories(system: Path, paths: dict[int, str], mounts: list[_Mount]) -> Iterator[tuple[Path, int]]:
+    """The process's cgroups with all that they lie in, as far as the mounts show them."""
+    for version, path in paths.items():
+        of_version = [mount for mount in mounts if mount.version == version]
+        for mount in of_version:
+            top = system / mount.point.lstrip("/")
+            below = _below(path, mount.root)
+            if below is not None and (top / below).is_dir():
+                inner = top / below
+                yield from ((each, version) for each in (inner, *inner.parents) if each.is_relative_to(top))
+                break
+        else:
+            if of_version:
+                yield system / of_version[0].point.lstrip("/"), version
+
+
+def _below(path: str, root: str) -> str | None:
+    """The path as seen from a mount; None where it does not lie there."""
+    if ".." in path.split("/"):  # a process outside its own namespace
+        return None
+    prefix = root.rstrip("/")
+    return path.removeprefix(prefix).lstrip("/") if path == prefix or path.startswith(f"{prefix}/") else None
+
+
+def _limit_of(directory: Path, version: int) -> MemoryLimit:
+    path = directory / ("memory.max" if version == 2 else "memory.limit_in_bytes")
+    try:
+        text = path.read_text().strip()
+    except FileNotFoundError:  # the root of all has none, and where the controller is not turned on
+        return MemoryLimit()
+    except (OSError, UnicodeDecodeError) as error:
+        return MemoryLimit(problem=str(error))
+    if text == "max":
+        return MemoryLimit()
+    if not re.fullmatch("[0-9]{1,20}", text):
+        return MemoryLimit(problem=f"{path}: not a number of bytes: {text[:40]!r}")
+    return MemoryLimit(int(text), str(path)) if int(text) < NO_LIMIT_BYTES else MemoryLimit()
+
+
+def _lesser(one: MemoryLimit, other: MemoryLimit) -> MemoryLimit:
+    limited = [each for each in (one, other) if each.bytes is not None]
+    least = min(limited, key=lambda each: each.bytes or 0, default=one)
+    return MemoryLimit(least.bytes, least.path, one.problem or other.problem)

@@ -1,0 +1,172 @@
+"""How much memory a daemon needs at most with its settings, and how much it may have.
+
+The sum is the law "process" of docs/architecture.md with the limits that the settings set.  What the system allows is
+the least memory limit of the process's cgroup and all that it lies in: `producerd.config.cgroup`.  Where the one does
+not fit the other, a daemon would be killed in the middle of an incident, when its queues fill: it does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from producerd.config.cgroup import MemoryLimit, memory_limit
+from producerd.config.settings import LEAST_REQUEST_BYTES, Config, StreamSettings
+from producerd.config.text import assignment
+from producerd.config.values import KIB, MIB, size
+from producerd.errors import ConfigurationError
+
+IDLE_BYTES: Final = 192 * MIB
+"""Resident memory of a daemon that has sent nothing, with some air: 163 MiB measured, 64 of them libraries' files."""
+QUEUED_FACTOR: Final = 1.2
+IN_FLIGHT_FACTOR: Final = 4.2
+JOB_FACTOR: Final = 8
+CONNECTION_BYTES: Final = 64 * KIB
+LANE_BYTES: Final = 2 * KIB
+LANES_OF_A_STREAM: Final = 64
+"""Assumed, as the settings do not say how many shards streams have: 1,000 more are 2 MiB."""
+
+
+class Term(NamedTuple):
+    """A part of the sum: what it is for, and which settings it comes from."""
+
+    name: str
+    bytes: int
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The sum, term by term."""
+
+    terms: tuple[Term, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(term.bytes for term in self.terms)
+
+    def __str__(self) -> str:
+        return " + ".join(f"{term.name} {mib(term.bytes)} ({term.of})" for term in self.terms)
+
+
+def needed_bytes(config: Config) -> Need:
+    """What a daemon with these settings holds at most, as resident memory."""
+    node = config.node
+    streams = [*config.streams.values()]
+    if node.streams_allowed == "any" or not streams:
+        streams.append(config.defaults)
+    # What a job holds is charged: pipeline.submit seals at a quarter of the limit, after the frame that reached it.
+    job_bytes = min(node.node_queue_limit_bytes, max(s.queue_limit_bytes for s in streams) // 4 + node.max_frame_bytes)
+    lanes = node.max_streams * LANES_OF_A_STREAM
+    return Need(
+        (
+            Term("idle", IDLE_BYTES, "measured"),
+            Term(
+                "queues",
+                int(QUEUED_FACTOR * node.node_queue_limit_bytes),
+                f"{QUEUED_FACTOR:g} x node_queue_limit_bytes = {size(node.node_queue_limit_bytes)}",
+            ),
+            Term(
+                "requests",
+                int(IN_FLIGHT_FACTOR * node.node_max_in_flight_bytes),
+                f"{IN_FLIGHT_FACTOR:g} x node_max_in_flight_bytes = {size(node.node_max_in_flight_bytes)}",
+            ),
+            Term(
+                "jobs",
+                node.worker_threads * JOB_FACTOR * job_bytes,
+                f"{JOB_FACTOR} x worker_threads = {node.worker_threads} x {mib(job_bytes)}, a quarter of the largest "
+                "queue_limit_bytes and a frame",
+            ),
+            Term(
+                "connections",
+                node.max_connections * CONNECTION_BYTES,
+                f"{size(CONNECTION_BYTES)} x max_connections = {node.max_connections:,}",
+            ),
+            Term(
+                "lanes",
+                lanes * LANE_BYTES,
+                f"{size(LANE_BYTES)} x max_streams = {node.max_streams:,} x {LANES_OF_A_STREAM} open shards, assumed",
+            ),
+        )
+    )
+
+
+def check_fits(config: Config, limit: MemoryLimit | None = None) -> None:
+    """Raises ConfigurationError where the daemon might need more than its cgroup lets it have."""
+    limit = memory_limit() if limit is None else limit
+    need = needed_bytes(config)
+    if limit.bytes is None or need.bytes <= limit.bytes:
+        return
+    fitting = lowered(config, limit.bytes)
+    what = (
+        f"set {', '.join(_differences(config, fitting))}, or raise the limit to {mib(need.bytes)}"
+        if fitting is not None
+        else f"no lower limits of queues and requests are enough: raise the limit to {mib(need.bytes)}"
+    )
+    problem = (
+        f"memory: up to {mib(need.bytes)} may be needed, and the limit of this cgroup is {mib(limit.bytes)} "
+        f"({limit.path}): {what}. What may be needed: {need}"
+    )
+    raise ConfigurationError((problem,))
+
+
+def in_words(config: Config, limit: MemoryLimit | None = None) -> str:
+    """What `check_fits` found, where it raised nothing."""
+    limit = memory_limit() if limit is None else limit
+    may = f"the limit of this cgroup is {mib(limit.bytes)}" if limit.bytes is not None else "no limit is set"
+    if limit.problem:
+        may = f"{may}, as far as is known: {limit.problem}"
+    return f"needs at most {mib(needed_bytes(config).bytes)}; {may}"
+
+
+def lowered(config: Config, limit_bytes: int) -> Config | None:
+    """The settings with the largest limits that fit, all lowered alike; None where none do."""
+    for percent in range(99, 0, -1):
+        candidate = _scaled(config, percent)
+        if needed_bytes(candidate).bytes <= limit_bytes:
+            agree = candidate.node.max_streams >= max(1, len(config.streams)) and not any(candidate.node.conflicts())
+            return candidate if agree else None
+    return None
+
+
+def _scaled(config: Config, percent: int) -> Config:
+    """The node's limits at so much of what they are, and what must follow them."""
+    node = config.node
+    queue_bytes, in_flight_bytes = (
+        _rounded(limit * percent // 100) for limit in (node.node_queue_limit_bytes, node.node_max_in_flight_bytes)
+    )
+    floors = (queue_bytes // (2 * node.max_frame_bytes), in_flight_bytes // (2 * LEAST_REQUEST_BYTES))
+
+    def stream(settings: StreamSettings) -> StreamSettings:
+        return settings.model_copy(update={"queue_limit_bytes": min(settings.queue_limit_bytes, queue_bytes)})
+
+    return replace(
+        config,
+        node=node.model_copy(
+            update={
+                "node_queue_limit_bytes": queue_bytes,
+                "node_max_in_flight_bytes": in_flight_bytes,
+                "max_streams": min(node.max_streams, *floors),
+            }
+        ),
+        defaults=stream(config.defaults),
+        streams={name: stream(settings) for name, settings in config.streams.items()},
+    )
+
+
+def _rounded(count: int) -> int:
+    return count // MIB * MIB or count // KIB * KIB
+
+
+def _differences(config: Config, lower: Config) -> Iterator[str]:
+    for name, value in lower.node:
+        if value != getattr(config.node, name):
+            yield assignment(name, value)
+    if (lower.defaults, lower.streams) != (config.defaults, config.streams):
+        value = lower.node.node_queue_limit_bytes
+        yield f"{assignment('queue_limit_bytes', value)} where a stream has more"
+
+
+def mib(count: int) -> str:
+    return f"{count / MIB:,.0f} MiB"

@@ -1,0 +1,234 @@
+"""The commands of ``producerctl``, and how their line is read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count as numbers
+from itertools import islice
+from typing import Any, Final
+from urllib.parse import quote
+
+from producerd import __version__
+from producerd.ctl import tables
+from producerd.ctl.daemon import Daemon, Failed
+from producerd.ctl.tables import count
+
+EXIT_FAILED: Final = 1
+EXIT_INTERRUPTED: Final = 130
+EXIT_CODES: Final = "exit codes: 0 done; 1 no daemon answers, or it could not do it; 2 wrong usage; 130 interrupted"
+LEVELS: Final = ("debug", "info", "warning", "error")
+FLUSH_SECONDS: Final = 60.0
+RECORDS_AT_ONCE: Final = 1_000
+UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+CLEAR: Final = "\x1b[H\x1b[J"
+
+Lines = Iterator[str]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parsed = _parser().parse_args(arguments)
+    run: Callable[[Daemon, argparse.Namespace], Lines] = parsed.run
+    try:
+        for line in run(Daemon(parsed.admin_socket), parsed):
+            print(line, flush=True)
+    except Failed as failed:
+        print(f"producerctl: {failed}", file=sys.stderr)
+        return EXIT_FAILED
+    except BrokenPipeError:  # of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="producerctl",
+        description="What the producerd of this machine does, and why; and orders to it.",
+        epilog=EXIT_CODES,
+    )
+    parser.add_argument("--version", action="version", version=f"producerctl {__version__}")
+    parser.add_argument(
+        "--admin-socket",
+        metavar="PATH",
+        default=os.environ.get("PRODUCERD_ADMIN_SOCKET"),
+        help="the daemon's admin_socket; else the one that PRODUCERD_ADMIN_SOCKET names, else the default ones",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, run: Callable[[Daemon, argparse.Namespace], Lines], words: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
+        added.set_defaults(run=run)
+        return added
+
+    def of_stream(added: argparse.ArgumentParser, **options: Any) -> None:
+        added.add_argument("stream", metavar="STREAM", help="its name, as clients use it", **options)
+
+    def as_json(added: argparse.ArgumentParser) -> None:
+        added.add_argument("--json", action="store_true", help="as JSON, with everything that is known")
+
+    as_json(command("status", _status, "each stream: its queue, and what holds it"))
+    top = command("top", _top, "the same as it goes on, with rates")
+    top.add_argument("--every", type=_seconds, default=2.0, metavar="TIME", help="how often (2s)")
+    top.add_argument("--count", type=int, metavar="N", help="end after N times")
+    shards = command("shards", _shards, "each shard of a stream: what waits for it, and why")
+    of_stream(shards)
+    as_json(shards)
+    flush = command("flush", _flush, "deliver all that was accepted until now, and say what became of it")
+    of_stream(flush, nargs="?")
+    flush.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=FLUSH_SECONDS,
+        metavar="TIME",
+        help=f"wait so long at most ({FLUSH_SECONDS:.0f}s)",
+    )
+    drain = command("drain", _drain, "take nothing more, deliver what is queued, and stop the daemon")
+    drain.add_argument(
+        "--timeout", type=_seconds, metavar="TIME", help="deliver for so long at most (drain_timeout_seconds)"
+    )
+    command("reload", _reload, "have the daemon read its settings again")
+    of_stream(command("pause", _pause, "send nothing of a stream until `resume`; callers wait when its queue is full"))
+    of_stream(command("resume", _resume, "send again what a stream holds"))
+    loglevel = command("loglevel", _loglevel, "write more, or fewer, messages")
+    loglevel.add_argument("level", choices=LEVELS)
+    loglevel.add_argument(
+        "--for", dest="seconds", type=_seconds, metavar="TIME", help="and then as before; such as 10m"
+    )
+    put = command("put", _put, "put each line of the standard input into a stream, as a record")
+    of_stream(put)
+    put.add_argument("--key", metavar="KEY", help="partition key of all of them; else they are spread over all shards")
+    put.add_argument("--socket", metavar="PATH", help="the daemon's socket for clients; else the default ones")
+    command(
+        "dump", _dump, "all that the daemon knows of itself, as JSON, for a report of a fault; no records, no secrets"
+    )
+    return parser
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: a time such as 90, 90s, 10m, 2h, 1d")
+    return float(match[1]) * UNITS[match[2]]
+
+
+# ---- questions
+
+
+def _status(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+    told = daemon.get("/status")
+    yield from [json.dumps(told, indent=2)] if parsed.json else tables.status(told)
+
+
+def _top(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+    before = daemon.get("/status")
+    for _ in islice(numbers(), parsed.count):
+        time.sleep(parsed.every)
+        told = daemon.get("/status")
+        text = "\n".join(tables.rates(told, before))
+        yield f"{CLEAR}{text}" if sys.stdout.isatty() else f"{text}\n"
+        before = told
+
+
+def _shards(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+    told = daemon.get(f"{_path(parsed.stream)}/shards")
+    yield from [json.dumps(told, indent=2)] if parsed.json else tables.shards(told)
+
+
+def _dump(daemon: Daemon, _parsed: argparse.Namespace) -> Lines:
+    yield json.dumps(daemon.get("/dump"), indent=1)
+
+
+# ---- orders
+
+
+def _flush(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+    target = "/flush" if parsed.stream is None else f"{_path(parsed.stream)}/flush"
+    told = daemon.post(target, {"timeout_seconds": parsed.timeout}, partial(_progress, daemon, "to be delivered"))
+    if not told["streams"]:
+        yield "no client has opened a stream yet"
+    for name, ended in sorted(told["streams"].items()):
+        words = [
+            f"{number:,} {what.replace('_', ' ')}" for what, number in ended.items() if number and what != "records"
+        ]
+        yield f"{name}: {count(ended['records'], 'record')}" + (f": {', '.join(words)}" if words else "")
+    left = sum(ended["open"] for ended in told["streams"].values())
+    if left:
+        raise Failed(f"{count(left, 'record')} had not ended after {parsed.timeout:g} s; `producerctl status` says why")
+    if any(ended["not_stored"] or ended["unknown"] for ended in told["streams"].values()):
+        raise Failed("not all of them are stored; their callers were told")
+
+
+def _drain(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+    told = daemon.post("/drain", {"timeout_seconds": parsed.timeout}, partial(_progress, daemon, "left"))
+    returned, undelivered = told["returned_records"], told["undelivered_records"]
+    if undelivered:
+        raise Failed(
+            f"the daemon stops with {count(undelivered, 'record')} undelivered that have no caller: they are lost"
+        )
+    back = f"; {count(returned, 'record')} went back to their callers, who keep them" if returned else ", all delivered"
+    yield f"the daemon stops{back}"
+
+
+def _reload(daemon: Daemon, _parsed: argparse.Namespace) -> Lines:
+    told = daemon.post("/reload")
+    yield from (f"changed: {change}" for change in told["changed"])
+    yield from (f"needs a restart: {setting}" for setting in told["needs_restart"])
+    if not told["changed"] and not told["needs_restart"]:
+        yield "nothing has changed"
+
+
+def _pause(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+    daemon.post(f"{_path(parsed.stream)}/pause")
+    yield f"{parsed.stream}: nothing is sent until `producerctl resume {parsed.stream}`, or a restart"
+
+
+def _resume(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+    daemon.post(f"{_path(parsed.stream)}/resume")
+    yield f"{parsed.stream}: sent again"
+
+
+def _loglevel(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+    daemon.post("/loglevel", {"level": parsed.level, "seconds": parsed.seconds})
+    until = "until it is set again, or a restart" if parsed.seconds is None else f"for {parsed.seconds:g} s"
+    yield f"log level {parsed.level} {until}"
+
+
+def _put(_daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+    from producerd.errors import ProducerdError
+    from spark_client import KinesisClient
+
+    lines = sys.stdin.buffer
+    if lines.isatty():
+        print("one record a line; Ctrl-D ends", file=sys.stderr)
+    records = 0
+    try:
+        with KinesisClient(parsed.stream, socket=parsed.socket) as client:
+            while chunk := list(islice(lines, RECORDS_AT_ONCE)):
+                client.put_many([(line.rstrip(b"\n"), parsed.key) for line in chunk])
+                records += len(chunk)
+    except (ProducerdError, TypeError, ValueError) as error:
+        raise Failed(str(error)) from None
+    yield f"{parsed.stream}: {count(records, 'record')} stored"
+
+
+def _path(stream: str) -> str:
+    return f"/streams/{quote(stream, safe='')}"
+
+
+def _progress(daemon: Daemon, words: str) -> None:
+    """How far a long command is, for whoever sits at a terminal."""
+    if sys.stderr.isatty():
+        try:
+            streams = daemon.get("/status")["streams"]
+        except Failed:
+            return  # the answer that is waited for says more
+        records = sum(stream["queue_records"] for stream in streams)
+        print(f"\r{count(records, 'record')} {words}  ", end="", file=sys.stderr, flush=True)

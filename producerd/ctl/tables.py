@@ -1,0 +1,166 @@
+"""What the daemon says, as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+SHARDS_SHOWN: Final = 20
+MIB: Final = 1 << 20
+Told = Mapping[str, Any]
+
+
+def status(told: Told) -> Iterator[str]:
+    """Each stream: its queue, and what holds it."""
+    yield _head(told)
+    streams = _sorted(told)
+    if not streams:
+        yield "no client has opened a stream yet"
+        return
+    yield from table(
+        ("STREAM", "HEALTH", "RECORDS", "OF", "MIB", "OF", "BLOCKED", "IN FLIGHT", "SHARDS"),
+        [
+            (
+                stream["stream"],
+                _health(stream),
+                f"{stream['queue_records']:,}",
+                f"{stream['queue_limit_records']:,}",
+                f"{stream['queue_bytes'] / MIB:.1f}",
+                f"{stream['queue_limit_bytes'] / MIB:.1f}",
+                f"{stream['blocked_callers']:,}",
+                f"{stream['requests_in_flight']:,}",
+                f"{stream['shards_open']:,}",
+            )
+            for stream in streams
+        ],
+    )
+    yield from _why(streams)
+
+
+def rates(told: Told, before: Told) -> Iterator[str]:
+    """What each stream did since ``before``."""
+    yield _head(told)
+    seconds = max(told["uptime_seconds"] - before["uptime_seconds"], 0.001)
+    earlier = {stream["stream"]: stream for stream in before["streams"]}
+    streams = _sorted(told)
+    rows = []
+    for stream in streams:
+        then = earlier.get(stream["stream"], {})
+
+        def rate(name: str, stream: Told = stream, then: Told = then) -> float:
+            return float(max(0.0, stream[name] - then.get(name, 0)) / seconds)
+
+        rows.append(
+            (
+                stream["stream"],
+                _health(stream),
+                f"{rate('ingest_records'):,.0f}",
+                f"{rate('delivered_records'):,.0f}",
+                f"{rate('delivered_bytes') / MIB:,.2f}",
+                f"{_full(stream):.0%}",
+                f"{stream['oldest_record_seconds']:,.1f}",
+                f"{stream['blocked_callers']:,}",
+                f"{min(rate('blocked_seconds'), 1):.0%}",
+                f"{rate('record_retries'):,.0f}",
+                f"{stream['failed_records']:,}",
+            )
+        )
+    if rows:
+        yield from table(
+            (
+                "STREAM",
+                "HEALTH",
+                "IN/S",
+                "STORED/S",
+                "MIB/S",
+                "QUEUE",
+                "OLDEST S",
+                "BLOCKED",
+                "OF TIME",
+                "RETRIES/S",
+                "FAILED",
+            ),
+            rows,
+        )
+    yield from _why(streams)
+
+
+def shards(told: Told) -> Iterator[str]:
+    """Each shard of a stream: what waits for it, and why."""
+    known = told["shards"]
+    if not known:
+        yield f"{told['stream']}: its shards are not known"
+        return
+    busy = [shard for shard in known if shard["waiting_records"] or shard["in_flight"] or shard["use"] >= 0.005]
+    busy.sort(key=lambda shard: (shard["waiting_bytes"], shard["use"]), reverse=True)
+    if busy:
+        yield from table(
+            ("SHARD", "WAITING", "MIB", "SHARE", "IN FLIGHT", "RECORDS/S", "MIB/S", "USE", "WAITS FOR"),
+            [_shard_row(shard) for shard in busy[:SHARDS_SHOWN]],
+        )
+    if len(busy) > SHARDS_SHOWN:
+        yield f"{count(len(busy) - SHARDS_SHOWN, 'shard')} with less: --json has them all"
+    if len(busy) < len(known):
+        yield f"{count(len(known) - len(busy), 'shard')} with nothing to send"
+
+
+def count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as they must be; numbers stand right."""
+    columns = range(len(head))
+    widths = [max(len(row[place]) for row in (head, *rows)) for place in columns]
+    numbers = [rows[0][place][0].isdigit() for place in columns]
+    for row in (head, *rows):
+        cells = [(row[i].rjust if numbers[i] else row[i].ljust)(widths[i]) for i in columns]
+        yield "  ".join(cells).rstrip()
+
+
+def _head(told: Told) -> str:
+    used, limit = told["node_queue_bytes"] / MIB, told["node_queue_limit_bytes"] / MIB
+    queues = f"queues {used:,.1f} of {limit:,.0f} MiB"
+    level = f", log level {told['log_level']}" if told["log_level"] != "info" else ""
+    return f"producerd {told['version']}: {told['state']}, {count(told['connections'], 'connection')}, {queues}{level}"
+
+
+def _sorted(told: Told) -> list[Told]:
+    return sorted(told["streams"], key=lambda stream: str(stream["stream"]))
+
+
+def _health(stream: Told) -> str:
+    return "paused" if stream["paused"] else str(stream["health"])
+
+
+def _full(stream: Told) -> float:
+    """How full its queue is, by whichever limit is nearer."""
+    return float(
+        max(
+            stream["queue_records"] / stream["queue_limit_records"],
+            stream["queue_bytes"] / stream["queue_limit_bytes"],
+        )
+    )
+
+
+def _why(streams: Sequence[Told]) -> Iterator[str]:
+    for stream in streams:
+        if stream["reason"]:
+            yield f"{stream['stream']}: {stream['reason']}"
+        if stream["last_error"]:
+            yield f"{stream['stream']}: last error: {stream['last_error']}"
+
+
+def _shard_row(shard: Told) -> tuple[str, ...]:
+    waits = shard["waits_for"] or "-"
+    return (
+        shard["shard_id"],
+        f"{shard['waiting_records']:,}",
+        f"{shard['waiting_bytes'] / MIB:.1f}",
+        f"{shard['share']:.0%}",
+        f"{shard['in_flight']:,}",
+        f"{shard['rate_records']:,.0f}",
+        f"{shard['rate_bytes'] / MIB:.2f}",
+        f"{shard['use']:.0%}",
+        f"{waits}, throttled" if shard["backs_off"] else waits,
+    )

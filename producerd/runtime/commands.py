@@ -1,0 +1,184 @@
+"""What an operator asks of the daemon, and tells it: `producerctl`'s commands, as far as they are not a daemon's life.
+
+Everything is said in JSON's values.  Nothing here shows a record, a key or a secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from producerd import __version__
+from producerd.config import Config
+from producerd.config.text import as_toml
+from producerd.runtime import logs
+from producerd.runtime.stream import Stream
+from producerd.runtime.streams import Streams
+
+Told = dict[str, Any]
+STARTED: Final = time.monotonic()
+
+
+class NoSuchStream(Exception):
+    """Nobody has opened a stream of that name."""
+
+
+@dataclass(slots=True)
+class Drained:
+    """How a daemon ended, as far as it has.  ``empties_for_seconds``: how long queues may be delivered before that."""
+
+    empties_for_seconds: float | None = None
+    returned_records: int = 0
+    undelivered_records: int = 0
+    """Of no caller, so that nobody could have them back: they are lost."""
+
+
+class Node(Protocol):
+    """The daemon, as commands see it."""
+
+    config: Config
+
+    @property
+    def state_name(self) -> str: ...
+
+    @property
+    def connections(self) -> int: ...
+
+    async def drain(self, seconds: float | None) -> Drained: ...
+
+    async def reload(self) -> Told: ...
+
+
+class Commands:
+    """See the module's text.  Raises NoSuchStream, and ConfigurationError where settings do not hold."""
+
+    def __init__(self, node: Node, streams: Streams) -> None:
+        self._node = node
+        self._streams = streams
+        self._loop = asyncio.get_running_loop()
+
+    # ---- questions
+
+    def status(self) -> Told:
+        now = self._loop.time()
+        budget = self._streams.budget
+        return {
+            "version": __version__,
+            "state": self._node.state_name,
+            "uptime_seconds": round(time.monotonic() - STARTED, 1),
+            "log_level": logs.level(),
+            "connections": self._node.connections,
+            "node_queue_bytes": budget.used_bytes,
+            "node_queue_limit_bytes": budget.limit_bytes,
+            "streams": [stream.status(now) | _totals(stream) for stream in self._streams],
+        }
+
+    def shards(self, name: str) -> Told:
+        return self._stream(name).shards(self._loop.time())
+
+    def dump(self) -> Told:
+        """Everything that whoever looks for a fault would ask for."""
+        frames = sys._current_frames()
+        return {
+            "status": self.status(),
+            "shards": {stream.name: stream.shards(self._loop.time())["shards"] for stream in self._streams},
+            "settings": as_toml(self._node.config, origins=True).splitlines(),
+            "process": {
+                "pid": os.getpid(),
+                "python": sys.version,
+                "platform": platform.platform(),
+                "memory": _memory(),
+                "open_files": len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else None,
+                "garbage_collections": [generation["collections"] for generation in gc.get_stats()],
+            },
+            "threads": {str(number): _lines(traceback.extract_stack(frame)) for number, frame in frames.items()},
+            "tasks": {
+                task.get_name(): _lines(traceback.extract_stack(stack[-1])) if (stack := task.get_stack()) else []
+                for task in asyncio.all_tasks()
+            },
+        }
+
+    # ---- orders
+
+    async def flush(self, name: str | None, timeout_seconds: float | None) -> Told:
+        """Deliver all that was accepted until now; what became of each record of it, and how many have not ended."""
+        streams = list(self._streams) if name is None else [self._stream(name)]
+        now = self._loop.time()
+        flushings = {stream.name: stream.flush_all(now) for stream in streams}
+        for stream in streams:
+            self._streams.poke(stream)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                for flushing in flushings.values():
+                    await flushing.done.wait()
+        except TimeoutError:
+            pass  # the numbers say it
+        return {"streams": {name: flushing.told() for name, flushing in flushings.items()}}
+
+    async def drain(self, timeout_seconds: float | None) -> Told:
+        drained = await self._node.drain(timeout_seconds)
+        return {
+            "returned_records": drained.returned_records,
+            "undelivered_records": drained.undelivered_records,
+        }
+
+    async def reload(self) -> Told:
+        return await self._node.reload()
+
+    def pause(self, name: str) -> Told:
+        stream = self._stream(name)
+        stream.pause(self._loop.time())
+        return {"stream": name, "paused": True}
+
+    def resume(self, name: str) -> Told:
+        stream = self._stream(name)
+        stream.resume(self._loop.time())
+        self._streams.poke(stream)
+        return {"stream": name, "paused": False}
+
+    def log_level(self, level: logs.Level, seconds: float | None) -> Told:
+        logs.set_level(level, seconds)
+        return {"log_level": level, "seconds": seconds}
+
+    def _stream(self, name: str) -> Stream:
+        stream = self._streams.get(name)
+        if stream is None:
+            raise NoSuchStream(f"{name}: no client has opened a stream of that name")
+        return stream
+
+
+def _totals(stream: Stream) -> Told:
+    """What `producerctl top` makes rates of."""
+    stats = stream.pipeline.stats
+    return {
+        "ingest_records": stats.ingest_records,
+        "ingest_bytes": stats.ingest_bytes,
+        "delivered_records": stats.delivered_records,
+        "delivered_bytes": stats.delivered_bytes,
+        "failed_records": sum(stats.failed_records.values()),
+        "discarded_records": sum(stats.discarded_records.values()),
+        "record_retries": stats.retried_records,
+        "oldest_record_seconds": round(stream.pipeline.oldest_seconds(asyncio.get_running_loop().time()), 1),
+        "blocked_seconds": round(stream.gate.active_seconds(asyncio.get_running_loop().time()), 1),
+    }
+
+
+def _memory() -> dict[str, str]:
+    """As Linux tells it."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return dict(line.split(":\t", 1) for line in lines if line.startswith(("Vm", "Rss", "Threads")))
+
+
+def _lines(stack: Iterable[traceback.FrameSummary]) -> list[str]:
+    """Where, and not with which values."""
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in stack]

@@ -1,0 +1,157 @@
+"""Streams: those of the node, by name; opened when a client asks for one, forgotten when nobody does any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from typing import Final
+
+from producerd.config import STREAM_NAME, Config
+from producerd.core.budget import NodeBudget, NodeInFlight
+from producerd.core.retry import HealthState
+from producerd.errors import Code, Refused
+from producerd.runtime.aws.clients import AwsClients, access_of
+from producerd.runtime.dispatcher import Dispatcher
+from producerd.runtime.kinesis import AioKinesis, Kinesis
+from producerd.runtime.logs import get_logger
+from producerd.runtime.shard_watch import ShardWatch
+from producerd.runtime.stream import Stream
+
+log = get_logger("producerd.streams")
+
+FORGET_SECONDS: Final = 24 * 3_600.0
+"""After which a stream goes that nobody has open and that has no settings of its own: jobs may make up names by day."""
+LOOK_SECONDS: Final = 600.0
+
+
+class Streams:
+    """See the module's text.  Iterates over the streams that are known; `run` encloses their watches."""
+
+    def __init__(self, config: Config) -> None:
+        node = config.node
+        self.config = config
+        self.budget = NodeBudget(node.node_queue_limit_bytes, node.floor_bytes)
+        self.in_flight = NodeInFlight(node.node_max_in_flight_bytes, node.in_flight_floor_bytes)
+        self._known: dict[str, Stream] = {}
+        self._services: dict[Stream, Kinesis] = {}
+        self._watches: dict[Stream, asyncio.Task[None]] = {}
+
+    def through(self, dispatcher: Dispatcher, clients: AwsClients, executor: Executor) -> None:
+        """What carries the streams' work; before any is opened."""
+        self._dispatcher, self._clients, self._executor = dispatcher, clients, executor
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        """Own every stream's watch until ``stopped``."""
+        async with asyncio.TaskGroup() as self._tasks:
+            forgetting = self._tasks.create_task(self._forget_idle())
+            await stopped.wait()
+            for task in (forgetting, *self._watches.values()):
+                task.cancel()
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._known.values())
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, name: str) -> Stream | None:
+        return self._known.get(name)
+
+    def service_of(self, stream: Stream) -> Kinesis:
+        return self._services[stream]
+
+    @property
+    def are_quiet(self) -> bool:
+        """Whether no row is left of any of them."""
+        return all(stream.budget.used_records == 0 for stream in self)
+
+    def open(self, name: str) -> Stream:
+        """The stream of that name, made if nobody has asked for it before.  Raises Refused where it may not be."""
+        stream = self._known.get(name)
+        if stream is None:
+            self._check_new(name)
+            node = self.config.node
+            settings = self.config.stream(name)
+            stream = Stream(name, settings, node.max_frame_bytes, node.max_frame_records, self.budget, self.in_flight)
+            self._known[name] = stream
+            client = self._clients.of(access_of(node, settings))
+            stream.credentials = client.credentials
+            kinesis = AioKinesis(client, self._executor)
+            self._services[stream] = kinesis
+            watch = ShardWatch(stream, kinesis, self._dispatcher)
+            stream.wants_map = watch.look
+            self._watches[stream] = self._tasks.create_task(watch.run())
+        self.poke(stream)
+        return stream
+
+    def poke(self, stream: Stream) -> None:
+        """Something of the stream was touched: its pipeline, or its gate."""
+        if stream in self._watches:  # else it is forgotten, and a session's end came late
+            self._dispatcher.poke(stream)
+
+    def hand_room_on(self, now: float) -> None:
+        """Room of the node that came free goes to who waits for it, who holds least first; all send what they hold."""
+        if not self.budget.wanted_by:
+            return
+        freed, self.budget.has_freed = self.budget.has_freed, False
+        for stream in sorted(self, key=lambda stream: stream.budget.used_bytes):
+            if (freed and stream.budget in self.budget.wanted_by) or stream.pipeline.press(now):
+                self.poke(stream)
+
+    def reload(self, config: Config, now: float) -> None:
+        """Other settings, of which nothing differs for an open stream that it could not change."""
+        node = config.node
+        self.config = config
+        self.budget.set_limits(node.node_queue_limit_bytes, node.floor_bytes)
+        self.in_flight.set_limits(node.node_max_in_flight_bytes, node.in_flight_floor_bytes)
+        for stream in self:
+            stream.reload(config.stream(stream.name), now)
+            self.poke(stream)
+
+    # ---- inside
+
+    def _check_new(self, name: str) -> None:
+        node = self.config.node
+        if not STREAM_NAME.fullmatch(name):
+            message = f"{name!r} cannot be a stream's name: 1 to 128 of a-z A-Z 0-9 _ . -"
+            raise Refused(message, code=Code.STREAM_NOT_FOUND)
+        if node.streams_allowed == "listed" and name not in self.config.streams:
+            message = f'the daemon takes listed streams only, and {name} is not: add [streams."{name}"]'
+            raise Refused(message, code=Code.NOT_AUTHORIZED)
+        if len(self) >= node.max_streams:
+            self._make_place()
+        if len(self) >= node.max_streams:
+            raise Refused(f"max_streams = {node.max_streams} streams are in use", code=Code.STREAM_LIMIT)
+
+    def _make_place(self) -> None:
+        """For a new stream, by a name that never worked and that nobody has open: a typing error, mostly."""
+        for stream in list(self):
+            unproven = stream.pipeline.health.state in (HealthState.UNPROVEN, HealthState.BROKEN)
+            if (
+                unproven
+                and not stream.gate.sessions
+                and stream.pipeline.idle
+                and stream.name not in self.config.streams
+            ):
+                self._forget(stream)
+                return
+
+    async def _forget_idle(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = asyncio.get_running_loop().time()
+            for stream in list(self):
+                idle_since = stream.idle_since
+                if (
+                    idle_since is not None
+                    and now >= idle_since + FORGET_SECONDS
+                    and stream.name not in self.config.streams
+                ):
+                    log.info("stream forgotten", stream=stream.name, idle_hours=round((now - idle_since) / 3_600))
+                    self._forget(stream)
+
+    def _forget(self, stream: Stream) -> None:
+        self._watches.pop(stream).cancel()
+        self._dispatcher.forget(stream)
+        del self._known[stream.name], self._services[stream]

@@ -1,0 +1,158 @@
+"""What all streams of a node have on their way is bounded, and no stream waits for another's answers."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from producerd.core.budget import NodeInFlight
+from tests.core.test_operator import reload
+from tests.core.test_pipeline import INVALID, UNSENT, Desk, Sent
+from tests.core.test_spans import Row, even_map
+
+pytestmark = pytest.mark.law("NodeInFlight")
+FLOOR: int = 100_000
+
+
+def desks(count: int, node: NodeInFlight, **rules: Any) -> list[Desk]:
+    """Streams of one node, each with much to send."""
+    rules = {"request_max_bytes": 200_000, "max_in_flight_requests": 100} | rules
+    return [Desk(even_map(16), in_flight=node, **rules) for _ in range(count)]
+
+
+def fill(desk: Desk, rows: int, size: int = 1_000) -> None:
+    desk.submit([(b"k%d" % i, b"x" * size, None) for i in range(rows)])
+    desk.sort()
+    desk.pipeline.sender.in_flight.window._size = 100.0
+
+
+def is_held(desk: Desk) -> bool:
+    return desk.pipeline.held_by_node
+
+
+def test_a_stream_goes_on_while_another_hangs_with_all_that_it_may_have() -> None:
+    node = NodeInFlight(8 * FLOOR, FLOOR)
+    hung, other = desks(2, node)
+    fill(hung, 2_000)
+    fill(other, 400)
+    hanging = hung.send_all()
+    assert 3.5 * FLOOR < node.used_bytes <= 5 * FLOOR
+    assert is_held(hung)
+    assert hung.pipeline.holding(hung.now).cause == "in_flight"
+    room = node.room(other.pipeline.sender.in_flight)
+    assert FLOOR <= room < FLOOR + 200_000, "what is left of the shared half is less than a request"
+    while (sent := other.try_send()) is not None:
+        assert sent.request.bytes <= room
+        assert sent.request.bytes > 0.9 * room or not other.pipeline.lanes.waiting, "no crumb"
+        assert other.try_send() is None
+        assert is_held(other) == bool(other.pipeline.lanes.waiting)
+        assert node.used_bytes <= 8 * FLOOR
+        sent.stored_as_predicted()
+    other.finished()
+    assert other.is_empty()
+    for sent in hanging:
+        sent.fail(UNSENT)
+    assert (node.used_bytes, node._used) == (0, {})
+
+
+def test_room_that_comes_free_is_there_for_whoever_was_held_back() -> None:
+    node = NodeInFlight(8 * FLOOR, FLOOR)
+    first, second = desks(2, node)
+    fill(first, 2_000)
+    fill(second, 400)
+    hanging = first.send_all()
+    second.send()
+    assert is_held(second)
+    for sent in hanging[:2]:
+        sent.stored_as_predicted()
+    assert not is_held(second)
+    assert second.send().request.bytes > FLOOR
+
+
+def test_a_record_larger_than_a_floor_goes_alone_and_only_with_nothing_on_its_way() -> None:
+    node = NodeInFlight(8 * FLOOR, FLOOR)
+    hung, other = desks(2, node)
+    fill(hung, 2_000)
+    hung.send_all()
+    fill(other, 2, 500_000)
+    sent = other.send()
+    assert sent.request.records == 1
+    assert node.used_bytes > 8 * FLOOR
+    assert other.try_send() is None
+    sent.stored_as_predicted()
+    other.send().stored_as_predicted()
+    other.finished()
+    assert other.is_empty()
+
+
+@pytest.mark.parametrize("per_key", [False, True])
+def test_what_goes_alone_is_cut_to_what_there_is_room_for(per_key: bool) -> None:
+    """A request of 200 kB is refused, and the halves are sent while another stream has all but the floor."""
+    node = NodeInFlight(8 * FLOOR, FLOOR // 2)
+    (other,) = desks(1, node, per_key=per_key, aggregate=per_key, aggregate_max_bytes=150_000)
+    frame = other.submit([(b"k%d" % i, b"x" * 1_000, b"0" if per_key else None) for i in range(150)])
+    other.sort()
+    refused = other.send()
+    assert refused.request.bytes > 1.2 * FLOOR
+    refused.fail(INVALID)
+    node.take("another", node.room("another"))
+    halves = 0
+    while (sent := other.try_send()) is not None:
+        assert sent.request.bytes <= FLOOR // 2
+        halves += 1
+        sent.stored_as_predicted()
+    assert halves >= 3
+    assert other.finished() == [frame]
+    assert frame.result().stored == 150
+
+
+def test_a_record_larger_than_a_request_in_a_refused_one_waits_until_nothing_is_on_its_way() -> None:
+    """It came into one when that might have more: before a reload."""
+    node = NodeInFlight(80 * FLOOR, FLOOR)
+    (desk,) = desks(1, node, request_max_bytes=1_000_000)
+    small: Row = (b"k", b"small", b"0")
+    frame = desk.submit([*[small] * 10, (b"k", b"large" * 120_000, b"0"), *[small] * 10])
+    desk.sort()
+    refused = desk.send()
+    assert refused.request.records == 21
+    node.set_limits(8 * FLOOR, FLOOR)
+    reload(desk, request_max_bytes=64_000)
+    refused.fail(INVALID)
+    half = desk.send()
+    assert half.request.records == 10
+    assert desk.try_send() is None
+    half.stored_as_predicted()
+    large = desk.send()
+    assert large.request.records == 1
+    large.stored_as_predicted()
+    for sent in desk.send_all():
+        sent.stored_as_predicted()
+    assert desk.finished() == [frame]
+    assert desk.is_empty()
+
+
+def test_many_streams_send_at_random_and_no_answer_is_missing_for_anybody() -> None:
+    for seed in range(30):
+        random = Random(seed)
+        node = NodeInFlight(10 * FLOOR, FLOOR)
+        streams = desks(5, node, request_max_bytes=random.choice([30_000, 200_000]))
+        on_their_way: list[tuple[Desk, Sent]] = []
+        for stream in streams:
+            fill(stream, random.choice([10, 300]), random.choice([100, 5_000]))
+        for _ in range(400):
+            stream = random.choice(streams)
+            had_none = not stream.pipeline.requests_in_flight
+            if (sent := stream.try_send()) is not None:
+                on_their_way.append((stream, sent))
+            else:
+                stream.finished()
+                assert not had_none or stream.pipeline.idle, f"seed {seed}: nothing on its way, and it may not send"
+            assert node.used_bytes <= node.limit_bytes, f"seed {seed}"
+            if on_their_way and random.random() < 0.4:
+                _, sent = on_their_way.pop(random.randrange(len(on_their_way)))
+                sent.stored_as_predicted()
+        for _, sent in on_their_way:
+            sent.stored_as_predicted()
+        assert (node.used_bytes, node._used, node._shared_bytes) == (0, {}, 0)

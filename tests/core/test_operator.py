@@ -1,0 +1,333 @@
+"""What an operator does to a running pipeline: other settings, a pause, a flush; nothing is dropped by any of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from producerd.core.pacing import SHARD_BYTES_PER_SECOND
+from producerd.errors import Code, Outcome
+from tests.core.test_pipeline import INVALID, LOST, REFUSED, UNSENT, Desk, Sent, ends_of
+from tests.core.test_spans import even_map
+
+
+def reload(desk: Desk, **changes: Any) -> None:
+    rules = desk.pipeline.rules
+    entries = {name: changes.pop(name) for name in list(changes) if hasattr(rules.entries, name)}
+    desk.pipeline.set_rules(replace(rules, entries=replace(rules.entries, **entries), **changes), desk.now)
+
+
+# ---- other settings
+
+
+def test_what_lingers_goes_by_the_new_time() -> None:
+    desk = Desk(linger_seconds=3_600.0)
+    desk.submit(1)
+    assert desk.pipeline.next_time() == 3_700.0
+    reload(desk, linger_seconds=2.0)
+    assert desk.pipeline.next_time() == 102.0
+    assert desk.pipeline.take_job(101.9) is None
+    assert len(desk.pipeline.take_job(102.0).frames) == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.law("Row")
+def test_rows_accepted_before_keep_their_time_to_live_and_later_ones_have_the_new_one() -> None:
+    desk = Desk(record_ttl_seconds=60.0)
+    old = desk.submit(1)
+    reload(desk, record_ttl_seconds=5.0, linger_seconds=1_000.0)
+    desk.now = 110.0
+    new = desk.submit(1)
+    reload(desk, record_ttl_seconds=inf)
+    last = desk.submit(1)
+    assert desk.pipeline.next_time() == 115.0, "the younger one is due first"
+    desk.now = 115.0
+    assert desk.try_send() is None
+    assert (old.finished, new.finished) == (False, True)
+    assert desk.pipeline.next_time() == 160.0
+    desk.now = 160.0
+    assert desk.try_send() is None
+    assert desk.finished() == [new, old]
+    assert ends_of(old) == {0: (Outcome.NOT_STORED, Code.EXPIRED, False)}
+    assert desk.pipeline.next_time() == 1_100.0
+    assert not last.finished
+    assert not desk.pipeline.ledger._expiring
+
+
+def test_a_request_on_its_way_keeps_its_time_out_and_the_next_has_the_new_one() -> None:
+    desk = Desk(request_max_records=5)
+    desk.submit(10)
+    desk.sort()
+    before = desk.send()
+    reload(desk, request_timeout_seconds=20.0)
+    assert 6.0 < before.request.timeout_seconds < 7.0
+    assert 20.0 < desk.send().request.timeout_seconds < 21.0
+
+
+def test_a_request_that_was_taken_and_is_not_encoded_gives_back_what_the_new_rules_leave_out() -> None:
+    desk = Desk()
+    desk.submit(100)
+    desk.sort()
+    request = desk.pipeline.take_request(desk.now)
+    assert request is not None
+    reload(desk, request_max_records=7)
+    sent = Sent(desk, request)
+    assert (len(sent.entries), request.records) == (7, 7)
+    assert len(desk.send().entries) == 7
+    sent.stored()
+    assert desk.pipeline.queued_records == 93
+
+
+def test_aggregates_are_made_by_the_new_sizes() -> None:
+    desk = Desk(aggregate=True)
+    desk.submit([(b"k", b"x" * 90, None)] * 200)
+    desk.sort()
+    reload(desk, aggregate_max_bytes=1_024, aggregate_max_records=5)
+    assert {len(data) > 1_100 for data in desk.send().data} == {False}
+    assert [lane.aggregate_max_bytes for lane in desk.pipeline.lanes] == [1_024]
+
+
+def test_the_number_on_its_way_follows_the_new_limits_and_what_is_above_them_ends_as_always() -> None:
+    desk = Desk(even_map(8), request_max_records=5, max_in_flight_requests=24)
+    desk.submit([(b"k%d" % i, b"x", None) for i in range(1_000)])
+    desk.sort()
+    first = desk.send_all()
+    assert len(first) == 4
+    reload(desk, max_in_flight_requests=2)
+    for left, sent in zip((3, 2, 1), first, strict=False):
+        assert desk.try_send() is None
+        sent.stored_as_predicted()
+        assert desk.pipeline.requests_in_flight == left
+    assert desk.pipeline.requests_in_flight == 1
+    on_their_way = [first[3], *desk.send_all()]
+    assert len(on_their_way) == 2
+    reload(desk, max_in_flight_requests=24)
+    for expected in (4, 8, 16):
+        for sent in on_their_way:
+            sent.stored_as_predicted()
+        on_their_way = desk.send_all()
+        assert len(on_their_way) == expected, "it doubles again: no time-out has taught it otherwise"
+
+
+def test_bytes_on_their_way_follow_the_new_limits() -> None:
+    desk = Desk(max_in_flight_bytes=5_000, request_max_bytes=4_096)
+    desk.submit([(b"k", b"x" * 1_000, None)] * 100)
+    desk.sort()
+    assert len(desk.send_all()) == 1
+    reload(desk, max_in_flight_bytes=64 << 20, request_max_bytes=8_192)
+    more = desk.send_all()
+    assert len(more) == 3
+    assert 4_096 < more[0].encoded.payload_bytes <= 8_192
+
+
+def test_a_stream_that_is_suspected_has_the_new_patience() -> None:
+    desk = Desk(permanent_error_grace_seconds=3_600.0, request_max_records=1)
+    desk.submit(3)
+    desk.sort()
+    desk.send().stored()
+    desk.send().fail(REFUSED)
+    assert desk.pipeline.health.state.value == "suspect"
+    reload(desk, permanent_error_grace_seconds=1.0)
+    desk.now += 20.0
+    desk.send().fail(REFUSED)
+    assert desk.pipeline.health.state.value == "broken"
+
+
+def test_throttled_rows_fail_or_do_not_by_the_new_setting() -> None:
+    desk = Desk()
+    frame = desk.submit(2)
+    desk.sort()
+    sent = desk.send()
+    reload(desk, fail_if_throttled=True)
+    sent.throttle({1})
+    assert ends_of(frame) == {1: (Outcome.NOT_STORED, Code.THROTTLED, False)}
+
+
+@pytest.mark.law("Pacer")
+def test_a_lane_that_waits_for_its_pace_goes_on_at_once_where_it_may_send_more() -> None:
+    desk = Desk(shard_rate_fraction=0.001)
+    desk.submit([(b"k", b"x" * 500, None)] * 20)
+    desk.sort()
+    desk.send().stored()
+    assert desk.try_send() is None
+    due = desk.pipeline.next_time()
+    assert due is not None
+    assert due > desk.now + 0.5
+    reload(desk, shard_rate_fraction=100.0)
+    due = desk.pipeline.next_time()
+    assert due is None or due < desk.now + 0.11
+    desk.now += 0.11
+    assert len(desk.send().entries) == 19
+
+
+@pytest.mark.law("Pacer")
+def test_a_pace_keeps_what_its_shards_throttles_have_taught_and_takes_that_of_another_rate() -> None:
+    desk = Desk(shard_rate_fraction=1.0, request_max_records=5)
+    desk.submit(20)
+    desk.sort()
+    desk.send().throttle({0, 1, 2, 3, 4})
+    (lane,) = desk.pipeline.lanes
+    assert lane.pacer is not None
+    share = lane.pacer.rate_bytes / SHARD_BYTES_PER_SECOND
+    assert share < 0.25
+    reload(desk, shard_rate_fraction=0.5)
+    assert lane.pacer.rate_bytes == pytest.approx(0.5 * share * SHARD_BYTES_PER_SECOND)
+    assert lane.backs_off(desk.now)
+    reload(desk, shard_rate_fraction=2.0)
+    assert lane.pacer.rate_bytes == pytest.approx(2.0 * share * SHARD_BYTES_PER_SECOND)
+
+
+def test_how_records_are_packed_and_ordered_never_changes() -> None:
+    desk = Desk()
+    for change in ({"aggregate": True}, {"per_key": True}):
+        with pytest.raises(AssertionError, match="made for these"):
+            reload(desk, **change)
+
+
+# ---- a pause
+
+
+def test_in_a_pause_nothing_is_sent_and_what_is_on_its_way_ends() -> None:
+    desk = Desk(request_max_records=5)
+    frame = desk.submit(20)
+    desk.sort()
+    first, second = desk.send(), desk.send()
+    desk.pipeline.pause()
+    assert desk.try_send() is None
+    first.stored()
+    second.fail(UNSENT)
+    assert frame.tallies[Outcome.STORED] == 5
+    desk.now += 30.0
+    assert desk.try_send() is None
+    assert desk.pipeline.next_time() is None, "nothing is due before somebody resumes"
+    assert desk.pipeline.holding(desk.now).cause == "paused"
+    assert desk.pipeline.requests_in_flight == 0
+    desk.pipeline.resume()
+    assert desk.pipeline.holding(desk.now).cause == "daemon"
+    for sent in desk.send_all():
+        sent.stored()
+    for sent in desk.send_all():
+        sent.stored()
+    assert desk.finished() == [frame]
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Row")
+def test_in_a_pause_rows_expire() -> None:
+    desk = Desk(record_ttl_seconds=5.0)
+    frame = desk.submit(5)
+    desk.sort()
+    desk.pipeline.pause()
+    assert desk.try_send() is None
+    assert desk.pipeline.next_time() == 105.0
+    desk.now = 105.0
+    assert desk.try_send() is None
+    assert desk.finished() == [frame]
+    assert desk.is_empty()
+
+
+def test_a_drain_ends_a_pause_and_lets_nobody_begin_one() -> None:
+    desk = Desk()
+    desk.submit(3, owner=None)
+    returned = desk.submit(2)
+    desk.sort()
+    desk.pipeline.pause()
+    desk.pipeline.drain()
+    assert returned.tallies[Outcome.RETURNED] == 2
+    sent = desk.send()
+    desk.pipeline.pause()
+    sent.throttle({0, 1, 2})
+    desk.now += 1.0
+    desk.send().stored()
+    desk.finished()
+    assert desk.is_empty()
+
+
+# ---- a flush
+
+
+class Flush:
+    """One of the operator's, and how often it was told that it is done."""
+
+    def __init__(self, desk: Desk) -> None:
+        calls: list[None] = []
+        self._calls = calls
+        self.flushing = desk.pipeline.flush_all(lambda: calls.append(None))
+
+    @property
+    def done(self) -> int:
+        return len(self._calls)
+
+    def told(self) -> dict[str, int]:
+        """Without what is 0."""
+        return {how: records for how, records in self.flushing.told().items() if records}
+
+
+@pytest.mark.law("Frame")
+def test_a_flush_sends_what_lingers_and_tells_how_each_row_ended_once_none_is_open() -> None:
+    desk = Desk(even_map(2), linger_seconds=3_600.0, request_max_records=10)
+    desk.submit(10, owner="a")
+    desk.submit(4, owner="gone")
+    flush = Flush(desk)
+    assert desk.pipeline.stats.flushes == {"flush": 1}
+    later = desk.submit(5, owner="a")
+    assert flush.told() == {"records": 14, "open": 14}
+    desk.sorted(desk.job())
+    desk.pipeline.discard("gone")
+    assert flush.told() == {"records": 14, "discarded": 4, "open": 10}
+    for sent in desk.send_all():
+        sent.stored_as_predicted()
+    assert flush.done == 1
+    assert flush.told() == {"records": 14, "discarded": 4, "stored": 10}
+    assert not later.finished
+    assert flush.done == 1
+
+
+@pytest.mark.law("Frame")
+def test_rows_that_had_ended_before_a_flush_are_none_of_its_and_every_other_outcome_is_told() -> None:
+    desk = Desk(request_max_records=2)
+    frame = desk.submit(8)
+    desk.sort()
+    desk.send().stored()
+    unknown, refused = desk.send(), desk.send()
+    flush = Flush(desk)
+    assert flush.told() == {"records": 6, "open": 6}
+    unknown.fail(LOST)
+    refused.fail(INVALID)
+    for _ in range(2):
+        desk.send().fail(INVALID)
+    assert flush.told() == {"records": 6, "not_stored": 2, "open": 4}
+    desk.pipeline.abandon()
+    assert flush.done == 1
+    assert flush.told() == {"records": 6, "not_stored": 2, "returned": 4}
+    assert desk.finished() == [frame]
+    assert frame.result().stored == 2
+
+
+@pytest.mark.law("Frame")
+def test_a_flush_of_nothing_is_done_at_once_and_one_that_nobody_waits_for_is_forgotten() -> None:
+    desk = Desk()
+    empty = Flush(desk)
+    assert (empty.done, empty.told()) == (1, {})
+    desk.submit(3)
+    first, second = Flush(desk), Flush(desk)
+    assert len(desk.pipeline.ledger.flushings) == 3
+    del first, empty
+    assert len(desk.pipeline.ledger.flushings) == 1
+    desk.sort()
+    desk.send().stored()
+    assert second.told() == {"records": 3, "stored": 3}
+    assert not second.flushing._frames, "and holds nothing of what has ended"
+
+
+@pytest.mark.law("Pipeline")
+def test_rows_that_a_session_leaves_behind_are_flushed_as_well() -> None:
+    desk = Desk()
+    desk.submit(3, owner="a")
+    flush = Flush(desk)
+    desk.pipeline.disown("a")
+    desk.sort()
+    desk.send().stored()
+    assert (flush.done, flush.told()) == (1, {"records": 3, "stored": 3})

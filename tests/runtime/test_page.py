@@ -1,0 +1,503 @@
+"""The status page shows what a stream did and why it is slow, within bounds; what others said is text in it.
+
+What asks a browser needs Debian's chromium (``apt-get install chromium``) and is skipped without it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import pytest
+
+from producerd.core.sender import Cause
+from producerd.runtime.page import ADVICE, HEADERS, KEPT_SECONDS, LOOK_SECONDS, SAMPLES, TEXT_CHARACTERS, Page
+from producerd.testing import FakeKinesis, Fault
+from producerd.testing.fake_kinesis import FakeServer
+from producerd.wire.columns import lay_out
+from tests.daemon import PATIENCE_SECONDS, daemon, rows, session, until
+
+Told = dict[str, Any]
+MIB: Final = 1 << 20
+CHROMIUM: Final = shutil.which("chromium")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+def stream_of(name: str = "flights", **differently: Any) -> Told:
+    """The status of one that works and has nothing to do."""
+    return {
+        "stream": name,
+        "health": "working",
+        "paused": False,
+        "queue_records": 0,
+        "queue_limit_records": 1_000,
+        "queue_bytes": 0,
+        "queue_limit_bytes": 64 * MIB,
+        "blocked_callers": 0,
+        "sessions": 1,
+        "requests_in_flight": 0,
+        "shards_open": 4,
+        "cause": "",
+        "shard_id": "",
+        "share": 0.0,
+        "reason": "",
+        "last_error": "",
+        "ingest_records": 0,
+        "delivered_records": 0,
+        "failed_records": 0,
+        "discarded_records": 0,
+        "record_retries": 0,
+        "oldest_record_seconds": 0.0,
+        "blocked_seconds": 0.0,
+        **differently,
+    }
+
+
+class Node:
+    """A daemon that is what the test says, and a clock that goes when it is told to."""
+
+    def __init__(self, *streams: Told) -> None:
+        self.now = 1_000.0
+        self.streams = list(streams)
+        self.told: Told = {
+            "version": "1.2.3",
+            "state": "serving",
+            "uptime_seconds": 93_784.0,
+            "log_level": "info",
+            "connections": 17,
+            "node_queue_bytes": 64 * MIB,
+            "node_queue_limit_bytes": 256 * MIB,
+        }
+        self.page = Page(lambda: {**self.told, "streams": [dict(each) for each in self.streams]}, lambda: self.now)
+
+    def passes(self, seconds: float = LOOK_SECONDS, **more: float) -> None:
+        """So much of it, in which the first stream adds to its counters; then a look."""
+        self.now += seconds
+        for name, number in more.items():
+            self.streams[0][name] += number
+        self.page.look()
+
+    def html(self) -> str:
+        self.now += KEPT_SECONDS
+        return self.page.html()
+
+
+class Parsed(HTMLParser):
+    """What a browser would see: each tag with its attributes, and the text between them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.text += " " if tag in ("p", "figcaption", "title", "h1") else ""
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def count(self, tag: str) -> int:
+        return sum(1 for name, _ in self.tags if name == tag)
+
+
+def sections(html: str) -> dict[str, str]:
+    """Each stream's part, in the order of the page."""
+    parts = re.findall(r"<section.*?</section>", html, re.DOTALL)
+    return {re.search(r"<h2>(\S+) ", part)[1]: part for part in parts}  # type: ignore[index] # each has one
+
+
+def text_of(html: str) -> str:
+    return " ".join(Parsed(html).text.split())
+
+
+def heights(html: str, kind: str) -> list[int]:
+    """What a picture shows, in its own units: 100 is its upper edge."""
+    drawn = re.search(rf'<path class="{kind}" d="M(-?\d+) (-?\d+)l([^V"]+)', html)
+    if drawn is None:
+        return []
+    steps = [int(step) for step in drawn[3].split()]
+    assert steps[::2] == [1] * (len(steps) // 2)
+    assert int(drawn[1]) + len(steps) // 2 == SAMPLES - 1, "the newest stands at the right edge"
+    found = [-int(drawn[2])]
+    for step in steps[1::2]:
+        found.append(found[-1] - step)
+    return found
+
+
+# ---- what it shows
+
+
+def test_pictures_show_what_was_accepted_stored_queued_and_blocked() -> None:
+    """By the time that has passed, and not by the timer's."""
+    node = Node(stream_of(ingest_records=700, blocked_seconds=30.0))
+    node.page.look()
+    assert heights(node.html(), "line accepted") == [], "of before the first look nothing is known"
+    node.now -= KEPT_SECONDS
+    node.passes(5, ingest_records=5_000, delivered_records=5_000)
+    node.streams[0].update(queue_records=100, queue_bytes=32 * MIB, blocked_callers=3)
+    node.passes(10, ingest_records=10_000, delivered_records=5_000, blocked_seconds=7.5)
+    shown = sections(node.html())["flights"]
+    assert heights(shown, "line accepted") == [100, 100]
+    assert heights(shown, "area stored") == [100, 50]
+    assert heights(shown, "area queue") == [0, 50], "by the nearer limit"
+    assert heights(shown, "area blocked") == [0, 75]
+    said = text_of(shown)
+    assert "accepted 1,000/s stored 500/s" in said
+    assert "Queue 50% full" in said
+    assert "75% of the time, 3 now" in said
+    assert "100 of 1,000 records" in said
+    assert "32.0 of 64.0 MiB" in said
+
+
+def test_a_stream_that_was_opened_since_the_last_look_counts_from_zero() -> None:
+    node = Node()
+    node.page.look()
+    node.streams.append(stream_of())
+    node.passes(ingest_records=50)
+    assert "accepted 10/s" in text_of(node.html())
+
+
+def test_counters_that_begin_anew_are_no_rates() -> None:
+    """A stream was forgotten and opened again between two looks."""
+    node = Node(stream_of(ingest_records=500, blocked_seconds=50.0, failed_records=5))
+    node.page.look()
+    node.passes(ingest_records=-400, blocked_seconds=-50.0, failed_records=-5)
+    assert "accepted 0/s" in text_of(node.html())
+    assert "● working" in text_of(node.html())
+
+
+def test_history_is_of_ten_minutes_and_of_streams_that_are_there() -> None:
+    node = Node(stream_of("a"), stream_of("b", ingest_records=5))
+    for _ in range(SAMPLES + 30):
+        node.passes(ingest_records=10)
+    shown = sections(node.html())
+    assert len(heights(shown["a"], "line accepted")) == SAMPLES
+    assert len(heights(node.html(), "area queue")) == SAMPLES, "the node's own"
+    gone = node.streams.pop()
+    node.passes()
+    assert list(sections(node.html())) == ["a"]
+    node.streams.append(gone)
+    node.passes()
+    node.passes()
+    assert len(heights(sections(node.html())["b"], "line accepted")) == 2
+
+
+STANDINGS: Final[list[tuple[str, Told, str]]] = [
+    ("a-broken", {"health": "broken", "paused": True}, "✕ broken: the service refuses it"),
+    ("b-suspect", {"health": "suspect"}, "✕ suspect: it worked, and now the service refuses it"),
+    ("c-failing", {"failed_records": 12}, "✕ 12 records failed in the last ten minutes"),
+    ("d-paused", {"paused": True}, "▲ paused"),
+    ("e-blocked", {"blocked_seconds": 4.0}, "▲ callers blocked for 80% of the last minute"),
+    ("f-old", {"oldest_record_seconds": 90.0}, "▲ a record has waited for 1 min 30 s"),
+    ("g-failing", {"last_error": "THROTTLED", "queue_records": 1}, "▲ sends fail, and are tried again"),
+    ("h-working", {"oldest_record_seconds": 5.0, "blocked_seconds": 0.4}, "● working"),
+    ("i-settled", {"last_error": "THROTTLED"}, "● working"),
+    ("j-unproven", {"health": "unproven"}, "○ unproven: nothing was stored yet"),
+]
+
+
+def test_streams_in_trouble_come_first_and_words_say_what_colours_do() -> None:
+    node = Node(*[stream_of(name) for name, _, _ in reversed(STANDINGS)])
+    node.page.look()
+    for stream, (_, differently, _) in zip(node.streams, reversed(STANDINGS), strict=True):
+        stream.update(differently)
+    node.passes()
+    shown = sections(node.html())
+    assert list(shown) == [name for name, _, _ in STANDINGS]
+    for name, _, words in STANDINGS:
+        assert f"{name} {words}" in text_of(shown[name])
+    said = "7 of 10 streams in trouble: a-broken, b-suspect, c-failing and 4 more"
+    assert f"▲ {said}" in text_of(node.html())
+    assert f"<title>{said} | producerd</title>" in node.html(), "the browser's tab says it, too"
+
+
+def test_a_minute_after_callers_were_blocked_the_stream_is_calm_again() -> None:
+    node = Node(stream_of())
+    node.page.look()
+    for _ in range(20):
+        node.passes(blocked_seconds=5)
+    assert "callers blocked for 100%" in text_of(node.html())
+    for _ in range(12):
+        node.passes()
+    assert "No stream is in trouble" in text_of(node.html())
+
+
+@pytest.mark.parametrize("cause", get_args(Cause))
+def test_each_cause_has_its_advice(cause: str) -> None:
+    """In words that fit what docs/operations.md says of it; where nothing is wrong, there is none."""
+    stream = stream_of(cause=cause, reason="because `it` is so", oldest_record_seconds=60.0, queue_records=5)
+    said = text_of(Node(stream).html())
+    assert "Why because it is so What to do " in said
+    assert ADVICE[cause].format(stream="flights").replace("`", "") in said
+    stream = stream_of(cause=cause, reason="because `it` is so", queue_records=5)
+    said = text_of(Node(stream).html())
+    assert "● working because it is so" in said
+    assert "What to do" not in said
+
+
+@pytest.mark.parametrize("health", ["broken", "suspect"])
+def test_what_a_refused_stream_wants_is_its_error_mended(health: str) -> None:
+    """Said once, also where the reason quotes it."""
+    error = "ACCESS_DENIED: not authorized"
+    stream = stream_of(health=health, cause="service", reason=f"the stream is refused: {error}", last_error=error)
+    said = text_of(Node(stream).html())
+    assert "What to do Mend what the error names" in said
+    assert said.count(error) == 1
+    stream["reason"] = ""
+    assert f"Last error {error}" in text_of(Node(stream).html())
+
+
+def test_what_to_do_about_a_pause_is_to_end_it() -> None:
+    assert "What to do producerctl resume flights sends again" in text_of(Node(stream_of(paused=True)).html())
+
+
+def test_the_node_says_how_it_is() -> None:
+    node = Node()
+    said = text_of(node.html())
+    assert "● No client has opened a stream yet" in said
+    for fact in ("State serving", "Version 1.2.3", "Up for 1 d 2 h", "Connections 17"):
+        assert fact in said
+    assert "All queues 64.0 of node_queue_limit_bytes = 256 MiB" in said
+    assert "All queues 25% full" in said
+    assert "Log level" not in said
+    node.told.update(state="draining", log_level="debug", uptime_seconds=7_260.0)
+    node.streams.append(stream_of())
+    said = text_of(node.html())
+    assert "▲ Draining; no stream is in trouble" in said
+    assert "Log level debug" in said
+    assert "Up for 2 h 1 min" in said
+
+
+# ---- what it promises
+
+
+EVIL: Final = "</title></style><script>alert('1')</script><img src=x onerror=\"alert(2)\"> & `<b>` \ud800 {x} %s"
+
+
+def test_what_others_said_is_text_and_nothing_else() -> None:
+    """Of a service, of a reason that quotes it, even of a name; and it can be sent."""
+    plain = Parsed(Node(stream_of(reason="r", last_error="e", oldest_record_seconds=60.0)).html())
+    said = {"reason": EVIL, "last_error": f"again {EVIL}", "oldest_record_seconds": 60.0}
+    html = Node(stream_of(EVIL, **said, cause="hot_shard")).html()
+    html.encode()
+    evil = Parsed(html)
+    shown = "</title></style><script>alert('1')</script><img src=x onerror=\"alert(2)\"> & "
+    assert evil.text.count(shown) >= 3
+    for tag in ("script", "img", "b", "title", "style"):
+        extra = 1 if tag == "b" else 0  # the heading of "What to do"
+        assert evil.count(tag) == plain.count(tag) + extra, tag
+    assert {name for _, attributes in evil.tags for name in attributes} == {
+        name for _, attributes in plain.tags for name in attributes
+    }
+
+
+def test_a_long_error_is_cut() -> None:
+    html = Node(stream_of(last_error="x" * 1_000_000)).html()
+    assert "x" * TEXT_CHARACTERS + " …" in html
+    assert len(html) < 20_000
+
+
+def test_it_needs_nothing_from_elsewhere_and_its_policy_allows_what_it_has() -> None:
+    """No style or handler in an attribute: the policy would stop them."""
+    node = Node(stream_of())
+    node.passes()
+    node.passes()
+    html = node.html()
+    policy = dict(part.split(" ", 1) for part in HEADERS["Content-Security-Policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    for tag, directive in (("style", "style-src"), ("script", "script-src")):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert policy[directive] == f"'sha256-{digest}'"
+    parsed = Parsed(html)
+    for tag, attributes in parsed.tags:
+        assert "style" not in attributes
+        assert not [name for name in attributes if name.startswith("on")]
+        assert attributes.get("src") is None
+        assert attributes.get("href") in (None, "data:,", "/metrics"), tag
+    assert "url(" not in html
+    assert "@import" not in html
+
+
+def test_every_picture_says_in_words_what_it_shows() -> None:
+    node = Node(stream_of())
+    node.page.look()
+    node.passes(ingest_records=50, delivered_records=25)
+    html = node.html()
+    pictures = re.findall(r"<svg .*?</svg>", html, re.DOTALL)
+    assert len(pictures) == 4
+    for picture in pictures:
+        assert 'role="img"' in picture
+        assert re.search(r"<title>[^<]+, now [^<]+, at most [^<]+</title>", picture)
+    assert "flights: records accepted and stored a second, now 10 and 5, at most 10, in the last ten minutes" in html
+
+
+def test_however_many_look_it_is_made_once_a_second() -> None:
+    node = Node(stream_of())
+    first = node.page.html()
+    node.told["connections"] = 18
+    node.now += KEPT_SECONDS / 2
+    assert node.page.html() is first
+    node.now += KEPT_SECONDS / 2
+    assert "Connections 18" in text_of(node.page.html())
+
+
+class Timers:
+    """As much of a loop as it takes."""
+
+    def __init__(self) -> None:
+        self.due: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
+        self.cancelled = 0
+
+    def call_later(self, seconds: float, callback: Callable[..., None], *arguments: Any) -> Timers:
+        self.due.append((seconds, callback, arguments))
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+def test_it_looks_at_once_and_every_few_seconds_until_it_is_stopped() -> None:
+    node, timers = Node(stream_of()), Timers()
+    node.page.watch(timers)  # type: ignore[arg-type] # it is no whole loop
+    for _ in range(3):
+        seconds, callback, arguments = timers.due.pop()
+        assert not timers.due
+        node.now += seconds
+        callback(*arguments)
+    assert seconds == LOOK_SECONDS
+    assert len(heights(node.html(), "line accepted")) == 3
+    node.page.stop()
+    assert timers.cancelled == 1
+
+
+def test_it_may_be_stopped_before_it_watches() -> None:
+    Node().page.stop()
+
+
+# ---- in a browser
+
+
+def browse(url: str, directory: Path, *, seconds: int = 2) -> str:
+    """The page as it is after so long, in the browser's own time.  Nothing that it has may be against its policy."""
+    assert CHROMIUM is not None
+    # It draws nothing to look at, and whoever runs the tests may be root: hence the first three.
+    options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={directory}")
+    dump = (f"--virtual-time-budget={seconds * 1000}", "--enable-logging=stderr", "--dump-dom")
+    done = subprocess.run([CHROMIUM, *options, *dump, url], capture_output=True, text=True, timeout=60, check=True)
+    assert "Content Security Policy" not in done.stderr, done.stderr
+    assert "Uncaught" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def served(answer: Callable[[int], str | None]) -> Iterator[str]:
+    """A server for the page, with its headers; ``answer``: what the n-th visit gets, None for an error."""
+    visits = 0
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            nonlocal visits
+            visits += self.path == "/"
+            html = answer(visits) if self.path == "/" else None
+            body = (html or "").encode()
+            self.send_response(200 if html else 503)
+            for name, value in {**HEADERS, "Content-Type": "text/html; charset=utf-8"}.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_a_browser_renews_it_in_place(tmp_path: Path) -> None:
+    """And keeps what others said as text."""
+    node = Node(stream_of(last_error=EVIL))
+    node.page.look()
+
+    def answer(visit: int) -> str:
+        node.told["connections"] = 100 + visit
+        node.passes(ingest_records=50)
+        return node.html()
+
+    with served(answer) as url:
+        seen = browse(url, tmp_path, seconds=12)
+    assert "Connections 103" in text_of(seen), "two more visits in 12 seconds"
+    assert re.search('<p id="gone"[^>]* hidden', seen)
+    assert seen.count("<script>") == 1
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_a_browser_that_gets_no_answer_any_more_says_so(tmp_path: Path) -> None:
+    node = Node(stream_of())
+    with served(lambda visit: node.html() if visit == 1 else None) as url:
+        seen = browse(url, tmp_path, seconds=7)
+    assert "● No stream is in trouble" in text_of(seen), "what was known stays"
+    assert re.search('<p id="gone"', seen)
+    assert not re.search('<p id="gone"[^>]* hidden', seen)
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_a_browser_shows_why_a_real_daemons_stream_is_slow(
+    kinesis: FakeKinesis, server: FakeServer, tmp_path: Path
+) -> None:
+    """One shard throttles everything; its stream comes before one that works."""
+    shard, hash_key = "shardId-000000000002", b"%d" % 2**127
+    hot = lay_out([b"key"] * 200, [b"x" * 900] * 200, [hash_key] * 200)
+    kinesis.create_stream("orders", shards=1)
+    kinesis.standing.append(Fault("throttle", shard_id=shard))
+    with (
+        daemon(server.url, queue_limit=400) as running,
+        session(running) as slow,
+        session(running, "orders") as quick,
+    ):
+        quick.put(rows(10))
+        quick.acks()
+        slow.put(hot)
+        slow.put(hot)
+        slow.reserve(hot.layout)  # no room: it waits
+
+        def shows_blocked() -> bool:
+            html = running.get("/")[1]
+            return "flights ▲ callers blocked" in text_of(html) and bool(heights(html, "area blocked"))
+
+        until(shows_blocked, "the page shows that callers are blocked", PATIENCE_SECONDS + 3 * LOOK_SECONDS)
+        html = browse(running.url, tmp_path)
+        shown = sections(html)
+        assert list(shown) == ["flights", "orders"]
+        said = text_of(shown["flights"])
+        assert f"{shard} holds " in said
+        assert "What to do Spread the keys of that shard, or split it." in said
+        assert max(heights(shown["flights"], "area blocked")) > 0
+        assert max(heights(shown["flights"], "area queue")) > 10
+        assert "● working" in text_of(shown["orders"])
+        assert "1 of 2 streams in trouble: flights" in text_of(html)

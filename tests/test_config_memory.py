@@ -1,0 +1,123 @@
+"""A daemon starts only where all that its settings let it hold fits the memory limit; if not, it says what would."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from producerd.config import Config, load
+from producerd.config.cgroup import MemoryLimit
+from producerd.config.memory import IDLE_BYTES, check_fits, in_words, lowered, needed_bytes
+from producerd.config.values import KIB, MIB
+from producerd.errors import ConfigurationError
+
+FILE = "/sys/fs/cgroup/memory.max"
+
+
+def settings(*sets: str) -> Config:
+    return load(None, sets, {})
+
+
+def refusal(config: Config, limit_bytes: int) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        check_fits(config, MemoryLimit(limit_bytes, FILE))
+    (line,) = caught.value.problems
+    return line
+
+
+def test_the_sum_is_the_law_of_the_process_term_by_term() -> None:
+    config = settings(
+        "node_queue_limit_bytes=300 MiB",
+        "node_max_in_flight_bytes=20 MiB",
+        "worker_threads=2",
+        "queue_limit_bytes=32 MiB",
+        "streams.large.queue_limit_bytes=40 MiB",
+        "max_frame_bytes=2 MiB",
+        "max_connections=100",
+        "max_streams=10",
+    )
+    assert {term.name: term.bytes for term in needed_bytes(config).terms} == {
+        "idle": IDLE_BYTES,
+        "queues": 360 * MIB,
+        "requests": 84 * MIB,
+        "jobs": 2 * 8 * (10 + 2) * MIB,
+        "connections": 100 * 64 * KIB,
+        "lanes": 10 * 64 * 2 * KIB,
+    }
+    assert needed_bytes(config).bytes == sum(term.bytes for term in needed_bytes(config).terms)
+
+
+def test_a_job_is_no_larger_than_all_queues_and_of_streams_that_may_be_opened() -> None:
+    def jobs(*sets: str) -> int:
+        return next(term.bytes for term in needed_bytes(settings(*sets)).terms if term.name == "jobs")
+
+    listed = ("streams_allowed=listed", "streams.a.queue_limit_bytes=4 MiB")
+    assert jobs(*listed) == 8 * (1 + 1) * MIB
+    assert jobs(listed[1]) == 8 * (16 + 1) * MIB, "the defaults are those of any other stream"
+    small = ("max_streams=1", "node_queue_limit_bytes=2 MiB")
+    assert jobs(*small) == 8 * 2 * MIB
+
+
+def test_what_fits_to_the_byte_fits_and_one_byte_less_does_not() -> None:
+    need = needed_bytes(Config()).bytes
+    check_fits(Config(), MemoryLimit(need, FILE))
+    refusal(Config(), need - 1)
+
+
+def test_without_a_limit_everything_fits() -> None:
+    check_fits(settings("node_queue_limit_bytes=1024 GiB"), MemoryLimit())
+    check_fits(settings("node_queue_limit_bytes=1024 GiB"), MemoryLimit(problem="unreadable"))
+
+
+def test_the_refusal_names_limit_need_and_each_term() -> None:
+    line = refusal(Config(), 512 * MIB)
+    assert line.startswith(f"memory: up to 928 MiB may be needed, and the limit of this cgroup is 512 MiB ({FILE}): ")
+    assert ", or raise the limit to 928 MiB. " in line
+    for term in (
+        "idle 192 MiB",
+        "queues 307 MiB (1.2 x node_queue_limit_bytes = 256 MiB)",
+        "requests 269 MiB (4.2 x node_max_in_flight_bytes = 64 MiB)",
+        "jobs 136 MiB (8 x worker_threads = 1 x 17 MiB",
+        "connections 16 MiB (64 KiB x max_connections = 256)",
+        "lanes 8 MiB (2 KiB x max_streams = 64 x 64 open shards, assumed)",
+    ):
+        assert term in line
+
+
+@pytest.mark.parametrize("limit_mib", [300, 384, 512, 768, 900, 927])
+@pytest.mark.parametrize("sets", [(), ("streams.a.queue_limit_bytes=200 MiB", "max_streams=4"), ("log_level=debug",)])
+def test_the_settings_that_it_proposes_hold_and_fit(limit_mib: int, sets: tuple[str, ...]) -> None:
+    config = settings(*sets)
+    line = refusal(config, limit_mib * MIB)
+    proposed = dict(re.findall(r'(\w+) = "?([\d ]+(?:[KM]iB)?)"?(?: where a stream has more)?(?=,)', line))
+    streams = {"streams.a.queue_limit_bytes": proposed["queue_limit_bytes"]} if "queue_limit_bytes" in proposed else {}
+    again = settings(*sets, *(f"{key}={value}" for key, value in (proposed | streams).items()))
+    check_fits(again, MemoryLimit(limit_mib * MIB, FILE))
+    assert needed_bytes(again).bytes > 0.9 * limit_mib * MIB, "and use what there is"
+
+
+def test_streams_follow_the_node_where_it_gets_less_than_they_have() -> None:
+    line = refusal(Config(), 300 * MIB)
+    assert (
+        'set max_streams = 8, node_queue_limit_bytes = "17 MiB", node_max_in_flight_bytes = "4 MiB", '
+        'queue_limit_bytes = "17 MiB" where a stream has more, or raise'
+    ) in line
+    assert "where a stream has more" not in refusal(Config(), 900 * MIB)
+
+
+def test_where_no_lower_limits_help_it_says_so() -> None:
+    line = refusal(Config(), 200 * MIB)
+    assert "no lower limits of queues and requests are enough: raise the limit to 928 MiB" in line
+    many = {f"s{number}": Config().defaults for number in range(64)}
+    assert lowered(replace(Config(), streams=many), 512 * MIB) is None, "each listed stream has its floor"
+    assert lowered(replace(Config(), streams=many), 768 * MIB) is not None
+
+
+def test_in_words() -> None:
+    assert in_words(Config(), MemoryLimit(1024 * MIB, FILE)) == (
+        "needs at most 928 MiB; the limit of this cgroup is 1,024 MiB"
+    )
+    assert in_words(Config(), MemoryLimit()) == "needs at most 928 MiB; no limit is set"
+    assert in_words(Config(), MemoryLimit(problem="denied")).endswith("no limit is set, as far as is known: denied")

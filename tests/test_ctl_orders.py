@@ -1,0 +1,424 @@
+"""`producerctl`'s orders: what was asked for has happened when the command returns, and its words are exact."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from producerd import ctl
+from producerd.errors import Code
+from producerd.testing import FakeKinesis
+from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
+from producerd.wire import frames
+from tests.daemon import CREDENTIALS, ROOT, DaemonProcess, WireClient, daemon, directory, one, rows, session, until
+
+
+@pytest.fixture
+def fake() -> FakeKinesis:
+    fake = FakeKinesis()
+    fake.create_stream("flights", shards=2)
+    return fake
+
+
+@pytest.fixture
+def server(fake: FakeKinesis) -> Iterator[FakeServer]:
+    with serve_in_thread(fake) as server:
+        yield server
+
+
+def asked(capsys: pytest.CaptureFixture[str], running: DaemonProcess, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    capsys.readouterr()
+    code = ctl.main(["--admin-socket", str(running.socket.with_suffix(".admin.sock")), *arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def status(capsys: pytest.CaptureFixture[str], running: DaemonProcess) -> Any:
+    return json.loads(asked(capsys, running, "status", "--json")[1])
+
+
+def stored(fake: FakeKinesis, stream: str = "flights") -> int:
+    return len(fake.streams[stream].entries())
+
+
+# ---- flush
+
+
+def test_flush_returns_when_all_that_was_accepted_is_stored_and_says_how_much(
+    capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
+) -> None:
+    with daemon(server.url, linger_seconds=3_600) as running, session(running) as client:
+        client.put(rows(30))
+        client.put(rows(12, name="more"))
+        until(lambda: status(capsys, running)["streams"][0]["queue_records"] == 42)
+        assert asked(capsys, running, "flush") == (0, "flights: 42 records: 42 stored\n", "")
+        assert stored(fake) == 42
+        assert [ack.stored for ack in client.acks(2)] == [30, 12]
+        assert asked(capsys, running, "flush", "flights") == (0, "flights: 0 records\n", "")
+
+
+def test_flush_keeps_its_deadline_and_says_what_is_left(
+    capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
+) -> None:
+    with daemon(server.url, drain_timeout_seconds=0) as running, session(running) as client:
+        client.put(rows(5))
+        client.acks(1)
+        assert asked(capsys, running, "pause", "flights")[0] == 0
+        client.put(rows(7))
+        code, out, err = asked(capsys, running, "flush", "--timeout", "0.2s")
+        assert (code, out) == (1, "flights: 7 records: 7 open\n")
+        assert err == "producerctl: 7 records had not ended after 0.2 s; `producerctl status` says why\n"
+        assert asked(capsys, running, "resume", "flights")[0] == 0
+        client.acks(1)
+
+
+def test_flush_fails_where_records_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """Their callers were told; whoever flushes is, too."""
+    with (
+        serve_in_thread(FakeKinesis()) as server,
+        daemon(server.url, linger_seconds=3_600) as running,
+        session(running, "gone") as client,
+    ):
+        client.put(one())
+        until(lambda: status(capsys, running)["streams"][0]["queue_records"] == 1)
+        code, out, err = asked(capsys, running, "flush", "gone")
+        assert (code, out) == (1, "gone: 1 record: 1 not stored\n")
+        assert err == "producerctl: not all of them are stored; their callers were told\n"
+
+
+def test_flush_counts_records_whose_caller_has_gone_meanwhile(
+    capsys: pytest.CaptureFixture[str], server: FakeServer
+) -> None:
+    with daemon(server.url, linger_seconds=3_600) as running, session(running) as other:
+        other.put(one())
+        other.acks(0)
+        with session(running) as client:
+            client.put(rows(9))
+            until(lambda: status(capsys, running)["streams"][0]["queue_records"] == 10)
+            assert asked(capsys, running, "pause", "flights")[0] == 0
+            flushing = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "producerd.ctl", "--admin-socket"),
+                    *(str(running.socket.with_suffix(".admin.sock")), "flush", "flights"),
+                ],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            until(lambda: "order path=/streams/flights/flush" in running.log)
+        until(lambda: status(capsys, running)["streams"][0]["queue_records"] == 1)
+        assert asked(capsys, running, "resume", "flights")[0] == 0
+        assert flushing.communicate(timeout=15)[0] == "flights: 10 records: 1 stored, 9 discarded\n"
+        assert flushing.returncode == 0
+
+
+def test_a_flush_of_a_stream_that_nobody_knows_is_refused(
+    capsys: pytest.CaptureFixture[str], server: FakeServer
+) -> None:
+    with daemon(server.url) as running:
+        code, _, err = asked(capsys, running, "flush", "flights")
+        assert (code, err) == (1, "producerctl: flights: no client has opened a stream of that name\n")
+        assert asked(capsys, running, "flush") == (0, "no client has opened a stream yet\n", "")
+
+
+# ---- pause and resume
+
+
+def test_a_paused_stream_sends_nothing_blocks_its_callers_and_goes_on(
+    capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
+) -> None:
+    with daemon(server.url, queue_limit=20) as running, session(running) as client:
+        client.put(rows(5))
+        client.acks(1)
+        code, out, _ = asked(capsys, running, "pause", "flights")
+        assert (code, out) == (0, "flights: nothing is sent until `producerctl resume flights`, or a restart\n")
+        client.put(rows(10))
+        client.reserve(rows(10, name="late").layout)
+        assert client.reserve(rows(10).layout)
+        until(lambda: status(capsys, running)["streams"][0]["blocked_callers"] == 1)
+        (told,) = status(capsys, running)["streams"]
+        assert told["paused"]
+        assert told["cause"] == "paused"
+        assert "producerctl resume flights" in told["reason"]
+        assert "flights  paused" in asked(capsys, running, "status")[1]
+        assert stored(fake) == 5
+        until(lambda: running.metrics()["backpressure_cause_seconds_total[paused]"] > 0)
+        assert asked(capsys, running, "resume", "flights") == (0, "flights: sent again\n", "")
+        message = client.read()
+        while isinstance(message, frames.Ack):
+            message = client.read()
+        assert isinstance(message, frames.Grant)
+
+
+# ---- drain
+
+
+def test_drain_delivers_what_is_queued_and_then_the_daemon_has_stopped(
+    capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
+) -> None:
+    """By SIGTERM these rows would go back to their caller."""
+    with daemon(server.url, linger_seconds=3_600) as running, session(running) as client:
+        client.put(rows(25))
+        until(lambda: status(capsys, running)["streams"][0]["queue_records"] == 25)
+        assert asked(capsys, running, "drain") == (0, "the daemon stops, all delivered\n", "")
+        assert stored(fake) == 25
+        told = [message for message in client.read_to_end() if isinstance(message, frames.Ack)]
+        assert [ack.stored for ack in told] == [25]
+        assert running.wait() == 0
+
+
+def test_drain_gives_back_what_it_could_not_deliver_in_time(
+    capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
+) -> None:
+    fake.enforce_limits = True
+    with (
+        daemon(server.url, shard_rate_fraction=0.001, queue_limit=10_000) as running,
+        session(running) as client,
+    ):
+        client.put(rows(1_500, size=500))
+        code, out, _ = asked(capsys, running, "drain", "--timeout", "0.3")
+        match = re.fullmatch(r"the daemon stops; ([\d,]+) records went back to their callers, who keep them\n", out)
+        assert code == 0
+        assert match is not None, out
+        acks = [message for message in client.read_to_end() if isinstance(message, frames.Ack)]
+        assert sum(ack.returned for ack in acks) == int(match[1].replace(",", ""))
+        assert sum(ack.stored for ack in acks) == stored(fake)
+        assert running.wait() == 0
+
+
+def test_a_signal_cuts_the_emptying_short(
+    capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
+) -> None:
+    fake.enforce_limits = True
+    with daemon(server.url, shard_rate_fraction=0.001) as running, session(running) as client:
+        client.put(rows(1_500, size=500))
+        said: list[str] = []
+        admin = str(running.socket.with_suffix(".admin.sock"))
+        command = [sys.executable, "-m", "producerd.ctl", "--admin-socket", admin, "drain", "--timeout", "10m"]
+        draining = Thread(
+            target=lambda: said.append(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+        )
+        draining.start()
+        until(lambda: "draining by=producerctl" in running.log)
+        running.signal(signal.SIGTERM)
+        draining.join(15)
+        assert "went back to their callers" in said[0]
+        assert running.wait() == 0
+
+
+# ---- settings
+
+
+def test_reload_changes_limits_under_way_and_refuses_what_does_not_hold(
+    capsys: pytest.CaptureFixture[str], server: FakeServer
+) -> None:
+    with directory() as path:
+        file = path / "producerd.toml"
+        file.write_text("[defaults]\nqueue_limit = 1_000\n")
+        environ = {**CREDENTIALS, "PRODUCERD_CONFIG": str(file)}
+        with daemon(server.url, environ=environ) as running, session(running) as client:
+            client.put(one())
+            client.acks(1)
+            assert asked(capsys, running, "reload") == (0, "nothing has changed\n", "")
+            before = running.metrics()["config_last_reload_success_timestamp_seconds"]
+            file.write_text('[defaults]\nqueue_limit = 77\naggregation = "kpl"\n')
+            code, out, _ = asked(capsys, running, "reload")
+            assert code == 0
+            assert "changed: defaults.queue_limit: 1000 -> 77\n" in out
+            assert 'needs a restart: defaults.aggregation: "none" -> "kpl"\n' in out
+            assert status(capsys, running)["streams"][0]["queue_limit_records"] == 77
+            metrics = running.metrics()
+            assert metrics["queue_limit_records"] == 77
+            assert metrics["config_last_reload_successful"] == 1
+            assert metrics["config_last_reload_success_timestamp_seconds"] > before
+
+            file.write_text("[defaults]\nqueue_limit = 0\n")
+            code, out, err = asked(capsys, running, "reload")
+            assert (code, out) == (1, "")
+            assert "queue_limit = 0" in err
+            assert "allowed: 1 to " in err
+            assert running.metrics()["config_last_reload_successful"] == 0
+            assert status(capsys, running)["streams"][0]["queue_limit_records"] == 77
+            client.put(one())
+            client.acks(1)
+
+
+def test_sighup_reloads_also_under_load(server: FakeServer, fake: FakeKinesis) -> None:
+    """Nothing of what is on its way is lost, whichever limit holds."""
+    with directory() as path:
+        file = path / "producerd.toml"
+        file.write_text("[defaults]\nqueue_limit = 1_000\n")
+        environ = {**CREDENTIALS, "PRODUCERD_CONFIG": str(file)}
+        with daemon(server.url, environ=environ) as running, session(running) as client:
+            before = 0.0
+            for number in range(20):
+                limit, linger_seconds = (50 if number % 2 else 1_000), 0.01 * (1 + number % 3)
+                file.write_text(f"[defaults]\nqueue_limit = {limit}\nlinger_seconds = {linger_seconds}\n")
+                running.signal(signal.SIGHUP)
+                before = until(partial(_reloaded, running, before, limit))
+                client.put(rows(10, name=f"r{number}"))
+            assert sum(ack.stored for ack in client.acks(20)) == 200
+        assert stored(fake) == 200
+
+
+def _reloaded(running: DaemonProcess, before: float, limit: int) -> float:
+    """When, once it is later than before."""
+    metrics = running.metrics()
+    at = metrics["config_last_reload_success_timestamp_seconds"]
+    return at if at > before and metrics["queue_limit_records"] == limit else 0.0
+
+
+def test_the_log_level_changes_for_a_while(capsys: pytest.CaptureFixture[str], server: FakeServer) -> None:
+    with daemon(server.url) as running:
+        with session(running):
+            assert "session opened" not in running.log
+        assert asked(capsys, running, "loglevel", "debug", "--for", "1s") == (0, "log level debug for 1 s\n", "")
+        assert "log level debug" in asked(capsys, running, "status")[1]
+        with session(running):
+            until(lambda: "session opened" in running.log)
+        until(lambda: status(capsys, running)["log_level"] == "info")
+
+
+@pytest.mark.parametrize("given", ["10x", "-1", "", "1h30"])
+def test_a_time_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str], given: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ctl.main(["loglevel", "debug", f"--for={given}"])
+    assert ended.value.code == 2
+    assert f"{given!r}: allowed: a time such as 90, 90s, 10m, 2h, 1d" in capsys.readouterr().err
+
+
+# ---- put, top, dump
+
+
+def test_put_sends_each_line_as_a_record(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    server: FakeServer,
+    fake: FakeKinesis,
+) -> None:
+    with daemon(server.url) as running:
+        text = "".join(f"line {number}\n" for number in range(2_500)) + "the last has no end"
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        done = asked(capsys, running, "put", "flights", "--key", "k", "--socket", str(running.socket))
+        assert done == (0, "flights: 2,501 records stored\n", "")
+        found = fake.streams["flights"].entries()
+        assert {record.partition_key for record in found} == {"k"}
+        assert sorted(record.data.decode() for record in found) == sorted(text.splitlines())
+
+
+def test_put_says_why_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: FakeServer
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x\n")))
+    with daemon(server.url) as running:
+        code, out, err = asked(capsys, running, "put", "gone", "--socket", str(running.socket))
+        assert (code, out) == (1, "")
+        assert Code.STREAM_NOT_FOUND in err
+
+
+def test_top_has_rates(capsys: pytest.CaptureFixture[str], server: FakeServer) -> None:
+    with daemon(server.url) as running, session(running) as client:
+        client.put(rows(5))
+        client.acks(1)
+        code, out, _ = asked(capsys, running, "top", "--every", "0.05", "--count", "2")
+        assert code == 0
+        assert out.count("IN/S  STORED/S") == 2
+        assert "\x1b" not in out, "only on a terminal"
+
+
+def test_the_dump_has_all_but_records_and_secrets(capsys: pytest.CaptureFixture[str], server: FakeServer) -> None:
+    environ = {"AWS_ACCESS_KEY_ID": "AKIDSECRET", "AWS_SECRET_ACCESS_KEY": "hushhush"}
+    with daemon(server.url, environ=environ) as running, session(running) as client:
+        client.put(one(b"the payload", b"the key"))
+        client.acks(1)
+        code, out, _ = asked(capsys, running, "dump")
+        assert code == 0
+        told = json.loads(out)
+        assert told["status"]["streams"][0]["stream"] == "flights"
+        assert len(told["shards"]["flights"]) == 2
+        assert any(line.startswith("queue_limit = ") for line in told["settings"])
+        assert told["process"]["memory"]["VmRSS"].strip().endswith("kB")
+        assert any("_serve" in line for task in told["tasks"].values() for line in task)
+        for secret in ("the payload", "the key", "AKIDSECRET", "hushhush"):
+            assert secret not in out
+
+
+def test_it_answers_at_once() -> None:
+    """Under 0.2 s on an idle machine: told in CPU, as others may be at work here."""
+    code = "import time; import producerd.ctl; print(time.process_time())"
+    seconds = min(
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    )
+    assert seconds < 0.2
+
+
+# ---- who may
+
+
+OTHER_UID = 65_534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+
+def by(uid: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Loaded first, as Python itself may lie where only root may read."""
+    code = (
+        "import gettext, os, shutil, sys; from producerd.ctl import main; from spark_client import KinesisClient; "
+        f"os.setgroups([]); os.setgid({uid}); os.setuid({uid}); sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, input="x\n", cwd=ROOT)
+
+
+@as_root
+def test_another_user_may_not_administer_even_where_the_sockets_mode_lets_it(server: FakeServer) -> None:
+    with daemon(server.url) as running:
+        admin = running.socket.with_suffix(".admin.sock")
+        running.socket.parent.chmod(0o755)
+        done = by(OTHER_UID, "--admin-socket", str(admin), "status")
+        assert done.returncode == 1
+        assert "it answers to the daemon's own user and to root alone: try sudo" in done.stderr
+        admin.chmod(0o666)
+        done = by(OTHER_UID, "--admin-socket", str(admin), "drain")
+        assert done.returncode == 1
+        assert f"uid {OTHER_UID} may not: only the daemon's own user and root" in done.stderr
+        assert f"who may not administer tried to uid={OTHER_UID}" in running.log
+        assert running.process.poll() is None
+
+
+@as_root
+def test_only_listed_users_may_send(server: FakeServer, fake: FakeKinesis) -> None:
+    """The others are told so, and counted; the kernel says who they are."""
+    with daemon(server.url, allowed_uids=str(OTHER_UID), socket_mode="0666") as running:
+        running.socket.parent.chmod(0o755)
+        done = by(OTHER_UID, "put", "flights", "--socket", str(running.socket))
+        assert (done.returncode, done.stdout) == (0, "flights: 1 record stored\n"), done.stderr
+        done = by(0, "put", "flights", "--socket", str(running.socket))
+        assert done.returncode == 1
+        assert "PRODUCERD[NOT_AUTHORIZED]" in done.stderr
+        assert "user id 0 may not use this socket: it is not in allowed_uids" in done.stderr
+        assert running.metrics()["client_disconnects_total[not_authorized]"] == 1
+        with WireClient(running.socket) as client:
+            assert isinstance(client.read(), frames.Close)
+        assert stored(fake) == 1
+
+
+def test_a_get_changes_nothing(server: FakeServer) -> None:
+    """By TCP there is nothing to order, and on the admin socket an order is a POST."""
+    with daemon(server.url) as running:
+        for path in ("/drain", "/reload", "/flush", "/streams/flights/pause", "/loglevel", "/status", "/dump"):
+            assert running.get(path)[0] == 404
+        time.sleep(0)
+        assert running.get("/-/ready") == (200, "ready\n")
