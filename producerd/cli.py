@@ -165,12 +165,12 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
-    gc.disable()  # until the daemon serves: looking through what is being loaded took a seventh of the start
     from producerd.config import load
     from producerd.config.memory import check_fits
 
     config = load(parsed.config, parsed.sets)
     check_fits(config)
+    gc.disable()  # until the daemon serves: looking through what is being loaded took a fifth of the start
     from producerd.runtime.app import run  # after the settings: a wrong one is told before half a second of imports
 
     return run(config, partial(load, parsed.config, parsed.sets))

@@ -84,6 +84,12 @@ def test_check_says_ok_and_what_holds(tmp_path: Path) -> None:
     ]
 
 
+def test_a_stream_is_named_for_the_online_check_alone() -> None:
+    done = producerd("check", "--stream", "flights")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "producerd check: error: --stream is for --online\n"
+
+
 def test_check_warns_where_a_queue_lasts_for_less_than_a_second_or_for_more_than_a_hundred() -> None:
     of = "of one shard, and less of more (--online counts them)"
     sets = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from producerd import __version__
+from tests.daemon import CREDENTIALS, QUICK, START_SECONDS, directory, until
 from tests.test_dev import ROOT
+from tests.test_licences import rows
+from tests.test_python_versions import locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,19 +41,13 @@ def bare_python(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def install(bare_python: Path) -> Callable[[Path], None]:
-    """Install a wheel for `bare_python`, without an index, by the pip that ./dev itself used."""
+def pip(bare_python: Path) -> Callable[..., None]:
+    """A command of the pip that ./dev itself used, for `bare_python`."""
 
-    def run(wheel: Path) -> None:
-        pip = [
-            os.path.realpath(sys.executable),
-            "-m",
-            "pip",
-            "--python",
-            str(bare_python),
-            "--disable-pip-version-check",
-        ]
-        subprocess.run([*pip, "install", "--quiet", "--no-index", str(wheel)], check=True)
+    def run(command: str, *arguments: str) -> None:
+        pip = [os.path.realpath(sys.executable), "-m", "pip", "--python", str(bare_python)]
+        quietly = ["--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, command, *quietly, *arguments], check=True, timeout=300)
 
     return run
 
@@ -61,9 +59,9 @@ def ask(python: Path, code: str, **env: str) -> str:
 
 
 def test_the_wheel_installs_bare_and_the_client_imports(
-    dist: Path, bare_python: Path, install: Callable[[Path], None]
+    dist: Path, bare_python: Path, pip: Callable[..., None]
 ) -> None:
-    install(dist / f"producerd-{__version__}-py3-none-any.whl")
+    pip("install", "--no-index", str(dist / f"producerd-{__version__}-py3-none-any.whl"))
     where, *loaded = ask(bare_python, IMPORT_CLIENT).split()
     assert where.startswith(str(bare_python.parent.parent))
     assert loaded == ["producerd", "spark_client"]
@@ -78,6 +76,13 @@ def test_the_zip_on_the_path_is_enough_for_the_client(dist: Path, bare_python: P
     assert loaded == ["producerd", "spark_client"]
 
 
+def test_the_zip_holds_the_clients_side_and_the_licence_and_nothing_else(dist: Path) -> None:
+    names = set(zipfile.ZipFile(dist / f"producerd-client-{__version__}.zip").namelist())
+    assert "LICENSE" in names
+    side = ("spark_client/", "producerd/wire/", "producerd/errors.py", "producerd/__init__.py", "producerd/py.typed")
+    assert all(name.startswith((*side, "pyspark_producerd.py", "LICENSE")) for name in names)
+
+
 def test_the_wheel_holds_the_packages_their_types_and_the_licence_and_nothing_else(dist: Path) -> None:
     names = set(zipfile.ZipFile(dist / f"producerd-{__version__}-py3-none-any.whl").namelist())
     info = f"producerd-{__version__}.dist-info"
@@ -90,3 +95,49 @@ def test_the_wheel_holds_the_packages_their_types_and_the_licence_and_nothing_el
         for path in (ROOT / top).rglob("*.py")
     }
     assert {*modules, "pyspark_producerd.py"} <= names
+
+
+def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(
+    dist: Path, bare_python: Path, pip: Callable[..., None], tmp_path: Path
+) -> None:
+    """From a folder of wheels, as docs/install.md has it; then `check`, `serve`, `producerctl status`, and a good end."""
+    (tmp_path / "locked.txt").write_text(locked())
+    wheel, wheelhouse = f"{dist}/producerd-{__version__}-py3-none-any.whl", str(tmp_path / "wheelhouse")
+    pip("download", "--dest", wheelhouse, "--constraint", str(tmp_path / "locked.txt"), f"{wheel}[daemon]")
+    pip("install", "--no-index", "--find-links", wheelhouse, "producerd[daemon]")
+    names = ask(bare_python, "import importlib.metadata as m; print(*{d.name.lower() for d in m.distributions()})")
+    of_daemon = {name for name, (_, extra) in rows().items() if extra == "daemon"}
+    assert {name.replace("_", "-") for name in names.split()} == {"producerd", *of_daemon}
+
+    with directory() as folder:
+        env = {**CREDENTIALS, "HOME": str(folder), "AWS_EC2_METADATA_DISABLED": "true"}
+        settings = {**QUICK, "endpoint_url": "http://127.0.0.1:9", "socket": folder / "d.sock"}
+        sets = [f"--set={name}={value}" for name, value in settings.items()]
+
+        def run(command: str, *arguments: str) -> str:
+            done = subprocess.run(
+                [bare_python.with_name(command), *arguments],
+                cwd="/",
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert (done.returncode, done.stderr) == (0, "")
+            return done.stdout
+
+        assert f"socket: {folder}/d.sock" in run("producerd", "check", *sets)
+        with (folder / "log").open("wb") as log:
+            serve = [bare_python.with_name("producerd"), "serve", *sets]
+            daemon = subprocess.Popen(serve, cwd="/", env=env, stdout=log, stderr=log)
+        said = (folder / "log").read_text
+        try:
+            until(lambda: " serving " in said() or daemon.poll() is not None, "serving", START_SECONDS)
+            status = run("producerctl", "--admin-socket", str(folder / "d.admin.sock"), "status", "--json")
+            assert json.loads(status)["version"] == __version__
+            daemon.terminate()
+            assert daemon.wait(60) == 0, said()
+        finally:
+            daemon.kill()
+            daemon.wait()
+        assert "Warning" not in said()

@@ -149,7 +149,8 @@ class NodeSettings(Settings):
     node_queue_limit_bytes: Bytes = _in(64 * KIB, 1024 * GIB, default=256 * MIB)
     """Bytes that all streams together may take on and not settle; each has its own limit, too."""
     node_max_in_flight_bytes: Bytes = _in(64 * KIB, 1024 * GIB, default=64 * MIB)
-    """Bytes that all streams together may have in unanswered PutRecords; each has its own limit, too."""
+    """Bytes of all unanswered PutRecords: half for whoever comes first, and a part of the other half for each of
+    ``max_streams``."""
     worker_threads: AtStart[Count] = _in(1, 16, default=1)
     """Threads that sort and encode rows."""
     max_connections: Count = _in(1, 65_536, default=256)

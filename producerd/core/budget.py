@@ -131,8 +131,8 @@ class NodeInFlight:
     def room(self, stream: object) -> int:
         """How much more the stream may send now; below zero where it has more than it would get."""
         used = self._used.get(stream, 0)
-        shared_by_others = self._shared_bytes - max(0, used - self.floor_bytes)
-        left_to_share = max(0, self.limit_bytes - self.limit_bytes // 2 - shared_by_others)
+        taken_by_others = self._shared_bytes - max(0, used - self.floor_bytes)
+        left_to_share = max(0, self.limit_bytes - self.limit_bytes // 2 - taken_by_others)
         return self.floor_bytes + left_to_share - used
 
     def take(self, stream: object, bytes_: int) -> None:
@@ -148,9 +148,8 @@ class NodeInFlight:
         """New limits.  What is over them stays until it ends; nothing is sent before, but for each stream's floor."""
         self.limit_bytes = limit_bytes
         self.floor_bytes = floor_bytes
-        self._shared_bytes = sum(
-            [max(0, used - floor_bytes) for used in self._used.values()]
-        )  # used of the shared half
+        beyond_floors = [max(0, used - floor_bytes) for used in self._used.values()]
+        self._shared_bytes = sum(beyond_floors)  # taken of the shared half
 
     def _change(self, stream: object, bytes_: int) -> None:
         before = self._used.pop(stream, 0)

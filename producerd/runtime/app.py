@@ -22,7 +22,7 @@ import uvloop
 
 from producerd import __version__
 from producerd.config import Config, NodeSettings
-from producerd.config.cgroup import memory_limit
+from producerd.config.cgroup import MemoryLimit, memory_limit
 from producerd.config.memory import check_fits
 from producerd.config.reload import reload
 from producerd.core import intake
@@ -30,7 +30,7 @@ from producerd.core.shards import one_lane
 from producerd.core.spans import sort_rows
 from producerd.errors import Code, ConfigurationError, Refused
 from producerd.runtime import admin, allocator, logs, metrics, systemd
-from producerd.runtime.aws.clients import accesses_of, open_clients
+from producerd.runtime.aws.clients import accesses_of, check_accesses, open_clients
 from producerd.runtime.commands import Commands, Drained, Told
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.gate import Refusal
@@ -129,6 +129,7 @@ class Daemon:
         self._quiet = asyncio.Event()
         self._settled = asyncio.Event()
         self._hang_up = asyncio.Event()
+        self._reloading = asyncio.Lock()
         self._all_gone = asyncio.Event()
         node = self.config.node
         passed = systemd.take_sockets()
@@ -267,8 +268,17 @@ class Daemon:
 
     async def reload(self) -> Told:
         """Read the settings again.  Raises ConfigurationError where they do not hold: then the old ones stay."""
+        async with self._reloading:
+            return await self._reload()
+
+    async def _reload(self) -> Told:
+        def look() -> tuple[Config, MemoryLimit]:
+            loaded = self._load()
+            check_accesses(accesses_of(loaded))
+            return loaded, memory_limit()
+
         try:
-            loaded, limit = await asyncio.to_thread(lambda: (self._load(), memory_limit()))
+            loaded, limit = await asyncio.to_thread(look)
             read = reload(self.config, loaded, [stream.name for stream in self._streams])
             check_fits(read.config, limit)
         except ConfigurationError as error:

@@ -354,6 +354,7 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     Family("stream_up", "gauge", "0 while the service refuses the stream as a whole."): (
         lambda s, _: s.pipeline.health.state not in (HealthState.SUSPECT, HealthState.BROKEN)
     ),
+    Family("stream_paused", "gauge", "1 while an operator has paused the stream."): lambda s, _: s.pipeline.paused,
     Family("shards_open", "gauge", "Open shards, as the newest list has them; 0 while there is none."): (
         lambda s, _: len(s.pipeline.shard_map or ())
     ),

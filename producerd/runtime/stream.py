@@ -21,6 +21,7 @@ from producerd.core.retry import HealthState
 from producerd.core.rules import PipelineRules
 from producerd.core.sender import Holding
 from producerd.runtime.gate import AdmissionGate
+from producerd.runtime.kinesis import address_of
 from producerd.runtime.logs import get_logger
 from producerd.wire import frames
 from producerd.wire.columns import Body
@@ -81,7 +82,7 @@ class Stream:
     ) -> None:
         self.name = name
         self.settings = settings
-        self.address = _address(name, settings)
+        self.address = address_of(name, settings)
         self.budget = QueueBudget(settings.queue_limit, settings.queue_limit_bytes, node)
         self.pipeline = Pipeline(_rules(settings), self.budget, Random(), in_flight)
         self.gate = AdmissionGate(
@@ -181,8 +182,7 @@ class Stream:
         if self._holding.by_records:
             self.record_rate_bound_seconds += active_seconds - self._active_seconds
         self._active_seconds = active_seconds
-        if not self.pipeline.idle or self._waits_for_node:
-            self._holding = self._look(now)
+        self._holding = self._look(now)
 
     def _look_anew(self, now: float) -> None:
         self._looked_at = -inf
@@ -337,13 +337,6 @@ class Stream:
             log.warning("stream looks refused", stream=self.name, code=health.code, message=health.message)
         else:
             log.info("stream works", stream=self.name)
-
-
-def _address(name: str, settings: StreamSettings) -> dict[str, str]:
-    """The members of a request that name the stream."""
-    if settings.stream_arn is not None:
-        return {"StreamARN": settings.stream_arn}
-    return {"StreamName": settings.stream_name or name}
 
 
 def _rules(settings: StreamSettings) -> PipelineRules:

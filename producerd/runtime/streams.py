@@ -104,7 +104,7 @@ class Streams:
         node = config.node
         self.config = config
         self.budget.set_limits(node.node_queue_limit_bytes, node.floor_bytes)
-        self.in_flight.set_limits(node.node_max_in_flight_bytes, node.in_flight_floor_bytes)
+        self._share_in_flight()
         for stream in self:
             stream.reload(config.stream(stream.name), now)
             self.poke(stream)
@@ -128,12 +128,8 @@ class Streams:
         """For a new stream, by a name that never worked and that nobody has open: a typing error, mostly."""
         for stream in list(self):
             unproven = stream.pipeline.health.state in (HealthState.UNPROVEN, HealthState.BROKEN)
-            if (
-                unproven
-                and not stream.gate.sessions
-                and stream.pipeline.idle
-                and stream.name not in self.config.streams
-            ):
+            unused = not stream.gate.sessions and stream.pipeline.idle and not stream.pipeline.paused
+            if unproven and unused and stream.name not in self.config.streams:
                 self._forget(stream)
                 return
 
@@ -155,3 +151,10 @@ class Streams:
         self._watches.pop(stream).cancel()
         self._dispatcher.forget(stream)
         del self._known[stream.name], self._services[stream]
+        self._share_in_flight()
+
+    def _share_in_flight(self) -> None:
+        """Each stream's part of what may be in flight; a reload may allow fewer streams than there are."""
+        node = self.config.node
+        parts = 2 * max(node.max_streams, len(self))
+        self.in_flight.set_limits(node.node_max_in_flight_bytes, node.node_max_in_flight_bytes // parts)

@@ -214,6 +214,15 @@ def test_in_a_pause_nothing_is_sent_and_what_is_on_its_way_ends() -> None:
     assert desk.is_empty()
 
 
+def test_a_pause_is_named_whatever_else_is_waited_for() -> None:
+    desk = Desk(known=False, aggregate=True)
+    desk.submit(1)
+    desk.sort()
+    assert desk.pipeline.holding(desk.now).cause == "shard_map"
+    desk.pipeline.pause()
+    assert desk.pipeline.holding(desk.now).cause == "paused"
+
+
 @pytest.mark.law("Row")
 def test_in_a_pause_rows_expire() -> None:
     desk = Desk(record_ttl_seconds=5.0)

@@ -54,8 +54,8 @@ def breaks(law: str, **fixed: Any) -> Callable[[Plant], Plant]:
 
 @pytest.mark.law("Pipeline")
 def test_without_a_plant_the_same_stories_hold() -> None:
-    for plant in PLANTS:
-        assert first_broken(range(2), **plant.values[2]) is None
+    for fixed in {repr(plant.values[2]): plant.values[2] for plant in PLANTS}.values():
+        assert first_broken(range(2), **fixed) is None
 
 
 # ---- what a consumer is handed

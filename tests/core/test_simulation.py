@@ -11,7 +11,7 @@ import pytest
 from producerd.errors import Outcome
 from tests.simulation.story import Story, first_broken
 
-pytestmark = [pytest.mark.law(owner) for owner in ("QueueBudget", "Frame", "Row", "Lane", "Pipeline")]
+pytestmark = [pytest.mark.law(owner) for owner in ("QueueBudget", "Frame", "Row", "Lane", "Pipeline", "NodeInFlight")]
 
 REGRESSIONS: tuple[int, ...] = ()
 """Seeds that broke a law once."""
@@ -24,7 +24,11 @@ IS_MET = {
     *(f"duplicate {cause}" for cause in ("reshard", "timeout", "connection", "service", "result_count")),
     *(f"failed {code}" for code in ("EXPIRED", "PREDECESSOR_FAILED", "SHARD_MAP_MISSING", "RECORD_INVALID")),
     *(f"discarded {reason}" for reason in ("disconnected", "returned")),
-    *(f"held by {cause}" for cause in ("hot_shard", "shard_rate", "service", "shard_map", "in_flight", "daemon")),
+    *(
+        f"held by {cause}"
+        for cause in ("hot_shard", "shard_rate", "service", "shard_map", "in_flight", "paused", "daemon")
+    ),
+    *(f"operator: {what}" for what in ("reload", "pause", "flush", "others")),
 }
 """See `Story.met`.  Each in several of 400 stories."""
 

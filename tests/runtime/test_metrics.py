@@ -80,7 +80,7 @@ flushes_total{trigger} put_requests_total{result} put_request_duration_seconds p
 put_request_records aggregation_user_records inflight_requests delivered_records_total delivered_bytes_total
 delivery_latency_seconds last_delivery_timestamp_seconds record_errors_total{code} record_retries_total
 record_attempts failed_records_total{reason} discarded_records_total{reason} possible_duplicate_records_total{cause}
-stream_up shards_open shards_backing_off shard_utilization_max_ratio shard_map_refreshes_total{result}
+stream_up stream_paused shards_open shards_backing_off shard_utilization_max_ratio shard_map_refreshes_total{result}
 credentials_expiry_timestamp_seconds shard_mispredictions_total
 """
 """Dashboards and alerts of others go by these names: none is ever changed, and none taken away."""

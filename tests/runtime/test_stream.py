@@ -25,6 +25,7 @@ class Owner:
     """A caller that takes whatever it is told."""
 
     def __init__(self) -> None:
+        self.receives = True
         self.grants = 0
         self.refusals: list[str] = []
 
@@ -32,7 +33,7 @@ class Owner:
         pass
 
     def may_receive(self, charge_bytes: int) -> bool:
-        return True
+        return self.receives
 
     def granted(self, ticket: Ticket) -> None:
         self.grants += 1
@@ -129,12 +130,21 @@ def test_a_caller_that_waits_only_for_the_nodes_limit_has_a_cause_of_its_own() -
 def test_a_stream_without_a_row_waits_for_the_node_too() -> None:
     node = NodeBudget(100_000, 1_000)
     stream, owner = Stream("flights", StreamSettings(), 1 << 20, 10_000, node), Owner()
-    QueueBudget(10**6, 10**6, node).take(1, 100_000)
-    stream.gate.ask(stream.gate.join(owner), 1, rows(50).layout, 0.0)
+    other = QueueBudget(10**6, 10**6, node)
+    other.take(1, 100_000)
+    member = stream.gate.join(owner)
+    stream.gate.ask(member, 1, rows(50).layout, 0.0)
     stream.settle(0.0)
     stream.settle(5.0)
     assert stream.cause_seconds == {"daemon": 0.0, "node_limit": 5.0}
     assert stream.status(5.0)["cause"] == "node_limit"
+    other.release(0, 50_000)
+    stream.settle(6.0)
+    assert owner.grants == 1
+    owner.receives = False
+    stream.gate.ask(member, 2, rows(50).layout, 6.0)
+    stream.settle(8.0)
+    assert stream.cause_seconds == {"daemon": 2.0, "node_limit": 6.0}
 
 
 def test_a_paused_stream_lets_callers_in_until_it_is_full_and_says_why_they_wait() -> None:

@@ -1,0 +1,107 @@
+"""The node's streams: made when they are asked for, forgotten when nobody wants them any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from producerd.config import Config, NodeSettings, StreamSettings
+from producerd.core.retry import HealthState
+from producerd.errors import Code, Refused
+from producerd.runtime import streams as module
+from producerd.runtime.dispatcher import Dispatcher
+from producerd.runtime.stream import Stream
+from producerd.runtime.streams import Streams
+from tests.daemon import until_on_loop
+
+
+class Watch:
+    """Of a service that is never asked."""
+
+    ended: list[str]
+
+    def __init__(self, stream: Stream, kinesis: Any, dispatcher: Any) -> None:
+        self.stream = stream
+
+    def look(self) -> None: ...
+
+    async def run(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            Watch.ended.append(self.stream.name)
+
+
+@pytest.fixture(autouse=True)
+def no_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    Watch.ended = []
+    monkeypatch.setattr(module, "ShardWatch", Watch)
+
+
+@asynccontextmanager
+async def streams_of(config: Config) -> AsyncIterator[Streams]:
+    stopped = asyncio.Event()
+    clients: Any = SimpleNamespace(of=lambda access: SimpleNamespace(credentials=None))
+    with ThreadPoolExecutor(1) as executor:
+        streams = Streams(config)
+        dispatcher = Dispatcher(streams.service_of, executor, 1)
+        streams.through(dispatcher, clients, executor)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(dispatcher.run(stopped))
+            tasks.create_task(streams.run(stopped))
+            await asyncio.sleep(0)
+            yield streams
+            stopped.set()
+
+
+async def test_a_stream_that_nobody_uses_is_forgotten_unless_it_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that jobs make up by day must not pile up."""
+    monkeypatch.setattr(module, "FORGET_SECONDS", 0.2)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    async with streams_of(Config(streams={"listed": StreamSettings()})) as streams:
+        for name in ("listed", "idle", "open", "paused"):
+            streams.open(name)
+        opened, paused = streams.get("open"), streams.get("paused")
+        assert opened is not None
+        assert paused is not None
+        caller: Any = SimpleNamespace()
+        member = opened.gate.join(caller)
+        paused.pause(0.0)
+        await until_on_loop(lambda: streams.get("idle") is None)
+        assert [stream.name for stream in streams] == ["listed", "open", "paused"]
+        await until_on_loop(lambda: Watch.ended == ["idle"])
+        opened.gate.leave(member, 0.0)
+        streams.poke(opened)
+        await until_on_loop(lambda: streams.get("open") is None)
+        assert streams.open("idle") is not None, "it may come again"
+    assert sorted(Watch.ended) == ["idle", "idle", "listed", "open", "paused"]
+
+
+async def test_a_name_that_never_worked_makes_place_for_another_one() -> None:
+    """Unless somebody has it open, or has paused it."""
+    async with streams_of(Config(node=NodeSettings(max_streams=2))) as streams:
+        paused, worked = streams.open("paused"), streams.open("worked")
+        paused.pause(0.0)
+        worked.pipeline.health.stored()
+        with pytest.raises(Refused, match="max_streams = 2") as refused:
+            streams.open("one-more")
+        assert refused.value.code == Code.STREAM_LIMIT
+        paused.resume(0.0)
+        assert paused.pipeline.health.state is HealthState.UNPROVEN
+        streams.open("one-more")
+        assert [stream.name for stream in streams] == ["worked", "one-more"]
+
+
+async def test_with_fewer_streams_allowed_than_there_are_their_parts_still_fit() -> None:
+    """Of what is in flight; else the bound on memory would be none."""
+    async with streams_of(Config(node=NodeSettings(max_streams=8))) as streams:
+        for number in range(8):
+            streams.open(f"stream-{number}")
+        streams.reload(Config(node=NodeSettings(max_streams=2)), 0.0)
+        assert 8 * streams.in_flight.floor_bytes <= streams.in_flight.limit_bytes / 2
