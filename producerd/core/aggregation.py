@@ -52,7 +52,7 @@ _SMALL: Final = tuple(bytes([number]) for number in range(0x80))
 
 
 class Aggregate:
-    """One aggregate while it fills.  The plain twin: `entries` will have a vectorised one that gives the same bytes."""
+    """One aggregate while it fills.  `columnar` gives the same bytes for many small records."""
 
     __slots__ = ("_hash_keys", "_keys", "_records", "_tables", "records", "size")
 

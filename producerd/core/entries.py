@@ -8,9 +8,11 @@ Both directions are pure and run in worker threads.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -18,15 +20,13 @@ import numpy as np
 import orjson
 from pybase64 import b64encode
 
+from producerd.core import columnar
 from producerd.core.aggregation import AGGREGATE_KEY, Aggregate, split
+from producerd.core.columnar import NEEDS_ESCAPE
 from producerd.core.lane import Lane
 from producerd.core.shards import I32, ShardMap
-from producerd.core.spans import Span
+from producerd.core.spans import NULL_KEY, Span, explicit_hash_key_of, hash_key_of
 from producerd.errors import Code
-
-NULL_KEY: Final = b"-"
-"""The partition key of a row without one (Kinesis wants a character); its explicit hash key is random."""
-_NEEDS_ESCAPE: Final = re.compile(rb'["\\\x00-\x1f]')
 
 
 class Piece(NamedTuple):
@@ -104,12 +104,31 @@ def encode(
     ``aggregate_bytes``: the largest aggregate to make of a lane's rows, where it is not the rules'.  ``shard_map``: to
     split rows by that are aggregates themselves.
     """
+    spans = [piece.span for piece in pieces]
+    if columnar.suits(spans) and all(not rules.aggregate or span.raw for span in spans):
+        found = columnar.raw_entries(spans, rules.request_max_records, rules.request_max_bytes)
+        if found is not None:
+            return _raw_request(address, pieces, *found)
     writer = _Writer(address, rules, shard_map)
     for lane, spans in _by_lane(pieces):
         writer.lane(lane, aggregate_bytes.get(lane, 0) or rules.aggregate_max_bytes)
-        if not all(writer.span(span) for span in spans) or not writer.close():
+        if not writer.spans(spans) or not writer.close():
             break
     return writer.request()
+
+
+def _raw_request(
+    address: Mapping[str, str], pieces: Sequence[Piece], entries: memoryview, sizes: I32
+) -> EncodedRequest:
+    body = b"".join((_head(address), entries[:-1], b"]}"))
+    written = np.arange(1, len(sizes) + 1, dtype=np.int32)
+    piece_of = np.repeat(np.arange(len(pieces), dtype=np.int32), [piece.span.records for piece in pieces])
+    lanes = tuple(piece.lane for piece in pieces)
+    return EncodedRequest(body, sha256(body).hexdigest(), written, piece_of[: len(sizes)], lanes, sizes, {})
+
+
+def _head(address: Mapping[str, str]) -> bytes:
+    return orjson.dumps(dict(address))[:-1] + b',"Records":['
 
 
 def _by_lane(pieces: Sequence[Piece]) -> Iterator[tuple[Lane, list[Span]]]:
@@ -129,7 +148,7 @@ class _Writer:
         self._rules = rules
         self._shard_map = shard_map
         self._shard_parts: dict[int, tuple[int, int] | None] = {}
-        self._head = orjson.dumps(dict(address))[:-1] + b',"Records":['
+        self._head = _head(address)
         self._parts: list[bytes] = []
         self._ends: list[int] = []
         self._lanes: list[int] = []
@@ -145,6 +164,28 @@ class _Writer:
         self._lane_table.append(lane)
         self._aggregate_bytes = aggregate_bytes
 
+    def spans(self, spans: Sequence[Span]) -> bool:
+        """The rows of the lane: as aggregates by its columnar twin, where that suits."""
+        aggregates = self._rules.aggregate and not any(span.raw or span.buffer.explicit is not None for span in spans)
+        if not aggregates or not columnar.suits(spans):
+            return all(self.span(span) for span in spans)
+        starts = [0, *accumulate(span.records for span in spans)]
+        row = 0
+        for records, blob in columnar.aggregates(spans, self._aggregate_bytes, self._rules.aggregate_max_records):
+            if row and self._rules.per_key:
+                return False
+            place = bisect_right(starts, row) - 1
+            span, position = spans[place], spans[place].first + row - starts[place]
+            row += records
+            if records == 1:
+                if not self.span(span.cut(position)[1].cut(position + 1)[0]) or not self.close():
+                    return False
+                continue
+            self._rows += records
+            if not self._entry(AGGREGATE_KEY, 1, hash_key_of(span, position), blob, self._rows):
+                return False
+        return True
+
     def span(self, span: Span) -> bool:
         rules = self._rules
         aggregate = rules.aggregate and not span.raw
@@ -155,11 +196,11 @@ class _Writer:
         key_at = buffer.key_offsets[first - base : last - base + 1].tolist()
         data_at = buffer.data_offsets[first - base : last - base + 1].tolist()
         keys, data = buffer.keys, memoryview(buffer.data)
-        plain_keys = _NEEDS_ESCAPE.search(keys, key_at[0], key_at[-1]) is None
+        plain_keys = NEEDS_ESCAPE.search(keys, key_at[0], key_at[-1]) is None
         for i in range(last - first):
             key = keys[key_at[i] : key_at[i + 1]] or NULL_KEY
             value = data[data_at[i] : data_at[i + 1]]
-            hash_key = _explicit(span, first + i)
+            hash_key = explicit_hash_key_of(span, first + i)
             if buffer.sealed is not None and buffer.sealed[first + i - base]:
                 if not self.close() or not self._split(bytes(value), span):
                     return False
@@ -207,7 +248,7 @@ class _Writer:
             return True
         self._open = Aggregate()
         self._open.add(key, hash_key, value, self._aggregate_bytes)
-        self._first = (key, hash_key, _hash_text(span, position), value)
+        self._first = (key, hash_key, hash_key_of(span, position), value)
         self._rows += 1
         return True
 
@@ -252,19 +293,6 @@ class _Writer:
 
 def _escape(key: bytes) -> bytes:
     return orjson.dumps(str(key, "utf-8"))[1:-1]
-
-
-def _explicit(span: Span, position: int) -> bytes | None:
-    explicit = span.buffer.explicit
-    if explicit is None or not explicit[position - span.buffer.first]:
-        return None
-    return _hash_text(span, position)
-
-
-def _hash_text(span: Span, position: int) -> bytes:
-    high, low = span.buffer.hashes
-    at = position - span.buffer.first
-    return b"%d" % (int(high[at]) << 64 | int(low[at]))
 
 
 @dataclass(frozen=True, slots=True)

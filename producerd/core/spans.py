@@ -40,6 +40,8 @@ IN_REQUEST: Final = 1
 SETTLED: Final = 2
 
 
+NULL_KEY: Final = b"-"
+"""The partition key of a row without one (Kinesis wants a character); its explicit hash key is random."""
 RAW_FROM_STRAYS: Final = 2
 """So a row is stored at most twice in vain: as an aggregate, and once more by the newest map."""
 FAULTS_TO_SUSPECT: Final = 2
@@ -161,6 +163,19 @@ class Span(NamedTuple):
         total: npt.NDArray[np.int64] = self.buffer.key_offsets[a:b].astype(np.int64) + self.buffer.data_offsets[a:b]
         total -= total[0]
         return total
+
+
+def hash_key_of(span: Span, position: int) -> bytes:
+    """A row's hash key, in decimal."""
+    high, low = span.buffer.hashes
+    at = position - span.buffer.first
+    return b"%d" % (int(high[at]) << 64 | int(low[at]))
+
+
+def explicit_hash_key_of(span: Span, position: int) -> bytes | None:
+    """The same, where it is not that of the row's partition key."""
+    explicit = span.buffer.explicit
+    return hash_key_of(span, position) if explicit is not None and explicit[position - span.buffer.first] else None
 
 
 class SortedRows(NamedTuple):
@@ -412,8 +427,10 @@ def _gather(columns: Sequence[tuple[memoryview, I32]], order: I32) -> tuple[memo
         )
         for values, offsets in columns
     ]
+    # Not pa.array: where pandas is installed it would load that, 0.3 s and 35 MiB.
+    places = pa.Array.from_buffers(pa.int32(), len(order), [None, pa.py_buffer(np.ascontiguousarray(order, np.int32))])
     # Large offsets: a job may hold frames of 10 MiB records; after the sort each buffer has small ones again.
-    taken: Any = pa.concat_arrays(arrays).take(pa.array(order))
+    taken: Any = pa.concat_arrays(arrays).take(places)
     offsets = np.frombuffer(taken.buffers()[1], np.int64, len(order) + 1, taken.offset * 8)
     values = taken.buffers()[2]
     return memoryview(values if values is not None else b"").cast("B"), offsets

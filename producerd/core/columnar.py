@@ -1,0 +1,259 @@
+"""The columnar twin of the loops in `entries`: the same bytes, made by work on whole columns.
+
+A loop over rows costs a microsecond for each; here a row costs what its bytes do, and a request some dozens of calls of
+numpy and pyarrow.  So it pays from about `LEAST_ROWS` rows on, and for rows of less than `MOST_ROW_BYTES`: columns are
+copied once or twice more.  The loops are what it is tested against, byte by byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from hashlib import md5
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pybase64 import b64encode
+
+from producerd.core.aggregation import FRAMING_BYTES, MAGIC
+from producerd.core.intake import Bool
+from producerd.core.shards import I32
+from producerd.core.spans import NULL_KEY, Span, explicit_hash_key_of
+
+LEAST_ROWS: Final = 48
+MOST_ROW_BYTES: Final = 512
+NEEDS_ESCAPE: Final = re.compile(rb'["\\\x00-\x1f]')
+"""What JSON does not take as it is; other bytes of UTF-8 it does."""
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+
+def _scalar(value: bytes) -> Any:
+    return pa.scalar(value, pa.binary())
+
+
+_NOTHING: Final = _scalar(b"")
+_DATA: Final = _scalar(b'{"Data":"')
+_KEY: Final = _scalar(b'","PartitionKey":"')
+_END: Final = b'"},'
+_HASH_KEY: Final = b'","ExplicitHashKey":"%b"},'
+_PADDING: Final = ord("=")
+
+
+class Columns(NamedTuple):
+    """Rows of some spans: the bytes one after the other, and how long each is."""
+
+    keys: bytes
+    key_bytes: I32
+    data: bytes
+    data_bytes: I32
+
+    @property
+    def rows(self) -> int:
+        return len(self.key_bytes)
+
+
+def columns_of(spans: Sequence[Span]) -> Columns:
+    keys, key_bytes, data, data_bytes = [], [], [], []
+    for buffer, first, last, *_ in spans:
+        a, b = first - buffer.first, last - buffer.first
+        key_at, data_at = buffer.key_offsets[a : b + 1], buffer.data_offsets[a : b + 1]
+        keys.append(memoryview(buffer.keys)[key_at[0] : key_at[-1]])
+        data.append(memoryview(buffer.data)[data_at[0] : data_at[-1]])
+        key_bytes.append(np.diff(key_at))
+        data_bytes.append(np.diff(data_at))
+    return Columns(b"".join(keys), np.concatenate(key_bytes), b"".join(data), np.concatenate(data_bytes))
+
+
+def suits(spans: Sequence[Span]) -> bool:
+    """Whether it is worth it for these rows, and can do them: none is itself an aggregate."""
+    rows = sum([span.records for span in spans])
+    bytes_ = sum([span.bytes for span in spans])
+    return rows >= LEAST_ROWS and bytes_ < rows * MOST_ROW_BYTES and all(span.buffer.sealed is None for span in spans)
+
+
+# ---- a Kinesis record for each row
+
+
+def raw_entries(spans: Sequence[Span], most: int, most_bytes: int) -> tuple[memoryview, I32] | None:
+    """The first rows as PutRecords's entries, with a comma after each; and each one's data + key, in bytes.
+
+    At most so many entries and bytes, or exactly one.  None where a key must be escaped.
+    """
+    columns = columns_of(spans)
+    if NEEDS_ESCAPE.search(columns.keys):
+        return None
+    sizes = np.maximum(columns.key_bytes, len(NULL_KEY)) + columns.data_bytes
+    fitting = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), most_bytes, side="right"))
+    rows = min(columns.rows, most, max(1, fitting))
+    data = _base64(columns.data, columns.data_bytes[:rows])
+    keys = _binary(_offsets(columns.key_bytes[:rows]), columns.keys)
+    if not columns.key_bytes[:rows].all():
+        keys = pc.if_else(_bools(columns.key_bytes[:rows] == 0), _scalar(NULL_KEY), keys)
+    entries = pc.binary_join_element_wise(_DATA, data, _KEY, keys, _ends(spans, rows), _NOTHING)
+    return _values(entries), sizes[:rows].astype(np.int32)
+
+
+def _ends(spans: Sequence[Span], rows: int) -> Any:
+    """What closes each entry: with its explicit hash key, where it has one."""
+    if all(span.buffer.explicit is None for span in spans):
+        return _scalar(_END)
+    hash_keys = [explicit_hash_key_of(span, at) for span in spans for at in range(span.first, span.last)][:rows]
+    ends = [_END if hash_key is None else _HASH_KEY % hash_key for hash_key in hash_keys]
+    return _binary(_offsets(np.fromiter(map(len, ends), np.int32, rows)), b"".join(ends))
+
+
+def _base64(data: bytes, lengths: I32) -> Any:
+    """Each value in base64: all are encoded in one go, each filled up with zeros to whole groups of three bytes."""
+    missing = -lengths % 3
+    values = _binary(_offsets(lengths), data)
+    if missing.any():
+        zeros = _offsets(missing)
+        values = pc.binary_join_element_wise(values, _binary(zeros, bytes(zeros[-1])), _NOTHING)
+    encoded = np.frombuffer(bytearray(b64encode(_values(values))), np.uint8)
+    offsets = _offsets((lengths + missing) // 3 * 4)
+    ends = offsets[1:]
+    encoded[ends[missing >= 1] - 1] = _PADDING  # what the zeros became
+    encoded[ends[missing == 2] - 2] = _PADDING
+    return _binary(offsets, encoded)
+
+
+# ---- aggregates
+
+
+class Aggregated(NamedTuple):
+    """Consecutive rows as one aggregate."""
+
+    rows: int
+    blob: bytes
+
+
+def aggregates(spans: Sequence[Span], most_bytes: int, most_records: int) -> Iterator[Aggregated]:
+    """The rows of a lane, none with an explicit hash key (so none without a key), as aggregates of at most so many
+    bytes, or exactly one row."""
+    columns = columns_of(spans)
+    keys = _binary(_offsets(columns.key_bytes), columns.keys)
+    codes = keys.dictionary_encode().indices.to_numpy()
+    cut = _cut(codes, columns.key_bytes, columns.data_bytes, most_bytes, most_records)
+    places = np.concatenate([part.places for part in cut])
+    new = np.concatenate([part.new for part in cut])
+    heads = _headers(0x1A, _record_bytes(places, columns.data_bytes), 0x08, places, 0x1A, columns.data_bytes)
+    data = _binary(_offsets(columns.data_bytes), columns.data)
+    records = pc.binary_join_element_wise(heads, data, _NOTHING)
+    heads_of_keys = _headers(0x0A, columns.key_bytes[new])
+    entries = pc.binary_join_element_wise(heads_of_keys, keys.filter(_bools(new)), _NOTHING)
+    record_at, key_at = _offsets_of(records), _offsets_of(entries)
+    record_bytes, key_entries = _values(records), _values(entries)
+    row = key = 0
+    for part in cut:
+        row_end, key_end = row + len(part.places), key + int(part.new.sum())
+        message = (key_entries[key_at[key] : key_at[key_end]], record_bytes[record_at[row] : record_at[row_end]])
+        digest = md5(message[0], usedforsecurity=False)
+        digest.update(message[1])
+        yield Aggregated(row_end - row, b"".join((MAGIC, *message, digest.digest())))
+        row, key = row_end, key_end
+
+
+class _Part(NamedTuple):
+    """The rows of one aggregate: each one's place in the table of keys, and whether it is the first with its key."""
+
+    places: I64
+    new: Bool
+
+
+def _cut(codes: I32, key_bytes: I32, data_bytes: I32, most_bytes: int, most_records: int) -> list[_Part]:
+    """Where aggregates end: greedily, as `Aggregate.add` does it."""
+    rows = len(codes)
+    before = _row_before(codes)
+    key_entry = 1 + _width(key_bytes) + key_bytes
+    least = np.concatenate(([0], np.cumsum(data_bytes + 6, dtype=np.int64)))  # what rows take with known keys
+    place_of_code = np.zeros(int(codes.max()) + 1, np.int64)
+    parts, first = [], 0
+    while first < rows:
+        last = int(np.searchsorted(least, least[first] + most_bytes, side="right"))
+        last = min(rows, first + most_records, max(last, first + 1))
+        new = before[first:last] < first
+        place_of_code[codes[first:last][new]] = np.arange(int(new.sum()))
+        places = place_of_code[codes[first:last]]
+        record = _record_bytes(places, data_bytes[first:last])
+        added = new * key_entry[first:last] + 1 + _width(record) + record
+        fitting = int(np.searchsorted(np.cumsum(added), most_bytes - FRAMING_BYTES, side="right"))
+        taken = max(1, fitting)
+        parts.append(_Part(places[:taken], new[:taken]))
+        first += taken
+    return parts
+
+
+def _row_before(codes: I32) -> I64:
+    """For each row the last one before it with the same key, or -1."""
+    order = np.argsort(codes, kind="stable")
+    same = codes[order[1:]] == codes[order[:-1]]
+    before = np.full(len(codes), -1)
+    before[order[1:][same]] = order[:-1][same]
+    return before
+
+
+def _record_bytes(places: I64, data_bytes: I32) -> I64:
+    """Length of `Record`: key index and data, without explicit hash key."""
+    return 2 + _width(places) + _width(data_bytes) + data_bytes
+
+
+# ---- protobuf
+
+
+def _width(numbers: npt.NDArray[Any]) -> I64:
+    """Bytes of each as a varint; all are below 2^28."""
+    return np.int64(1) + (numbers > 0x7F).astype(np.int64) + (numbers > 0x3FFF) + (numbers > 0x1FFFFF)
+
+
+def _headers(*columns: int | npt.NDArray[Any]) -> Any:
+    """A binary array, for each row a header: single bytes that are the same for all, and varints."""
+    rows = next(len(column) for column in columns if not isinstance(column, int))
+    parts: list[U8] = []
+    masks: list[Bool] = []
+    for column in columns:
+        if isinstance(column, int):
+            parts.append(np.full(rows, column, np.uint8))
+            masks.append(np.ones(rows, np.bool_))
+            continue
+        width = _width(column)
+        for place in range(int(width.max())):
+            more = width > place + 1
+            parts.append(((column >> (7 * place)) & 0x7F | more << 7).astype(np.uint8))
+            masks.append(width > place)
+    matrix, mask = np.stack(parts, axis=1), np.stack(masks, axis=1)
+    return _binary(_offsets(mask.sum(axis=1)), matrix[mask])
+
+
+# ---- Arrow.  Not pa.array, which loads pandas where that is installed: 0.3 s and 35 MiB
+
+
+def _offsets(lengths: npt.NDArray[Any]) -> I32:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _binary(offsets: I32, values: Any) -> Any:
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def _bools(values: Bool) -> Any:
+    return pa.BooleanArray.from_buffers(
+        pa.bool_(), len(values), [None, pa.py_buffer(np.packbits(values, bitorder="little"))]
+    )
+
+
+def _offsets_of(array: Any) -> I32:
+    assert array.offset == 0
+    return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1)
+
+
+def _values(array: Any) -> memoryview:
+    """All of its bytes, one after the other."""
+    return memoryview(array.buffers()[2])[: _offsets_of(array)[-1]]

@@ -1,0 +1,106 @@
+"""The columnar twin writes the bytes that the loop over rows writes, whatever the rows and the bounds."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from producerd.core import columnar
+from producerd.core.entries import EncodedRequest, EntryRules, Piece, encode
+from producerd.core.shards import MAX_HASH_KEY
+from producerd.core.spans import RAW_FROM_STRAYS
+from tests.core.test_entries import SPECIAL_KEYS, drop, pieces_of
+from tests.core.test_spans import Row
+from tests.simulation.setting import ADDRESS, make_rules
+
+
+def random_rows(random: Random) -> list[Row]:
+    """Few keys, or a key for each; data of every length; in half of the cases explicit hash keys, or keys to escape."""
+    sets: list[list[bytes | None]] = [
+        [b"k0", b"k1", b"k2"],
+        [b"", None, b"k"],
+        [b"x" * 256, b"y" * 127, b"z" * 128],
+        [],
+    ]
+    keys = random.choice(sets)
+    special = random.random() < 0.2
+    explicit = random.random() < 0.3
+    sizes = random.choice(
+        [(0, 1, 2, 3, 4), (0, 126, 127, 128, 129), (3, 300), (16_383, 16_384), (60, 61, 62), (0, 5_000)]
+    )
+    known_keys = random.choice([0.9, 1.0])
+    rows: list[Row] = []
+    for i in range(random.choice([1, 2, 47, 48, 130, 700])):
+        key = random.choice(keys) if keys and random.random() < known_keys else b"key %d" % i
+        if special and random.random() < 0.05:
+            key = random.choice(SPECIAL_KEYS)
+        hash_key = b"%d" % random.randint(0, MAX_HASH_KEY) if explicit and random.random() < 0.5 else None
+        rows.append((key, random.randbytes(random.choice(sizes)), hash_key))
+    return rows
+
+
+def random_rules(random: Random, aggregate: bool) -> EntryRules:
+    return make_rules(
+        aggregate=aggregate,
+        aggregate_max_bytes=random.choice([40, 200, 2_000, 51_200, 1 << 20]),
+        aggregate_max_records=random.choice([1, 2, 7, 2**32 - 1]),
+        request_max_records=random.choice([1, 60, 500]),
+        request_max_bytes=random.choice([10, 3_000, 1 << 20]),
+        per_key=random.random() < 0.2,
+    ).entries
+
+
+def told(encoded: EncodedRequest) -> tuple[object, ...]:
+    lanes = [encoded.lane_table[lane] for lane in encoded.lanes.tolist()]
+    return encoded.body, encoded.sha256, encoded.ends.tolist(), lanes, encoded.sizes.tolist(), encoded.parts
+
+
+@pytest.mark.parametrize("aggregate", [False, True])
+@pytest.mark.parametrize("seed", range(300))
+def test_both_twins_write_the_same(seed: int, aggregate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And agree on what they hand back."""
+    random = Random(seed)
+    rules = random_rules(random, aggregate)
+    pieces = pieces_of(random_rows(random), random.choice([1, 3]))
+    if random.random() < 0.3:
+        pieces = [Piece(lane, span._replace(strays=random.choice([0, RAW_FROM_STRAYS]))) for lane, span in pieces]
+    for _ in range(6):
+        if not pieces:
+            break
+        monkeypatch.setattr(columnar, "suits", lambda spans: False)
+        plain = encode(ADDRESS, pieces, rules)
+        monkeypatch.setattr(columnar, "suits", lambda spans: all(span.buffer.sealed is None for span in spans))
+        assert told(encode(ADDRESS, pieces, rules)) == told(plain)
+        pieces = drop(pieces, int(plain.ends[-1]))
+
+
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_rows_of_every_length_around_what_a_varint_takes(aggregate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = [*range(130), 16_380, 16_381, 16_382, 16_383, 16_384, 16_385, 2_097_150, 2_097_151, 2_097_152]
+    rules = make_rules(aggregate=aggregate, aggregate_max_bytes=1 << 20, request_max_bytes=10 << 20).entries
+    for order in (lengths, lengths[::-1]):
+        pieces = pieces_of([(b"key %d" % (i % 100), bytes(length), None) for i, length in enumerate(order)])
+        monkeypatch.setattr(columnar, "suits", lambda spans: False)
+        plain = encode(ADDRESS, pieces, rules)
+        monkeypatch.setattr(columnar, "suits", lambda spans: True)
+        assert told(encode(ADDRESS, pieces, rules)) == told(plain)
+
+
+def test_it_is_used_where_it_pays_and_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small rows, none of them an aggregate itself."""
+    few = pieces_of([(b"k", b"data", None)] * (columnar.LEAST_ROWS - 1))
+    enough = pieces_of([(b"k", b"data", None)] * columnar.LEAST_ROWS)
+    large = pieces_of([(b"k", bytes(columnar.MOST_ROW_BYTES), None)] * columnar.LEAST_ROWS)
+    assert [columnar.suits([span for _, span in pieces]) for pieces in (few, enough, large)] == [False, True, False]
+    ((_, span),) = enough
+    span.buffer.sealed = np.zeros(columnar.LEAST_ROWS, np.bool_)
+    assert not columnar.suits([span])
+
+
+def test_a_key_that_json_must_escape_is_left_to_the_loop() -> None:
+    rows: list[Row] = [(b'"' if number == 99 else b"k", b"data", None) for number in range(100)]
+    spans = [span for _, span in pieces_of(rows)]
+    assert columnar.raw_entries(spans, 500, 1 << 20) is None
+    assert encode(ADDRESS, pieces_of(rows), make_rules().entries).entries == 100
