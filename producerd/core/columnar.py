@@ -1,8 +1,8 @@
 """The columnar twin of the loops in `entries`: the same bytes, made by work on whole columns.
 
 A loop over rows costs a microsecond for each; here a row costs what its bytes do, and a request some dozens of calls of
-numpy and pyarrow.  So it pays from about `LEAST_ROWS` rows on, and for rows of less than `MOST_ROW_BYTES`: columns are
-copied once or twice more.  The loops are what it is tested against, byte by byte.
+numpy and pyarrow, or some hundreds for each lane that is aggregated.  So it pays for many small rows (`suits`): columns
+are copied once or twice more.  The loops are what it is tested against, byte by byte.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from producerd.core.shards import I32
 from producerd.core.spans import NULL_KEY, Span, explicit_hash_key_of
 
 LEAST_ROWS: Final = 48
-MOST_ROW_BYTES: Final = 512
+LEAST_ROWS_OF_LANE: Final = 256
+"""Where they are aggregated."""
+MOST_ROW_BYTES: Final = 2_048
+MOST_AGGREGATED_BYTES: Final = 1_024
 NEEDS_ESCAPE: Final = re.compile(rb'["\\\x00-\x1f]')
 """What JSON does not take as it is; other bytes of UTF-8 it does."""
 
@@ -69,11 +72,12 @@ def columns_of(spans: Sequence[Span]) -> Columns:
     return Columns(b"".join(keys), np.concatenate(key_bytes), b"".join(data), np.concatenate(data_bytes))
 
 
-def suits(spans: Sequence[Span]) -> bool:
+def suits(spans: Sequence[Span], *, aggregate: bool) -> bool:
     """Whether it is worth it for these rows, and can do them: none is itself an aggregate."""
     rows = sum([span.records for span in spans])
     bytes_ = sum([span.bytes for span in spans])
-    return rows >= LEAST_ROWS and bytes_ < rows * MOST_ROW_BYTES and all(span.buffer.sealed is None for span in spans)
+    least, most_bytes = (LEAST_ROWS_OF_LANE, MOST_AGGREGATED_BYTES) if aggregate else (LEAST_ROWS, MOST_ROW_BYTES)
+    return rows >= least and bytes_ < rows * most_bytes and all(span.buffer.sealed is None for span in spans)
 
 
 # ---- a Kinesis record for each row

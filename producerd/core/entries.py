@@ -105,7 +105,7 @@ def encode(
     split rows by that are aggregates themselves.
     """
     spans = [piece.span for piece in pieces]
-    if columnar.suits(spans) and all(not rules.aggregate or span.raw for span in spans):
+    if columnar.suits(spans, aggregate=False) and all(not rules.aggregate or span.raw for span in spans):
         found = columnar.raw_entries(spans, rules.request_max_records, rules.request_max_bytes)
         if found is not None:
             return _raw_request(address, pieces, *found)
@@ -167,7 +167,7 @@ class _Writer:
     def spans(self, spans: Sequence[Span]) -> bool:
         """The rows of the lane: as aggregates by its columnar twin, where that suits."""
         aggregates = self._rules.aggregate and not any(span.raw or span.buffer.explicit is not None for span in spans)
-        if not aggregates or not columnar.suits(spans):
+        if not aggregates or not columnar.suits(spans, aggregate=True):
             return all(self.span(span) for span in spans)
         starts = [0, *accumulate(span.records for span in spans)]
         row = 0

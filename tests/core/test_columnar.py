@@ -69,9 +69,11 @@ def test_both_twins_write_the_same(seed: int, aggregate: bool, monkeypatch: pyte
     for _ in range(6):
         if not pieces:
             break
-        monkeypatch.setattr(columnar, "suits", lambda spans: False)
+        monkeypatch.setattr(columnar, "suits", lambda spans, aggregate: False)
         plain = encode(ADDRESS, pieces, rules)
-        monkeypatch.setattr(columnar, "suits", lambda spans: all(span.buffer.sealed is None for span in spans))
+        monkeypatch.setattr(
+            columnar, "suits", lambda spans, aggregate: all(span.buffer.sealed is None for span in spans)
+        )
         assert told(encode(ADDRESS, pieces, rules)) == told(plain)
         pieces = drop(pieces, int(plain.ends[-1]))
 
@@ -82,21 +84,27 @@ def test_rows_of_every_length_around_what_a_varint_takes(aggregate: bool, monkey
     rules = make_rules(aggregate=aggregate, aggregate_max_bytes=1 << 20, request_max_bytes=10 << 20).entries
     for order in (lengths, lengths[::-1]):
         pieces = pieces_of([(b"key %d" % (i % 100), bytes(length), None) for i, length in enumerate(order)])
-        monkeypatch.setattr(columnar, "suits", lambda spans: False)
+        monkeypatch.setattr(columnar, "suits", lambda spans, aggregate: False)
         plain = encode(ADDRESS, pieces, rules)
-        monkeypatch.setattr(columnar, "suits", lambda spans: True)
+        monkeypatch.setattr(columnar, "suits", lambda spans, aggregate: True)
         assert told(encode(ADDRESS, pieces, rules)) == told(plain)
 
 
 def test_it_is_used_where_it_pays_and_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small rows, none of them an aggregate itself."""
-    few = pieces_of([(b"k", b"data", None)] * (columnar.LEAST_ROWS - 1))
-    enough = pieces_of([(b"k", b"data", None)] * columnar.LEAST_ROWS)
-    large = pieces_of([(b"k", bytes(columnar.MOST_ROW_BYTES), None)] * columnar.LEAST_ROWS)
-    assert [columnar.suits([span for _, span in pieces]) for pieces in (few, enough, large)] == [False, True, False]
-    ((_, span),) = enough
-    span.buffer.sealed = np.zeros(columnar.LEAST_ROWS, np.bool_)
-    assert not columnar.suits([span])
+    for aggregate, least, most_bytes in (
+        (False, columnar.LEAST_ROWS, columnar.MOST_ROW_BYTES),
+        (True, columnar.LEAST_ROWS_OF_LANE, columnar.MOST_AGGREGATED_BYTES),
+    ):
+        row: Row = (b"k", b"data", None)
+        large: Row = (b"k", bytes(most_bytes), None)
+        spans = [
+            [span for _, span in pieces_of(rows)] for rows in ([row] * (least - 1), [row] * least, [large] * least)
+        ]
+        assert [columnar.suits(each, aggregate=aggregate) for each in spans] == [False, True, False]
+        (span,) = spans[1]
+        span.buffer.sealed = np.zeros(least, np.bool_)
+        assert not columnar.suits([span], aggregate=aggregate)
 
 
 def test_a_key_that_json_must_escape_is_left_to_the_loop() -> None:
