@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -165,6 +166,7 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the settings are about to be read; unhandled it would end the daemon
     from producerd.config import load
     from producerd.config.memory import check_fits
 

@@ -210,6 +210,6 @@ def _absent(paths: Sequence[str], troubles: Sequence[Exception], seconds: float,
     found = f"no daemon to talk to on host {socket.gethostname()} within {seconds:g} s"
     if code == Code.NOT_AUTHORIZED:
         found = f"user {os.getuid()} may not talk to the daemon on host {socket.gethostname()}"
-        cure = "let this user in with the daemon's socket_group or socket_mode"
+        cure = "add this user to the socket's group (socket_group, or SocketGroup= of the unit), or see socket_mode"
     text = f"{found} ({tried}): {cure}"
     return ConnectionFailed(text, code=code)

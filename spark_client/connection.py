@@ -41,6 +41,7 @@ ANSWER_SECONDS: Final = 2.0
 """How long a caller whose time-out has ended waits for the daemon's reason.  It answers at once, or it hangs."""
 SLOW_SECONDS: Final = 30.0
 TELL_AGAIN_SECONDS: Final = 300.0
+LONG_WAIT_SECONDS: Final = 0.25
 """As the daemon tells a caller that is blocked."""
 SILENT_SECONDS: Final = 360.0
 """A daemon says every 5 minutes why there is no room, but never why acknowledgements take so long."""
@@ -567,7 +568,9 @@ class Connection:
                 text = f"the daemon on host {socket.gethostname()} is gone: {self._owed()}"
                 raise ConnectionFailed(text, code=Code.DAEMON_LOST) from None
             finally:
-                self._waited_seconds += time.monotonic() - began
+                seconds = time.monotonic() - began
+                if seconds >= LONG_WAIT_SECONDS:  # an answer that comes soon is no wait: a loop of puts has thousands
+                    self._waited_seconds += seconds
 
 
 def _payload_bytes(layout: Layout) -> int:

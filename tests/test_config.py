@@ -458,6 +458,10 @@ class TestProblems:
         assert "line 2" in problem(path=path)
         path.write_bytes(b"a = '\xff'")
         assert "not TOML" in problem(path=path)
+        path.write_text(f"max_streams = {'1' * 5_000}")
+        assert "not TOML" in problem(path=path)
+        path.write_text(f"max_streams = {'[' * 100_000}")
+        assert "not TOML" in problem(path=path)
 
     def test_a_value_where_a_table_should_be(self, tmp_path: Path) -> None:
         path = tmp_path / "p.toml"

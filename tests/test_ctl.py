@@ -9,11 +9,13 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from producerd import ctl
+from producerd.ctl import tables
 from producerd.testing import FakeKinesis, hash_of
 from producerd.testing.fake_kinesis import serve_in_thread
 from producerd.wire.columns import Columns, lay_out
@@ -184,3 +186,29 @@ def test_a_daemon_whose_admin_socket_is_taken_does_not_start() -> None:
         assert f"admin_socket = {admin_socket(running)}: in use by another producerd" in other.log
         with WireClient(running.socket) as client:
             assert client.hello().welcome is not None
+
+
+@pytest.mark.parametrize("body", ["[1]", "null", "[" * 100_000])
+@pytest.mark.parametrize("status", [200, 404])
+def test_whoever_else_answers_is_no_daemon(capsys: pytest.CaptureFixture[str], body: str, status: int) -> None:
+    with directory() as path, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path / "other.sock"))
+        listener.listen()
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+
+        answering = Thread(target=answer)
+        answering.start()
+        code, out, err = asked(capsys, path / "other.sock", "status")
+        answering.join()
+        assert (code, out) == (1, "")
+        assert err.startswith("producerctl: no daemon answers: ")
+
+
+def test_what_a_service_says_is_shown_without_what_a_terminal_would_obey() -> None:
+    stream = {"stream": "flights", "reason": "no\x1b[2J", "last_error": "X: a\nb\x9b31m\ud800"}
+    assert list(tables._why([stream])) == ["flights: no [2J", "flights: last error: X: a b 31m "]

@@ -422,3 +422,78 @@ def test_a_get_changes_nothing(server: FakeServer) -> None:
             assert running.get(path)[0] == 404
         time.sleep(0)
         assert running.get("/-/ready") == (200, "ready\n")
+
+
+def test_a_flush_whose_records_go_back_to_their_callers_has_failed(server: FakeServer) -> None:
+    """Whoever flushes before a stop must not take them for stored."""
+    with daemon(server.url) as running, session(running) as client:
+        admin = str(running.socket.with_suffix(".admin.sock"))
+        command = [sys.executable, "-m", "producerd.ctl", "--admin-socket", admin]
+        subprocess.run([*command, "pause", "flights"], check=True, capture_output=True)
+        client.put(rows(7))
+        flushing = subprocess.Popen([*command, "flush"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        until(lambda: "order path=/flush" in running.log)
+        running.signal(signal.SIGTERM)
+        out, err = flushing.communicate(timeout=15)
+        assert (flushing.returncode, out) == (1, "flights: 7 records: 7 returned\n")
+        assert err == "producerctl: not all of them are stored; their callers were told\n"
+
+
+def test_settings_that_cannot_be_read_at_all_are_refused_too(server: FakeServer) -> None:
+    """Whatever goes wrong in reading them, the daemon goes on with the old ones."""
+    with directory() as path:
+        file = path / "producerd.toml"
+        file.write_text("[defaults]\nqueue_limit = 1_000\n")
+        with daemon(server.url, environ={**CREDENTIALS, "PRODUCERD_CONFIG": str(file)}) as running:
+            file.write_text(f"max_streams = {'1' * 5_000}\n")
+            running.signal(signal.SIGHUP)
+            until(lambda: "settings are refused, the old ones stay" in running.log)
+            with session(running) as client:
+                client.put(one())
+                client.acks(1)
+
+
+@pytest.mark.parametrize("late", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_that_come_late_leave_the_exit_code_alone(server: FakeServer, late: signal.Signals) -> None:
+    with daemon(server.url) as running:
+        running.signal(signal.SIGTERM)
+        while running.process.poll() is None:
+            running.signal(late)
+            time.sleep(0.002)
+        assert running.process.returncode == 0, running.log
+
+
+def test_put_holds_few_large_lines_at_a_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand of them were a gigabyte."""
+    sizes: list[int] = []
+
+    class Client:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def __enter__(self) -> Client:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def put_many(self, records: list[tuple[bytes, str | None]]) -> None:
+            sizes.append(sum(len(data) for data, _ in records))
+
+    monkeypatch.setattr("spark_client.KinesisClient", Client)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((b"x" * 100_000 + b"\n") * 50)))
+    assert ctl.main(["put", "flights"]) == 0
+    assert capsys.readouterr().out == "flights: 50 records stored\n"
+    assert sum(sizes) == 5_000_000
+    assert max(sizes) < 500_000
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")
+@pytest.mark.parametrize("where", ["> /dev/full", ">&-", "| true"])
+def test_an_output_that_takes_nothing_is_no_traceback(server: FakeServer, where: str) -> None:
+    with daemon(server.url) as running:
+        admin = running.socket.with_suffix(".admin.sock")
+        command = f"{sys.executable} -m producerd.ctl --admin-socket {admin} top --every 0.05 --count 2 {where}"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode == (1 if "full" in where else 0)
+        assert done.stderr == ("producerctl: No space left on device\n" if "full" in where else "")

@@ -15,7 +15,10 @@ from spark_client.options import OPTIONS
 from tests.generated import DOCS, TABLES, with_tables
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("docs/configuration.md", "docs/delivery.md", "docs/operations.md", "docs/spark.md", "docs/testing.md")
+DOCUMENTS = (
+    *("docs/configuration.md", "docs/delivery.md", "docs/install.md", "docs/licences.md", "docs/operations.md"),
+    *("docs/spark.md", "docs/testing.md"),
+)
 NOT_FOR_CALLERS = {Code.CANCELLED, Code.TOO_LARGE}
 """Codes that the client takes for itself."""
 

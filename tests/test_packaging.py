@@ -100,7 +100,7 @@ def test_the_wheel_holds_the_packages_their_types_and_the_licence_and_nothing_el
 def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(
     dist: Path, bare_python: Path, pip: Callable[..., None], tmp_path: Path
 ) -> None:
-    """From a folder of wheels, as docs/install.md has it; then `check`, `serve`, `producerctl status`, and a good end."""
+    """From a folder of wheels, as docs/install.md has it; then `check`, `serve`, `producerctl status`, a good end."""
     (tmp_path / "locked.txt").write_text(locked())
     wheel, wheelhouse = f"{dist}/producerd-{__version__}-py3-none-any.whl", str(tmp_path / "wheelhouse")
     pip("download", "--dest", wheelhouse, "--constraint", str(tmp_path / "locked.txt"), f"{wheel}[daemon]")
@@ -128,8 +128,9 @@ def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(
 
         assert f"socket: {folder}/d.sock" in run("producerd", "check", *sets)
         with (folder / "log").open("wb") as log:
-            serve = [bare_python.with_name("producerd"), "serve", *sets]
-            daemon = subprocess.Popen(serve, cwd="/", env=env, stdout=log, stderr=log)
+            daemon = subprocess.Popen(
+                [bare_python.with_name("producerd"), "serve", *sets], cwd="/", env=env, stdout=log, stderr=log
+            )
         said = (folder / "log").read_text
         try:
             until(lambda: " serving " in said() or daemon.poll() is not None, "serving", START_SECONDS)

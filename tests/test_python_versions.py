@@ -112,6 +112,26 @@ def test_the_client_imports_on_the_oldest_python(
     assert told.stdout.startswith(f"({version.replace('.', ', ')}) {env.get('PYTHONPATH', python.parent.parent)}/")
 
 
+@pytest.mark.parametrize("version", ["3.9", "3.10"])
+def test_the_daemon_says_which_python_it_needs_and_producerctl_runs(
+    version: str, python: Path, install: Callable[..., None], dist: Path
+) -> None:
+    """On a Python that is too old for the daemon, as EMR's is."""
+    install("--no-index", f"{dist}/producerd-{__version__}-py3-none-any.whl")
+
+    def run(name: str, *arguments: str) -> tuple[int, str]:
+        command = [str(python.with_name(name)), *arguments]
+        done = subprocess.run(command, cwd="/", env={}, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    assert run("producerd", "--version") == (0, f"producerd {__version__}\n")
+    code, said = run("producerd", "serve")
+    assert (code, said.splitlines()[1:]) == (78, [])
+    assert said.startswith(f"producerd: needs Python 3.11 or newer; this is {version}.")
+    code, said = run("producerctl", "--admin-socket", "/nonexistent/s", "status")
+    assert (code, "Traceback" in said) == (1, False)
+
+
 def test_the_spark_side_holds_on_spark_3_5_and_python_3_9(dev: Any) -> None:
     """The short lane of `./dev test --spark 3.5`: what EMR 7 has."""
     if not dev.find_python(dev.LANES["3.5"].version):

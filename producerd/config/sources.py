@@ -111,7 +111,7 @@ def _read_file(sheet: _Sheet, path: Path) -> None:
     except OSError as error:
         sheet.problems.append(f"{origin}: cannot be read: {error.strerror}")
         return
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits, of thousands of brackets
         sheet.problems.append(f"{origin}: not TOML: {error}")
         return
     for name, value in document.items():

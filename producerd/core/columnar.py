@@ -36,7 +36,8 @@ U8 = npt.NDArray[np.uint8]
 
 
 def _scalar(value: bytes) -> Any:
-    return pa.scalar(value, pa.binary())
+    buffers = [None, pa.py_buffer(np.array([0, len(value)], np.int32)), pa.py_buffer(value)]
+    return pa.BinaryArray.from_buffers(pa.binary(), 1, buffers)[0]
 
 
 _NOTHING: Final = _scalar(b"")
@@ -141,7 +142,7 @@ def aggregates(spans: Sequence[Span], most_bytes: int, most_records: int) -> Ite
     bytes, or exactly one row."""
     columns = columns_of(spans)
     keys = _binary(_offsets(columns.key_bytes), columns.keys)
-    codes = keys.dictionary_encode().indices.to_numpy()
+    codes = np.frombuffer(keys.dictionary_encode().indices.buffers()[1], np.int32, len(keys))
     cut = _cut(codes, columns.key_bytes, columns.data_bytes, most_bytes, most_records)
     places = np.concatenate([part.places for part in cut])
     new = np.concatenate([part.new for part in cut])
@@ -233,7 +234,7 @@ def _headers(*columns: int | npt.NDArray[Any]) -> Any:
     return _binary(_offsets(mask.sum(axis=1)), matrix[mask])
 
 
-# ---- Arrow.  Not pa.array, which loads pandas where that is installed: 0.3 s and 35 MiB
+# ---- Arrow.  Not pa.array, pa.scalar and to_numpy, which load pandas where that is installed: 0.3 s and 35 MiB
 
 
 def _offsets(lengths: npt.NDArray[Any]) -> I32:

@@ -45,6 +45,8 @@ STRAYS_TO_GIVE_UP: Final = 8
 """Only an aggregate that came as one, of more records than a request may have, is sent again so often."""
 HOT_FACTOR: Final = 1.5
 HOT_SHARE: Final = 0.1
+LOW_USE: Final = 0.8
+"""A shard that throttles though it has stored less than that of its quota from here has others who write to it."""
 """A lane is hot that holds so many times its fair share of what waits, and at least so much of it."""
 _LOST_TRACK: Final = RowEnd(
     Outcome.UNKNOWN, Code.SHARD_MAP_MISSING, "stored, but not in the shards that the map names", maybe_stored=True
@@ -143,11 +145,12 @@ class Sender:
         if lane.map_until is not None and now < lane.map_until:
             return Holding("shard_map")
         by_records = lane.pacer is not None and lane.pacer.by_records
+        throttled = lane.backs_off(now) and (lane.pacer is None or lane.pacer.use(now) < LOW_USE)
         if share >= max(HOT_FACTOR / len(self.lanes.map), HOT_SHARE):
-            return Holding("hot_shard", lane.shard.shard_id, share, by_records, lane.backs_off(now))
+            return Holding("hot_shard", lane.shard.shard_id, share, by_records, throttled)
         if lane.waits_for_answers:
             return Holding("in_flight")
-        return Holding("shard_rate", by_records=by_records, throttled=lane.backs_off(now))
+        return Holding("shard_rate", by_records=by_records, throttled=throttled)
 
     # ---- requests
 

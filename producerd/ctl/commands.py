@@ -25,7 +25,8 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_CODES: Final = "exit codes: 0 done; 1 no daemon answers, or it could not do it; 2 wrong usage; 130 interrupted"
 LEVELS: Final = ("debug", "info", "warning", "error")
 FLUSH_SECONDS: Final = 60.0
-RECORDS_AT_ONCE: Final = 1_000
+BYTES_AT_ONCE: Final = 256 * 1024
+"""Of what `put` reads, and the line that passes it: few large lines take no more memory than many small ones."""
 UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 CLEAR: Final = "\x1b[H\x1b[J"
 
@@ -41,8 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Failed as failed:
         print(f"producerctl: {failed}", file=sys.stderr)
         return EXIT_FAILED
-    except BrokenPipeError:  # of `| head`
+    except OSError as error:  # of the standard output: it is not flushed once more at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # of `| head`
+            print(f"producerctl: {error.strerror or error}", file=sys.stderr)
+            return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0
@@ -77,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     as_json(command("status", _status, "each stream: its queue, and what holds it"))
     top = command("top", _top, "the same as it goes on, with rates")
     top.add_argument("--every", type=_seconds, default=2.0, metavar="TIME", help="how often (2s)")
-    top.add_argument("--count", type=int, metavar="N", help="end after N times")
+    top.add_argument("--count", type=_times, metavar="N", help="end after N times")
     shards = command("shards", _shards, "each shard of a stream: what waits for it, and why")
     of_stream(shards)
     as_json(shards)
@@ -119,6 +123,12 @@ def _seconds(text: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
+def _times(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: a whole number")
+    return int(text)
+
+
 # ---- questions
 
 
@@ -133,7 +143,7 @@ def _top(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
         time.sleep(parsed.every)
         told = daemon.get("/status")
         text = "\n".join(tables.rates(told, before))
-        yield f"{CLEAR}{text}" if sys.stdout.isatty() else f"{text}\n"
+        yield f"{CLEAR}{text}" if sys.stdout and sys.stdout.isatty() else f"{text}\n"
         before = told
 
 
@@ -162,7 +172,7 @@ def _flush(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
     left = sum(ended["open"] for ended in told["streams"].values())
     if left:
         raise Failed(f"{count(left, 'record')} had not ended after {parsed.timeout:g} s; `producerctl status` says why")
-    if any(ended["not_stored"] or ended["unknown"] for ended in told["streams"].values()):
+    if any(ended[how] for ended in told["streams"].values() for how in ("not_stored", "unknown", "returned")):
         raise Failed("not all of them are stored; their callers were told")
 
 
@@ -205,13 +215,15 @@ def _put(_daemon: Daemon, parsed: argparse.Namespace) -> Lines:
     from producerd.errors import ProducerdError
     from spark_client import KinesisClient
 
+    if sys.stdin is None:
+        raise Failed("the standard input is closed")
     lines = sys.stdin.buffer
     if lines.isatty():
         print("one record a line; Ctrl-D ends", file=sys.stderr)
     records = 0
     try:
         with KinesisClient(parsed.stream, socket=parsed.socket) as client:
-            while chunk := list(islice(lines, RECORDS_AT_ONCE)):
+            while chunk := lines.readlines(BYTES_AT_ONCE):
                 client.put_many([(line.rstrip(b"\n"), parsed.key) for line in chunk])
                 records += len(chunk)
     except (ProducerdError, TypeError, ValueError) as error:

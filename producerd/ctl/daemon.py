@@ -46,10 +46,12 @@ class Daemon:
                     connection.wait(meanwhile)
                 answer = connection.getresponse()
                 body = json.loads(answer.read())
+                if not isinstance(body, dict):
+                    raise ValueError("an answer that is not producerd's")
             except PermissionError:
                 problems.append(f"{path}: it answers to the daemon's own user and to root alone: try sudo")
                 continue
-            except (OSError, http.client.HTTPException, ValueError) as error:
+            except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
                 problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
                 continue
             finally:

@@ -146,9 +146,14 @@ def _full(stream: Told) -> float:
 def _why(streams: Sequence[Told]) -> Iterator[str]:
     for stream in streams:
         if stream["reason"]:
-            yield f"{stream['stream']}: {stream['reason']}"
+            yield _plain(f"{stream['stream']}: {stream['reason']}")
         if stream["last_error"]:
-            yield f"{stream['stream']}: last error: {stream['last_error']}"
+            yield _plain(f"{stream['stream']}: last error: {stream['last_error']}")
+
+
+def _plain(text: str) -> str:
+    """A service's own words, without what a terminal would obey."""
+    return "".join([character if character.isprintable() else " " for character in text])
 
 
 def _shard_row(shard: Told) -> tuple[str, ...]:

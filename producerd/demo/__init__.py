@@ -26,7 +26,7 @@ BATCHES: Final = 4
 QUEUE_LIMIT: Final = 5_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: the command loads it on Python 3.9, too, to say which one it needs
 class Options:
     """What to show.  ``tamper`` is for tests: it spoils what was read back."""
 

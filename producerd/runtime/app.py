@@ -76,10 +76,13 @@ def _run(config: Config, load: Callable[[], Config]) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(Daemon(config, load).run())
+            exit_code = runner.run(Daemon(config, load).run())
     except* ConfigurationError as group:
         problems = [problem for error in _leaves(group) for problem in error.problems]
         raise ConfigurationError(problems) from None
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # all is done: one that comes late must not change the exit code
+    return exit_code
 
 
 def _leaves(group: BaseExceptionGroup[ConfigurationError]) -> list[ConfigurationError]:
@@ -273,9 +276,14 @@ class Daemon:
 
     async def _reload(self) -> Told:
         def look() -> tuple[Config, MemoryLimit]:
-            loaded = self._load()
-            check_accesses(accesses_of(loaded))
-            return loaded, memory_limit()
+            try:
+                loaded = self._load()
+                check_accesses(accesses_of(loaded))
+                return loaded, memory_limit()
+            except ConfigurationError:
+                raise
+            except Exception as error:  # files of others may hold anything; what runs must not end by what they hold
+                raise ConfigurationError([f"settings cannot be read: {type(error).__name__}: {error}"]) from error
 
         try:
             loaded, limit = await asyncio.to_thread(look)

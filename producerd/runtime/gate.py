@@ -114,8 +114,11 @@ class AdmissionGate:
 
     @property
     def blocked_callers(self) -> int:
-        """Sessions that wait for a grant."""
-        return sum(1 for member in self._members if member.line)
+        """Sessions that wait for a grant, or have a full window with rows of this stream: they can send no more."""
+        return sum(1 for member in self._members if member.line or self._withholds(member))
+
+    def _withholds(self, member: Member) -> bool:
+        return member.caller in self.withholding and member.taken_records > 0
 
     @property
     def sessions(self) -> int:
@@ -160,12 +163,13 @@ class AdmissionGate:
             self.budget.node.leave(self.budget)
         self.pump(now)
 
-    def window(self, member: Member, *, is_full: bool) -> None:
+    def window(self, member: Member, now: float, *, is_full: bool) -> None:
         """A session's window is full, or has room again: as long as it is full, what of it lingers is to be sent."""
         if is_full:
             self.withholding[member.caller] = None
         else:
             self.withholding.pop(member.caller, None)
+        self._clock(now)
 
     def ask(self, member: Member, frame_id: int, layout: Layout, now: float) -> Ticket:
         """A RESERVE.  It is answered by `Caller.granted` or `Caller.refused`, maybe before this returns."""
@@ -324,8 +328,9 @@ class AdmissionGate:
         self._waiting -= 1
 
     def _clock(self, now: float) -> None:
-        if self._waiting and self._active_since is None:
+        blocked = self._waiting or (self.withholding and any(map(self._withholds, self._members)))
+        if blocked and self._active_since is None:
             self._active_since = now
-        elif not self._waiting and self._active_since is not None:
+        elif not blocked and self._active_since is not None:
             self._active_seconds += now - self._active_since
             self._active_since = None

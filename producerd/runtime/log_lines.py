@@ -34,6 +34,11 @@ _KEY_QUOTED: Final = re.compile(r"Value '.*?' at 'records\.")
 """How Kinesis's validation quotes a partition key or a hash key."""
 
 
+def without_keys(text: str) -> str:
+    """The service's words, but for the keys in them."""
+    return _KEY_QUOTED.sub("Value '...' at 'records.", text)
+
+
 class LogLines(logging.Handler):
     """One for the process.  ``clock``: seconds, for repeats."""
 
@@ -92,7 +97,7 @@ class LogLines(logging.Handler):
             self.note(kind.event, kind.level, kind.logger, **stream, repeated=repeated)
 
     def _hold(self, line: str) -> None:
-        data = _KEY_QUOTED.sub("Value '...' at 'records.", f"{line}\n").encode(errors="backslashreplace")
+        data = without_keys(f"{line}\n").encode(errors="backslashreplace")
         with self._changed:
             if self._overflows or self._held_bytes + len(data) > MAX_HELD_BYTES:
                 self._overflows = True

@@ -172,9 +172,14 @@ def render_text(_logger: object, _method: str, event: EventDict) -> str:
 
 def _plain(value: object) -> str:
     text = value if isinstance(value, str) else str(value)
-    return text if text and text.isprintable() and not set(text) & set(' "=') else json.dumps(text, ensure_ascii=False)
+    return text if text and text.isprintable() and not set(text) & set(' "=') else _quoted(text)
 
 
 def _one_line(text: str) -> str:
     """A message that quotes a client's words must not be able to look like two."""
-    return text if text.isprintable() else json.dumps(text, ensure_ascii=False)[1:-1]
+    return text if text.isprintable() else _quoted(text)[1:-1]
+
+
+def _quoted(text: str) -> str:
+    """As JSON.  Of what is beyond ASCII, terminals obey some, and take some for the end of a line: not printable."""
+    return json.dumps(text, ensure_ascii=not text.isprintable())

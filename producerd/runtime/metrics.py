@@ -271,19 +271,21 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     Family("queue_oldest_record_age_seconds", "gauge", "Since the oldest frame with records left was accepted."): (
         lambda s, at: s.pipeline.oldest_seconds(at.now)
     ),
-    Family("backpressure_blocked_clients", "gauge", "Callers that wait for room."): (
-        lambda s, _: s.gate.blocked_callers
-    ),
-    Family("backpressure_active_seconds_total", "counter", "Time in which some caller waited for room."): (
-        lambda s, at: s.gate.active_seconds(at.now)
-    ),
+    Family(
+        "backpressure_blocked_clients", "gauge", "Callers that wait for room, or for answers as their window is full."
+    ): (lambda s, _: s.gate.blocked_callers),
+    Family(
+        "backpressure_active_seconds_total",
+        "counter",
+        "Time in which some caller could not send: it waited for room, or its window was full.",
+    ): (lambda s, at: s.gate.active_seconds(at.now)),
     Family("backpressure_wait_seconds", "histogram", "How long a frame that had to wait for room did."): (
         lambda s, _: s.gate.wait_seconds
     ),
     Family(
         "backpressure_cause_seconds_total",
         "counter",
-        "Time in which some caller waited for room, by what held the queue.",
+        "Of that time, by what held the queue.",
         "cause",
         get_args(Cause),
     ): lambda s, _: s.cause_seconds,

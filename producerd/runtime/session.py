@@ -475,7 +475,7 @@ class Session(asyncio.BufferedProtocol):
         if is_full is not self._window_is_full:
             self._window_is_full = is_full
             for part in self._parts.values():
-                part.stream.gate.window(part.member, is_full=is_full)
+                part.stream.gate.window(part.member, self._loop.time(), is_full=is_full)
                 self.host.poke(part.stream)
 
     def _take_granted(self) -> tuple[Part, Ticket]:

@@ -254,8 +254,12 @@ class Stream:
     def _what_holds(self, holding: Holding) -> str:
         cause, shard_id, share, by_records, throttled = holding
         if cause == "hot_shard":
-            throttles = " and throttles" if throttled else ""
-            return f"{shard_id} holds {share:.0%} of what waits{throttles}: spread its keys, or split the shard"
+            holds = f"{shard_id} holds {share:.0%} of what waits"
+            if throttled:
+                return (
+                    f"{holds} and throttles below 1 MiB/s and 1,000 records/s: see who else writes to it, or split it"
+                )
+            return f"{holds}: spread its keys, or split the shard"
         if cause == "shard_rate" and throttled:
             return "the shards throttle below 1 MiB/s and 1,000 records/s each, as if others wrote to them: add shards"
         if cause == "shard_rate":
@@ -281,6 +285,8 @@ class Stream:
         if self.pipeline.rules.entries.aggregate or not records or bytes_ >= records * 1024:
             return ""
         times = 1024 * records // bytes_
+        if times < 2:
+            return ""
         return f'; at {bytes_ // records} bytes a record aggregation = "kpl" would send up to {times} times more'
 
     def describe(self, now: float) -> str:

@@ -101,10 +101,8 @@ class Streams:
 
     def reload(self, config: Config, now: float) -> None:
         """Other settings, of which nothing differs for an open stream that it could not change."""
-        node = config.node
         self.config = config
-        self.budget.set_limits(node.node_queue_limit_bytes, node.floor_bytes)
-        self._share_in_flight()
+        self._share()
         for stream in self:
             stream.reload(config.stream(stream.name), now)
             self.poke(stream)
@@ -151,10 +149,11 @@ class Streams:
         self._watches.pop(stream).cancel()
         self._dispatcher.forget(stream)
         del self._known[stream.name], self._services[stream]
-        self._share_in_flight()
+        self._share()
 
-    def _share_in_flight(self) -> None:
-        """Each stream's part of what may be in flight; a reload may allow fewer streams than there are."""
+    def _share(self) -> None:
+        """Each stream's part of the node's limits; a reload may allow fewer streams than there are."""
         node = self.config.node
         parts = 2 * max(node.max_streams, len(self))
+        self.budget.set_limits(node.node_queue_limit_bytes, node.node_queue_limit_bytes // parts)
         self.in_flight.set_limits(node.node_max_in_flight_bytes, node.node_max_in_flight_bytes // parts)

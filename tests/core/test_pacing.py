@@ -340,6 +340,17 @@ def test_its_use_is_what_was_stored_in_about_ten_seconds_by_what_a_shard_takes(
     assert pacer.use(0.2) == 0.0, "it was throttled"
 
 
+def test_it_backs_off_from_a_shard_that_throttles_whatever_the_pace() -> None:
+    """As one to which others write without end: at the slowest pace there is nothing to return to."""
+    pacer, now = at_full_rate(), 2.0
+    for _ in range(40):
+        pacer.answered(0, 1, now, now)
+        now += 0.5
+    assert pacer.backs_off
+    pacer.answered(1, 0, now + 10.0, now + 10.0)
+    assert not pacer.backs_off
+
+
 def test_it_backs_off_from_a_throttle_until_it_is_back_where_it_returns_to() -> None:
     pacer = at_full_rate()
     told = [pacer.backs_off]

@@ -96,6 +96,16 @@ def test_a_text_with_a_line_break_cannot_look_like_two_messages(capfd: pytest.Ca
     assert line.endswith(r'first\nERROR second client="a\nb"')
 
 
+@pytest.mark.parametrize("character", ["\x1b", "\x7f", "\x85", "\x9b", "\u2028", "\u202e"])
+def test_what_a_terminal_would_obey_is_escaped(capfd: pytest.CaptureFixture[str], character: str) -> None:
+    """Also beyond ASCII: U+009B begins a command, U+0085 and U+2028 end a line, U+202E turns its order around."""
+    with logs.running("info", "text"):
+        logs.get_logger("x").info(f"café{character}", client=f"café {character}[31m", stream="café au lait")
+    told = capfd.readouterr().err
+    assert told.removesuffix("\n").isprintable()
+    assert 'stream="café au lait"' in told
+
+
 def test_warnings_are_messages(capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -99,9 +99,10 @@ async def test_a_name_that_never_worked_makes_place_for_another_one() -> None:
 
 
 async def test_with_fewer_streams_allowed_than_there_are_their_parts_still_fit() -> None:
-    """Of what is in flight; else the bound on memory would be none."""
+    """Of what is in flight, else the bound on memory would be none; of the queues, else who comes last has none."""
     async with streams_of(Config(node=NodeSettings(max_streams=8))) as streams:
         for number in range(8):
             streams.open(f"stream-{number}")
         streams.reload(Config(node=NodeSettings(max_streams=2)), 0.0)
         assert 8 * streams.in_flight.floor_bytes <= streams.in_flight.limit_bytes / 2
+        assert 8 * streams.budget.floor_bytes <= streams.budget.limit_bytes / 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 from typing import Any
 
-from aiohttp import TraceConfig
+from aiohttp import ClientError, TraceConfig, TraceRequestRedirectParams
 
 
 class Sending:
@@ -46,6 +46,13 @@ async def _note_body(*_: Any) -> None:
         sending.body_written = True
 
 
+async def _follow_nowhere(_session: Any, _context: Any, redirect: TraceRequestRedirectParams) -> None:
+    """AWS does not redirect.  Whoever does would have records, and a session's token, sent to anybody it likes."""
+    redirect.response.close()
+    raise ClientError(f"a redirect (status {redirect.response.status}), which is not followed")
+
+
 body_trace = TraceConfig()
 body_trace.on_request_chunk_sent.append(_note_body)
+body_trace.on_request_redirect.append(_follow_nowhere)
 body_trace.freeze()

@@ -74,3 +74,15 @@ def test_the_words_of_a_service_are_one_line_and_not_endless() -> None:
 def test_nothing_is_stored_before_any_of_the_body_is_written(error: Exception, code: str, maybe_stored: bool) -> None:
     failed = failure_of(error, body_written=False)
     assert (failed.code, failed.maybe_stored) == (code, False)
+
+
+def test_a_key_that_the_service_quotes_is_left_out() -> None:
+    """Whoever asks how a stream is gets these words: by TCP that is anybody on the machine."""
+    said = "1 validation error detected: Value 's3cret' at 'records.1.member.partitionKey' failed to satisfy constraint"
+    message = failure_of(client_error("ValidationException", 400, said), body_written=True).message
+    assert message == said.replace("s3cret", "...")
+
+
+def test_words_are_one_line_of_what_can_be_shown() -> None:
+    message = failure_of(client_error("X", 400, "a\x1b[31m\nb\x9b\u202ec\ud800"), body_written=True).message
+    assert message == "a [31m b c"

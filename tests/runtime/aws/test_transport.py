@@ -282,3 +282,34 @@ async def test_a_request_given_up_over_tls_resets_a_peer_that_answers_no_more(mo
             assert failed.timed_out
             async with asyncio.timeout(3):
                 assert await ended == "reset"
+
+
+# ---- where a request goes
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_not_followed(status: int) -> None:
+    """Records, and a session's token, would go to whoever is named there."""
+    reached_by: list[bytes] = []
+
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached_by.append(await reader.readline())
+        writer.close()
+
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 {status} X\r\nLocation: http://127.0.0.1:{there}/\r\nContent-Length: 0\r\n\r\n"
+        writer.write(head.encode())
+        await writer.drain()
+        writer.close()
+
+    async with (
+        await asyncio.start_server(elsewhere, "127.0.0.1", 0) as other,
+        await asyncio.start_server(redirect, "127.0.0.1", 0) as server,
+    ):
+        there, here = (each.sockets[0].getsockname()[1] for each in (other, server))
+        async with reaching(f"http://127.0.0.1:{here}") as client:
+            failed = await put(client, 5.0)
+    assert f"a redirect (status {status}), which is not followed" in failed.message
+    assert failed.maybe_stored
+    assert reached_by == []

@@ -1,0 +1,52 @@
+"""``./dev bench idle [--json] [--starts N] [--seconds N]``"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from benchmarks.idle.run import Figures, bench
+from benchmarks.table import table
+from producerd.demo.children import ChildFailed
+from producerd.demo.scenario import interrupts
+
+STARTS: Final = 7
+SECONDS: Final = 60.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        with interrupts(), bench(say) as running:
+            say(running.conditions)
+            rows = [running.starts(options.starts), *running.rests(options.seconds)]
+    except ChildFailed as error:
+        say(f"FAILED: {error}\n{error.tail}")
+        return 1
+    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev bench idle", description="What a daemon costs that has nothing to do.")
+    parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
+    parser.add_argument("--starts", type=int, default=STARTS, help="medians are of so many (%(default)s)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help="each case is watched for so long (%(default)g); scrapes: each 15",
+    )
+    return parser
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

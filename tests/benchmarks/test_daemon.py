@@ -1,0 +1,250 @@
+"""The daemon's benchmark counts every record at the sink, and takes no run for good in which one is missing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pybase64 import b64encode
+
+import benchmarks.daemon.run
+from benchmarks.daemon.__main__ import cases
+from benchmarks.daemon.client import KEY_BYTES, put_all, rows
+from benchmarks.daemon.run import CASES, Bench, Case, Figures, RecordsWrong, forget_peak, peak_rss_bytes
+from benchmarks.sink import MARK, Sink
+from producerd.core.aggregation import Aggregate
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# --------------------------------------------------------------------------------------------------------------- sink
+
+
+@pytest.fixture
+def sink() -> Sink:
+    return Sink()
+
+
+@pytest.fixture
+def wire(sink: Sink) -> Iterator[socket.socket]:
+    """A connection that the sink serves."""
+    client, served = socket.socketpair()
+    thread = threading.Thread(target=sink.serve, args=(served,))
+    thread.start()
+    with client, served:
+        client.settimeout(10)
+        yield client
+        client.shutdown(socket.SHUT_WR)
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+def request(operation: str, body: bytes) -> bytes:
+    head = f"POST / HTTP/1.1\r\nX-Amz-Target: Kinesis_20131202.{operation}\r\ncontent-LENGTH: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def put_of(*data: bytes) -> bytes:
+    entries = [{"Data": b64encode(value).decode(), "PartitionKey": "k"} for value in data]
+    return request("PutRecords", json.dumps({"Records": entries}, separators=(",", ":")).encode())
+
+
+def answer(wire: socket.socket) -> Any:
+    head, _, body = wire.recv(1 << 20).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    size = int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0])
+    while len(body) < size:
+        body += wire.recv(1 << 20)
+    return json.loads(body)
+
+
+def aggregate_of(*data: bytes) -> bytes:
+    aggregate = Aggregate()
+    for i, value in enumerate(data):
+        assert aggregate.add(b"key-%d" % i, None, value, 1 << 20)
+    return aggregate.to_bytes()
+
+
+def record(size: int) -> bytes:
+    return rows(1, size)[1][0]
+
+
+@pytest.mark.parametrize("parts", [1, 3, 50])
+def test_each_entry_is_answered_as_kinesis_does_however_the_bytes_come(
+    sink: Sink, wire: socket.socket, parts: int
+) -> None:
+    data = put_of(record(100), record(8), record(5_000))
+    for i in range(parts):
+        wire.sendall(data[i * len(data) // parts : (i + 1) * len(data) // parts])
+    told = answer(wire)
+    assert (told["FailedRecordCount"], told["EncryptionType"], len(told["Records"])) == (0, "KMS", 3)
+    assert all(len(entry["SequenceNumber"]) == 56 for entry in told["Records"])
+    wire.sendall(request("ListShards", b"{}"))
+    (shard,) = answer(wire)["Shards"]
+    assert {entry["ShardId"] for entry in told["Records"]} == {shard["ShardId"]}
+    assert shard["HashKeyRange"] == {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)}
+    wire.sendall(request("DescribeStreamSummary", b"{}"))
+    assert answer(wire)["StreamDescriptionSummary"]["OpenShardCount"] == 1
+    assert sink.records == 3
+
+
+def test_records_inside_of_aggregates_are_counted(sink: Sink, wire: socket.socket) -> None:
+    wire.sendall(put_of(aggregate_of(*[record(100)] * 7), record(100), aggregate_of(record(9), record(3_000))))
+    assert len(answer(wire)["Records"]) == 3
+    assert sink.records == 7 + 1 + 2
+
+
+def test_the_next_request_is_counted_without_what_is_left_of_a_longer_one(sink: Sink, wire: socket.socket) -> None:
+    for sent in (put_of(*[record(100)] * 10), put_of(record(100))):
+        wire.sendall(sent)
+        answer(wire)
+    assert sink.records == 11
+
+
+# -------------------------------------------------------------------------------------------------------------- client
+
+
+def test_rows_are_marked_once_and_as_large_as_asked() -> None:
+    keys, data = rows(1_000, 100)
+    assert len(set(keys)) == len(set(data)) == 1_000
+    assert {len(key) for key in keys} == {KEY_BYTES}
+    assert {len(value) for value in data} == {100}
+    assert b"".join(data).count(MARK) == 1_000
+
+
+class Sevens:
+    """Puts whole frames of 7 records."""
+
+    def put(self, records: int) -> int:
+        return -(-records // 7) * 7
+
+
+def test_sessions_put_together_what_was_asked_or_a_few_more() -> None:
+    assert put_all([Sevens()] * 3, 100) == 3 * 35
+
+
+# --------------------------------------------------------------------------------------------------------------- cases
+
+
+def test_every_size_is_there_with_and_without_aggregation_by_one_thread_and_two() -> None:
+    assert len(CASES) == len(set(CASES)) == 3 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("100", 4), ("1024,kpl", 2), ("10240,none,2", 1)],
+)
+def test_cases_are_chosen_by_how_they_begin(text: str, found: int) -> None:
+    assert len(cases(text)) == found
+    assert all(str(case).startswith(text) for case in cases(text))
+
+
+@pytest.mark.parametrize("text", ["10", "100,", "none", "100,none,1,"])
+def test_what_is_no_case_is_refused_and_those_there_are_are_named(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="100,none,1 100,none,2"):
+        cases(text)
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+
+class Process:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+
+class Told:
+    """A child: says what it is told to, line by line."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.process = Process(os.getpid())
+        self._lines = lines
+
+    def tell(self, line: str) -> None:
+        pass
+
+    def line(self, within_seconds: float) -> str:
+        return self._lines.pop(0)
+
+
+def a_run(arrived: list[str], put: str) -> benchmarks.daemon.run.Run:
+    nobody: Any = None
+    sink, daemon, client = (Told(lines) for lines in (arrived, [], [put]))
+    bench: Any = Bench(nobody, nobody, sink, "https://sink", 100, 1, lambda _: None)  # type: ignore[arg-type]
+    run: benchmarks.daemon.run.Run = bench._run(daemon, client, 100)
+    return run
+
+
+def test_a_run_in_which_every_record_arrives_once_has_figures() -> None:
+    assert a_run(["1000", "1104"], "104").records_per_second > 0
+
+
+@pytest.mark.parametrize(("arrived", "put"), [("1103", "104"), ("1105", "104"), ("1099", "99")])
+def test_a_record_that_is_missing_or_came_twice_ends_it(arrived: str, put: str) -> None:
+    with pytest.raises(RecordsWrong, match=rf"^{put} records were acknowledged, and \d+ arrived$"):
+        a_run(["1000", arrived], put)
+
+
+def test_the_clock_of_a_thread_is_that_of_its_own_work() -> None:
+    def burn() -> None:
+        until = time.thread_time() + 0.2
+        while time.thread_time() < until:
+            pass
+
+    pid, here = os.getpid(), threading.get_native_id()
+    before = benchmarks.daemon.run.thread_cpu_seconds(pid, here)
+    other = threading.Thread(target=burn)
+    other.start()
+    other.join()
+    between = benchmarks.daemon.run.thread_cpu_seconds(pid, here)
+    burn()
+    after = benchmarks.daemon.run.thread_cpu_seconds(pid, here)
+    assert between - before < 0.1
+    assert after - between >= 0.19  # a tick
+
+
+def test_the_peak_is_that_since_it_was_forgotten() -> None:
+    pid = os.getpid()
+    held = b"x" * (128 << 20)
+    before = peak_rss_bytes(pid)
+    del held
+    forget_peak(pid)
+    after = peak_rss_bytes(pid)
+    assert after < before
+    assert after > 1 << 20
+
+
+@pytest.mark.slow
+def test_the_whole_of_it_on_few_records() -> None:
+    """Plain, aggregated and large records, all acknowledged and all at the sink: else it fails.  Standard output is
+    JSON alone."""
+    chosen = ["100,none,1", "100,kpl,2", "10240,none,1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.daemon", "--json", "--records", "40000", "--repeat", "1", "--only", *chosen],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = [Figures(**row) for row in json.loads(done.stdout)]
+    assert [str(Case(row.record_bytes, row.aggregation, row.worker_threads)) for row in figures] == chosen
+    for row in figures:
+        assert row.cpu_ns_per_record >= row.loop_cpu_ns_per_record > 0
+        assert row.records_per_second > 0
+        assert row.peak_rss_bytes > 1 << 20
+        assert row.queue_limit_bytes == 64 << 20
+        assert row.ratio_to_naive > 0
+    assert " cores, " in done.stderr
+    assert "100,naive: 1 times 4,000 records" in done.stderr

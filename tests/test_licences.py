@@ -1,0 +1,111 @@
+"""docs/licences.md names every package that an extra brings, with the licence that its own metadata tell."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import tomllib
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+LOCKS: Final = ("requirements.lock", "tests/spark-3.5.lock", "tests/spark-4.0.lock")
+FAMILIES: Final = {
+    "Apache": "Apache",
+    "BSD": "BSD",
+    "CC0": "CC0",
+    "GPL": "GPL",
+    "General Public": "GPL",
+    "MIT": "MIT",
+    "MPL": "MPL",
+    "Mozilla": "MPL",
+    "PSF": "PSF",
+    "Python Software": "PSF",
+    "Zlib": "Zlib",
+}
+"""Words by which licences are told in metadata."""
+PERMISSIVE: Final = {"Apache", "BSD", "CC0", "MIT", "PSF", "Zlib"}
+
+
+def page() -> str:
+    return (ROOT / "docs" / "licences.md").read_text()
+
+
+def rows() -> dict[str, tuple[str, str]]:
+    """What the table says of each package: its licence, and what it comes with."""
+    found = re.findall(r"^\| `([\w.-]+)` \| (.+) \| (\w+) \|$", page(), re.MULTILINE)
+    assert len(found) == len({name for name, _, _ in found})
+    return {name: (licence, extra) for name, licence, extra in found}
+
+
+def locked(lock: str) -> dict[str, set[str]]:
+    """Each package of a lock, and what asks for it."""
+    wanted: dict[str, set[str]] = {}
+    for name, comment in re.findall(
+        r"^([\w.-]+)==.*\n(?:    --hash.*\n)*((?:    #.*\n?)*)", (ROOT / lock).read_text(), re.MULTILINE
+    ):
+        wanted.setdefault(name, set()).update(re.findall(r"#(?: via)? +([\w.-]+)", comment))
+    return wanted
+
+
+def brought_by(extra: str, wanted: dict[str, set[str]]) -> set[str]:
+    """The packages of an extra, and what they ask for; but not what they ask for with an extra of their own."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        asked = tomllib.load(file)["project"]["optional-dependencies"][extra]
+    names = {re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in asked} & wanted.keys()
+    while more := {name for name, by in wanted.items() if any(asks(each, name) for each in by & names)} - names:
+        names |= more
+    return names
+
+
+def asks(package: str, name: str) -> bool:
+    """Whether a package asks for another one in any case, as far as is known here."""
+    try:
+        asked = importlib.metadata.requires(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    mentions = [each for each in asked if re.match(rf"{name.replace('-', '[-_.]')}(?![\w.-])", each, re.IGNORECASE)]
+    return not mentions or any("extra ==" not in each for each in mentions)
+
+
+def families(text: str) -> set[str]:
+    return {family for word, family in FAMILIES.items() if word in text}
+
+
+def told_by(name: str) -> str:
+    """What a package's own metadata say of its licence; "" where it is not installed."""
+    try:
+        metadata = importlib.metadata.metadata(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    if expression := metadata.get_all("License-Expression", []):
+        return str(expression[0])
+    classifiers = [each for each in metadata.get_all("Classifier", []) if each.startswith("License ::")]
+    return " ".join([*"".join(metadata.get_all("License", [])).splitlines()[:1], *classifiers])
+
+
+def test_every_package_of_the_locks_has_its_row_and_no_other_has() -> None:
+    """A dependency that is new needs one; whoever writes it looks at its licence."""
+    assert rows().keys() == {name for lock in LOCKS for name in locked(lock)}
+
+
+def test_each_row_says_what_brings_its_package() -> None:
+    wanted = locked(LOCKS[0])
+    first = dict.fromkeys({name for lock in LOCKS for name in locked(lock)}, "tests") | dict.fromkeys(wanted, "dev")
+    for extra in ("demo", "spark", "daemon"):
+        first |= dict.fromkeys(brought_by(extra, wanted), extra)
+    assert {name: extra for name, (_, extra) in rows().items()} == first
+
+
+def test_each_licence_is_what_the_packages_own_metadata_say() -> None:
+    """Of those that are installed here: some are for other systems."""
+    told = {name: families(text) for name in rows() if (text := told_by(name))}
+    assert len(told) > 60
+    assert {name: families(rows()[name][0]) for name in told} == told
+
+
+def test_what_is_not_permissive_is_named() -> None:
+    """Whatever else a row's licence asks for stands in the page's list, with what follows from it."""
+    named = set(re.findall(r"^- \*\*`([\w.-]+)`", page(), re.MULTILINE))
+    assert named == {name for name, (licence, _) in rows().items() if not families(licence) <= PERMISSIVE}
+    assert all(families(licence) for licence, _ in rows().values())
