@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -51,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         extra = "demo" if parsed.command == "demo" else "daemon"
         return _refuse(f'producerd: the package {error.name} is missing: pip install "producerd[{extra}]"')
+    except BrokenPipeError:  # of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
@@ -193,21 +197,23 @@ def _check(parsed: argparse.Namespace) -> int:
         return 0
     from producerd.runtime.online import run
 
-    return 0 if run(config, parsed.streams) else EXIT_FAILED
+    nothing_failed = run(config, parsed.streams)
+    print("OK: nothing failed" if nothing_failed else "FAILED: see above")
+    return 0 if nothing_failed else EXIT_FAILED
 
 
 def _config_print(parsed: argparse.Namespace) -> int:
     from producerd.config import load
     from producerd.config.text import as_toml
 
-    print(as_toml(load(parsed.config, parsed.sets), origins=parsed.origin))
+    print(as_toml(load(parsed.config, parsed.sets), origins=parsed.origin), flush=True)
     return 0
 
 
 def _config_schema(_parsed: argparse.Namespace) -> int:
     from producerd.config.text import schema
 
-    print(json.dumps(schema(), indent=1))
+    print(json.dumps(schema(), indent=1), flush=True)
     return 0
 
 

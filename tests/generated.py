@@ -31,7 +31,7 @@ def settings(model: type[Settings]) -> str:
         default = "" if info.default_factory else f"`{assignment(name, info.default).partition(' = ')[2]}`"
         own = " (in a stream's own table)" if name in OF_ONE_STREAM else ""
         restart = "yes" if needs_restart(info) else ""
-        cells = (f"`{name}`", default, f"{info.description}{own}", allowed(name, info), restart)
+        cells = (f"`{name}`", default, f"{' '.join(str(info.description).split())}{own}", allowed(name, info), restart)
         lines.append(f"| {' | '.join(cells)} |".replace("``", "`"))
     head = ["| setting | default | what it does | allowed | restart |", "|---|---|---|---|---|"]
     return "\n".join([*head, *lines])

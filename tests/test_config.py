@@ -253,7 +253,7 @@ class TestProblems:
         found = problems("queue_limit=-3", environ={"PRODUCERD_WORKER_THREADS": "17"}, path=path)
         assert sorted(found) == [
             'PRODUCERD_WORKER_THREADS = "17" (environment): allowed: 1 to 16',
-            f'defaults.linger_seconds = "soon" (file {path}): allowed: 0 to 3,600 seconds',
+            f'defaults.linger_seconds = "soon" (file {path}): allowed: 0 to 3,600 seconds, as a number',
             f"max_streams = 0 (file {path}): allowed: 1 to 10,000",
             'queue_limit = "-3" (--set): allowed: 1 to 4,294,967,295',
             f'streams."x".aggregation = "KPL" (file {path}): allowed: "none" or "kpl"',
@@ -286,12 +286,26 @@ class TestProblems:
             "allowed: 1 to 10,000",
             "external_id needs a role_arn in the same table",
             "admin_socket must be another path than socket",
-            "allowed: 0 to 3,600 seconds",
+            "allowed: 0 to 3,600 seconds, as a number",
             "aggregate_max_bytes must not be larger than request_max_bytes",
             "allowed: the ARN of a role, arn:aws:iam::ACCOUNT:role/NAME",
             "give stream_arn or stream_name, not both",
             "region is not that of stream_arn; leave it out",
         ], "and nothing of what only a wrong value would make wrong: the role of x, and how long records live"
+
+    @pytest.mark.parametrize(
+        ("theirs", "ours"),
+        [
+            ("maxConnections", "max_in_flight_requests"),
+            ("RateLimit", "shard_rate_fraction"),
+            ("RecordMaxBufferedTime", "linger_seconds"),
+            ("CollectionMaxCount", "request_max_records"),
+            ("failIfThrottled", "on_throttle"),
+        ],
+    )
+    def test_what_flink_and_the_kpl_call_otherwise_is_known(self, theirs: str, ours: str) -> None:
+        with pytest.raises(ConfigurationError, match=f"no such setting; the nearest is {ours}$"):
+            load(None, [f"{theirs}=1"], {})
 
     def test_an_unknown_key_names_the_nearest(self, tmp_path: Path) -> None:
         path = tmp_path / "p.toml"

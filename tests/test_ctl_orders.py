@@ -280,6 +280,21 @@ def _reloaded(running: DaemonProcess, before: float, limit: int) -> float:
     return at if at > before and metrics["queue_limit_records"] == limit else 0.0
 
 
+def test_settings_that_cannot_be_read_to_their_end_hold_up_no_end(server: FakeServer) -> None:
+    """As a file of a network that is gone."""
+    with directory() as path:
+        file = path / "producerd.toml"
+        file.write_text("")
+        with daemon(server.url, environ={**CREDENTIALS, "PRODUCERD_CONFIG": str(file)}) as running:
+            file.unlink()
+            os.mkfifo(file)
+            running.signal(signal.SIGHUP)
+            with session(running) as client:
+                client.put(one())
+                client.acks(1)
+            assert running.end() == 0
+
+
 def test_the_log_level_changes_for_a_while(capsys: pytest.CaptureFixture[str], server: FakeServer) -> None:
     with daemon(server.url) as running:
         with session(running):
@@ -413,6 +428,15 @@ def test_only_listed_users_may_send(server: FakeServer, fake: FakeKinesis) -> No
         with WireClient(running.socket) as client:
             assert isinstance(client.read(), frames.Close)
         assert stored(fake) == 1
+
+
+def test_every_order_is_logged_with_user_and_process(capsys: pytest.CaptureFixture[str], server: FakeServer) -> None:
+    """However many: repeats of other messages are counted instead."""
+    with daemon(server.url) as running, session(running):
+        for _ in range(8):
+            assert asked(capsys, running, "pause", "flights")[0] == 0
+        line = f"order path=/streams/flights/pause uid={os.getuid()} pid={os.getpid()}"
+        until(lambda: running.log.count(line) == 8)
 
 
 def test_a_get_changes_nothing(server: FakeServer) -> None:

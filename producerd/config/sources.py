@@ -187,13 +187,38 @@ def _put_anywhere(sheet: _Sheet, name: str, given: _Given) -> None:
         sheet.node[name] = given
 
 
+ELSEWHERE: Final = {
+    "queuelimit": "queue_limit",
+    "maxconnections": "max_in_flight_requests",
+    "ratelimit": "shard_rate_fraction",
+    "collectionmaxcount": "request_max_records",
+    "collectionmaxsize": "request_max_bytes",
+    "aggregationenabled": "aggregation",
+    "aggregationmaxcount": "aggregate_max_records",
+    "aggregationmaxsize": "aggregate_max_bytes",
+    "recordmaxbufferedtime": "linger_seconds",
+    "recordttl": "record_ttl_seconds",
+    "requesttimeout": "request_timeout_seconds",
+    "connecttimeout": "connect_timeout_seconds",
+    "kinesisendpoint": "endpoint_url",
+    "failifthrottled": "on_throttle",
+    "loglevel": "log_level",
+}
+"""What Flink's sink and the KPL call what is here called otherwise, without capitals (docs/migrating.md)."""
+
+
 def _known(model: type[Settings], name: str, given: _Given, problems: list[str], also: Iterable[str] = ()) -> bool:
     if name in model.model_fields:
         return True
     if name in model.later:
         problems.append(f"{given}: not supported yet by this version")
         return False
-    near = difflib.get_close_matches(name.replace("-", "_").lower(), [*model.model_fields, *also], n=1, cutoff=0.5)
+    plain = name.replace("-", "_").lower()
+    near = (
+        [ELSEWHERE[plain]]
+        if plain in ELSEWHERE
+        else difflib.get_close_matches(plain, [*model.model_fields, *also], n=1, cutoff=0.5)
+    )
     as_written = [PREFIX + n.upper() for n in near] if given.origin == "environment" else near
     nearest = f"the nearest is {as_written[0]}" if near else "`producerd config print` shows all"
     problems.append(f"{given}: no such setting; {nearest}")

@@ -15,7 +15,7 @@ _IN_WORDS = ("queue_limit", "queue_limit_bytes", "max_in_flight_requests", "max_
 def summary(config: Config) -> Iterator[str]:
     """The lines of a check that found nothing wrong; warnings come last."""
     node = config.node
-    yield "OK"
+    yield "OK: the settings hold"
     yield f"region: {node.region or 'not set here: AWS_REGION or a profile of AWS must name one'}"
     yield f"endpoint: {node.endpoint_url or 'that of the region'}"
     users = f"; user ids {', '.join(map(str, sorted(node.allowed_uids)))} only" if node.allowed_uids else ""

@@ -32,7 +32,7 @@ def allowed(name: str, info: FieldInfo) -> str:
     low, high = (next(getattr(m, side) for m in info.metadata if hasattr(m, side)) for side in ("ge", "le"))
     if name.endswith("_bytes"):
         return f'{size(low)} to {size(high)}, as bytes or as text such as "{size(info.default)}"'
-    return f"{low:,} to {high:,}{' seconds' if name.endswith('_seconds') else ''}"
+    return f"{low:,} to {high:,}{' seconds, as a number' if name.endswith('_seconds') else ''}"
 
 
 _SECRET: Final = re.compile(r'(?<=//).*@|(?<=")[^"/]*:[^"/]*@')
@@ -85,8 +85,13 @@ def _table_schema(model: type[Settings], without: Collection[str] = ()) -> dict[
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
+def plain(info: FieldInfo) -> str:
+    """What a setting does, in one line and without marks."""
+    return " ".join(str(info.description).split()).replace("``", "")
+
+
 def _value_schema(name: str, info: FieldInfo) -> dict[str, Any]:
-    told: dict[str, Any] = {"description": f"{info.description} Allowed: {allowed(name, info)}."}
+    told: dict[str, Any] = {"description": f"{plain(info)} Allowed: {allowed(name, info)}."}
     if needs_restart(info):
         told["description"] += " A change needs a restart."
     if info.default is not PydanticUndefined:

@@ -321,6 +321,8 @@ class RequestFailed:
 
 NOT_KINESIS: Final = "NotKinesis"
 """The code of a failure of ours: an answer with the status 200 that nobody can read."""
+MAX_TEXT: Final = 500
+"""Characters of what the service says of an entry; whoever answers may say megabytes."""
 _SEQUENCE_NUMBER: Final = re.compile("[0-9]{1,128}")
 
 
@@ -347,7 +349,8 @@ def _read_results(results: list[dict[str, Any]]) -> Answer:
     if None in shard_places:
         for row, shard_id in enumerate(shard_ids):
             if shard_id is None:
-                error = (str(results[row].get("ErrorCode") or "InternalFailure"), str(results[row].get("ErrorMessage")))
+                code = results[row].get("ErrorCode") or "InternalFailure"
+                error = (str(code)[:MAX_TEXT], str(results[row].get("ErrorMessage"))[:MAX_TEXT])
                 errors[row] = error_places.setdefault(error, len(error_places))
         shards[errors >= 0] = -1
     sequences = [0] * len(shard_places)

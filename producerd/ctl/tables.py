@@ -65,7 +65,9 @@ def rates(told: Told, before: Told) -> Iterator[str]:
                 f"{stream['failed_records']:,}",
             )
         )
-    if rows:
+    if not rows:
+        yield "no client has opened a stream yet"
+    else:
         yield from table(
             (
                 "STREAM",

@@ -96,7 +96,8 @@ def walk(options: Options, work: Path, children: Children) -> Outcome:
     flights.write_files(input_files, options.records, BATCHES * FILES_PER_BATCH)
 
     stream = flights.STREAM if options.endpoint_url is None else f"producerd-demo-{secrets.token_hex(4)}"
-    say("starting Spark, the embedded Kinesis and the daemon ...")
+    of_its_own = ", the embedded Kinesis" if options.endpoint_url is None else ""
+    say(f"starting Spark{of_its_own} and the daemon ...")
     spark = children.start(
         "spark", ["-m", "producerd.demo.spark_job", str(input_files), str(work), str(FILES_PER_BATCH)], java(work)
     )
@@ -130,6 +131,7 @@ def fill(options: Options, stream: str, endpoint_url: str, spark: Child, work: P
     readback = children.start(
         "readback",
         ["-m", "producerd.demo.readback", str(work / "flights"), endpoint_url, stream, *tamper],
+        {"AWS_MAX_ATTEMPTS": "10"},  # GetRecords has limits
     )
     daemon, watch = start_daemon(options, stream, work, children, endpoint_url)
     readback.line(START_SECONDS)
@@ -285,7 +287,6 @@ def environment(work: Path, endpoint_url: str | None = None) -> dict[str, str]:
     else:
         kept.setdefault("AWS_DEFAULT_REGION", kept.get("AWS_REGION", "us-east-1"))
     return kept | {
-        "AWS_MAX_ATTEMPTS": "10",  # of boto3, which reads back: GetRecords has limits
         "NO_PROXY": not_proxied,
         "no_proxy": not_proxied,
         "PYSPARK_PYTHON": sys.executable,

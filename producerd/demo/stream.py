@@ -24,8 +24,11 @@ def wait_until_active(kinesis: Any, stream: str) -> None:
 
 
 def main(endpoint_url: str, stream: str, shards: int) -> None:
-    kinesis = client(endpoint_url)
-    kinesis.create_stream(StreamName=stream, ShardCount=shards)
+    try:
+        kinesis = client(endpoint_url)
+        kinesis.create_stream(StreamName=stream, ShardCount=shards)
+    except Exception as error:  # whatever boto3 raises: it is told in one line
+        sys.exit(f"no stream can be made at {endpoint_url}: {error}")
     try:
         wait_until_active(kinesis, stream)
         print("ready", flush=True)

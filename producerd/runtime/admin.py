@@ -10,24 +10,40 @@ POST, everything as JSON.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from producerd import __version__
 from producerd.errors import ConfigurationError
 from producerd.runtime import logs
 from producerd.runtime.commands import Commands, NoSuchStream, Told
 from producerd.runtime.listener import Listener
+from producerd.runtime.log_lines import UNLIMITED
 from producerd.runtime.metrics import CONTENT_TYPE
 from producerd.runtime.page import HEADERS
 from producerd.runtime.peers import may_administer, peer_of
 
 log = logs.get_logger("producerd.admin")
+orders = logs.get_logger(UNLIMITED)
+
+MOST_CONNECTIONS: Final = 64
+"""By TCP, where any user of the machine may connect."""
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Anybody may send what is no HTTP; it is answered with 400, and no error of ours."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+logging.getLogger("aiohttp.server").addFilter(_is_ours)
 
 
 @asynccontextmanager
@@ -67,12 +83,24 @@ async def serve(
     )
     async with _running(app) as runner:
         host, port = address
+        http = runner.server
+        assert http is not None
+
+        def accept() -> asyncio.Protocol:
+            """Whoever has been connected for longest makes place: descriptors are the clients', too."""
+            if len(http.connections) >= MOST_CONNECTIONS:
+                http.connections[0].force_close()
+            return http()
+
         try:
-            await web.TCPSite(runner, host, port).start()
+            listening = await asyncio.get_running_loop().create_server(accept, host, port)
         except OSError as error:
             raise ConfigurationError([f"metrics_listen = {host}:{port}: {error.strerror or error}"]) from None
-        bound = runner.addresses[0]
-        yield bound[0], bound[1]
+        try:
+            bound = listening.sockets[0].getsockname()
+            yield bound[0], bound[1]
+        finally:
+            listening.close()
 
 
 @asynccontextmanager
@@ -157,16 +185,15 @@ async def _for_administrators(
         told = {"error": f"uid {peer and peer.uid} may not: only the daemon's own user and root"}
         return web.json_response(told, status=403)
     if request.method == "POST":
-        log.info("order", path=request.path, uid=peer and peer.uid, pid=peer and peer.pid)
+        orders.info("order", path=request.path, uid=peer and peer.uid, pid=peer and peer.pid)
     return await handler(request)
 
 
 async def _given(request: web.Request) -> dict[str, Any]:
     """What an order says more closely."""
-    text = await request.text()
     try:
-        given = json.loads(text or "{}")
-    except ValueError:
+        given = json.loads(await request.text() or "{}")
+    except (ValueError, LookupError, RecursionError, HttpProcessingError):  # also of a charset that there is not
         raise ValueError("the body is no JSON") from None
     if not isinstance(given, dict):
         raise ValueError("the body is no JSON object")

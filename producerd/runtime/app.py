@@ -12,10 +12,12 @@ import asyncio
 import gc
 import signal
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from enum import Enum
+from math import inf
 from typing import Final
 
 import uvloop
@@ -30,6 +32,7 @@ from producerd.core.shards import one_lane
 from producerd.core.spans import sort_rows
 from producerd.errors import Code, ConfigurationError, Refused
 from producerd.runtime import admin, allocator, logs, metrics, systemd
+from producerd.runtime.aside import aside
 from producerd.runtime.aws.clients import accesses_of, check_accesses, open_clients
 from producerd.runtime.commands import Commands, Drained, Told
 from producerd.runtime.dispatcher import Dispatcher
@@ -133,6 +136,8 @@ class Daemon:
         self._settled = asyncio.Event()
         self._hang_up = asyncio.Event()
         self._reloading = asyncio.Lock()
+        self._rendering = asyncio.Lock()
+        self._rendered = -inf, b""  # when it was begun
         self._all_gone = asyncio.Event()
         node = self.config.node
         passed = systemd.take_sockets()
@@ -286,7 +291,7 @@ class Daemon:
                 raise ConfigurationError([f"settings cannot be read: {type(error).__name__}: {error}"]) from error
 
         try:
-            loaded, limit = await asyncio.to_thread(look)
+            loaded, limit = await aside(look)
             read = reload(self.config, loaded, [stream.name for stream in self._streams])
             check_fits(read.config, limit)
         except ConfigurationError as error:
@@ -320,7 +325,7 @@ class Daemon:
         if emptying_seconds:
             for stream in self._streams:
                 stream.resume(now)
-                stream.flush_all(now)
+                stream.pipeline.hasten()
                 self.poke(stream)
             await self._quiet_within(emptying_seconds)
             self._quiet.clear()
@@ -381,10 +386,18 @@ class Daemon:
         return f"{self.state.value}: {records:,} records left, at most {seconds:g} s"
 
     async def _render_metrics(self) -> bytes:
-        snapshot = self._metrics.snapshot(
-            self._streams,
-            state=self.state.value,
-            connections=self.connections,
-            now=self._loop.time(),
-        )
-        return await asyncio.to_thread(metrics.text, snapshot)
+        """One at a time, and of all who ask meanwhile for all together: of 64 streams it takes 0.1 s of CPU."""
+        asked_at = time.monotonic()
+        async with self._rendering:
+            began_at, text = self._rendered
+            if began_at < asked_at:
+                began_at = time.monotonic()
+                snapshot = self._metrics.snapshot(
+                    self._streams,
+                    state=self.state.value,
+                    connections=self.connections,
+                    now=self._loop.time(),
+                )
+                text = await asyncio.to_thread(metrics.text, snapshot)
+                self._rendered = began_at, text
+            return text

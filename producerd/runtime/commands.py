@@ -165,6 +165,7 @@ def _totals(stream: Stream) -> Told:
         "delivered_records": stats.delivered_records,
         "delivered_bytes": stats.delivered_bytes,
         "failed_records": sum(stats.failed_records.values()),
+        "failed_reasons": dict(stats.failed_records),
         "discarded_records": sum(stats.discarded_records.values()),
         "record_retries": stats.retried_records,
         "oldest_record_seconds": round(stream.pipeline.oldest_seconds(asyncio.get_running_loop().time()), 1),

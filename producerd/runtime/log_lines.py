@@ -30,6 +30,8 @@ LAST_LINES_SECONDS: Final = 1.5
 """How long the last lines may take to be written."""
 VALUES: Final = "producerd_values"
 """Attribute of a record: what its line says beside its event."""
+UNLIMITED: Final = "producerd.orders"
+"""A logger of which no line is held back: who has ordered what."""
 _KEY_QUOTED: Final = re.compile(r"Value '.*?' at 'records\.")
 """How Kinesis's validation quotes a partition key or a hash key."""
 
@@ -64,7 +66,8 @@ class LogLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         with self._changed:
             now = self._clock()
-            owed = self._repeats.passes(_kind_of(record), now) if record.levelno > logging.DEBUG else 0
+            limited = record.levelno > logging.DEBUG and record.name != UNLIMITED
+            owed = self._repeats.passes(_kind_of(record), now) if limited else 0
             self._tell_repeats(now)
             if owed is None:
                 return

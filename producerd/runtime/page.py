@@ -81,7 +81,8 @@ class Standing(NamedTuple):
     words: str
 
 
-CALM: Final = 7
+FAILURES: Final = 3
+CALM: Final = 8
 
 
 class Page:
@@ -177,19 +178,24 @@ def _standing(stream: Told, history: Sequence[Sample]) -> Standing:
         return Standing(0, "bad", "broken: the service refuses it")
     if stream["health"] == "suspect":
         return Standing(1, "bad", "suspect: it worked, and now the service refuses it")
+    if stream["cause"] == "service" and stream["queue_records"]:
+        return Standing(2, "bad", "the service does not answer, or takes nothing")
     failed_records = sum(sample.failed_records for sample in history)
     if failed_records:
-        return Standing(2, "bad", f"{_count(failed_records, 'record')} failed in the last ten minutes")
+        reasons = " and ".join(sorted(stream["failed_reasons"], key=stream["failed_reasons"].get, reverse=True)[:2])
+        return Standing(
+            FAILURES, "bad", f"{_count(failed_records, 'record')} failed in the last ten minutes: {reasons}"
+        )
     if stream["paused"]:
-        return Standing(3, "slow", "paused")
+        return Standing(4, "slow", "paused")
     lately = [sample.blocked_share for sample in history[-LATELY_SAMPLES:]]
     blocked_share = _share(sum(lately), len(lately))
     if blocked_share >= BLOCKED_SHARE:
-        return Standing(4, "slow", f"callers blocked for {blocked_share:.0%} of the last minute")
+        return Standing(5, "slow", f"callers blocked for {blocked_share:.0%} of the last minute")
     if stream["oldest_record_seconds"] >= OLD_SECONDS:
-        return Standing(5, "slow", f"a record has waited for {_duration(stream['oldest_record_seconds'])}")
+        return Standing(6, "slow", f"a record has waited for {_duration(stream['oldest_record_seconds'])}")
     if stream["last_error"] and stream["queue_records"]:
-        return Standing(6, "slow", "sends fail, and are tried again")
+        return Standing(7, "slow", "sends fail, and are tried again")
     if stream["health"] == "unproven":
         return Standing(CALM + 1, "idle", "unproven: nothing was stored yet")
     return Standing(CALM, "good", str(stream["health"]))
@@ -214,10 +220,10 @@ def _advice(stream: Told, standing: Standing) -> str:
         advice = REFUSED
     elif stream["paused"]:
         advice = ADVICE["paused"]
-    elif standing.level == "bad":
-        advice = FAILED
     else:
         advice = ADVICE.get(stream["cause"], "") if standing.place < CALM else ""
+        if standing.place == FAILURES:
+            advice = f"{FAILED} {advice}".rstrip()
     return advice.format(stream=stream["stream"])
 
 

@@ -361,6 +361,8 @@ class Session(asyncio.BufferedProtocol):
             self._send(frames.Refused(0, message.stream_id, error.code, str(error)))
             return
         part = self._parts[message.stream_id] = Part(self, message.stream_id, stream)
+        if self._window_is_full:
+            stream.gate.window(part.member, self._loop.time(), is_full=True)
         max_bytes, max_records = part.stream.gate.largest_frame
         self._send(frames.Opened(message.stream_id, max_bytes, max_records, stream.max_record_bytes))
 

@@ -22,7 +22,9 @@ log = get_logger("producerd.streams")
 
 FORGET_SECONDS: Final = 24 * 3_600.0
 """After which a stream goes that nobody has open and that has no settings of its own: jobs may make up names by day."""
-LOOK_SECONDS: Final = 600.0
+FORGET_BROKEN_SECONDS: Final = 600.0
+"""The same, of one that does not work: a typing error must not be an alert for a day."""
+LOOK_SECONDS: Final = 60.0
 
 
 class Streams:
@@ -125,9 +127,8 @@ class Streams:
     def _make_place(self) -> None:
         """For a new stream, by a name that never worked and that nobody has open: a typing error, mostly."""
         for stream in list(self):
-            unproven = stream.pipeline.health.state in (HealthState.UNPROVEN, HealthState.BROKEN)
             unused = not stream.gate.sessions and stream.pipeline.idle and not stream.pipeline.paused
-            if unproven and unused and stream.name not in self.config.streams:
+            if not _works(stream) and unused and stream.name not in self.config.streams:
                 self._forget(stream)
                 return
 
@@ -137,12 +138,11 @@ class Streams:
             now = asyncio.get_running_loop().time()
             for stream in list(self):
                 idle_since = stream.idle_since
-                if (
-                    idle_since is not None
-                    and now >= idle_since + FORGET_SECONDS
-                    and stream.name not in self.config.streams
-                ):
-                    log.info("stream forgotten", stream=stream.name, idle_hours=round((now - idle_since) / 3_600))
+                if idle_since is None or stream.name in self.config.streams:
+                    continue
+                idle_seconds = now - idle_since
+                if idle_seconds >= (FORGET_SECONDS if _works(stream) else FORGET_BROKEN_SECONDS):
+                    log.info("stream forgotten", stream=stream.name, idle_seconds=round(idle_seconds))
                     self._forget(stream)
 
     def _forget(self, stream: Stream) -> None:
@@ -157,3 +157,7 @@ class Streams:
         parts = 2 * max(node.max_streams, len(self))
         self.budget.set_limits(node.node_queue_limit_bytes, node.node_queue_limit_bytes // parts)
         self.in_flight.set_limits(node.node_max_in_flight_bytes, node.node_max_in_flight_bytes // parts)
+
+
+def _works(stream: Stream) -> bool:
+    return stream.pipeline.health.state not in (HealthState.UNPROVEN, HealthState.BROKEN)

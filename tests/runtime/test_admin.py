@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
 import aiohttp
 import pytest
 
@@ -42,3 +45,32 @@ async def test_an_address_that_is_taken_is_a_configuration_error() -> None:
         with pytest.raises(ConfigurationError, match=f"metrics_listen = 127.0.0.1:{taken[1]}"):
             async with admin.serve(taken, render_metrics=a_metric, render_page=str, is_ready=lambda: True):
                 pass
+
+
+async def test_whoever_stays_connected_for_nothing_makes_place_for_others() -> None:
+    """Any user of the machine may connect there, and descriptors are the clients', too."""
+    async with admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, is_ready=lambda: True) as (
+        host,
+        port,
+    ):
+        idle = [await asyncio.open_connection(host, port) for _ in range(admin.MOST_CONNECTIONS + 5)]
+        async with aiohttp.ClientSession() as client, client.get(f"http://{host}:{port}/-/ready") as answer:
+            assert answer.status == 200
+        async with asyncio.timeout(10):
+            for reader, _ in idle[:6]:
+                with suppress(ConnectionError):
+                    assert await reader.read() == b""
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_what_is_no_http_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    async with admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, is_ready=lambda: True) as (
+        host,
+        port,
+    ):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"\x00\xff this is no HTTP\r\n\r\n")
+        assert b"400" in await reader.readline()
+        writer.close()
+    assert not caplog.records

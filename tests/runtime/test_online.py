@@ -410,7 +410,7 @@ def test_the_command_prints_as_it_goes_and_exits_by_what_failed(kinesis: FakeKin
     region = "--set=region=us-east-1"
     done = run(region, "--online", "--stream", "flights")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("OK\nregion: us-east-1\n")
+    assert done.stdout.startswith("OK: the settings hold\nregion: us-east-1\n")
     assert "\nOK       stream flights: 4 open shards; " in done.stdout
     done = run(region, "--online", "--stream", "away")
     assert (done.returncode, done.stderr) == (1, "")

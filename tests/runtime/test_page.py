@@ -55,6 +55,7 @@ def stream_of(name: str = "flights", **differently: Any) -> Told:
         "ingest_records": 0,
         "delivered_records": 0,
         "failed_records": 0,
+        "failed_reasons": {},
         "discarded_records": 0,
         "record_retries": 0,
         "oldest_record_seconds": 0.0,
@@ -245,8 +246,22 @@ def test_each_cause_has_its_advice(cause: str) -> None:
     assert ADVICE[cause].format(stream="flights").replace("`", "") in said
     stream = stream_of(cause=cause, reason="because `it` is so", queue_records=5)
     said = text_of(Node(stream).html())
-    assert "● working because it is so" in said
-    assert "What to do" not in said
+    if cause == "service":
+        assert "✕ the service does not answer, or takes nothing" in said
+    else:
+        assert "● working because it is so" in said
+        assert "What to do" not in said
+
+
+def test_a_record_that_failed_hides_not_what_holds_the_others() -> None:
+    node = Node(stream_of(cause="hot_shard", reason="a shard is hot", queue_records=5))
+    node.page.look()
+    node.streams[0]["failed_reasons"] = {"RECORD_TOO_LARGE": 2, "EXPIRED": 1}
+    node.passes(failed_records=3)
+    said = text_of(node.html())
+    assert "✕ 3 records failed in the last ten minutes: RECORD_TOO_LARGE and EXPIRED" in said
+    assert "Their callers were told why" in said
+    assert "Spread the keys of that shard" in said
 
 
 @pytest.mark.parametrize("health", ["broken", "suspect"])

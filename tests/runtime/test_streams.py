@@ -63,10 +63,13 @@ async def streams_of(config: Config) -> AsyncIterator[Streams]:
 async def test_a_stream_that_nobody_uses_is_forgotten_unless_it_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that jobs make up by day must not pile up."""
     monkeypatch.setattr(module, "FORGET_SECONDS", 0.2)
+    monkeypatch.setattr(module, "FORGET_BROKEN_SECONDS", 3_600)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
     async with streams_of(Config(streams={"listed": StreamSettings()})) as streams:
         for name in ("listed", "idle", "open", "paused"):
             streams.open(name)
+        for stream in streams:
+            stream.pipeline.health.stored()
         opened, paused = streams.get("open"), streams.get("paused")
         assert opened is not None
         assert paused is not None
@@ -81,6 +84,17 @@ async def test_a_stream_that_nobody_uses_is_forgotten_unless_it_is_listed(monkey
         await until_on_loop(lambda: streams.get("open") is None)
         assert streams.open("idle") is not None, "it may come again"
     assert sorted(Watch.ended) == ["idle", "idle", "listed", "open", "paused"]
+
+
+async def test_a_name_that_never_worked_is_forgotten_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typing error must not be an alert for a day."""
+    monkeypatch.setattr(module, "FORGET_BROKEN_SECONDS", 0.1)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    async with streams_of(Config()) as streams:
+        streams.open("works").pipeline.health.stored()
+        streams.open("typo").pipeline.health.looks_permanent("STREAM_NOT_FOUND", "", 0.0)
+        streams.open("unproven")
+        await until_on_loop(lambda: [stream.name for stream in streams] == ["works"])
 
 
 async def test_a_name_that_never_worked_makes_place_for_another_one() -> None:

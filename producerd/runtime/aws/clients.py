@@ -19,6 +19,7 @@ from botocore.utils import validate_region_name
 
 from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.errors import ConfigurationError
+from producerd.runtime.aside import aside
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.credentials import RenewedCredentials, role_credentials
 from producerd.runtime.aws.sending import keep_raw_answer, put_ready_body
@@ -87,7 +88,7 @@ class AwsClient:
         return ""
 
     async def _make(self) -> Any:
-        session = await asyncio.to_thread(self._fresh_session)
+        session = await aside(self._fresh_session)
         session.register_component("credential_provider", self.credentials)
         session.register("before-call.kinesis.PutRecords", put_ready_body)
         session.register("before-parse.kinesis.PutRecords", keep_raw_answer)
@@ -106,7 +107,7 @@ class AwsClient:
 
     async def _resolve(self) -> Any:
         """The credentials of this access, by a session that has read the environment and the files as they are now."""
-        session = await asyncio.to_thread(self._fresh_session)
+        session = await aside(self._fresh_session)
         source, access = await session.get_credentials(), self._access
         if source is None or access.role_arn is None:
             return source

@@ -1,0 +1,33 @@
+"""Work that may never return, such as reading a file of a network that is gone: nobody's end waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """Its result, from a thread of its own.  Not `asyncio.to_thread`: the end of the process waits for its threads."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def end(set_it: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(lambda: None if done.done() else set_it())
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:
+            raised = error
+            end(lambda: done.set_exception(raised))
+        else:
+            end(lambda: done.set_result(result))
+
+    threading.Thread(target=run, name="producerd-aside", daemon=True).start()
+    return await done
