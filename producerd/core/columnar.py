@@ -23,11 +23,11 @@ from producerd.core.intake import Bool
 from producerd.core.shards import I32
 from producerd.core.spans import NULL_KEY, Span, explicit_hash_key_of
 
-LEAST_ROWS: Final = 48
+LEAST_ROWS: Final = 112
 LEAST_ROWS_OF_LANE: Final = 256
 """Where they are aggregated."""
 MOST_ROW_BYTES: Final = 2_048
-MOST_AGGREGATED_BYTES: Final = 1_024
+MOST_AGGREGATED_BYTES: Final = 768
 NEEDS_ESCAPE: Final = re.compile(rb'["\\\x00-\x1f]')
 """What JSON does not take as it is; other bytes of UTF-8 it does."""
 

@@ -1,0 +1,60 @@
+"""``./dev bench daemon [--json] [--records N] [--repeat N] [--only BYTES[,AGGREGATION[,THREADS]] ...]``"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from benchmarks.daemon.run import CASES, Case, Figures, RecordsWrong, bench
+from benchmarks.table import table
+from producerd.demo.children import ChildFailed
+from producerd.demo.scenario import interrupts
+
+RECORDS: Final = 2_000_000
+REPEATS: Final = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    chosen = [case for case in CASES if not options.only or any(case in some for some in options.only)]
+    try:
+        with interrupts(), bench(options.records, options.repeat, say) as running:
+            say(running.conditions)
+            rows = [running.figures(case) for case in chosen]
+    except (ChildFailed, RecordsWrong) as error:
+        say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
+        return 1
+    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev bench daemon", description="What a record costs the daemon.")
+    parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
+    parser.add_argument("--records", type=int, default=RECORDS, help=f"of 100 bytes in each run ({RECORDS:,})")
+    parser.add_argument("--repeat", type=int, default=REPEATS, help=f"runs, of which the best counts ({REPEATS})")
+    parser.add_argument(
+        "--only", type=cases, nargs="+", metavar="BYTES[,AGGREGATION[,THREADS]]", help="such as 100,kpl or 1024,none,2"
+    )
+    return parser
+
+
+def cases(text: str) -> tuple[Case, ...]:
+    """Those that begin like this."""
+    words = text.split(",")
+    found = tuple(case for case in CASES if str(case).split(",")[: len(words)] == words)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text}: no case is that; they are {' '.join(map(str, CASES))}")
+    return found
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""Runs the cases one after the other, each with a daemon of its own, all against one sink.
+
+Processor time is what the kernel has charged to a process, all of its threads, between two moments at which everything
+is acknowledged.  A run on few records goes before.  Of the runs of a case that with the least processor time counts:
+whatever else the machine does can only add to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from benchmarks.daemon import client
+from benchmarks.daemon.client import KEY_BYTES, SESSIONS, STREAM
+from benchmarks.rivals import naive
+from benchmarks.sink import CERTIFICATE
+from benchmarks.spark.cost import TICKS_PER_SECOND, cpu_seconds
+from producerd.config import StreamSettings
+from producerd.demo.children import Child, Children
+from producerd.demo.scenario import environment, folder
+
+WORTH: Final = {100: 1, 1_024: 5, 10_240: 50}
+"""The sizes of records; a run has as many records of 100 bytes as one of these is worth, to take about as long."""
+AGGREGATIONS: Final = ("none", "kpl")
+WORKER_THREADS: Final = (1, 2)
+NAIVE_WORTH: Final = 10
+"""So many times slower is the naive daemon at 100 bytes: it is given so many times fewer records."""
+WARM_PART: Final = 4
+"""The run that goes before has one part in four of the records."""
+FASTER_THAN_ANY_SHARD: Final = 10_000
+"""The sink's only shard takes whatever comes; pacing is on, and never holds."""
+START_SECONDS: Final = 60.0
+RUN_SECONDS: Final = 300.0
+STOP_SECONDS: Final = 20.0
+PACKAGES: Final = ("aiobotocore", "aiohttp", "numpy", "orjson", "pyarrow", "pybase64", "uvloop")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One line of the answer.
+
+    ``cpu_ns_per_record`` is the daemon's processor time, ``loop_cpu_ns_per_record`` that of its event loop's thread
+    alone, which no second core can take over.  ``records_per_second`` by the clock, beside client and sink on the same
+    cores.  ``peak_rss_bytes``: the most that was resident in any run.  ``ratio_to_naive``: the processor time of
+    `benchmarks.rivals.naive` to that of this case.
+    """
+
+    record_bytes: int
+    aggregation: str
+    worker_threads: int
+    cpu_ns_per_record: int
+    loop_cpu_ns_per_record: int
+    records_per_second: int
+    peak_rss_bytes: int
+    queue_limit_bytes: int
+    ratio_to_naive: float
+
+
+class Case(NamedTuple):
+    """As text it is what `--only` takes."""
+
+    record_bytes: int
+    aggregation: str
+    worker_threads: int
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self[:]))
+
+
+CASES: Final = tuple(Case(*case) for case in product(WORTH, AGGREGATIONS, WORKER_THREADS))
+
+
+class RecordsWrong(Exception):
+    """The sink did not get what was put, each record once."""
+
+
+class Run(NamedTuple):
+    """What a record cost in one run: processor time in ns of the daemon and of those around it."""
+
+    cpu_ns: float
+    loop_cpu_ns: float
+    sink_cpu_ns: float
+    client_cpu_ns: float
+    records_per_second: float
+
+
+def thread_cpu_seconds(pid: int, thread: int) -> float:
+    """Of one thread, in ticks of 10 ms; the main thread has its process's id."""
+    fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+
+
+def forget_peak(pid: int) -> None:
+    """Let the peak be that from now on, where the kernel allows it."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_rss_bytes(pid: int) -> int:
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+@dataclass(slots=True)
+class Bench:
+    """``records``: of 100 bytes in each of ``repeats`` runs; ``say`` is told what goes on."""
+
+    children: Children
+    work: Path
+    sink: Child
+    endpoint_url: str
+    records: int
+    repeats: int
+    say: Callable[[str], None]
+    _naive_ns: dict[int, float] = field(default_factory=dict, init=False)
+
+    @property
+    def conditions(self) -> str:
+        versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+        return (
+            f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f} before; Python "
+            f"{platform.python_version()}, {versions}; keys of {KEY_BYTES} bytes, {SESSIONS} sessions, TLS, one shard, "
+            f"shard_rate_fraction {FASTER_THAN_ANY_SHARD:,}, other settings as they come; the least of {self.repeats} "
+            f"runs of {self.records:,} records of 100 bytes or fewer larger ones"
+        )
+
+    def figures(self, case: Case) -> Figures:
+        """Raises `ChildFailed` and `RecordsWrong`."""
+        naive_ns = self._naive_cpu_ns(case.record_bytes)
+        settings = {
+            "socket": self._socket,
+            "metrics_listen": "",
+            "endpoint_url": self.endpoint_url,
+            "shard_rate_fraction": FASTER_THAN_ANY_SHARD,
+            "aggregation": case.aggregation,
+            "worker_threads": case.worker_threads,
+        }
+        command = ["-m", "producerd", "serve", *(f"--set={name}={value}" for name, value in settings.items())]
+        records = self.records // WORTH[case.record_bytes]
+        best, peak = self._best(str(case), "producerd", command, case.record_bytes, records)
+        return Figures(
+            *case,
+            cpu_ns_per_record=round(best.cpu_ns),
+            loop_cpu_ns_per_record=round(best.loop_cpu_ns),
+            records_per_second=round(best.records_per_second),
+            peak_rss_bytes=peak,
+            queue_limit_bytes=StreamSettings().queue_limit_bytes,
+            ratio_to_naive=round(naive_ns / best.cpu_ns, 1),
+        )
+
+    def _naive_cpu_ns(self, record_bytes: int) -> float:
+        """Measured once for each size."""
+        if record_bytes not in self._naive_ns:
+            command = ["-m", naive.__name__, self._socket, self.endpoint_url, STREAM]
+            records = self.records // WORTH[record_bytes] // NAIVE_WORTH
+            best, _ = self._best(f"{record_bytes},naive", "naive", command, record_bytes, records)
+            self._naive_ns[record_bytes] = best.cpu_ns
+        return self._naive_ns[record_bytes]
+
+    def _best(self, name: str, way: str, command: list[str], record_bytes: int, records: int) -> tuple[Run, int]:
+        """The run of a daemon with the least processor time, and the most that was resident in any."""
+        self.say(f"{name}: {self.repeats} times {records:,} records ...")
+        with self._daemon(command) as daemon:
+            arguments = ["-m", client.__name__, way, self._socket, str(record_bytes)]
+            putting = self.children.start("client", arguments)
+            putting.line(START_SECONDS)
+            self._run(daemon, putting, max(1, records // WARM_PART))
+            forget_peak(daemon.process.pid)
+            runs = [self._run(daemon, putting, max(1, records)) for _ in range(self.repeats)]
+            peak = peak_rss_bytes(daemon.process.pid)
+            putting.stop(STOP_SECONDS)
+        best = min(runs)
+        self.say(
+            f"  {best.cpu_ns:,.0f} ns a record ({best.cpu_ns:,.0f} to {max(runs).cpu_ns:,.0f}), "
+            f"sink {best.sink_cpu_ns:,.0f}, client {best.client_cpu_ns:,.0f}"
+        )
+        if best.sink_cpu_ns > best.cpu_ns:
+            self.say("  THE SINK NEEDS MORE THAN THE DAEMON: records a second are the sink's")
+        return best, peak
+
+    def _run(self, daemon: Child, putting: Child, records: int) -> Run:
+        pids = [child.process.pid for child in (daemon, self.sink, putting)]
+
+        def used() -> tuple[float, ...]:
+            return (*map(cpu_seconds, pids), thread_cpu_seconds(pids[0], pids[0]), time.perf_counter())
+
+        arrived, before = self._arrived(), used()
+        putting.tell(str(records))
+        put = int(putting.line(RUN_SECONDS))
+        after, arrived = used(), self._arrived() - arrived
+        if not arrived == put >= records:
+            raise RecordsWrong(f"{put:,} records were acknowledged, and {arrived:,} arrived")
+        daemon_s, sink_s, client_s, loop_s, seconds = (b - a for a, b in zip(before, after, strict=True))
+        ns = 1e9 / put
+        return Run(daemon_s * ns, loop_s * ns, sink_s * ns, client_s * ns, put / seconds)
+
+    def _arrived(self) -> int:
+        self.sink.tell("")
+        return int(self.sink.line(START_SECONDS))
+
+    @contextlib.contextmanager
+    def _daemon(self, command: list[str]) -> Iterator[Child]:
+        """One that listens soon, and trusts the sink."""
+        daemon = self.children.start("daemon", command, {"AWS_CA_BUNDLE": str(self.work / CERTIFICATE)})
+        try:
+            yield daemon
+        finally:
+            daemon.poll_line(0.0)  # raises when it has ended, which is then why its client failed
+        daemon.stop(STOP_SECONDS)
+
+    @property
+    def _socket(self) -> str:
+        return str(self.work / "daemon.sock")
+
+
+@contextlib.contextmanager
+def bench(records: int, repeats: int, say: Callable[[str], None]) -> Iterator[Bench]:
+    """A sink, and what daemons need; at the end nothing of it is left.  Raises `ChildFailed`."""
+    with folder() as work, Children(work, environment(work)) as children:
+        sink = children.start("sink", ["-m", "benchmarks.sink", str(work)])
+        endpoint_url = f"https://127.0.0.1:{sink.line(START_SECONDS)}"
+        yield Bench(children, work, sink, endpoint_url, records, repeats, say)

@@ -1,0 +1,72 @@
+"""A daemon as one would write it on a first day, and what producerd's processor time is compared with.
+
+Records come over a unix socket one by one, read with asyncio's StreamReader.  Each connection's are put with stock
+aiobotocore, 500 to a request or 4 MB, 16 requests in flight in all; a request's end is told as the number of its
+records.  No queue, shards, pacing or retries: a record that fails ends it.
+
+A record is `HEAD` (the lengths of key and data), key and data; a `HEAD` of zeros has sent what there is::
+
+    python -m benchmarks.rivals.naive SOCKET ENDPOINT_URL STREAM
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+import sys
+from typing import Any, Final
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+
+HEAD: Final = struct.Struct("<II")
+ACK: Final = struct.Struct("<I")
+REQUEST_RECORDS: Final = 500
+REQUEST_BYTES: Final = 4_000_000
+IN_FLIGHT: Final = 16
+
+
+class Naive:
+    def __init__(self, kinesis: Any, stream: str, tasks: asyncio.TaskGroup) -> None:
+        self._kinesis = kinesis
+        self._stream = stream
+        self._tasks = tasks
+        self._room = asyncio.Semaphore(IN_FLIGHT)
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        records: list[dict[str, Any]] = []
+        size = 0
+        with contextlib.suppress(asyncio.IncompleteReadError):  # the client has gone
+            while True:
+                key_bytes, data_bytes = HEAD.unpack(await reader.readexactly(HEAD.size))
+                if key_bytes:
+                    row = await reader.readexactly(key_bytes + data_bytes)
+                    records.append({"Data": row[key_bytes:], "PartitionKey": row[:key_bytes].decode()})
+                    size += len(row)
+                if records and (not key_bytes or len(records) == REQUEST_RECORDS or size >= REQUEST_BYTES):
+                    await self._room.acquire()
+                    self._tasks.create_task(self._put(records, writer))  # of the group that `main` encloses
+                    records, size = [], 0
+        writer.close()
+
+    async def _put(self, records: list[dict[str, Any]], writer: asyncio.StreamWriter) -> None:
+        answer = await self._kinesis.put_records(StreamName=self._stream, Records=records)
+        self._room.release()
+        if answer["FailedRecordCount"]:
+            raise RuntimeError(f"{answer['FailedRecordCount']} records failed")
+        writer.write(ACK.pack(len(records)))
+
+
+async def main(socket_path: str, endpoint_url: str, stream: str) -> None:
+    config = AioConfig(max_pool_connections=IN_FLIGHT)
+    async with (
+        get_session().create_client("kinesis", endpoint_url=endpoint_url, config=config) as kinesis,
+        asyncio.TaskGroup() as tasks,
+    ):
+        server = await asyncio.start_unix_server(Naive(kinesis, stream, tasks).connected, socket_path)
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
