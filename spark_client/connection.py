@@ -41,8 +41,9 @@ ANSWER_SECONDS: Final = 2.0
 """How long a caller whose time-out has ended waits for the daemon's reason.  It answers at once, or it hangs."""
 SLOW_SECONDS: Final = 30.0
 TELL_AGAIN_SECONDS: Final = 300.0
-LONG_WAIT_SECONDS: Final = 0.25
 """As the daemon tells a caller that is blocked."""
+LONG_WAIT_SECONDS: Final = 0.25
+"""Waits that are shorter count for nothing: a loop of puts has thousands."""
 SILENT_SECONDS: Final = 360.0
 """A daemon says every 5 minutes why there is no room, but never why acknowledgements take so long."""
 MOST_IN_VAIN: Final = 5
@@ -315,6 +316,7 @@ class Connection:
         except Late:
             if deadline is not None and deadline <= tells_at:
                 raise
+            self._waited_seconds = max(self._waited_seconds, self._tells_at_seconds)  # this wait was the rest of it
         self._tell_wait()
 
     def _tell_wait(self) -> None:
@@ -569,7 +571,7 @@ class Connection:
                 raise ConnectionFailed(text, code=Code.DAEMON_LOST) from None
             finally:
                 seconds = time.monotonic() - began
-                if seconds >= LONG_WAIT_SECONDS:  # an answer that comes soon is no wait: a loop of puts has thousands
+                if seconds >= LONG_WAIT_SECONDS:
                     self._waited_seconds += seconds
 
 

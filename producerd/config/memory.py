@@ -17,12 +17,16 @@ from producerd.config.text import assignment
 from producerd.config.values import KIB, MIB, size
 from producerd.errors import ConfigurationError
 
-IDLE_BYTES: Final = 192 * MIB
-"""Resident memory of a daemon that has sent nothing, with some air: 163 MiB measured, 64 of them libraries' files."""
+IDLE_BYTES: Final = 160 * MIB
+"""Resident memory of a daemon that has sent nothing, with some air: 128 to 145 MiB measured, half in libraries."""
 QUEUED_FACTOR: Final = 1.2
 IN_FLIGHT_FACTOR: Final = 4.2
+LARGEST_RECORD_BYTES: Final = 10 * MIB
+"""The most that any stream takes; one of all streams' records may pass node_max_in_flight_bytes (`NodeInFlight`)."""
 JOB_FACTOR: Final = 8
-CONNECTION_BYTES: Final = 64 * KIB
+CONNECTION_BYTES: Final = 32 * KIB
+WAITING_FRAME_BYTES: Final = 1.1 * KIB
+"""A connection with 64 RESERVEs that wait has 94 KiB; 250 with 4,096 each had 1,278 MiB."""
 LANE_BYTES: Final = 2 * KIB
 LANES_OF_A_STREAM: Final = 64
 """Assumed, as the settings do not say how many shards streams have: 1,000 more are 2 MiB."""
@@ -58,6 +62,7 @@ def needed_bytes(config: Config) -> Need:
         streams.append(config.defaults)
     # What a job holds is charged: pipeline.submit seals at a quarter of the limit, after the frame that reached it.
     job_bytes = min(node.node_queue_limit_bytes, max(s.queue_limit_bytes for s in streams) // 4 + node.max_frame_bytes)
+    connection_bytes = CONNECTION_BYTES + int(WAITING_FRAME_BYTES * node.session_window_frames)
     lanes = node.max_streams * LANES_OF_A_STREAM
     return Need(
         (
@@ -69,8 +74,9 @@ def needed_bytes(config: Config) -> Need:
             ),
             Term(
                 "requests",
-                int(IN_FLIGHT_FACTOR * node.node_max_in_flight_bytes),
-                f"{IN_FLIGHT_FACTOR:g} x node_max_in_flight_bytes = {size(node.node_max_in_flight_bytes)}",
+                int(IN_FLIGHT_FACTOR * (node.node_max_in_flight_bytes + LARGEST_RECORD_BYTES)),
+                f"{IN_FLIGHT_FACTOR:g} x ({size(LARGEST_RECORD_BYTES)} for one larger record + "
+                f"node_max_in_flight_bytes = {size(node.node_max_in_flight_bytes)})",
             ),
             Term(
                 "jobs",
@@ -80,8 +86,9 @@ def needed_bytes(config: Config) -> Need:
             ),
             Term(
                 "connections",
-                node.max_connections * CONNECTION_BYTES,
-                f"{size(CONNECTION_BYTES)} x max_connections = {node.max_connections:,}",
+                node.max_connections * connection_bytes,
+                f"max_connections = {node.max_connections:,} x ({size(CONNECTION_BYTES)} + "
+                f"{WAITING_FRAME_BYTES / KIB:g} KiB x session_window_frames = {node.session_window_frames:,})",
             ),
             Term(
                 "lanes",

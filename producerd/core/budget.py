@@ -118,7 +118,8 @@ class NodeInFlight:
 
     Half of the limit is shared: whoever comes first has it.  The other half is the streams' floors, and nobody takes
     another's: so a stream with nothing on its way may always send a request of up to its floor, however long the
-    others' hang, or exactly one larger record.  Nothing but such records passes the limit.
+    others' hang.  One record larger than its room it may send only while nobody else's has made the shared half
+    overfull: such records pass the limit by one of them, and not by one of each stream.
 
     ``floor_bytes``: at most the limit / (2 x the streams that there may be).
     """
@@ -132,12 +133,18 @@ class NodeInFlight:
         """How much more the stream may send now; below zero where it has more than it would get."""
         used = self._used.get(stream, 0)
         taken_by_others = self._shared_bytes - max(0, used - self.floor_bytes)
-        left_to_share = max(0, self.limit_bytes - self.limit_bytes // 2 - taken_by_others)
+        left_to_share = max(0, self._limit_shared_bytes - taken_by_others)
         return self.floor_bytes + left_to_share - used
 
+    @property
+    def takes_larger(self) -> bool:
+        """Whether a stream with nothing on its way may send one record that is larger than its room."""
+        return self._shared_bytes <= self._limit_shared_bytes
+
     def take(self, stream: object, bytes_: int) -> None:
-        """A request is on its way: within `room`, asked in the same step, or the stream's only one."""
-        assert stream not in self._used or bytes_ <= self.room(stream), "sent past the node's limit"
+        """A request is on its way: within `room`, asked in the same step, or the stream's only one, a larger record."""
+        larger = stream not in self._used and self.takes_larger
+        assert larger or bytes_ <= self.room(stream), "sent past the node's limit"
         self._change(stream, bytes_)
 
     def release(self, stream: object, bytes_: int) -> None:
@@ -148,6 +155,7 @@ class NodeInFlight:
         """New limits.  What is over them stays until it ends; nothing is sent before, but for each stream's floor."""
         self.limit_bytes = limit_bytes
         self.floor_bytes = floor_bytes
+        self._limit_shared_bytes = limit_bytes - limit_bytes // 2
         beyond_floors = [max(0, used - floor_bytes) for used in self._used.values()]
         self._shared_bytes = sum(beyond_floors)  # taken of the shared half
 

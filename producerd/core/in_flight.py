@@ -68,19 +68,20 @@ class InFlight:
     def has_room(self, *, for_one: bool, row_bytes: int = 0) -> bool:
         """Whether one more may be sent, as far as its number and bytes decide; ``for_one``: one at a time.
 
-        A full one (what a nearly full node has left is not worth a request), also with a row of ``row_bytes``.
+        Beside others a full one (what a nearly full node has left is not worth a request), and always one with a row of
+        ``row_bytes``.
         """
         return (
             len(self._requests) - len(self._overdue) < (1 if for_one else self.window.size)
             and len(self._requests) < self.window.most
-            and max(self._request_max_bytes, row_bytes) <= self.bytes_left
+            and max(self._request_max_bytes if self._requests else 0, row_bytes) <= self.bytes_left
         )
 
     @property
     def bytes_left(self) -> int:
-        """What may still be sent; with nothing on its way, one row of any size."""
+        """What may still be sent; with nothing on its way, one row of any size, or what the node has room for."""
         if not self._requests:
-            return ANY_BYTES
+            return self.node.room(self) if self.waits_with_larger else ANY_BYTES
         left = min(self.window.most_bytes - self.bytes, self.node.room(self))
         if len(self._overdue) == len(self._requests):
             return left
@@ -93,9 +94,16 @@ class InFlight:
         return min(self._request_max_bytes, self.node.room(self))
 
     @property
+    def waits_with_larger(self) -> bool:
+        """Whether a row larger than its room, which nothing of its own holds up, waits for another stream's to end."""
+        return not self._requests and not self.node.takes_larger
+
+    @property
     def held_by_node(self) -> bool:
-        """Whether what all streams have on their way leaves no room for one more of this one."""
-        return bool(self._requests) and self.node.room(self) < self._request_max_bytes
+        """Whether what all streams have on their way leaves no room for one more of this one, or for a larger row."""
+        if not self._requests:
+            return self.waits_with_larger
+        return self.node.room(self) < self._request_max_bytes
 
     @property
     def takes_slow(self) -> bool:

@@ -208,11 +208,20 @@ class Lanes:
 
     # ---- requests
 
-    def take(self, now: float, bytes_left: int, *, request_bytes: int = ANY, takes_slow: bool = True) -> Request | None:
+    def take(
+        self,
+        now: float,
+        bytes_left: int,
+        *,
+        request_bytes: int = ANY,
+        takes_slow: bool = True,
+        passes_larger: bool = False,
+    ) -> Request | None:
         """Rows of few lanes, deep, the longest-waiting first.
 
-        ``bytes_left``: the most that one large row may have.  ``request_bytes``: the most that several may, where that
-        is less than the rules'.  ``takes_slow``: also of lanes that go alone.
+        ``bytes_left``: the most that one large row may have; where the first has more nothing is taken, or, with
+        ``passes_larger``, of other lanes.  ``request_bytes``: the most that several rows may have, where that is less
+        than the rules'.  ``takes_slow``: also of lanes that go alone.
         """
         while self._held and self._held[0][0] <= now:
             lane = heapq.heappop(self._held)[2]
@@ -232,7 +241,9 @@ class Lanes:
                 lane.listed = True
                 passed.append(lane)
             elif self._take_from(lane, request, now, bytes_left) or (alone and request.pieces):
-                break
+                if request.pieces or not passes_larger:
+                    break
+                passed.append(self._ready.popleft())  # to which it went back, as its first row is larger
         self._ready.extendleft(reversed(passed))
         return request if request.pieces else None
 

@@ -78,6 +78,7 @@ class Pipeline:
         self._map_error = ""
         self._map_unreachable = False
         self._idle_since: float | None = None  # as far as `forget_shards` has seen
+        self._hastens = False
         self._filling: list[Frame] = []
         self._filling_records = 0
         self._filling_bytes = 0
@@ -205,6 +206,8 @@ class Pipeline:
             or self._filling_records >= self.budget.limit_records // 4
         ):
             self._seal("size")
+        elif self._hastens:
+            self._seal("drain")
 
     def refused(self, owner: object) -> None:
         """A frame of this owner was not accepted, for its bad rows: with ``per_key`` none of its later rows is."""
@@ -249,6 +252,12 @@ class Pipeline:
         for frame in self.ledger.frames:
             if frame.owner is owner:
                 frame.owner = None
+
+    def hasten(self) -> None:
+        """The queue is to be emptied: from now on nothing lingers, neither what is accepted later."""
+        self._hastens = True
+        if self._filling:
+            self._seal("drain")
 
     def drain(self) -> None:
         """The daemon stops: rows with an owner that are in no request go back to it; the others are still sent."""

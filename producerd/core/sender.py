@@ -45,9 +45,9 @@ STRAYS_TO_GIVE_UP: Final = 8
 """Only an aggregate that came as one, of more records than a request may have, is sent again so often."""
 HOT_FACTOR: Final = 1.5
 HOT_SHARE: Final = 0.1
+"""A lane is hot that holds so many times its fair share of what waits, and at least so much of it."""
 LOW_USE: Final = 0.8
 """A shard that throttles though it has stored less than that of its quota from here has others who write to it."""
-"""A lane is hot that holds so many times its fair share of what waits, and at least so much of it."""
 _LOST_TRACK: Final = RowEnd(
     Outcome.UNKNOWN, Code.SHARD_MAP_MISSING, "stored, but not in the shards that the map names", maybe_stored=True
 )
@@ -140,7 +140,7 @@ class Sender:
             return Holding("service")
         hottest = self.lanes.hottest()
         if hottest is None or (hottest.lane.ready_at(now) <= now and not hottest.lane.is_paced(now)):
-            return Holding("daemon" if self._has_room else "in_flight")
+            return Holding("in_flight" if self.held_by_node or not self._has_room else "daemon")
         lane, share = hottest
         if lane.map_until is not None and now < lane.map_until:
             return Holding("shard_map")
@@ -167,6 +167,7 @@ class Sender:
                     in_flight.bytes_left,
                     request_bytes=in_flight.request_bytes,
                     takes_slow=in_flight.takes_slow,
+                    passes_larger=in_flight.waits_with_larger,
                 )
                 if request is not None:
                     self._start(request)

@@ -231,6 +231,16 @@ def test_a_flush_seals_only_what_its_owner_has_rows_in() -> None:
     assert desk.pipeline.stats.flushes == {"flush": 1}
 
 
+def test_a_queue_that_is_emptied_lets_nothing_linger_nor_what_comes_meanwhile() -> None:
+    desk = Desk(linger_seconds=3_600.0)
+    desk.submit(1)
+    desk.pipeline.hasten()
+    assert len(desk.job().frames) == 1
+    desk.submit(1)
+    assert len(desk.job().frames) == 1
+    assert desk.pipeline.stats.flushes == {"drain": 2}
+
+
 @pytest.mark.law("AdmissionGate")
 def test_pressure_seals_unless_work_that_may_be_sent_waits_already() -> None:
     desk = Desk()

@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from producerd.core import verdicts
+from producerd.core.budget import NodeInFlight
 from producerd.core.entries import Answer, Piece, RequestFailed, parse_answer
 from producerd.core.flushing import Flushing
 from producerd.core.frame import Frame, RowEnd
@@ -156,7 +157,7 @@ def a_lost_reply_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "mark_maybe_stored", mark_maybe_stored)
 
 
-@breaks("possible_duplicates", kind="mixed", faults=[Fault("fail", fraction=0.3)], **WRAPPED)
+@breaks("possible_duplicates", kind="mixed", request_max_records=50, faults=[Fault("fail", fraction=0.3)], **WRAPPED)
 def parts_that_were_stored_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     """Of a row that is an aggregate itself, when its other parts failed."""
 
@@ -409,6 +410,11 @@ def what_a_pause_holds_is_due_all_the_time(patch: pytest.MonkeyPatch) -> None:
 @breaks("NodeInFlight", **OPERATED, sizes=(100, 2_000, 20_000), limit_bytes=64 << 20)
 def requests_are_not_cut_to_what_the_node_has_room_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(InFlight, "request_bytes", property(lambda self: self._request_max_bytes))
+
+
+@breaks("NodeInFlight", **OPERATED, sizes=(100, 2_000, 20_000), limit_bytes=64 << 20)
+def a_larger_row_is_sent_beside_another_stream_s(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(NodeInFlight, "takes_larger", property(lambda _: True))
 
 
 @breaks("NodeInFlight", **OPERATED, limit_bytes=64 << 20)

@@ -11,6 +11,7 @@ from producerd.core.entries import RequestFailed, parse_answer
 from producerd.core.frame import Frame
 from producerd.core.in_flight import SLOW_SECONDS, SLOW_SHARE
 from producerd.core.lane import MAX_REQUESTS_OF_SLOW_LANE, MAX_REQUESTS_PER_LANE, SLOW_LANE_PAUSE_SECONDS
+from producerd.core.pacing import Pacer
 from producerd.core.pipeline import _EXPIRED
 from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
 from producerd.core.spans import MAYBE_CAUSES
@@ -752,6 +753,23 @@ def test_shards_that_all_hold_their_share_are_too_few() -> None:
     for sent in desk.send_all():
         sent.answer([SLOW_DOWN] * len(sent.entries))
     assert holding_of(desk) == ("shard_rate", "")
+
+
+@pytest.mark.parametrize("hot", [False, True])
+@pytest.mark.parametrize(("use", "throttled"), [(0.0, True), (0.79, True), (0.8, False), (1.0, False)])
+def test_shards_that_throttle_though_we_send_less_than_they_take_have_others_who_write_to_them(
+    monkeypatch: pytest.MonkeyPatch, hot: bool, use: float, throttled: bool
+) -> None:
+    """One that throttles at its quota is not told apart from one that is paced to it."""
+    monkeypatch.setattr(Pacer, "use", lambda *_: use)
+    desk = Desk(even_map(4), request_max_records=10)
+    shards = even_map(4).shards[: 1 if hot else 4]
+    desk.submit([(b"k", b"x" * 100, b"%d" % shard.start) for shard in shards for _ in range(40)])
+    desk.sort()
+    for sent in desk.send_all():
+        sent.answer([SLOW_DOWN] * len(sent.entries))
+    holding = desk.pipeline.holding(desk.now)
+    assert (holding.cause, holding.throttled) == ("hot_shard" if hot else "shard_rate", throttled)
 
 
 def test_a_lane_that_waits_for_a_map_is_named_so() -> None:

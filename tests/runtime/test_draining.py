@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -168,6 +170,29 @@ def test_a_body_on_its_way_is_returned_when_it_is_whole(kinesis: FakeKinesis, se
         client.read_to_end()
         assert running.wait() == 0
     assert not kinesis.streams["flights"].entries()
+
+
+def test_a_body_on_its_way_is_delivered_when_the_daemon_empties_its_queues_first(
+    kinesis: FakeKinesis, server: FakeServer
+) -> None:
+    """What comes while it does so lingers no more."""
+    frame = rows(20)
+    with daemon(server.url, linger_seconds=3_600) as running, session(running) as client:
+        frame_id = client.reserve(frame.layout)
+        client.expect(frames.Grant)
+        body = client.body(frame_id, frame)
+        client.send(body[:100])
+        admin_socket = str(running.socket.with_suffix(".admin.sock"))
+        drain = [sys.executable, "-m", "producerd.ctl", "--admin-socket", admin_socket, "drain"]
+        with subprocess.Popen(drain, stdout=subprocess.PIPE, text=True) as asked:
+            client.expect(frames.Draining)
+            client.send(body[100:])
+            ack = client.expect(frames.Ack)
+            assert (ack.frame_id, ack.stored) == (frame_id, 20)
+            assert asked.communicate(timeout=30)[0] == "the daemon stops, all delivered\n"
+        client.read_to_end()
+        assert running.wait() == 0
+    assert kinesis.streams["flights"].entries()
 
 
 def test_a_body_that_never_comes_does_not_hold_up_the_end(kinesis: FakeKinesis, server: FakeServer) -> None:

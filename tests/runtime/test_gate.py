@@ -423,6 +423,48 @@ def test_it_says_whether_room_is_wanted_and_how_long_callers_waited() -> None:
     assert gate.active_seconds(100.0) == 5.0
 
 
+def receives(caller: Caller, now: float) -> None:
+    caller.ask(2_000, now=now)
+    caller.receive(now)
+
+
+@LAW
+def test_a_session_whose_window_is_full_is_blocked_as_long_as_it_has_rows_of_the_stream() -> None:
+    gate = make_gate()
+    caller, other = Caller(gate), Caller(gate)
+    gate.window(caller.member, 1.0, is_full=True)
+    receives(other, 2.0)
+    assert (gate.blocked_callers, gate.active_seconds(3.0)) == (0, 0.0), "its window holds rows of another stream"
+    receives(caller, 4.0)
+    receives(caller, 5.0)
+    assert (gate.blocked_callers, gate.active_seconds(6.0)) == (1, 2.0)
+    caller.settle(7.0)
+    assert (gate.blocked_callers, gate.active_seconds(8.0)) == (1, 4.0)
+    caller.settle(9.0)
+    assert (gate.blocked_callers, gate.active_seconds(20.0)) == (0, 5.0)
+    receives(caller, 30.0)
+    gate.window(caller.member, 31.0, is_full=False)
+    assert (gate.blocked_callers, gate.active_seconds(40.0)) == (0, 6.0)
+    assert sum(gate.wait_seconds.counts) == 0, "nobody waited for room"
+
+
+@LAW
+def test_a_session_with_a_full_window_that_leaves_or_cancels_is_blocked_no_more() -> None:
+    gate = make_gate()
+    caller, other = Caller(gate), Caller(gate)
+    for each in (caller, other):
+        receives(each, 0.0)
+        gate.window(each.member, 1.0, is_full=True)
+    assert gate.blocked_callers == 2
+    caller.vanish(3.0)
+    assert (gate.blocked_callers, gate.active_seconds(4.0)) == (1, 3.0)
+    other.settle(5.0)
+    frame_id = other.ask(2_000, now=6.0)
+    assert (gate.blocked_callers, gate.active_seconds(7.0)) == (1, 5.0)
+    other.cancel(frame_id, 8.0)
+    assert (gate.blocked_callers, gate.active_seconds(9.0)) == (0, 6.0)
+
+
 # ---- the law, at random
 
 

@@ -82,7 +82,7 @@ class StandInTransport(asyncio.Transport):
 
 
 class StandInHost:
-    """One stream, which nothing is ever sent from."""
+    """One stream or more, which nothing is ever sent from."""
 
     def __init__(self, queue_limit: int = 10, **changed: Any) -> None:
         self.rules = RULES
@@ -91,11 +91,12 @@ class StandInHost:
         self.failures: list[Exception] = []
         settings = StreamSettings(queue_limit=queue_limit, **changed)
         self.stream = Stream("flights", settings, RULES.max_frame_bytes, RULES.max_frame_records)
+        self.streams = {"flights": self.stream}
 
     def open_stream(self, name: str) -> Stream:
-        if name != "flights":
+        if name not in self.streams:
             raise Refused("no", code=Code.NOT_AUTHORIZED)
-        return self.stream
+        return self.streams[name]
 
     def poke(self, stream: Stream) -> None:
         pass
@@ -332,6 +333,28 @@ async def test_a_window_that_has_room_again_presses_no_more() -> None:
     host.stream.settle(1.0)
     assert host.stream.pipeline.take_job(1.0) is None
     session.connection_lost(None)
+
+
+@pytest.mark.law("AdmissionGate")
+async def test_a_stream_that_is_opened_while_the_window_is_full_is_told_of_it() -> None:
+    """A small frame may still fit, and must not linger while its client withholds a larger one."""
+    host = StandInHost(1_000, linger_seconds=3_600)
+    host.rules = WINDOW
+    first, second = host.stream, Stream("other", host.stream.settings, 50_000, 10_000)
+    session, _ = opened(host)
+    for number in range(1, 4):
+        frame = rows(1, size=52_000)
+        tell(session, reserve(number, frame) + body(number, frame))
+    assert first.gate.blocked_callers == 1
+    host.streams["other"] = second
+    tell(session, frames.encode(frames.Open(2, "other")))
+    assert second.gate.blocked_callers == 0, "nothing of its window is of this stream"
+    tell(session, frames.encode(frames.Reserve(4, 2, one().layout)) + body(4, one()))
+    assert second.gate.blocked_callers == 1
+    second.settle(1.0)
+    assert second.pipeline.stats.flushes == {"pressure": 1}
+    session.connection_lost(None)
+    assert (first.gate.blocked_callers, second.gate.blocked_callers) == (0, 0)
 
 
 @pytest.mark.law("AdmissionGate")

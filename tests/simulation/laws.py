@@ -101,6 +101,7 @@ class Laws:
         self._failed = _Lately(self.OUTAGE_SECONDS)  # requests that failed as a whole, since one had an answer
         self._wakes = _Lately(1.0)
         self.flushes: list[Watched] = []  # the operator's
+        self.others_single: list[int] = []  # bytes of the other streams' single rows that are on their way
         self.reached: dict[Shard, list[tuple[float, Any]]] = {}  # when entries were sent, and their sizes
 
     # ---- after every step
@@ -144,11 +145,14 @@ class Laws:
         self._used = (budget.used_records, budget.used_bytes)
 
     def what_is_on_its_way_is_within_the_nodes_limit(self) -> None:
-        """But for single rows; each request counts until it has ended.  Who has nothing on its way may send."""
+        """But for one single row of all streams; each request counts until it has ended.
+
+        Who has nothing on its way may send, and a larger row where no other's is on its way.
+        """
         in_flight = self.sim.pipeline.sender.in_flight
         node = in_flight.node
-        larger = sum([request.bytes for request in in_flight if request.records == 1])
-        if node.used_bytes > node.limit_bytes + larger:
+        single = [request.bytes for request in in_flight if request.records == 1]
+        if node.used_bytes > node.limit_bytes + max([0, *single, *self.others_single]):
             raise LawBroken("NodeInFlight", f"{node.used_bytes} bytes of {node.limit_bytes} are on their way")
         if node._used.get(in_flight, 0) != in_flight.bytes or in_flight.bytes != sum([r.bytes for r in in_flight]):
             raise LawBroken("NodeInFlight", f"{in_flight.bytes} bytes are on their way, and others are counted")
@@ -156,6 +160,10 @@ class Laws:
             node.floor_bytes, self.sim.pipeline.rules.entries.request_max_bytes
         ):
             raise LawBroken("NodeInFlight", "a stream with nothing on its way has no room for a request")
+        others = [used - node.floor_bytes for other, used in node._used.items() if other is not in_flight]
+        overfull = sum([max(0, beyond) for beyond in others]) > node.limit_bytes - node.limit_bytes // 2
+        if not in_flight and overfull is not in_flight.waits_with_larger:
+            raise LawBroken("NodeInFlight", "a larger row may be sent beside another's, or waits for none")
 
     def every_accepted_row_is_somewhere(self) -> None:
         """accepted = settled + filling + sorting + queued + in flight + awaiting a map, in records."""

@@ -716,6 +716,7 @@ def test_who_has_waited_for_long_in_all_is_told_why_once(
 ) -> None:
     """Also where no single wait is long, and where the queue has room and only the answers take so long."""
     monkeypatch.setattr("spark_client.connection.SLOW_SECONDS", 0.15)
+    monkeypatch.setattr("spark_client.connection.LONG_WAIT_SECONDS", 0.05)
 
     def script(session: Session) -> None:
         session.start()
@@ -744,6 +745,54 @@ def test_who_has_waited_for_long_in_all_is_told_why_once(
     assert line.startswith("stream s: this task has waited for more than 0 s; ")
     assert "the service does not take them; queue 5 of 9 records" in line
     assert session.tally.seconds_flushing > 0
+
+
+def test_a_loop_of_quick_waits_is_told_nothing(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each put waits for its grant and its answer; thousands of them are no wait, however long they take in all."""
+    monkeypatch.setattr("spark_client.connection.SLOW_SECONDS", 1.0)
+    monkeypatch.setattr("spark_client.connection.LONG_WAIT_SECONDS", 3_600.0)
+
+    def script(session: Session) -> None:
+        session.start()
+        for _ in range(60):
+            body = session.take_frame()
+            session.expect(frames.Flush)  # no STATUS comes before
+            time.sleep(0.02)
+            session.send(frames.Ack(body.frame_id, 10, 10, 0, 0, 0))
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        for _ in range(60):
+            session.put("s", rows(10))
+            session.flush()
+    assert not caplog.records
+
+
+def test_a_wait_that_is_the_rest_of_a_long_one_is_told_of_though_it_is_short(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would be cut into ever shorter ones, none of which counts."""
+    monkeypatch.setattr("spark_client.connection.SLOW_SECONDS", 0.1)
+    monkeypatch.setattr("spark_client.connection.LONG_WAIT_SECONDS", 3_600.0)
+
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        session.expect(frames.Flush)
+        session.expect(frames.Status)
+        session.send(frames.Blocked(1, 0.0, "the service does not take them", 5, 9))
+        session.send(frames.Ack(body.frame_id, 10, 10, 0, 0, 0))
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(10))
+        session.flush()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("stream s: this task has waited for more than 0 s; ")
 
 
 def test_with_a_time_out_of_zero_a_daemon_that_is_there_is_found(daemon: FakeDaemon) -> None:
