@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.core.entries import Answer, RequestFailed
 from producerd.errors import Code, ConfigurationError
@@ -45,6 +46,18 @@ def test_a_streams_own_settings_come_before_the_nodes() -> None:
 
 def role(name: str) -> str:
     return f"arn:aws:iam::123456789012:role/{name}"
+
+
+async def test_requests_say_whose_they_are(kinesis: FakeKinesis) -> None:
+    """In CloudTrail."""
+    told: list[bytes] = []
+    async with local_aws(kinesis) as aws, open_clients([access(aws.url)]) as clients:
+        client = await clients.of(access(aws.url)).ready()
+        client.meta.events.register(
+            "before-send.kinesis", lambda request, **_: told.append(request.headers["User-Agent"])
+        )
+        await client.list_shards(**FLIGHTS)
+    assert told[0].startswith(b"producerd/%b aiobotocore/" % __version__.encode())
 
 
 async def test_there_is_one_client_for_each_access_and_it_is_made_when_it_is_needed(kinesis: FakeKinesis) -> None:
