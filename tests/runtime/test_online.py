@@ -412,13 +412,16 @@ def test_the_command_prints_as_it_goes_and_exits_by_what_failed(kinesis: FakeKin
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("OK: the settings hold\nregion: us-east-1\n")
     assert "\nOK       stream flights: 4 open shards; " in done.stdout
+    assert done.stdout.endswith("\nOK: nothing failed\n")
     done = run(region, "--online", "--stream", "away")
     assert (done.returncode, done.stderr) == (1, "")
     assert "\nFAILED   stream away: " in done.stdout
     done = run(region, "--online", key="")
     assert (done.returncode, done.stderr) == (1, "")
     beyond = done.stdout.partition("\nOK       streams that are not listed: ")[2].splitlines()[1:]
-    assert [line[:22] for line in beyond] == ["FAILED   credentials: ", "WARNING  no stream is "], "no line of a log"
+    *lines, verdict = beyond
+    assert [line[:22] for line in lines] == ["FAILED   credentials: ", "WARNING  no stream is "], "no line of a log"
+    assert verdict == "FAILED: see above"
 
 
 async def test_each_line_is_said_before_the_next_is_asked_for(kinesis: FakeKinesis) -> None:
