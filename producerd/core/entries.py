@@ -104,9 +104,9 @@ def encode(
     ``aggregate_bytes``: the largest aggregate to make of a lane's rows, where it is not the rules'.  ``shard_map``: to
     split rows by that are aggregates themselves.
     """
-    spans = [piece.span for piece in pieces]
-    if columnar.suits(spans, aggregate=False) and all(not rules.aggregate or span.raw for span in spans):
-        found = columnar.raw_entries(spans, rules.request_max_records, rules.request_max_bytes)
+    rows = [piece.span for piece in pieces]
+    if all(not rules.aggregate or span.raw for span in rows) and columnar.suits(rows, aggregate=False):
+        found = columnar.raw_entries(rows, rules.request_max_records, rules.request_max_bytes)
         if found is not None:
             return _raw_request(address, pieces, *found)
     writer = _Writer(address, rules, shard_map)

@@ -113,9 +113,8 @@ class Sender:
     def next_time(self) -> float:
         """When something is due that no other call will bring about; ``inf`` if nothing is."""
         due, hold_until = self.in_flight.next_time(), self.in_flight.hold_until
-        if (
-            self._has_room
-        ):  # else an answer (the operator) brings it about, and a time that has passed would hide what is due later
+        # Without room an answer, or the operator, brings it about; a time that has passed would hide what is due later.
+        if self._has_room:
             if hold_until and (self.lanes.waiting or self._alone):
                 due = min(due, hold_until)
             else:

@@ -79,7 +79,7 @@ class Commands:
             "connections": self._node.connections,
             "node_queue_bytes": budget.used_bytes,
             "node_queue_limit_bytes": budget.limit_bytes,
-            "streams": [stream.status(now) | _totals(stream) for stream in self._streams],
+            "streams": [stream.status(now) | _totals(stream, now) for stream in self._streams],
         }
 
     def shards(self, name: str) -> Told:
@@ -112,8 +112,7 @@ class Commands:
     async def flush(self, name: str | None, timeout_seconds: float | None) -> Told:
         """Deliver all that was accepted until now; what became of each record of it, and how many have not ended."""
         streams = list(self._streams) if name is None else [self._stream(name)]
-        now = self._loop.time()
-        flushings = {stream.name: stream.flush_all(now) for stream in streams}
+        flushings = {stream.name: stream.flush_all() for stream in streams}
         for stream in streams:
             self._streams.poke(stream)
         try:
@@ -156,7 +155,7 @@ class Commands:
         return stream
 
 
-def _totals(stream: Stream) -> Told:
+def _totals(stream: Stream, now: float) -> Told:
     """What `producerctl top` makes rates of."""
     stats = stream.pipeline.stats
     return {
@@ -168,8 +167,8 @@ def _totals(stream: Stream) -> Told:
         "failed_reasons": dict(stats.failed_records),
         "discarded_records": sum(stats.discarded_records.values()),
         "record_retries": stats.retried_records,
-        "oldest_record_seconds": round(stream.pipeline.oldest_seconds(asyncio.get_running_loop().time()), 1),
-        "blocked_seconds": round(stream.gate.active_seconds(asyncio.get_running_loop().time()), 1),
+        "oldest_record_seconds": round(stream.pipeline.oldest_seconds(now), 1),
+        "blocked_seconds": round(stream.gate.active_seconds(now), 1),
     }
 
 

@@ -154,7 +154,7 @@ class Stream:
             self._look_anew(now)
             log.info("stream resumed", stream=self.name)
 
-    def flush_all(self, now: float) -> Flushing:  # noqa: ARG002 - as the others have it
+    def flush_all(self) -> Flushing:
         """Send what was accepted until now without lingering, and tell how each row of it ends."""
         done = asyncio.Event()
         return Flushing(self.pipeline.flush_all(done.set), done)

@@ -210,7 +210,7 @@ def test_a_reload_that_changes_how_records_are_packed_is_refused() -> None:
 
 async def test_a_flush_is_done_when_the_last_row_that_was_there_has_ended() -> None:
     stream, owner = with_a_frame(linger_seconds=3_600)
-    flushing = stream.flush_all(1.0)
+    flushing = stream.flush_all()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await flushing.done.wait()
@@ -221,7 +221,7 @@ async def test_a_flush_is_done_when_the_last_row_that_was_there_has_ended() -> N
     stream.pipeline.discard(owner)
     await flushing.done.wait()
     assert flushing.told() | {"records": 100, "discarded": 100, "open": 0} == flushing.told()
-    assert stream.flush_all(1.0).done.is_set(), "where nothing is"
+    assert stream.flush_all().done.is_set(), "where nothing is"
 
 
 def test_a_stream_is_idle_since_it_has_neither_a_session_nor_a_row() -> None:
