@@ -409,7 +409,7 @@ def test_another_user_may_not_administer_even_where_the_sockets_mode_lets_it(ser
         done = by(OTHER_UID, "--admin-socket", str(admin), "drain")
         assert done.returncode == 1
         assert f"uid {OTHER_UID} may not: only the daemon's own user and root" in done.stderr
-        assert f"who may not administer tried to uid={OTHER_UID}" in running.log
+        until(lambda: f"who may not administer tried to uid={OTHER_UID}" in running.log)
         assert running.process.poll() is None
 
 

@@ -45,7 +45,7 @@ def test_a_stream_that_does_not_exist_is_told_quickly(
         client.reserve(rows(1).layout)
         refused = client.read()
         assert isinstance(refused, (frames.Refused, frames.Grant))  # a GRANT is the probe
-        assert "stream is refused by the service" in running.log
+        until(lambda: "stream is refused by the service" in running.log)  # a thread of its own writes the log
 
 
 def test_no_credentials_are_told_in_botocores_words(kinesis: FakeKinesis, server: FakeServer) -> None:
