@@ -8,7 +8,7 @@ botocore (see `Sending`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -21,7 +21,7 @@ from producerd.core.retry import meaning_of
 from producerd.errors import Code
 from producerd.runtime.aws.clients import AwsClient
 from producerd.runtime.aws.errors import failure_of, not_kinesis
-from producerd.runtime.aws.sending import Sending, this_sending
+from producerd.runtime.aws.sending import TINY, Sending
 
 SMALL_ANSWER_ENTRIES: Final = 32
 """Parsed on the loop thread: a hop to a worker costs more."""
@@ -35,8 +35,8 @@ DEFAULT_MAX_RECORD_KIB: Final = 1024
 MAX_RECORD_KIB: Final = 1 << 20
 """A hundred times what a stream may be set to."""
 CLOCK_OFF: Final = "RequestTimeTooSkewed"
-_TINY: Final = [{"Data": b"", "PartitionKey": "-"}]  # what put_records is called with; the ready body replaces it
 
+_T = TypeVar("_T")
 Address = Mapping[str, str]
 """The members of a request that name its stream: ``{"StreamName": ...}`` or ``{"StreamARN": ...}``."""
 
@@ -87,11 +87,10 @@ class AioKinesis:
         self, address: Address, request: EncodedRequest, timeout_seconds: float
     ) -> Answer | RequestFailed:
         sending = Sending(request.body, request.sha256)
-        this_sending.set(sending)
-        answer = await self._ask("put_records", {**address, "Records": _TINY}, timeout_seconds, sending)
+        answer = await self._ask(partial(self._client.put_records, address, sending), timeout_seconds, sending)
         if isinstance(answer, RequestFailed):
             return answer
-        read = partial(_read, parse_answer, answer["Raw"], request.entries, maybe_stored=True)
+        read = partial(_read, parse_answer, answer, request.entries, maybe_stored=True)
         if request.entries <= SMALL_ANSWER_ENTRIES:
             return read()
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)
@@ -102,7 +101,7 @@ class AioKinesis:
         token, shards = "", 0
         for _ in range(MAX_PAGES):
             # A token stands for the stream, too: the service refuses both together.
-            page = await self._ask("list_shards", {"NextToken": token} if token else first)
+            page = await self._call("list_shards", {"NextToken": token} if token else first)
             if isinstance(page, RequestFailed):
                 if page.code != "ExpiredNextTokenException":
                     return page
@@ -121,7 +120,7 @@ class AioKinesis:
         return RequestFailed("InternalFailure", f"ListShards has no end: {len(pages)} pages", maybe_stored=False)
 
     async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
-        answer = await self._ask("describe_stream_summary", dict(address))
+        answer = await self._call("describe_stream_summary", address)
         if isinstance(answer, RequestFailed):
             return answer
         return _read(_summary, answer)
@@ -132,34 +131,35 @@ class AioKinesis:
         Of AWS itself alone, where `AwsClient.why_no_dry_run` has nothing against it: whoever else answers may not know
         what a dry run is, and store the record.
         """
-        answer = await self._ask("put_records", {**address, "Records": _TINY, "DryRun": True})
+        answer = await self._call("put_records", {**address, "Records": TINY, "DryRun": True})
         if not isinstance(answer, RequestFailed):
             return RequestFailed("InternalFailure", "a dry run was answered as if it had stored", maybe_stored=True)
         return None if answer.code == "DryRunOperationException" else answer
 
+    async def _call(self, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any] | RequestFailed:
+        async def call() -> dict[str, Any]:
+            answer: dict[str, Any] = await getattr(await self._client.ready(), operation)(**arguments)
+            return answer
+
+        return await self._ask(call, CONTROL_TIMEOUT_SECONDS)
+
     async def _ask(
-        self,
-        operation: str,
-        arguments: dict[str, Any],
-        timeout_seconds: float = CONTROL_TIMEOUT_SECONDS,
-        sending: Sending | None = None,
-    ) -> dict[str, Any] | RequestFailed:
-        answer = await self._ask_once(operation, arguments, timeout_seconds, sending)
+        self, ask: Callable[[], Awaitable[_T]], timeout_seconds: float, sending: Sending | None = None
+    ) -> _T | RequestFailed:
+        answer = await self._ask_once(ask, timeout_seconds, sending)
         if isinstance(answer, RequestFailed) and answer.code == CLOCK_OFF:
-            answer = await self._ask_once(operation, arguments, timeout_seconds, sending)  # by the right clock
+            answer = await self._ask_once(ask, timeout_seconds, sending)  # by the right clock
         return answer
 
     async def _ask_once(
-        self, operation: str, arguments: dict[str, Any], timeout_seconds: float, sending: Sending | None
-    ) -> dict[str, Any] | RequestFailed:
+        self, ask: Callable[[], Awaitable[_T]], timeout_seconds: float, sending: Sending | None
+    ) -> _T | RequestFailed:
         offset = self._client.clock.offset
         if sending is not None:
             sending.body_written = False
         try:
             async with asyncio.timeout(timeout_seconds):
-                call = getattr(await self._client.ready(), operation)
-                answer: dict[str, Any] = await call(**arguments)
-                return answer
+                return await ask()
         except Exception as error:  # botocore's parser raises anything at what no AWS service says, as a proxy does
             written = sending is not None and sending.body_written
             if isinstance(error, TimeoutError):
@@ -177,8 +177,6 @@ class AioKinesis:
 
 
 # --- what answers hold -------------------------------------------------------------------------------------------
-
-_T = TypeVar("_T")
 
 
 def _read(reader: Callable[..., _T], *answer: Any, maybe_stored: bool = False) -> _T | RequestFailed:

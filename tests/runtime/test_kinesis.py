@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any
-from unittest.mock import AsyncMock, MagicMock
+from unittest.mock import MagicMock
 
 import orjson
 import pytest
@@ -25,7 +25,7 @@ from producerd.core.retry import Kind, meaning_of
 from producerd.core.shards import map_from_listing
 from producerd.errors import Code
 from producerd.runtime.aws.clock import ServiceClock
-from producerd.runtime.aws.sending import this_sending
+from producerd.runtime.aws.sending import Sending
 from producerd.runtime.kinesis import MAX_PAGES, AioKinesis, StreamSummary
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
@@ -317,14 +317,11 @@ async def test_what_the_clock_had_refused_counts_for_nothing_when_it_is_sent_aga
     told = {"Error": {"Code": "RequestTimeTooSkewed"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
     failures.append(ClientError(told, "PutRecords"))
 
-    async def put_records(**_: Any) -> None:
-        sending = this_sending.get()
-        assert sending is not None
+    async def put_records(_: Any, sending: Sending) -> bytes:
         sending.body_written = sending.body_written or len(failures) == 2
         raise failures.pop()
 
-    client = AsyncMock(put_records=put_records)
-    behind = MagicMock(clock=ServiceClock(), ready=AsyncMock(return_value=client))
+    behind = MagicMock(clock=ServiceClock(), put_records=put_records)
     with ThreadPoolExecutor(1) as pool:
         failed = await AioKinesis(behind, pool).put_records(FLIGHTS, request_of(), 5)
     assert isinstance(failed, RequestFailed)

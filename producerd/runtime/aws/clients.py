@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from os import environ
@@ -25,7 +25,8 @@ from producerd.errors import ConfigurationError
 from producerd.runtime.aside import aside
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.credentials import RenewedCredentials, role_credentials
-from producerd.runtime.aws.sending import keep_raw_answer, put_ready_body
+from producerd.runtime.aws.sending import TINY, Sending, keep_raw_answer, put_ready_body, this_sending
+from producerd.runtime.aws.template import RequestTemplate
 from producerd.runtime.aws.transport import AbortingSession, make_socket
 
 
@@ -75,6 +76,7 @@ class AwsClient:
         self._opened = opened
         self._making = asyncio.Lock()
         self._client: Any = None
+        self._templates: dict[str | None, RequestTemplate] = {}  # by what the host hangs on: the stream's ARN
 
     async def ready(self) -> Any:
         """botocore's client, made by whoever asks first."""
@@ -83,6 +85,19 @@ class AwsClient:
                 if self._client is None:
                     self._client = await self._make()
         return self._client
+
+    async def put_records(self, address: Mapping[str, str], sending: Sending) -> bytes:
+        """The answer as it came.  Raises whatever botocore and aiohttp do."""
+        this_sending.set(sending)
+        arn, credentials = address.get("StreamARN"), await self.credentials.get_frozen_credentials()
+        template = self._templates.get(arn)
+        if template is not None and template.credentials is credentials and not self.clock.offset:
+            return await template.send(sending)
+        answer = await (await self.ready()).put_records(**address, Records=TINY)
+        if (template := RequestTemplate.of(sending, credentials)) is not None:
+            self._templates[arn] = template
+        raw: bytes = answer["Raw"]
+        return raw
 
     async def why_no_dry_run(self) -> str:
         """Why PutRecords must not be tried as a dry run, or ""."""

@@ -8,22 +8,26 @@ have been stored.  All of it hangs on events that botocore and aiohttp document.
 from __future__ import annotations
 
 import contextvars
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import ClientError, TraceConfig, TraceRequestRedirectParams
+from botocore.awsrequest import AWSPreparedRequest
 
 
 class Sending:
     """A body and its SHA-256 digest in hex.  It belongs to the task that sends it, and to what that task starts."""
 
-    __slots__ = ("body", "body_written", "sha256")
+    __slots__ = ("body", "body_written", "sent", "sha256")
 
     def __init__(self, body: bytes, sha256: str) -> None:
         self.body = body
         self.sha256 = sha256
         self.body_written = False
+        self.sent: tuple[Any, AWSPreparedRequest] | None = None  # botocore's request, and the session that it went by
 
 
+TINY: Final = ({"Data": b"", "PartitionKey": "-"},)
+"""The records that botocore is called with; the ready body replaces them."""
 this_sending: contextvars.ContextVar[Sending | None] = contextvars.ContextVar("this_sending", default=None)
 
 

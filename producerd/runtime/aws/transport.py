@@ -13,7 +13,7 @@ from typing import Any, Final
 from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp import ClientResponse
 
-from producerd.runtime.aws.sending import body_trace
+from producerd.runtime.aws.sending import body_trace, this_sending
 
 USER_TIMEOUT_MILLISECONDS: Final = 30_000
 """TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long is gone."""
@@ -46,6 +46,8 @@ class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
 
     async def send(self, request: Any) -> Any:
         request.stream_output = True  # else it is read there, whatever its size
+        if (sending := this_sending.get()) is not None:
+            sending.sent = self, request
         answer = await super().send(request)
         answer._content = await _body_of(answer.raw)
         return answer

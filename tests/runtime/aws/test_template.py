@@ -1,0 +1,180 @@
+"""What botocore has made once is sent again: signed as it would, to the same host, and told apart by what must be."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiobotocore.httpsession import AIOHTTPSession
+from botocore.awsrequest import AWSPreparedRequest
+from botocore.credentials import ReadOnlyCredentials
+
+from producerd.core.entries import Answer, RequestFailed
+from producerd.runtime.aws.clients import AwsClient
+from producerd.runtime.aws.sending import Sending
+from producerd.runtime.aws.template import RequestTemplate
+from producerd.testing import FakeKinesis
+from tests.runtime.aws.local_aws import local_aws
+from tests.runtime.aws.reaching import BODY, FLIGHTS, reached, request_of
+from tests.runtime.test_kinesis import recording
+
+STORED = b'{"Records":[{"SequenceNumber":"1","ShardId":"s"},{"SequenceNumber":"2","ShardId":"s"}]}'
+DIFFER = {"Amz-Sdk-Invocation-Id", "Amz-Sdk-Request", "Authorization", "Content-Length", "X-Amz-Content-Sha256"}
+KEYS = ReadOnlyCredentials("key", "secret", None)
+
+
+class Made:
+    """How many requests botocore itself has put together."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    async def of(self, client: AwsClient) -> Made:
+        def count(**_: Any) -> None:
+            self.times += 1
+
+        (await client.ready()).meta.events.register("before-call.kinesis.PutRecords", count)
+        return self
+
+
+@pytest.fixture
+def kinesis() -> FakeKinesis:
+    fake = FakeKinesis()
+    fake.create_stream("flights")
+    return fake
+
+
+async def test_botocore_makes_the_first_and_signatures_of_all_hold(kinesis: FakeKinesis) -> None:
+    bodies = [BODY.replace(b"eA==", b"%04d" % number) for number in range(4)]
+    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+        made = await Made().of(behind)
+        for body in bodies:
+            assert isinstance(await client.put_records(FLIGHTS, request_of(body), 5), Answer)
+        assert made.times == 1
+        assert aws.used["testing"] == 4
+    assert len({entry.data for entry in kinesis.streams["flights"].entries() if entry.data != b"y"}) == 4
+
+
+async def test_they_differ_in_nothing_but_what_is_of_one_request() -> None:
+    longer = request_of(BODY.replace(b"eA==", b"eHh4"))
+    async with recording(STORED) as (url, requests), reached(url) as (client, _):
+        for request in (request_of(), longer):
+            assert isinstance(await client.put_records(FLIGHTS, request, 5), Answer)
+    (first, _), (second, body) = requests
+    assert body == longer.body
+    assert second["X-Amz-Content-Sha256"] == longer.sha256
+    assert int(second["Content-Length"]) == len(longer.body)
+    assert "Amz-Sdk-Invocation-Id" not in second, "it would tell that both are one"
+    kept = [{name: value for name, value in told.items() if name.title() not in DIFFER} for told in (first, second)]
+    for headers in kept:
+        del headers["X-Amz-Date"]
+    assert kept[0] == kept[1]
+
+
+async def test_other_credentials_are_used_by_botocore_first(kinesis: FakeKinesis) -> None:
+    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+        made = await Made().of(behind)
+        for _ in range(2):
+            for _ in range(2):
+                assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+            behind.credentials.doubt()  # so the same keys are resolved once more
+            behind.credentials._next_renewal = 0.0
+    assert made.times == 2
+
+
+ODD = {
+    "refused": (400, b'{"__type":"com.amazon.coral#ResourceNotFoundException","message":"Stream flights not found."}'),
+    "refused in a header's way": (400, b'{"__type":"AccessDeniedException:http://internal","Message":"no"}'),
+    "throttled": (400, b'{"__type":"LimitExceededException"}'),
+    "not signed well": (403, b'{"__type":"InvalidSignatureException","message":"Signature expired"}'),
+    "failed": (500, b'{"__type":"InternalFailure"}'),
+    "failed, no body": (500, b""),
+    "a proxy's page": (503, b"<html><body><b>Http/1.1 Service Unavailable</b></body></html>"),
+    "not found, a page": (404, b"<html>nothing here</html>"),
+    "not text": (400, b"\xff\xfe"),
+    "a list": (400, b"[1]"),
+    "another type": (400, b'{"__type":7,"message":[]}'),
+    "created": (201, STORED),
+    "no content": (204, b""),
+    "not changed": (304, b""),
+    "a redirect": (307, b""),
+    "accepted, not Kinesis": (200, b"<html>a captive portal</html>"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_what_the_service_says_means_the_same_whoever_made_the_request(odd: str) -> None:
+    async def told(*, before: bool) -> Answer | RequestFailed:
+        answers = iter([(200, STORED)] * before + [ODD[odd]] * 2)
+        async with recording(lambda _: next(answers)) as (url, _), reached(url) as (client, behind):
+            for _ in range(before):
+                assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+            made = await Made().of(behind)
+            outcome = await client.put_records(FLIGHTS, request_of(), 5)
+            assert made.times == (not before)
+        return outcome
+
+    first, later = await told(before=False), await told(before=True)
+    if odd == "created":
+        assert isinstance(first, Answer)
+        assert isinstance(later, Answer)
+    else:
+        assert isinstance(first, RequestFailed)
+        # botocore counts our attempts, where it falls back on its own words.
+        assert later == replace(first, message=first.message.replace(" (reached max retries: 0)", ""))
+
+
+async def test_streams_of_other_accounts_keep_their_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accounts have hosts of their own, which the rules make of the ARN."""
+    async with redirected(monkeypatch) as hosts, reached() as (client, _):
+        for _ in range(2):
+            for account in ("111122223333", "444455556666"):
+                address = {"StreamARN": f"arn:aws:kinesis:us-east-1:{account}:stream/flights"}
+                assert isinstance(await client.put_records(address, request_of(), 5), Answer)
+            assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+    accounts = [f"https://{account}.data-kinesis.us-east-1.amazonaws.com/" for account in (111122223333, 444455556666)]
+    assert hosts == [*accounts, "https://kinesis.us-east-1.amazonaws.com/"] * 2
+
+
+async def test_as_many_streams_by_name_as_one_likes_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with redirected(monkeypatch), reached() as (client, behind):
+        for number in range(50):
+            assert isinstance(await client.put_records({"StreamName": f"s{number}"}, request_of(), 5), Answer)
+        assert len(behind._templates) == 1
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "Bearer x",
+        "AWS4-ECDSA-P256-SHA256 Credential=key/20260101/kinesis/aws4_request, SignedHeaders=host, Signature=0",
+        "AWS4-HMAC-SHA256 Credential=another/20260101/us-east-1/kinesis/aws4_request, SignedHeaders=host, Signature=0",
+    ],
+)
+def test_what_was_not_signed_by_these_keys_is_no_template(authorization: str) -> None:
+    sending = Sending(b"", "")
+    assert RequestTemplate.of(sending, KEYS) is None
+    signed = "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/kinesis/aws4_request, SignedHeaders=host, Signature=0"
+    for text, found in ((signed, True), (authorization, False)):
+        sending.sent = None, AWSPreparedRequest("POST", "https://x/", {"Authorization": text}, b"", False)
+        assert (RequestTemplate.of(sending, KEYS) is not None) is found
+    assert RequestTemplate.of(sending, None) is None
+
+
+@asynccontextmanager
+async def redirected(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
+    """Whatever host is asked, one here answers; where to requests would have gone."""
+    asked: list[str] = []
+    async with recording(STORED) as (url, _):
+
+        async def send(self: Any, request: Any) -> Any:
+            asked.append(request.url)
+            return await real(self, AWSPreparedRequest("POST", url, request.headers, request.body, True))
+
+        real = AIOHTTPSession.send
+        monkeypatch.setattr(AIOHTTPSession, "send", send)
+        yield asked
