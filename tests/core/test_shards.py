@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from producerd.core import md5
 from producerd.core.shards import (
     MAX_HASH_KEY,
     KnownShards,
@@ -170,6 +171,21 @@ def test_hash_keys_are_the_md5_of_the_key_as_a_big_endian_number() -> None:
         expected = int.from_bytes(hashlib.md5(key, usedforsecurity=False).digest(), "big")
         assert int(high[row]) << 64 | int(low[row]) == expected
     assert high.dtype == low.dtype == np.uint64
+
+
+@pytest.mark.parametrize("longest", [md5.MOST_BYTES, md5.MOST_BYTES + 1, 3])
+@pytest.mark.parametrize("count", [md5.LEAST_TEXTS - 1, md5.LEAST_TEXTS, 2 * md5.TEXTS_AT_ONCE + 1])
+def test_many_keys_have_the_same_hash_keys_as_few(count: int, longest: int) -> None:
+    """They are hashed as columns, where they are short.  Offsets begin anywhere."""
+    random = Random(count + longest)
+    keys = [random.randbytes(random.randint(0, longest)) for _ in range(count)]
+    keys[count // 2] = b"\xff" * longest
+    ends = np.cumsum([7, *map(len, keys)]).astype(np.int32)
+    halves = hash_keys(memoryview(b"before " + b"".join(keys) + b"after"), ends)
+    digests = np.frombuffer(b"".join(hashlib.md5(key).digest() for key in keys), ">u8").reshape(-1, 2)
+    for half, expected in zip(halves, digests.T, strict=True):
+        assert half.dtype == np.uint64
+        assert (half == expected).all()
 
 
 def test_explicit_hash_keys_are_read_as_numbers_and_absent_ones_are_0() -> None:
