@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from pybase64 import b64encode
@@ -28,6 +29,7 @@ LEAST_ROWS_OF_LANE: Final = 256
 """Where they are aggregated."""
 MOST_ROW_BYTES: Final = 2_048
 MOST_AGGREGATED_BYTES: Final = 768
+LEAST_RESULTS: Final = 128
 NEEDS_ESCAPE: Final = re.compile(rb'["\\\x00-\x1f]')
 """What JSON does not take as it is; other bytes of UTF-8 it does."""
 
@@ -232,6 +234,63 @@ def _headers(*columns: int | npt.NDArray[Any]) -> Any:
             masks.append(width > place)
     matrix, mask = np.stack(parts, axis=1), np.stack(masks, axis=1)
     return _binary(_offsets(mask.sum(axis=1)), matrix[mask])
+
+
+# ---- the service's answer
+
+_STORED: Final = re.compile(rb'\{"SequenceNumber":"([0-9]{1,128})","ShardId":"([\w.-]{1,128})"\}')
+_NAME: Final = re.compile(rb"[\w.-]+")
+
+
+class Stored(NamedTuple):
+    """Where entries were stored: for each the index of its shard in the table; for each shard the sequence number of
+    its first."""
+
+    shards: I32
+    shard_table: tuple[str, ...]
+    sequences: tuple[int, ...]
+
+
+def stored(answer: bytes, entries: int) -> Stored | None:
+    """An answer to PutRecords by which so many entries were stored, one and all.
+
+    Each result is as long as the others and differs in nothing but digits and its shard: so Kinesis writes them.  None:
+    it is not like that, and may still be an answer.
+    """
+    first = _STORED.search(answer)
+    if first is None:
+        return None
+    at, width = first.start(), len(first[0]) + 1
+    end = at + entries * width - 1
+    try:
+        if orjson.loads(b"%b0%b" % (answer[:at], answer[end:]))["Records"] != [0]:
+            return None
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None
+    results = np.frombuffer(answer[at:end] + b",", np.uint8).reshape(entries, width)
+    numbers, shards = (slice(first.start(group) - at, first.end(group) - at) for group in (1, 2))
+    differ = results != results[0]
+    one_shard = not differ[:, shards].any()
+    differ[:, numbers] = results[:, numbers] - ord("0") > 9
+    differ[:, shards] = False
+    if differ.any():
+        return None
+    if one_shard:
+        return Stored(np.zeros(entries, np.int32), (str(first[2], "ascii"),), (int(first[1]),))
+    column = np.ascontiguousarray(results[:, shards]).view(f"V{len(first[2])}")[:, 0]
+    starts = np.append(0, np.flatnonzero(column[1:] != column[:-1]) + 1)  # entries come shard by shard
+    names = [column[row].tobytes() for row in starts]
+    if not all(map(_NAME.fullmatch, names)):
+        return None
+    places: dict[bytes, int] = {}
+    sequences: list[int] = []
+    for row, name in zip(starts, names, strict=True):
+        if name not in places:
+            places[name] = len(places)
+            sequences.append(int(results[row, numbers].tobytes()))
+    of_runs = np.fromiter(map(places.__getitem__, names), np.int32, len(names))
+    shard_table = tuple([str(name, "ascii") for name in places])
+    return Stored(np.repeat(of_runs, np.diff(starts, append=entries)), shard_table, tuple(sequences))
 
 
 # ---- Arrow.  Not pa.array, pa.scalar and to_numpy, which load pandas where that is installed: 0.3 s and 35 MiB

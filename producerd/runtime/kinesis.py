@@ -23,8 +23,8 @@ from producerd.runtime.aws.clients import AwsClient
 from producerd.runtime.aws.errors import failure_of, not_kinesis
 from producerd.runtime.aws.sending import TINY, Sending
 
-SMALL_ANSWER_ENTRIES: Final = 32
-"""Parsed on the loop thread: a hop to a worker costs more."""
+SMALL_ANSWER_BYTES: Final = 64 * 1024
+"""Read on the loop thread, as Kinesis's answers are where all was stored: a hop to a worker costs more."""
 CONTROL_TIMEOUT_SECONDS: Final = 10.0
 """For each page of ListShards, and for DescribeStreamSummary."""
 MAX_PAGES: Final = 64
@@ -91,7 +91,7 @@ class AioKinesis:
         if isinstance(answer, RequestFailed):
             return answer
         read = partial(_read, parse_answer, answer, request.entries, maybe_stored=True)
-        if request.entries <= SMALL_ANSWER_ENTRIES:
+        if len(answer) <= SMALL_ANSWER_BYTES:
             return read()
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)
 

@@ -1,18 +1,23 @@
-"""The columnar twin writes the bytes that the loop over rows writes, whatever the rows and the bounds."""
+"""The columnar twin writes the bytes that the loop over rows writes, whatever the rows and the bounds, and reads the
+same answers."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import astuple
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from producerd.core import columnar
-from producerd.core.entries import EncodedRequest, EntryRules, Piece, encode
+from producerd.core.entries import Answer, EncodedRequest, EntryRules, Piece, encode, parse_answer
 from producerd.core.shards import MAX_HASH_KEY
 from producerd.core.spans import RAW_FROM_STRAYS
 from tests.core.test_entries import SPECIAL_KEYS, drop, pieces_of
 from tests.core.test_spans import Row
+from tests.runtime.odd_answers import mutated
 from tests.simulation.setting import ADDRESS, make_rules
 
 
@@ -112,3 +117,73 @@ def test_a_key_that_json_must_escape_is_left_to_the_loop() -> None:
     spans = [span for _, span in pieces_of(rows)]
     assert columnar.raw_entries(spans, 500, 1 << 20) is None
     assert encode(ADDRESS, pieces_of(rows), make_rules().entries).entries == 100
+
+
+# ---- answers
+
+
+def random_answer(random: Random) -> tuple[bytes, int]:
+    """An answer and how many results it has: as Kinesis writes it, or as somebody might."""
+    name = random.choice(["shardId-%012d", "shardId-%012d", "shard %d", '"%d', "é%d", "shardId-%d"])
+    shards = random.sample(range(200), random.choice([1, 1, 2, 9]))
+    digits = random.choice([1, 56, 56, 128, 129])
+    results: list[dict[str, Any]] = []
+    for shard in [*shards, *random.sample(shards, len(shards) // 2)]:
+        for _ in range(random.choice([1, 2, 40])):
+            number = str(random.randint(10 ** (digits - 1), 10**digits - 1))
+            results.append({"SequenceNumber": number, "ShardId": name % shard})
+    answer: dict[str, Any] = {"FailedRecordCount": 0, "Records": results}
+    if random.random() < 0.3:
+        answer = {"EncryptionType": "KMS", **answer, "More": [{}]}
+    if random.random() < 0.3:
+        answer = mutated(answer, random)
+    body = bytearray(json.dumps(answer, separators=random.choice([None, (",", ":")])).encode())
+    if random.random() < 0.3:
+        body[random.randrange(len(body))] = random.choice(b'0a"\\{}[]:, \0\xff')
+    if random.random() < 0.2:
+        at, size = random.randrange(len(body)), random.choice([1, 30, 96])
+        body[at : at + size] = random.choice([b"", body[at : at + size] * 2])
+    return bytes(body), len(results)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_both_twins_read_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = Random(seed)
+    for _ in range(10):
+        body, entries = random_answer(random)
+        for count in {entries, 1, entries + random.choice([-1, 1])} - {0}:
+            both = []
+            for least in (1, 1 << 30):
+                monkeypatch.setattr(columnar, "LEAST_RESULTS", least)
+                found = parse_answer(body, count)
+                is_read = isinstance(found, Answer)
+                both.append(
+                    [x.tolist() if isinstance(x, np.ndarray) else x for x in astuple(found)] if is_read else found
+                )
+            assert both[0] == both[1]
+
+
+def test_answers_as_kinesis_writes_them_are_read_as_columns() -> None:
+    for shards in (1, 3):
+        results = [{"SequenceNumber": f"{n:056}", "ShardId": f"shardId-{n * shards // 300:012}"} for n in range(300)]
+        for body in ({"FailedRecordCount": 0, "Records": results}, {"Records": results, "EncryptionType": "NONE"}):
+            found = columnar.stored(json.dumps(body, separators=(",", ":")).encode(), 300)
+            assert found is not None
+            assert len(found.shard_table) == shards
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"a":%b,"Records":[]}',
+        b'{"Records":%b,"Records":[]}',
+        b'{"Records":[%b]}',
+        b'[{"Records":%b}]',
+        b'{"Records":%b',
+        b'"\\"Records\\":%b"',
+    ],
+)
+def test_results_in_another_place_are_no_results(answer: bytes) -> None:
+    results = json.dumps([{"SequenceNumber": "1", "ShardId": "s"}] * 3, separators=(",", ":")).encode()
+    assert columnar.stored(b'{"Records":%b}' % results, 3) is not None
+    assert columnar.stored(answer % results, 3) is None
