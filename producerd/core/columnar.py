@@ -30,9 +30,6 @@ LEAST_ROWS_OF_LANE: Final = 256
 MOST_ROW_BYTES: Final = 2_048
 MOST_AGGREGATED_BYTES: Final = 768
 LEAST_RESULTS: Final = 128
-NEEDS_ESCAPE: Final = re.compile(rb'["\\\x00-\x1f]')
-"""What JSON does not take as it is; other bytes of UTF-8 it does."""
-
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
@@ -86,13 +83,19 @@ def suits(spans: Sequence[Span], *, aggregate: bool) -> bool:
 # ---- a Kinesis record for each row
 
 
+def needs_escape(text: bytes) -> bool:
+    """Whether JSON does not take it as it is; quotes, backslashes and control characters it does not."""
+    values = np.frombuffer(text, np.uint8)
+    return bool(len(values) and (values.min() < ord(" ") or b'"' in text or b"\\" in text))
+
+
 def raw_entries(spans: Sequence[Span], most: int, most_bytes: int) -> tuple[memoryview, I32] | None:
     """The first rows as PutRecords's entries, with a comma after each; and each one's data + key, in bytes.
 
     At most so many entries and bytes, or exactly one.  None where a key must be escaped.
     """
     columns = columns_of(spans)
-    if NEEDS_ESCAPE.search(columns.keys):
+    if needs_escape(columns.keys):
         return None
     sizes = np.maximum(columns.key_bytes, len(NULL_KEY)) + columns.data_bytes
     fitting = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), most_bytes, side="right"))

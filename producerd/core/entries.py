@@ -22,7 +22,7 @@ from pybase64 import b64encode
 
 from producerd.core import columnar
 from producerd.core.aggregation import AGGREGATE_KEY, Aggregate, split
-from producerd.core.columnar import NEEDS_ESCAPE
+from producerd.core.columnar import needs_escape
 from producerd.core.lane import Lane
 from producerd.core.shards import I32, ShardMap
 from producerd.core.spans import NULL_KEY, Span, explicit_hash_key_of, hash_key_of
@@ -196,7 +196,7 @@ class _Writer:
         key_at = buffer.key_offsets[first - base : last - base + 1].tolist()
         data_at = buffer.data_offsets[first - base : last - base + 1].tolist()
         keys, data = buffer.keys, memoryview(buffer.data)
-        plain_keys = NEEDS_ESCAPE.search(keys, key_at[0], key_at[-1]) is None
+        plain_keys = not needs_escape(keys[key_at[0] : key_at[-1]])
         for i in range(last - first):
             key = keys[key_at[i] : key_at[i + 1]] or NULL_KEY
             value = data[data_at[i] : data_at[i + 1]]
