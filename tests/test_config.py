@@ -563,4 +563,4 @@ def test_the_schema_and_the_table_say_what_a_change_needs() -> None:
     assert not {"allowed_uids", "max_streams", "node_queue_limit_bytes", "log_level", "max_connections"} & restart
     of_streams = {name for name, info in StreamSettings.model_fields.items() if needs_restart(info)}
     where = {"stream_name", "stream_arn", "region", "endpoint_url", "role_arn", "external_id"}
-    assert of_streams == where | {"connect_timeout_seconds", "aggregation", "ordering"}
+    assert of_streams == where | {"connect_timeout_seconds", "transport", "aggregation", "ordering"}

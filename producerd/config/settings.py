@@ -248,6 +248,8 @@ class StreamSettings(Settings):
     """PutRecords that may be unanswered at the same time."""
     max_in_flight_bytes: Bytes = _in(64 * KIB, 4 * GIB, default=32 * MIB)
     """Bytes in unanswered PutRecords, or one request."""
+    transport: AtStart[Literal["aiobotocore", "direct"]] = "aiobotocore"
+    """The way to PutRecords: AWS's own client, or ("direct") connections of ours, for less processor time."""
     connect_timeout_seconds: AtStart[Seconds] = _in(0.05, 300, default=5)
     """Seconds in which a connection to Kinesis must be made."""
     request_timeout_seconds: Seconds = _in(0.05, 300, default=6)

@@ -24,9 +24,10 @@ from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.errors import ConfigurationError
 from producerd.runtime.aside import aside
 from producerd.runtime.aws.clock import ServiceClock
+from producerd.runtime.aws.connections import Connections
 from producerd.runtime.aws.credentials import RenewedCredentials, role_credentials
 from producerd.runtime.aws.sending import TINY, Sending, keep_raw_answer, put_ready_body, this_sending
-from producerd.runtime.aws.template import RequestTemplate
+from producerd.runtime.aws.template import Post, RequestTemplate
 from producerd.runtime.aws.transport import AbortingSession, make_socket
 
 
@@ -39,6 +40,7 @@ class Access:
     role_arn: str | None
     external_id: str | None
     connect_timeout_seconds: float
+    transport: str
 
 
 def access_of(node: NodeSettings, stream: StreamSettings) -> Access:
@@ -50,6 +52,7 @@ def access_of(node: NodeSettings, stream: StreamSettings) -> Access:
         role_arn=role.role_arn,
         external_id=role.external_id,
         connect_timeout_seconds=stream.connect_timeout_seconds,
+        transport=stream.transport,
     )
 
 
@@ -76,6 +79,7 @@ class AwsClient:
         self._opened = opened
         self._making = asyncio.Lock()
         self._client: Any = None
+        self._connections: dict[str, Connections] = {}  # by the URL
         self._templates: dict[str | None, RequestTemplate] = {}  # by what the host hangs on: the stream's ARN
 
     async def ready(self) -> Any:
@@ -94,10 +98,23 @@ class AwsClient:
         if template is not None and template.credentials is credentials and not self.clock.offset:
             return await template.send(sending)
         answer = await (await self.ready()).put_records(**address, Records=TINY)
-        if (template := RequestTemplate.of(sending, credentials)) is not None:
-            self._templates[arn] = template
+        if sending.sent is not None:
+            session, request = sending.sent
+            template = RequestTemplate.of(request, credentials, self._way(session, request.url))
+            if template is not None:
+                self._templates[arn] = template
         raw: bytes = answer["Raw"]
         return raw
+
+    def _way(self, session: AbortingSession, url: str) -> Post:
+        """How to send what is like a request that was sent there."""
+        tls = session.tls_without_proxy(url) if self._access.transport == "direct" else None
+        if tls is None:
+            return session.post
+        if url not in self._connections:
+            self._connections[url] = Connections(url, tls, self._access.connect_timeout_seconds)
+            self._opened.callback(self._connections[url].close)
+        return self._connections[url].post
 
     async def why_no_dry_run(self) -> str:
         """Why PutRecords must not be tried as a dry run, or ""."""

@@ -23,7 +23,9 @@ class Sending:
         self.body = body
         self.sha256 = sha256
         self.body_written = False
-        self.sent: tuple[Any, AWSPreparedRequest] | None = None  # botocore's request, and the session that it went by
+        self.sent: tuple[Any, AWSPreparedRequest] | None = (
+            None  # botocore's request, and the AbortingSession it went by
+        )
 
 
 TINY: Final = ({"Data": b"", "PartitionKey": "-"},)

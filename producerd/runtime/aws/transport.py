@@ -7,13 +7,16 @@ answer no more than `MAX_ANSWER_BYTES` are read: what is larger is given up like
 from __future__ import annotations
 
 import socket
+import ssl
 import zlib
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp import ClientResponse
+from botocore.awsrequest import AWSRequest
 
-from producerd.runtime.aws.sending import body_trace, this_sending
+from producerd.runtime.aws.sending import Sending, body_trace, this_sending
 
 USER_TIMEOUT_MILLISECONDS: Final = 30_000
 """TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long is gone."""
@@ -23,11 +26,23 @@ MAX_ANSWER_BYTES: Final = 8 << 20
 """Far above what Kinesis says: 500 results with their messages are some 100 KB, the largest page of shards 4 MB."""
 
 
+class HttpAnswer(NamedTuple):
+    """``headers`` have their names in small letters."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
 class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
     """aiobotocore's HTTP session, but a connection that is given up is aborted and not closed politely."""
 
+    _tls: ssl.SSLContext | None = None
+
     async def _create_connector(self, proxy_url: str | None) -> Any:
         connector = await super()._create_connector(proxy_url)
+        if proxy_url is None:
+            self._tls = connector._ssl
         release = connector._release
 
         def release_or_abort(key: Any, protocol: Any, *, should_close: bool = False) -> None:
@@ -43,6 +58,15 @@ class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
         if body_trace not in session.trace_configs:
             session.trace_configs.append(body_trace)
         return session
+
+    def tls_without_proxy(self, url: str) -> ssl.SSLContext | None:
+        """What connections to a host are made with, once it was called.  None: a proxy is asked for it."""
+        return None if self._proxy_config.proxy_url_for(url) else self._tls
+
+    async def post(self, request: AWSRequest, _: Sending) -> HttpAnswer:
+        """Send a signed request."""
+        answer = await self.send(request.prepare())
+        return HttpAnswer(answer.status_code, answer.headers, await answer.content)
 
     async def send(self, request: Any) -> Any:
         request.stream_output = True  # else it is read there, whatever its size
@@ -66,19 +90,19 @@ async def _body_of(answer: ClientResponse) -> bytes:
         await answer.wait_for_close()  # and so for the rest of the request
     finally:
         answer.close()  # of what was not read to its end
-    return _decoded(bytes(body), answer.headers.get("Content-Encoding", "").lower())
+    return decoded(bytes(body), answer.headers.get("Content-Encoding", "").lower())
 
 
-def _decoded(body: bytes, coding: str) -> bytes:
-    """No coding is asked for; a proxy may apply one all the same."""
+def decoded(body: bytes, coding: str) -> bytes:
+    """The body of an answer.  No coding is asked for; a proxy may apply one all the same."""
     if coding not in ("gzip", "x-gzip", "deflate"):
         return body
     decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # its header says which of them it is
     try:
-        decoded = decoder.decompress(body, MAX_ANSWER_BYTES)
+        whole = decoder.decompress(body, MAX_ANSWER_BYTES)
     except zlib.error:
         return b""
-    return decoded if decoder.eof else b""
+    return whole if decoder.eof else b""
 
 
 def make_socket(address: tuple[Any, ...]) -> socket.socket:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+import pytest
+from aiobotocore.httpsession import AIOHTTPSession
+from botocore.awsrequest import AWSPreparedRequest
 
-from producerd.core.entries import EncodedRequest
+from producerd.core.entries import Answer, EncodedRequest
 from producerd.runtime.aws.clients import Access, AwsClient, open_clients
 from producerd.runtime.kinesis import AioKinesis
 
@@ -20,15 +25,22 @@ BODY = (
 )
 
 
+DEFAULTS: dict[str, Any] = {
+    "region": "us-east-1",
+    "role_arn": None,
+    "external_id": None,
+    "connect_timeout_seconds": 2.0,
+    "transport": "aiobotocore",
+}
+
+
 def access(url: str | None = None, **over: Any) -> Access:
-    given: dict[str, Any] = {
-        "region": "us-east-1",
-        "endpoint_url": url,
-        "role_arn": None,
-        "external_id": None,
-        "connect_timeout_seconds": 2.0,
-    }
-    return Access(**given | over)
+    return Access(**DEFAULTS | {"endpoint_url": url} | over)
+
+
+STORED = b'{"Records":[{"SequenceNumber":"1","ShardId":"s"},{"SequenceNumber":"2","ShardId":"s"}]}'
+primed = ContextVar("primed", default=False)
+"""Whether a first request has gone there already, from which the others are made."""
 
 
 @asynccontextmanager
@@ -36,8 +48,37 @@ async def reached(url: str | None = None, **over: Any) -> AsyncIterator[tuple[Ai
     wanted = access(url, **over)
     with ThreadPoolExecutor(1) as pool:
         async with open_clients([wanted]) as clients:
-            client = clients.of(wanted)
-            yield AioKinesis(client, pool), client
+            client, kinesis = clients.of(wanted), AioKinesis(clients.of(wanted), pool)
+            if primed.get():
+                with pytest.MonkeyPatch.context() as patch:
+                    async with answering_for(patch):
+                        assert isinstance(await kinesis.put_records(FLIGHTS, request_of(), 5), Answer)
+                assert client._templates
+            yield kinesis, client
+
+
+@asynccontextmanager
+async def answering_for(patch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
+    """Whatever host is asked, one here answers that all was stored; where to requests would have gone."""
+    asked: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(STORED), STORED))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        here = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+
+        async def send(self: Any, request: Any) -> Any:
+            asked.append(request.url)
+            return await real(self, AWSPreparedRequest("POST", here, request.headers, request.body, True))
+
+        real = AIOHTTPSession.send
+        patch.setattr(AIOHTTPSession, "send", send)
+        yield asked
 
 
 @asynccontextmanager

@@ -35,9 +35,11 @@ def kinesis() -> FakeKinesis:
 
 def test_a_streams_own_settings_come_before_the_nodes() -> None:
     node = NodeSettings(region="us-east-1", endpoint_url="http://a", role_arn=role("node"), external_id="42")
-    assert access_of(node, StreamSettings()) == Access("us-east-1", "http://a", role("node"), "42", 5)
-    own = StreamSettings(region="eu-west-1", endpoint_url="http://b", role_arn=role("x"), connect_timeout_seconds=1)
-    assert access_of(node, own) == Access("eu-west-1", "http://b", role("x"), None, 1), (
+    assert access_of(node, StreamSettings()) == Access("us-east-1", "http://a", role("node"), "42", 5, "aiobotocore")
+    own = StreamSettings(
+        region="eu-west-1", endpoint_url="http://b", role_arn=role("x"), connect_timeout_seconds=1, transport="direct"
+    )
+    assert access_of(node, own) == Access("eu-west-1", "http://b", role("x"), None, 1, "direct"), (
         "the external id is the node's role's"
     )
     arn = StreamSettings(stream_arn="arn:aws:kinesis:eu-north-1:123456789012:stream/x")

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
-from aiobotocore.httpsession import AIOHTTPSession
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.credentials import ReadOnlyCredentials
 
 from producerd.core.entries import Answer, RequestFailed
 from producerd.runtime.aws.clients import AwsClient
-from producerd.runtime.aws.sending import Sending
 from producerd.runtime.aws.template import RequestTemplate
 from producerd.testing import FakeKinesis
 from tests.runtime.aws.local_aws import local_aws
-from tests.runtime.aws.reaching import BODY, FLIGHTS, reached, request_of
+from tests.runtime.aws.reaching import BODY, FLIGHTS, STORED, answering_for, reached, request_of
 from tests.runtime.test_kinesis import recording
 
-STORED = b'{"Records":[{"SequenceNumber":"1","ShardId":"s"},{"SequenceNumber":"2","ShardId":"s"}]}'
 DIFFER = {"Amz-Sdk-Invocation-Id", "Amz-Sdk-Request", "Authorization", "Content-Length", "X-Amz-Content-Sha256"}
 KEYS = ReadOnlyCredentials("key", "secret", None)
 
@@ -40,6 +36,9 @@ class Made:
         return self
 
 
+both_ways = pytest.mark.parametrize("transport", ["aiobotocore", "direct"])
+
+
 @pytest.fixture
 def kinesis() -> FakeKinesis:
     fake = FakeKinesis()
@@ -47,9 +46,10 @@ def kinesis() -> FakeKinesis:
     return fake
 
 
-async def test_botocore_makes_the_first_and_signatures_of_all_hold(kinesis: FakeKinesis) -> None:
+@both_ways
+async def test_botocore_makes_the_first_and_signatures_of_all_hold(kinesis: FakeKinesis, transport: str) -> None:
     bodies = [BODY.replace(b"eA==", b"%04d" % number) for number in range(4)]
-    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+    async with local_aws(kinesis) as aws, reached(aws.url, transport=transport) as (client, behind):
         made = await Made().of(behind)
         for body in bodies:
             assert isinstance(await client.put_records(FLIGHTS, request_of(body), 5), Answer)
@@ -58,9 +58,10 @@ async def test_botocore_makes_the_first_and_signatures_of_all_hold(kinesis: Fake
     assert len({entry.data for entry in kinesis.streams["flights"].entries() if entry.data != b"y"}) == 4
 
 
-async def test_they_differ_in_nothing_but_what_is_of_one_request() -> None:
+@both_ways
+async def test_they_differ_in_nothing_but_what_is_of_one_request(transport: str) -> None:
     longer = request_of(BODY.replace(b"eA==", b"eHh4"))
-    async with recording(STORED) as (url, requests), reached(url) as (client, _):
+    async with recording(STORED) as (url, requests), reached(url, transport=transport) as (client, _):
         for request in (request_of(), longer):
             assert isinstance(await client.put_records(FLIGHTS, request, 5), Answer)
     (first, _), (second, body) = requests
@@ -74,8 +75,9 @@ async def test_they_differ_in_nothing_but_what_is_of_one_request() -> None:
     assert kept[0] == kept[1]
 
 
-async def test_other_credentials_are_used_by_botocore_first(kinesis: FakeKinesis) -> None:
-    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+@both_ways
+async def test_other_credentials_are_used_by_botocore_first(kinesis: FakeKinesis, transport: str) -> None:
+    async with local_aws(kinesis) as aws, reached(aws.url, transport=transport) as (client, behind):
         made = await Made().of(behind)
         for _ in range(2):
             for _ in range(2):
@@ -105,11 +107,15 @@ ODD = {
 }
 
 
+@both_ways
 @pytest.mark.parametrize("odd", ODD)
-async def test_what_the_service_says_means_the_same_whoever_made_the_request(odd: str) -> None:
+async def test_what_the_service_says_means_the_same_whoever_made_the_request(odd: str, transport: str) -> None:
     async def told(*, before: bool) -> Answer | RequestFailed:
         answers = iter([(200, STORED)] * before + [ODD[odd]] * 2)
-        async with recording(lambda _: next(answers)) as (url, _), reached(url) as (client, behind):
+        async with (
+            recording(lambda _: next(answers)) as (url, _),
+            reached(url, transport=transport) as (client, behind),
+        ):
             for _ in range(before):
                 assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
             made = await Made().of(behind)
@@ -129,7 +135,7 @@ async def test_what_the_service_says_means_the_same_whoever_made_the_request(odd
 
 async def test_streams_of_other_accounts_keep_their_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accounts have hosts of their own, which the rules make of the ARN."""
-    async with redirected(monkeypatch) as hosts, reached() as (client, _):
+    async with answering_for(monkeypatch) as hosts, reached() as (client, _):
         for _ in range(2):
             for account in ("111122223333", "444455556666"):
                 address = {"StreamARN": f"arn:aws:kinesis:us-east-1:{account}:stream/flights"}
@@ -140,7 +146,7 @@ async def test_streams_of_other_accounts_keep_their_hosts(monkeypatch: pytest.Mo
 
 
 async def test_as_many_streams_by_name_as_one_likes_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with redirected(monkeypatch), reached() as (client, behind):
+    async with answering_for(monkeypatch), reached() as (client, behind):
         for number in range(50):
             assert isinstance(await client.put_records({"StreamName": f"s{number}"}, request_of(), 5), Answer)
         assert len(behind._templates) == 1
@@ -156,25 +162,8 @@ async def test_as_many_streams_by_name_as_one_likes_share_one(monkeypatch: pytes
     ],
 )
 def test_what_was_not_signed_by_these_keys_is_no_template(authorization: str) -> None:
-    sending = Sending(b"", "")
-    assert RequestTemplate.of(sending, KEYS) is None
     signed = "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/kinesis/aws4_request, SignedHeaders=host, Signature=0"
     for text, found in ((signed, True), (authorization, False)):
-        sending.sent = None, AWSPreparedRequest("POST", "https://x/", {"Authorization": text}, b"", False)
-        assert (RequestTemplate.of(sending, KEYS) is not None) is found
-    assert RequestTemplate.of(sending, None) is None
-
-
-@asynccontextmanager
-async def redirected(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
-    """Whatever host is asked, one here answers; where to requests would have gone."""
-    asked: list[str] = []
-    async with recording(STORED) as (url, _):
-
-        async def send(self: Any, request: Any) -> Any:
-            asked.append(request.url)
-            return await real(self, AWSPreparedRequest("POST", url, request.headers, request.body, True))
-
-        real = AIOHTTPSession.send
-        monkeypatch.setattr(AIOHTTPSession, "send", send)
-        yield asked
+        request = AWSPreparedRequest("POST", "https://x/", {"Authorization": text}, b"", False)
+        assert (RequestTemplate.of(request, KEYS, AsyncMock()) is not None) is found
+        assert RequestTemplate.of(request, None, AsyncMock()) is None

@@ -23,7 +23,7 @@ from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
 from tests.daemon import until_on_loop
 from tests.runtime.aws.mute import mute, sockets_to
-from tests.runtime.aws.reaching import FLIGHTS, reached, reaching, request_of
+from tests.runtime.aws.reaching import DEFAULTS, FLIGHTS, STORED, primed, reached, reaching, request_of
 
 MIB = 1 << 20
 IN_FLIGHT = 8
@@ -48,6 +48,16 @@ async def put(client: AioKinesis, seconds: float, size: int = 10) -> RequestFail
     assert isinstance(failed, RequestFailed)
     assert failed.code == Code.UNREACHABLE
     return failed
+
+
+@pytest.fixture(params=["aiobotocore", "direct"], autouse=True)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Each test runs both ways; `direct` is what follows a first request."""
+    way: str = request.param
+    monkeypatch.setitem(DEFAULTS, "transport", way)
+    token = primed.set(way == "direct")
+    yield way
+    primed.reset(token)
 
 
 # ---- whether anything may have been stored
@@ -79,6 +89,7 @@ async def test_a_handshake_that_never_ends_stored_nothing_and_leaves_no_socket()
 
 async def test_credentials_that_do_not_come_stored_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    primed.set(False)  # what could be signed with?
     with mute() as port:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{port}/container")
         async with reaching("http://127.0.0.1:1") as client:
@@ -142,7 +153,6 @@ class Answering:
 
 
 CHUNK = b"10000\r\n%s\r\n" % (b" " * 65_536)
-STORED = b'{"Records":[{"SequenceNumber":"1","ShardId":"s"},{"SequenceNumber":"2","ShardId":"s"}]}'
 DEFLATED: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "x-gzip": gzip.compress,

@@ -1,0 +1,189 @@
+"""Connections: HTTP/1.1 to one host, with little between a request's bytes and the socket.  For `transport = "direct"`.
+
+A connection serves one request after the other, and is aborted when its request is given up, as those of
+`AbortingSession` are.  httptools takes answers apart, which is Node's parser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohappyeyeballs
+import botocore.exceptions as boto_errors
+from botocore.awsrequest import AWSRequest
+from httptools import HttpParserError, HttpResponseParser
+
+from producerd.runtime.aws.sending import Sending
+from producerd.runtime.aws.transport import MAX_ANSWER_BYTES, HttpAnswer, decoded, make_socket
+
+IDLE_SECONDS: Final = 60.0
+"""A connection that no request has used for so long is closed."""
+MAX_HEADER_BYTES: Final = 64 * 1024
+"""Of an answer; Kinesis sends less than 1 KB."""
+EYEBALLS_SECONDS: Final = 0.25
+"""After which the next of a host's addresses is tried, too.  (RFC 8305)"""
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class Connections:
+    """To the host of ``url``, where https with ``tls``."""
+
+    def __init__(self, url: str, tls: ssl.SSLContext, connect_timeout_seconds: float) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None, url
+        self._url = url
+        self._host, self._port = parts.hostname, parts.port or _PORTS[parts.scheme]
+        self._tls = tls if parts.scheme == "https" else None
+        self._connect_timeout_seconds = connect_timeout_seconds
+        host = parts.netloc.rpartition("@")[2].removesuffix(f":{_PORTS[parts.scheme]}")
+        lines = f"POST {parts.path or '/'} HTTP/1.1", f"Host: {host}", "Accept: */*", "Accept-Encoding: identity", ""
+        self._head = "\r\n".join(lines).encode()
+        self._idle: list[_Connection] = []
+
+    async def post(self, request: AWSRequest, sending: Sending) -> HttpAnswer:
+        """Send a signed request.  Raises what `AbortingSession` does."""
+        lines = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
+        head = b"%b%bContent-Length: %d\r\n\r\n" % (self._head, lines.encode(), len(sending.body))
+        connection = self._idle.pop() if self._idle else await self._connect()
+        try:
+            sending.body_written = True
+            answer = await connection.ask(head, sending.body)
+        except (ConnectionError, HttpParserError) as error:
+            raise boto_errors.ConnectionClosedError(endpoint_url=self._url, error=error) from None
+        finally:
+            if connection.serves_again:
+                connection.wait(self._idle)
+            else:
+                connection.abort()
+        if answer.status in _REDIRECTS:  # followed, it would lead records anywhere
+            told = f"a redirect (status {answer.status}), which is not followed"
+            raise boto_errors.HTTPClientError(error=told)
+        return answer
+
+    def close(self) -> None:
+        """Those that no request uses."""
+        for connection in [*self._idle]:
+            connection.abort()
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_seconds):
+                addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+                connected = await aiohappyeyeballs.start_connection(
+                    addresses, happy_eyeballs_delay=EYEBALLS_SECONDS, loop=loop, socket_factory=make_socket
+                )
+                name = self._host if self._tls else None
+                connection: _Connection
+                _, connection = await loop.create_connection(
+                    _Connection, sock=connected, ssl=self._tls, server_hostname=name
+                )
+        except TimeoutError as error:
+            raise boto_errors.ConnectTimeoutError(endpoint_url=self._url, error=error) from None
+        except ssl.SSLError as error:
+            raise boto_errors.SSLError(endpoint_url=self._url, error=error) from None
+        except OSError as error:
+            raise boto_errors.EndpointConnectionError(endpoint_url=self._url, error=error) from None
+        return connection
+
+
+class _Connection(asyncio.Protocol):
+    """``serves_again``: nothing is on its way, its last answer was whole, and the peer keeps it open."""
+
+    def __init__(self) -> None:
+        self.serves_again = False
+        self._loop = asyncio.get_running_loop()
+        self._transport: Any = None
+        self._answer: asyncio.Future[HttpAnswer] | None = None
+        self._parser: Any = None
+        self._headers: dict[str, str] = {}
+        self._header_bytes = 0
+        self._body = bytearray()
+        self._idle: list[_Connection] = []
+        self._expiry: asyncio.TimerHandle | None = None
+
+    async def ask(self, head: bytes, body: bytes) -> HttpAnswer:
+        """Raises ConnectionError and HttpParserError."""
+        self.serves_again = False
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._transport.is_closing():
+            raise ConnectionResetError("the peer has closed it")
+        self._answer = self._loop.create_future()
+        self._parser = HttpResponseParser(self)
+        self._transport.writelines((head, body))
+        return await self._answer
+
+    def wait(self, idle: list[_Connection]) -> None:
+        """For the next request, among these."""
+        self._idle = idle
+        idle.append(self)
+        self._expiry = self._loop.call_later(IDLE_SECONDS, self.abort)
+
+    def abort(self) -> None:
+        """Drop it, with what it has buffered: the peer gets a reset."""
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self in self._idle:
+            self._idle.remove(self)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._fail(ConnectionResetError(str(exc or "the peer has closed it")))
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None or self._answer.done():  # nothing was asked
+            self.serves_again = False
+            self.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.serves_again = False
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+    def _succeed(self, body: bytes) -> None:
+        assert self._answer is not None
+        if not self._answer.done():
+            self._answer.set_result(HttpAnswer(self._parser.get_status_code(), self._headers, body))
+
+    # ---- what httptools finds
+
+    def on_message_begin(self) -> None:
+        self._headers, self._header_bytes, self._body = {}, 0, bytearray()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._fail(ConnectionError("an answer with endless headers"))
+        else:
+            self._headers[str(name, "latin-1").lower()] = str(value, "latin-1")
+
+    def on_headers_complete(self) -> None:
+        length = self._headers.get("content-length", "")
+        if length.isdecimal() and int(length) > MAX_ANSWER_BYTES:
+            self._succeed(b"")  # no reader takes that for an answer, and its status still counts
+
+    def on_body(self, part: bytes) -> None:
+        self._body += part
+        if len(self._body) > MAX_ANSWER_BYTES:
+            self._succeed(b"")
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:
+            return  # not the answer yet
+        assert self._answer is not None
+        self.serves_again = not self._answer.done() and self._parser.should_keep_alive()
+        self._succeed(decoded(bytes(self._body), self._headers.get("content-encoding", "").lower()))
