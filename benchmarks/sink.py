@@ -1,10 +1,12 @@
 """A Kinesis that answers at once and does as little as possible: the end of the way where producers are compared.
 
-Over TLS.  PutRecords's answers are as long as Amazon's.  The stream has one shard, so that whatever a producer reckons
-is right.  A thread for each connection reads into one buffer of its own, as that costs less than an event loop.
+Over TLS, in JSON or CBOR as it is asked.  PutRecords's answers are as long as Amazon's.  The stream has one shard, so
+that whatever a producer reckons is right.  A thread for each connection reads into one buffer of its own, as that costs
+less than an event loop.
 
 Records are counted, those inside of KPL aggregates too: each must begin with `MARK`.  In the given directory it leaves
-`CERTIFICATE`, which clients verify with; it prints its port, and for each line that it is told the records so far::
+`CERTIFICATE`, an authority's, which clients verify with; it prints its port, and for each line that it is told the
+records so far::
 
     python -m benchmarks.sink DIRECTORY
 """
@@ -13,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
 import json
+import re
 import socket
 import ssl
 import sys
@@ -21,6 +25,9 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from pybase64 import b64decode
 
 from benchmarks.spark.sink import CONTENT_LENGTH, FIXED, SEQUENCE_NUMBER, SHARD, TARGET
@@ -32,9 +39,15 @@ MARK: Final = b"\0record\0"
 """No record holds it twice, nor does anything else of an aggregate."""
 MOST_REQUEST_BYTES: Final = 16 << 20
 """Far above what the service takes, in base64.  Of such a buffer only what is used is memory."""
+CBOR: Final = b"application/x-amz-cbor-1.1"
+"""The content type in which Amazon's SDK for Java sends; data are then the bytes that they are."""
+_CBOR: Final = re.compile(rb"^content-type: *" + re.escape(CBOR), re.IGNORECASE | re.MULTILINE)
+_EXPECTS: Final = re.compile(rb"^expect: *100-continue", re.IGNORECASE | re.MULTILINE)
+"""The official KPL sends no body before it is told to, or a second has passed."""
 _KEY: Final = b'"PartitionKey"'
-_DATA: Final = b'"Data":"'
-_AGGREGATE: Final = _DATA + b"84ma"
+_CBOR_KEY: Final = b"\x6cPartitionKey"
+_DATA: Final = re.compile(rb'"Data":\s*"')
+_AGGREGATE: Final = re.compile(rb'"Data":\s*"84ma')
 """The first bytes of an aggregate, in base64."""
 
 
@@ -57,6 +70,8 @@ class Sink:
                 filled += received
                 head_end = buffer.find(b"\r\n\r\n", 0, filled)
             head = bytes(view[:head_end])
+            if _EXPECTS.search(head):
+                connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             length = CONTENT_LENGTH.search(head)
             end = head_end + 4 + (int(length[1]) if length else 0)
             while filled < end:
@@ -68,40 +83,82 @@ class Sink:
     def _answer(self, head: bytes, buffer: bytearray, end: int) -> bytes:
         target = TARGET.search(head)
         assert target is not None
+        in_cbor = _CBOR.search(head) is not None
         if target[1] != b"PutRecords":
-            return _response(FIXED[target[1]])
-        entries = buffer.count(_KEY, len(head), end)
+            return _response(FIXED[target[1]], in_cbor)
+        entries = buffer.count(_CBOR_KEY if in_cbor else _KEY, len(head), end)
         records = entries
-        if buffer.find(_AGGREGATE, len(head), end) >= 0:
+        if in_cbor:
+            records = buffer.count(MARK, len(head), end)
+        elif _AGGREGATE.search(buffer, len(head), end):
             records = _records_in(buffer, len(head), end)
         with self._counting:
             self.records += records
-        return _stored(entries)
+        return _stored(entries, in_cbor)
 
 
 def _records_in(buffer: bytearray, at: int, end: int) -> int:
     """Those of a request's entries, plain or aggregates."""
     records, view = 0, memoryview(buffer)
-    while (at := buffer.find(_DATA, at, end)) >= 0:
-        first = at + len(_DATA)
-        at = buffer.index(b'"', first, end)
-        records += b64decode(view[first:at]).count(MARK)
+    for data in _DATA.finditer(buffer, at, end):
+        records += b64decode(view[data.end() : buffer.index(b'"', data.end(), end)]).count(MARK)
     return records
 
 
 @functools.cache
-def _stored(entries: int) -> bytes:
+def _stored(entries: int, in_cbor: bool) -> bytes:
     record = {"SequenceNumber": SEQUENCE_NUMBER, "ShardId": SHARD}
-    return _response({"EncryptionType": "KMS", "FailedRecordCount": 0, "Records": [record] * entries})
+    return _response({"EncryptionType": "KMS", "FailedRecordCount": 0, "Records": [record] * entries}, in_cbor)
 
 
-def _response(answer: Any) -> bytes:
-    body = json.dumps(answer, separators=(",", ":")).encode()
+def _response(answer: Any, in_cbor: bool) -> bytes:
+    body = cbor(answer) if in_cbor else json.dumps(answer, separators=(",", ":")).encode()
     head = (
-        "HTTP/1.1 200 OK\r\nx-amzn-RequestId: 00000000-0000-0000-0000-000000000000\r\n"
-        f"Content-Type: application/x-amz-json-1.1\r\nContent-Length: {len(body)}\r\n\r\n"
+        b"HTTP/1.1 200 OK\r\nx-amzn-RequestId: 00000000-0000-0000-0000-000000000000\r\n"
+        b"Content-Type: %s\r\nContent-Length: %d\r\n\r\n"
     )
-    return head.encode() + body
+    return head % (CBOR if in_cbor else b"application/x-amz-json-1.1", len(body)) + body
+
+
+def cbor(value: Any) -> bytes:
+    """What an answer is made of: numbers from 0 on, text, and lists and mappings of them (RFC 8949, section 3.1)."""
+    match value:
+        case int():
+            return _cbor_head(0, value)
+        case str():
+            return _cbor_head(3, len(value.encode())) + value.encode()
+        case list():
+            return _cbor_head(4, len(value)) + b"".join(map(cbor, value))
+        case dict():
+            return _cbor_head(5, len(value)) + b"".join(cbor(key) + cbor(item) for key, item in value.items())
+    raise TypeError(f"{value!r} is in no answer in CBOR")
+
+
+def _cbor_head(kind: int, number: int) -> bytes:
+    """In 5 bytes, however small the number: decoders take that too."""
+    return bytes([kind << 5 | 26]) + number.to_bytes(4, "big")
+
+
+def signed_by(authority: Path, key_file: Path) -> ssl.SSLContext:
+    """A certificate of its own for `HOST`: Rust's clients take none that is an authority's."""
+    signer = x509.load_pem_x509_certificate(authority.read_bytes())
+    key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    certificate = (
+        x509.CertificateBuilder(serial_number=x509.random_serial_number())
+        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "sink")]))
+        .issuer_name(signer.subject)
+        .public_key(key.public_key())
+        .not_valid_before(signer.not_valid_before_utc)
+        .not_valid_after(signer.not_valid_after_utc)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    own = authority.with_name("sink.pem")
+    own.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own, key_file)
+    return context
 
 
 def accept(listener: socket.socket, context: ssl.SSLContext, sink: Sink) -> None:
@@ -116,7 +173,8 @@ def accept(listener: socket.socket, context: ssl.SSLContext, sink: Sink) -> None
 
 
 def main(directory: str) -> None:
-    context, _ = self_signed(Path(directory), HOST)
+    self_signed(Path(directory), HOST)
+    context = signed_by(Path(directory, CERTIFICATE), Path(directory, "key.pem"))
     sink = Sink()
     with socket.create_server((HOST, 0)) as listener:
         threading.Thread(target=accept, args=(listener, context, sink), daemon=True).start()

@@ -10,11 +10,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-LATER = {
-    "process": "comes with the operations issue, which builds the node's limits that bound it",
-}
-"""Owners whose laws are not built yet, each with the issue that brings them.  Only ever to be shortened."""
-
 
 def owners() -> set[str]:
     """The first column of the table under "Laws"."""
@@ -51,12 +46,8 @@ def test_the_table_was_found() -> None:
 
 @pytest.mark.parametrize("owner", sorted(owners()))
 def test_each_owner_has_a_test_of_its_law(owner: str) -> None:
-    if owner in LATER:
-        assert owner not in marked(), f"{owner} has its test now: take it out of LATER"
-    else:
-        assert owner in marked(), f'no test is marked with @pytest.mark.law("{owner}")'
+    assert owner in marked(), f'no test is marked with @pytest.mark.law("{owner}")'
 
 
 def test_no_test_shows_the_law_of_nobody() -> None:
     assert set(marked()) <= owners()
-    assert set(LATER) <= owners()

@@ -20,11 +20,10 @@ from typing import Any, Final
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 
+from benchmarks.rivals.rows import IN_FLIGHT, REQUEST_BYTES, REQUEST_RECORDS
+
 HEAD: Final = struct.Struct("<II")
 ACK: Final = struct.Struct("<I")
-REQUEST_RECORDS: Final = 500
-REQUEST_BYTES: Final = 4_000_000
-IN_FLIGHT: Final = 16
 
 
 class Naive:

@@ -32,7 +32,7 @@ public final class Rival {
         int rows = Integer.parseInt(arguments[2]);
         int rowBytes = Integer.parseInt(arguments[3]);
         BufferedReader asked = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
-        KinesisProducer producer = new KinesisProducer(configuration(arguments));
+        KinesisProducer producer = new KinesisProducer(configuration(arguments[0], arguments[4], arguments[5]));
         producer.addUserRecord(stream, "first", ByteBuffer.wrap("first".getBytes(StandardCharsets.UTF_8))).get();
         TimeUnit.SECONDS.sleep(SECONDS_TO_LEARN_THE_SHARDS);
         System.out.println("ready");
@@ -53,11 +53,11 @@ public final class Rival {
         System.exit(0);
     }
 
-    private static KinesisProducerConfiguration configuration(String[] arguments) {
+    static KinesisProducerConfiguration configuration(String port, String rateLimit, String temporary) {
         return new KinesisProducerConfiguration()
                 .setRegion("us-east-1")
                 .setKinesisEndpoint("127.0.0.1")
-                .setKinesisPort(Long.parseLong(arguments[0]))
+                .setKinesisPort(Long.parseLong(port))
                 .setVerifyCertificate(false)
                 .setCredentialsProvider(StaticCredentialsProvider.create(AwsBasicCredentials.create("bench", "bench")))
                 .setMetricsLevel("none")
@@ -65,8 +65,8 @@ public final class Rival {
                 .setThreadPoolSize(64)
                 .setRecordTtl(600_000)
                 .setEnableOldestFutureTracker(false)
-                .setRateLimit(Long.parseLong(arguments[4]))
-                .setTempDirectory(arguments[5]);
+                .setRateLimit(Long.parseLong(rateLimit))
+                .setTempDirectory(temporary);
     }
 
     private static ByteBuffer data(int row, int rowBytes) {

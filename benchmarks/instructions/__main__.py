@@ -1,0 +1,74 @@
+"""``./dev bench instructions [--json] [--write-budgets] [--only NAME ...]``"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from benchmarks.instructions import budgets, hot, qemu
+from benchmarks.instructions.budgets import Figures
+from benchmarks.instructions.run import count
+from benchmarks.table import table
+from producerd.demo.scenario import interrupts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    if lack := qemu.missing():
+        say(f"FAILED: {lack}")
+        return 1
+    here = budgets.versions()
+    say(f"load {os.getloadavg()[0]:.1f} before; {', '.join(f'{name} {value}' for name, value in here.items())}")
+    try:
+        with interrupts():
+            counted = count(options.only, say)
+    except qemu.Failed as error:
+        say(f"FAILED: {error}")
+        return 1
+    if options.write_budgets:
+        budgets.write(counted, here)
+    known = budgets.read()
+    rows = known.figures(counted)
+    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    told = verdict(rows, known.limit(here))
+    say(told)
+    return int(told.startswith("FAILED"))
+
+
+def verdict(rows: list[Figures], limit: float) -> str:
+    lines = []
+    if slow := budgets.too_slow(rows, limit):
+        lines += [f"FAILED: above {limit:g} of the budget: {', '.join(row.name for row in slow)}"]
+    if limit > 1:
+        lines += ["the budgets are of other versions: write them anew with --write-budgets"]
+    if idle := budgets.loose(rows):
+        lines += [f"far below the budget, which should be written anew: {', '.join(row.name for row in idle)}"]
+    return "\n".join(lines) or "all within their budgets"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="./dev bench instructions", description="The instructions that a record takes in the hot functions."
+    )
+    parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
+    parser.add_argument("--write-budgets", action="store_true", help=f"what is counted is the budget, and {slack()}")
+    parser.add_argument(
+        "--only", nargs="+", choices=hot.NAMES, default=hot.NAMES, metavar="NAME", help=f"of {', '.join(hot.NAMES)}"
+    )
+    return parser
+
+
+def slack() -> str:
+    return f"{budgets.SLACK - 1:.0%}".replace("%", " percent")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""The hot functions, one by one and all together, as what qemu runs: a line of JSON for each.
+
+A piece of work is as large as in a daemon under load, so that what a call costs beside its records is there by its real
+part: frames and batches of 1 MiB, requests as the lanes make them, answers of 500 results.  Each is done a few times
+before it is counted; the least of a few counts is told, as the first ones fill caches and the interpreter's own.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from random import Random
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import structlog
+
+from benchmarks.counter import Counter
+from benchmarks.walk import STREAM, Case, answer_to, make_frames, shard_map, walk
+from producerd.config import StreamSettings
+from producerd.core import intake
+from producerd.core.entries import encode, parse_answer
+from producerd.core.frame import Frame
+from producerd.core.intake import Rows
+from producerd.core.pipeline import Pipeline
+from producerd.core.requests import Request
+from producerd.core.shards import hash_keys
+from producerd.core.spans import sort_rows
+from producerd.runtime.stream import Stream
+from producerd.wire import frames
+from producerd.wire.columns import Columns, parse_body
+from spark_client.batches import Batch
+
+SHARDS: Final = 16
+MAX_RECORD_BYTES: Final = 1 << 20
+BATCH_ROWS: Final = 10_000
+"""Of Spark, to a Python worker (spark.sql.execution.arrow.maxRecordsPerBatch)."""
+RESULTS: Final = 500
+ACKNOWLEDGED: Final = 3
+"""Requests, of the four that a stream begins with."""
+COUNTS: Final = 5
+"""Of which the last two are told from: all before warm up."""
+WALKED_RECORDS: Final = 28_000
+WARM_RECORDS: Final = 14_000
+_NOW: Final = 1_000.0
+_ADDRESS: Final = {"StreamName": STREAM}
+
+
+class Work(NamedTuple):
+    """Something to be done once, that is for so many records."""
+
+    do: Callable[[], object]
+    records: int
+
+
+# ---- pieces of work, each made anew for each time that it is done
+
+
+def route() -> Work:
+    """Keys to hash keys to shards."""
+    rows, among = _rows(_frame(100)), shard_map(SHARDS)
+    return Work(lambda: among.locate(*hash_keys(rows.keys, rows.key_offsets)), rows.records)
+
+
+def sort(record_bytes: int) -> Work:
+    """Routed, sorted by shard, cut to spans and copied."""
+    columns = _frame(record_bytes)
+    rows, among = [_rows(columns) for _ in range(4)], shard_map(SHARDS)
+    return Work(lambda: sort_rows(rows, among, 1), 4 * columns.layout.records)
+
+
+def encode_request(aggregation: str, record_bytes: int) -> Work:
+    """Rows of lanes to entries to a body."""
+    _, (request,) = _requests(aggregation, record_bytes)
+    work, encoded = _encoding(aggregation, request)
+    return Work(work, int(encoded.ends[-1]))
+
+
+def parse() -> Work:
+    """An answer to what became of each entry."""
+    _, (request,) = _requests("none", 100)
+    encoded = _encoding("none", request)[1]
+    assert encoded.entries == RESULTS
+    return Work(partial(parse_answer, answer_to(encoded), RESULTS), RESULTS)
+
+
+def acknowledge(aggregation: str) -> Work:
+    """Answers to settled rows to acknowledgements' bytes."""
+    pipeline, requests = _requests(aggregation, 100, ACKNOWLEDGED)
+    answers = []
+    for request in requests:
+        encoded = _encoding(aggregation, request)[1]
+        pipeline.encoded(request, encoded, _NOW)
+        answers.append(parse_answer(answer_to(encoded), encoded.entries))
+    records = sum([request.records for request in requests])
+
+    def do() -> None:
+        for request, answer in zip(requests, answers, strict=True):
+            pipeline.complete(request, answer, _NOW)
+        for frame in pipeline.take_finished():
+            result = frame.result()
+            frames.encode(frames.Ack(frame.frame_id, result.records, result.stored, 0, 0, 0))
+
+    return Work(do, records)
+
+
+def read_frame(record_bytes: int) -> Work:
+    """A body's bytes to checked rows."""
+    columns = _frame(record_bytes)
+    body = _body(columns)
+    return Work(lambda: intake.check(parse_body(body, 0), MAX_RECORD_BYTES), columns.layout.records)
+
+
+def write_frame(record_bytes: int) -> Work:
+    """In the client: an Arrow batch to frames, ready to be sent."""
+    record_batch = _record_batch(record_bytes)
+
+    def do() -> None:
+        batch, at = Batch(record_batch), 0
+        while at < batch.records:
+            end = batch.cut(at, 1 << 20, 10_000)
+            columns = batch.columns(at, end)
+            frames.encode(frames.Reserve(1, 1, columns.layout))
+            frames.body_header(columns.layout)
+            columns.body_prefix(1)
+            at = end
+
+    return Work(do, BATCH_ROWS)
+
+
+PIECES: Final[dict[str, Callable[[], Work]]] = {
+    "route": route,
+    "sort 100 B": partial(sort, 100),
+    "sort 1 KB": partial(sort, 1_024),
+    "encode none 100 B": partial(encode_request, "none", 100),
+    "encode none 1 KB": partial(encode_request, "none", 1_024),
+    "encode kpl 100 B": partial(encode_request, "kpl", 100),
+    "encode kpl 1 KB": partial(encode_request, "kpl", 1_024),
+    "parse an answer": parse,
+    "acknowledge none": partial(acknowledge, "none"),
+    "acknowledge kpl": partial(acknowledge, "kpl"),
+    "read a frame 100 B": partial(read_frame, 100),
+    "read a frame 1 KB": partial(read_frame, 1_024),
+    "write a frame 100 B": partial(write_frame, 100),
+}
+WALKS: Final = {
+    f"walk {aggregation} {size}": Case(aggregation, record_bytes)
+    for aggregation in ("none", "kpl")
+    for size, record_bytes in (("100 B", 100), ("1 KB", 1_024))
+}
+NAMES: Final = (*PIECES, *WALKS)
+
+
+def count(name: str, counter: Counter) -> float:
+    """What a record takes, in the counter's unit."""
+    if name in WALKS:
+        return walk(WALKS[name], counter, WALKED_RECORDS, WARM_RECORDS).per_record
+    counts = []
+    for _ in range(COUNTS):
+        work = PIECES[name]()
+        gc.collect()
+        counter.take()
+        work.do()
+        counts.append(counter.take() / work.records)
+    return min(counts[-2:])
+
+
+# ---- what they are made of
+
+
+@cache
+def _frame(record_bytes: int) -> Columns:
+    return make_frames(Case("none", record_bytes), 1)[0]
+
+
+@cache
+def _record_batch(record_bytes: int) -> pa.RecordBatch:
+    drawn = Random(1)
+    keys = pa.array([drawn.randbytes(8).hex() for _ in range(BATCH_ROWS)])
+    data = pa.array([drawn.randbytes(record_bytes) for _ in range(BATCH_ROWS)], pa.binary())
+    return pa.RecordBatch.from_arrays([keys, data], ["partition_key", "data"])
+
+
+def _body(columns: Columns) -> bytearray:
+    return bytearray(columns.body_prefix(1) + b"".join(map(bytes, columns.parts)))
+
+
+def _rows(columns: Columns) -> Rows:
+    return intake.check(parse_body(_body(columns), 0), MAX_RECORD_BYTES)
+
+
+def _requests(aggregation: str, record_bytes: int, most: int = 1) -> tuple[Pipeline, list[Request]]:
+    """The first requests of some frames, and whose they are."""
+    settings = StreamSettings(aggregation=aggregation, shard_rate_fraction=10_000)  # type: ignore[arg-type]
+    pipeline = Stream(STREAM, settings, 1 << 20, 10_000).pipeline
+    pipeline.set_shard_map(shard_map(SHARDS), _NOW)
+    columns = _frame(record_bytes)
+    for number in range(1, 5):
+        layout = columns.layout
+        pipeline.budget.take(layout.records, layout.charge_bytes)
+        pipeline.submit(Frame(object(), number, _rows(columns), layout.charge_bytes), _NOW)
+    pipeline.hasten()
+    while (job := pipeline.take_job(_NOW)) is not None:
+        pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+    requests = [request for _ in range(most) if (request := pipeline.take_request(_NOW)) is not None]
+    assert len(requests) == most
+    return pipeline, requests
+
+
+def _encoding(aggregation: str, request: Request) -> tuple[Callable[[], Any], Any]:
+    settings = StreamSettings(aggregation=aggregation)  # type: ignore[arg-type]
+    rules = Stream(STREAM, settings, 1 << 20, 10_000).pipeline.rules.entries
+    work = partial(encode, _ADDRESS, request.pieces, rules, request.aggregate_bytes, request.shard_map)
+    return work, work()
+
+
+def main(names: Sequence[str]) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    counter = Counter()
+    gc.collect()
+    gc.freeze()  # as the daemon does
+    for name in names or NAMES:
+        print(json.dumps({"name": name, "per_record": count(name, counter), "unit": counter.unit}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,48 @@
+"""``./dev bench latency [--json] [--puts N]``"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from benchmarks.daemon.run import RecordsWrong
+from benchmarks.latency.run import Figures, bench
+from benchmarks.table import table
+from producerd.demo.children import ChildFailed
+from producerd.demo.scenario import interrupts
+
+PUTS: Final = 3_000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    logging.getLogger("producerd.client").setLevel(logging.ERROR)  # how long it waits is what is measured
+    try:
+        with interrupts(), bench(options.puts, say) as running:
+            say(running.conditions)
+            rows = list(running.figures())
+    except (ChildFailed, RecordsWrong) as error:
+        say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
+        return 1
+    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev bench latency", description="From put to acknowledgement.")
+    parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
+    parser.add_argument("--puts", type=int, default=PUTS, help="in each case (%(default)s)")
+    return parser
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""``./dev bench rivals [--json] [--only PRODUCER ...] [--bytes N ...] [--records N] [--repeat N]``"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from benchmarks.daemon.run import WORTH, RecordsWrong
+from benchmarks.rivals.run import NAMES, Figures, bench
+from benchmarks.table import table
+from producerd.demo.children import ChildFailed
+from producerd.demo.scenario import interrupts
+
+RECORDS: Final = 500_000
+REPEATS: Final = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        with interrupts(), bench(options.records, options.repeat, options.only, say) as running:
+            say(running.ours.conditions)
+            rows = list(running.rows(options.bytes))
+    except (ChildFailed, RecordsWrong) as error:
+        say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
+        return 1
+    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev bench rivals", description="What a record costs other producers.")
+    parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
+    names = ", ".join(NAMES)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="PRODUCER", help=f"of {names}")
+    sizes = ", ".join(map(str, WORTH))
+    parser.add_argument(
+        "--bytes", type=int, nargs="+", choices=list(WORTH), default=list(WORTH), metavar="N", help=f"of {sizes}"
+    )
+    parser.add_argument("--records", type=int, default=RECORDS, help=f"of 100 bytes in a run of ours ({RECORDS:,})")
+    parser.add_argument("--repeat", type=int, default=REPEATS, help=f"runs, of which the best counts ({REPEATS})")
+    return parser
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

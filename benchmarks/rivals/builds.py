@@ -1,0 +1,97 @@
+"""What rivals run in, made once: an environment with the packages of a lock, or a program from its sources.
+
+Until lock or sources change, what was made is used as it is, and offline.  It lies in the ignored folder
+``build/rivals``, under a name that tells what it was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.maven import Unavailable
+from benchmarks.rivals.kpl import RUN
+from producerd.demo.children import ChildFailed, Children
+
+HERE: Final = Path(__file__).resolve().parent
+BUILT: Final = HERE.parents[1] / "build" / "rivals"
+BUILD_SECONDS: Final = 1_800.0
+"""Rust's SDK takes 5 minutes on two idle cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Builds:
+    """``say`` is told before something is made, as it takes long.  All raise `Unavailable`."""
+
+    children: Children
+    say: Callable[[str], None]
+
+    def python(self, lock: Path) -> str:
+        """A Python with the packages of a lock."""
+
+        def make(folder: Path) -> None:
+            base = os.path.realpath(sys.executable)  # ours may have no pip
+            self._run([base, "-m", "venv", "--without-pip", str(folder)])
+            python = str(folder / "bin" / "python")
+            pip = [base, "-m", "pip", "--python", python, "--disable-pip-version-check", "install", "--quiet"]
+            self._run([*pip, "--require-hashes", "-r", str(lock)])
+
+        return str(self._made(lock.stem, [lock], make) / "bin" / "python")
+
+    def go(self, project: Path) -> str:
+        go = _found("go")
+
+        def make(folder: Path) -> None:
+            self._run([go, "build", "-C", str(project), "-mod=readonly", "-o", str(folder / "rival"), "."])
+
+        sources = [project / "go.mod", project / "go.sum", *sorted(project.glob("*.go"))]
+        return str(self._made("go", sources, make) / "rival")
+
+    def rust(self, project: Path) -> str:
+        cargo = _found("cargo")
+
+        def make(folder: Path) -> None:
+            target, manifest = folder.with_name("target"), str(project / "Cargo.toml")
+            self._run([cargo, "build", "--quiet", "--release", "--locked", f"--manifest-path={manifest}"], target)
+            folder.mkdir()
+            (target / "release" / "rival").rename(folder / "rival")
+
+        sources = [project / "Cargo.toml", project / "Cargo.lock", *sorted(project.glob("src/*.rs"))]
+        return str(self._made("rust", sources, make) / "rival")
+
+    def _made(self, name: str, sources: Iterable[Path], make: Callable[[Path], None]) -> Path:
+        digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
+        folder = BUILT / f"{name}-{digest[:16]}"
+        if not folder.exists():
+            self.say(f"{name}: building it, once ...")
+            BUILT.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=BUILT) as unfinished:
+                made = Path(unfinished, "made")
+                make(made)
+                for old in BUILT.glob(f"{name}-*"):
+                    shutil.rmtree(old)
+                made.rename(folder)
+        return folder
+
+    def _run(self, command: Sequence[str], target: Path | None = None) -> None:
+        """As a child: compilers have children of their own, none of which outlives an interrupt."""
+        environ = {"CARGO_TARGET_DIR": str(target)} if target else {}
+        child = self.children.start("build", ["-c", RUN, *command], environ)
+        code = child.ended(BUILD_SECONDS)
+        if code != 0:
+            how = f"took more than {BUILD_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
+            raise Unavailable(f"{' '.join(command[:3])} ... {how}:\n{ChildFailed('', child.log).tail}")
+
+
+def _found(tool: str) -> str:
+    path = shutil.which(tool)
+    if path is None:
+        raise Unavailable(f"no {tool} on PATH")
+    return path

@@ -1,0 +1,88 @@
+"""Every rival: what it is called, which version is pinned where, and how it is started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks import maven
+from benchmarks.rivals.builds import HERE, Builds
+
+PLAIN: Final = ("none",)
+BOTH: Final = ("none", "kpl")
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """``worth``: of its records a run has one for so many of ours, to take about as long.
+
+    ``warm_seconds``: the processor time that a JVM may use before its runs count.
+
+    ``command`` makes what it needs, if need be, and gives a command line that takes what `benchmarks.rivals.rows` says;
+    it raises `maven.Unavailable`.
+    """
+
+    name: str
+    version: str
+    aggregations: tuple[str, ...]
+    worth: int
+    command: Callable[[Builds], list[str]]
+    warm_seconds: float = 0.0
+
+
+def _pinned(path: str, pattern: str) -> str:
+    found = re.search(pattern, (HERE / path).read_text())
+    assert found is not None, f"{path} pins no version"
+    return found[1]
+
+
+def _python(package: str, module: str, aggregations: tuple[str, ...], worth: int) -> Rival:
+    lock = f"locks/{package}.txt"
+
+    def command(builds: Builds) -> list[str]:
+        return [builds.python(HERE / lock), "-m", f"benchmarks.rivals.{module}"]
+
+    return Rival(package, _pinned(lock, rf"(?m)^{package}==(\S+)"), aggregations, worth, command)
+
+
+def _java_version(folder: str, artifact: str) -> str:
+    return _pinned(f"{folder}/pom.xml", rf"<artifactId>{artifact}</artifactId>\s*<version>([^<]+)")
+
+
+RIVALS: Final = (
+    _python("boto3", "boto3_by_hand", BOTH, 10),
+    _python("aiobotocore", "stock_aiobotocore", PLAIN, 10),
+    _python("async-kinesis", "async_kinesis", BOTH, 100),
+    Rival(
+        "official-kpl",
+        _java_version("kpl", "amazon-kinesis-producer"),
+        BOTH,
+        10,
+        lambda _: maven.command(HERE / "kpl", "Load", "-Xmx2g"),
+        warm_seconds=5.0,
+    ),
+    Rival(
+        "aws-sdk-java",
+        _java_version("java", "kinesis"),
+        PLAIN,
+        1,
+        lambda _: maven.command(HERE / "java", "Load", "-Xmx1g"),
+        warm_seconds=15.0,
+    ),
+    Rival(
+        "aws-sdk-go",
+        _pinned("go/go.mod", r"service/kinesis v(\S+)"),
+        PLAIN,
+        1,
+        lambda builds: [builds.go(HERE / "go")],
+    ),
+    Rival(
+        "aws-sdk-rust",
+        _pinned("rust/Cargo.toml", r'aws-sdk-kinesis = \{ version = "=([^"]+)'),
+        PLAIN,
+        1,
+        lambda builds: [builds.rust(HERE / "rust")],
+    ),
+)

@@ -1,0 +1,180 @@
+"""Runs every producer in turn against one sink, and ours by the daemon benchmark's own code beside them.
+
+Processor time is what the kernel has charged, user and system, to a producer's process and those below it, from the
+first record that it is told to put to the last that is acknowledged.  The first run warms up and does not count; a JVM
+has as many of these as take it the processor time in which it compiles most of what it does.  Of the others that with
+the least processor time counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from benchmarks.daemon import client
+from benchmarks.daemon import run as daemon
+from benchmarks.daemon.client import CHUNK_BYTES, KEY_BYTES, STREAM
+from benchmarks.daemon.run import START_SECONDS, STOP_SECONDS, WORTH, Case, RecordsWrong, forget_peak, peak_rss_bytes
+from benchmarks.maven import Unavailable
+from benchmarks.rivals import naive, rows
+from benchmarks.rivals.builds import HERE, Builds
+from benchmarks.rivals.kpl import RUN
+from benchmarks.rivals.producers import RIVALS, Rival
+from benchmarks.sink import CERTIFICATE
+from benchmarks.spark.cost import cpu_seconds
+from producerd import __version__
+from producerd.demo.children import Child
+
+OURS: Final = "producerd"
+NAIVE: Final = "naive-daemon"
+NAMES: Final = (OURS, NAIVE, *(rival.name for rival in RIVALS))
+MOST_ROWS: Final = 10_000
+"""As many as a frame of ours has."""
+LEAST_RECORDS: Final = 1_000
+"""In a run, however slow the rival is."""
+RUN_SECONDS: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One line of the answer; a producer that is ``absent``, and why, has one line and no figures.
+
+    ``cpu_ns_per_record`` and ``peak_rss_bytes`` are of the producer's process and those below it, ``ratio_to_ours`` of
+    their processor time to ours in the same run, for the same records and aggregation.
+    """
+
+    producer: str
+    version: str
+    record_bytes: int | None = None
+    aggregation: str | None = None
+    cpu_ns_per_record: int | None = None
+    peak_rss_bytes: int | None = None
+    ratio_to_ours: float | None = None
+    absent: str | None = None
+
+
+class Cost(NamedTuple):
+    cpu_ns: float
+    peak_rss_bytes: int
+
+
+def family(pid: int) -> Iterator[int]:
+    """A process and those below it."""
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            yield from family(int(child))
+
+
+@dataclass(slots=True)
+class Bench:
+    """``ours`` has the sink, too; ``names``: the producers that are asked for."""
+
+    ours: daemon.Bench
+    names: Sequence[str]
+    say: Callable[[str], None]
+
+    def rows(self, sizes: Sequence[int]) -> Iterator[Figures]:
+        """Raises `ChildFailed` and `RecordsWrong`."""
+        commands: dict[str, list[str]] = {}
+        for rival in self._asked:
+            try:
+                commands[rival.name] = rival.command(Builds(self.ours.children, self.say))
+            except Unavailable as reason:
+                self.say(f"{rival.name} is absent: {reason}")
+                yield Figures(rival.name, rival.version, absent=str(reason))
+        for record_bytes in sizes:
+            yield from self._rows(record_bytes, commands)
+
+    @property
+    def _asked(self) -> list[Rival]:
+        return [rival for rival in RIVALS if rival.name in self.names]
+
+    def _rows(self, record_bytes: int, commands: dict[str, list[str]]) -> Iterator[Figures]:
+        naive_cost = self._naive(record_bytes) if NAIVE in self.names else None
+        costs = {aggregation: self._ours(record_bytes, aggregation) for aggregation in self._aggregations}
+
+        def row(producer: str, of_version: str, aggregation: str, cost: Cost) -> Figures:
+            ratio = round(cost.cpu_ns / costs[aggregation].cpu_ns, 2)
+            return Figures(
+                producer, of_version, record_bytes, aggregation, round(cost.cpu_ns), cost.peak_rss_bytes, ratio
+            )
+
+        yield from (row(OURS, __version__, aggregation, cost) for aggregation, cost in costs.items())
+        if naive_cost:
+            yield row(NAIVE, f"aiobotocore {version('aiobotocore')}", "none", naive_cost)
+        for rival in self._asked:
+            for aggregation in rival.aggregations if rival.name in commands else ():
+                cost = self._rival(rival, commands[rival.name], record_bytes, aggregation)
+                yield row(rival.name, rival.version, aggregation, cost)
+
+    @property
+    def _aggregations(self) -> list[str]:
+        """Those that anybody who is asked for has, ours too."""
+        if OURS in self.names:
+            return ["none", "kpl"]
+        plain = ["none"] if NAIVE in self.names else []
+        return list(dict.fromkeys([*plain, *(each for rival in self._asked for each in rival.aggregations)]))
+
+    def _ours(self, record_bytes: int, aggregation: str) -> Cost:
+        figures = self.ours.figures(Case(record_bytes, aggregation, 1))
+        return Cost(figures.cpu_ns_per_record, figures.peak_rss_bytes)
+
+    def _naive(self, record_bytes: int) -> Cost:
+        """By the daemon benchmark, which compares with it too: it is not measured twice."""
+        ours = self.ours
+        command = ["-m", naive.__name__, ours._socket, ours.endpoint_url, STREAM]
+        records = ours.records // WORTH[record_bytes] // daemon.NAIVE_WORTH
+        best, peak = ours._best(f"{record_bytes},naive", "naive", command, record_bytes, records)
+        ours._naive_ns[record_bytes] = best.cpu_ns
+        return Cost(best.cpu_ns, peak)
+
+    def _rival(self, rival: Rival, command: list[str], record_bytes: int, aggregation: str) -> Cost:
+        ours = self.ours
+        path = ours.work / f"records-{record_bytes}"
+        if not path.exists():
+            count = min(MOST_ROWS, CHUNK_BYTES // (KEY_BYTES + record_bytes))
+            rows.write(path, *client.rows(count, record_bytes))
+        authority = str(ours.work / CERTIFICATE)
+        environ = {"AWS_CA_BUNDLE": authority, "SSL_CERT_FILE": authority, "PYTHONPATH": str(HERE.parents[1])}
+        environ["AWS_MAX_ATTEMPTS"] = "1"  # what an SDK sends again by itself would be counted twice
+        arguments = [*command, ours.endpoint_url, str(path), STREAM, aggregation]
+        records = ours.records // WORTH[record_bytes]
+        records = max(1, records // rival.worth, min(records, LEAST_RECORDS))
+        self.say(f"{record_bytes},{aggregation},{rival.name}: {ours.repeats} times {records:,} records ...")
+        child = ours.children.start(rival.name, ["-c", RUN, *arguments], environ)
+        child.line(START_SECONDS)
+        self.run(rival.name, child, records)
+        pids = list(family(child.process.pid))
+        while sum(map(cpu_seconds, pids)) < rival.warm_seconds:
+            self.run(rival.name, child, records)
+        for pid in pids:
+            forget_peak(pid)
+        runs = [self.run(rival.name, child, records) for _ in range(ours.repeats)]
+        peak = sum(map(peak_rss_bytes, pids))
+        child.stop(STOP_SECONDS)
+        self.say(f"  {min(runs):,.0f} ns a record ({min(runs):,.0f} to {max(runs):,.0f}), {peak / 1e6:,.0f} MB")
+        return Cost(min(runs), peak)
+
+    def run(self, name: str, child: Child, records: int) -> float:
+        """Processor time in ns for each record."""
+        pids = list(family(child.process.pid))
+        arrived, before = self.ours._arrived(), sum(map(cpu_seconds, pids))
+        child.tell(str(records))
+        put = int(child.line(RUN_SECONDS))
+        used = sum(map(cpu_seconds, pids)) - before
+        arrived = self.ours._arrived() - arrived
+        if not arrived == put >= records:
+            raise RecordsWrong(f"{name} was told {records:,} records and put {put:,}, of which {arrived:,} arrived")
+        return used * 1e9 / put
+
+
+@contextlib.contextmanager
+def bench(records: int, repeats: int, names: Sequence[str], say: Callable[[str], None]) -> Iterator[Bench]:
+    """At its end nothing of it is left.  Raises `ChildFailed`."""
+    with daemon.bench(records, repeats, say) as ours:
+        yield Bench(ours, names, say)

@@ -1,0 +1,399 @@
+"""The walk of records through a daemon in one process: a frame in, a request's bytes out, an answer in, an ack out.
+
+Sessions, stream, dispatcher and core are the daemon's own, on a loop of asyncio's.  Stand-ins are the clients, whose
+bytes are ready, the way to Kinesis, whose answers take `ANSWER_SECONDS` and are read as the service's, the worker
+threads, whose work is done on the spot, and the clock, which goes on only while nothing is to be done.  So the same
+walk takes the same steps each time.  What clients and service do is not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import selectors
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.counter import Counter
+from producerd.config import StreamSettings
+from producerd.config.settings import NodeSettings
+from producerd.core.entries import Answer, EncodedRequest, RequestFailed, parse_answer
+from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
+from producerd.runtime.dispatcher import Dispatcher
+from producerd.runtime.session import Session, SessionRules
+from producerd.runtime.stream import Stream
+from producerd.wire import frames
+from producerd.wire.columns import FRAME_CHARGE_BYTES, PREFIX, RECORD_CHARGE_BYTES, Columns, Layout
+
+STREAM: Final = "bench"
+KEY_BYTES: Final = 16
+ANSWER_SECONDS: Final = 0.02
+FASTER_THAN_ANY_SHARD: Final = 10_000.0
+ENDLESS: Final = 10**12
+"""Records."""
+MOST_DIFFERENT: Final = 200_000
+"""Records; then they come again."""
+_NODE: Final = NodeSettings()
+_QUEUE_BYTES: Final = StreamSettings().queue_limit_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is walked.  ``keys``: so many different ones, drawn evenly; None: each row has its own.
+
+    ``frame_records``: None: as many as a frame may have.  ``queued_share``: of the queue's byte limit, kept full by
+    clients who are faster than the shards; 0: shards take whatever comes.  ``steady``: more is put all the time, so
+    that no record is sent because nothing follows; else all is put and flushed.
+    """
+
+    aggregation: str
+    record_bytes: int = 100
+    shards: int = 4
+    sessions: int = 4
+    keys: int | None = None
+    frame_records: int | None = None
+    queued_share: float = 0.0
+    steady: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """``counted`` of all records, in the counter's unit."""
+
+    records: int
+    counted: int
+    requests: int
+    entries: int
+    entry_bytes: int
+
+    @property
+    def per_record(self) -> float:
+        return self.counted / self.records
+
+    @property
+    def mean_entry_bytes(self) -> int:
+        return round(self.entry_bytes / self.entries)
+
+
+class RecordsWrong(Exception):
+    """Not every record was acknowledged as stored, once."""
+
+
+def walk(case: Case, counter: Counter, records: int, warm_records: int) -> Cost:
+    """Walk some records, uncounted, and then ``records`` or somewhat more.  Raises `RecordsWrong`."""
+    loop = _Loop()
+    try:
+        laid_out = make_frames(case, min(MOST_DIFFERENT, max(records, warm_records)))
+        return loop.run_until_complete(_Walk(case, counter, loop, laid_out).run(records, warm_records))
+    except ExceptionGroup as failed:  # of the task group: the first one ends it
+        raise failed.exceptions[0] from None
+    finally:
+        loop.close()
+
+
+def shard_map(shards: int) -> ShardMap:
+    """So many shards of the same size."""
+    edges = [(MAX_HASH_KEY + 1) * number // shards for number in range(shards + 1)]
+    return ShardMap(Shard(f"shardId-{n:012}", edges[n], edges[n + 1] - 1) for n in range(shards))
+
+
+def make_frames(case: Case, records: int) -> list[Columns]:
+    """The same in each run: whole frames of so many records or a few more."""
+    drawn = np.random.default_rng(1)
+    different = _keys(drawn, case.keys or 0)
+    largest = min(_NODE.max_frame_bytes, _QUEUE_BYTES // (2 * case.sessions))  # as the daemon says when a client opens
+    fit = (largest - FRAME_CHARGE_BYTES) // (KEY_BYTES + case.record_bytes + RECORD_CHARGE_BYTES)
+    rows = case.frame_records or min(fit, _NODE.max_frame_records)
+
+    def frame() -> Columns:
+        keys = different[drawn.integers(0, len(different), rows)] if len(different) else _keys(drawn, rows)
+        offsets = [np.arange(rows + 1, dtype="<i4") * size for size in (KEY_BYTES, case.record_bytes)]
+        layout = Layout(rows, rows * KEY_BYTES, rows * case.record_bytes)
+        columns = (*(at.tobytes() for at in offsets), keys.tobytes(), drawn.bytes(rows * case.record_bytes))
+        return Columns(layout, columns)
+
+    return [frame() for _ in range(-(-records // rows))]
+
+
+def _keys(drawn: np.random.Generator, count: int) -> npt.NDArray[np.uint8]:
+    """A key in each row: hexadecimal digits."""
+    return np.frombuffer(drawn.bytes(count * KEY_BYTES // 2).hex().encode(), np.uint8).reshape(count, KEY_BYTES)
+
+
+def answer_to(request: EncodedRequest, first_number: int = 1) -> bytes:
+    """What the service says when all is stored.  A stream's sequence numbers rise."""
+    ends = [b'"ShardId":"%b"}' % lane.shard.shard_id.encode() for lane in request.lane_table]
+    results = [
+        b'{"SequenceNumber":"%056d",%b' % (number, ends[lane])
+        for number, lane in enumerate(request.lanes.tolist(), first_number)
+    ]
+    return b'{"EncryptionType":"KMS","FailedRecordCount":0,"Records":[' + b",".join(results) + b"]}"
+
+
+class _Walk:
+    """Host of its sessions, and their stream's Kinesis."""
+
+    def __init__(self, case: Case, counter: Counter, loop: _Loop, laid_out: Sequence[Columns]) -> None:
+        largest = max(_NODE.max_frame_bytes, _largest(case))
+        self.case = case
+        self.counter = counter
+        self.loop = loop
+        self.full = False
+        settings = StreamSettings(
+            aggregation=case.aggregation,  # type: ignore[arg-type]
+            shard_rate_fraction=1.0 if case.queued_share else FASTER_THAN_ANY_SHARD,
+        )
+        self.room_bytes = int(_QUEUE_BYTES * case.queued_share) // case.sessions
+        self.rules = SessionRules(
+            # So that the queue decides how much waits, where that is what is looked at.
+            window_bytes=max(_NODE.session_window_bytes, self.room_bytes),
+            window_frames=_NODE.session_window_frames if not case.queued_share else 1_000,
+            max_frame_bytes=largest,
+            max_frame_records=_NODE.max_frame_records,
+            max_connections=case.sessions,
+            body_timeout_seconds=1e9,
+        )
+        self.stream = Stream(STREAM, settings, largest, _NODE.max_frame_records)
+        self.frames = laid_out
+        self.requests = self.entries = self.entry_bytes = 0  # since counting began
+        self.numbers = 0  # the last sequence number
+        self.acked = self._goal = 0
+        self._reached: asyncio.Future[None] = loop.create_future()
+        self.error: Exception | None = None
+
+    async def run(self, records: int, warm_records: int) -> Cost:
+        self.stream.pipeline.set_shard_map(shard_map(self.case.shards), self.loop.time())
+        self.dispatcher = Dispatcher(lambda _: self, _OnTheSpot(), 1)
+        stopped = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.dispatcher.run(stopped))
+            await asyncio.sleep(0)
+            clients = [_Client(self, number) for number in range(self.case.sessions)]
+            steady = self.case.steady or self.case.queued_share > 0
+            if steady:
+                self._put(clients, ENDLESS)
+            for count in (warm_records, records):
+                gc.collect()
+                self.acked = self.requests = self.entries = self.entry_bytes = 0
+                delivered = self.stream.pipeline.stats.delivered_records
+                self.counter.take()
+                await self._until(count if steady else self._put(clients, count))
+                counted = self.counter.take()
+                # Frames are acknowledged many at a time, behind what is delivered.
+                walked = self.stream.pipeline.stats.delivered_records - delivered
+                cost = Cost(walked, counted, self.requests, self.entries, self.entry_bytes)
+            stopped.set()
+        return cost
+
+    def _put(self, clients: Sequence[_Client], records: int) -> int:
+        """Let all of them put so many together, or a few more; returns how many."""
+        return sum([client.put(-(-records // len(clients))) for client in clients])
+
+    async def _until(self, acked: int) -> None:
+        self._goal = acked
+        self._reached = self.loop.create_future()
+        await self._reached
+        if self.error is not None:
+            raise self.error
+
+    def stored(self, records: int) -> None:
+        self.acked += records
+        if self.acked >= self._goal and not self._reached.done():
+            self._reached.set_result(None)
+
+    def wrong(self, error: Exception) -> None:
+        self.error = self.error or error
+        if not self._reached.done():
+            self._reached.set_result(None)
+
+    # ---- Kinesis
+
+    async def put_records(
+        self,
+        address: Mapping[str, str],  # noqa: ARG002 - the Protocol's, as those below
+        request: EncodedRequest,
+        timeout_seconds: float,  # noqa: ARG002
+    ) -> Answer | RequestFailed:
+        await asyncio.sleep(ANSWER_SECONDS)
+        self.counter.pause()
+        self.requests += 1
+        self.entries += request.entries
+        self.entry_bytes += request.payload_bytes
+        body, entries = answer_to(request, self.numbers + 1), request.entries
+        self.numbers += entries
+        self.counter.go_on()
+        return parse_answer(body, entries)
+
+    async def list_shards(self, address: Mapping[str, str]) -> list[dict[str, Any]] | RequestFailed:
+        raise NotImplementedError
+
+    async def describe_stream_summary(self, address: Mapping[str, str]) -> Any:
+        raise NotImplementedError
+
+    # ---- host
+
+    def open_stream(self, name: str) -> Stream:  # noqa: ARG002
+        return self.stream
+
+    def poke(self, stream: Stream) -> None:
+        self.dispatcher.poke(stream)
+
+    def failed(self, error: Exception) -> None:
+        self.wrong(error)
+
+    def ended(self, session: Session) -> None:
+        pass
+
+
+def _largest(case: Case) -> int:
+    row = KEY_BYTES + case.record_bytes + RECORD_CHARGE_BYTES
+    return FRAME_CHARGE_BYTES + row * (case.frame_records or 1)
+
+
+class _Client(asyncio.Transport):
+    """One connection, seen from both ends: what the daemon writes is read here, and answered in a later turn."""
+
+    def __init__(self, walk: _Walk, number: int) -> None:
+        super().__init__()
+        self._walk = walk
+        self._counter = walk.counter
+        self._next = number  # of the frames that all clients share, each beginning elsewhere
+        self._frame_id = 0
+        self._left = 0
+        self._unacked: dict[int, Columns] = {}
+        self._unacked_bytes = 0
+        self._waits = False
+        self._bodies = [_body(columns) for columns in walk.frames]
+        self._session = Session(walk, number)
+        self._session.connection_made(self)
+        self._tell(frames.encode(frames.Hello(1, 1, client="bench")) + frames.encode(frames.Open(1, STREAM)))
+
+    def put(self, records: int) -> int:
+        """Put so many or a few more; returns how many."""
+        self._counter.pause()
+        rows = self._walk.frames[0].layout.records
+        self._left = -(-records // rows) * rows
+        self._reserve()
+        self._counter.go_on()
+        return self._left
+
+    # ---- what the client does: not counted
+
+    def _reserve(self) -> None:
+        """Ask for room for the next frame, where there is one and the window lets it."""
+        if self._waits or self._left <= 0:
+            return
+        columns = self._walk.frames[self._next % len(self._walk.frames)]
+        rules = self._walk.rules
+        full = self._unacked_bytes + columns.layout.charge_bytes > (self._walk.room_bytes or rules.window_bytes)
+        if self._unacked and (full or len(self._unacked) >= rules.window_frames):
+            return
+        self._waits = True
+        self._frame_id += 1
+        self._later(frames.encode(frames.Reserve(self._frame_id, 1, columns.layout)))
+
+    def _granted(self, frame_id: int) -> None:
+        place = self._next % len(self._walk.frames)
+        columns, body = self._walk.frames[place], self._bodies[place]
+        PREFIX.pack_into(body, frames.HEADER.size, frame_id, *_prefix(columns))
+        self._unacked[frame_id] = columns
+        self._unacked_bytes += columns.layout.charge_bytes
+        self._left -= columns.layout.records
+        self._next += self._walk.case.sessions
+        self._waits = False
+        self._later(body)
+        self._reserve()
+        if self._left <= 0:
+            self._later(frames.encode(frames.Flush()))
+
+    def _acked(self, ack: frames.Ack) -> None:
+        columns = self._unacked.pop(ack.frame_id)
+        self._unacked_bytes -= columns.layout.charge_bytes
+        if ack.stored != columns.layout.records:
+            self._walk.wrong(RecordsWrong(f"{ack.stored} of {columns.layout.records} records are stored: {ack}"))
+        self._walk.stored(ack.stored)
+        self._reserve()
+
+    def _later(self, data: bytes | bytearray) -> None:
+        self._walk.loop.call_soon(self._tell, data)
+
+    # ---- the socket: counted
+
+    def _tell(self, data: bytes | bytearray) -> None:
+        view, at = memoryview(data), 0
+        while at < len(view):
+            buffer = self._session.get_buffer(-1)
+            count = min(len(buffer), len(view) - at)
+            buffer[:count] = view[at : at + count]
+            at += count
+            self._session.buffer_updated(count)
+
+    def write(self, data: Any) -> None:
+        self._counter.pause()
+        header = frames.parse_header(data)
+        message = frames.decode(header, data[frames.HEADER.size :])
+        if isinstance(message, frames.Grant):
+            self._granted(message.frame_id)
+        elif isinstance(message, frames.Ack):
+            self._acked(message)
+        elif not isinstance(message, (frames.Welcome, frames.Opened)):
+            self._walk.wrong(RecordsWrong(f"the daemon says {message}"))
+        self._counter.go_on()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+
+def _body(columns: Columns) -> bytearray:
+    """The BODY of a frame, whose id is still to be written."""
+    return bytearray(b"".join((frames.body_header(columns.layout), columns.body_prefix(0), *map(bytes, columns.parts))))
+
+
+def _prefix(columns: Columns) -> tuple[int, int, int, int]:
+    layout = columns.layout
+    return layout.records, layout.key_bytes, layout.data_bytes, layout.hash_key_bytes
+
+
+class _OnTheSpot(Executor):
+    """Does the work of worker threads where it is asked for."""
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*arguments, **options))
+        except Exception as error:  # the future's to tell
+            future.set_exception(error)
+        return future
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Its clock goes on by what it would have slept."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        super().__init__(_NoWaiting(self))
+
+    def time(self) -> float:
+        return self.now
+
+
+class _NoWaiting(selectors.SelectSelector):
+    def __init__(self, loop: _Loop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise RuntimeError("nothing will ever happen here")
+        if not ready and timeout:
+            self._loop.now += timeout
+        return ready

@@ -1,0 +1,57 @@
+"""The latency benchmark measures from put to acknowledgement, and takes no run for good in which a record is lost."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from benchmarks.latency.run import RECORDS, WARM, Figures, echo_until_closed, times
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_round_trip_is_made_and_those_before_are_not_counted() -> None:
+    calls: list[None] = []
+    found = times(lambda: calls.append(None), 300)
+    assert len(calls) == WARM + 300
+    assert 0 < found.p50 <= found.p99
+
+
+def test_the_echo_ends_when_its_peer_does() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        echo = threading.Thread(target=echo_until_closed, args=(far,))
+        echo.start()
+        near.sendall(b"abc")
+        assert near.recv(64) == b"abc"
+        near.shutdown(socket.SHUT_WR)
+        echo.join(10)
+        assert not echo.is_alive()
+
+
+@pytest.mark.slow
+def test_the_whole_of_it_on_few_puts() -> None:
+    """Bare round trips, idle and under load.  Standard output is JSON alone."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.latency", "--json", "--puts", "20"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = [Figures(**row) for row in json.loads(done.stdout)]
+    cases = [f"{count} record{'s' * (count > 1)}, {under}" for under in ("idle", "50% load") for count in RECORDS]
+    assert [row.case for row in figures][2:] == cases
+    assert all(0 < row.p50_us <= row.p99_us for row in figures)
+    assert [bool(row.ratio_to_bare) for row in figures] == [False, False, True, True, True, True]
+    assert [bool(row.daemon_cpu_us) for row in figures] == [False, False, True, True, False, False]
+    assert " cores, " in done.stderr
+    assert "of its rate" in done.stderr
