@@ -24,10 +24,10 @@ from producerd.core.intake import Bool
 from producerd.core.shards import I32
 from producerd.core.spans import NULL_KEY, Span, explicit_hash_key_of
 
-LEAST_ROWS: Final = 112
+LEAST_ROWS: Final = 192
 LEAST_ROWS_OF_LANE: Final = 256
 """Where they are aggregated."""
-MOST_ROW_BYTES: Final = 2_048
+MOST_ROW_BYTES: Final = 1_536
 MOST_AGGREGATED_BYTES: Final = 768
 LEAST_RESULTS: Final = 128
 I64 = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -148,8 +148,7 @@ class _Writer:
         self._rules = rules
         self._shard_map = shard_map
         self._shard_parts: dict[int, tuple[int, int] | None] = {}
-        self._head = _head(address)
-        self._parts: list[bytes] = []
+        self._parts: list[bytes] = [_head(address)]
         self._ends: list[int] = []
         self._lanes: list[int] = []
         self._lane_table: list[Lane] = []
@@ -197,6 +196,8 @@ class _Writer:
         data_at = buffer.data_offsets[first - base : last - base + 1].tolist()
         keys, data = buffer.keys, memoryview(buffer.data)
         plain_keys = not needs_escape(keys[key_at[0] : key_at[-1]])
+        if not aggregate and plain_keys and buffer.explicit is None and buffer.sealed is None:
+            return self._plain_rows(keys, key_at, data, data_at)
         for i in range(last - first):
             key = keys[key_at[i] : key_at[i + 1]] or NULL_KEY
             value = data[data_at[i] : data_at[i + 1]]
@@ -224,7 +225,8 @@ class _Writer:
         return self._entry(AGGREGATE_KEY, 1, self._first[2], aggregate.to_bytes(), self._rows)
 
     def request(self) -> EncodedRequest:
-        body = self._head + b",".join(self._parts) + b"]}"
+        self._parts[-1] = b'"}]}'
+        body = b"".join(self._parts)
         return EncodedRequest(
             body,
             sha256(body).hexdigest(),
@@ -234,6 +236,24 @@ class _Writer:
             np.array(self._sizes, np.int32),
             self._shard_parts,
         )
+
+    def _plain_rows(self, keys: bytes, key_at: list[int], data: memoryview, data_at: list[int]) -> bool:
+        """Write rows whose keys are ready for JSON, as `_entry` does one by one, for half the time."""
+        rules = self._rules
+        own_keys = [keys[a:b] or NULL_KEY for a, b in pairwise(key_at)]
+        sizes = [len(key) + b - a for key, (a, b) in zip(own_keys, pairwise(data_at), strict=True)]
+        room = rules.request_max_records - len(self._ends), rules.request_max_bytes - self._payload_bytes
+        rows = max(min(room[0], bisect_right([*accumulate(sizes)], room[1])), not self._ends)
+        parts = [b'{"Data":"', b"", b'","PartitionKey":"', b"", b'"},'] * rows
+        parts[1::5] = [b64encode(data[a:b]) for a, b in pairwise(data_at[: rows + 1])]
+        parts[3::5] = own_keys[:rows]
+        self._parts += parts
+        self._sizes += sizes[:rows]
+        self._payload_bytes += sum(sizes[:rows])
+        self._ends += range(self._rows + 1, self._rows + rows + 1)
+        self._lanes += [len(self._lane_table) - 1] * rows
+        self._rows += rows
+        return rows == len(sizes)
 
     def _aggregate(self, key: bytes, hash_key: bytes | None, value: memoryview, span: Span, position: int) -> bool:
         rules = self._rules
@@ -280,11 +300,10 @@ class _Writer:
         return True
 
     def _write(self, key: bytes, key_bytes: int, hash_key: bytes | None, value: bytes | memoryview, end: int) -> None:
-        encoded = b64encode(value)
-        if hash_key is None:
-            self._parts.append(b'{"Data":"%b","PartitionKey":"%b"}' % (encoded, key))
-        else:
-            self._parts.append(b'{"Data":"%b","PartitionKey":"%b","ExplicitHashKey":"%b"}' % (encoded, key, hash_key))
+        self._parts += (b'{"Data":"', b64encode(value), b'","PartitionKey":"', key)
+        if hash_key is not None:
+            self._parts += (b'","ExplicitHashKey":"', hash_key)
+        self._parts.append(b'"},')
         self._sizes.append(key_bytes + len(value))
         self._payload_bytes += key_bytes + len(value)
         self._ends.append(end)
