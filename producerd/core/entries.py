@@ -196,7 +196,7 @@ class _Writer:
         data_at = buffer.data_offsets[first - base : last - base + 1].tolist()
         keys, data = buffer.keys, memoryview(buffer.data)
         plain_keys = not needs_escape(keys[key_at[0] : key_at[-1]])
-        if not aggregate and plain_keys and buffer.explicit is None and buffer.sealed is None:
+        if not aggregate and plain_keys and buffer.explicit is None:  # nor is one an aggregate itself
             return self._plain_rows(keys, key_at, data, data_at)
         for i in range(last - first):
             key = keys[key_at[i] : key_at[i + 1]] or NULL_KEY
