@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 import aiohappyeyeballs
 import botocore.exceptions as boto_errors
-from botocore.awsrequest import AWSRequest
+from botocore.awsrequest import AWSPreparedRequest
 from httptools import HttpParserError, HttpResponseParser
 
 from producerd.runtime.aws.sending import Sending
-from producerd.runtime.aws.transport import MAX_ANSWER_BYTES, HttpAnswer, decoded, make_socket
+from producerd.runtime.aws.transport import MAX_ANSWER_BYTES, PORTS, HttpAnswer, decoded, host_of, make_socket
 
 IDLE_SECONDS: Final = 60.0
 """A connection that no request has used for so long is closed."""
@@ -27,7 +27,6 @@ MAX_HEADER_BYTES: Final = 64 * 1024
 EYEBALLS_SECONDS: Final = 0.25
 """After which the next of a host's addresses is tried, too.  (RFC 8305)"""
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-_PORTS: Final = {"http": 80, "https": 443}
 
 
 class Connections:
@@ -37,22 +36,26 @@ class Connections:
         parts = urlsplit(url)
         assert parts.hostname is not None, url
         self._url = url
-        self._host, self._port = parts.hostname, parts.port or _PORTS[parts.scheme]
+        self._host, self._port = parts.hostname, parts.port or PORTS[parts.scheme]
         self._tls = tls if parts.scheme == "https" else None
         self._connect_timeout_seconds = connect_timeout_seconds
-        host = parts.netloc.rpartition("@")[2].removesuffix(f":{_PORTS[parts.scheme]}")
-        lines = f"POST {parts.path or '/'} HTTP/1.1", f"Host: {host}", "Accept: */*", "Accept-Encoding: identity", ""
-        self._head = "\r\n".join(lines).encode()
+        lines = (
+            f"POST {parts.path or '/'} HTTP/1.1",
+            f"Host: {host_of(url)}",
+            "Accept: */*",
+            "Accept-Encoding: identity",
+        )
+        self._head = "".join([f"{line}\r\n" for line in lines]).encode()
         self._idle: list[_Connection] = []
 
-    async def post(self, request: AWSRequest, sending: Sending) -> HttpAnswer:
+    async def post(self, request: AWSPreparedRequest, sending: Sending) -> HttpAnswer:
         """Send a signed request.  Raises what `AbortingSession` does."""
         lines = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
-        head = b"%b%bContent-Length: %d\r\n\r\n" % (self._head, lines.encode(), len(sending.body))
+        head = b"%b%b\r\n" % (self._head, lines.encode())
         connection = self._idle.pop() if self._idle else await self._connect()
         try:
             sending.body_written = True
-            answer = await connection.ask(head, sending.body)
+            answer = await connection.ask(head, request.body)
         except (ConnectionError, HttpParserError) as error:
             raise boto_errors.ConnectionClosedError(endpoint_url=self._url, error=error) from None
         finally:

@@ -11,10 +11,11 @@ import ssl
 import zlib
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp import ClientResponse
-from botocore.awsrequest import AWSRequest
+from botocore.awsrequest import AWSPreparedRequest
 
 from producerd.runtime.aws.sending import Sending, body_trace, this_sending
 
@@ -63,9 +64,9 @@ class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
         """What connections to a host are made with, once it was called.  None: a proxy is asked for it."""
         return None if self._proxy_config.proxy_url_for(url) else self._tls
 
-    async def post(self, request: AWSRequest, _: Sending) -> HttpAnswer:
+    async def post(self, request: AWSPreparedRequest, _: Sending) -> HttpAnswer:
         """Send a signed request."""
-        answer = await self.send(request.prepare())
+        answer = await self.send(request)
         return HttpAnswer(answer.status_code, answer.headers, await answer.content)
 
     async def send(self, request: Any) -> Any:
@@ -103,6 +104,15 @@ def decoded(body: bytes, coding: str) -> bytes:
     except zlib.error:
         return b""
     return whole if decoder.eof else b""
+
+
+PORTS: Final = {"http": 80, "https": 443}
+
+
+def host_of(url: str) -> str:
+    """What the header Host says: with the port, where it is not the scheme's own."""
+    parts = urlsplit(url)
+    return parts.netloc.rpartition("@")[2].removesuffix(f":{PORTS[parts.scheme]}")
 
 
 def make_socket(address: tuple[Any, ...]) -> socket.socket:

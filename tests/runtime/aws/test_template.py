@@ -7,12 +7,13 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
-from botocore.awsrequest import AWSPreparedRequest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSPreparedRequest, AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
 from producerd.core.entries import Answer, RequestFailed
 from producerd.runtime.aws.clients import AwsClient
-from producerd.runtime.aws.template import RequestTemplate
+from producerd.runtime.aws.template import RequestTemplate, SigV4
 from producerd.testing import FakeKinesis
 from tests.runtime.aws.local_aws import local_aws
 from tests.runtime.aws.reaching import BODY, FLIGHTS, STORED, answering_for, reached, request_of
@@ -152,18 +153,60 @@ async def test_as_many_streams_by_name_as_one_likes_share_one(monkeypatch: pytes
         assert len(behind._templates) == 1
 
 
+def signed(url: str, keys: ReadOnlyCredentials = KEYS, **headers: str) -> AWSPreparedRequest:
+    """By botocore alone."""
+    request = AWSRequest("POST", url, {"X-Amz-Content-SHA256": "0" * 64, "User-Agent": "x", **headers}, b"{}")
+    SigV4Auth(keys, "kinesis", "us-east-1").add_auth(request)
+    return request.prepare()
+
+
 @pytest.mark.parametrize(
-    "authorization",
+    "url",
+    ["https://kinesis.us-east-1.amazonaws.com/", "https://here:443/", "https://here:4567/", "http://[::1]:80/a/b"],
+)
+@pytest.mark.parametrize("token", [None, "session+token=="])
+def test_what_botocore_signed_is_a_template(url: str, token: str | None) -> None:
+    keys = ReadOnlyCredentials("key", "secret/+", token)
+    request = signed(url, keys, **{"Content-Type": "application/x-amz-json-1.1", "amz-sdk-invocation-id": "1"})
+    assert RequestTemplate.of(request, keys, AsyncMock()) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
     [
-        "",
-        "Bearer x",
-        "AWS4-ECDSA-P256-SHA256 Credential=key/20260101/kinesis/aws4_request, SignedHeaders=host, Signature=0",
-        "AWS4-HMAC-SHA256 Credential=another/20260101/us-east-1/kinesis/aws4_request, SignedHeaders=host, Signature=0",
+        ("Authorization", ""),
+        ("Authorization", "Bearer x"),
+        ("Authorization", "AWS4-ECDSA-P256-SHA256 Credential=key/20260101/kinesis/aws4_request, Signature=0"),
+        ("Content-Type", "text/plain"),
+        ("Content-Type", None),
+        ("X-Amz-Date", "20260101T000000Z"),
+        ("X-Amz-Date", None),
+        ("X-Amz-Content-SHA256", "1" * 64),
     ],
 )
-def test_what_was_not_signed_by_these_keys_is_no_template(authorization: str) -> None:
-    signed = "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/kinesis/aws4_request, SignedHeaders=host, Signature=0"
-    for text, found in ((signed, True), (authorization, False)):
-        request = AWSPreparedRequest("POST", "https://x/", {"Authorization": text}, b"", False)
-        assert (RequestTemplate.of(request, KEYS, AsyncMock()) is not None) is found
-        assert RequestTemplate.of(request, None, AsyncMock()) is None
+def test_what_is_signed_in_a_way_of_its_own_is_none(name: str, value: str | None) -> None:
+    """So whatever botocore signs otherwise, one day, it goes on to make itself."""
+    request = signed("https://here/", **{"Content-Type": "application/x-amz-json-1.1"})
+    assert RequestTemplate.of(request, KEYS, AsyncMock()) is not None
+    for keys in (None, ReadOnlyCredentials("other", "secret", None), ReadOnlyCredentials("key", "other", None)):
+        assert RequestTemplate.of(request, keys, AsyncMock()) is None
+    del request.headers[name]
+    if value is not None:
+        request.headers[name] = value
+    assert RequestTemplate.of(request, KEYS, AsyncMock()) is None
+
+
+def test_a_path_that_must_be_quoted_is_left_to_botocore() -> None:
+    assert RequestTemplate.of(signed("https://here/a b/../c"), KEYS, AsyncMock()) is None
+
+
+def test_the_key_of_a_day_is_not_used_on_the_next() -> None:
+    signer = SigV4(KEYS, "us-east-1", "kinesis", "https://here/")
+    for date in ("20260101T235959Z", "20260102T000000Z", "20260101T235959Z"):
+        request = AWSRequest("POST", "https://here/", {"X-Amz-Content-SHA256": "0" * 64, "X-Amz-Date": date}, b"")
+        request.context["timestamp"] = date
+        auth = SigV4Auth(KEYS, "kinesis", "us-east-1")
+        expected = auth.signature(auth.string_to_sign(request, auth.canonical_request(request)), request)
+        names = ["host", "x-amz-content-sha256", "x-amz-date"]
+        given = signer.authorization(names, {name.lower(): value for name, value in request.headers.items()})
+        assert given.endswith(f"Signature={expected}")
