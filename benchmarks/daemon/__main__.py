@@ -1,4 +1,4 @@
-"""``./dev bench daemon [--json] [--records N] [--repeat N] [--only BYTES[,AGGREGATION[,THREADS]] ...]``"""
+"""``./dev bench daemon [--json] [--records N] [--repeat N] [--transport WAY] [--only CASE ...]``"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     chosen = [case for case in CASES if not options.only or any(case in some for some in options.only)]
     try:
-        with interrupts(), bench(options.records, options.repeat, say) as running:
+        with interrupts(), bench(options.records, options.repeat, say, options.transport) as running:
             say(running.conditions)
             rows = [running.figures(case) for case in chosen]
     except (ChildFailed, RecordsWrong) as error:
@@ -37,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
     parser.add_argument("--records", type=int, default=RECORDS, help=f"of 100 bytes in each run ({RECORDS:,})")
     parser.add_argument("--repeat", type=int, default=REPEATS, help=f"runs, of which the best counts ({REPEATS})")
+    parser.add_argument("--transport", choices=("aiobotocore", "direct"), default="aiobotocore", help="the setting")
     parser.add_argument(
         "--only", type=cases, nargs="+", metavar="BYTES[,AGGREGATION[,THREADS]]", help="such as 100,kpl or 1024,none,2"
     )

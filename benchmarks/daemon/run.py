@@ -122,6 +122,7 @@ class Bench:
     records: int
     repeats: int
     say: Callable[[str], None]
+    transport: str = "aiobotocore"
     _naive_ns: dict[int, float] = field(default_factory=dict, init=False)
 
     @property
@@ -130,8 +131,8 @@ class Bench:
         return (
             f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f} before; Python "
             f"{platform.python_version()}, {versions}; keys of {KEY_BYTES} bytes, {SESSIONS} sessions, TLS, one shard, "
-            f"shard_rate_fraction {FASTER_THAN_ANY_SHARD:,}, other settings as they come; the least of {self.repeats} "
-            f"runs of {self.records:,} records of 100 bytes or fewer larger ones"
+            f"shard_rate_fraction {FASTER_THAN_ANY_SHARD:,}, transport {self.transport}, other settings as they come; "
+            f"the least of {self.repeats} runs of {self.records:,} records of 100 bytes or fewer larger ones"
         )
 
     def figures(self, case: Case) -> Figures:
@@ -144,6 +145,7 @@ class Bench:
             "shard_rate_fraction": FASTER_THAN_ANY_SHARD,
             "aggregation": case.aggregation,
             "worker_threads": case.worker_threads,
+            "transport": self.transport,
         }
         command = ["-m", "producerd", "serve", *(f"--set={name}={value}" for name, value in settings.items())]
         records = self.records // WORTH[case.record_bytes]
@@ -224,9 +226,11 @@ class Bench:
 
 
 @contextlib.contextmanager
-def bench(records: int, repeats: int, say: Callable[[str], None]) -> Iterator[Bench]:
+def bench(
+    records: int, repeats: int, say: Callable[[str], None], transport: str = StreamSettings().transport
+) -> Iterator[Bench]:
     """A sink, and what daemons need; at the end nothing of it is left.  Raises `ChildFailed`."""
     with folder() as work, Children(work, environment(work)) as children:
         sink = children.start("sink", ["-m", "benchmarks.sink", str(work)])
         endpoint_url = f"https://127.0.0.1:{sink.line(START_SECONDS)}"
-        yield Bench(children, work, sink, endpoint_url, records, repeats, say)
+        yield Bench(children, work, sink, endpoint_url, records, repeats, say, transport)

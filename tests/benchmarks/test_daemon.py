@@ -209,7 +209,7 @@ def test_the_clock_of_a_thread_is_that_of_its_own_work() -> None:
     burn()
     after = benchmarks.daemon.run.thread_cpu_seconds(pid, here)
     assert between - before < 0.1
-    assert after - between >= 0.19  # a tick
+    assert after - between > 0.185  # a tick less
 
 
 def test_the_peak_is_that_since_it_was_forgotten() -> None:

@@ -13,7 +13,9 @@ from botocore.credentials import ReadOnlyCredentials
 
 from producerd.core.entries import Answer, RequestFailed
 from producerd.runtime.aws.clients import AwsClient
+from producerd.runtime.aws.sending import Sending
 from producerd.runtime.aws.template import RequestTemplate, SigV4
+from producerd.runtime.aws.transport import HttpAnswer
 from producerd.testing import FakeKinesis
 from tests.runtime.aws.local_aws import local_aws
 from tests.runtime.aws.reaching import BODY, FLIGHTS, STORED, answering_for, reached, request_of
@@ -165,10 +167,19 @@ def signed(url: str, keys: ReadOnlyCredentials = KEYS, **headers: str) -> AWSPre
     ["https://kinesis.us-east-1.amazonaws.com/", "https://here:443/", "https://here:4567/", "http://[::1]:80/a/b"],
 )
 @pytest.mark.parametrize("token", [None, "session+token=="])
-def test_what_botocore_signed_is_a_template(url: str, token: str | None) -> None:
+async def test_what_botocore_signed_is_a_template(url: str, token: str | None) -> None:
+    """What is of one request alone is neither signed again nor sent."""
     keys = ReadOnlyCredentials("key", "secret/+", token)
     request = signed(url, keys, **{"Content-Type": "application/x-amz-json-1.1", "amz-sdk-invocation-id": "1"})
-    assert RequestTemplate.of(request, keys, AsyncMock()) is not None
+    post = AsyncMock(return_value=HttpAnswer(200, {}, b"answer"))
+    template = RequestTemplate.of(request, keys, post)
+    assert template is not None
+    assert await template.send(Sending(b"body", "1" * 64)) == b"answer"
+    ((sent, _),) = [call.args for call in post.call_args_list]
+    names = "host;x-amz-content-sha256;x-amz-date" + ";x-amz-security-token" * (token is not None)
+    assert f"SignedHeaders=content-type;{names}," in sent.headers["Authorization"]
+    assert "amz-sdk-invocation-id" in request.headers["Authorization"]
+    assert "amz-sdk-invocation-id" not in sent.headers
 
 
 @pytest.mark.parametrize(
