@@ -16,8 +16,8 @@ from tests.generated import DOCS, TABLES, with_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
-    *("docs/configuration.md", "docs/delivery.md", "docs/install.md", "docs/licences.md", "docs/operations.md"),
-    *("docs/spark.md", "docs/testing.md"),
+    *("docs/configuration.md", "docs/delivery.md", "docs/install.md", "docs/licences.md", "docs/memory.md"),
+    *("docs/operations.md", "docs/spark.md", "docs/testing.md"),
 )
 NOT_FOR_CALLERS = {Code.CANCELLED, Code.TOO_LARGE}
 """Codes that the client takes for itself."""

@@ -192,6 +192,7 @@ class Daemon:
             carrying = tasks.create_task(self._dispatcher.run(stopped))
             tasks.create_task(self._streams.run(stopped))
             reloading = tasks.create_task(self._reload_on_signal())
+            giving_back = tasks.create_task(allocator.give_back_when_quiet(self._streams.taken_records))
             # uvloop listens once more, with its own backlog of 100 if it is given none.
             server = await self._loop.create_unix_server(self._make_session, sock=listener.socket, backlog=BACKLOG)
             self.state = State.SERVING
@@ -207,6 +208,7 @@ class Daemon:
             await self._drain()
             stopped.set()
             reloading.cancel()
+            giving_back.cancel()
             await carrying
             await self._say_last_words()
         self.state = State.STOPPED

@@ -68,6 +68,10 @@ class Streams:
         """Whether no row is left of any of them."""
         return all(stream.budget.used_records == 0 for stream in self)
 
+    def taken_records(self) -> int | None:
+        """How many these have taken on until now; None while one of them is still there."""
+        return sum([stream.pipeline.stats.ingest_records for stream in self]) if self.are_quiet else None
+
     def open(self, name: str) -> Stream:
         """The stream of that name, made if nobody has asked for it before.  Raises Refused where it may not be."""
         stream = self._known.get(name)

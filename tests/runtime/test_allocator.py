@@ -21,6 +21,13 @@ class Library:
     def __init__(self) -> None:
         self.taken: list[tuple[int, int]] = []
 
+        self.trimmed = 0
+
+    def malloc_trim(self, pad: int) -> int:
+        assert pad == 0
+        self.trimmed += 1
+        return 1
+
     def mallopt(self, number: int, value: int) -> int:
         self.taken.append((number, value))
         return 1
@@ -58,3 +65,25 @@ def test_this_glibc_takes_the_numbers() -> None:
         pytest.skip("the C library here is not glibc")
     code = "import sys; from producerd.runtime import allocator; sys.exit(not allocator.configure())"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("looks", "times"),
+    [
+        ([0, 0, 0, 0], 0),  # nothing ever came
+        ([0, 5, 5, 5, 5], 1),
+        ([0, None, 5, 5], 1),
+        ([0, 5, None, 5], 0),
+        ([0, 5, 6, 7], 0),
+        ([0, 5, 5, 9, 9], 2),
+        ([5, 5, 3, 3, 3], 1),  # streams that are forgotten take their counts along
+    ],
+)
+async def test_what_was_kept_is_given_back_once_after_each_time_of_work(
+    library: Library, monkeypatch: pytest.MonkeyPatch, looks: list[int | None], times: int
+) -> None:
+    monkeypatch.setattr(allocator, "QUIET_SECONDS", 0.001)
+    left = iter(looks)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await allocator.give_back_when_quiet(lambda: next(left))
+    assert library.trimmed == times
