@@ -366,13 +366,13 @@ class Sender:
         assert encoded is not None
         self.in_flight.answered(request, now)
         self._check_sequences(request, answer)
-        if (answer.errors < 0).any():
+        if not answer.error_table or (answer.errors < 0).any():
             self.known.stored(request.sent_at, now)
             self.health.stored()
             self._refused_alone = ("", 0)
         classes, elsewhere, partly = judge(request, answer, self.known)
         self._check_map(encoded, elsewhere, now)
-        self.stats.put_requests["partial" if (answer.errors >= 0).any() else "ok"] += 1
+        self.stats.put_requests["partial" if answer.error_table else "ok"] += 1
         self._pace(request, answer, now)
         if not classes.any():
             self.stats.last_error = ""  # all is well again
@@ -435,8 +435,8 @@ class Sender:
         So they do where the map is in doubt, and cannot be read just now.
         """
         blind = self.known.blind
-        strayed = set(range(len(encoded.lane_table)) if blind else np.unique(encoded.lanes[elsewhere]).tolist())
-        self.stats.shard_mispredictions += int(elsewhere.sum())
+        strayed = set(range(len(encoded.lane_table)) if blind else encoded.lanes[elsewhere].tolist())
+        self.stats.shard_mispredictions += int(np.count_nonzero(elsewhere))
         for place, lane in enumerate(encoded.lane_table):
             if place not in strayed:
                 if lane.map_until is not None and now >= lane.map_until:
@@ -450,11 +450,14 @@ class Sender:
         """Tell each lane how many of its entries were throttled, and how many were not."""
         encoded = request.encoded
         assert encoded is not None
-        throttles = [meaning_of(code).kind is Kind.THROTTLED for code, _ in answer.error_table]
-        throttled = np.array([*throttles, False])[answer.errors]
         lanes = len(encoded.lane_table)
-        refused = np.bincount(encoded.lanes[throttled], minlength=lanes).tolist()
-        stored = np.bincount(encoded.lanes[answer.errors < 0], minlength=lanes).tolist()
+        refused, of_stored = [0] * lanes, encoded.lanes
+        if answer.error_table:
+            throttles = [meaning_of(code).kind is Kind.THROTTLED for code, _ in answer.error_table]
+            throttled = np.array([*throttles, False])[answer.errors]
+            refused = np.bincount(encoded.lanes[throttled], minlength=lanes).tolist()
+            of_stored = of_stored[answer.errors < 0]
+        stored = np.bincount(of_stored, minlength=lanes).tolist()
         for lane, lane_stored, lane_refused in zip(encoded.lane_table, stored, refused, strict=True):
             if lane.pacer is not None:
                 lane.pacer.answered(lane_stored, lane_refused, request.sent_at, now)
