@@ -87,7 +87,10 @@ class AioKinesis:
         self, address: Address, request: EncodedRequest, timeout_seconds: float
     ) -> Answer | RequestFailed:
         sending = Sending(request.body, request.sha256)
-        answer = await self._ask(partial(self._client.put_records, address, sending), timeout_seconds, sending)
+        try:
+            answer = await self._ask(partial(self._client.put_records, address, sending), timeout_seconds, sending)
+        finally:
+            sending.let_go()
         if isinstance(answer, RequestFailed):
             return answer
         read = partial(_read, parse_answer, answer, request.entries, maybe_stored=True)

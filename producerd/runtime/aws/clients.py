@@ -92,7 +92,13 @@ class AwsClient:
 
     async def put_records(self, address: Mapping[str, str], sending: Sending) -> bytes:
         """The answer as it came.  Raises whatever botocore and aiohttp do."""
-        this_sending.set(sending)
+        token = this_sending.set(sending)
+        try:
+            return await self._put_records(address, sending)
+        finally:
+            this_sending.reset(token)
+
+    async def _put_records(self, address: Mapping[str, str], sending: Sending) -> bytes:
         arn, credentials = address.get("StreamARN"), await self.credentials.get_frozen_credentials()
         template = self._templates.get(arn)
         if template is not None and template.credentials is credentials and not self.clock.offset:

@@ -15,15 +15,15 @@ from urllib.parse import urlsplit
 import aiohappyeyeballs
 import botocore.exceptions as boto_errors
 from botocore.awsrequest import AWSPreparedRequest
-from httptools import HttpParserError, HttpResponseParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from producerd.runtime.aws.sending import Sending
 from producerd.runtime.aws.transport import MAX_ANSWER_BYTES, PORTS, HttpAnswer, decoded, host_of, make_socket
 
 IDLE_SECONDS: Final = 60.0
 """A connection that no request has used for so long is closed."""
-MAX_HEADER_BYTES: Final = 64 * 1024
-"""Of an answer; Kinesis sends less than 1 KB."""
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""What an answer may have beside its body; Kinesis sends less than 1 KB."""
 EYEBALLS_SECONDS: Final = 0.25
 """After which the next of a host's addresses is tried, too.  (RFC 8305)"""
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -52,11 +52,11 @@ class Connections:
         """Send a signed request.  Raises what `AbortingSession` does."""
         lines = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
         head = b"%b%b\r\n" % (self._head, lines.encode())
-        connection = self._idle.pop() if self._idle else await self._connect()
+        connection = self._waiting() or await self._connect()
         try:
             sending.body_written = True
             answer = await connection.ask(head, request.body)
-        except (ConnectionError, HttpParserError) as error:
+        except (ConnectionError, HttpParserError, HttpParserUpgrade) as error:
             raise boto_errors.ConnectionClosedError(endpoint_url=self._url, error=error) from None
         finally:
             if connection.serves_again:
@@ -67,6 +67,14 @@ class Connections:
             told = f"a redirect (status {answer.status}), which is not followed"
             raise boto_errors.HTTPClientError(error=told)
         return answer
+
+    def _waiting(self) -> _Connection | None:
+        """One that waits for a request, and that nobody is closing."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return None
 
     def close(self) -> None:
         """Those that no request uses."""
@@ -96,7 +104,7 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """``serves_again``: nothing is on its way, its last answer was whole, and the peer keeps it open."""
+    """``serves_again``: its last answer was whole, nothing else is on its way, and the peer keeps it open."""
 
     def __init__(self) -> None:
         self.serves_again = False
@@ -104,23 +112,29 @@ class _Connection(asyncio.Protocol):
         self._transport: Any = None
         self._answer: asyncio.Future[HttpAnswer] | None = None
         self._parser: Any = None
+        self._head_bytes = 0
         self._headers: dict[str, str] = {}
-        self._header_bytes = 0
         self._body = bytearray()
+        self._ends_with_connection = False
         self._idle: list[_Connection] = []
         self._expiry: asyncio.TimerHandle | None = None
 
     async def ask(self, head: bytes, body: bytes) -> HttpAnswer:
-        """Raises ConnectionError and HttpParserError."""
+        """Raises ConnectionError, HttpParserError and HttpParserUpgrade."""
         self.serves_again = False
         if self._expiry is not None:
             self._expiry.cancel()
-        if self._transport.is_closing():
-            raise ConnectionResetError("the peer has closed it")
         self._answer = self._loop.create_future()
-        self._parser = HttpResponseParser(self)
+        self._parser, self._head_bytes, self._ends_with_connection = HttpResponseParser(self), 0, False
         self._transport.writelines((head, body))
-        return await self._answer
+        try:
+            return await self._answer
+        finally:  # what waits keeps no answer, and what failed is in no cycle
+            self._answer, self._headers, self._body = None, {}, bytearray()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._transport.is_closing()
 
     def wait(self, idle: list[_Connection]) -> None:
         """For the next request, among these."""
@@ -140,6 +154,8 @@ class _Connection(asyncio.Protocol):
             self._idle.remove(self)
         if self._expiry is not None:
             self._expiry.cancel()
+        if exc is None and self._ends_with_connection:
+            self._succeed()
         self._fail(ConnectionResetError(str(exc or "the peer has closed it")))
 
     def data_received(self, data: bytes) -> None:
@@ -147,46 +163,52 @@ class _Connection(asyncio.Protocol):
             self.serves_again = False
             self.abort()
             return
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except HttpParserError as error:
+        except (HttpParserError, HttpParserUpgrade) as error:
             self._fail(error)
+        if self._head_bytes > MAX_HEAD_BYTES:  # of one header too, of which nothing is told before its end
+            self._fail(ConnectionError("an answer with endless headers"))
 
     def _fail(self, error: Exception) -> None:
         self.serves_again = False
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
 
-    def _succeed(self, body: bytes) -> None:
-        assert self._answer is not None
-        if not self._answer.done():
+    def _succeed(self, *, too_large: bool = False) -> None:
+        """What is too large counts as empty: no reader takes that for an answer, and its status still counts."""
+        if self._answer is not None and not self._answer.done():
+            coding = self._headers.get("content-encoding", "").lower()
+            body = b"" if too_large else decoded(bytes(self._body), coding)
             self._answer.set_result(HttpAnswer(self._parser.get_status_code(), self._headers, body))
 
     # ---- what httptools finds
 
     def on_message_begin(self) -> None:
-        self._headers, self._header_bytes, self._body = {}, 0, bytearray()
+        self.serves_again = False
+        self._headers, self._body = {}, bytearray()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes > MAX_HEADER_BYTES:
-            self._fail(ConnectionError("an answer with endless headers"))
-        else:
-            self._headers[str(name, "latin-1").lower()] = str(value, "latin-1")
+        self._headers[str(name, "latin-1").lower()] = str(value, "latin-1")
 
     def on_headers_complete(self) -> None:
         length = self._headers.get("content-length", "")
+        has_end = length or self._headers.get("transfer-encoding", "").lower().endswith("chunked")
+        self._ends_with_connection = not has_end and self._parser.get_status_code() >= 200
         if length.isdecimal() and int(length) > MAX_ANSWER_BYTES:
-            self._succeed(b"")  # no reader takes that for an answer, and its status still counts
+            self._succeed(too_large=True)
 
     def on_body(self, part: bytes) -> None:
+        self._head_bytes -= len(part)
         self._body += part
         if len(self._body) > MAX_ANSWER_BYTES:
-            self._succeed(b"")
+            self._succeed(too_large=True)
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:
             return  # not the answer yet
-        assert self._answer is not None
-        self.serves_again = not self._answer.done() and self._parser.should_keep_alive()
-        self._succeed(decoded(bytes(self._body), self._headers.get("content-encoding", "").lower()))
+        all_sent = self._transport.get_write_buffer_size() == 0
+        is_first = self._answer is not None and not self._answer.done()
+        self.serves_again = is_first and all_sent and self._parser.should_keep_alive()
+        self._succeed()

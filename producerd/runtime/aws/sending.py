@@ -23,9 +23,11 @@ class Sending:
         self.body = body
         self.sha256 = sha256
         self.body_written = False
-        self.sent: tuple[Any, AWSPreparedRequest] | None = (
-            None  # botocore's request, and the AbortingSession it went by
-        )
+        self.sent: tuple[Any, AWSPreparedRequest] | None = None  # the AbortingSession and botocore's request
+
+    def let_go(self) -> None:
+        """Of what it sent, once it has ended: the contexts of connections and their timers hold on to it."""
+        self.body, self.sent = b"", None
 
 
 TINY: Final = ({"Data": b"", "PartitionKey": "-"},)

@@ -71,7 +71,7 @@ class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
 
     async def send(self, request: Any) -> Any:
         request.stream_output = True  # else it is read there, whatever its size
-        if (sending := this_sending.get()) is not None:
+        if (sending := this_sending.get()) is not None and request.body is sending.body:
             sending.sent = self, request
         answer = await super().send(request)
         answer._content = await _body_of(answer.raw)
