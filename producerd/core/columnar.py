@@ -1,8 +1,9 @@
 """The columnar twin of the loops in `entries`: the same bytes, made by work on whole columns.
 
 A loop over rows costs a microsecond for each; here a row costs what its bytes do, and a request some dozens of calls of
-numpy and pyarrow, or some hundreds for each lane that is aggregated.  So it pays for many small rows (`suits`): columns
-are copied once or twice more.  The loops are what it is tested against, byte by byte.
+numpy and pyarrow, however many lanes its rows are of; only where an aggregate ends is found for each by a dozen more.
+So it pays for many small rows (`suits`, `suited`): columns are copied once or twice more.  The loops are what it is
+tested against, byte by byte.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from producerd.core.shards import I32
 from producerd.core.spans import NULL_KEY, Span, explicit_hash_key_of
 
 LEAST_ROWS: Final = 192
-LEAST_ROWS_OF_LANE: Final = 256
-"""Where they are aggregated."""
+LEAST_AGGREGATED_ROWS: Final = 256
+"""Of all lanes together: they pay for what is done once."""
+LEAST_ROWS_OF_AGGREGATE: Final = 20
+"""In the mean, for each lane: they pay for what is done for each aggregate."""
 MOST_ROW_BYTES: Final = 1_536
 MOST_AGGREGATED_BYTES: Final = 768
 LEAST_RESULTS: Final = 128
@@ -72,12 +75,36 @@ def columns_of(spans: Sequence[Span]) -> Columns:
     return Columns(b"".join(keys), np.concatenate(key_bytes), b"".join(data), np.concatenate(data_bytes))
 
 
-def suits(spans: Sequence[Span], *, aggregate: bool) -> bool:
-    """Whether it is worth it for these rows, and can do them: none is itself an aggregate."""
+class LaneRows(NamedTuple):
+    """Rows of one lane, and what an aggregate of them may have, or exactly one row."""
+
+    spans: Sequence[Span]
+    most_bytes: int
+    most_records: int
+
+
+def suits(spans: Sequence[Span]) -> bool:
+    """Whether it is worth it to make a record of each of these rows here, and can be done: none is itself an
+    aggregate."""
     rows = sum([span.records for span in spans])
     bytes_ = sum([span.bytes for span in spans])
-    least, most_bytes = (LEAST_ROWS_OF_LANE, MOST_AGGREGATED_BYTES) if aggregate else (LEAST_ROWS, MOST_ROW_BYTES)
-    return rows >= least and bytes_ < rows * most_bytes and all(span.buffer.sealed is None for span in spans)
+    return rows >= LEAST_ROWS and bytes_ < rows * MOST_ROW_BYTES and all(span.buffer.sealed is None for span in spans)
+
+
+def suited(lanes: Sequence[LaneRows]) -> list[bool]:
+    """For which lanes it is worth it to aggregate their rows here, all in one go, and can be done: none has an explicit
+    hash key (so none is without a key, or itself an aggregate) or is to be raw."""
+    rows = [_suited_rows(lane) for lane in lanes]
+    enough = sum(rows) >= LEAST_AGGREGATED_ROWS
+    return [enough and count > 0 for count in rows]
+
+
+def _suited_rows(lane: LaneRows) -> int:
+    rows = sum([span.records for span in lane.spans])
+    bytes_ = sum([span.bytes for span in lane.spans])
+    aggregates = 1 + max(bytes_ // lane.most_bytes, rows // lane.most_records)
+    worth_it = rows >= aggregates * LEAST_ROWS_OF_AGGREGATE and bytes_ < rows * MOST_AGGREGATED_BYTES
+    return rows if worth_it and not any(span.raw or span.buffer.explicit is not None for span in lane.spans) else 0
 
 
 # ---- a Kinesis record for each row
@@ -142,30 +169,22 @@ class Aggregated(NamedTuple):
     blob: bytes
 
 
-def aggregates(spans: Sequence[Span], most_bytes: int, most_records: int) -> Iterator[Aggregated]:
-    """The rows of a lane, none with an explicit hash key (so none without a key), as aggregates of at most so many
-    bytes, or exactly one row."""
-    columns = columns_of(spans)
-    keys = _binary(_offsets(columns.key_bytes), columns.keys)
-    codes = np.frombuffer(keys.dictionary_encode().indices.buffers()[1], np.int32, len(keys))
-    cut = _cut(codes, columns.key_bytes, columns.data_bytes, most_bytes, most_records)
-    places = np.concatenate([part.places for part in cut])
-    new = np.concatenate([part.new for part in cut])
-    heads = _headers(0x1A, _record_bytes(places, columns.data_bytes), 0x08, places, 0x1A, columns.data_bytes)
-    data = _binary(_offsets(columns.data_bytes), columns.data)
-    records = pc.binary_join_element_wise(heads, data, _NOTHING)
-    heads_of_keys = _headers(0x0A, columns.key_bytes[new])
-    entries = pc.binary_join_element_wise(heads_of_keys, keys.filter(_bools(new)), _NOTHING)
-    record_at, key_at = _offsets_of(records), _offsets_of(entries)
-    record_bytes, key_entries = _values(records), _values(entries)
+def aggregates(lanes: Sequence[LaneRows]) -> Iterator[list[Aggregated]]:
+    """For each lane its rows, none with an explicit hash key, as aggregates."""
+    cuts, entries, records = _joined(lanes)
+    key_at, record_at = _offsets_of(entries), _offsets_of(records)
+    key_entries, record_bytes = _values(entries), _values(records)
     row = key = 0
-    for part in cut:
-        row_end, key_end = row + len(part.places), key + int(part.new.sum())
-        message = (key_entries[key_at[key] : key_at[key_end]], record_bytes[record_at[row] : record_at[row_end]])
-        digest = md5(message[0], usedforsecurity=False)
-        digest.update(message[1])
-        yield Aggregated(row_end - row, b"".join((MAGIC, *message, digest.digest())))
-        row, key = row_end, key_end
+    for cut in cuts:
+        made = []
+        for part in cut:
+            row_end, key_end = row + len(part.places), key + int(np.count_nonzero(part.new))
+            message = (key_entries[key_at[key] : key_at[key_end]], record_bytes[record_at[row] : record_at[row_end]])
+            digest = md5(message[0], usedforsecurity=False)
+            digest.update(message[1])
+            made.append(Aggregated(row_end - row, b"".join((MAGIC, *message, digest.digest()))))
+            row, key = row_end, key_end
+        yield made
 
 
 class _Part(NamedTuple):
@@ -175,27 +194,51 @@ class _Part(NamedTuple):
     new: Bool
 
 
-def _cut(codes: I32, key_bytes: I32, data_bytes: I32, most_bytes: int, most_records: int) -> list[_Part]:
-    """Where aggregates end: greedily, as `Aggregate.add` does it."""
-    rows = len(codes)
+def _joined(lanes: Sequence[LaneRows]) -> tuple[list[list[_Part]], Any, Any]:
+    """For each lane its aggregates; and of all of these, one after the other, the entries of their tables of keys, and
+    their records."""
+    columns = columns_of([span for lane in lanes for span in lane.spans])
+    keys = _binary(_offsets(columns.key_bytes), columns.keys)
+    codes = np.frombuffer(keys.dictionary_encode().indices.buffers()[1], np.int32, len(keys))
+    cuts = _cut(lanes, codes, columns.key_bytes, columns.data_bytes)
+    places = np.concatenate([part.places for cut in cuts for part in cut])
+    new = np.concatenate([part.new for cut in cuts for part in cut])
+    heads_of_keys = _headers(0x0A, columns.key_bytes[new])
+    entries = pc.binary_join_element_wise(heads_of_keys, keys.filter(_bools(new)), _NOTHING)
+    heads = _headers(0x1A, _fields_bytes(columns.data_bytes) + _width(places), 0x08, places, 0x1A, columns.data_bytes)
+    data = _binary(_offsets(columns.data_bytes), columns.data)
+    records = pc.binary_join_element_wise(heads, data, _NOTHING)
+    return cuts, entries, records
+
+
+def _cut(lanes: Sequence[LaneRows], codes: I32, key_bytes: I32, data_bytes: I32) -> list[list[_Part]]:
+    """Where aggregates end, for each lane: greedily, as `Aggregate.add` does it."""
     before = _row_before(codes)
-    key_entry = 1 + _width(key_bytes) + key_bytes
-    least = np.concatenate(([0], np.cumsum(data_bytes + 6, dtype=np.int64)))  # what rows take with known keys
     place_of_code = np.zeros(int(codes.max()) + 1, np.int64)
-    parts, first = [], 0
-    while first < rows:
-        last = int(np.searchsorted(least, least[first] + most_bytes, side="right"))
-        last = min(rows, first + most_records, max(last, first + 1))
-        new = before[first:last] < first
-        place_of_code[codes[first:last][new]] = np.arange(int(new.sum()))
-        places = place_of_code[codes[first:last]]
-        record = _record_bytes(places, data_bytes[first:last])
-        added = new * key_entry[first:last] + 1 + _width(record) + record
-        fitting = int(np.searchsorted(np.cumsum(added), most_bytes - FRAMING_BYTES, side="right"))
-        taken = max(1, fitting)
-        parts.append(_Part(places[:taken], new[:taken]))
-        first += taken
-    return parts
+    key_entry = 1 + _width(key_bytes) + key_bytes
+    fields = _fields_bytes(data_bytes)
+    least = _from_0(fields + 3)  # with known keys, and place and length in a byte each
+    most = _from_0(key_entry + fields + 9)  # with new keys, and place and length in four
+    cuts: list[list[_Part]] = []
+    first = end = 0
+    for spans, most_bytes, most_records in lanes:
+        cut, room = [], most_bytes - FRAMING_BYTES
+        end += sum([span.records for span in spans])
+        while first < end:
+            last = int(np.searchsorted(least, least[first] + room, side="right"))
+            last = min(end, first + most_records, max(last, first + 1))
+            new = before[first:last] < first
+            place_of_code[codes[first:last][new]] = np.arange(np.count_nonzero(new))
+            places = place_of_code[codes[first:last]]
+            if most[last] - most[first] > room:
+                record = fields[first:last] + _width(places)
+                added = new * key_entry[first:last] + 1 + _width(record) + record
+                fitting = max(1, int(np.searchsorted(np.cumsum(added), room, side="right")))
+                places, new = places[:fitting], new[:fitting]
+            cut.append(_Part(places, new))
+            first += len(new)
+        cuts.append(cut)
+    return cuts
 
 
 def _row_before(codes: I32) -> I64:
@@ -207,9 +250,14 @@ def _row_before(codes: I32) -> I64:
     return before
 
 
-def _record_bytes(places: I64, data_bytes: I32) -> I64:
-    """Length of `Record`: key index and data, without explicit hash key."""
-    return 2 + _width(places) + _width(data_bytes) + data_bytes
+def _fields_bytes(data_bytes: I32) -> I64:
+    """Length of `Record`, but for its place in the table of keys itself; it has no explicit hash key."""
+    return 2 + _width(data_bytes) + data_bytes
+
+
+def _from_0(numbers: I64) -> I64:
+    """Running total: a value for each and one for the end."""
+    return np.concatenate(([0], np.cumsum(numbers)))
 
 
 # ---- protobuf

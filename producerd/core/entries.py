@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +22,7 @@ from pybase64 import b64encode
 
 from producerd.core import columnar
 from producerd.core.aggregation import AGGREGATE_KEY, Aggregate, split
-from producerd.core.columnar import needs_escape
+from producerd.core.columnar import Aggregated, LaneRows, needs_escape
 from producerd.core.lane import Lane
 from producerd.core.shards import I32, ShardMap
 from producerd.core.spans import NULL_KEY, Span, explicit_hash_key_of, hash_key_of
@@ -104,17 +104,30 @@ def encode(
     ``aggregate_bytes``: the largest aggregate to make of a lane's rows, where it is not the rules'.  ``shard_map``: to
     split rows by that are aggregates themselves.
     """
-    rows = [piece.span for piece in pieces]
-    if all(not rules.aggregate or span.raw for span in rows) and columnar.suits(rows, aggregate=False):
-        found = columnar.raw_entries(rows, rules.request_max_records, rules.request_max_bytes)
+    all_spans = [piece.span for piece in pieces]
+    if all(not rules.aggregate or span.raw for span in all_spans) and columnar.suits(all_spans):
+        found = columnar.raw_entries(all_spans, rules.request_max_records, rules.request_max_bytes)
         if found is not None:
             return _raw_request(address, pieces, *found)
     writer = _Writer(address, rules, shard_map)
-    for lane, spans in _by_lane(pieces):
-        writer.lane(lane, aggregate_bytes.get(lane, 0) or rules.aggregate_max_bytes)
-        if not writer.spans(spans) or not writer.close():
+    by_lane = list(_by_lane(pieces))
+    lanes = [
+        LaneRows(spans, aggregate_bytes.get(lane, 0) or rules.aggregate_max_bytes, rules.aggregate_max_records)
+        for lane, spans in by_lane
+    ]
+    for (lane, spans), rows, aggregates in zip(by_lane, lanes, _aggregates(lanes, rules), strict=True):
+        writer.lane(lane, rows.most_bytes)
+        fits = all(map(writer.span, spans)) if aggregates is None else writer.aggregates(spans, aggregates)
+        if not fits or not writer.close():
             break
     return writer.request()
+
+
+def _aggregates(lanes: Sequence[LaneRows], rules: EntryRules) -> Iterator[list[Aggregated] | None]:
+    """For each lane its rows as aggregates by the columnar twin, or None where that does not suit."""
+    suited = columnar.suited(lanes) if rules.aggregate else [False] * len(lanes)
+    made = columnar.aggregates(list(compress(lanes, suited)))
+    return (next(made) if suits else None for suits in suited)
 
 
 def _raw_request(
@@ -163,14 +176,11 @@ class _Writer:
         self._lane_table.append(lane)
         self._aggregate_bytes = aggregate_bytes
 
-    def spans(self, spans: Sequence[Span]) -> bool:
-        """The rows of the lane: as aggregates by its columnar twin, where that suits."""
-        aggregates = self._rules.aggregate and not any(span.raw or span.buffer.explicit is not None for span in spans)
-        if not aggregates or not columnar.suits(spans, aggregate=True):
-            return all(self.span(span) for span in spans)
+    def aggregates(self, spans: Sequence[Span], aggregates: Sequence[Aggregated]) -> bool:
+        """The rows of the lane, as the columnar twin aggregated them."""
         starts = [0, *accumulate(span.records for span in spans)]
         row = 0
-        for records, blob in columnar.aggregates(spans, self._aggregate_bytes, self._rules.aggregate_max_records):
+        for records, blob in aggregates:
             if row and self._rules.per_key:
                 return False
             place = bisect_right(starts, row) - 1

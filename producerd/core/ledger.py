@@ -131,15 +131,15 @@ class Ledger:
 
     def retried(self, span: Span) -> Span:
         self.stats.retried_records += span.records
-        for frame, rows in span.buffer.job.frames_of(slice(span.first, span.last)):
-            frame.retries += len(rows)
+        for frame, records in span.buffer.job.records_by_frame(slice(span.first, span.last)):
+            frame.retries += records
         return span._replace(attempts=span.attempts + 1)
 
     def throttled(self, pieces: list[Piece]) -> None:
         for _, span in pieces:
             self.stats.throttled_records += span.records
-            for frame, rows in span.buffer.job.frames_of(slice(span.first, span.last)):
-                frame.throttled += len(rows)
+            for frame, records in span.buffer.job.records_by_frame(slice(span.first, span.last)):
+                frame.throttled += records
 
     def mark_maybe_stored(self, pieces: list[Piece], cause: str) -> None:
         for _, span in pieces:
@@ -168,24 +168,33 @@ class Ledger:
 
     def store(self, pieces: list[Piece], now: float) -> None:
         """Rows of a request are in the stream."""
+        stored: dict[Job, list[slice]] = {}
         for job, first, last in runs_of(pieces):
             where = slice(first, last)
             self._settle(job, where)
-            if job.maybe_stored is not None and (maybe := job.maybe_stored[where]).any():
-                for cause, records in zip(MAYBE_CAUSES[1:], np.bincount(maybe, minlength=9).tolist()[1:], strict=False):
-                    self.stats.possible_duplicate_records[cause] += records
-                for frame, rows in job.frames_of(np.flatnonzero(maybe) + first):
-                    frame.possible_duplicates += len(rows)
+            self._count_duplicates(job, where)
             self.stats.delivered_records += last - first
-            for frame, rows in job.frames_of(where):
-                self.stats.delivery_seconds.add(now - frame.accepted_at, len(rows))
-                frame.store(len(rows))
+            stored.setdefault(job, []).append(where)
+        # Once a job: with many shards each run is short, and most frames have some rows in each.
+        for job, runs in stored.items():
+            for frame, records in job.records_by_frame(*runs):
+                self.stats.delivery_seconds.add(now - frame.accepted_at, records)
+                frame.store(records)
                 self._finish(frame)
         for _, span in pieces:
             self.stats.attempts.add(span.attempts + 1, span.last - span.first)
             self.stats.delivered_bytes += span.bytes
         self.stats.delivered_at = now
         self._shrink(pieces)
+
+    def _count_duplicates(self, job: Job, where: slice) -> None:
+        """Rows are stored of which an earlier copy may be."""
+        if job.maybe_stored is None or not (maybe := job.maybe_stored[where]).any():
+            return
+        for cause, records in zip(MAYBE_CAUSES[1:], np.bincount(maybe, minlength=9).tolist()[1:], strict=False):
+            self.stats.possible_duplicate_records[cause] += records
+        for frame, records in job.records_by_frame(np.flatnonzero(maybe) + where.start):
+            frame.possible_duplicates += records
 
     def end(self, piece: Piece, end: RowEnd) -> None:
         """Rows of a request end otherwise."""

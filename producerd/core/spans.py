@@ -21,6 +21,7 @@ import pyarrow as pa
 from producerd.core.aggregation import parse
 from producerd.core.frame import Frame
 from producerd.core.intake import Bool, Rows
+from producerd.core.md5 import LEAST_TEXTS
 from producerd.core.shards import I32, U64, Shard, ShardMap, hash_keys, parse_hash_keys
 from producerd.wire.columns import RECORD_CHARGE_BYTES
 
@@ -256,6 +257,13 @@ class Job:
         for place in np.flatnonzero(np.bincount(places)).tolist():
             yield self.frames[place], rows[places == place] - np.int32(self.starts[place])
 
+    def records_by_frame(self, *positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, int]]:
+        """The frames of some rows, each with how many of them it has."""
+        rows = np.concatenate([self.order[part] for part in positions])
+        counts = np.bincount(np.searchsorted(self.starts, rows, side="right") - 1)
+        for place in np.flatnonzero(counts).tolist():
+            yield self.frames[place], int(counts[place])
+
     def positions_of(self, frame: Frame, from_row: int = 0) -> npt.NDArray[np.intp]:
         """Where a frame's rows are, from one of its numbers on."""
         start = self.starts[self.frames.index(frame)]
@@ -362,10 +370,13 @@ def _reordered(values: bytes, offsets: I32, a: int, b: int, order: npt.NDArray[n
 def _hashes(frames: Sequence[Rows], seed: int) -> tuple[U64, U64, Bool | None, Bool | None]:
     """High and low halves of every row's hash key; which rows have theirs explicitly (given, or spread); which rows are
     aggregates themselves: these have the hash key of their first record."""
-    highs, lows, explicits, sealeds = [], [], [], []
+    explicits, sealeds = [], []
     random = np.random.default_rng(seed)
+    all_high, all_low = _hash_keys(frames)
+    end = 0
     for rows in frames:
-        high, low = hash_keys(rows.keys, rows.key_offsets)
+        start, end = end, end + rows.records
+        high, low = all_high[start:end], all_low[start:end]
         explicit = np.zeros(rows.records, np.bool_)
         null = np.diff(rows.key_offsets) == 0
         if null.any():
@@ -386,17 +397,38 @@ def _hashes(frames: Sequence[Rows], seed: int) -> tuple[U64, U64, Bool | None, B
             if inside:
                 high[row], low[row] = divmod(inside[0].hash_key, 2**64)
                 sealed[row] = explicit[row] = True
-        highs.append(high)
-        lows.append(low)
         explicits.append(explicit)
         sealeds.append(sealed)
     explicit, sealed = np.concatenate(explicits), np.concatenate(sealeds)
     return (
-        np.concatenate(highs),
-        np.concatenate(lows),
+        all_high,
+        all_low,
         explicit if explicit.any() else None,
         sealed if sealed.any() else None,
     )
+
+
+def _hash_keys(frames: Sequence[Rows]) -> tuple[U64, U64]:
+    """Of the partition keys.  Those of small frames are hashed together: many keys at once cost half as much."""
+    groups: list[list[Rows]] = [[]]
+    records = 0
+    for rows in frames:
+        if groups[-1] and max(records, rows.records) >= LEAST_TEXTS:
+            groups.append([])
+            records = 0
+        groups[-1].append(rows)
+        records += rows.records
+    highs, lows = zip(*map(_hash_keys_together, groups), strict=True)
+    return np.concatenate(highs), np.concatenate(lows)
+
+
+def _hash_keys_together(frames: Sequence[Rows]) -> tuple[U64, U64]:
+    if len(frames) == 1:
+        return hash_keys(frames[0].keys, frames[0].key_offsets)
+    keys = b"".join([rows.keys[rows.key_offsets[0] : rows.key_offsets[-1]] for rows in frames])
+    offsets = np.zeros(sum([rows.records for rows in frames]) + 1, np.int32)
+    np.cumsum(np.concatenate([np.diff(rows.key_offsets) for rows in frames]), out=offsets[1:])
+    return hash_keys(memoryview(keys), offsets)
 
 
 def _parse_given(hash_keys: memoryview, offsets: I32, given: Bool) -> tuple[U64, U64]:

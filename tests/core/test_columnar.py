@@ -4,7 +4,7 @@ same answers."""
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from random import Random
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from producerd.core import columnar
+from producerd.core.aggregation import AGGREGATE_KEY
 from producerd.core.entries import Answer, EncodedRequest, EntryRules, Piece, encode, parse_answer
 from producerd.core.shards import MAX_HASH_KEY
 from producerd.core.spans import RAW_FROM_STRAYS
@@ -62,54 +63,141 @@ def told(encoded: EncodedRequest) -> tuple[object, ...]:
     return encoded.body, encoded.sha256, encoded.ends.tolist(), lanes, encoded.sizes.tolist(), encoded.parts
 
 
-@pytest.mark.parametrize("aggregate", [False, True])
-@pytest.mark.parametrize("seed", range(300))
-def test_both_twins_write_the_same(seed: int, aggregate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And agree on what they hand back."""
-    random = Random(seed)
-    rules = random_rules(random, aggregate)
-    pieces = pieces_of(random_rows(random), random.choice([1, 3]))
+def random_pieces(random: Random) -> list[Piece]:
+    """Rows of one lane or of many, of one job or of two: a lane has several spans then, or comes twice."""
+    shards = random.choice([1, 1, 3, 20])
+    pieces = pieces_of(random_rows(random), shards)
+    if random.random() < 0.4:
+        lane_of = {lane.shard.shard_id: lane for lane, _ in pieces}
+        others = pieces_of(random_rows(random), shards)
+        pieces += [Piece(lane_of.get(lane.shard.shard_id, lane), span) for lane, span in others]
+        if random.random() < 0.5:
+            pieces.sort(key=lambda piece: piece.lane.shard.shard_id)
     if random.random() < 0.3:
         pieces = [Piece(lane, span._replace(strays=random.choice([0, RAW_FROM_STRAYS]))) for lane, span in pieces]
+    return pieces
+
+
+class Twins:
+    """One at a time does all the work that it can do."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+
+    def by_loop(self) -> None:
+        self._patch.setattr(columnar, "LEAST_ROWS", 1 << 30)
+        self._patch.setattr(columnar, "LEAST_AGGREGATED_ROWS", 1 << 30)
+
+    def by_columns(self, least_rows_of_aggregate: int = 0) -> None:
+        self._patch.setattr(columnar, "LEAST_ROWS", 1)
+        self._patch.setattr(columnar, "LEAST_AGGREGATED_ROWS", 1)
+        self._patch.setattr(columnar, "LEAST_ROWS_OF_AGGREGATE", least_rows_of_aggregate)
+        self._patch.setattr(columnar, "MOST_ROW_BYTES", 1 << 30)
+        self._patch.setattr(columnar, "MOST_AGGREGATED_BYTES", 1 << 30)
+
+
+@pytest.fixture
+def twins(monkeypatch: pytest.MonkeyPatch) -> Twins:
+    return Twins(monkeypatch)
+
+
+@pytest.mark.parametrize("aggregate", [False, True])
+@pytest.mark.parametrize("seed", range(300))
+def test_both_twins_write_the_same(seed: int, aggregate: bool, twins: Twins) -> None:
+    """And agree on what they hand back; also where some lanes are for one of them, and some for the other."""
+    random = Random(seed)
+    rules = random_rules(random, aggregate)
+    pieces = random_pieces(random)
+    lanes = {piece.lane for piece in pieces}
+    aggregate_bytes = {lane: random.choice([0, 41, 300, 5_000, 1 << 20]) for lane in lanes if random.random() < 0.5}
     for _ in range(6):
         if not pieces:
             break
-        monkeypatch.setattr(columnar, "suits", lambda spans, aggregate: False)
-        plain = encode(ADDRESS, pieces, rules)
-        monkeypatch.setattr(
-            columnar, "suits", lambda spans, aggregate: all(span.buffer.sealed is None for span in spans)
-        )
-        assert told(encode(ADDRESS, pieces, rules)) == told(plain)
+        twins.by_loop()
+        plain = encode(ADDRESS, pieces, rules, aggregate_bytes)
+        twins.by_columns(random.choice([0, 0, 5]))
+        assert told(encode(ADDRESS, pieces, rules, aggregate_bytes)) == told(plain)
         pieces = drop(pieces, int(plain.ends[-1]))
 
 
 @pytest.mark.parametrize("aggregate", [False, True])
-def test_rows_of_every_length_around_what_a_varint_takes(aggregate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_every_length_around_what_a_varint_takes(aggregate: bool, twins: Twins) -> None:
     lengths = [*range(130), 16_380, 16_381, 16_382, 16_383, 16_384, 16_385, 2_097_150, 2_097_151, 2_097_152]
     rules = make_rules(aggregate=aggregate, aggregate_max_bytes=1 << 20, request_max_bytes=10 << 20).entries
     for order in (lengths, lengths[::-1]):
         pieces = pieces_of([(b"key %d" % (i % 100), bytes(length), None) for i, length in enumerate(order)])
-        monkeypatch.setattr(columnar, "suits", lambda spans, aggregate: False)
+        twins.by_loop()
         plain = encode(ADDRESS, pieces, rules)
-        monkeypatch.setattr(columnar, "suits", lambda spans, aggregate: True)
+        twins.by_columns()
         assert told(encode(ADDRESS, pieces, rules)) == told(plain)
 
 
-def test_it_is_used_where_it_pays_and_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rows", "keys", "data_bytes"), [(300, 1, 1), (300, 300, 1), (300, 300, 130), (40, 3, 16_390)])
+def test_an_aggregate_is_as_large_as_it_may_be_and_no_byte_larger(
+    rows: int, keys: int, data_bytes: int, twins: Twins
+) -> None:
+    pieces = pieces_of([(b"%d" % (number % keys), bytes(data_bytes), None) for number in range(rows)])
+    lane = pieces[0].lane
+    rules = make_rules(aggregate=True, request_max_bytes=10 << 20).entries
+    twins.by_loop()
+    (size,) = encode(ADDRESS, pieces, rules, {lane: 10 << 20}).sizes.tolist()
+    blob_bytes = size - len(AGGREGATE_KEY)
+    for limit in range(blob_bytes - 12, blob_bytes + 12):
+        twins.by_loop()
+        plain = encode(ADDRESS, pieces, rules, {lane: limit})
+        assert plain.entries == (1 if limit >= blob_bytes else 2)
+        twins.by_columns()
+        assert told(encode(ADDRESS, pieces, rules, {lane: limit})) == told(plain)
+
+
+@pytest.mark.parametrize(("full", "cut_at"), [("entries", 3), ("bytes", 3), ("entries", 4)])
+def test_a_request_may_be_full_in_the_middle_of_a_lane(full: str, cut_at: int, twins: Twins) -> None:
+    """Three lanes of 100 rows each, two aggregates for each lane: the rows behind the last entry go back."""
+    lanes = [pieces_of([(b"key %d" % lane, b"data %3d" % row, None) for row in range(100)])[0] for lane in range(3)]
+    rules = make_rules(aggregate=True, aggregate_max_records=60, request_max_bytes=1 << 20).entries
+    twins.by_columns()
+    whole = encode(ADDRESS, lanes, rules)
+    assert whole.ends.tolist() == [60, 100, 160, 200, 260, 300]
+    assert whole.lanes.tolist() == [0, 0, 1, 1, 2, 2]
+    if full == "entries":
+        rules = replace(rules, request_max_records=cut_at)
+    else:
+        rules = replace(rules, request_max_bytes=int(whole.sizes[: cut_at + 1].sum()) - 1)
+    assert encode(ADDRESS, lanes, rules).ends.tolist() == whole.ends[:cut_at].tolist()
+    assert encode(ADDRESS, lanes, replace(rules, per_key=True)).ends.tolist() == [60]
+
+
+def lane_rows(rows: list[Row], most_bytes: int = 51_200, most_records: int = 1 << 32) -> columnar.LaneRows:
+    return columnar.LaneRows([span for _, span in pieces_of(rows)], most_bytes, most_records)
+
+
+def test_it_writes_records_where_that_pays_and_can_be() -> None:
     """Many small rows, none of them an aggregate itself."""
-    for aggregate, least, most_bytes in (
-        (False, columnar.LEAST_ROWS, columnar.MOST_ROW_BYTES),
-        (True, columnar.LEAST_ROWS_OF_LANE, columnar.MOST_AGGREGATED_BYTES),
-    ):
-        row: Row = (b"k", b"data", None)
-        large: Row = (b"k", bytes(most_bytes), None)
-        spans = [
-            [span for _, span in pieces_of(rows)] for rows in ([row] * (least - 1), [row] * least, [large] * least)
-        ]
-        assert [columnar.suits(each, aggregate=aggregate) for each in spans] == [False, True, False]
-        (span,) = spans[1]
-        span.buffer.sealed = np.zeros(least, np.bool_)
-        assert not columnar.suits([span], aggregate=aggregate)
+    least = columnar.LEAST_ROWS
+    row: Row = (b"k", b"data", None)
+    large: Row = (b"k", bytes(columnar.MOST_ROW_BYTES), None)
+    spans = [lane_rows(rows).spans for rows in ([row] * (least - 1), [row] * least, [large] * least)]
+    assert [columnar.suits(each) for each in spans] == [False, True, False]
+    spans[1][0].buffer.sealed = np.zeros(least, np.bool_)
+    assert not columnar.suits(spans[1])
+
+
+def test_it_aggregates_lanes_where_that_pays_and_can_be() -> None:
+    """Some small rows for each aggregate, and many of all lanes; none is raw or has an explicit hash key."""
+    least = columnar.LEAST_ROWS_OF_AGGREGATE
+    row: Row = (b"k", b"data", None)
+    some = lane_rows([row] * least)
+    others = [
+        lane_rows([row] * (least - 1)),
+        lane_rows([row] * least, most_bytes=5 * least),
+        lane_rows([row] * least, most_records=least // 2),
+        lane_rows([*[row] * least, (b"k", b"", b"1")]),
+        lane_rows([(b"k", bytes(columnar.MOST_AGGREGATED_BYTES), None)] * least, most_bytes=1 << 20),
+        some._replace(spans=[span._replace(strays=RAW_FROM_STRAYS) for span in some.spans]),
+    ]
+    enough = -(-columnar.LEAST_AGGREGATED_ROWS // least)
+    assert columnar.suited([*others, *[some] * enough]) == [False] * len(others) + [True] * enough
+    assert not any(columnar.suited([*others, *[some] * (enough - 1)]))
 
 
 def test_a_key_that_json_must_escape_is_left_to_the_loop() -> None:

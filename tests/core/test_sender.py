@@ -285,6 +285,25 @@ CAUSES: dict[str, Callable[[Sent], None]] = {
 }
 
 
+def test_rows_of_two_frames_between_others_that_are_sent_again_are_counted_each_by_its_own_frame() -> None:
+    """Stored in several runs, throttled, and stored where an earlier copy may be."""
+    desk = Desk()
+    frames = [desk.submit(5), desk.submit(5)]
+    desk.sort()
+    sent = desk.send()
+    sent.request.pieces[0].span.buffer.job.mark_maybe_stored(6, 9, "timeout")
+    sent.throttle({1, 2, 6})
+    assert [frame.unsettled for frame in frames] == [2, 1]
+    assert sum(desk.pipeline.stats.delivery_seconds.counts) == 7
+    desk.now += 6
+    while not desk.is_empty():
+        desk.send().stored()
+    assert desk.finished() == frames
+    results = [frame.result() for frame in frames]
+    assert [(each.stored, each.throttled, each.possible_duplicates) for each in results] == [(5, 2, 0), (5, 1, 3)]
+    assert sum(desk.pipeline.stats.delivery_seconds.counts) == 10
+
+
 @pytest.mark.parametrize("cause", CAUSES)
 def test_rows_that_were_stored_after_an_attempt_of_unknown_end_are_counted_by_its_cause(cause: str) -> None:
     desk = Desk()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections import Counter
+from itertools import accumulate, pairwise
 from random import Random
 
 import numpy as np
 import pytest
 
-from producerd.core import intake, spans
+from producerd.core import intake, md5, shards, spans
 from producerd.core.frame import Frame
 from producerd.core.intake import Rows
-from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
+from producerd.core.shards import I32, MAX_HASH_KEY, U64, Shard, ShardMap
 from producerd.core.spans import (
     JOB_CHARGE_BYTES,
     RAW_FROM_STRAYS,
@@ -153,11 +154,49 @@ def test_a_null_key_s_hash_key_lies_anywhere_in_128_bits() -> None:
     assert max(numbers) > 2**127
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_small_frames_are_hashed_together_and_large_ones_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row has the hash key of its own key all the same, also where one of them is long."""
+    random = Random(seed)
+    hashed: list[int] = []
+
+    def hash_keys(keys: memoryview, offsets: I32) -> tuple[U64, U64]:
+        hashed.append(len(offsets) - 1)
+        return shards.hash_keys(keys, offsets)
+
+    monkeypatch.setattr(spans, "hash_keys", hash_keys)
+    monkeypatch.setattr(spans, "LEAST_TEXTS", 10)
+    monkeypatch.setattr(md5, "LEAST_TEXTS", 10)
+    records = [random.choice([1, 2, 9, 10, 30]) for _ in range(random.choice([1, 5, 40]))]
+    keys = [b"%d" % random.randrange(10**9) * random.choice([1, 1, 1, 1, 1, 1, 1, 1, 9]) for _ in range(sum(records))]
+    rows: list[Row] = [(key, b"data", None) for key in keys]
+    ends = [*accumulate(records)]
+    result = sort_rows([rows_of(rows[a:b]) for a, b in pairwise([0, *ends])], even_map(3), 1)
+    each = [content(span, at) for _, span in result.spans for at in range(span.first, span.last)]
+    assert len(each) == len(keys)
+    assert {key: number for key, _, number, _ in each} == {key: hash_of(key.decode(), None) for key in keys}
+    assert sum(hashed) == len(keys)
+    assert all(count in (10, 30) or count < 10 + 10 for count in hashed)
+    assert sum(count < 10 for count in hashed) <= 1 + sum(count >= 10 for count in records)
+
+
 def a_job(frames: int, rows: int, shards: int = 4) -> tuple[Job, SortedRows, list[Frame]]:
     checked = [rows_of([(b"k%d" % i, b"%d/%d" % (frame, i), None) for i in range(rows)]) for frame in range(frames)]
     result = sort_rows(checked, even_map(shards), 1)
     made = [Frame(None, number, one, 5_000) for number, one in enumerate(checked)]
     return Job(made, result), result, made
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_job_counts_rows_of_several_runs_by_frame(frames: int) -> None:
+    """However frames are mixed in each run; a frame without such rows is not told."""
+    job, result, _ = a_job(frames, 50)
+    runs = [slice(span.first, span.last) for _, span in result.spans[::2]]
+    expected = Counter(frame for run in runs for frame, rows in job.frames_of(run) for _ in rows)
+    assert dict(job.records_by_frame(*runs)) == expected
+    assert dict(job.records_by_frame(*(np.arange(run.start, run.stop) for run in runs))) == expected
+    last = job.positions_of(job.frames[-1])
+    assert list(job.records_by_frame(last[:20], last[30:])) == [(job.frames[-1], 40)]
 
 
 def test_a_job_finds_each_row_s_frame_and_number_again() -> None:
