@@ -384,10 +384,11 @@ def _read_results(results: list[dict[str, Any]]) -> Answer:
                 error = (str(code)[:MAX_TEXT], str(results[row].get("ErrorMessage"))[:MAX_TEXT])
                 errors[row] = error_places.setdefault(error, len(error_places))
         shards[errors >= 0] = -1
+    first = dict(zip(reversed(shard_ids), range(len(results) - 1, -1, -1), strict=True))
     sequences = [0] * len(shard_places)
-    for place, row in zip(*np.unique(shards, return_index=True), strict=True):
-        text = results[row].get("SequenceNumber")
-        if place >= 0 and isinstance(text, str) and _SEQUENCE_NUMBER.fullmatch(text):
+    for shard_id, place in shard_places.items():
+        text = results[first[shard_id]].get("SequenceNumber")
+        if shard_id is not None and isinstance(text, str) and _SEQUENCE_NUMBER.fullmatch(text):
             sequences[place] = int(text)
     shard_table = tuple(shard_id or "" for shard_id in shard_places)
     return Answer(shards, shard_table, errors, tuple(error_places), tuple(sequences))

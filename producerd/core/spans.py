@@ -49,6 +49,10 @@ FAULTS_TO_SUSPECT: Final = 2
 """Of the service, for the same rows: then it may be one of them that makes it fail."""
 
 
+_Column = tuple[memoryview, npt.NDArray[np.integer[Any]]]
+"""Bytes, and where each row begins in them and the last one ends."""
+
+
 class SpanBuffer:
     """Some consecutive rows of a job, in memory of their own.  Charged whole until the last of them settles."""
 
@@ -287,8 +291,13 @@ def sort_rows(frames: Sequence[Rows], shard_map: ShardMap, seed: int) -> SortedR
         order = (by_shard if good is None else by_shard[good[by_shard]]).astype(np.int32)
     else:
         order = (np.arange(len(high)) if good is None else np.flatnonzero(good)).astype(np.int32)
-    keys = _gather([(rows.keys, rows.key_offsets) for rows in frames], order)
-    data = _gather([(rows.data, rows.data_offsets) for rows in frames], order)
+    keys: _Column
+    data: _Column
+    if len(frames) == 1 and good is None and (len(shard_map) == 1 or len(high) == 1):  # in order; buffers copy them
+        keys, data = (frames[0].keys, frames[0].key_offsets), (frames[0].data, frames[0].data_offsets)
+    else:
+        keys = _gather([(rows.keys, rows.key_offsets) for rows in frames], order)
+        data = _gather([(rows.data, rows.data_offsets) for rows in frames], order)
     sizes = np.zeros(len(order) + 1, np.int64)
     np.cumsum(np.diff(keys[1]) + np.diff(data[1]) + RECORD_CHARGE_BYTES, out=sizes[1:])
     cuts = _cut_spans(shards[order], sizes)
@@ -449,7 +458,7 @@ def _good(frames: Sequence[Rows]) -> Bool | None:
     return np.concatenate(masks)
 
 
-def _gather(columns: Sequence[tuple[memoryview, I32]], order: I32) -> tuple[memoryview, npt.NDArray[np.int64]]:
+def _gather(columns: Sequence[tuple[memoryview, I32]], order: I32) -> _Column:
     """A column of some frames, its rows in the given order: its bytes, and offsets from 0."""
     arrays = [
         pa.Array.from_buffers(
@@ -494,7 +503,7 @@ def _pack(spans: Sequence[tuple[int, int, int]], sizes: npt.NDArray[np.int64]) -
         yield group
 
 
-def _copy(column: tuple[memoryview, npt.NDArray[np.int64]], first: int, last: int) -> tuple[bytes, I32]:
+def _copy(column: _Column, first: int, last: int) -> tuple[bytes, I32]:
     values, offsets = column
     part = offsets[first : last + 1]
     return bytes(values[part[0] : part[-1]]), (part - part[0]).astype(np.int32)
