@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -146,7 +147,8 @@ def give_back(self: Bench) -> None:
 
 
 @pytest.mark.parametrize("records", [10, 1_000], ids=["on the loop", "in a worker"])
-async def test_what_is_taken_is_answered_and_told_once(records: int) -> None:
+async def test_what_is_taken_is_answered_and_told_once(records: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INLINE_MICROSECONDS", 64)
     async with bench() as on:
         for _ in range(20):
             on.submit(rows(records))
@@ -166,8 +168,11 @@ async def test_rows_that_end_while_work_is_looked_for_are_told_at_once() -> None
 
 @pytest.mark.parametrize("turns", range(10))
 @pytest.mark.parametrize("sizes", [(10,), (600,), (10, 600)], ids=str)
-async def test_giving_up_at_any_moment_completes_what_was_taken(sizes: tuple[int, ...], turns: int) -> None:
+async def test_giving_up_at_any_moment_completes_what_was_taken(
+    sizes: tuple[int, ...], turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From before the first task has begun until requests hang: after each number of turns of the loop."""
+    monkeypatch.setattr(module, "INLINE_MICROSECONDS", 64)
     async with bench() as on:
         on.kinesis.hangs = True
         for size in sizes:
@@ -305,3 +310,69 @@ async def test_an_owner_of_state_that_breaks_ends_the_dispatcher() -> None:
             on.stream.pipeline.complete = broken  # type: ignore[assignment, method-assign]
             on.submit(rows(4))
             await asyncio.sleep(5)
+
+
+async def test_work_on_the_loop_thread_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much of it there is: in one turn no more than about INLINE_MICROSECONDS of it."""
+    turns = 0
+    encoded_in: Counter[int] = Counter()
+    encode = entries.encode
+
+    def count(*arguments: Any) -> EncodedRequest:
+        encoded_in[turns] += 1
+        return encode(*arguments)
+
+    monkeypatch.setattr(module, "encode", count)
+    async with bench(max_in_flight_requests=100, max_in_flight_bytes=1 << 30) as on:
+        on.kinesis.hangs = True
+        loop, ended = asyncio.get_running_loop(), False
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            if not ended:
+                loop.call_soon(turn)
+
+        turn()
+        on.submit(rows(9_000))
+        await until_on_loop(lambda: on.kinesis.requests >= 4)  # what may be on its way at first
+        ended = True
+    assert max(encoded_in.values()) <= 1 + module.INLINE_MICROSECONDS // 500
+    assert len(encoded_in) > 1
+
+
+async def test_large_work_is_done_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+    encode = entries.encode
+
+    def note(*arguments: Any) -> EncodedRequest:
+        threads.add(threading.current_thread().name)
+        return encode(*arguments)
+
+    monkeypatch.setattr(module, "encode", note)
+    for row, beside in ((b"x" * 100, False), (b"x" * 10_000, True)):
+        threads.clear()
+        async with bench() as on:
+            on.submit(lay_out([b"k"] * 90, [row] * 90))
+            await on.until_finished()
+        assert (threads != {threading.main_thread().name}) is beside
+
+
+async def test_what_is_left_for_the_next_turn_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nothing else happens: no request is made of rows that linger."""
+    sorted_: list[int] = []
+    sort_rows = spans.sort_rows
+
+    def note(*arguments: Any) -> Any:
+        sorted_.append(1)
+        return sort_rows(*arguments)
+
+    monkeypatch.setattr(module, "sort_rows", note)
+    monkeypatch.setattr(module, "INLINE_MICROSECONDS", 64)
+    async with bench(linger_seconds=600.0) as on:
+        streams = [on, *(Bench(on.dispatcher, on.kinesis, on.stopped, {"linger_seconds": 600.0}) for _ in range(5))]
+        for each in streams:
+            each.submit(rows(60))
+        await until_on_loop(lambda: len(sorted_) == len(streams))
+        for each in streams:
+            give_back(each)

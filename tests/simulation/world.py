@@ -26,7 +26,7 @@ from tests.simulation.laws import LawBroken, Laws, laws_named
 from tests.simulation.setting import ADDRESS, STREAM, make_rules
 from tests.simulation.shard_watch import ShardWatch, error_of
 
-INLINE_ROWS: Final = 64
+INLINE_ROWS: Final = 500
 """Work on at most so many rows is done on the loop thread, as the dispatcher does it."""
 WORKER_SECONDS: Final = 0.002
 """The most that a worker thread takes for a job or a request."""

@@ -50,7 +50,7 @@ async def put(client: AioKinesis, seconds: float, size: int = 10) -> RequestFail
     return failed
 
 
-@pytest.fixture(params=["aiobotocore", "direct"], autouse=True)
+@pytest.fixture(params=["aiobotocore", pytest.param("direct", marks=pytest.mark.slow)], autouse=True)
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each test runs both ways; `direct` is what follows a first request."""
     way: str = request.param
