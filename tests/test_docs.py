@@ -92,3 +92,12 @@ def test_every_link_to_a_page_of_ours_leads_there(document: str) -> None:
         if heading:
             headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
             assert heading in {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in headings}, target
+
+
+def test_what_others_cost_in_the_readme_is_what_was_measured() -> None:
+    """Each figure, with its ratio, stands in the table of docs/performance.md."""
+    table = (ROOT / "README.md").read_text().split("\n## What it costs\n")[1].split("\n\n")[0]
+    figures = re.findall(r"([\d,]+) \(([\d.]+)\)", table)
+    measured = (ROOT / "docs/performance.md").read_text().split("\n## Rivals\n")[1].split("\n## ")[0]
+    assert len(figures) > 20
+    assert not [figure for figure in figures if f"| {figure[0]} | {figure[1]} |" not in measured]
