@@ -1,7 +1,7 @@
 """boto3 as its users write it: threads, `put_records`, the failed count.
 
 Sixteen threads share one client with as many connections; it does not look at its parameters again, and does not retry.
-Aggregated: each thread packs with aws-kinesis-agg, Amazon's own module for that, and sends ten of its records at once.
+Aggregated: each thread packs with aws-kinesis-agg, Amazon's own module for that, and sends twenty aggregates at once.
 """
 
 from __future__ import annotations

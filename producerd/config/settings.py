@@ -152,7 +152,7 @@ class NodeSettings(Settings):
     """Bytes of all unanswered PutRecords: half for whoever comes first, and a part of the other half for each of
     ``max_streams``."""
     worker_threads: AtStart[Count] = _in(1, 16, default=1)
-    """Threads that sort and encode rows."""
+    """Threads that sort and encode rows; small pieces are done on the loop's."""
     max_connections: Count = _in(1, 65_536, default=256)
     """Client connections at the same time."""
     max_frame_bytes: AtStart[Bytes] = _in(4 * KIB, 64 * MIB, default=MIB)
@@ -249,7 +249,7 @@ class StreamSettings(Settings):
     max_in_flight_bytes: Bytes = _in(64 * KIB, 4 * GIB, default=32 * MIB)
     """Bytes in unanswered PutRecords, or one request."""
     transport: AtStart[Literal["aiobotocore", "direct"]] = "aiobotocore"
-    """The way to PutRecords: AWS's own client, or ("direct") connections of ours, for less processor time."""
+    """How PutRecords are sent: by AWS's client, or ("direct", where no proxy is) over our own connections: less CPU."""
     connect_timeout_seconds: AtStart[Seconds] = _in(0.05, 300, default=5)
     """Seconds in which a connection to Kinesis must be made."""
     request_timeout_seconds: Seconds = _in(0.05, 300, default=6)
