@@ -1,13 +1,25 @@
-"""A benchmark's rows as aligned columns, for people; ``--json`` is for programs."""
+"""What every benchmark says: its rows, as aligned columns for people or as JSON for programs, and how it gets on."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+def say(text: str) -> None:
+    """On standard error, as standard output is the rows' alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def answer(kind: type[DataclassInstance], rows: Sequence[DataclassInstance], *, as_json: bool) -> str:
+    """The rows as an array of objects, or as a table."""
+    return json.dumps([asdict(row) for row in rows], indent=1) if as_json else table(kind, rows)
 
 
 def table(kind: type[DataclassInstance], rows: Sequence[DataclassInstance]) -> str:

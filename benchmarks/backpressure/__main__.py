@@ -16,7 +16,7 @@ from benchmarks.backpressure.picture import draw
 from benchmarks.backpressure.record import read, write
 from benchmarks.backpressure.run import CASES, Bench, Figures
 from benchmarks.daemon.run import RecordsWrong
-from benchmarks.table import table
+from benchmarks.table import say, table
 from producerd.demo.children import ChildFailed
 from producerd.demo.scenario import interrupts
 
@@ -81,10 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--redraw", action="store_true", help="run nothing: draw anew what lies there")
     return parser
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Final
 
 from benchmarks.daemon.run import CASES, Case, Figures, RecordsWrong, bench
-from benchmarks.table import table
+from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
 from producerd.demo.scenario import interrupts
 
@@ -28,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ChildFailed, RecordsWrong) as error:
         say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
         return 1
-    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    print(answer(Figures, rows, as_json=options.json))
     return 0
 
 
@@ -51,10 +49,6 @@ def cases(text: str) -> tuple[Case, ...]:
     if not found:
         raise argparse.ArgumentTypeError(f"{text}: no case is that; they are {' '.join(map(str, CASES))}")
     return found
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import product
@@ -147,7 +147,7 @@ class Bench:
             "worker_threads": case.worker_threads,
             "transport": self.transport,
         }
-        command = ["-m", "producerd", "serve", *(f"--set={name}={value}" for name, value in settings.items())]
+        command = serve_with(settings)
         records = self.records // WORTH[case.record_bytes]
         best, peak = self._best(str(case), "producerd", command, case.record_bytes, records)
         return Figures(
@@ -210,19 +210,28 @@ class Bench:
         self.sink.tell("")
         return int(self.sink.line(START_SECONDS))
 
-    @contextlib.contextmanager
-    def _daemon(self, command: list[str]) -> Iterator[Child]:
-        """One that listens soon, and trusts the sink."""
-        daemon = self.children.start("daemon", command, {"AWS_CA_BUNDLE": str(self.work / CERTIFICATE)})
-        try:
-            yield daemon
-        finally:
-            daemon.poll_line(0.0)  # raises when it has ended, which is then why its client failed
-        daemon.stop(STOP_SECONDS)
+    def _daemon(self, command: list[str]) -> contextlib.AbstractContextManager[Child]:
+        return daemon_of(self.children, self.work, command)
 
     @property
     def _socket(self) -> str:
         return str(self.work / "daemon.sock")
+
+
+@contextlib.contextmanager
+def daemon_of(children: Children, work: Path, command: list[str]) -> Iterator[Child]:
+    """One that listens soon, and trusts the sink whose certificate lies in ``work``."""
+    daemon = children.start("daemon", command, {"AWS_CA_BUNDLE": str(work / CERTIFICATE)})
+    try:
+        yield daemon
+    finally:
+        daemon.poll_line(0.0)  # raises when it has ended, which is then why its client failed
+    daemon.stop(STOP_SECONDS)
+
+
+def serve_with(settings: Mapping[str, object]) -> list[str]:
+    """``producerd serve``, with these settings."""
+    return ["-m", "producerd", "serve", *(f"--set={name}={value}" for name, value in settings.items())]
 
 
 @contextlib.contextmanager

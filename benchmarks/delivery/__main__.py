@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Final
 
 from benchmarks import maven
@@ -18,7 +16,7 @@ from benchmarks.delivery.run import Start, judged, run
 from benchmarks.delivery.scenarios import Scenario, all_scenarios
 from benchmarks.judges import Judge, fake, kcl
 from benchmarks.rivals import kpl
-from benchmarks.table import table
+from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
 from producerd.demo.scenario import interrupts
 from producerd.errors import ProducerdError
@@ -37,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except maven.Unavailable as reason:
         say(f"--with-kpl: {reason}")
         return 1
-    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    print(answer(Figures, rows, as_json=options.json))
     return int(bench.failed)
 
 
@@ -50,10 +48,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--scenario", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     return parser
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 class Bench:

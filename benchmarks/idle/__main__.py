@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Final
 
 from benchmarks.idle.run import Figures, bench
-from benchmarks.table import table
+from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
 from producerd.demo.scenario import interrupts
 
@@ -27,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ChildFailed as error:
         say(f"FAILED: {error}\n{error.tail}")
         return 1
-    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    print(answer(Figures, rows, as_json=options.json))
     return 0
 
 
@@ -42,10 +40,6 @@ def _parser() -> argparse.ArgumentParser:
         help="each case is watched for so long (%(default)g); scrapes: each 15",
     )
     return parser
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from benchmarks.instructions import budgets, hot, qemu
 from benchmarks.instructions.budgets import Figures
 from benchmarks.instructions.run import count
-from benchmarks.table import table
+from benchmarks.table import answer, say
 from producerd.demo.scenario import interrupts
 
 
@@ -33,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         budgets.write(counted, here)
     known = budgets.read()
     rows = known.figures(counted)
-    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    print(answer(Figures, rows, as_json=options.json))
     told = verdict(rows, known.limit(here))
     say(told)
     return int(told.startswith("FAILED"))
@@ -64,10 +62,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def slack() -> str:
     return f"{budgets.SLACK - 1:.0%}".replace("%", " percent")
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

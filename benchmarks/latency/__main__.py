@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Final
 
 from benchmarks.daemon.run import RecordsWrong
 from benchmarks.latency.run import Figures, bench
-from benchmarks.table import table
+from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
 from producerd.demo.scenario import interrupts
 
@@ -29,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ChildFailed, RecordsWrong) as error:
         say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
         return 1
-    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    print(answer(Figures, rows, as_json=options.json))
     return 0
 
 
@@ -38,10 +36,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
     parser.add_argument("--puts", type=int, default=PUTS, help="in each case (%(default)s)")
     return parser
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from pybase64 import b64encode
 
 from benchmarks.daemon.client import CONNECT_SECONDS, KEY_BYTES, STREAM, rows
-from benchmarks.daemon.run import FASTER_THAN_ANY_SHARD, PACKAGES, RecordsWrong
+from benchmarks.daemon.run import FASTER_THAN_ANY_SHARD, PACKAGES, RecordsWrong, daemon_of, serve_with
 from benchmarks.latency import load
 from benchmarks.sink import CERTIFICATE, HOST
 from benchmarks.spark.cost import cpu_seconds
@@ -210,8 +210,7 @@ class Bench:
             session.open(STREAM, CONNECT_SECONDS)
             yield session
 
-    @contextlib.contextmanager
-    def _daemon(self) -> Iterator[Child]:
+    def _daemon(self) -> contextlib.AbstractContextManager[Child]:
         settings = {
             "socket": self._socket,
             "metrics_listen": "",
@@ -219,13 +218,7 @@ class Bench:
             "linger_seconds": 0,
             "shard_rate_fraction": FASTER_THAN_ANY_SHARD,
         }
-        command = ["-m", "producerd", "serve", *(f"--set={name}={value}" for name, value in settings.items())]
-        daemon = self.children.start("daemon", command, {"AWS_CA_BUNDLE": str(self.work / CERTIFICATE)})
-        try:
-            yield daemon
-        finally:
-            daemon.poll_line(0.0)  # raises when it has ended, which is then why its client failed
-        daemon.stop(STOP_SECONDS)
+        return daemon_of(self.children, self.work, serve_with(settings))
 
     @property
     def _socket(self) -> str:

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from typing import Final
 
 from benchmarks.daemon.run import RecordsWrong
 from benchmarks.memory.run import ROUNDS, STUCK_BYTES, Bench, Figures
-from benchmarks.table import table
+from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
 from producerd.demo.scenario import interrupts
 
@@ -42,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ChildFailed, RecordsWrong) as error:
         say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
         return 1
-    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    print(answer(Figures, rows, as_json=options.json))
     return 0
 
 
@@ -57,10 +55,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--queue-limit-bytes", metavar="SIZE", help='other than the default, such as "16 MiB"')
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another setting of the daemon")
     return parser
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Final
 
 from benchmarks.daemon.run import WORTH, RecordsWrong
 from benchmarks.rivals.run import NAMES, Figures, bench
-from benchmarks.table import table
+from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
 from producerd.demo.scenario import interrupts
 
@@ -28,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ChildFailed, RecordsWrong) as error:
         say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
         return 1
-    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    print(answer(Figures, rows, as_json=options.json))
     return 0
 
 
@@ -44,10 +42,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--records", type=int, default=RECORDS, help=f"of 100 bytes in a run of ours ({RECORDS:,})")
     parser.add_argument("--repeat", type=int, default=REPEATS, help=f"runs, of which the best counts ({REPEATS})")
     return parser
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

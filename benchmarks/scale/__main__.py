@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from benchmarks.instructions.qemu import Failed
 from benchmarks.scale.points import AGGREGATIONS, DIMENSIONS
 from benchmarks.scale.run import Figures, conditions, figures, not_flat
-from benchmarks.table import table
+from benchmarks.table import answer, say
 from producerd.demo.scenario import interrupts
 
 
@@ -24,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Failed as error:
         say(f"FAILED: {error}")
         return 1
-    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    print(answer(Figures, rows, as_json=options.json))
     for row in not_flat(rows):
         say(f"NOT FLAT: {row.dimension} {row.aggregation} {row.value:,}: {row.ratio:g} of the reference")
     return 0
@@ -45,10 +43,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--aggregation", nargs="+", choices=AGGREGATIONS, default=AGGREGATIONS)
     return parser
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

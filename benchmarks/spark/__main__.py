@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Final
 
 from benchmarks.spark.run import Figures, RowsMissing, bench
-from benchmarks.table import table
+from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
 from producerd.demo.scenario import interrupts
 
@@ -27,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ChildFailed, RowsMissing) as error:
         say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
         return 1
-    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(Figures, rows))
+    print(answer(Figures, rows, as_json=options.json))
     return 0
 
 
@@ -37,10 +35,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, default=ROWS, help=f"of each run of each path ({ROWS:,})")
     parser.add_argument("--row-bytes", type=int, default=ROW_BYTES, help=f"of data in each row ({ROW_BYTES})")
     return parser
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

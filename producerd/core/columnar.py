@@ -33,6 +33,7 @@ LEAST_ROWS_OF_AGGREGATE: Final = 20
 MOST_ROW_BYTES: Final = 1_536
 MOST_AGGREGATED_BYTES: Final = 768
 LEAST_RESULTS: Final = 128
+
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 

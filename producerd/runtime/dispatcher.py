@@ -29,8 +29,8 @@ TIMEOUTS_TO_TELL: Final = 5
 INLINE_MICROSECONDS: Final = 1_600
 """A piece of work of about so long is done on the loop thread, and none is begun in a turn that had as much.  Two
 threads that hand small work to each other take more time of each than the work does, as they wait for one interpreter
-and warm two caches.  (Requests of 500 records of 100 bytes, `./dev bench daemon` on two cores, both ways side by side:
-3.8 us a record in all and 2.4 of the loop's; so 2.9 and 2.6.)
+and warm two caches.  (By hand, both ways in turns, on two cores: with requests of 500 records of 100 bytes it was
+3.8 us a record in all and 2.4 of the loop's, and is 2.9 and 2.6.)
 """
 BYTES_A_MICROSECOND: Final = 512
 """And a row a microsecond.  Half of what is measured: workers copy and hash large rows while the loop goes on."""
