@@ -97,19 +97,23 @@ def test_where_speculation_is_allowed_what_both_copies_of_a_task_sent_is_stored_
     speculating: Driver, kinesis: Kinesis, sockets: list[Path]
 ) -> None:
     """The second node's daemon is slow: Spark writes its task once more on the first one."""
-    stream, rows = kinesis.stream(), 2_000
+    rows = 2_000
     fast, slow, url = *sockets, kinesis.url
     with daemon(url, socket_path=fast) as first, daemon(url, socket_path=slow, queue_limit=10) as second:
         warm_up = speculating.ask("write", rows=2, partitions=2, stream=kinesis.stream(), allow_speculation=True)
         assert warm_up.get("records") == 2, warm_up
         kinesis.answer_after(0.1)
-        result = speculating.ask("write", rows=rows, partitions=4, stream=stream, allow_speculation=True)
-        assert result.get("records") == rows, result
-        for running in (first, second):
-            wait_until_left_alone(running)
-        found, metrics = kinesis.ids(stream), counted(first, stream) + counted(second, stream)
-        assert set(found) == set(range(rows)), "records are missing"
-        written_twice = metrics["ingest_records_total"] - rows
-        assert written_twice > 0, "Spark did not speculate"
+        for _ in range(3):  # on a busy machine Spark may see too late that a task is slow
+            stream = kinesis.stream()
+            result = speculating.ask("write", rows=rows, partitions=4, stream=stream, allow_speculation=True)
+            assert result.get("records") == rows, result
+            for running in (first, second):
+                wait_until_left_alone(running)
+            found, metrics = kinesis.ids(stream), counted(first, stream) + counted(second, stream)
+            assert set(found) == set(range(rows)), "records are missing"
+            if written_twice := metrics["ingest_records_total"] - rows:
+                break
+        else:
+            pytest.fail("Spark did not speculate")
         assert sum(found.values()) - rows == written_twice - metrics["discarded_records_total"]
         assert max(found.values()) <= 2, "a task has one copy at most"
