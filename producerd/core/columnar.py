@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 from pybase64 import b64encode
 
 from producerd.core.aggregation import FRAMING_BYTES, MAGIC
+from producerd.core.gather import Buffer, Cells
 from producerd.core.intake import Bool
 from producerd.core.shards import I32
 from producerd.core.spans import NULL_KEY, Span, explicit_hash_key_of
@@ -38,25 +38,22 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 
-def _scalar(value: bytes) -> Any:
-    buffers = [None, pa.py_buffer(np.array([0, len(value)], np.int32)), pa.py_buffer(value)]
-    return pa.BinaryArray.from_buffers(pa.binary(), 1, buffers)[0]
-
-
-_NOTHING: Final = _scalar(b"")
-_DATA: Final = _scalar(b'{"Data":"')
-_KEY: Final = _scalar(b'","PartitionKey":"')
+_DATA: Final = b'{"Data":"'
+_KEY: Final = b'","PartitionKey":"'
 _END: Final = b'"},'
 _HASH_KEY: Final = b'","ExplicitHashKey":"%b"},'
-_PADDING: Final = ord("=")
+_PADDING: Final = b"=="
 
 
 class Columns(NamedTuple):
-    """Rows of some spans: the bytes one after the other, and how long each is."""
+    """Rows of some spans.  Keys one after the other, and how long each is; data as it lies in the spans' buffers: for
+    each row the buffer, where in it, and how long."""
 
     keys: bytes
     key_bytes: I32
-    data: bytes
+    buffers: list[Buffer]
+    data_buffers: I32
+    data_offsets: I32
     data_bytes: I32
 
     @property
@@ -65,15 +62,22 @@ class Columns(NamedTuple):
 
 
 def columns_of(spans: Sequence[Span]) -> Columns:
-    keys, key_bytes, data, data_bytes = [], [], [], []
+    keys, key_bytes, data_offsets, data_bytes = [], [], [], []
     for buffer, first, last, *_ in spans:
         a, b = first - buffer.first, last - buffer.first
         key_at, data_at = buffer.key_offsets[a : b + 1], buffer.data_offsets[a : b + 1]
         keys.append(memoryview(buffer.keys)[key_at[0] : key_at[-1]])
-        data.append(memoryview(buffer.data)[data_at[0] : data_at[-1]])
         key_bytes.append(np.diff(key_at))
+        data_offsets.append(data_at[:-1])
         data_bytes.append(np.diff(data_at))
-    return Columns(b"".join(keys), np.concatenate(key_bytes), b"".join(data), np.concatenate(data_bytes))
+    return Columns(
+        b"".join(keys),
+        np.concatenate(key_bytes),
+        [span.buffer.data for span in spans],
+        np.repeat(np.arange(len(spans), dtype=np.int32), [span.records for span in spans]),
+        np.concatenate(data_offsets),
+        np.concatenate(data_bytes),
+    )
 
 
 class LaneRows(NamedTuple):
@@ -117,8 +121,8 @@ def needs_escape(text: bytes) -> bool:
     return bool(len(values) and (values.min() < ord(" ") or b'"' in text or b"\\" in text))
 
 
-def raw_entries(spans: Sequence[Span], most: int, most_bytes: int) -> tuple[memoryview, I32] | None:
-    """The first rows as PutRecords's entries, with a comma after each; and each one's data + key, in bytes.
+def raw_request(spans: Sequence[Span], most: int, most_bytes: int, head: bytes) -> tuple[memoryview, I32] | None:
+    """The first rows as a PutRecords body, which begins with ``head``; and each one's data + key, in bytes.
 
     At most so many entries and bytes, or exactly one.  None where a key must be escaped.
     """
@@ -128,36 +132,43 @@ def raw_entries(spans: Sequence[Span], most: int, most_bytes: int) -> tuple[memo
     sizes = np.maximum(columns.key_bytes, len(NULL_KEY)) + columns.data_bytes
     fitting = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), most_bytes, side="right"))
     rows = min(columns.rows, most, max(1, fitting))
-    data = _base64(columns.data, columns.data_bytes[:rows])
-    keys = _binary(_offsets(columns.key_bytes[:rows]), columns.keys)
-    if not columns.key_bytes[:rows].all():
-        keys = pc.if_else(_bools(columns.key_bytes[:rows] == 0), _scalar(NULL_KEY), keys)
-    entries = pc.binary_join_element_wise(_DATA, data, _KEY, keys, _ends(spans, rows), _NOTHING)
-    return _values(entries), sizes[:rows].astype(np.int32)
+    data, data_offsets, padding = _base64(columns, rows)
+    key_bytes = columns.key_bytes[:rows]
+    cells = Cells(rows, 5)
+    cells.text(0, _DATA)
+    cells.text(0, head + _DATA, rows=0)
+    cells.slices(1, [data], 0, data_offsets[:-1], np.diff(data_offsets) - padding)
+    cells.slices(2, [_PADDING + _KEY], 0, len(_PADDING) - padding, padding + len(_KEY))
+    cells.slices(3, [columns.keys], 0, _offsets(key_bytes)[:-1], key_bytes)
+    if not key_bytes.all():
+        cells.text(3, NULL_KEY, rows=np.flatnonzero(key_bytes == 0))
+    end = _ends(cells, spans, rows)
+    cells.text(4, end.removesuffix(b",") + b"]}", rows=rows - 1)
+    return cells.joined(), sizes[:rows].astype(np.int32)
 
 
-def _ends(spans: Sequence[Span], rows: int) -> Any:
-    """What closes each entry: with its explicit hash key, where it has one."""
+def _ends(cells: Cells, spans: Sequence[Span], rows: int) -> bytes:
+    """What closes each entry: with its explicit hash key, where it has one.  Returns the last."""
     if all(span.buffer.explicit is None for span in spans):
-        return _scalar(_END)
+        cells.text(4, _END)
+        return _END
     hash_keys = [explicit_hash_key_of(span, at) for span in spans for at in range(span.first, span.last)][:rows]
     ends = [_END if hash_key is None else _HASH_KEY % hash_key for hash_key in hash_keys]
-    return _binary(_offsets(np.fromiter(map(len, ends), np.int32, rows)), b"".join(ends))
+    lengths = np.fromiter(map(len, ends), np.int32, rows)
+    cells.slices(4, [b"".join(ends)], 0, _offsets(lengths)[:-1], lengths)
+    return ends[-1]
 
 
-def _base64(data: bytes, lengths: I32) -> Any:
-    """Each value in base64: all are encoded in one go, each filled up with zeros to whole groups of three bytes."""
+def _base64(columns: Columns, rows: int) -> tuple[bytes, I32, I32]:
+    """The data of the first rows in base64, all encoded in one go: its text, where that of each row begins and ends,
+    and how many characters at its end are to be padding, of what it was filled up with to whole groups of three bytes.
+    """
+    lengths = columns.data_bytes[:rows]
     missing = -lengths % 3
-    values = _binary(_offsets(lengths), data)
-    if missing.any():
-        zeros = _offsets(missing)
-        values = pc.binary_join_element_wise(values, _binary(zeros, bytes(zeros[-1])), _NOTHING)
-    encoded = np.frombuffer(bytearray(b64encode(_values(values))), np.uint8)
-    offsets = _offsets((lengths + missing) // 3 * 4)
-    ends = offsets[1:]
-    encoded[ends[missing >= 1] - 1] = _PADDING  # what the zeros became
-    encoded[ends[missing == 2] - 2] = _PADDING
-    return _binary(offsets, encoded)
+    cells = Cells(rows, 2)
+    cells.slices(0, columns.buffers, columns.data_buffers[:rows], columns.data_offsets[:rows], lengths)
+    cells.zeros(1, missing)
+    return b64encode(cells.joined()), _offsets(lengths + missing) // 3 * 4, missing
 
 
 # ---- aggregates
@@ -172,15 +183,13 @@ class Aggregated(NamedTuple):
 
 def aggregates(lanes: Sequence[LaneRows]) -> Iterator[list[Aggregated]]:
     """For each lane its rows, none with an explicit hash key, as aggregates."""
-    cuts, entries, records = _joined(lanes)
-    key_at, record_at = _offsets_of(entries), _offsets_of(records)
-    key_entries, record_bytes = _values(entries), _values(records)
+    cuts, (key_entries, key_at), (records, record_at) = _joined(lanes)
     row = key = 0
     for cut in cuts:
         made = []
         for part in cut:
             row_end, key_end = row + len(part.places), key + int(np.count_nonzero(part.new))
-            message = (key_entries[key_at[key] : key_at[key_end]], record_bytes[record_at[row] : record_at[row_end]])
+            message = (key_entries[key_at[key] : key_at[key_end]], records[record_at[row] : record_at[row_end]])
             digest = md5(message[0], usedforsecurity=False)
             digest.update(message[1])
             made.append(Aggregated(row_end - row, b"".join((MAGIC, *message, digest.digest()))))
@@ -195,20 +204,24 @@ class _Part(NamedTuple):
     new: Bool
 
 
-def _joined(lanes: Sequence[LaneRows]) -> tuple[list[list[_Part]], Any, Any]:
+_Texts = tuple[memoryview, I32]
+"""One after the other, and where each begins and the last one ends."""
+
+
+def _joined(lanes: Sequence[LaneRows]) -> tuple[list[list[_Part]], _Texts, _Texts]:
     """For each lane its aggregates; and of all of these, one after the other, the entries of their tables of keys, and
     their records."""
     columns = columns_of([span for lane in lanes for span in lane.spans])
-    keys = _binary(_offsets(columns.key_bytes), columns.keys)
+    key_at = _offsets(columns.key_bytes)
+    keys = _binary(key_at, columns.keys)
     codes = np.frombuffer(keys.dictionary_encode().indices.buffers()[1], np.int32, len(keys))
     cuts = _cut(lanes, codes, columns.key_bytes, columns.data_bytes)
     places = np.concatenate([part.places for cut in cuts for part in cut])
     new = np.concatenate([part.new for cut in cuts for part in cut])
-    heads_of_keys = _headers(0x0A, columns.key_bytes[new])
-    entries = pc.binary_join_element_wise(heads_of_keys, keys.filter(_bools(new)), _NOTHING)
-    heads = _headers(0x1A, _fields_bytes(columns.data_bytes) + _width(places), 0x08, places, 0x1A, columns.data_bytes)
-    data = _binary(_offsets(columns.data_bytes), columns.data)
-    records = pc.binary_join_element_wise(heads, data, _NOTHING)
+    new_key_bytes, data_bytes = columns.key_bytes[new], columns.data_bytes
+    entries = _with_headers(_headers(0x0A, new_key_bytes), [columns.keys], 0, key_at[:-1][new], new_key_bytes)
+    heads = _headers(0x1A, _fields_bytes(data_bytes) + _width(places), 0x08, places, 0x1A, data_bytes)
+    records = _with_headers(heads, columns.buffers, columns.data_buffers, columns.data_offsets, data_bytes)
     return cuts, entries, records
 
 
@@ -269,8 +282,19 @@ def _width(numbers: npt.NDArray[Any]) -> I64:
     return np.int64(1) + (numbers > 0x7F).astype(np.int64) + (numbers > 0x3FFF) + (numbers > 0x1FFFFF)
 
 
-def _headers(*columns: int | npt.NDArray[Any]) -> Any:
-    """A binary array, for each row a header: single bytes that are the same for all, and varints."""
+def _with_headers(
+    headers: tuple[bytes, I32], buffers: Sequence[Buffer], which: I32 | int, offsets: I32, lengths: I32
+) -> _Texts:
+    """Each value behind its header."""
+    texts, header_bytes = headers
+    cells = Cells(len(lengths), 2)
+    cells.slices(0, [texts], 0, _offsets(header_bytes)[:-1], header_bytes)
+    cells.slices(1, buffers, which, offsets, lengths)
+    return cells.joined(), _offsets(header_bytes + lengths)
+
+
+def _headers(*columns: int | npt.NDArray[Any]) -> tuple[bytes, I32]:
+    """For each row a header, of single bytes that are the same for all, and varints; and how long each is."""
     rows = next(len(column) for column in columns if not isinstance(column, int))
     parts: list[U8] = []
     masks: list[Bool] = []
@@ -285,7 +309,7 @@ def _headers(*columns: int | npt.NDArray[Any]) -> Any:
             parts.append(((column >> (7 * place)) & 0x7F | more << 7).astype(np.uint8))
             masks.append(width > place)
     matrix, mask = np.stack(parts, axis=1), np.stack(masks, axis=1)
-    return _binary(_offsets(mask.sum(axis=1)), matrix[mask])
+    return matrix[mask].tobytes(), mask.sum(axis=1, dtype=np.int32)
 
 
 # ---- the service's answer
@@ -345,7 +369,7 @@ def stored(answer: bytes, entries: int) -> Stored | None:
     return Stored(np.repeat(of_runs, np.diff(starts, append=entries)), shard_table, tuple(sequences))
 
 
-# ---- Arrow.  Not pa.array, pa.scalar and to_numpy, which load pandas where that is installed: 0.3 s and 35 MiB
+# ---- Arrow.  Not pa.array and to_numpy, which load pandas where that is installed: 0.3 s and 35 MiB
 
 
 def _offsets(lengths: npt.NDArray[Any]) -> I32:
@@ -357,19 +381,3 @@ def _offsets(lengths: npt.NDArray[Any]) -> I32:
 def _binary(offsets: I32, values: Any) -> Any:
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
     return pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, buffers)
-
-
-def _bools(values: Bool) -> Any:
-    return pa.BooleanArray.from_buffers(
-        pa.bool_(), len(values), [None, pa.py_buffer(np.packbits(values, bitorder="little"))]
-    )
-
-
-def _offsets_of(array: Any) -> I32:
-    assert array.offset == 0
-    return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1)
-
-
-def _values(array: Any) -> memoryview:
-    """All of its bytes, one after the other."""
-    return memoryview(array.buffers()[2])[: _offsets_of(array)[-1]]

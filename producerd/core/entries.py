@@ -64,7 +64,7 @@ class EncodedRequest:
     the hash keys in it; all of them but the first are of no row (``ends`` repeats).
     """
 
-    body: bytes
+    body: bytes | memoryview
     sha256: str
     ends: I32
     lanes: I32
@@ -106,9 +106,9 @@ def encode(
     """
     all_spans = [piece.span for piece in pieces]
     if all(not rules.aggregate or span.raw for span in all_spans) and columnar.suits(all_spans):
-        found = columnar.raw_entries(all_spans, rules.request_max_records, rules.request_max_bytes)
+        found = columnar.raw_request(all_spans, rules.request_max_records, rules.request_max_bytes, _head(address))
         if found is not None:
-            return _raw_request(address, pieces, *found)
+            return _raw_request(pieces, *found)
     writer = _Writer(address, rules, shard_map)
     by_lane = list(_by_lane(pieces))
     lanes = [
@@ -130,10 +130,7 @@ def _aggregates(lanes: Sequence[LaneRows], rules: EntryRules) -> Iterator[list[A
     return (next(made) if suits else None for suits in suited)
 
 
-def _raw_request(
-    address: Mapping[str, str], pieces: Sequence[Piece], entries: memoryview, sizes: I32
-) -> EncodedRequest:
-    body = b"".join((_head(address), entries[:-1], b"]}"))
+def _raw_request(pieces: Sequence[Piece], body: memoryview, sizes: I32) -> EncodedRequest:
     written = np.arange(1, len(sizes) + 1, dtype=np.int32)
     piece_of = np.repeat(np.arange(len(pieces), dtype=np.int32), [piece.span.records for piece in pieces])
     lanes = tuple(piece.lane for piece in pieces)

@@ -203,7 +203,7 @@ def test_it_aggregates_lanes_where_that_pays_and_can_be() -> None:
 def test_a_key_that_json_must_escape_is_left_to_the_loop() -> None:
     rows: list[Row] = [(b'"' if number == 99 else b"k", b"data", None) for number in range(100)]
     spans = [span for _, span in pieces_of(rows)]
-    assert columnar.raw_entries(spans, 500, 1 << 20) is None
+    assert columnar.raw_request(spans, 500, 1 << 20, b"[") is None
     assert encode(ADDRESS, pieces_of(rows), make_rules().entries).entries == 100
 
 

@@ -19,7 +19,7 @@ class Sending:
 
     __slots__ = ("body", "body_written", "sent", "sha256")
 
-    def __init__(self, body: bytes, sha256: str) -> None:
+    def __init__(self, body: bytes | memoryview, sha256: str) -> None:
         self.body = body
         self.sha256 = sha256
         self.body_written = False
