@@ -82,6 +82,8 @@ class EncodedRequest:
 
     def of_lanes(self) -> dict[Lane, tuple[int, int]]:
         """Entries and bytes of each lane."""
+        if len(self.lane_table) == 1:
+            return {self.lane_table[0]: (self.entries, self.payload_bytes)}
         entries = np.bincount(self.lanes, minlength=len(self.lane_table)).tolist()
         sizes = np.bincount(self.lanes, self.sizes, minlength=len(self.lane_table)).tolist()
         found: dict[Lane, tuple[int, int]] = {}
@@ -132,9 +134,10 @@ def _aggregates(lanes: Sequence[LaneRows], rules: EntryRules) -> Iterator[list[A
 
 def _raw_request(pieces: Sequence[Piece], body: memoryview, sizes: I32) -> EncodedRequest:
     written = np.arange(1, len(sizes) + 1, dtype=np.int32)
-    piece_of = np.repeat(np.arange(len(pieces), dtype=np.int32), [piece.span.records for piece in pieces])
-    lanes = tuple(piece.lane for piece in pieces)
-    return EncodedRequest(body, sha256(body).hexdigest(), written, piece_of[: len(sizes)], lanes, sizes, {})
+    places: dict[Lane, int] = {}
+    place_of = [places.setdefault(piece.lane, len(places)) for piece in pieces]
+    lanes = np.array(place_of, np.int32).repeat([piece.span.records for piece in pieces])
+    return EncodedRequest(body, sha256(body).hexdigest(), written, lanes[: len(sizes)], tuple(places), sizes, {})
 
 
 def _head(address: Mapping[str, str]) -> bytes:

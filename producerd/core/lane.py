@@ -235,7 +235,7 @@ def _keys_of(span: Span) -> U64:
 
 def _rows_that_fit(span: Span, max_records: int, max_bytes: int, first_row_bytes: int) -> int:
     sizes = span.sizes() + ENTRY_OVERHEAD_BYTES * np.arange(span.records + 1)
-    count = min(int(np.searchsorted(sizes, max_bytes, side="right")) - 1, max_records, span.records)
+    count = min(int(sizes.searchsorted(max_bytes, side="right")) - 1, max_records, span.records)
     return max(count, 1 if max_records and int(sizes[1]) <= first_row_bytes else 0)
 
 

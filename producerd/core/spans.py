@@ -263,9 +263,12 @@ class Job:
 
     def records_by_frame(self, *positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, int]]:
         """The frames of some rows, each with how many of them it has."""
-        rows = np.concatenate([self.order[part] for part in positions])
-        counts = np.bincount(np.searchsorted(self.starts, rows, side="right") - 1)
-        for place in np.flatnonzero(counts).tolist():
+        parts = [self.order[part] for part in positions]
+        if len(self.frames) == 1:
+            yield self.frames[0], sum(map(len, parts))
+            return
+        counts = np.bincount(self.starts.searchsorted(np.concatenate(parts), side="right") - 1)
+        for place in counts.nonzero()[0].tolist():
             yield self.frames[place], int(counts[place])
 
     def positions_of(self, frame: Frame, from_row: int = 0) -> npt.NDArray[np.intp]:

@@ -38,14 +38,17 @@ def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
     """Read an answer against the shards that are known."""
     encoded = request.encoded
     assert encoded is not None
-    classes = answer.errors + 1
-    stored = answer.errors < 0
     places = {shard_id: place for place, shard_id in enumerate(answer.shard_table)}
     shards = [lane.shard for lane in encoded.lane_table]
     # Where the id means another range by now, an answer that names it says nothing.
     expected = [places.get(shard.shard_id, -2) if known.get(shard.shard_id) == shard else -2 for shard in shards]
     predicted = [bool(shard.shard_id) for shard in shards]  # without shards only raw records are sent
-    elsewhere = (answer.shards != np.array(expected)[encoded.lanes]) & np.array(predicted)[encoded.lanes] & stored
+    elsewhere = answer.shards != np.array(expected)[encoded.lanes]
+    if not (answer.error_table or known.doubted or encoded.parts or elsewhere.any()):
+        return Verdicts(np.zeros(encoded.entries, np.int32), elsewhere, [])
+    classes = answer.errors + 1
+    stored = answer.errors < 0
+    elsewhere &= np.array(predicted)[encoded.lanes] & stored
     doubtful = elsewhere | stored if known.doubted else elsewhere
     if doubtful.any():
         starts = np.concatenate(([0], encoded.ends))

@@ -18,7 +18,7 @@ from botocore.awsrequest import AWSPreparedRequest
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from producerd.runtime.aws.sending import Sending
-from producerd.runtime.aws.transport import MAX_ANSWER_BYTES, PORTS, HttpAnswer, decoded, host_of, make_socket, parts_of
+from producerd.runtime.aws.transport import MAX_ANSWER_BYTES, PORTS, HttpAnswer, decoded, host_of, make_socket
 
 IDLE_SECONDS: Final = 60.0
 """A connection that no request has used for so long is closed."""
@@ -126,9 +126,7 @@ class _Connection(asyncio.Protocol):
             self._expiry.cancel()
         self._answer = self._loop.create_future()
         self._parser, self._head_bytes, self._ends_with_connection = HttpResponseParser(self), 0, False
-        self._transport.write(head)
-        for part in parts_of(body):
-            self._transport.write(part)
+        self._transport.writelines((head, body))
         try:
             return await self._answer
         finally:  # what waits keeps no answer, and what failed is in no cycle

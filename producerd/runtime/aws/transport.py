@@ -9,21 +9,18 @@ from __future__ import annotations
 import socket
 import ssl
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from aiobotocore.httpsession import AIOHTTPSession
-from aiohttp import BytesPayload, ClientResponse
-from aiohttp.abc import AbstractStreamWriter
+from aiohttp import ClientResponse
 from botocore.awsrequest import AWSPreparedRequest
 
 from producerd.runtime.aws.sending import Sending, body_trace, this_sending
 
 USER_TIMEOUT_MILLISECONDS: Final = 30_000
 """TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long is gone."""
-PART_BYTES: Final = 128 * 1024
-"""Of a body, handed to TLS at once: what is encrypted and copied on lies in a core's second cache still."""
 SEND_BUFFER_BYTES: Final = 1 << 20
 """A bound on what the kernel holds of a request; Linux doubles it."""
 MAX_ANSWER_BYTES: Final = 8 << 20
@@ -76,24 +73,9 @@ class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
         request.stream_output = True  # else it is read there, whatever its size
         if (sending := this_sending.get()) is not None and request.body is sending.body:
             sending.sent = self, request
-            if len(request.body) > PART_BYTES:
-                request.body = _InParts(request.body)
         answer = await super().send(request)
         answer._content = await _body_of(answer.raw)
         return answer
-
-
-class _InParts(BytesPayload):
-    """A body written part by part, and not waited for."""
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        for part in parts_of(memoryview(self._value)[:content_length]):
-            await writer.write(part, drain=False)
-
-
-def parts_of(body: bytes | memoryview) -> Iterator[memoryview]:
-    whole = memoryview(body)
-    return (whole[at : at + PART_BYTES] for at in range(0, len(whole), PART_BYTES))
 
 
 async def _body_of(answer: ClientResponse) -> bytes:
