@@ -152,7 +152,7 @@ class NodeSettings(Settings):
     """Bytes of all unanswered PutRecords: half for whoever comes first, and a part of the other half for each of
     ``max_streams``."""
     worker_threads: AtStart[Count] = _in(1, 16, default=1)
-    """Threads that sort and encode rows; small pieces are done on the loop's."""
+    """Threads for pieces of work that would take the loop's over 16 ms: batches of many MiB, to sort and encode."""
     max_connections: Count = _in(1, 65_536, default=256)
     """Client connections at the same time."""
     max_frame_bytes: AtStart[Bytes] = _in(4 * KIB, 64 * MIB, default=MIB)

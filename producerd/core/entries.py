@@ -2,7 +2,7 @@
 
 An *entry* is one future Kinesis record: a raw record, or a KPL aggregate of rows of one lane.  Rows of a request are
 numbered through its pieces; an entry is a range of these numbers, so that settling works on ranges and never on rows.
-Both directions are pure and run in worker threads.
+Both directions are pure and may run in worker threads.
 """
 
 from __future__ import annotations

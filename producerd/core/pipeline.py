@@ -202,7 +202,7 @@ class Pipeline:
         self._filling_bytes += frame.charge_bytes
         largest = max(MIB, len(self.sender.lanes.map) * self.rules.entries.aggregate_max_bytes)
         if (
-            self._filling_bytes >= min(self.budget.limit_bytes // 4, largest)
+            self._filling_bytes + frame.charge_bytes > min(self.budget.limit_bytes // 4, largest)  # with one more
             or self._filling_records >= self.budget.limit_records // 4
         ):
             self._seal("size")

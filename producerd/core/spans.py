@@ -1,6 +1,6 @@
 """Rows of a job sorted by shard and copied to span buffers: what lanes hold.
 
-A *job* is a batch of frames.  `sort_rows` is pure and runs in a worker thread: it hashes the keys, finds each row's
+A *job* is a batch of frames.  `sort_rows` is pure and may run in a worker thread: it hashes the keys, finds each row's
 shard, sorts stably (the order per key stays) and copies the rows to buffers of their own.  A *span* is at most 64 KiB
 of one shard's rows; a *buffer* holds whole spans and is closed at 64 KiB, so that room comes free in small steps and a
 lagging shard pins little more than its own rows.  (Views into one shared buffer pinned 17.7 times the limit.)

@@ -1,4 +1,4 @@
-"""Dispatcher: carries jobs to worker threads, requests to Kinesis, and results back.
+"""Dispatcher: does jobs, or carries them to worker threads; carries requests to Kinesis, and results back.
 
 Every job and request that is taken from a pipeline is completed exactly once, also when it is cancelled.  A job is
 taken only when a worker is free, and requests are encoded before jobs are sorted: what is nearest its end goes first.
@@ -26,14 +26,15 @@ from producerd.runtime.stream import Stream
 log = get_logger("producerd.dispatcher")
 
 TIMEOUTS_TO_TELL: Final = 5
-INLINE_MICROSECONDS: Final = 1_600
-"""A piece of work of about so long is done on the loop thread, and none is begun in a turn that had as much.  Two
-threads that hand small work to each other take more time of each than the work does, as they wait for one interpreter
-and warm two caches.  (By hand, both ways in turns, on two cores: with requests of 500 records of 100 bytes it was
-3.8 us a record in all and 2.4 of the loop's, and is 2.9 and 2.6.)
+INLINE_MICROSECONDS: Final = 16_000
+"""A piece of work of about so long at most is done on the loop thread: whole requests, and batches of a full frame.  Two
+threads that both need the interpreter wait for each other and warm two caches, which costs more processor time, and
+more time, than they save (docs/decisions, 0007).  Larger ones would keep all connections waiting.
 """
-BYTES_A_MICROSECOND: Final = 512
-"""And a row a microsecond.  Half of what is measured: workers copy and hash large rows while the loop goes on."""
+TURN_MICROSECONDS: Final = 1_600
+"""None is begun in a turn of the loop that had as much: then the sockets have their turn."""
+BYTES_A_MICROSECOND: Final = 256
+"""And a row a microsecond.  Measured are up to 220 bytes a microsecond, of aggregates that are encoded, and 3,000."""
 
 R = TypeVar("R")
 
@@ -113,7 +114,7 @@ class Dispatcher:
         now = self._loop.time()
         for stream in list(self._poked):
             stream.settle(now)
-        self._inline_left = INLINE_MICROSECONDS
+        self._inline_left = TURN_MICROSECONDS
         while self._poked and self._free_workers > 0 and self._inline_left > 0:
             stream = next(iter(self._poked))
             del self._poked[stream]

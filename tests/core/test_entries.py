@@ -41,7 +41,7 @@ def users_of(pieces: list[Piece]) -> list[tuple[str, bytes, int, bool]]:
 
 
 def read_body(encoded: EncodedRequest) -> list[dict[str, Any]]:
-    body = json.loads(encoded.body)
+    body = json.loads(bytes(encoded.body))
     assert set(body) == {"StreamName", "Records"}
     assert body["StreamName"] == STREAM
     assert encoded.sha256 == hashlib.sha256(encoded.body).hexdigest()

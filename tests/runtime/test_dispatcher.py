@@ -337,7 +337,7 @@ async def test_work_on_the_loop_thread_leaves_turns_to_others(monkeypatch: pytes
         on.submit(rows(9_000))
         await until_on_loop(lambda: on.kinesis.requests >= 4)  # what may be on its way at first
         ended = True
-    assert max(encoded_in.values()) <= 1 + module.INLINE_MICROSECONDS // 500
+    assert max(encoded_in.values()) <= 1 + module.TURN_MICROSECONDS // 500
     assert len(encoded_in) > 1
 
 
@@ -350,6 +350,7 @@ async def test_large_work_is_done_beside_the_loop(monkeypatch: pytest.MonkeyPatc
         return encode(*arguments)
 
     monkeypatch.setattr(module, "encode", note)
+    monkeypatch.setattr(module, "INLINE_MICROSECONDS", 1_000)
     for row, beside in ((b"x" * 100, False), (b"x" * 10_000, True)):
         threads.clear()
         async with bench() as on:
