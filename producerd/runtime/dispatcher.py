@@ -27,8 +27,8 @@ log = get_logger("producerd.dispatcher")
 
 TIMEOUTS_TO_TELL: Final = 5
 INLINE_MICROSECONDS: Final = 16_000
-"""A piece of work of about so long at most is done on the loop thread: whole requests, and batches of a full frame.  Two
-threads that both need the interpreter wait for each other and warm two caches, which costs more processor time, and
+"""A piece of work of about so long at most is done on the loop thread: whole requests, and batches of a full frame.
+Two threads that both need the interpreter wait for each other and warm two caches, which costs more processor time, and
 more time, than they save (docs/decisions, 0007).  Larger ones would keep all connections waiting.
 """
 TURN_MICROSECONDS: Final = 1_600
