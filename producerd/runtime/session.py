@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
+import numpy as np
+
 from producerd import __version__
 from producerd.core.frame import Frame
 from producerd.errors import Code, ProducerdError, ProtocolError
@@ -424,7 +426,7 @@ class Session(asyncio.BufferedProtocol):
         layout = ticket.layout
         if header.payload_bytes != layout.body_bytes or (header.flags ^ layout.flags) & ~columns.FLAG_RESENT:
             raise ProtocolError(f"a BODY of {header.payload_bytes} bytes where {layout.body_bytes} were granted")
-        self._body = memoryview(bytearray(header.payload_bytes))
+        self._body = np.empty(header.payload_bytes, np.uint8).data  # not bytearray, which fills it with zeros
         self._body_flags = header.flags
         here = min(self._control_end - at, header.payload_bytes)
         self._body[:here] = memoryview(self._control)[at : at + here]

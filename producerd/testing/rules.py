@@ -236,7 +236,7 @@ class FakeKinesis:
             most = max(most, len(span))
         return most
 
-    def handle(self, action: str, body: bytes, now: float, refused: ServiceError | None = None) -> Reply:
+    def handle(self, action: str, body: bytes | memoryview, now: float, refused: ServiceError | None = None) -> Reply:
         """Answer one request of the JSON 1.1 protocol; ``action`` is e.g. "PutRecords".
 
         ``refused`` is what the server has against the request's headers.
@@ -280,7 +280,7 @@ class FakeKinesis:
             lasting for lasting in met if lasting.fault.kind in ENTRY_FAILURES or self._draw(lasting.fault.fraction)
         ]
 
-    def _run(self, call: _Call, body: bytes) -> dict[str, Any]:
+    def _run(self, call: _Call, body: bytes | memoryview) -> dict[str, Any]:
         run = self._actions.get(call.action)
         if run is None:
             raise ServiceError("UnknownOperationException", "")
