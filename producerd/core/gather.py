@@ -26,7 +26,10 @@ Integers = npt.NDArray[np.integer[Any]]
 
 
 class Cells:
-    """A table of slices, read row by row.  A column that is not given is empty.  Less than 2 GiB in all."""
+    """A table of slices, read row by row; of one row at least, and of less than 2 GiB.
+
+    A column that is not given is empty.
+    """
 
     def __init__(self, rows: int, columns: int) -> None:
         self._places = np.zeros((rows, columns), _WITH_PLACE)

@@ -44,7 +44,7 @@ def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
     expected = [places.get(shard.shard_id, -2) if known.get(shard.shard_id) == shard else -2 for shard in shards]
     predicted = [bool(shard.shard_id) for shard in shards]  # without shards only raw records are sent
     elsewhere = answer.shards != np.array(expected)[encoded.lanes]
-    if not (answer.error_table or known.doubted or encoded.parts or elsewhere.any()):
+    if not (known.doubted or encoded.parts or elsewhere.any()):  # an error has no shard
         return Verdicts(np.zeros(encoded.entries, np.int32), elsewhere, [])
     classes = answer.errors + 1
     stored = answer.errors < 0

@@ -198,6 +198,13 @@ def test_a_part_is_looked_at_as_a_whole(shard_id: str) -> None:
     assert judge(request, answer(shard_id), known_from(HALVES)).classes.tolist() == [STRAYED]
 
 
+@pytest.mark.law("ShardMap")
+def test_a_part_may_stray_into_the_shard_of_the_rows_first_record() -> None:
+    request = sealed_request([[*TWO_AND_ONE, UserRecord(b"d", HIGH, b"4")]], even_map(2))
+    verdicts = judge(request, answer("shard-0", "shard-0"), known_from(even_map(2)))
+    assert (verdicts.classes.tolist(), verdicts.partly) == ([STRAYED] * 2, [0])
+
+
 def test_one_such_row_says_nothing_about_its_neighbours() -> None:
     request = sealed_request([TWO_AND_ONE, TWO_AND_ONE, TWO_AND_ONE], even_map(2))
     results = answer("shard-0", "shard-1", THROTTLED, "shard-1", "shard-0", "shard-1")
