@@ -24,7 +24,9 @@ SLOW_LANE_PAUSE_SECONDS: Final = 0.5
 """Between its requests, so that each is full: with one every tenth of a second it had 530 of its 1,000 records/s, and
 callers that mix their rows over 16 shards 55 % of what they have with the pause."""
 ENTRY_OVERHEAD_BYTES: Final = 40
-"""Above what an entry adds to its key and data: an explicit hash key of 39 digits, or an aggregate's headers a row."""
+"""Above what an entry adds to its key and data: an explicit hash key of 39 digits; about what it adds in an aggregate."""
+AGGREGATED_OVERHEAD_BYTES: Final = 25
+"""The same of a row without one in an aggregate of two or more: tags, lengths, and its part of what frames them."""
 LOOK_AHEAD_SPANS: Final = 32
 """How far behind rows that wait for their key's earlier row others are looked for."""
 ANY: Final = 2**62
@@ -129,8 +131,10 @@ class Lane:
         self.queued = 0
         return spans
 
-    def take(self, max_records: int, max_bytes: int, first_row_bytes: int = 0) -> tuple[list[Span], int]:
-        """Rows from the front within both bounds, and their bytes (key + data + ENTRY_OVERHEAD_BYTES a row).
+    def take(
+        self, max_records: int, max_bytes: int, first_row_bytes: int = 0, overhead_bytes: int = ENTRY_OVERHEAD_BYTES
+    ) -> tuple[list[Span], int]:
+        """Rows from the front within both bounds, and their bytes (key + data + overhead, a row).
 
         The first row may have ``first_row_bytes``, where that is more: a row larger than a request goes alone.
         """
@@ -144,19 +148,19 @@ class Lane:
             if taken and not _alike(span, taken[0]):
                 break
             count = span.last - span.first
-            size = span.bytes + ENTRY_OVERHEAD_BYTES * count
+            size = span.bytes + overhead_bytes * count
             if records + count <= max_records and used + size <= max_bytes:
                 spans.popleft()
             else:
                 most_bytes = max_bytes - used if taken else max(max_bytes, first_row_bytes)
-                count = _rows_that_fit(span, max_records - records, max_bytes - used, most_bytes)
+                count = _rows_that_fit(span, max_records - records, max_bytes - used, most_bytes, overhead_bytes)
                 if not count:
                     break
                 spans.popleft()
                 if count < span.last - span.first:
                     span, rest = span.cut(span.first + count)
                     spans.appendleft(rest)
-                size = span.bytes + ENTRY_OVERHEAD_BYTES * count
+                size = span.bytes + overhead_bytes * count
             taken.append(span)
             used += size
             records += count
@@ -233,8 +237,10 @@ def _keys_of(span: Span) -> U64:
     return keys
 
 
-def _rows_that_fit(span: Span, max_records: int, max_bytes: int, first_row_bytes: int) -> int:
-    sizes = span.sizes() + ENTRY_OVERHEAD_BYTES * np.arange(span.records + 1)
+def _rows_that_fit(
+    span: Span, max_records: int, max_bytes: int, first_row_bytes: int, overhead_bytes: int = ENTRY_OVERHEAD_BYTES
+) -> int:
+    sizes = span.sizes() + overhead_bytes * np.arange(span.records + 1)
     count = min(int(sizes.searchsorted(max_bytes, side="right")) - 1, max_records, span.records)
     return max(count, 1 if max_records and int(sizes[1]) <= first_row_bytes else 0)
 

@@ -14,7 +14,14 @@ from math import inf
 from typing import Final, NamedTuple
 
 from producerd.core.entries import EntryRules, Piece
-from producerd.core.lane import ANY, ENTRY_OVERHEAD_BYTES, SLOW_LANE_PAUSE_SECONDS, Lane, records_of
+from producerd.core.lane import (
+    AGGREGATED_OVERHEAD_BYTES,
+    ANY,
+    ENTRY_OVERHEAD_BYTES,
+    SLOW_LANE_PAUSE_SECONDS,
+    Lane,
+    records_of,
+)
 from producerd.core.pacing import Pacer
 from producerd.core.requests import Request
 from producerd.core.shards import Shard, ShardMap, one_lane
@@ -270,8 +277,12 @@ class Lanes:
         if aggregates:
             # Whole aggregates but for the last; encoding hands back what this estimate lets in too much.
             max_bytes = min(max_bytes, largest if self._per_key else entries * largest)
-        take = lane.take_distinct if self._per_key and not aggregates else lane.take
-        spans, size = take(min(most_rows, ANY if aggregates else entries), max_bytes, first_row_bytes)
+        bounds = min(most_rows, ANY if aggregates else entries), max_bytes, first_row_bytes
+        if self._per_key and not aggregates:
+            spans, size = lane.take_distinct(*bounds)
+        else:
+            explicit = not aggregates or front.buffer.explicit is not None
+            spans, size = lane.take(*bounds, ENTRY_OVERHEAD_BYTES if explicit else AGGREGATED_OVERHEAD_BYTES)
         if spans:
             if no_map:
                 spans = [span._replace(strays=max(span.strays, RAW_FROM_STRAYS)) for span in spans]

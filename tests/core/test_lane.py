@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from producerd.core.frame import Frame
-from producerd.core.lane import ENTRY_OVERHEAD_BYTES, MAX_REQUESTS_PER_LANE, Lane
+from producerd.core.lane import AGGREGATED_OVERHEAD_BYTES, ENTRY_OVERHEAD_BYTES, MAX_REQUESTS_PER_LANE, Lane
 from producerd.core.shards import MAX_HASH_KEY, Shard
 from producerd.core.spans import QUEUED, SETTLED, Job, Span, sort_rows
 from tests.core.test_spans import even_map, rows_of
@@ -32,8 +32,8 @@ def positions(spans: list[Span]) -> list[int]:
     return [at for span in spans for at in range(span.first, span.last)]
 
 
-def size_of(spans: list[Span]) -> int:
-    return sum(int(span.sizes()[-1]) + ENTRY_OVERHEAD_BYTES * span.records for span in spans)
+def size_of(spans: list[Span], overhead_bytes: int) -> int:
+    return sum(int(span.sizes()[-1]) + overhead_bytes * span.records for span in spans)
 
 
 @pytest.mark.law("Lane")
@@ -50,8 +50,9 @@ def test_rows_leave_in_order_within_both_bounds_and_none_is_lost(seed: int) -> N
                 job.state[at] = SETTLED
                 job.has_gaps = True
         records, room = random.choice([1, 5, 1_000]), random.choice([100, 5_000, 100_000])
-        taken, used = lane.take(records, room, random.choice([0, ANY]))
-        assert used == size_of(taken)
+        overhead_bytes = random.choice([ENTRY_OVERHEAD_BYTES, AGGREGATED_OVERHEAD_BYTES])
+        taken, used = lane.take(records, room, random.choice([0, ANY]), overhead_bytes)
+        assert used == size_of(taken, overhead_bytes)
         found = positions(taken)
         assert len(found) <= records
         assert used <= room or len(found) == 1

@@ -436,6 +436,29 @@ def test_halving_finds_the_one_bad_entry_among_500_and_stores_its_mates() -> Non
     assert desk.is_empty()
 
 
+@pytest.mark.parametrize("data_bytes", [1, 100, 1_024, 20_000])
+def test_a_full_frame_leaves_in_one_request_where_it_is_aggregated(data_bytes: int) -> None:
+    """And no request has more than was taken for it."""
+    keys = 16
+    rows = min(10_000, ((1 << 20) - FRAME_CHARGE_BYTES) // (keys + data_bytes + RECORD_CHARGE_BYTES))
+    desk = Desk(aggregate=True, request_max_bytes=1 << 20, aggregate_max_bytes=51_200)
+    desk.submit([(b"%016d" % number, bytes(data_bytes), None) for number in range(rows)])
+    desk.sort()
+    (sent,) = desk.send_all()
+    assert len(sent.users) == rows
+    assert sent.encoded.payload_bytes <= sent.request.bytes
+
+
+def test_more_room_is_left_for_aggregates_with_explicit_hash_keys() -> None:
+    found = []
+    for hash_key in (None, b"7"):
+        desk = Desk(aggregate=True)
+        desk.submit([(b"k", b"data", hash_key)] * 10)
+        desk.sort()
+        found.append(desk.send().request.bytes)
+    assert found[0] < found[1]
+
+
 @pytest.mark.parametrize(("aggregate", "entries"), [(False, 50), (True, 10_000 // 1_024 + 1)])
 def test_a_half_is_charged_to_its_lane_s_pace_by_its_entries(aggregate: bool, entries: int) -> None:
     """Not as one: a pacer takes a lane of large entries for a slow one."""
