@@ -390,7 +390,7 @@ def _hashes(frames: Sequence[Rows], seed: int) -> tuple[U64, U64, Bool | None, B
         start, end = end, end + rows.records
         high, low = all_high[start:end], all_low[start:end]
         explicit = np.zeros(rows.records, np.bool_)
-        null = np.diff(rows.key_offsets) == 0
+        null = rows.key_offsets[1:] == rows.key_offsets[:-1]
         if null.any():
             count = int(null.sum())
             high[null], low[null] = random.integers(0, 2**64, (2, count), dtype=np.uint64)
@@ -439,7 +439,7 @@ def _hash_keys_together(frames: Sequence[Rows]) -> tuple[U64, U64]:
         return hash_keys(frames[0].keys, frames[0].key_offsets)
     keys = b"".join([rows.keys[rows.key_offsets[0] : rows.key_offsets[-1]] for rows in frames])
     offsets = np.zeros(sum([rows.records for rows in frames]) + 1, np.int32)
-    np.cumsum(np.concatenate([np.diff(rows.key_offsets) for rows in frames]), out=offsets[1:])
+    np.concatenate([rows.key_offsets[1:] - rows.key_offsets[:-1] for rows in frames]).cumsum(out=offsets[1:])
     return hash_keys(memoryview(keys), offsets)
 
 
@@ -483,11 +483,11 @@ def _gather(columns: Sequence[tuple[memoryview, I32]], order: I32) -> _Column:
 def _cut_spans(shards: I32, sizes: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
     """(shard, first, last) of each span, in order."""
     spans = []
-    edges = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)] if len(shards) else []
+    edges = [0, *((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist(), len(shards)] if len(shards) else []
     for start, end in pairwise(edges):
         first = start
         while first < end:
-            last = int(np.searchsorted(sizes, sizes[first] + SPAN_BYTES, side="right")) - 1
+            last = int(sizes.searchsorted(sizes[first] + SPAN_BYTES, side="right")) - 1
             last = min(max(last, first + 1), end)
             spans.append((int(shards[start]), first, last))
             first = last
