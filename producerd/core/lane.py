@@ -24,7 +24,7 @@ SLOW_LANE_PAUSE_SECONDS: Final = 0.5
 """Between its requests, so that each is full: with one every tenth of a second it had 530 of its 1,000 records/s, and
 callers that mix their rows over 16 shards 55 % of what they have with the pause."""
 ENTRY_OVERHEAD_BYTES: Final = 40
-"""Above what an entry adds to its key and data: an explicit hash key of 39 digits; in an aggregate about what it adds."""
+"""Above what an entry adds to its key and data: an explicit hash key of 39 digits; in an aggregate it is about that."""
 AGGREGATED_OVERHEAD_BYTES: Final = 25
 """The same of a row without one in an aggregate of two or more: tags, lengths, and its part of what frames them."""
 LOOK_AHEAD_SPANS: Final = 32
