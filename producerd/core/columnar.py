@@ -46,13 +46,13 @@ _PADDING: Final = b"=="
 
 
 class Columns(NamedTuple):
-    """Rows of some spans.  Keys one after the other, and how long each is; data as it lies in the spans' buffers: for
-    each row the buffer, where in it, and how long."""
+    """Rows of some spans.  Keys one after the other, and how long each is; the data of each span as it lies in its
+    buffer, for each row which of them has it, where, and how long it is."""
 
     keys: bytes
     key_bytes: I32
-    buffers: list[Buffer]
-    data_buffers: I32
+    data: list[memoryview]
+    data_places: I32
     data_offsets: I32
     data_bytes: I32
 
@@ -62,18 +62,23 @@ class Columns(NamedTuple):
 
 
 def columns_of(spans: Sequence[Span]) -> Columns:
-    keys, key_bytes, data_offsets, data_bytes = [], [], [], []
+    """Raises ValueError where a span's rows are gone: in a worker thread, when the daemon has given its request up."""
+    keys, data, key_bytes, data_offsets, data_bytes = [], [], [], [], []
     for buffer, first, last, *_ in spans:
         a, b = first - buffer.first, last - buffer.first
+        all_keys, all_data = memoryview(buffer.keys), memoryview(buffer.data)
         key_at, data_at = buffer.key_offsets[a : b + 1], buffer.data_offsets[a : b + 1]
-        keys.append(memoryview(buffer.keys)[key_at[0] : key_at[-1]])
+        if len(key_at) <= b - a or key_at[-1] > len(all_keys) or data_at[-1] > len(all_data):
+            raise ValueError("rows that are gone")  # Arrow would read whatever lies there
+        keys.append(all_keys[key_at[0] : key_at[-1]])
+        data.append(all_data[data_at[0] : data_at[-1]])
         key_bytes.append(key_at[1:] - key_at[:-1])
-        data_offsets.append(data_at[:-1])
+        data_offsets.append(data_at[:-1] - data_at[0])
         data_bytes.append(data_at[1:] - data_at[:-1])
     return Columns(
         b"".join(keys),
         np.concatenate(key_bytes),
-        [span.buffer.data for span in spans],
+        data,
         np.arange(len(spans), dtype=np.int32).repeat([span.records for span in spans]),
         np.concatenate(data_offsets),
         np.concatenate(data_bytes),
@@ -166,7 +171,7 @@ def _base64(columns: Columns, rows: int) -> tuple[bytes, I32, I32]:
     lengths = columns.data_bytes[:rows]
     missing = -lengths % 3
     cells = Cells(rows, 2)
-    cells.slices(0, columns.buffers, columns.data_buffers[:rows], columns.data_offsets[:rows], lengths)
+    cells.slices(0, columns.data, columns.data_places[:rows], columns.data_offsets[:rows], lengths)
     cells.zeros(1, missing)
     return b64encode(cells.joined()), _offsets(lengths + missing) // 3 * 4, missing
 
@@ -221,7 +226,7 @@ def _joined(lanes: Sequence[LaneRows]) -> tuple[list[list[_Part]], _Texts, _Text
     new_key_bytes, data_bytes = columns.key_bytes[new], columns.data_bytes
     entries = _with_headers(_headers(0x0A, new_key_bytes), [columns.keys], 0, key_at[:-1][new], new_key_bytes)
     heads = _headers(0x1A, _fields_bytes(data_bytes) + _width(places), 0x08, places, 0x1A, data_bytes)
-    records = _with_headers(heads, columns.buffers, columns.data_buffers, columns.data_offsets, data_bytes)
+    records = _with_headers(heads, columns.data, columns.data_places, columns.data_offsets, data_bytes)
     return cuts, entries, records
 
 

@@ -133,11 +133,14 @@ class Dispatcher:
         if self._tasks is None or self._gives_up:
             return False
         if (request := stream.pipeline.take_request(now)) is not None:
-            inline = self._does_inline(request.records, request.bytes)
+            explicit = any(piece.span.buffer.explicit is not None for piece in request.pieces)
+            inline = self._does_inline(request.records, request.bytes, row_by_row=explicit)
             self._free_workers -= not inline
             self._spawn(self._carry(stream, request, inline), self._sending)
         elif (job := stream.pipeline.take_job(now)) is not None:
-            if self._does_inline(sum([rows.records for rows in job.rows]), sum([len(rows.data) for rows in job.rows])):
+            records, bytes_ = sum([rows.records for rows in job.rows]), sum([len(rows.data) for rows in job.rows])
+            sealed = any(rows.aggregates is not None for rows in job.rows)
+            if self._does_inline(records, bytes_, row_by_row=sealed):
                 stream.pipeline.sorted(job, _sort(stream.name, job))
             else:
                 self._free_workers -= 1
@@ -146,10 +149,14 @@ class Dispatcher:
             return False
         return True
 
-    def _does_inline(self, records: int, bytes_: int) -> bool:
-        """Whether the loop thread does it, which is charged to this turn then."""
+    def _does_inline(self, records: int, bytes_: int, *, row_by_row: bool) -> bool:
+        """Whether the loop thread does it, which is charged to this turn then.
+
+        ``row_by_row``: rows that are aggregates or have explicit hash keys (given, or for want of a key) may be looked
+        at one by one, for some microseconds each or some hundreds.
+        """
         microseconds = records + bytes_ // BYTES_A_MICROSECOND
-        if microseconds > INLINE_MICROSECONDS:
+        if microseconds > (TURN_MICROSECONDS if row_by_row else INLINE_MICROSECONDS):
             return False
         self._inline_left -= microseconds
         return True

@@ -200,6 +200,31 @@ def test_it_aggregates_lanes_where_that_pays_and_can_be() -> None:
     assert not any(columnar.suited([*others, *[some] * (enough - 1)]))
 
 
+def test_columns_have_the_data_of_their_rows_and_nothing_of_what_else_lies_in_the_buffers() -> None:
+    """Which may be the whole queue, where requests take few rows of each of many lanes."""
+    rows: list[Row] = [(b"k%d" % number, b"%d" % number * (number % 7), None) for number in range(300)]
+    whole = [span for _, span in pieces_of(rows)]
+    spans = [span.cut(at)[1].cut(at + 2)[0] for span in whole for at in range(span.first, span.last - 2, 5)]
+    columns = columnar.columns_of(spans)
+    assert sum(map(len, columns.data)) == columns.data_bytes.sum() < sum(span.bytes for span in whole) / 2
+
+
+def test_rows_that_are_gone_are_not_read() -> None:
+    """A worker may still encode what the daemon has given up, and let go of.  Arrow looks at no bounds."""
+    for names in (
+        ["keys"],
+        ["data"],
+        ["key_offsets"],
+        ["data_offsets"],
+        ["keys", "data", "key_offsets", "data_offsets"],
+    ):
+        spans = [span for _, span in pieces_of([(b"k", b"data", None)] * 300)]
+        for name in names:  # as `SpanBuffer.let_go` does it, one after the other
+            setattr(spans[-1].buffer, name, b"" if "offsets" not in name else np.zeros(1, np.int32))
+        with pytest.raises((ValueError, IndexError)):
+            columnar.raw_request(spans, 500, 1 << 20, b"[")
+
+
 def test_a_key_that_json_must_escape_is_left_to_the_loop() -> None:
     rows: list[Row] = [(b'"' if number == 99 else b"k", b"data", None) for number in range(100)]
     spans = [span for _, span in pieces_of(rows)]

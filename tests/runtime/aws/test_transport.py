@@ -101,7 +101,7 @@ async def test_credentials_that_do_not_come_stored_nothing(monkeypatch: pytest.M
 async def test_a_time_out_after_the_first_byte_may_have_stored_it(size: int) -> None:
     with mute() as port:
         async with reaching(f"http://127.0.0.1:{port}") as client:
-            failed = await put(client, 0.5, size)
+            failed = await put(client, 2.0, size)
     assert (failed.maybe_stored, failed.timed_out) == (True, True)
 
 
