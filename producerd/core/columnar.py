@@ -68,7 +68,7 @@ def columns_of(spans: Sequence[Span]) -> Columns:
         a, b = first - buffer.first, last - buffer.first
         all_keys, all_data = memoryview(buffer.keys), memoryview(buffer.data)
         key_at, data_at = buffer.key_offsets[a : b + 1], buffer.data_offsets[a : b + 1]
-        if len(key_at) <= b - a or key_at[-1] > len(all_keys) or data_at[-1] > len(all_data):
+        if key_at[-1] > len(all_keys) or data_at[-1] > len(all_data):
             raise ValueError("rows that are gone")  # Arrow would read whatever lies there
         keys.append(all_keys[key_at[0] : key_at[-1]])
         data.append(all_data[data_at[0] : data_at[-1]])

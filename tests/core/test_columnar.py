@@ -218,7 +218,7 @@ def test_rows_that_are_gone_are_not_read() -> None:
         ["data_offsets"],
         ["keys", "data", "key_offsets", "data_offsets"],
     ):
-        spans = [span for _, span in pieces_of([(b"k", b"data", None)] * 300)]
+        spans = [span for _, span in pieces_of([(b"a key" * 4, b"data" * 10, None)] * 300)]
         for name in names:  # as `SpanBuffer.let_go` does it, one after the other
             setattr(spans[-1].buffer, name, b"" if "offsets" not in name else np.zeros(1, np.int32))
         with pytest.raises((ValueError, IndexError)):
