@@ -333,6 +333,27 @@ def test_records_that_are_wrong_fail_the_command(
     assert "FAILED: boto3 was told 100 records" in err
 
 
+@pytest.mark.usefixtures("stand_in")
+def test_another_producer_that_fails_is_measured_once_more_and_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes: Iterator[RecordsWrong | Cost] = iter(
+        [RecordsWrong("boto3 was told 100 records"), Cost(3_000.0, 9), Cost(4_000.0, 9)]
+    )
+
+    def fails_first(*_: object) -> Cost:
+        outcome = next(outcomes)
+        if isinstance(outcome, RecordsWrong):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(Bench, "_rival", fails_first)
+    assert command.main(["--json", "--only", "boto3", "--bytes", "100"]) == 0
+    out, err = capsys.readouterr()
+    assert [row["cpu_ns_per_record"] for row in json.loads(out)] == [3_000, 4_000]
+    assert "boto3 is measured once more: boto3 was told 100 records" in err
+
+
 @pytest.mark.parametrize("arguments", [["--only", "kpl"], ["--bytes", "99"]])
 def test_what_is_not_there_is_refused_and_what_there_is_is_named(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
