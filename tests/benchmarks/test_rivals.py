@@ -350,7 +350,7 @@ def test_another_producer_that_fails_is_measured_once_more_and_that_is_told(
     monkeypatch.setattr(Bench, "_rival", fails_first)
     assert command.main(["--json", "--only", "boto3", "--bytes", "100"]) == 0
     out, err = capsys.readouterr()
-    assert [row["cpu_ns_per_record"] for row in json.loads(out)] == [3_000, 4_000]
+    assert [row["cpu_ns_per_record"] for row in json.loads(out) if row["producer"] == "boto3"] == [3_000, 4_000]
     assert "boto3 is measured once more: boto3 was told 100 records" in err
 
 
