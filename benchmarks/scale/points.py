@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> None:
     gc.freeze()  # as the daemon does
     for value in [int(value) for value in values] or DIMENSIONS[dimension].values:
         what, records = case(dimension, aggregation, value)
-        cost = walk(what, counter, records, 1 if what.steady else records // WARM_PART)  # steady: one job
+        cost = walk(what, counter, records, records if what.steady else records // WARM_PART)  # steady: one job
         point = Point(dimension, aggregation, value, counter.unit, cost.per_record, cost.mean_entry_bytes)
         print(json.dumps(asdict(point)), flush=True)
 
