@@ -39,7 +39,10 @@ class Cells:
     def slices(
         self, column: int, buffers: Sequence[Buffer], which: Integers | int, offsets: Integers | int, lengths: Integers
     ) -> None:
-        """For each row a slice of one of some buffers, which are copied once more where a slice is short."""
+        """For each row a slice of one of some buffers, which are copied once more where a slice is short.
+
+        It must lie within its buffer: Arrow does not look.
+        """
         places = self._places[:, column]
         places["length"] = lengths
         places["buffer"] = which + len(self._buffers)
