@@ -281,8 +281,8 @@ class Lanes:
         if self._per_key and not aggregates:
             spans, size = lane.take_distinct(*bounds)
         else:
-            explicit = not aggregates or front.buffer.explicit is not None
-            spans, size = lane.take(*bounds, ENTRY_OVERHEAD_BYTES if explicit else AGGREGATED_OVERHEAD_BYTES)
+            small = aggregates and front.buffer.explicit is None
+            spans, size = lane.take(*bounds, AGGREGATED_OVERHEAD_BYTES if small else ENTRY_OVERHEAD_BYTES)
         if spans:
             if no_map:
                 spans = [span._replace(strays=max(span.strays, RAW_FROM_STRAYS)) for span in spans]

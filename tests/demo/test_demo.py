@@ -76,7 +76,7 @@ def test_every_flight_arrives_and_nothing_is_left(demo: Demo) -> None:
     assert told is not None
     assert 0 < int(told[1]) <= 375
     assert int(told[2]) > 0
-    until(lambda: not demo.left())  # what was just being started is ended behind it
+    assert not demo.left()
 
 
 @pytest.mark.parametrize("stop", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
@@ -93,7 +93,7 @@ def test_an_interrupted_demo_leaves_nothing_running_and_nothing_on_disk(demo: De
         rest = process.communicate(timeout=30)[0]
     assert process.returncode == 128 + stop, rest
     assert "Traceback" not in rest
-    until(lambda: not demo.left())  # what was just being started is ended behind it
+    assert not demo.left()
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_a_daemon_that_dies_ends_the_demo_with_its_log(demo: Demo) -> None:
         rest = process.communicate(timeout=60)[0]
     assert process.returncode == 1
     assert "FAILED: the daemon ended with exit code -9; the end of its log:\n  | 20" in rest, rest
-    until(lambda: not demo.left())  # what was just being started is ended behind it
+    assert not demo.left()
 
 
 def _is_serve(process: Path, folder: Path) -> bool:
