@@ -192,7 +192,7 @@ def _create_stream(server: FakeServer, given: NewStream) -> dict[str, Any]:
 
 def _show_counters(server: FakeServer, _: _Body) -> dict[str, Any]:
     kinesis = server.kinesis
-    names = ("connections_open", "connections_peak", "in_flight", "in_flight_peak")
+    names = ("connections_open", "connections_peak", "connections_closed", "in_flight", "in_flight_peak")
     return {
         "requests": kinesis.requests,
         "replies": kinesis.replies,

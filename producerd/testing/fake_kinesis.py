@@ -64,6 +64,7 @@ class FakeServer:
         self.expired_access_keys: set[str] = set()
         self.connections_open = 0
         self.connections_peak = 0
+        self.connections_closed = 0
         self.in_flight = 0
         self.in_flight_peak = 0
         self._clock_offset_seconds = 0.0
@@ -108,6 +109,7 @@ class FakeServer:
     def count_connection(self, change: int) -> None:
         self.connections_open += change
         self.connections_peak = max(self.connections_peak, self.connections_open)
+        self.connections_closed += change < 0
 
     async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path.startswith(control.PREFIX):
