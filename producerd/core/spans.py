@@ -382,16 +382,17 @@ def _reordered(values: bytes, offsets: I32, a: int, b: int, order: npt.NDArray[n
 def _hashes(frames: Sequence[Rows], seed: int) -> tuple[U64, U64, Bool | None, Bool | None]:
     """High and low halves of every row's hash key; which rows have theirs explicitly (given, or spread); which rows are
     aggregates themselves: these have the hash key of their first record."""
-    explicits, sealeds = [], []
-    random = np.random.default_rng(seed)
     all_high, all_low = _hash_keys(frames)
+    all_explicit, all_sealed = np.zeros((2, len(all_high)), np.bool_)
+    random: np.random.Generator | None = None
     end = 0
     for rows in frames:
         start, end = end, end + rows.records
         high, low = all_high[start:end], all_low[start:end]
-        explicit = np.zeros(rows.records, np.bool_)
+        explicit, sealed = all_explicit[start:end], all_sealed[start:end]
         null = rows.key_offsets[1:] == rows.key_offsets[:-1]
         if null.any():
+            random = random or np.random.default_rng(seed)  # 20 us: not for each job
             count = int(null.sum())
             high[null], low[null] = random.integers(0, 2**64, (2, count), dtype=np.uint64)
             explicit |= null
@@ -403,20 +404,16 @@ def _hashes(frames: Sequence[Rows], seed: int) -> tuple[U64, U64, Bool | None, B
                 given_high, given_low = _parse_given(rows.hash_keys, rows.hash_key_offsets, given)
                 high[given], low[given] = given_high, given_low
                 explicit |= given
-        sealed = np.zeros(rows.records, np.bool_)
         for row in rows.aggregates.tolist() if rows.aggregates is not None else ():
             inside = parse(bytes(rows.data[rows.data_offsets[row] : rows.data_offsets[row + 1]]))
             if inside:
                 high[row], low[row] = divmod(inside[0].hash_key, 2**64)
                 sealed[row] = explicit[row] = True
-        explicits.append(explicit)
-        sealeds.append(sealed)
-    explicit, sealed = np.concatenate(explicits), np.concatenate(sealeds)
     return (
         all_high,
         all_low,
-        explicit if explicit.any() else None,
-        sealed if sealed.any() else None,
+        all_explicit if all_explicit.any() else None,
+        all_sealed if all_sealed.any() else None,
     )
 
 

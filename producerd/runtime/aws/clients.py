@@ -79,7 +79,7 @@ class AwsClient:
         self._opened = opened
         self._making = asyncio.Lock()
         self._client: Any = None
-        self._connections: dict[str, Connections] = {}  # by the URL
+        self._ways: dict[str, Post] = {}  # by the URL
         self._templates: dict[str | None, RequestTemplate] = {}  # by what the host hangs on: the stream's ARN
 
     async def ready(self) -> Any:
@@ -114,13 +114,15 @@ class AwsClient:
 
     def _way(self, session: AbortingSession, url: str) -> Post:
         """How to send what is like a request that was sent there."""
-        tls = session.tls_without_proxy(url) if self._access.transport == "direct" else None
-        if tls is None:
-            return session.post
-        if url not in self._connections:
-            self._connections[url] = Connections(url, tls, self._access.connect_timeout_seconds)
-            self._opened.callback(self._connections[url].close)
-        return self._connections[url].post
+        if url not in self._ways:
+            tls = session.tls_without_proxy(url) if self._access.transport == "direct" else None
+            if tls is None:
+                self._ways[url] = session.posts(url).post
+            else:
+                connections = Connections(url, tls, self._access.connect_timeout_seconds)
+                self._opened.callback(connections.close)
+                self._ways[url] = connections.post
+        return self._ways[url]
 
     async def why_no_dry_run(self) -> str:
         """Why PutRecords must not be tried as a dry run, or ""."""

@@ -9,16 +9,25 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohappyeyeballs
 import botocore.exceptions as boto_errors
-from botocore.awsrequest import AWSPreparedRequest
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from producerd.runtime.aws.sending import Sending
-from producerd.runtime.aws.transport import MAX_ANSWER_BYTES, PORTS, HttpAnswer, decoded, host_of, make_socket
+from producerd.runtime.aws.transport import (
+    MAX_ANSWER_BYTES,
+    PORTS,
+    REDIRECTS,
+    HttpAnswer,
+    decoded,
+    host_of,
+    make_socket,
+    not_followed,
+)
 
 IDLE_SECONDS: Final = 60.0
 """A connection that no request has used for so long is closed."""
@@ -26,7 +35,6 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 """What an answer may have beside its body; Kinesis sends less than 1 KB."""
 EYEBALLS_SECONDS: Final = 0.25
 """After which the next of a host's addresses is tried, too.  (RFC 8305)"""
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 
 class Connections:
@@ -48,14 +56,14 @@ class Connections:
         self._head = "".join([f"{line}\r\n" for line in lines]).encode()
         self._idle: list[_Connection] = []
 
-    async def post(self, request: AWSPreparedRequest, sending: Sending) -> HttpAnswer:
+    async def post(self, headers: Mapping[str, str], sending: Sending) -> HttpAnswer:
         """Send a signed request.  Raises what `AbortingSession` does."""
-        lines = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         head = b"%b%b\r\n" % (self._head, lines.encode())
         connection = self._waiting() or await self._connect()
         try:
             sending.body_written = True
-            answer = await connection.ask(head, request.body)
+            answer = await connection.ask(head, sending.body)
         except (ConnectionError, HttpParserError, HttpParserUpgrade) as error:
             raise boto_errors.ConnectionClosedError(endpoint_url=self._url, error=error) from None
         finally:
@@ -63,9 +71,8 @@ class Connections:
                 connection.wait(self._idle)
             else:
                 connection.abort()
-        if answer.status in _REDIRECTS:  # followed, it would lead records anywhere
-            told = f"a redirect (status {answer.status}), which is not followed"
-            raise boto_errors.HTTPClientError(error=told)
+        if answer.status in REDIRECTS:
+            raise not_followed(answer.status)
         return answer
 
     def _waiting(self) -> _Connection | None:

@@ -11,6 +11,8 @@ import contextvars
 from typing import Any, Final
 
 from aiohttp import ClientError, TraceConfig, TraceRequestRedirectParams
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
 from botocore.awsrequest import AWSPreparedRequest
 
 
@@ -48,10 +50,20 @@ def keep_raw_answer(response_dict: dict[str, Any], customized_response_dict: dic
         response_dict["body"] = b"{}"
 
 
-async def _note_body(*_: Any) -> None:
-    """aiohttp is about to write a part of a body."""
-    if (sending := this_sending.get()) is not None:
-        sending.body_written = True
+class NotedBody(Payload):
+    """What aiohttp takes for a body.  It notes when it is about to be written."""
+
+    def __init__(self, sending: Sending) -> None:
+        super().__init__(sending.body)
+        self._size = len(sending.body)
+        self._sending = sending
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return str(self._value, encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        self._sending.body_written = True
+        await writer.write(self._value)
 
 
 async def _follow_nowhere(_session: Any, _context: Any, redirect: TraceRequestRedirectParams) -> None:
@@ -60,7 +72,6 @@ async def _follow_nowhere(_session: Any, _context: Any, redirect: TraceRequestRe
     raise ClientError(f"a redirect (status {redirect.response.status}), which is not followed")
 
 
-body_trace = TraceConfig()
-body_trace.on_request_chunk_sent.append(_note_body)
-body_trace.on_request_redirect.append(_follow_nowhere)
-body_trace.freeze()
+redirect_trace = TraceConfig()
+redirect_trace.on_request_redirect.append(_follow_nowhere)
+redirect_trace.freeze()

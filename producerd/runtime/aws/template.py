@@ -25,8 +25,8 @@ from botocore.parsers import create_parser
 from producerd.runtime.aws.sending import Sending
 from producerd.runtime.aws.transport import HttpAnswer, host_of
 
-Post = Callable[[AWSPreparedRequest, Sending], Awaitable[HttpAnswer]]
-"""How a request is sent.  Raises botocore's exceptions."""
+Post = Callable[[Mapping[str, str], Sending], Awaitable[HttpAnswer]]
+"""How a body is sent, with these headers.  Raises botocore's exceptions."""
 
 _SIGNED: Final = re.compile(
     r"AWS4-HMAC-SHA256 Credential=[^/]+/\d{8}/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request, "
@@ -42,12 +42,11 @@ _OF_ONE_REQUEST: Final = frozenset(
 class RequestTemplate:
     """What the requests of these ``credentials`` to one stream have in common."""
 
-    __slots__ = ("_headers", "_names", "_post", "_signer", "_signs", "_url", "credentials")
+    __slots__ = ("_headers", "_names", "_post", "_signer", "_signs", "credentials")
 
     def __init__(
         self,
         post: Post,
-        url: str,
         headers: Mapping[str, str],
         names: Sequence[str],
         signer: SigV4,
@@ -55,7 +54,6 @@ class RequestTemplate:
     ) -> None:
         self.credentials = credentials
         self._post = post
-        self._url = url
         self._headers = {name: text for name, text in headers.items() if name.lower() not in _OF_ONE_REQUEST}
         self._signs = {name.lower(): text for name, text in self._headers.items()}
         self._names = [name for name in names if name not in _OF_ONE_REQUEST or name in (_DATE, _DIGEST)]
@@ -77,7 +75,7 @@ class RequestTemplate:
                 return None
         except KeyError:  # of a header that the signature is about
             return None
-        return cls(post, request.url, headers, names, signer, credentials)
+        return cls(post, headers, names, signer, credentials)
 
     async def send(self, sending: Sending) -> bytes:
         """The body of its answer.  Raises what botocore's client would."""
@@ -91,7 +89,7 @@ class RequestTemplate:
             "Authorization": authorization,
             "Content-Length": str(len(sending.body)),
         }
-        answer = await self._post(AWSPreparedRequest("POST", self._url, headers, sending.body, True), sending)
+        answer = await self._post(headers, sending)
         if answer.status >= 300:
             told = {"status_code": answer.status, "headers": answer.headers, "body": answer.body, "context": {}}
             raise ClientError(create_parser("json").parse(told, None), "PutRecords")

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
-from aiobotocore.httpsession import AIOHTTPSession
-from botocore.awsrequest import AWSPreparedRequest
+from yarl import URL
 
 from producerd.core.entries import Answer, EncodedRequest
 from producerd.runtime.aws.clients import Access, AwsClient, open_clients
@@ -72,12 +72,12 @@ async def answering_for(patch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         here = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
 
-        async def send(self: Any, request: Any) -> Any:
-            asked.append(request.url)
-            return await real(self, AWSPreparedRequest("POST", here, request.headers, request.body, True))
+        async def send(self: aiohttp.ClientSession, method: str, url: URL, **options: Any) -> Any:
+            asked.append(str(url))
+            return await real(self, method, here, **options)
 
-        real = AIOHTTPSession.send
-        patch.setattr(AIOHTTPSession, "send", send)
+        real = aiohttp.ClientSession._request
+        patch.setattr(aiohttp.ClientSession, "_request", send)
         yield asked
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import botocore.exceptions as boto_errors
 import pytest
 from botocore.auth import SigV4Auth
-from botocore.awsrequest import AWSPreparedRequest, AWSRequest
+from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
 from producerd.core.entries import Answer, RequestFailed
@@ -103,7 +103,7 @@ verifying: Final[dict[ssl.SSLContext | None, ssl.SSLContext]] = {}
 
 async def put(to: Connections, body: bytes = b"{}", sending: Sending | None = None) -> HttpAnswer:
     headers = {"X-Amz-Target": "T", "Content-Length": str(len(body))}
-    return await to.post(AWSPreparedRequest("POST", to._url, headers, body, True), sending or Sending(body, ""))
+    return await to.post(headers, sending or Sending(body, ""))
 
 
 @pytest.fixture

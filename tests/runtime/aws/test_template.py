@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -17,8 +20,10 @@ from producerd.runtime.aws.sending import Sending
 from producerd.runtime.aws.template import RequestTemplate, SigV4
 from producerd.runtime.aws.transport import HttpAnswer
 from producerd.testing import FakeKinesis
+from producerd.testing.fake_kinesis import serve
 from tests.runtime.aws.local_aws import local_aws
-from tests.runtime.aws.reaching import BODY, FLIGHTS, STORED, answering_for, reached, request_of
+from tests.runtime.aws.proxy import proxy
+from tests.runtime.aws.reaching import BODY, FLIGHTS, STORED, answering_for, primed, reached, request_of
 from tests.runtime.test_kinesis import recording
 
 DIFFER = {"Amz-Sdk-Invocation-Id", "Amz-Sdk-Request", "Authorization", "Content-Length", "X-Amz-Content-Sha256"}
@@ -136,6 +141,79 @@ async def test_what_the_service_says_means_the_same_whoever_made_the_request(odd
         assert later == replace(first, message=first.message.replace(" (reached max retries: 0)", ""))
 
 
+@asynccontextmanager
+async def saying(words: bytes) -> AsyncIterator[int]:
+    """The port of a server that says this to whatever comes, and closes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\n")
+        writer.write(words)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+CUT_OFF = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
+NETWORKS = {
+    "closed": ("http", b""),
+    "cut off": ("http", CUT_OFF),
+    "not HTTP": ("http", b"SSH-2.0-OpenSSH_9.2\r\n\r\n"),
+    "not TLS": ("https", CUT_OFF),
+    "nobody": ("http", None),
+    "nobody, TLS": ("https", None),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_what_the_network_does_means_the_same_whoever_made_the_request(network: str) -> None:
+    scheme, words = NETWORKS[network]
+
+    async def told(port: int, *, before: bool) -> Answer | RequestFailed:
+        token = primed.set(before)
+        async with reached(f"{scheme}://127.0.0.1:{port}") as (client, behind):
+            made = await Made().of(behind)
+            outcome = await client.put_records(FLIGHTS, request_of(), 5)
+            assert made.times == (not before)
+        primed.reset(token)
+        return outcome
+
+    async with saying(words or b"") as port:
+        if words is not None:
+            first, later = await told(port, before=False), await told(port, before=True)
+    if words is None:
+        first, later = await told(port, before=False), await told(port, before=True)
+    assert isinstance(first, RequestFailed)
+    assert later == first
+
+
+@both_ways
+async def test_later_requests_go_through_the_proxy_too(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    """It alone leads to the service, and a proxy that is gone is named without its password."""
+    async with serve(kinesis, tls=True) as server:
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(server.certificate))
+        url = "https://localhost:1"
+        async with (
+            proxy(monkeypatch, int(server.url.rpartition(":")[2])) as between,
+            reached(url, transport=transport) as (client, behind),
+        ):
+            made = await Made().of(behind)
+            assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+            for answer in await asyncio.gather(*[client.put_records(FLIGHTS, request_of(), 5) for _ in range(2)]):
+                assert isinstance(answer, Answer)
+            assert made.times == 1
+            assert between.asked == [url.removeprefix("https://")] * 2
+            between.port = None
+            *_, failed = await asyncio.gather(*[client.put_records(FLIGHTS, request_of(), 5) for _ in range(3)])
+            assert between.authorizations == ["Basic dXNlcjpzZWNyZXQ="] * 3
+    assert isinstance(failed, RequestFailed)
+    assert "proxy" in failed.message
+    assert "secret" not in failed.message
+    assert not failed.maybe_stored
+
+
 async def test_streams_of_other_accounts_keep_their_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accounts have hosts of their own, which the rules make of the ARN."""
     async with answering_for(monkeypatch) as hosts, reached() as (client, _):
@@ -175,11 +253,11 @@ async def test_what_botocore_signed_is_a_template(url: str, token: str | None) -
     template = RequestTemplate.of(request, keys, post)
     assert template is not None
     assert await template.send(Sending(b"body", "1" * 64)) == b"answer"
-    ((sent, _),) = [call.args for call in post.call_args_list]
+    ((headers, _),) = [call.args for call in post.call_args_list]
     names = "host;x-amz-content-sha256;x-amz-date" + ";x-amz-security-token" * (token is not None)
-    assert f"SignedHeaders=content-type;{names}," in sent.headers["Authorization"]
+    assert f"SignedHeaders=content-type;{names}," in headers["Authorization"]
     assert "amz-sdk-invocation-id" in request.headers["Authorization"]
-    assert "amz-sdk-invocation-id" not in sent.headers
+    assert "amz-sdk-invocation-id" not in headers
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from tests.runtime.aws.reaching import DEFAULTS, FLIGHTS, STORED, primed, reache
 
 MIB = 1 << 20
 IN_FLIGHT = 8
-pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly with raw bytes")  # aiohttp's advice
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
@@ -50,12 +49,18 @@ async def put(client: AioKinesis, seconds: float, size: int = 10) -> RequestFail
     return failed
 
 
-@pytest.fixture(params=["aiobotocore", pytest.param("direct", marks=pytest.mark.slow)], autouse=True)
+WAYS = {"first": ("aiobotocore", False), "aiobotocore": ("aiobotocore", True), "direct": ("direct", True)}
+"""The transport, and whether a first request of botocore's was made."""
+
+
+@pytest.fixture(
+    params=[pytest.param(way, marks=[pytest.mark.slow] * (way != "aiobotocore")) for way in WAYS], autouse=True
+)
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Each test runs both ways; `direct` is what follows a first request."""
-    way: str = request.param
+    """Each test runs every way."""
+    way, follows_a_first = WAYS[request.param]
     monkeypatch.setitem(DEFAULTS, "transport", way)
-    token = primed.set(way == "direct")
+    token = primed.set(follows_a_first)
     yield way
     primed.reset(token)
 
