@@ -244,20 +244,25 @@ def _cut(lanes: Sequence[LaneRows], codes: I32, key_bytes: I32, data_bytes: I32)
         cut, room = [], most_bytes - FRAMING_BYTES
         end += sum([span.records for span in spans])
         while first < end:
-            last = int(np.searchsorted(least, least[first] + room, side="right"))
+            last = int(least.searchsorted(least[first] + room, side="right"))
             last = min(end, first + most_records, max(last, first + 1))
             new = before[first:last] < first
-            place_of_code[codes[first:last][new]] = np.arange(np.count_nonzero(new))
+            keys = int(np.count_nonzero(new))
+            place_of_code[codes[first:last][new]] = np.arange(keys)
             places = place_of_code[codes[first:last]]
             if most[last] - most[first] > room:
-                record = fields[first:last] + _width(places)
+                record = fields[first:last] + (1 if keys <= _LOW_PLACES else _width(places))
                 added = new * key_entry[first:last] + 1 + _width(record) + record
-                fitting = max(1, int(np.searchsorted(np.cumsum(added), room, side="right")))
+                fitting = max(1, int(added.cumsum().searchsorted(room, side="right")))
                 places, new = places[:fitting], new[:fitting]
             cut.append(_Part(places, new))
             first += len(new)
         cuts.append(cut)
     return cuts
+
+
+_LOW_PLACES: Final = 0x80
+"""That are written in one byte."""
 
 
 def _row_before(codes: I32) -> I64:
@@ -350,15 +355,17 @@ def stored(answer: bytes, entries: int) -> Stored | None:
         return None
     results = np.frombuffer(answer, np.uint8, entries * width, at).reshape(entries, width)
     numbers, shards = (slice(first.start(group) - at, first.end(group) - at) for group in (1, 2))
-    differ = results != results[0]
-    differ[-1, -1] = False  # no comma
-    one_shard = not differ[:, shards].any()
-    differ[:, numbers] = results[:, numbers] - ord("0") > 9
-    differ[:, shards] = False
-    if differ.any():
+    digits = np.ascontiguousarray(results[:, numbers])
+    if (digits - ord("0")).max() > 9:
         return None
-    if one_shard:
+    expected = bytearray(first[0] + b",") * entries
+    alike = np.frombuffer(expected, np.uint8).reshape(entries, width)
+    alike[:, numbers] = digits
+    if answer.startswith(memoryview(expected)[:-1], at):
         return Stored(np.zeros(entries, np.int32), (str(first[2], "ascii"),), (int(first[1]),))
+    alike[:, shards] = results[:, shards]
+    if not answer.startswith(memoryview(expected)[:-1], at):
+        return None
     column = np.ascontiguousarray(results[:, shards]).view(f"V{len(first[2])}")[:, 0]
     starts = np.append(0, np.flatnonzero(column[1:] != column[:-1]) + 1)  # entries come shard by shard
     names = [column[row].tobytes() for row in starts]
