@@ -32,6 +32,8 @@ class Sending:
         self.body, self.sent = b"", None
 
 
+MOST_COPIED_BYTES: Final = 128 * 1024
+"""aiohttp copies head and body together.  From here on that costs more than sending the head by itself."""
 TINY: Final = ({"Data": b"", "PartitionKey": "-"},)
 """The records that botocore is called with; the ready body replaces them."""
 this_sending: contextvars.ContextVar[Sending | None] = contextvars.ContextVar("this_sending", default=None)
@@ -63,6 +65,8 @@ class NotedBody(Payload):
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         self._sending.body_written = True
+        if len(self._value) > MOST_COPIED_BYTES:
+            writer.send_headers()
         await writer.write(self._value)
 
 
