@@ -16,6 +16,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TextIO
 
+INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TAIL_LINES: Final = 25
 GRACE_SECONDS: Final = 5.0  # for what was killed to be gone
 
@@ -86,6 +88,25 @@ class Child:
         return None
 
 
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A signal's handler that raises is called at the end: between its start and its entry with the warden nobody would
+    know a process."""
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():  # where handlers are called
+        handlers = {each: handler for each in INTERRUPTS if callable(handler := signal.getsignal(each))}
+    caught: list[int] = []
+    for each in handlers:
+        signal.signal(each, lambda number, _: caught.append(number))
+    try:
+        yield
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        for number in caught[:1]:
+            handlers[signal.Signals(number)](number, None)
+
+
 @dataclass(slots=True)
 class Children:
     """A context: at its end none of them is left."""
@@ -98,7 +119,7 @@ class Children:
     def start(self, name: str, arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Child:
         """Run Python with these arguments."""
         log = self.logs / f"{name.replace(' ', '-')}.log"
-        with log.open("wb") as file:
+        with log.open("wb") as file, _undisturbed():
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdin=subprocess.PIPE,
@@ -107,11 +128,11 @@ class Children:
                 env={**self.environ, **(environ or {})},
                 start_new_session=True,
             )
-        assert self._warden.stdin is not None
-        self._warden.stdin.write(b"%d\n" % process.pid)
-        self._warden.stdin.flush()
-        child = Child(name, process, log)
-        self._all.append(child)
+            assert self._warden.stdin is not None
+            self._warden.stdin.write(b"%d\n" % process.pid)
+            self._warden.stdin.flush()
+            child = Child(name, process, log)
+            self._all.append(child)
         return child
 
     def __enter__(self) -> Self:

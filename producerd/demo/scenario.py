@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any, Final
 
 from producerd.demo import BATCHES, Options, flights
-from producerd.demo.children import Child, ChildFailed, Children
+from producerd.demo.children import INTERRUPTS, Child, ChildFailed, Children
 from producerd.demo.progress import Watch, display
 
 PACKAGES: Final = (
@@ -250,15 +250,14 @@ def say(text: str) -> None:
 @contextmanager
 def interrupts() -> Iterator[None]:
     """SIGTERM and SIGHUP unwind like Ctrl-C; a second signal does not disturb the cleaning up after the first."""
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def unwind(number: int, _frame: FrameType | None) -> None:
-        for each in signals:
+        for each in INTERRUPTS:
             signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    before = {each: signal.getsignal(each) for each in signals}
-    for each in signals:
+    before = {each: signal.getsignal(each) for each in INTERRUPTS}
+    for each in INTERRUPTS:
         if before[each] is not signal.SIG_IGN:  # nohup's wish
             signal.signal(each, unwind)
     try:

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from producerd.demo.children import ChildFailed, Children
+from producerd.demo.children import INTERRUPTS, ChildFailed, Children
+from producerd.demo.scenario import interrupts
 
 # A child whose own child leaves its process group, as pyspark's daemon does, and ignores polite signals.
 NESTED = """
@@ -71,6 +73,27 @@ def test_a_demo_that_is_killed_outright_leaves_nothing(tmp_path: Path) -> None:
         outer.kill()
     assert gone(child)
     assert gone(inner)
+
+
+@pytest.mark.parametrize("number", INTERRUPTS)
+def test_a_child_that_was_being_started_when_a_signal_came_is_not_left(
+    children: Children, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            if program in arguments[0]:  # and not the warden
+                started.append(self.pid)
+                signal.raise_signal(number)
+
+    program = "import time; time.sleep(600)"
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(SystemExit) as ended, interrupts(), children:
+        children.start("x", ["-c", program])
+    assert ended.value.code == 128 + number
+    assert gone(*started)
 
 
 def test_lines_go_both_ways(children: Children) -> None:
