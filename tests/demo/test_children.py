@@ -79,7 +79,7 @@ def test_a_demo_that_is_killed_outright_leaves_nothing(tmp_path: Path) -> None:
 def test_a_child_that_was_being_started_when_a_signal_came_is_not_left(
     children: Children, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = []
+    started: list[int] = []
 
     class Interrupted(subprocess.Popen[bytes]):
         def __init__(self, *arguments: Any, **options: Any) -> None:
