@@ -137,7 +137,8 @@ def _offsets(view: memoryview, column_bytes: int, column: str) -> I32:
 def _not_utf8(keys: memoryview, offsets: I32) -> npt.NDArray[np.intp]:
     """Rows whose key is not UTF-8: the column decodes as a whole and no key starts inside a character."""
     try:
-        str(keys, "utf-8")
+        if str(keys, "utf-8").isascii():
+            return np.empty(0, np.intp)
         octets = np.frombuffer(keys, np.uint8)
         starts = offsets[:-1][offsets[:-1] < offsets[1:]]
         if not (octets[starts] & 0xC0 == 0x80).any():

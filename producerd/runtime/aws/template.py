@@ -2,8 +2,8 @@
 
 botocore puts every request together anew: its host by rules, its headers by events, its answer through a parser.  Those
 to one stream differ in body, digest, time and signature alone.  So botocore makes the first, and the others are made
-like it and sent through its session, with the same proxy, certificates and time-outs: for 250 us of processor time each
-in place of 700.  Whether they are signed as botocore does it is seen by that first one, whose signature must come out.
+like it and sent over its connections, with the same proxy, certificates and time-outs: for a sixth of the processor
+time.  Whether they are signed as botocore does it is seen by that first one, whose signature must come out.
 """
 
 from __future__ import annotations
