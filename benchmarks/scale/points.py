@@ -19,6 +19,8 @@ from producerd.wire.columns import RECORD_CHARGE_BYTES
 RECORD_BYTES: Final = 100
 RECORDS: Final = 28_000
 WARM_PART: Final = 2
+JOBS: Final = 6
+"""At both ends of what is counted a job is half done: so it is several."""
 MANY_RECORDS: Final = 128_000
 """So that each of many clients has some frames to put."""
 FRAMES: Final = 1_000
@@ -64,13 +66,14 @@ def case(dimension: str, aggregation: str, value: int) -> tuple[Case, int]:
         # At least a job: it has more, the more shards there are, until it is a quarter of the queue.
         job_bytes = min(QUEUE_BYTES // 4, max(MIB, value * AGGREGATE_BYTES))
         job_records = job_bytes // (KEY_BYTES + RECORD_BYTES + RECORD_CHARGE_BYTES)
-        records = max(RECORDS, job_records)
+        jobs = JOBS if value <= DIMENSIONS["shards"].flat else 1
+        records = max(RECORDS, job_records) * jobs
         return Case(aggregation, shards=value, frame_records=FRAME_RECORDS, steady=True), records
     if dimension == "clients":
         return Case(aggregation, sessions=value, frame_records=FRAME_RECORDS), MANY_RECORDS
     if dimension == "queue_percent":
         # An empty one: each client has one frame on its way.
-        return Case(aggregation, frame_records=FRAME_RECORDS, queued_share=max(value, 1) / 100), RECORDS
+        return Case(aggregation, frame_records=FRAME_RECORDS, queued_share=max(value, 1) / 100), RECORDS * JOBS
     if dimension == "keys":
         return Case(aggregation, keys=value), RECORDS
     return Case(aggregation, frame_records=value), min(RECORDS, FRAMES * value)

@@ -36,9 +36,13 @@ _KEY_QUOTED: Final = re.compile(r"Value '.*?' at 'records\.")
 """How Kinesis's validation quotes a partition key or a hash key."""
 
 
-def without_keys(text: str) -> str:
-    """The service's words, but for the keys in them."""
-    return _KEY_QUOTED.sub("Value '...' at 'records.", text)
+_LOGIN: Final = re.compile(r"(?<=://)[^\s/\"']+@")
+"""In a URL, such as that of a proxy."""
+
+
+def without_secrets(text: str) -> str:
+    """What others say, but for the records' keys and the logins in it."""
+    return _LOGIN.sub("...@", _KEY_QUOTED.sub("Value '...' at 'records.", text))
 
 
 class LogLines(logging.Handler):
@@ -100,7 +104,7 @@ class LogLines(logging.Handler):
             self.note(kind.event, kind.level, kind.logger, **stream, repeated=repeated)
 
     def _hold(self, line: str) -> None:
-        data = without_keys(f"{line}\n").encode(errors="backslashreplace")
+        data = without_secrets(f"{line}\n").encode(errors="backslashreplace")
         with self._changed:
             if self._overflows or self._held_bytes + len(data) > MAX_HELD_BYTES:
                 self._overflows = True

@@ -13,7 +13,7 @@ from aiohttp import ClientError as AiohttpError
 
 from producerd.core.entries import RequestFailed
 from producerd.errors import Code
-from producerd.runtime.log_lines import without_keys
+from producerd.runtime.log_lines import without_secrets
 
 NoCredentials = boto_errors.NoCredentialsError
 """The standard chain came to its end."""
@@ -53,9 +53,10 @@ def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
 
 
 def _line(words: object) -> str:
-    """One plain line, without the keys that it quotes: whoever asks how the stream is sees it, in a terminal too."""
+    """One plain line, without the keys and logins that it quotes: whoever asks how the stream is sees it, in a terminal
+    too."""
     plain = "".join([character if character.isprintable() else " " for character in str(words)])
-    return without_keys(" ".join(plain.split()))[:MAX_MESSAGE]
+    return without_secrets(" ".join(plain.split()))[:MAX_MESSAGE]
 
 
 def not_kinesis(error: Exception, *, maybe_stored: bool) -> RequestFailed:
