@@ -70,7 +70,7 @@ def test_check_says_ok_and_what_holds(tmp_path: Path) -> None:
     done = producerd("check", "-c", str(file), "--set", "socket=/run/x.sock", env={"PRODUCERD_QUEUE_LIMIT": "2000"})
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines.pop(6).startswith("memory: needs at most 948 MiB; ")
+    assert lines.pop(6).startswith("memory: needs at most 956 MiB; ")
     assert lines == [
         "OK: the settings hold",
         "region: not set here: AWS_REGION or a profile of AWS must name one",
@@ -127,9 +127,9 @@ def test_a_daemon_that_may_outgrow_its_cgroup_does_not_start(command: str, tmp_p
     assert (done.returncode, done.stdout) == (78, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        "producerd: configuration: memory: up to 948 MiB may be needed, and the limit of this cgroup"
+        "producerd: configuration: memory: up to 956 MiB may be needed, and the limit of this cgroup"
     )
-    assert f"is 512 MiB ({cgroup}/memory.limit_in_bytes): set max_streams = 32, node_queue_limit_bytes = " in line
+    assert f"is 512 MiB ({cgroup}/memory.limit_in_bytes): set max_streams = 30, node_queue_limit_bytes = " in line
     assert fits.returncode == 0
     assert "; the limit of this cgroup is 512 MiB\n" in fits.stdout
 

@@ -45,7 +45,7 @@ def test_the_sum_is_the_law_of_the_process_term_by_term() -> None:
         "requests": int(4.2 * (20 + 10) * MIB),
         "jobs": 2 * 8 * (10 + 2) * MIB,
         "connections": 100 * (32 * KIB + int(1.1 * KIB * 1_000)),
-        "lanes": 10 * 64 * 2 * KIB,
+        "lanes": 10 * 64 * 4 * KIB,
     }
     assert needed_bytes(config).bytes == sum(term.bytes for term in needed_bytes(config).terms)
 
@@ -74,15 +74,15 @@ def test_without_a_limit_everything_fits() -> None:
 
 def test_the_refusal_names_limit_need_and_each_term() -> None:
     line = refusal(Config(), 512 * MIB)
-    assert line.startswith(f"memory: up to 948 MiB may be needed, and the limit of this cgroup is 512 MiB ({FILE}): ")
-    assert ", or raise the limit to 948 MiB. " in line
+    assert line.startswith(f"memory: up to 956 MiB may be needed, and the limit of this cgroup is 512 MiB ({FILE}): ")
+    assert ", or raise the limit to 956 MiB. " in line
     for term in (
         "idle 160 MiB",
         "queues 307 MiB (1.2 x node_queue_limit_bytes = 256 MiB)",
         "requests 311 MiB (4.2 x (10 MiB for one larger record + node_max_in_flight_bytes = 64 MiB))",
         "jobs 136 MiB (8 x worker_threads = 1 x 17 MiB",
         "connections 26 MiB (max_connections = 256 x (32 KiB + 1.1 KiB x session_window_frames = 64))",
-        "lanes 8 MiB (2 KiB x max_streams = 64 x 64 open shards, assumed)",
+        "lanes 16 MiB (4 KiB x max_streams = 64 x 64 open shards, assumed)",
     ):
         assert term in line
 
@@ -110,7 +110,7 @@ def test_streams_follow_the_node_where_it_gets_less_than_they_have() -> None:
 
 def test_where_no_lower_limits_help_it_says_so() -> None:
     line = refusal(Config(), 200 * MIB)
-    assert "no lower limits of queues and requests are enough: raise the limit to 948 MiB" in line
+    assert "no lower limits of queues and requests are enough: raise the limit to 956 MiB" in line
     many = {f"s{number}": Config().defaults for number in range(64)}
     assert lowered(replace(Config(), streams=many), 512 * MIB) is None, "each listed stream has its floor"
     assert lowered(replace(Config(), streams=many), 768 * MIB) is not None
@@ -118,7 +118,7 @@ def test_where_no_lower_limits_help_it_says_so() -> None:
 
 def test_in_words() -> None:
     assert in_words(Config(), MemoryLimit(1024 * MIB, FILE)) == (
-        "needs at most 948 MiB; the limit of this cgroup is 1,024 MiB"
+        "needs at most 956 MiB; the limit of this cgroup is 1,024 MiB"
     )
-    assert in_words(Config(), MemoryLimit()) == "needs at most 948 MiB; no limit is set"
+    assert in_words(Config(), MemoryLimit()) == "needs at most 956 MiB; no limit is set"
     assert in_words(Config(), MemoryLimit(problem="denied")).endswith("no limit is set, as far as is known: denied")
