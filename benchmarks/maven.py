@@ -29,13 +29,17 @@ class Unavailable(Exception):
 
 def command(project: Path, main: str, *options: str) -> list[str]:
     """A command line that runs the class ``main`` of a project, built if need be.  Raises `Unavailable`."""
-    java = _jdk() / "bin" / "java"
     sources = [project / "pom.xml", *sorted((project / "src").rglob("*.java"))]
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
     folder = BUILT / f"{project.name}-{digest[:16]}"
     if not folder.exists():
         _build(project, folder)
-    return [str(java), *options, "-cp", f"{folder / 'classes'}{os.pathsep}{folder / 'lib'}/*", main]
+    return [java(), *options, "-cp", f"{folder / 'classes'}{os.pathsep}{folder / 'lib'}/*", main]
+
+
+def java() -> str:
+    """Raises `Unavailable`."""
+    return str(_jdk() / "bin" / "java")
 
 
 def _jdk() -> Path:

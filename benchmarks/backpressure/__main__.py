@@ -11,14 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.arguments import seconds_at_least
 from benchmarks.backpressure.curves import NAMES
 from benchmarks.backpressure.picture import draw
-from benchmarks.backpressure.record import read, write
-from benchmarks.backpressure.run import CASES, Bench, Figures
+from benchmarks.backpressure.record import FILE, read, write
+from benchmarks.backpressure.run import CASES, LEAST_SECONDS, Bench, Figures, Run
 from benchmarks.daemon.run import RecordsWrong
+from benchmarks.interrupts import interrupts
 from benchmarks.table import say, table
 from producerd.demo.children import ChildFailed
-from producerd.demo.scenario import interrupts
 
 SECONDS: Final = 100.0
 PICTURES: Final = Path("build", "backpressure")
@@ -38,13 +39,13 @@ class Line:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
-    try:
-        bench = Bench.lasting(options.seconds, say)
-    except ValueError as error:
-        parser.error(str(error))
-    if not options.redraw:
+    if options.redraw:
+        if not (options.pictures / FILE).is_file():
+            first = f"`./dev bench backpressure --pictures {options.pictures}`"
+            parser.error(f"--redraw: there is no {options.pictures / FILE}: first run {first}")
+    else:
         try:
-            measure(bench, options.pictures)
+            measure(Bench.lasting(options.seconds, say), options.pictures)
         except (ChildFailed, RecordsWrong) as error:
             say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
             return 1
@@ -61,7 +62,13 @@ def measure(bench: Bench, pictures: Path) -> None:
     say(conditions := bench.conditions)
     with interrupts():
         runs = [bench.run(case) for case in CASES]
+    if never_blocked(runs):
+        say("NEVER BLOCKED: with_limit did not reach its limit, and shows nothing: it needs more --seconds")
     write(runs, f"{conditions}; load {os.getloadavg()[0]:.1f} after", pictures)
+
+
+def never_blocked(runs: Sequence[Run]) -> bool:
+    return any(run.figures.case == "with_limit" and not run.figures.totals["blocked_seconds"] for run in runs)
 
 
 def lines(figures: Sequence[Figures]) -> Iterator[Line]:
@@ -74,7 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./dev bench backpressure", description="What a queue limit does to a job.")
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
     parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help="that each of two runs takes, about (%(default)g)"
+        "--seconds",
+        type=seconds_at_least(LEAST_SECONDS),
+        default=SECONDS,
+        help=f"that each of two runs takes, about; {LEAST_SECONDS:g} or more (%(default)g)",
     )
     parser.add_argument(
         "--pictures", type=Path, default=PICTURES, metavar="DIR", help="where pictures and their data go (%(default)s)"

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.daemon.run import CASES, Case, Figures, RecordsWrong, bench
+from benchmarks.arguments import at_least
+from benchmarks.daemon.run import CASES, Case, Figures, RecordsWrong, bench, warn_of_few
+from benchmarks.interrupts import interrupts
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
-from producerd.demo.scenario import interrupts
 
 RECORDS: Final = 2_000_000
 REPEATS: Final = 3
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with interrupts(), bench(options.records, options.repeat, say, options.transport) as running:
             say(running.conditions)
+            warn_of_few(options.records, say)
             rows = [running.figures(case) for case in chosen]
     except (ChildFailed, RecordsWrong) as error:
         say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
@@ -33,8 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./dev bench daemon", description="What a record costs the daemon.")
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
-    parser.add_argument("--records", type=int, default=RECORDS, help=f"of 100 bytes in each run ({RECORDS:,})")
-    parser.add_argument("--repeat", type=int, default=REPEATS, help=f"runs, of which the best counts ({REPEATS})")
+    parser.add_argument("--records", type=at_least(1), default=RECORDS, help=f"of 100 bytes in each run ({RECORDS:,})")
+    parser.add_argument(
+        "--repeat", type=at_least(1), default=REPEATS, help=f"runs, of which the best counts ({REPEATS})"
+    )
     parser.add_argument("--transport", choices=("aiobotocore", "direct"), default="aiobotocore", help="the setting")
     parser.add_argument(
         "--only", type=cases, nargs="+", metavar="BYTES[,AGGREGATION[,THREADS]]", help="such as 100,kpl or 1024,none,2"

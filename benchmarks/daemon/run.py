@@ -8,7 +8,6 @@ whatever else the machine does can only add to it.
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import re
 import time
@@ -21,6 +20,7 @@ from typing import Final, NamedTuple
 
 from benchmarks.daemon import client
 from benchmarks.daemon.client import KEY_BYTES, SESSIONS, STREAM
+from benchmarks.machine import machine
 from benchmarks.rivals import naive
 from benchmarks.sink import CERTIFICATE
 from benchmarks.spark.cost import TICKS_PER_SECOND, cpu_seconds
@@ -36,6 +36,9 @@ NAIVE_WORTH: Final = 10
 """So many times slower is the naive daemon at 100 bytes: it is given so many times fewer records."""
 WARM_PART: Final = 4
 """The run that goes before has one part in four of the records."""
+FEW_RECORDS: Final = 400_000
+"""With fewer the naive daemon, which is given a tenth, puts one chunk in each session, as many as to warm up: a record
+costs it up to 60 % more than with these, and with more no less."""
 FASTER_THAN_ANY_SHARD: Final = 10_000
 """The sink's only shard takes whatever comes; pacing is on, and never holds."""
 START_SECONDS: Final = 60.0
@@ -91,6 +94,7 @@ class Run(NamedTuple):
     sink_cpu_ns: float
     client_cpu_ns: float
     records_per_second: float
+    records: int
 
 
 def thread_cpu_seconds(pid: int, thread: int) -> float:
@@ -129,10 +133,10 @@ class Bench:
     def conditions(self) -> str:
         versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
         return (
-            f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f} before; Python "
-            f"{platform.python_version()}, {versions}; keys of {KEY_BYTES} bytes, {SESSIONS} sessions, TLS, one shard, "
+            f"{machine()}; Python {platform.python_version()}, {versions}; "
+            f"keys of {KEY_BYTES} bytes, {SESSIONS} sessions, TLS, one shard, "
             f"shard_rate_fraction {FASTER_THAN_ANY_SHARD:,}, transport {self.transport}, other settings as they come; "
-            f"the least of {self.repeats} runs of {self.records:,} records of 100 bytes or fewer larger ones"
+            f"the least of {self.repeats} runs, asked for {self.records:,} records of 100 bytes or fewer larger ones"
         )
 
     def figures(self, case: Case) -> Figures:
@@ -171,7 +175,7 @@ class Bench:
 
     def _best(self, name: str, way: str, command: list[str], record_bytes: int, records: int) -> tuple[Run, int]:
         """The run of a daemon with the least processor time, and the most that was resident in any."""
-        self.say(f"{name}: {self.repeats} times {records:,} records ...")
+        self.say(f"{name}: {self.repeats} runs ...")
         with self._daemon(command) as daemon:
             arguments = ["-m", client.__name__, way, self._socket, str(record_bytes)]
             putting = self.children.start("client", arguments)
@@ -183,7 +187,8 @@ class Bench:
             putting.stop(STOP_SECONDS)
         best = min(runs)
         self.say(
-            f"  {best.cpu_ns:,.0f} ns a record ({best.cpu_ns:,.0f} to {max(runs).cpu_ns:,.0f}), "
+            f"  {best.records:,} records in each: {best.cpu_ns:,.0f} ns a record "
+            f"({best.cpu_ns:,.0f} to {max(runs).cpu_ns:,.0f}), "
             f"sink {best.sink_cpu_ns:,.0f}, client {best.client_cpu_ns:,.0f}"
         )
         if best.sink_cpu_ns > best.cpu_ns:
@@ -204,7 +209,7 @@ class Bench:
             raise RecordsWrong(f"{put:,} records were acknowledged, and {arrived:,} arrived")
         daemon_s, sink_s, client_s, loop_s, seconds = (b - a for a, b in zip(before, after, strict=True))
         ns = 1e9 / put
-        return Run(daemon_s * ns, loop_s * ns, sink_s * ns, client_s * ns, put / seconds)
+        return Run(daemon_s * ns, loop_s * ns, sink_s * ns, client_s * ns, put / seconds, put)
 
     def _arrived(self) -> int:
         self.sink.tell("")
@@ -227,6 +232,11 @@ def daemon_of(children: Children, work: Path, command: list[str]) -> Iterator[Ch
     finally:
         daemon.poll_line(0.0)  # raises when it has ended, which is then why its client failed
     daemon.stop(STOP_SECONDS)
+
+
+def warn_of_few(records: int, say: Callable[[str], None]) -> None:
+    if records < FEW_RECORDS:
+        say(f"FEW RECORDS: below --records {FEW_RECORDS:,} a run ends before it is warm, and ratios say nothing")
 
 
 def serve_with(settings: Mapping[str, object]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import platform
 import subprocess
 import sys
 import time
@@ -14,11 +15,12 @@ from benchmarks.delivery.figures import HELD, Figures
 from benchmarks.delivery.producerd import producerd
 from benchmarks.delivery.run import Start, judged, run
 from benchmarks.delivery.scenarios import Scenario, all_scenarios
+from benchmarks.interrupts import interrupts
 from benchmarks.judges import Judge, fake, kcl
+from benchmarks.machine import machine
 from benchmarks.rivals import kpl
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
-from producerd.demo.scenario import interrupts
 from producerd.errors import ProducerdError
 
 BESIDE_KPL: Final = ("split", "kpl")
@@ -29,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     chosen = [s for s in all_scenarios() if not options.scenario or s.name in options.scenario]
     bench = Bench(with_kpl=options.with_kpl)
+    say(f"{machine()}; Python {platform.python_version()}")
     try:
         with interrupts():
             rows = [row for scenario in chosen for row in bench.rows(scenario)]

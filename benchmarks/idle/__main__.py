@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from benchmarks.arguments import at_least, seconds_at_least
 from benchmarks.idle.run import Figures, bench
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with interrupts(), bench(say) as running:
             say(running.conditions)
-            rows = [running.starts(options.starts), *running.rests(options.seconds)]
+            rows = running.cases(options.starts, options.seconds)
     except ChildFailed as error:
         say(f"FAILED: {error}\n{error.tail}")
         return 1
@@ -32,10 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./dev bench idle", description="What a daemon costs that has nothing to do.")
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
-    parser.add_argument("--starts", type=int, default=STARTS, help="medians are of so many (%(default)s)")
+    parser.add_argument("--starts", type=at_least(1), default=STARTS, help="medians are of so many (%(default)s)")
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=seconds_at_least(1),
         default=SECONDS,
         help="each case is watched for so long (%(default)g); scrapes: each 15",
     )

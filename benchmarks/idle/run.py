@@ -16,7 +16,7 @@ import statistics
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import inf
 from pathlib import Path
@@ -45,8 +45,9 @@ PACKAGES: Final = ("aiobotocore", "aiohttp", "numpy", "pyarrow", "pydantic", "uv
 class Figures:
     """One line of the answer; None has no meaning there.
 
-    ``start``: medians, from the call that starts the process to its READY=1.  ``pss_bytes``: as ``rss_bytes``, but what
-    is shared with other processes counts by its part.
+    ``imports alone``: a process that imports what a daemon does, and rests.  ``start``: medians, from the call
+    that starts the process to its READY=1.  ``pss_bytes``: as ``rss_bytes``, but what is shared with other processes
+    counts by its part.  ``rss_ratio_to_imports``: ``rss_bytes`` to that of the imports alone.
     """
 
     case: str
@@ -56,6 +57,7 @@ class Figures:
     wakeups_per_second: float | None = None
     rss_bytes: int | None = None
     pss_bytes: int | None = None
+    rss_ratio_to_imports: float | None = None
 
 
 class Used(NamedTuple):
@@ -100,7 +102,22 @@ class Bench:
             f"{platform.python_version()}, {versions}; default settings, a watchdog of {WATCHDOG_SECONDS} s"
         )
 
-    def starts(self, count: int) -> Figures:
+    def cases(self, starts: int, seconds: float) -> list[Figures]:
+        """The imports alone, and a daemon that starts and rests."""
+        alone = self._imports()
+        rows = [alone, self._starts(starts), *self._rests(seconds)]
+        assert alone.rss_bytes is not None
+        return [replace(row, rss_ratio_to_imports=round((row.rss_bytes or 0) / alone.rss_bytes, 2)) for row in rows]
+
+    def _imports(self) -> Figures:
+        began = time.perf_counter()
+        child = self.children.start("imports", ["-c", "import producerd.runtime.app; print(flush=True); input()"])
+        child.line(START_SECONDS)
+        seconds, pid = time.perf_counter() - began, child.process.pid
+        rss, pss = memory(pid)
+        return Figures("imports alone", round(seconds, 2), round(cpu_seconds(pid), 2), rss_bytes=rss, pss_bytes=pss)
+
+    def _starts(self, count: int) -> Figures:
         self.say(f"start: {count} times ...")
         with self.daemon():
             pass  # it compiles what it imports, if nothing has before
@@ -113,7 +130,7 @@ class Bench:
         seconds, cpu, rss, pss = map(statistics.median, zip(*runs, strict=True))
         return Figures("start", round(seconds, 2), round(cpu, 2), rss_bytes=int(rss), pss_bytes=int(pss))
 
-    def rests(self, seconds: float) -> Iterator[Figures]:
+    def _rests(self, seconds: float) -> Iterator[Figures]:
         """One daemon, so long in each case."""
         port = free_port()
         with self.daemon(metrics_listen=f"127.0.0.1:{port}") as daemon:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from benchmarks.instructions import budgets, hot, qemu
 from benchmarks.instructions.budgets import Figures
 from benchmarks.instructions.run import count
+from benchmarks.interrupts import interrupts
+from benchmarks.machine import machine
 from benchmarks.table import answer, say
-from producerd.demo.scenario import interrupts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"FAILED: {lack}")
         return 1
     here = budgets.versions()
-    say(f"load {os.getloadavg()[0]:.1f} before; {', '.join(f'{name} {value}' for name, value in here.items())}")
+    say(f"{machine()}; {', '.join(f'{name} {value}' for name, value in here.items())}")
     try:
         with interrupts():
             counted = count(options.only, say)

@@ -8,13 +8,16 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from benchmarks.arguments import at_least
 from benchmarks.daemon.run import RecordsWrong
+from benchmarks.interrupts import interrupts
 from benchmarks.latency.run import Figures, bench
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
-from producerd.demo.scenario import interrupts
 
 PUTS: Final = 3_000
+LEAST_PUTS: Final = 100
+"""Of which one is above the 99th percentile."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./dev bench latency", description="From put to acknowledgement.")
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
-    parser.add_argument("--puts", type=int, default=PUTS, help="in each case (%(default)s)")
+    parser.add_argument(
+        "--puts", type=at_least(LEAST_PUTS), default=PUTS, help=f"in each case, {LEAST_PUTS} or more ({PUTS:,})"
+    )
     return parser
 
 

@@ -29,6 +29,7 @@ from pybase64 import b64encode
 from benchmarks.daemon.client import CONNECT_SECONDS, KEY_BYTES, STREAM, rows
 from benchmarks.daemon.run import FASTER_THAN_ANY_SHARD, PACKAGES, RecordsWrong, daemon_of, serve_with
 from benchmarks.latency import load
+from benchmarks.machine import machine
 from benchmarks.sink import CERTIFICATE, HOST
 from benchmarks.spark.cost import cpu_seconds
 from producerd.demo.children import Child, Children
@@ -125,8 +126,8 @@ class Bench:
     def conditions(self) -> str:
         versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
         return (
-            f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f} before; Python "
-            f"{platform.python_version()}, {versions}; records of {RECORD_BYTES} bytes, keys of {KEY_BYTES}, TLS, one "
+            f"{machine()}; Python {platform.python_version()}, {versions}; "
+            f"records of {RECORD_BYTES} bytes, keys of {KEY_BYTES}, TLS, one "
             f"shard, linger 0, shard_rate_fraction {FASTER_THAN_ANY_SHARD:,}, other settings as they come; "
             f"{self.puts:,} puts in each case"
         )

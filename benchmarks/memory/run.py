@@ -26,6 +26,7 @@ from typing import Any, Final
 from benchmarks.daemon.client import KEY_BYTES, rows
 from benchmarks.daemon.run import FASTER_THAN_ANY_SHARD, RecordsWrong, forget_peak, peak_rss_bytes
 from benchmarks.idle.run import memory
+from benchmarks.machine import machine
 from benchmarks.memory import job as sorting
 from benchmarks.memory import trimming
 from benchmarks.memory.endpoint import STREAM, Endpoint, start_endpoint
@@ -149,9 +150,9 @@ class Bench:
     def conditions(self) -> str:
         versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
         return (
-            f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f} before; Python "
-            f"{platform.python_version()}, {versions}; keys of {KEY_BYTES} bytes, TLS, shard_rate_fraction "
-            f"{FASTER_THAN_ANY_SHARD:,}, {self.settings or 'other settings as they come'}; {self.rounds} rounds"
+            f"{machine()}; Python {platform.python_version()}, {versions}; "
+            f"keys of {KEY_BYTES} bytes, TLS, shard_rate_fraction {FASTER_THAN_ANY_SHARD:,}, "
+            f"{self.settings or 'other settings as they come'}; {self.rounds} rounds"
         )
 
     # ---- the whole
@@ -173,7 +174,7 @@ class Bench:
     def _filled(
         self, case: str, record_bytes: int, shards: int, sessions: int, fault: dict[str, Any], rounds: int
     ) -> Figures:
-        config = self._config()
+        config = self.config()
         with self._daemon(shards) as daemon:
             before = daemon.rss_bytes
             callers = daemon.sessions(sessions)
@@ -243,7 +244,7 @@ class Bench:
 
     def job(self, record_bytes: int, shards: int) -> Figures:
         """A job as large as any with these settings, sorted."""
-        config = self._config()
+        config = self.config()
         job_bytes = config.defaults.queue_limit_bytes // 4 + config.node.max_frame_bytes
         self.say(f"a job of {mib(job_bytes)}, {shards:,} shards ...")
         command = [sys.executable, "-m", sorting.__name__, *map(str, (job_bytes, record_bytes, shards))]
@@ -262,7 +263,7 @@ class Bench:
             rss, formula = daemon.rss_bytes, IDLE_BYTES + CONNECTIONS * CONNECTION_BYTES
             yield Figures(f"{CONNECTIONS} connections", None, None, None, rss, formula, rss - before)
             daemon.endpoint.set_faults(HANGING)
-            waiting = self._config().node.session_window_frames
+            waiting = self.config().node.session_window_frames
             layout = frame_of(1, LARGE_BYTES).layout
             for connection in dialled:
                 for frame_id in range(1, waiting + 1):
@@ -274,24 +275,23 @@ class Bench:
             yield Figures(name, None, None, charged, rss, formula, rss - before)
 
     def lanes(self) -> Figures:
-        """A stream of many shards, after a record or more for nearly each of them."""
-        with self._daemon(MANY_SHARDS) as daemon:
-            callers = daemon.sessions(1)
-            put_some(callers[0], frame_of(2 * MANY_SHARDS, 1), 1)
-            time.sleep(REST_SECONDS)
-            rss = daemon.rss_bytes
-            self._check(daemon, callers)
-        with self._daemon(1) as daemon:
-            callers = daemon.sessions(1)
-            put_some(callers[0], frame_of(2 * MANY_SHARDS, 1), 1)
-            before = daemon.rss_bytes
-            self._check(daemon, callers)
-        name = f"{MANY_SHARDS:,} lanes"
-        return Figures(name, 1, None, 0, rss, IDLE_BYTES + MANY_SHARDS * LANE_BYTES, rss - before, None, rss)
+        """A stream of many shards, after a record or more for nearly each of them; what has grown, without what is
+        free again, against a stream of one shard after the same records."""
+        trimmed = []
+        for shards in (1, MANY_SHARDS):
+            with self._daemon(shards) as daemon:
+                callers = daemon.sessions(1)
+                put_some(callers[0], frame_of(2 * MANY_SHARDS, 1), 1)
+                time.sleep(REST_SECONDS)
+                rss = daemon.rss_bytes
+                trimmed.append(daemon.trimmed_rss_bytes())
+                self._check(daemon, callers)
+        name, formula = f"{MANY_SHARDS:,} lanes", IDLE_BYTES + MANY_SHARDS * LANE_BYTES
+        return Figures(name, 1, None, 0, rss, formula, trimmed[1] - trimmed[0], None, rss, trimmed[1])
 
     # ---- inside
 
-    def _config(self) -> Config:
+    def config(self) -> Config:
         return load(None, [f"{name}={value}" for name, value in self.settings.items()], {})
 
     @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""Other producers, through the same scenario and the same service as producerd."""
+"""What a record costs other producers, counted at the same endpoint as producerd."""

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.daemon.run import WORTH, RecordsWrong
+from benchmarks.arguments import at_least
+from benchmarks.daemon.run import WORTH, RecordsWrong, warn_of_few
+from benchmarks.interrupts import interrupts
 from benchmarks.rivals.run import NAMES, Figures, bench
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
-from producerd.demo.scenario import interrupts
 
 RECORDS: Final = 500_000
 REPEATS: Final = 3
@@ -21,7 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         with interrupts(), bench(options.records, options.repeat, options.only, say) as running:
-            say(running.ours.conditions)
+            say(running.conditions)
+            warn_of_few(options.records, say)
             rows = list(running.rows(options.bytes))
     except (ChildFailed, RecordsWrong) as error:
         say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
@@ -37,10 +39,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="PRODUCER", help=f"of {names}")
     sizes = ", ".join(map(str, WORTH))
     parser.add_argument(
-        "--bytes", type=int, nargs="+", choices=list(WORTH), default=list(WORTH), metavar="N", help=f"of {sizes}"
+        "--bytes",
+        type=at_least(1),
+        nargs="+",
+        choices=list(WORTH),
+        default=list(WORTH),
+        metavar="N",
+        help=f"of {sizes}",
     )
-    parser.add_argument("--records", type=int, default=RECORDS, help=f"of 100 bytes in a run of ours ({RECORDS:,})")
-    parser.add_argument("--repeat", type=int, default=REPEATS, help=f"runs, of which the best counts ({REPEATS})")
+    parser.add_argument(
+        "--records", type=at_least(1), default=RECORDS, help=f"of 100 bytes in a run of ours ({RECORDS:,})"
+    )
+    parser.add_argument(
+        "--repeat", type=at_least(1), default=REPEATS, help=f"runs, of which the best counts ({REPEATS})"
+    )
     return parser
 
 

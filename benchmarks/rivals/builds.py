@@ -1,7 +1,7 @@
 """What rivals run in, made once: an environment with the packages of a lock, or a program from its sources.
 
 Until lock or sources change, what was made is used as it is, and offline.  It lies in the ignored folder
-``build/rivals``, under a name that tells what it was made from.
+``build/rivals``, under a name that tells what it was made from, beside what Go keeps.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ HERE: Final = Path(__file__).resolve().parent
 BUILT: Final = HERE.parents[1] / "build" / "rivals"
 BUILD_SECONDS: Final = 1_800.0
 """Rust's SDK takes 5 minutes on two idle cores."""
+VERSION_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,9 @@ class Builds:
         go = _found("go")
 
         def make(folder: Path) -> None:
-            self._run([go, "build", "-C", str(project), "-mod=readonly", "-o", str(folder / "rival"), "."])
+            self._run(
+                [go, "build", "-C", str(project), "-mod=readonly", "-modcacherw", "-o", str(folder / "rival"), "."]
+            )
 
         sources = [project / "go.mod", project / "go.sum", *sorted(project.glob("*.go"))]
         return str(self._made("go", sources, make) / "rival")
@@ -59,7 +63,8 @@ class Builds:
 
         def make(folder: Path) -> None:
             target, manifest = folder.with_name("target"), str(project / "Cargo.toml")
-            self._run([cargo, "build", "--quiet", "--release", "--locked", f"--manifest-path={manifest}"], target)
+            command = [cargo, "build", "--quiet", "--release", "--locked", f"--manifest-path={manifest}"]
+            self._run(command, {"CARGO_TARGET_DIR": str(target)})
             folder.mkdir()
             (target / "release" / "rival").rename(folder / "rival")
 
@@ -80,14 +85,43 @@ class Builds:
                 made.rename(folder)
         return folder
 
-    def _run(self, command: Sequence[str], target: Path | None = None) -> None:
+    def _run(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         """As a child: compilers have children of their own, none of which outlives an interrupt."""
-        environ = {"CARGO_TARGET_DIR": str(target)} if target else {}
-        child = self.children.start("build", ["-c", RUN, *command], environ)
+        child = self.children.start("build", ["-c", RUN, *command], {**kept_here(), **(environ or {})})
         code = child.ended(BUILD_SECONDS)
         if code != 0:
             how = f"took more than {BUILD_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
             raise Unavailable(f"{' '.join(command[:3])} ... {how}:\n{ChildFailed('', child.log).tail}")
+
+
+def kept_here() -> dict[str, str]:
+    """Variables with which Go keeps here what it would keep in HOME; what a user told it holds."""
+    kept, config = BUILT / "kept", os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return {
+        "GOPATH": str(kept / "go"),
+        "GOCACHE": str(kept / "go-build"),
+        "XDG_CONFIG_HOME": str(kept / "config"),  # telemetry goes there: no variable turns it off
+        "GOENV": os.environ.get("GOENV") or str(Path(config, "go", "env")),
+    }
+
+
+def told_version(command: Sequence[str]) -> str:
+    """The first line that a toolchain says of its version; empty where there is none."""
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **kept_here()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,  # Java's way
+            text=True,
+            timeout=VERSION_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return next(
+        (line for line in done.stdout.splitlines() if not line.startswith("Picked up ")), ""
+    )  # JAVA_TOOL_OPTIONS
 
 
 def _found(tool: str) -> str:

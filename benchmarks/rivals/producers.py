@@ -22,6 +22,8 @@ class Rival:
 
     ``command`` makes what it needs, if need be, and gives a command line that takes what `benchmarks.rivals.rows` says;
     it raises `maven.Unavailable`.
+
+    ``toolchain``: what it is built with and runs on, besides Python, tells its version so; it may raise likewise.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Rival:
     worth: int
     command: Callable[[Builds], list[str]]
     warm_seconds: float = 0.0
+    toolchain: Callable[[], list[str]] | None = None
 
 
 def _pinned(path: str, pattern: str) -> str:
@@ -62,6 +65,7 @@ RIVALS: Final = (
         10,
         lambda _: maven.command(HERE / "kpl", "Load", "-Xmx2g"),
         warm_seconds=5.0,
+        toolchain=lambda: [maven.java(), "-version"],
     ),
     Rival(
         "aws-sdk-java",
@@ -70,6 +74,7 @@ RIVALS: Final = (
         1,
         lambda _: maven.command(HERE / "java", "Load", "-Xmx1g"),
         warm_seconds=15.0,
+        toolchain=lambda: [maven.java(), "-version"],
     ),
     Rival(
         "aws-sdk-go",
@@ -77,6 +82,7 @@ RIVALS: Final = (
         PLAIN,
         1,
         lambda builds: [builds.go(HERE / "go")],
+        toolchain=lambda: ["go", "version"],
     ),
     Rival(
         "aws-sdk-rust",
@@ -84,5 +90,6 @@ RIVALS: Final = (
         PLAIN,
         1,
         lambda builds: [builds.rust(HERE / "rust")],
+        toolchain=lambda: ["rustc", "--version"],
     ),
 )

@@ -21,7 +21,7 @@ from benchmarks.daemon.client import CHUNK_BYTES, KEY_BYTES, STREAM
 from benchmarks.daemon.run import START_SECONDS, STOP_SECONDS, WORTH, Case, RecordsWrong, forget_peak, peak_rss_bytes
 from benchmarks.maven import Unavailable
 from benchmarks.rivals import naive, rows
-from benchmarks.rivals.builds import HERE, Builds
+from benchmarks.rivals.builds import HERE, Builds, told_version
 from benchmarks.rivals.kpl import RUN
 from benchmarks.rivals.producers import RIVALS, Rival
 from benchmarks.sink import CERTIFICATE
@@ -81,6 +81,15 @@ class Bench:
     ours: daemon.Bench
     names: Sequence[str]
     say: Callable[[str], None]
+
+    @property
+    def conditions(self) -> str:
+        """Those of ours, and the toolchains of the others."""
+        found = {}  # in order, each once
+        for rival in self._asked:
+            with contextlib.suppress(Unavailable):
+                found[told_version(rival.toolchain()) if rival.toolchain else ""] = True
+        return "; ".join([self.ours.conditions, *filter(None, found)])
 
     def rows(self, sizes: Sequence[int]) -> Iterator[Figures]:
         """Raises `ChildFailed` and `RecordsWrong`: of ours at once, of others in the end."""

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from benchmarks.arguments import MOST_RECORD_BYTES, at_least
+from benchmarks.interrupts import interrupts
 from benchmarks.spark.run import Figures, RowsMissing, bench
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
-from producerd.demo.scenario import interrupts
 
 ROWS: Final = 1_000_000
 ROW_BYTES: Final = 200
@@ -32,8 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./dev bench spark", description="What a row costs Spark's Python workers.")
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
-    parser.add_argument("--rows", type=int, default=ROWS, help=f"of each run of each path ({ROWS:,})")
-    parser.add_argument("--row-bytes", type=int, default=ROW_BYTES, help=f"of data in each row ({ROW_BYTES})")
+    parser.add_argument("--rows", type=at_least(1), default=ROWS, help=f"of each run of each path ({ROWS:,})")
+    parser.add_argument(
+        "--row-bytes",
+        type=at_least(1, MOST_RECORD_BYTES),
+        default=ROW_BYTES,
+        metavar="N",
+        help=f"of data in each row ({ROW_BYTES})",
+    )
     return parser
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.machine import machine
 from benchmarks.spark.cost import cpu_seconds, workers_cpu_seconds
 from benchmarks.spark.paths import ALONE, BOTO3, PATHS, Place, map_in_arrow_alone, with_write_batch
 from producerd.demo.children import Child, ChildFailed, Children
@@ -71,7 +72,7 @@ class Bench:
 
         return (
             f"{self.row_bytes} bytes of data and a key of 1 to 4 a row, {self._partitions} partitions, "
-            f"{self.spark.sparkContext.defaultParallelism} slots on {os.cpu_count()} cores; "
+            f"{self.spark.sparkContext.defaultParallelism} slots; {machine()}; "
             f"Spark {self.spark.version}, Python {platform.python_version()}, pyarrow {pa.__version__}; medians"
         )
 

@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import benchmarks.backpressure.__main__ as command
 from benchmarks.backpressure.__main__ import SECONDS
 from benchmarks.backpressure.curves import NAMES, Curves, Sample, curves, increase, variation
 from benchmarks.backpressure.kinesis import CountingStream, Stored
 from benchmarks.backpressure.picture import draw
 from benchmarks.backpressure.record import FILE, read, write
-from benchmarks.backpressure.run import BATCHES, CASES, QUEUE_LIMIT, Bench, Figures, Run, parsed
+from benchmarks.backpressure.run import BATCHES, CASES, LEAST_SECONDS, QUEUE_LIMIT, Bench, Figures, Run, parsed
 from benchmarks.backpressure.spark_job import Batch
 from benchmarks.daemon.run import RecordsWrong
 
@@ -155,10 +156,29 @@ def test_the_limits_differ_in_queue_limit_alone_and_one_holds_a_whole_micro_batc
     assert without["queue_limit"] > BENCH.batch_records > QUEUE_LIMIT
 
 
-def test_a_run_whose_micro_batch_fits_the_queue_shows_nothing_and_is_refused() -> None:
+def test_the_shortest_run_has_micro_batches_that_do_not_fit_the_queue() -> None:
     assert Bench.lasting(100, print).batch_records == 1_000_000
-    with pytest.raises(ValueError, match=r"^--seconds 10: allowed: more than 10:"):
-        Bench.lasting(10, print)
+    assert Bench.lasting(LEAST_SECONDS, print).batch_records == 2 * QUEUE_LIMIT
+
+
+@pytest.mark.parametrize(("blocked", "told"), [(0.0, True), (0.1, False)])
+def test_a_run_whose_queue_never_reached_its_limit_is_told(
+    blocked: float, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = runs()
+    for run in found:
+        monkeypatch.setitem(run.figures.totals, "blocked_seconds", blocked)
+    monkeypatch.setattr(Bench, "run", lambda _, case: found[CASES.index(case)])
+    command.measure(BENCH, tmp_path)
+    assert ("NEVER BLOCKED: with_limit" in capsys.readouterr().err) == told
+
+
+def test_where_there_is_nothing_to_redraw_it_is_said_what_to_run_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--redraw", "--pictures", str(tmp_path)])
+    assert f"first run `./dev bench backpressure --pictures {tmp_path}`" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------- figures, pictures
@@ -271,7 +291,7 @@ def test_the_data_are_of_a_run_of_the_command_as_it_comes() -> None:
 def test_both_runs_on_few_records(tmp_path: Path) -> None:
     """Every record arrives: else it fails.  Standard output is JSON alone."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.backpressure", "--json", "--seconds", "12", "--pictures", str(tmp_path)],
+        [sys.executable, "-m", "benchmarks.backpressure", "--json", "--seconds", "20", "--pictures", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -284,8 +304,8 @@ def test_both_runs_on_few_records(tmp_path: Path) -> None:
     assert all(
         [*run.coefficients_of_variation] == [*run.means] == [*run.peaks] == [*NAMES] for run in (without, limited)
     )
-    assert without.totals["records"] == limited.totals["records"] == 480_000
+    assert without.totals["records"] == limited.totals["records"] == 800_000
     assert without.totals["blocked_seconds"] == 0
     assert limited.peaks["queue"] <= QUEUE_LIMIT
-    assert without.peaks["queue"] <= 120_000
+    assert without.peaks["queue"] <= 200_000
     assert [*map(paths, draw(read(tmp_path), tmp_path))] == [*map(paths, sorted(tmp_path.glob("*.svg"), reverse=True))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,19 @@ from pybase64 import b64encode
 import benchmarks.daemon.run
 from benchmarks.daemon.__main__ import cases
 from benchmarks.daemon.client import KEY_BYTES, put_all, rows
-from benchmarks.daemon.run import CASES, WORTH, Bench, Case, Figures, RecordsWrong, forget_peak, peak_rss_bytes
+from benchmarks.daemon.run import (
+    CASES,
+    FEW_RECORDS,
+    WORTH,
+    Bench,
+    Case,
+    Figures,
+    RecordsWrong,
+    Run,
+    forget_peak,
+    peak_rss_bytes,
+    warn_of_few,
+)
 from benchmarks.sink import MARK, Sink
 from benchmarks.spark.cost import TICKS_PER_SECOND
 from producerd.core.aggregation import Aggregate
@@ -189,6 +203,27 @@ def test_a_run_in_which_every_record_arrives_once_has_figures() -> None:
     assert a_run(["1000", "1104"], "104").records_per_second > 0
 
 
+def test_what_is_told_is_what_was_put_not_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody: Any = None
+    told: list[str] = []
+    children: Any = SimpleNamespace(start=lambda *_: SimpleNamespace(line=lambda _: "ready", stop=lambda _: 0))
+    daemon = SimpleNamespace(process=Process(os.getpid()))
+    monkeypatch.setattr(Bench, "_daemon", lambda *_: contextlib.nullcontext(daemon))
+    monkeypatch.setattr(Bench, "_run", lambda *_: Run(812.0, 1.0, 1.0, 1.0, 1.0, 40_000))
+    bench: Any = Bench(children, Path(), nobody, "https://sink", 5, 2, told.append)
+    bench._best("100,none,1", "producerd", [], 100, 5)
+    assert told[0] == "100,none,1: 2 runs ..."
+    assert told[1].startswith("  40,000 records in each: 812 ns a record")
+
+
+def test_few_records_are_told_to_say_nothing() -> None:
+    told: list[str] = []
+    warn_of_few(FEW_RECORDS, told.append)
+    assert told == []
+    warn_of_few(FEW_RECORDS - 1, told.append)
+    assert [line.partition(":")[0] for line in told] == ["FEW RECORDS"]
+
+
 @pytest.mark.parametrize(("arrived", "put"), [("1103", "104"), ("1105", "104"), ("1099", "99")])
 def test_a_record_that_is_missing_or_came_twice_ends_it(arrived: str, put: str) -> None:
     with pytest.raises(RecordsWrong, match=rf"^{put} records were acknowledged, and \d+ arrived$"):
@@ -249,4 +284,5 @@ def test_the_whole_of_it_on_few_records() -> None:
         assert row.queue_limit_bytes == 64 << 20
         assert row.ratio_to_naive > 0
     assert " cores, " in done.stderr
-    assert "100,naive: 1 times 4,000 records" in done.stderr
+    assert "100,naive: 1 runs ..." in done.stderr
+    assert done.stderr.count("FEW RECORDS") == 1

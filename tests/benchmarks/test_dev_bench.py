@@ -30,7 +30,23 @@ def test_it_becomes_the_measurement_with_its_options(
     assert capsys.readouterr() == ("", "set-up\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["judges"], ["nonsense"]])
-def test_what_is_no_measurement_is_refused_and_those_there_are_are_named(dev: Any, arguments: list[str]) -> None:
-    with pytest.raises(SystemExit, match=r"bench NAME: NAME is one of .*delivery"):
-        dev.main(["bench", *arguments])
+NAMES = sorted(path.parent.name for path in ROOT.glob("benchmarks/*/__main__.py"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [([], 2), (["judges"], 2), (["nonsense"], 2), (["--json"], 2), (["--help"], 0), (["-h"], 0), (["help"], 0)],
+)
+def test_without_a_name_those_there_are_are_told_with_what_they_are_for_and_nothing_is_set_up(
+    dev: Any, arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dev.main(["bench", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert "" in (out, err)
+    assert out if code == 0 else err
+    usage, *lines = (out or err).splitlines()
+    assert usage.startswith("usage: ./dev bench NAME")
+    told = dict(line.split(None, 1) for line in lines)
+    assert list(told) == NAMES
+    assert told["memory"] == "How much memory the daemon takes, beside what it charges and what the law allows"
+    assert all(20 < len(text) < 110 and "``" not in text for text in told.values())

@@ -77,7 +77,9 @@ def test_a_daemon_with_nothing_to_do_uses_under_half_a_percent_of_a_core() -> No
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    start, *rests = [Figures(**row) for row in json.loads(done.stdout)]
+    imports, start, *rests = [Figures(**row) for row in json.loads(done.stdout)]
+    assert (imports.case, imports.rss_ratio_to_imports) == ("imports alone", 1.0)
+    assert all(1.0 < (row.rss_ratio_to_imports or 0.0) < 2.0 for row in (start, *rests))
     assert (start.case, start.cpu_percent, start.wakeups_per_second) == ("start", None, None)
     assert start.start_seconds
     assert start.start_cpu_seconds

@@ -39,7 +39,7 @@ def test_the_echo_ends_when_its_peer_does() -> None:
 def test_the_whole_of_it_on_few_puts() -> None:
     """Bare round trips, idle and under load.  Standard output is JSON alone."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.latency", "--json", "--puts", "20"],
+        [sys.executable, "-m", "benchmarks.latency", "--json", "--puts", "100"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -277,6 +277,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bench, "_naive", lambda *_: Cost(5_000.0, 8))
     monkeypatch.setattr(Bench, "_rival", lambda *_: Cost(3_000.0, 9))
     monkeypatch.setattr(daemon, "bench", no_sink)
+    monkeypatch.setattr(maven, "java", lambda: "/a/jdk/bin/java")
+    monkeypatch.setattr(run, "told_version", lambda asked: f"told by {' '.join(asked)}" if asked[0] != "rustc" else "")
     monkeypatch.setattr(daemon.Bench, "conditions", "2 cores")
 
 
@@ -300,6 +302,29 @@ def test_json_has_the_same_keys_in_each_row_and_what_is_absent_its_reason(capsys
     )
     assert len(answer) - len(absent) == 3 * (2 + 1 + 2 + 1 + 2 + 1 + 1)
     assert all(row["cpu_ns_per_record"] and row["peak_rss_bytes"] for row in answer if not row["absent"])
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("chosen", "conditions"),
+    [
+        (["boto3"], "2 cores"),
+        (["aws-sdk-go", "aws-sdk-rust"], "2 cores; told by go version"),
+        (["official-kpl", "aws-sdk-java", "boto3"], "2 cores; told by /a/jdk/bin/java -version"),
+    ],
+)
+def test_conditions_name_each_toolchain_that_is_used_and_there(
+    chosen: list[str], conditions: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--json", "--bytes", "100", "--only", *chosen]) == 0
+    assert capsys.readouterr().err.splitlines()[0] == conditions
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_few_records_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for records, count in (("1", 1), ("500000", 0)):
+        assert command.main(["--json", "--bytes", "100", "--only", "boto3", "--records", records]) == 0
+        assert capsys.readouterr().err.count("FEW RECORDS") == count
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -419,6 +444,32 @@ def test_a_program_is_built_once_for_its_sources(project: Path, tmp_path: Path, 
         assert build(project) != first
     assert len((tmp_path / "log").read_text().splitlines()) == 2
     assert len(list(builds.BUILT.iterdir())) == 1
+
+
+def test_what_go_keeps_lies_beside_what_it_builds_and_what_a_user_told_it_holds(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("GOPATH", "GOCACHE", "XDG_CONFIG_HOME", "GOENV")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    use_tool(tmp_path, monkeypatch, end=f"env > {tmp_path / 'env'}")
+    with building(tmp_path) as made:
+        made.go(project)
+    told = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
+    *kept, goenv = (told[name] for name in names)
+    assert len(set(kept)) == 3
+    assert all(Path(path).is_relative_to(builds.BUILT) for path in kept)
+    assert goenv == str(tmp_path / "home" / ".config" / "go" / "env")
+
+
+def test_the_version_of_a_toolchain_is_what_it_says_first_and_nothing_where_there_is_none() -> None:
+    def said(script: str) -> str:
+        return builds.told_version([sys.executable, "-c", f"import sys; {script}"])
+
+    assert said("print('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\\nopenjdk 17\\nmore', file=sys.stderr)") == "openjdk 17"
+    assert said("sys.exit('broken')") == ""
+    assert builds.told_version(["/no/such/tool", "version"]) == ""
 
 
 def test_nothing_is_left_of_a_build_that_fails_and_why_is_told(

@@ -1,0 +1,113 @@
+"""Conditions begin with the machine, and a benchmark that is interrupted says so."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import benchmarks.machine
+from benchmarks.daemon.run import Bench as DaemonBench
+from benchmarks.instructions import budgets, qemu
+from benchmarks.latency.run import Bench as LatencyBench
+from benchmarks.machine import machine, processor
+from benchmarks.memory.run import Bench as MemoryBench
+
+ROOT = Path(__file__).resolve().parents[2]
+NOBODY: Any = None
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        (
+            "processor\t: 0\nmodel name\t: A Processor (TM) @ 2 GHz \nmodel name\t: b\n",
+            "A Processor (TM) @ 2 GHz",
+        ),
+        ("processor\t: 0\nCPU part\t: 0xd0c\n", "told by the platform"),
+        (None, "told by the platform"),
+    ],
+)
+def test_the_processor_is_named_as_the_kernel_does_else_as_the_platform(
+    cpuinfo: str | None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cpuinfo is not None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(benchmarks.machine, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(platform, "processor", lambda: "told by the platform")
+    assert processor() == name
+    assert machine().startswith(f"{os.cpu_count()} cores, {platform.machine()}, {name}, load ")
+
+
+def test_conditions_name_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.backpressure.run import Bench as BackpressureBench
+
+    monkeypatch.setattr(benchmarks.machine, "processor", lambda: "the processor")
+    benches: list[Any] = [
+        DaemonBench(NOBODY, NOBODY, NOBODY, "", 1, 1, quiet),
+        LatencyBench(NOBODY, NOBODY, NOBODY, 1, 1, quiet),
+        MemoryBench({}, (), 1, quiet),
+        BackpressureBench(1, quiet),
+    ]
+    for bench in benches:
+        assert f" cores, {platform.machine()}, the processor, load " in bench.conditions
+
+
+def test_a_count_of_instructions_names_the_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = import_module("benchmarks.instructions.__main__")
+    monkeypatch.setattr(qemu, "missing", lambda: "")
+    monkeypatch.setattr(budgets, "versions", lambda: {"python": "3"})
+    monkeypatch.setattr(command, "count", lambda *_: {})
+    command.main(["--json"])
+    assert f" cores, {platform.machine()}, {processor()}, load " in capsys.readouterr().err
+
+
+def test_deliveries_name_the_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command = import_module("benchmarks.delivery.__main__")
+    monkeypatch.setattr(command.Bench, "rows", lambda *_: [])
+    assert command.main(["--json"]) == 0
+    assert f" cores, {platform.machine()}, {processor()}, load " in capsys.readouterr().err
+
+
+INTERRUPTED = """
+import time
+from benchmarks.interrupts import interrupts
+with interrupts():
+    try:
+        print("started", flush=True)
+        time.sleep(60)
+    finally:
+        print("cleaned up", flush=True)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_benchmark_that_is_interrupted_says_so_when_it_has_cleaned_up(signum: signal.Signals) -> None:
+    command = [sys.executable, "-c", INTERRUPTED]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=-1, stderr=-1) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signum)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (128 + signum, "cleaned up\n", "interrupted\n")
+
+
+def test_what_is_not_interrupted_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.interrupts import interrupts
+
+    with pytest.raises(RuntimeError), interrupts():
+        raise RuntimeError
+    assert capsys.readouterr().err == ""
