@@ -110,12 +110,10 @@ class Bench:
         return [replace(row, rss_ratio_to_imports=round((row.rss_bytes or 0) / alone.rss_bytes, 2)) for row in rows]
 
     def _imports(self) -> Figures:
-        began = time.perf_counter()
         child = self.children.start("imports", ["-c", "import producerd.runtime.app; print(flush=True); input()"])
         child.line(START_SECONDS)
-        seconds, pid = time.perf_counter() - began, child.process.pid
-        rss, pss = memory(pid)
-        return Figures("imports alone", round(seconds, 2), round(cpu_seconds(pid), 2), rss_bytes=rss, pss_bytes=pss)
+        rss, pss = memory(child.process.pid)
+        return Figures("imports alone", rss_bytes=rss, pss_bytes=pss)
 
     def _starts(self, count: int) -> Figures:
         self.say(f"start: {count} times ...")
