@@ -9,9 +9,9 @@ from typing import Final
 
 from benchmarks.arguments import at_least, seconds_at_least
 from benchmarks.idle.run import Figures, bench
+from benchmarks.interrupts import interrupts
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
-from producerd.demo.scenario import interrupts
 
 STARTS: Final = 7
 SECONDS: Final = 60.0

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.instructions.qemu import Failed
+from benchmarks.interrupts import interrupts
 from benchmarks.scale.points import AGGREGATIONS, DIMENSIONS
 from benchmarks.scale.run import Figures, conditions, figures, not_flat
 from benchmarks.table import answer, say
-from producerd.demo.scenario import interrupts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
