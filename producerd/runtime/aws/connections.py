@@ -17,7 +17,7 @@ import aiohappyeyeballs
 import botocore.exceptions as boto_errors
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from producerd.runtime.aws.sending import Sending
+from producerd.runtime.aws.sending import Sending, not_followed
 from producerd.runtime.aws.transport import (
     MAX_ANSWER_BYTES,
     PORTS,
@@ -26,7 +26,6 @@ from producerd.runtime.aws.transport import (
     decoded,
     host_of,
     make_socket,
-    not_followed,
 )
 
 IDLE_SECONDS: Final = 60.0
@@ -72,7 +71,7 @@ class Connections:
             else:
                 connection.abort()
         if answer.status in REDIRECTS:
-            raise not_followed(answer.status)
+            raise boto_errors.HTTPClientError(error=not_followed(answer.status))
         return answer
 
     def _waiting(self) -> _Connection | None:

@@ -70,10 +70,14 @@ class NotedBody(Payload):
         await writer.write(self._value)
 
 
-async def _follow_nowhere(_session: Any, _context: Any, redirect: TraceRequestRedirectParams) -> None:
+def not_followed(status: int) -> str:
     """AWS does not redirect.  Whoever does would have records, and a session's token, sent to anybody it likes."""
+    return f"a redirect (status {status}), which is not followed"
+
+
+async def _follow_nowhere(_session: Any, _context: Any, redirect: TraceRequestRedirectParams) -> None:
     redirect.response.close()
-    raise ClientError(f"a redirect (status {redirect.response.status}), which is not followed")
+    raise ClientError(not_followed(redirect.response.status))
 
 
 redirect_trace = TraceConfig()

@@ -17,10 +17,8 @@ import aiohttp
 import botocore.exceptions as boto_errors
 from aiobotocore.httpsession import AIOHTTPSession
 from botocore.httpsession import mask_proxy_url
-from multidict import CIMultiDict
-from yarl import URL
 
-from producerd.runtime.aws.sending import NotedBody, Sending, redirect_trace, this_sending
+from producerd.runtime.aws.sending import NotedBody, Sending, not_followed, redirect_trace, this_sending
 
 USER_TIMEOUT_MILLISECONDS: Final = 30_000
 """TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long is gone."""
@@ -100,15 +98,14 @@ class Posts:
     def __init__(self, session: aiohttp.ClientSession, url: str, proxy_url: str | None) -> None:
         self._session = session
         self._url = url
-        self._encoded_url = URL(url, encoded=True)
         self._proxy_url = proxy_url
 
     async def post(self, headers: Mapping[str, str], sending: Sending) -> HttpAnswer:
         """Send a signed request.  Raises what `AbortingSession` does."""
         try:
             answer = await self._session.post(
-                self._encoded_url,
-                headers=CIMultiDict(headers, **{"Accept-Encoding": "identity"}),
+                self._url,
+                headers={**headers, "Accept-Encoding": "identity"},
                 data=NotedBody(sending),
                 proxy=self._proxy_url,
                 allow_redirects=False,
@@ -117,7 +114,7 @@ class Posts:
             raise self._as_botocore(error) from None
         body = await _body_of(answer)
         if answer.status in REDIRECTS:
-            raise not_followed(answer.status)
+            raise boto_errors.HTTPClientError(error=not_followed(answer.status))
         return HttpAnswer(answer.status, answer.headers, body)
 
     def _as_botocore(self, error: Exception) -> boto_errors.BotoCoreError:
@@ -137,11 +134,6 @@ class Posts:
 
 
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-
-
-def not_followed(status: int) -> boto_errors.HTTPClientError:
-    """AWS does not redirect.  Whoever does would have records, and a session's token, sent to anybody it likes."""
-    return boto_errors.HTTPClientError(error=f"a redirect (status {status}), which is not followed")
 
 
 async def _body_of(answer: aiohttp.ClientResponse) -> bytes:
