@@ -65,6 +65,15 @@ class BadRows(IntEnum):
     TAKE_GOOD = 1
 
 
+class Service(IntEnum):
+    """What the service said when a STATUS had the daemon ask it."""
+
+    NOT_ASKED = 0
+    READY = 1
+    NOT_VERIFIED = 2  # the daemon may not ask, so the answer says nothing about records
+    FAILED = 3
+
+
 @dataclass(frozen=True)
 class Hello:
     """The client's first message: versions it speaks, what to do with its rows, and who it is."""
@@ -100,10 +109,15 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Open:
-    """Names a stream for this session.  ``stream_id`` is the client's choice, from 1."""
+    """Names a stream for this session.  ``stream_id`` is the client's choice, from 1.
+
+    ``resumed`` is 1 where this session continues one with an earlier daemon, which acknowledged some of its rows or
+    still had some.  The daemon then waits for the service however long it takes.
+    """
 
     stream_id: int
     stream: str
+    resumed: int = 0
 
 
 @dataclass(frozen=True)
@@ -204,14 +218,21 @@ class Flush:
 
 @dataclass(frozen=True)
 class Status:
-    """Asks for one BLOCKED about a stream, at once: what a caller quotes when its time-out ends."""
+    """Asks for one BLOCKED about a stream, at once: what a caller quotes when its time-out ends.
+
+    With ``asks_service`` 1 the daemon asks the service whether records can be stored, and then answers.
+    """
 
     stream_id: int
+    asks_service: int = 0
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """Why rows of a stream wait.  Sent while a caller is blocked, and as the answer to STATUS."""
+    """Why rows of a stream wait.  Sent while a caller is blocked, and as the answer to STATUS.
+
+    ``service`` is a `Service`, with the code and the message of a service that did not say yes.
+    """
 
     stream_id: int
     seconds: float
@@ -224,6 +245,9 @@ class Blocked:
     last_error: str = ""
     shard: str = ""
     share: float = 0.0
+    service: int = Service.NOT_ASKED
+    service_code: str = ""
+    service_message: str = ""
 
 
 @dataclass(frozen=True)
@@ -308,7 +332,7 @@ _SCHEMAS: Final = (
         ),
         ((1, "daemon", TEXT),),
     ),
-    _Schema(MessageType.OPEN, Open, (("stream_id", U32), ("stream", TEXT))),
+    _Schema(MessageType.OPEN, Open, (("stream_id", U32), ("stream", TEXT)), ((1, "resumed", U8),)),
     _Schema(
         MessageType.OPENED,
         Opened,
@@ -346,7 +370,7 @@ _SCHEMAS: Final = (
         ),
     ),
     _Schema(MessageType.FLUSH, Flush, (("stream_id", U32),)),
-    _Schema(MessageType.STATUS, Status, (("stream_id", U32),)),
+    _Schema(MessageType.STATUS, Status, (("stream_id", U32),), ((1, "asks_service", U8),)),
     _Schema(
         MessageType.BLOCKED,
         Blocked,
@@ -360,6 +384,9 @@ _SCHEMAS: Final = (
             (6, "last_error", TEXT),
             (7, "shard", TEXT),
             (8, "share", F64),
+            (9, "service", U8),
+            (10, "service_code", TEXT),
+            (11, "service_message", TEXT),
         ),
     ),
     _Schema(MessageType.DRAINING, Draining, (("deadline_seconds", F64),), ((1, "message", TEXT),)),
