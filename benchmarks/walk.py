@@ -24,6 +24,7 @@ from producerd.config import StreamSettings
 from producerd.config.settings import NodeSettings
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed, parse_answer
 from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
+from producerd.runtime.asking import Word
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.stream import Stream
@@ -239,6 +240,9 @@ class _Walk:
 
     def open_stream(self, name: str) -> Stream:  # noqa: ARG002
         return self.stream
+
+    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
+        raise AssertionError("nobody asks here")
 
     def poke(self, stream: Stream) -> None:
         self.dispatcher.poke(stream)

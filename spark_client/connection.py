@@ -123,6 +123,8 @@ class Connection:
         self._waited_seconds = 0.0  # for messages
         self._tells_at_seconds = SLOW_SECONDS  # of them
         self._in_vain = 0  # sessions in a row that acknowledged nothing
+        self._was_acknowledged = False  # whether any daemon acknowledged a frame of ours
+        self._resumed = False  # whether an earlier daemon did, or had some that are sent again
         self._last_frame_id = 0
         self._next_row = 0
 
@@ -150,7 +152,7 @@ class Connection:
         """Have it opened, for the first time or by another daemon.  What a hurried caller asked is not asked again."""
         if stream not in self._opening:
             self._last_number += 1
-            self._tell(frames.Open(self._last_number, stream))
+            self._tell(frames.Open(self._last_number, stream, int(self._resumed)))
             self._opening[stream] = self._last_number
         number = self._opening[stream]
         try:
@@ -363,6 +365,7 @@ class Connection:
             sent.tally.possible_duplicates += len(sent.rows)
         self._again += lost
         self._again.sort(key=lambda sent: sent.first)
+        self._resumed = self._was_acknowledged or bool(self._again)
         self._unacked.clear()
         self._unacked_bytes = 0
         self._channel.close()
@@ -491,6 +494,7 @@ class Connection:
             self._unacked_bytes -= layout.charge_bytes
             sent.tally.payload_bytes += _payload_bytes(layout)
             self._in_vain = 0
+            self._was_acknowledged = True
             sends_again = self._reconnect_timeout_seconds > 0
             back = sent.tally.settle(message, sent.rows, sent.stream.name, sends_again=sends_again)
             self._returned += 0 if sends_again else message.returned

@@ -266,6 +266,9 @@ class StreamSettings(Settings):
     """Longest wait for a list of shards, in seconds."""
     permanent_error_grace_seconds: Seconds = _in(0, 86_400, default=60)
     """Seconds for which a stream that has worked may be refused before its records fail."""
+    first_contact_timeout_seconds: Seconds = _in(0, 86_400, default=60)
+    """Seconds for which records wait where the endpoint's name does not exist, or its certificate is refused, and
+    nothing there has ever answered the daemon; 0: for ever."""
 
     later = frozenset({"wire_format"})
 

@@ -340,12 +340,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """No result per entry.  ``maybe_stored``: the service may have stored some of it all the same."""
+    """No result per entry.  ``maybe_stored``: the service may have stored some of it all the same.
+
+    ``wrong_endpoint``: the endpoint's name does not exist, or its certificate is refused, and nothing there has ever
+    answered this daemon.
+    """
 
     code: str
     message: str
     maybe_stored: bool
     timed_out: bool = False
+    wrong_endpoint: bool = False
 
 
 NOT_KINESIS: Final = "NotKinesis"

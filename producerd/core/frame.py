@@ -53,7 +53,11 @@ class FrameResult:
 
 
 class Frame:
-    """One accepted frame.  ``owner`` is whoever is told when it is finished; None once its caller is gone."""
+    """One accepted frame.  ``owner`` is whoever is told when it is finished; None once its caller is gone.
+
+    ``patient``: an earlier daemon had these rows, or acknowledged others of their session.  They wait for a service
+    that cannot be reached, however long that takes.
+    """
 
     __slots__ = (
         "_code_of_row",
@@ -63,6 +67,7 @@ class Frame:
         "frame_id",
         "job",
         "owner",
+        "patient",
         "possible_duplicates",
         "records",
         "retries",
@@ -77,8 +82,9 @@ class Frame:
         "withdrawn_from",
     )
 
-    def __init__(self, owner: Any, frame_id: int, rows: Rows, charge_bytes: int) -> None:
+    def __init__(self, owner: Any, frame_id: int, rows: Rows, charge_bytes: int, *, patient: bool = False) -> None:
         self.owner = owner
+        self.patient = patient
         self.frame_id = frame_id
         self.rows: Rows | None = rows  # let go once the rows are copied to span buffers
         self.job: Job | None = None
@@ -110,6 +116,10 @@ class Frame:
     @property
     def finished(self) -> bool:
         return self.unsettled == 0
+
+    def outlasts(self, end: RowEnd) -> bool:
+        """Whether its rows go on waiting where the others of their stream end so."""
+        return self.patient and end.code == Code.UNREACHABLE
 
     def end_bad_rows(self, *, take_good: bool) -> Counter[str]:
         """End the rows that intake found bad; the others too, unless ``take_good``.  Returns how many, by code."""

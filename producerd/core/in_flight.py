@@ -39,6 +39,7 @@ class InFlight:
         self.bytes = 0
         self.node = NodeInFlight() if node is None else node
         self.hold_until = 0.0
+        self.failed_as = ""  # the code of the latest failure of a whole request, while nothing was answered since
         self.window = InFlightWindow(
             rules.max_in_flight_requests, rules.max_in_flight_bytes, rules.entries.request_max_bytes
         )
@@ -172,7 +173,7 @@ class InFlight:
 
     def answered(self, request: Request, now: float) -> None:
         """Its answer has come.  Lanes that answer in time alone may share requests again."""
-        self._failures, self.hold_until, self._answered_at = 0, 0.0, now
+        self._failures, self.failed_as, self.hold_until, self._answered_at = 0, "", 0.0, now
         seconds = now - request.sent_at
         late = request.slow or seconds >= self._patience_seconds
         if not late:
@@ -192,6 +193,7 @@ class InFlight:
         one_shard_hangs = failed.timed_out and request.sent_at < self._prompt_sent_at
         if not its_own and not one_shard_hangs:
             self._failures += 1
+            self.failed_as = failed.code
             if failed.timed_out:
                 self.window.timed_out()
         if self.nothing_passes:

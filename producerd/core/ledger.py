@@ -126,7 +126,7 @@ class Ledger:
                     self.withdraw(frame, told, "disconnected" if told is None else "returned", from_row)
                 elif self.draining and frame.owner is not None and not frame.finished:
                     self.withdraw(frame, RETURNED, "returned")
-                elif otherwise is not None and not frame.finished:
+                elif otherwise is not None and not frame.finished and not frame.outlasts(otherwise):
                     self.withdraw(frame, otherwise, "")
 
     def retried(self, span: Span) -> Span:
@@ -293,8 +293,8 @@ class Ledger:
             self.stats.failed_records[end.code] += records
 
     def withdraw_all(self, end: RowEnd) -> None:
-        """Every row that is in no request ends."""
-        frames = list(self.frames)
+        """Every row that is in no request ends, except those of frames that outlast such an end."""
+        frames = [frame for frame in self.frames if not frame.outlasts(end)]
         for frame in reversed(frames) if self._keeps_order else frames:  # else the later ones tell of the first alone
             self.withdraw(frame, end, "")
 

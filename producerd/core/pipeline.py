@@ -115,6 +115,12 @@ class Pipeline:
         return not self.ledger.frames
 
     @property
+    def in_outage(self) -> bool:
+        """Whether rows wait and nothing of the service's answers gets through, be it requests or the first map."""
+        waits_for_map = self.shard_map is None and self._map_wait_until is not None and bool(self._map_error)
+        return not self.idle and (self.sender.in_flight.nothing_passes or waits_for_map)
+
+    @property
     def shard_map(self) -> ShardMap | None:
         return self.sender.known.map
 
@@ -122,11 +128,14 @@ class Pipeline:
     def wants_shard_map(self) -> bool:
         return self.sender.wants_shard_map
 
-    def refuses(self, now: float) -> RowEnd | None:
-        """Why a caller's frame is not to be taken on now, or None.  Asked once for each frame: it spends the probe."""
+    def refuses(self, now: float, *, patient: bool = False) -> RowEnd | None:
+        """Why a caller's frame is not to be taken on now, or None.  Asked once for each frame: it spends the probe.
+
+        ``patient``: as for `Frame`.
+        """
         if self._map_missing(now):
             return self._map_missing_end()
-        if not self.health.admits(now):
+        if not self.health.admits(now, patient=patient):
             return self.health.end
         return None
 
@@ -345,14 +354,14 @@ class Pipeline:
         self.stats.shard_map_refreshes["ok"] += 1
         self.sender.set_shard_map(shard_map, now, now if asked_at is None else asked_at)
 
-    def shard_map_failed(self, code: str, message: str, now: float) -> None:
-        """ListShards failed."""
+    def shard_map_failed(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
+        """ListShards failed.  ``wrong_endpoint``: as for `RequestFailed`."""
         self._map_error = f"{code}: {message}"
         was_unreachable, self._map_unreachable = self._map_unreachable, code == Code.UNREACHABLE
         if was_unreachable and self._map_wait_until is not None:
             self._map_wait_until = now + self.rules.shard_map_wait_seconds  # from when somebody answers
         self.stats.shard_map_refreshes["failed"] += 1
-        self.sender.shard_map_failed(code, message, now)
+        self.sender.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint)
 
     def forget_shards(self, now: float) -> bool:
         """Asked now and then: once nothing came for long, the map and the lanes go; says whether they did."""

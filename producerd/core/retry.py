@@ -7,9 +7,11 @@ Codes of the service and of the transport are read here and nowhere else.  The t
 from __future__ import annotations
 
 from enum import Enum
+from math import inf
 from random import Random
 from typing import Final, NamedTuple
 
+from producerd.core.entries import RequestFailed
 from producerd.core.frame import RowEnd
 from producerd.errors import Code, Outcome
 
@@ -174,27 +176,67 @@ class StreamHealth:
     """Whether a stream can be written to: a stream that has worked gets patience, one that never has gets none.
 
     Transient failures never change the state: a stream that cannot be reached stays what it was, and callers wait.
+    The one exception is an endpoint that is wrong by evidence (`RequestFailed.wrong_endpoint`).  Where every attempt
+    says so for ``first_contact_seconds``, the stream is BROKEN with UNREACHABLE until an attempt says anything else.
     """
 
     PROBE_SECONDS: Final = 5.0
 
-    def __init__(self, grace_seconds: float, random: Random) -> None:
+    def __init__(self, grace_seconds: float, random: Random, first_contact_seconds: float = inf) -> None:
         self.grace_seconds = grace_seconds
+        self.first_contact_seconds = first_contact_seconds
         self._random = random
         self.state = HealthState.UNPROVEN
         self.code = ""
         self.message = ""
         self._suspect_since = 0.0
         self._next_probe = 0.0
+        self._wrong_since: float | None = None  # when the first of the attempts in a row found the endpoint wrong
+        self._wrong_as = ""
 
     @property
     def end(self) -> RowEnd:
         """How rows of a BROKEN stream end."""
         return RowEnd(Outcome.NOT_STORED, self.code, self.message)
 
+    @property
+    def gives_up_at(self) -> float:
+        """When the wait for the first contact ends; ``inf`` where nothing says that the endpoint is wrong."""
+        if self._wrong_since is None or self.state is not HealthState.UNPROVEN:
+            return inf
+        return self._wrong_since + self.first_contact_seconds
+
     def stored(self) -> None:
         """Something was stored."""
         self.state, self.code, self.message = HealthState.WORKING, "", ""
+        self._wrong_since = None
+
+    def tried(self, failed: RequestFailed | None, now: float) -> None:
+        """An attempt to reach the service ended; None: with an answer.
+
+        Only one that found the endpoint wrong brings the end of the wait for the first contact nearer.
+        """
+        if failed is not None and failed.wrong_endpoint:
+            self._wrong_as = failed.message
+            if self._wrong_since is None:
+                self._wrong_since = now
+            return
+        self._wrong_since = None
+        if self.state is HealthState.BROKEN and self.code == Code.UNREACHABLE:
+            self.state, self.code, self.message = HealthState.UNPROVEN, "", ""
+
+    def gives_up(self, now: float) -> bool:
+        """Whether the wait for the first contact ends now."""
+        if now < self.gives_up_at:
+            return False
+        self.state, self.code = HealthState.BROKEN, Code.UNREACHABLE
+        self.message = (
+            f"{self._wrong_as}; so it was for first_contact_timeout_seconds = {self.first_contact_seconds:g}, and "
+            "nothing there has ever answered: look at region and endpoint_url, and on this host at DNS, proxies and "
+            "AWS_CA_BUNDLE"
+        )
+        self._schedule_probe(now)
+        return True
 
     def looks_permanent(self, code: str, message: str, now: float) -> None:
         """A whole answer, or entries of one, said that nothing will pass."""
@@ -207,9 +249,12 @@ class StreamHealth:
             self.state = HealthState.BROKEN
             self._schedule_probe(now)
 
-    def admits(self, now: float) -> bool:
-        """Whether a caller's frame may be taken on; a BROKEN stream lets one in every few seconds, as the probe."""
-        if self.state is not HealthState.BROKEN:
+    def admits(self, now: float, *, patient: bool = False) -> bool:
+        """Whether a caller's frame may be taken on; a BROKEN stream lets one in every few seconds, as the probe.
+
+        ``patient``: the frame is not ended by UNREACHABLE (`Frame.outlasts`).
+        """
+        if self.state is not HealthState.BROKEN or (patient and self.code == Code.UNREACHABLE):
             return True
         if now < self._next_probe:
             return False

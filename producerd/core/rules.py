@@ -12,7 +12,8 @@ from producerd.core.entries import EntryRules
 class PipelineRules:
     """Durations in seconds, sizes in bytes.
 
-    ``record_ttl_seconds``: ``inf`` keeps rows for ever.  ``entries.per_key`` is `ordering = "per_key"`.
+    ``record_ttl_seconds``, ``first_contact_timeout_seconds``: ``inf`` keeps rows for ever.  ``entries.per_key`` is
+    `ordering = "per_key"`.
     """
 
     entries: EntryRules
@@ -21,6 +22,7 @@ class PipelineRules:
     max_in_flight_bytes: int
     shard_map_wait_seconds: float
     permanent_error_grace_seconds: float
+    first_contact_timeout_seconds: float = inf
     request_timeout_seconds: float = 6.0
     record_ttl_seconds: float = inf
     fail_if_throttled: bool = False

@@ -12,6 +12,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 from itertools import count, pairwise
+from math import inf
 from random import Random
 from typing import Final, Literal, NamedTuple
 
@@ -89,7 +90,7 @@ class Sender:
         self.paused = False
         self.ledger = ledger
         self.stats = ledger.stats
-        self.health = StreamHealth(rules.permanent_error_grace_seconds, random)
+        self.health = StreamHealth(rules.permanent_error_grace_seconds, random, rules.first_contact_timeout_seconds)
         self.known = KnownShards()
         self.lanes = self._make_lanes()
         self.wants_shard_map = True
@@ -113,6 +114,7 @@ class Sender:
     def next_time(self) -> float:
         """When something is due that no other call will bring about; ``inf`` if nothing is."""
         due, hold_until = self.in_flight.next_time(), self.in_flight.hold_until
+        due = min(due, inf if self.paused else self.health.gives_up_at)
         # Without room an answer, or the operator, brings it about; a time that has passed would hide what is due later.
         if self._has_room:
             if hold_until and (self.lanes.waiting or self._alone):
@@ -135,7 +137,7 @@ class Sender:
         if self.paused:
             return Holding("paused")
         refused = self.health.state in (HealthState.SUSPECT, HealthState.BROKEN)
-        if refused or self.in_flight.nothing_passes or now < self.in_flight.hold_until:
+        if refused or self.in_flight.failed_as or now < self.in_flight.hold_until:
             return Holding("service")
         hottest = self.lanes.hottest()
         if hottest is None or (hottest.lane.ready_at(now) <= now and not hottest.lane.is_paced(now)):
@@ -155,6 +157,8 @@ class Sender:
 
     def take_request(self, now: float) -> Request | None:
         """Rows for one request, if there are any that may be sent now."""
+        if not self.paused and self.health.gives_up(now):
+            self.ledger.withdraw_all(self.health.end)
         self._bring_back(now)
         if not self.in_flight.may_send(now):
             return None
@@ -212,6 +216,7 @@ class Sender:
         if request.encoded is not None:
             self.stats.request_ended(request.encoded, now - request.sent_at)
         if isinstance(outcome, RequestFailed):
+            self.health.tried(outcome, now)
             self._failed(request, outcome, now)
         else:
             self._answered(request, outcome, now)
@@ -222,6 +227,7 @@ class Sender:
         """Other rules, from now on.  A request keeps its time-out, and what waits for a map its patience."""
         self.rules = rules
         self.health.grace_seconds = rules.permanent_error_grace_seconds
+        self.health.first_contact_seconds = rules.first_contact_timeout_seconds
         self._policy.request_timeout_seconds = rules.request_timeout_seconds
         self.in_flight.set_rules(rules)
         self.lanes.set_rules(rules.entries, rules.shard_rate_fraction, now)
@@ -234,6 +240,7 @@ class Sender:
         ``asked_at``: when it was asked for.  A stream that was deleted and made again has the same shard ids with other
         ranges: these are other shards.
         """
+        self.health.tried(None, now)
         was_blind = self.known.blind
         self.known.learn(shard_map, asked_at, self.in_flight)
         self.lanes.learn(shard_map)
@@ -242,8 +249,9 @@ class Sender:
         self._decide_all(now)
         self.wants_shard_map = bool(self._awaiting) or any(lane.map_until is not None for lane in self.lanes)
 
-    def shard_map_failed(self, code: str, message: str, now: float) -> None:
+    def shard_map_failed(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
         """ListShards failed.  A stream that does not exist, or credentials that fail, are the stream's own failure."""
+        self.health.tried(RequestFailed(code, message, maybe_stored=False, wrong_endpoint=wrong_endpoint), now)
         meaning = meaning_of(code)
         unreadable = self.known.map is None and meaning.code == Code.CREDENTIALS and meaning.kind is Kind.PERMANENT
         if meaning.code == Code.STREAM_NOT_FOUND or unreadable:
@@ -370,6 +378,8 @@ class Sender:
             self.known.stored(request.sent_at, now)
             self.health.stored()
             self._refused_alone = ("", 0)
+        else:
+            self.health.tried(None, now)
         classes, elsewhere, partly = judge(request, answer, self.known)
         self._check_map(encoded, elsewhere, now)
         self.stats.put_requests["partial" if answer.error_table else "ok"] += 1

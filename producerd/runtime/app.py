@@ -33,6 +33,7 @@ from producerd.core.spans import sort_rows
 from producerd.errors import Code, ConfigurationError, Refused
 from producerd.runtime import admin, allocator, logs, metrics, systemd
 from producerd.runtime.aside import aside
+from producerd.runtime.asking import Word
 from producerd.runtime.aws.clients import accesses_of, check_accesses, open_clients
 from producerd.runtime.commands import Commands, Drained, Told
 from producerd.runtime.dispatcher import Dispatcher
@@ -224,6 +225,9 @@ class Daemon:
         if self.state is not State.SERVING:
             raise Refused("the daemon stops", code=Code.DRAINING)
         return self._streams.open(name)
+
+    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
+        self._streams.ask_service(stream, hear)
 
     def poke(self, stream: Stream) -> None:
         self._streams.poke(stream)

@@ -15,14 +15,14 @@ Plain functions and no waiting: `ask` and `pump` call the session back, at once 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 from producerd.core.budget import QueueBudget
 from producerd.core.frame import RowEnd
 from producerd.core.stats import Histogram
 from producerd.errors import Code
-from producerd.wire.columns import Layout
+from producerd.wire.columns import FLAG_RESENT, Layout
 
 RESERVED_SHARE: Final = 1 / 8
 """Of each limit, kept for sessions that hold little (60 callers of a hot shard otherwise halve 4 of cold ones)."""
@@ -45,6 +45,12 @@ class Caller(Protocol):
         """This frame will not be let in."""
 
 
+class Refuses(Protocol):
+    """Why a stream takes no frame now, or None."""
+
+    def __call__(self, now: float, *, patient: bool) -> RowEnd | None: ...
+
+
 class Refusal:
     """Why a frame is not let in, and with TOO_LARGE the largest one that would be."""
 
@@ -58,12 +64,13 @@ class Refusal:
 
 
 class Member:
-    """One session's part in one stream: its line, and what it has taken on."""
+    """One session's part in one stream: its line, and what it has taken on.  ``patient``: its frames are."""
 
-    __slots__ = ("caller", "line", "taken_bytes", "taken_records")
+    __slots__ = ("caller", "line", "patient", "taken_bytes", "taken_records")
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Caller, *, patient: bool = False) -> None:
         self.caller = caller
+        self.patient = patient
         self.line: deque[Ticket] = deque()
         self.taken_bytes = 0
         self.taken_records = 0
@@ -83,6 +90,11 @@ class Ticket:
         self.granted = False
         self.waiting = False
 
+    @property
+    def patient(self) -> bool:
+        """Whether its rows wait for a service that cannot be reached, however long that takes (`Frame`)."""
+        return self.member.patient or bool(self.layout.flags & FLAG_RESENT)
+
 
 class AdmissionGate:
     """See the module's text.  ``refuses``: asked before each grant, once, why the stream takes nothing now."""
@@ -90,7 +102,7 @@ class AdmissionGate:
     def __init__(
         self,
         budget: QueueBudget,
-        refuses: Callable[[float], RowEnd | None],
+        refuses: Refuses,
         *,
         max_frame_bytes: int,
         max_frame_records: int,
@@ -146,9 +158,9 @@ class AdmissionGate:
 
     # ---- stimuli
 
-    def join(self, caller: Caller) -> Member:
+    def join(self, caller: Caller, *, patient: bool = False) -> Member:
         """A session opens the stream."""
-        member = Member(caller)
+        member = Member(caller, patient=patient)
         self._members[member] = None
         self.budget.node.join(self.budget)
         return member
@@ -226,7 +238,7 @@ class AdmissionGate:
         self._pumping = True
         try:
             while self._waiting and (ticket := self._head()) is not None and self._has_room(ticket):
-                end = self._refuses(now)
+                end = self._refuses(now, patient=ticket.patient)
                 if end is not None:
                     self._refuse(ticket, Refusal(end.code, end.message))
                 else:

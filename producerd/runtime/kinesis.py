@@ -20,7 +20,7 @@ from producerd.core.entries import Answer, EncodedRequest, RequestFailed, parse_
 from producerd.core.retry import meaning_of
 from producerd.errors import Code
 from producerd.runtime.aws.clients import AwsClient
-from producerd.runtime.aws.errors import failure_of, not_kinesis
+from producerd.runtime.aws.errors import failure_of, is_answer, not_kinesis, shows_wrong_endpoint
 from producerd.runtime.aws.sending import TINY, Sending
 
 SMALL_ANSWER_BYTES: Final = 64 * 1024
@@ -61,6 +61,18 @@ class StreamSummary:
     mode: str = ""
     kms_key: str = ""
     """What its records are encrypted with; "": they are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What the service said to an attempt that stores nothing.
+
+    ``failed`` is None where nothing speaks against storing.  ``by_put_records``: PutRecords itself was tried, as a dry
+    run; else ListShards, which a producer need not be allowed.
+    """
+
+    failed: RequestFailed | None
+    by_put_records: bool
 
 
 class Kinesis(Protocol):
@@ -139,6 +151,17 @@ class AioKinesis:
             return RequestFailed("InternalFailure", "a dry run was answered as if it had stored", maybe_stored=True)
         return None if answer.code == "DryRunOperationException" else answer
 
+    async def try_storing(self, address: Address) -> Tried:
+        """Whether records could be stored, without storing one: a dry run at AWS itself, elsewhere ListShards."""
+        try:
+            reason = await self._client.why_no_dry_run()
+        except Exception as error:  # botocore's, whatever keeps a client from being made
+            return Tried(failure_of(error, body_written=False), by_put_records=True)
+        if not reason:
+            return Tried(await self.dry_run(address), by_put_records=True)
+        page = await self._call("list_shards", {**address, "MaxResults": 1})
+        return Tried(page if isinstance(page, RequestFailed) else None, by_put_records=False)
+
     async def _call(self, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any] | RequestFailed:
         async def call() -> dict[str, Any]:
             answer: dict[str, Any] = await getattr(await self._client.ready(), operation)(**arguments)
@@ -162,16 +185,22 @@ class AioKinesis:
             sending.body_written = False
         try:
             async with asyncio.timeout(timeout_seconds):
-                return await ask()
+                answer = await ask()
         except Exception as error:  # botocore's parser raises anything at what no AWS service says, as a proxy does
             written = sending is not None and sending.body_written
             if isinstance(error, TimeoutError):
                 text = f"no answer within {timeout_seconds:.1f} s"
                 return RequestFailed(Code.UNREACHABLE, text, maybe_stored=written, timed_out=written)
             return self._refused(error, failure_of(error, body_written=written), offset)
+        self._client.answered()
+        return answer
 
     def _refused(self, error: Exception, failed: RequestFailed, signed_with: timedelta) -> RequestFailed:
         """The failure, after what is wrong with the client was seen to."""
+        if is_answer(error):
+            self._client.answered()
+        elif failed.code == Code.UNREACHABLE and not self._client.was_answered and shows_wrong_endpoint(error):
+            return replace(failed, wrong_endpoint=True)
         if self._client.clock.learn(error, signed_with):
             return replace(failed, code=CLOCK_OFF)
         if meaning_of(failed.code).code == Code.CREDENTIALS:

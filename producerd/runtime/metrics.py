@@ -24,7 +24,6 @@ from prometheus_client.metrics_core import Metric
 from producerd import __version__
 from producerd.config import Config
 from producerd.config.text import as_toml
-from producerd.core.retry import HealthState
 from producerd.core.sender import Cause
 from producerd.core.spans import MAYBE_CAUSES
 from producerd.core.stats import Histogram
@@ -353,8 +352,8 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "cause",
         MAYBE_CAUSES[1:],
     ): lambda s, _: s.pipeline.stats.possible_duplicate_records,
-    Family("stream_up", "gauge", "0 while the service refuses the stream as a whole."): (
-        lambda s, _: s.pipeline.health.state not in (HealthState.SUSPECT, HealthState.BROKEN)
+    Family("stream_up", "gauge", "0 while the service refuses the stream as a whole, or nothing gets through."): (
+        lambda s, _: s.is_up
     ),
     Family("stream_paused", "gauge", "1 while an operator has paused the stream."): lambda s, _: s.pipeline.paused,
     Family("shards_open", "gauge", "Open shards, as the newest list has them; 0 while there is none."): (

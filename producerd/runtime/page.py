@@ -53,8 +53,8 @@ ADVICE: Final = {
 }
 """By cause, as in docs/operations.md."""
 REFUSED: Final = (
-    "Mend what the error names: the stream's name, permissions, credentials, or its key. The daemon tries again every "
-    "few seconds and needs no restart."
+    "Correct what the error names: the stream's name, permissions, credentials, its key, or the endpoint. The daemon "
+    "tries again every few seconds and needs no restart."
 )
 FAILED: Final = "Their callers were told why. `producerd_failed_records_total` among the metrics counts them by reason."
 
@@ -175,10 +175,10 @@ def _queue_share(stream: Told) -> float:
 
 def _standing(stream: Told, history: Sequence[Sample]) -> Standing:
     if stream["health"] == "broken":
-        return Standing(0, "bad", "broken: the service refuses it")
+        return Standing(0, "bad", "broken: the service refuses it, or cannot be reached")
     if stream["health"] == "suspect":
         return Standing(1, "bad", "suspect: it worked, and now the service refuses it")
-    if stream["cause"] == "service" and stream["queue_records"]:
+    if stream["health"] == "outage" or (stream["cause"] == "service" and stream["queue_records"]):
         return Standing(2, "bad", "the service does not answer, or takes nothing")
     failed_records = sum(sample.failed_records for sample in history)
     if failed_records:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from producerd import __version__
 from producerd.core.frame import Frame
 from producerd.errors import Code, ProducerdError, ProtocolError
+from producerd.runtime.asking import NOT_ASKED, Word
 from producerd.runtime.gate import Member, Refusal, Ticket
 from producerd.runtime.logs import get_logger
 from producerd.runtime.peers import Peer, peer_of
@@ -72,6 +73,9 @@ class Host(Protocol):
     def open_stream(self, name: str) -> Stream:
         """The stream of that name.  Raises ProducerdError with the code to refuse it with."""
 
+    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
+        """Ask the stream's service whether records could be stored; ``hear`` is called with its word."""
+
     def poke(self, stream: Stream) -> None:
         """A stream's pipeline or gate was told something."""
 
@@ -111,11 +115,11 @@ class Part:
 
     __slots__ = ("member", "session", "stream", "stream_id")
 
-    def __init__(self, session: Session, stream_id: int, stream: Stream) -> None:
+    def __init__(self, session: Session, stream_id: int, stream: Stream, *, resumed: bool = False) -> None:
         self.session = session
         self.stream_id = stream_id
         self.stream = stream
-        self.member: Member = stream.gate.join(self)
+        self.member: Member = stream.gate.join(self, patient=resumed)
 
     def may_receive(self, charge_bytes: int) -> bool:
         return self.session.may_receive(charge_bytes)
@@ -362,7 +366,7 @@ class Session(asyncio.BufferedProtocol):
         except ProducerdError as error:
             self._send(frames.Refused(0, message.stream_id, error.code, str(error)))
             return
-        part = self._parts[message.stream_id] = Part(self, message.stream_id, stream)
+        part = self._parts[message.stream_id] = Part(self, message.stream_id, stream, resumed=bool(message.resumed))
         if self._window_is_full:
             stream.gate.window(part.member, self._loop.time(), is_full=True)
         max_bytes, max_records = part.stream.gate.largest_frame
@@ -398,7 +402,16 @@ class Session(asyncio.BufferedProtocol):
             self.host.poke(part.stream)
 
     def _status(self, message: frames.Status) -> None:
-        self._send(self._part(message.stream_id).stream.blocked(message.stream_id, 0.0, self._loop.time()))
+        part = self._part(message.stream_id)
+        if message.asks_service:
+            self.host.ask_service(part.stream, functools.partial(self._tell_status, part))
+        else:
+            self._tell_status(part)
+
+    @_guarded
+    def _tell_status(self, part: Part, word: Word = NOT_ASKED) -> None:
+        told = part.stream.blocked(part.stream_id, 0.0, self._loop.time())
+        self._send(replace(told, service=word.service, service_code=word.code, service_message=word.message))
 
     def _closed(self, message: frames.Close) -> None:
         self.ended_as = "closed"
@@ -448,7 +461,8 @@ class Session(asyncio.BufferedProtocol):
         rows = _understood(part.stream.check, body)
         self._machine.received(MessageType.BODY, ticket.frame_id)
         self._take_granted()
-        self._accept(part, Frame(part, ticket.frame_id, rows, layout.charge_bytes), ticket)
+        frame = Frame(part, ticket.frame_id, rows, layout.charge_bytes, patient=ticket.patient)
+        self._accept(part, frame, ticket)
 
     def _accept(self, part: Part, frame: Frame, ticket: Ticket) -> None:
         """A whole frame: to the pipeline, or back at once where its bad rows refuse it."""

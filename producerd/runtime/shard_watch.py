@@ -119,7 +119,7 @@ class ShardWatch:
         pages = await self._kinesis.list_shards(stream.address)
         now = asyncio.get_running_loop().time()
         if isinstance(pages, RequestFailed):
-            self._not_read(pages.code, pages.message, now)
+            self._not_read(pages.code, pages.message, now, wrong_endpoint=pages.wrong_endpoint)
             return False
         try:
             shard_map = map_from_listing(pages)
@@ -136,12 +136,12 @@ class ShardWatch:
         self._dispatcher.poke(stream)
         return True
 
-    def _not_read(self, code: str, message: str, now: float) -> None:
+    def _not_read(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
         self._listing.failed(code, message)
         was_unreachable, self._unreachable = self._unreachable, code == Code.UNREACHABLE
         self._answers_again = was_unreachable and not self._unreachable  # then the next try is not far either
         self._missing |= meaning_of(code).code == Code.STREAM_NOT_FOUND  # the next one of that name is another
-        self._stream.pipeline.shard_map_failed(code, message, now)
+        self._stream.pipeline.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint)
         self._dispatcher.poke(self._stream)
 
     # ---- the summary

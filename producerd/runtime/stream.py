@@ -17,9 +17,10 @@ from producerd.core.entries import EntryRules
 from producerd.core.frame import Frame
 from producerd.core.intake import Rows
 from producerd.core.pipeline import Pipeline
-from producerd.core.retry import HealthState
+from producerd.core.retry import HealthState, meaning_of
 from producerd.core.rules import PipelineRules
 from producerd.core.sender import Holding
+from producerd.errors import Code
 from producerd.runtime.gate import AdmissionGate
 from producerd.runtime.kinesis import address_of
 from producerd.runtime.logs import get_logger
@@ -160,6 +161,18 @@ class Stream:
         return Flushing(self.pipeline.flush_all(done.set), done)
 
     @property
+    def health(self) -> str:
+        """The state of its health, or "outage" where the service does not refuse it, and yet nothing gets through."""
+        state = self.pipeline.health.state
+        refused = state in (HealthState.SUSPECT, HealthState.BROKEN)
+        return "outage" if self.pipeline.in_outage and not refused else state.value
+
+    @property
+    def is_up(self) -> bool:
+        """Whether records get through, as far as is known."""
+        return self.health not in ("suspect", "broken", "outage")
+
+    @property
     def idle_since(self) -> float | None:
         """When it was last seen to have a session or a row; None while it has, and while it is paused."""
         return self._idle_since if self._is_idle else None
@@ -239,7 +252,8 @@ class Stream:
         """One sentence for people: what holds the queue, as far as is known."""
         health = self.pipeline.health
         if health.state is HealthState.BROKEN:
-            return f"the stream is refused by the service: {health.code}: {health.message}"
+            verb = "cannot be reached" if health.code == Code.UNREACHABLE else "is refused by the service"
+            return f"the stream {verb}: {health.code}: {health.message}"
         if holding.cause == "paused":
             return f"paused by the operator: producerctl resume {self.name}"
         node = self.budget.node
@@ -270,7 +284,7 @@ class Stream:
             error = self.pipeline.map_error
             return "the stream's shards are not known, or have changed" + (f" (ListShards: {error})" if error else "")
         if cause == "service":
-            return "the service does not take them"
+            return self._service_holds()
         if cause == "in_flight" and self.pipeline.held_by_node:
             node = self.pipeline.sender.in_flight.node
             return (
@@ -278,6 +292,14 @@ class Stream:
                 f"node_max_in_flight_bytes = {node.limit_bytes:,}"
             )
         return "records wait for their answers" if cause == "in_flight" else "records are on their way"
+
+    def _service_holds(self) -> str:
+        code = meaning_of(self.pipeline.sender.in_flight.failed_as).code
+        if code == Code.UNREACHABLE:
+            return "the service cannot be reached: look at region, endpoint_url and this host's network"
+        if code == Code.THROTTLED:
+            return "the service throttles whole requests: look who else calls it in this account"
+        return "the service does not take them"
 
     def _advice_to_aggregate(self) -> str:
         """Where it is the number of records that the shards refuse."""
@@ -304,7 +326,7 @@ class Stream:
         cause, shard_id, share, *_ = holding = self._look(now)
         return {
             "stream": self.name,
-            "health": pipeline.health.state.value,
+            "health": self.health,
             "paused": pipeline.paused,
             "queue_records": pipeline.queued_records,
             "queue_limit_records": budget.limit_records,
@@ -338,10 +360,11 @@ class Stream:
             return
         self._told_health = health.state
         if health.state is HealthState.BROKEN:
-            log.error("stream is refused by the service", stream=self.name, code=health.code, message=health.message)
+            what = "stream cannot be reached" if health.code == Code.UNREACHABLE else "stream is refused by the service"
+            log.error(what, stream=self.name, code=health.code, message=health.message)
         elif health.state is HealthState.SUSPECT:
             log.warning("stream looks refused", stream=self.name, code=health.code, message=health.message)
-        else:
+        elif health.state is HealthState.WORKING:
             log.info("stream works", stream=self.name)
 
 
@@ -360,6 +383,7 @@ def _rules(settings: StreamSettings) -> PipelineRules:
         max_in_flight_bytes=settings.max_in_flight_bytes,
         shard_map_wait_seconds=settings.shard_map_wait_seconds,
         permanent_error_grace_seconds=settings.permanent_error_grace_seconds,
+        first_contact_timeout_seconds=settings.first_contact_timeout_seconds or inf,
         request_timeout_seconds=settings.request_timeout_seconds,
         record_ttl_seconds=settings.record_ttl_seconds or inf,
         fail_if_throttled=settings.on_throttle == "fail",

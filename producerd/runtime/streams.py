@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import Final
 
@@ -11,6 +11,7 @@ from producerd.config import STREAM_NAME, Config
 from producerd.core.budget import NodeBudget, NodeInFlight
 from producerd.core.retry import HealthState
 from producerd.errors import Code, Refused
+from producerd.runtime.asking import Asking, Word
 from producerd.runtime.aws.clients import AwsClients, access_of
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.kinesis import AioKinesis, Kinesis
@@ -38,6 +39,7 @@ class Streams:
         self._known: dict[str, Stream] = {}
         self._services: dict[Stream, Kinesis] = {}
         self._watches: dict[Stream, asyncio.Task[None]] = {}
+        self._askings: dict[Stream, Asking] = {}
 
     def through(self, dispatcher: Dispatcher, clients: AwsClients, executor: Executor) -> None:
         """What carries the streams' work; before any is opened."""
@@ -48,7 +50,8 @@ class Streams:
         async with asyncio.TaskGroup() as self._tasks:
             forgetting = self._tasks.create_task(self._forget_idle())
             await stopped.wait()
-            for task in (forgetting, *self._watches.values()):
+            questions = [asking.task for asking in self._askings.values() if asking.task is not None]
+            for task in (forgetting, *self._watches.values(), *questions):
                 task.cancel()
 
     def __iter__(self) -> Iterator[Stream]:
@@ -85,11 +88,17 @@ class Streams:
             stream.credentials = client.credentials
             kinesis = AioKinesis(client, self._executor)
             self._services[stream] = kinesis
+            self._askings[stream] = Asking(stream, kinesis, self._tasks)
             watch = ShardWatch(stream, kinesis, self._dispatcher)
             stream.wants_map = watch.look
             self._watches[stream] = self._tasks.create_task(watch.run())
         self.poke(stream)
         return stream
+
+    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
+        """Ask a stream's service whether records could be stored; ``hear`` is called with its word."""
+        if (asking := self._askings.get(stream)) is not None:
+            asking.ask(hear)
 
     def poke(self, stream: Stream) -> None:
         """Something of the stream was touched: its pipeline, or its gate."""
@@ -152,7 +161,7 @@ class Streams:
     def _forget(self, stream: Stream) -> None:
         self._watches.pop(stream).cancel()
         self._dispatcher.forget(stream)
-        del self._known[stream.name], self._services[stream]
+        del self._known[stream.name], self._services[stream], self._askings[stream]
         self._share()
 
     def _share(self) -> None:

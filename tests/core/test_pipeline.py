@@ -57,7 +57,7 @@ class Desk:
             self.pipeline.set_shard_map(shard_map or even_map(1), self.now)
         self.ids = 0
 
-    def submit(self, rows: Sequence[Row] | int, owner: object = "caller") -> Frame:
+    def submit(self, rows: Sequence[Row] | int, owner: object = "caller", *, patient: bool = False) -> Frame:
         """Accept a frame, granted as the gate would."""
         if isinstance(rows, int):
             rows = [(b"k%d" % (i % 10), b"row %d" % i, None) for i in range(rows)]
@@ -66,7 +66,7 @@ class Desk:
         charge = FRAME_CHARGE_BYTES + RECORD_CHARGE_BYTES * len(rows)
         charge += len(checked.keys) + len(checked.data) + len(checked.hash_keys or b"")
         self.budget.take(len(rows), charge)
-        frame = Frame(owner, self.ids, checked, charge)
+        frame = Frame(owner, self.ids, checked, charge, patient=patient)
         self.pipeline.submit(frame, self.now)
         return frame
 

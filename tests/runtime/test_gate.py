@@ -11,7 +11,7 @@ import pytest
 from producerd.core.budget import NodeBudget, QueueBudget
 from producerd.core.frame import RowEnd
 from producerd.errors import Code, Outcome
-from producerd.runtime.gate import AdmissionGate, Member, Refusal, Ticket
+from producerd.runtime.gate import AdmissionGate, Member, Refusal, Refuses, Ticket
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Layout
 
 LAW = pytest.mark.law("AdmissionGate")
@@ -105,7 +105,7 @@ class Caller:
 def make_gate(
     limit_bytes: int = 64 << 20,
     limit_records: int = 10_000,
-    refuses: Callable[[float], RowEnd | None] = lambda _: None,
+    refuses: Refuses = lambda _, patient: None,
     max_frame_bytes: int = 1 << 20,
 ) -> AdmissionGate:
     budget = QueueBudget(limit_records, limit_bytes)
@@ -380,7 +380,7 @@ def test_a_session_that_is_gone_gives_its_place_to_the_next() -> None:
 
 def test_a_stream_that_refuses_tells_everybody_who_waits_and_asks_once_for_each() -> None:
     answers: list[RowEnd | None] = [None, RowEnd(Outcome.NOT_STORED, "KMS", "no key"), None]
-    gate = make_gate(refuses=lambda _: answers.pop(0))
+    gate = make_gate(refuses=lambda _, patient: answers.pop(0))
     caller = Caller(gate)
     for _ in range(3):
         caller.ask(2_000)
@@ -672,7 +672,8 @@ def node_gates(limit_bytes: int, floor_bytes: int, count: int = 2) -> tuple[Node
     node = NodeBudget(limit_bytes, floor_bytes)
     budgets = [QueueBudget(10_000, 64 << 20, node) for _ in range(count)]
     return node, [
-        AdmissionGate(budget, lambda _: None, max_frame_bytes=1 << 20, max_frame_records=10_000) for budget in budgets
+        AdmissionGate(budget, lambda _, patient: None, max_frame_bytes=1 << 20, max_frame_records=10_000)
+        for budget in budgets
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import producerd.runtime.session as module
 from producerd.config import StreamSettings
 from producerd.core.spans import sort_rows
 from producerd.errors import Code, Refused
+from producerd.runtime.asking import Word
 from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.stream import Stream
 from producerd.testing.fake_kinesis import FakeServer
@@ -89,6 +90,7 @@ class StandInHost:
         self.full = False
         self.gone: list[Session] = []
         self.failures: list[Exception] = []
+        self.word = Word(frames.Service.FAILED, Code.UNREACHABLE, "no such host")
         settings = StreamSettings(queue_limit=queue_limit, **changed)
         self.stream = Stream("flights", settings, RULES.max_frame_bytes, RULES.max_frame_records)
         self.streams = {"flights": self.stream}
@@ -97,6 +99,9 @@ class StandInHost:
         if name not in self.streams:
             raise Refused("no", code=Code.NOT_AUTHORIZED)
         return self.streams[name]
+
+    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
+        hear(self.word)
 
     def poke(self, stream: Stream) -> None:
         pass

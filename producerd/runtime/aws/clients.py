@@ -72,6 +72,7 @@ class AwsClient:
     """botocore's client for one access, and what it signs with."""
 
     def __init__(self, access: Access, loader: Any, tasks: asyncio.TaskGroup, opened: AsyncExitStack) -> None:
+        self.was_answered = False  # by anybody, with anything
         self.clock = ServiceClock()
         self.credentials = RenewedCredentials(self._resolve, self.clock, tasks, of=access.role_arn or "the daemon")
         self._access = access
@@ -81,6 +82,10 @@ class AwsClient:
         self._client: Any = None
         self._ways: dict[str, Post] = {}  # by the URL
         self._templates: dict[str | None, RequestTemplate] = {}  # by what the host hangs on: the stream's ARN
+
+    def answered(self) -> None:
+        """Somebody at the endpoint has answered: it exists."""
+        self.was_answered = True
 
     async def ready(self) -> Any:
         """botocore's client, made by whoever asks first."""

@@ -6,6 +6,9 @@ It cannot, before any of the body was written; and it has not, where it says so 
 
 from __future__ import annotations
 
+import socket
+import ssl
+from collections.abc import Iterator
 from typing import Final
 
 import botocore.exceptions as boto_errors
@@ -50,6 +53,40 @@ def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
     if isinstance(error, boto_errors.EndpointConnectionError):
         message = f"{message} ({error.kwargs.get('error')})"
     return RequestFailed(Code.UNREACHABLE, message, body_written)
+
+
+def is_answer(error: Exception) -> bool:
+    """Whether somebody answered, be it with an error or with what cannot be read."""
+    return isinstance(error, boto_errors.ClientError) or not isinstance(error, EXPECTED)
+
+
+def shows_wrong_endpoint(error: BaseException) -> bool:
+    """Whether a name does not exist, or a certificate is refused.
+
+    Both come from a wrong setting far more often than from a fault that passes.  EAI_AGAIN and EAI_NODATA pass.
+    """
+    for cause in _causes(error):
+        if isinstance(cause, socket.gaierror):
+            return cause.errno == socket.EAI_NONAME
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return True
+    return False
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that botocore and aiohttp made it of, each once."""
+    seen: list[BaseException] = []
+    line: list[object] = [error]
+    while line:
+        cause = line.pop(0)
+        if isinstance(cause, BaseException) and all(cause is not other for other in seen):
+            seen.append(cause)
+            yield cause
+            told = cause.kwargs.get("error") if isinstance(cause, boto_errors.BotoCoreError) else None
+            parts = (
+                getattr(cause, name, None) for name in ("os_error", "certificate_error", "__cause__", "__context__")
+            )
+            line += [told, *parts]
 
 
 def _line(words: object) -> str:

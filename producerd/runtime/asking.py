@@ -1,0 +1,86 @@
+"""Asking: whether a stream's records could be stored, asked of its service for clients that have sent nothing yet.
+
+The question stores nothing: at AWS itself it is PutRecords as a dry run, elsewhere ListShards with one result.  Clients
+that ask at about the same time share one question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+from typing import Final, NamedTuple, Protocol
+
+from producerd.core.retry import HealthState, meaning_of
+from producerd.errors import Code
+from producerd.runtime.kinesis import Address, Tried
+from producerd.runtime.stream import Stream
+from producerd.wire import frames
+
+ASK_AGAIN_SECONDS: Final = 2.0
+"""An answer holds for this long: a cluster's check asks once for each executor."""
+
+
+class Service(Protocol):
+    """What is asked."""
+
+    async def try_storing(self, address: Address) -> Tried: ...
+
+
+class Word(NamedTuple):
+    """What the service said, with the code of docs/names.md and its message where it did not say yes."""
+
+    service: frames.Service
+    code: str = ""
+    message: str = ""
+
+
+NOT_ASKED: Final = Word(frames.Service.NOT_ASKED)
+
+
+class Asking:
+    """Asks one stream's service.  ``task`` is the question that is on its way; its owner may cancel it."""
+
+    def __init__(self, stream: Stream, service: Service, tasks: asyncio.TaskGroup) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self._stream = stream
+        self._service = service
+        self._tasks = tasks
+        self._waiting: list[Callable[[Word], None]] = []
+        self._word = NOT_ASKED
+        self._asked_at = -inf
+
+    def ask(self, hear: Callable[[Word], None]) -> None:
+        """Call ``hear`` with the service's word, at once where it is fresh."""
+        if self.task is None and asyncio.get_running_loop().time() < self._asked_at + ASK_AGAIN_SECONDS:
+            hear(self._word)
+            return
+        self._waiting.append(hear)
+        if self.task is None:
+            self.task = self._tasks.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        tried = await self._service.try_storing(self._stream.address)
+        self._word, self._asked_at = word_of(tried, self._stream), asyncio.get_running_loop().time()
+        waiting, self._waiting, self.task = self._waiting, [], None
+        for hear in waiting:
+            hear(self._word)
+
+
+def word_of(tried: Tried, stream: Stream) -> Word:
+    """What an answer means for this stream."""
+    pipeline, failed = stream.pipeline, tried.failed
+    if failed is None or meaning_of(failed.code).code == Code.THROTTLED:  # an answer, too
+        health = pipeline.health
+        refused = health.state is HealthState.BROKEN and health.code != Code.UNREACHABLE
+        if pipeline.cannot_aggregate:
+            return Word(frames.Service.FAILED, Code.SHARD_MAP_MISSING, pipeline.cannot_aggregate)
+        if refused and not tried.by_put_records:  # records were tried before, and failed otherwise
+            return Word(frames.Service.FAILED, health.code, health.message)
+        return Word(frames.Service.READY)
+    code, message = meaning_of(failed.code).code, f"{failed.code}: {failed.message}"
+    if code == Code.ACCESS_DENIED and not tried.by_put_records:
+        if not pipeline.rules.entries.aggregate:
+            return Word(frames.Service.NOT_VERIFIED, code, f"the daemon may not list the stream's shards: {message}")
+        message += '; aggregation = "kpl" needs kinesis:ListShards'
+    return Word(frames.Service.FAILED, code, message)

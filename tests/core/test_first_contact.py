@@ -1,0 +1,184 @@
+"""An endpoint that is wrong by evidence is waited for as long as the setting says; whatever may pass is waited for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from producerd.core.entries import RequestFailed
+from producerd.core.frame import Frame
+from producerd.core.retry import HealthState
+from producerd.errors import Code, Outcome
+from tests.core.test_pipeline import Desk
+
+NO_SUCH_HOST = RequestFailed(Code.UNREACHABLE, "no such host", maybe_stored=False, wrong_endpoint=True)
+PASSES = [
+    pytest.param(RequestFailed(Code.UNREACHABLE, "EAI_AGAIN", maybe_stored=False), id="EAI_AGAIN"),
+    pytest.param(RequestFailed(Code.UNREACHABLE, "refused", maybe_stored=False), id="refused"),
+    pytest.param(RequestFailed(Code.UNREACHABLE, "reset", maybe_stored=True), id="reset"),
+    pytest.param(RequestFailed(Code.UNREACHABLE, "no answer", maybe_stored=True, timed_out=True), id="time-out"),
+    pytest.param(RequestFailed("ServiceUnavailable", "503", maybe_stored=True), id="503"),
+    pytest.param(RequestFailed("ThrottlingException", "slow down", maybe_stored=False), id="throttled"),
+]
+
+
+def desk_with(rows: int = 3, **rules: float) -> tuple[Desk, Frame]:
+    """A stream that waits for its first contact, with one frame to send."""
+    desk = Desk(first_contact_timeout_seconds=60.0, **rules)
+    frame = desk.submit(rows)
+    desk.sort()
+    return desk, frame
+
+
+def fails_for(desk: Desk, seconds: float, failure: RequestFailed) -> None:
+    """Every request fails so, as soon as the pipeline makes it."""
+    end = desk.now + seconds
+    while desk.now < end:
+        for sent in desk.send_all():
+            sent.fail(failure)
+        due = desk.pipeline.next_time()
+        desk.now = min(end, max(desk.now + 0.01, end if due is None else due))
+    assert desk.try_send() is None or desk.now == end
+
+
+def ends(frame: Frame) -> tuple[int, int, set[str]]:
+    result = frame.result()
+    return result.not_stored, result.unknown, {end.code for end in result.codes}
+
+
+def test_rows_wait_for_the_time_that_the_setting_gives_and_then_end_with_what_to_look_at() -> None:
+    desk, frame = desk_with()
+    fails_for(desk, 59.9, NO_SUCH_HOST)
+    assert desk.finished() == []
+    fails_for(desk, 0.2, NO_SUCH_HOST)
+    assert desk.finished() == [frame]
+    assert ends(frame) == (3, 0, {Code.UNREACHABLE})
+    (end,) = frame.result().codes
+    assert end.outcome is Outcome.NOT_STORED
+    for part in ("no such host", "first_contact_timeout_seconds = 60", "region", "endpoint_url", "AWS_CA_BUNDLE"):
+        assert part in end.message
+    assert desk.is_empty()
+
+
+@pytest.mark.parametrize("failure", PASSES)
+def test_whatever_may_pass_is_waited_for(failure: RequestFailed) -> None:
+    desk, _ = desk_with()
+    fails_for(desk, 600, failure)
+    assert desk.finished() == []
+    assert desk.pipeline.health.state is HealthState.UNPROVEN
+
+
+@pytest.mark.parametrize("failure", PASSES)
+def test_one_attempt_that_ends_otherwise_begins_the_wait_again(failure: RequestFailed) -> None:
+    desk, frame = desk_with()
+    for _ in range(5):
+        fails_for(desk, 50, NO_SUCH_HOST)
+        fails_for(desk, 10, failure)
+    assert desk.finished() == []
+    fails_for(desk, 70, NO_SUCH_HOST)
+    assert desk.finished() == [frame]
+
+
+def test_rows_of_an_earlier_daemon_wait_on_and_are_stored_when_it_answers() -> None:
+    desk = Desk(first_contact_timeout_seconds=60.0)
+    fresh, resent = desk.submit(2), desk.submit(3, "resumed", patient=True)
+    desk.sort()
+    fails_for(desk, 300, NO_SUCH_HOST)
+    assert desk.finished() == [fresh]
+    later = desk.submit(1, "resumed", patient=True)
+    desk.sort()
+    fails_for(desk, 300, NO_SUCH_HOST)
+    assert desk.finished() == []
+    desk.now += 10
+    while desk.pipeline.queued_records:
+        for sent in desk.send_all():
+            sent.stored()
+        desk.now += 0.1
+    assert {frame.result().stored for frame in desk.finished()} == {3, 1}
+    assert (resent.finished, later.finished) == (True, True)
+    assert desk.pipeline.health.state is HealthState.WORKING
+    assert desk.is_empty()
+
+
+def test_rows_that_were_on_their_way_when_the_wait_ended_end_when_they_come_back() -> None:
+    desk, first = desk_with()
+    desk.send().fail(NO_SUCH_HOST)
+    desk.now += 59
+    second = desk.submit(2)
+    desk.sort()
+    sent = desk.send_all()
+    desk.now += 2
+    assert desk.try_send() is None
+    for each in sent:
+        each.fail(NO_SUCH_HOST)
+    assert set(desk.finished()) == {first, second}
+    assert desk.is_empty()
+
+
+def test_afterwards_callers_hear_it_at_once_and_one_every_few_seconds_is_the_probe() -> None:
+    desk, _ = desk_with()
+    fails_for(desk, 61, NO_SUCH_HOST)
+    pipeline = desk.pipeline
+    end = pipeline.refuses(desk.now)
+    assert end is not None
+    assert end.code == Code.UNREACHABLE
+    assert pipeline.refuses(desk.now, patient=True) is None
+    desk.now += 6
+    assert pipeline.refuses(desk.now) is None, "the probe"
+    assert pipeline.refuses(desk.now) is not None
+    probe = desk.submit(1)
+    desk.sort()
+    desk.now += 5
+    desk.send().fail(NO_SUCH_HOST)
+    assert probe in desk.finished()
+
+
+def test_a_probe_that_fails_in_any_other_way_has_callers_wait_again() -> None:
+    desk, _ = desk_with()
+    fails_for(desk, 61, NO_SUCH_HOST)
+    desk.finished()
+    desk.submit(1)
+    desk.sort()
+    desk.now += 5
+    desk.send().fail(RequestFailed(Code.UNREACHABLE, "EAI_AGAIN", maybe_stored=False))
+    assert desk.pipeline.refuses(desk.now) is None
+    assert desk.finished() == []
+    assert desk.pipeline.health.state is HealthState.UNPROVEN
+
+
+def test_a_stream_that_waits_for_its_first_list_of_shards_gives_up_as_well() -> None:
+    desk = Desk(known=False, aggregate=True, first_contact_timeout_seconds=60.0)
+    frame = desk.submit(3)
+    for second in range(0, 60, 2):
+        desk.pipeline.press(desk.now)
+        assert desk.pipeline.take_job(desk.now) is None
+        assert desk.try_send() is None
+        assert desk.finished() == [], second
+        desk.pipeline.shard_map_failed(Code.UNREACHABLE, "no such host", desk.now, wrong_endpoint=True)
+        desk.now += 2
+    assert desk.try_send() is None
+    assert desk.finished() == [frame]
+    assert ends(frame) == (3, 0, {Code.UNREACHABLE})
+    assert desk.is_empty()
+
+
+def test_a_stream_that_worked_or_is_paused_or_has_no_such_time_never_gives_up() -> None:
+    desk, _ = desk_with()
+    desk.send().stored()
+    desk.submit(1)
+    desk.sort()
+    fails_for(desk, 300, NO_SUCH_HOST)
+    assert desk.pipeline.health.state is HealthState.WORKING
+
+    desk, frame = desk_with()
+    fails_for(desk, 30, NO_SUCH_HOST)
+    desk.pipeline.pause()
+    fails_for(desk, 300, NO_SUCH_HOST)
+    assert not frame.finished
+
+    desk, frame = desk_with()
+    desk.pipeline.set_rules(replace(desk.pipeline.rules, first_contact_timeout_seconds=inf), desk.now)
+    fails_for(desk, 600, NO_SUCH_HOST)
+    assert not frame.finished
