@@ -241,7 +241,7 @@ class _Walk:
     def open_stream(self, name: str) -> Stream:  # noqa: ARG002
         return self.stream
 
-    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
+    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:  # noqa: ARG002
         raise AssertionError("nobody asks here")
 
     def poke(self, stream: Stream) -> None:

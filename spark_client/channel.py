@@ -13,13 +13,15 @@ import select
 import socket
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
-from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProtocolError
+from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProtocolError, Refused
 from producerd.wire import frames
 from producerd.wire.columns import Buffer
 from producerd.wire.frames import MessageType
 from producerd.wire.machine import Machine, Side, frame_id_of
+
+T = TypeVar("T", frames.Opened, frames.Blocked)
 
 DEFAULT_SOCKET: Final = "/run/producerd/producerd.sock"
 MAX_SOCKET_PATH_BYTES: Final = 107
@@ -75,6 +77,27 @@ def closed(message: frames.Close, owed: str = "") -> ProtocolError | ConnectionF
     """The error that a daemon's CLOSE means."""
     text = f"the daemon on host {socket.gethostname()} closed the session: {message.message}{owed}"
     return ProtocolError(text) if message.code == Code.PROTOCOL else ConnectionFailed(text, code=message.code)
+
+
+def ask(channel: Channel, question: frames.Message, wanted: type[T], seconds: float) -> T:
+    """The answer to an OPEN or a STATUS.
+
+    Raises Refused where the daemon refuses it, and ConnectionFailed where it closes the session or does not answer.
+    """
+    try:
+        channel.tell(question)
+        deadline = time.monotonic() + seconds
+        while True:
+            message = channel.read(deadline)
+            if isinstance(message, wanted):
+                return message
+            if isinstance(message, frames.Refused):
+                raise Refused(message.message, code=message.code)
+            if isinstance(message, frames.Close):
+                raise closed(message)
+    except (Late, Lost):
+        text = f"the daemon greeted, and then had no answer to {type(question).__name__.upper()}"
+        raise ConnectionFailed(text, code=Code.DAEMON_LOST) from None
 
 
 class Channel:

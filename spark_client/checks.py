@@ -7,6 +7,7 @@ Arrow, which may be what is missing.
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import importlib
 import json
@@ -18,19 +19,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from producerd import __version__
-from producerd.errors import Code, ConnectionFailed, ProducerdError, Refused
+from producerd.errors import Code, ProducerdError, Refused
 from producerd.wire import frames
-from spark_client.channel import Channel, Late, Lost, closed, dial, socket_paths
+from producerd.wire.frames import Service
+from spark_client.channel import Channel, ask, dial, socket_paths
 from spark_client.options import Options
-from spark_client.results import ERRORS, marked
+from spark_client.results import ERRORS, marked, names_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-T = TypeVar("T", frames.Opened, frames.Blocked)
 
 MOST_SLOTS: Final = 1 << 20
 FIRST_OF_ITS_PARTITION: Final = "monotonically_increasing_id() % 8589934592 = 0"
@@ -39,7 +39,9 @@ HOLD_SECONDS: Final = 0.3
 MOST_RECORD_BYTES: Final = 10 * 1024 * 1024
 """Of any stream in Kinesis."""
 ANSWER_SECONDS: Final = 2.0
-MOST_HOSTS_TOLD: Final = 20
+SERVICE_SECONDS: Final = 30.0
+"""How long the daemon may take to ask the service: two time-outs of 10 s, and as long to find credentials."""
+READY: Final = "ready"
 SAME_CLIENT: Final = (
     "install the driver's producerd wheel on every node, or ship its client zip (--py-files, or "
     "spark.addArtifact(..., pyfile=True) under Connect); PYSPARK_PYTHON says which Python the executors run"
@@ -65,6 +67,7 @@ class ExecutorCheck(NamedTuple):
 
     The limits are the daemon's: a session's window, and the largest frame in charge and records.  With a stream the
     frame is the stream's, and the queue's limits and filling are told, and the stream's last error, if it has one.
+    ``service`` is then "ready", or "not verified" with the reason.
     """
 
     host: str
@@ -83,6 +86,7 @@ class ExecutorCheck(NamedTuple):
     queue_bytes: int = 0
     queue_limit_bytes: int = 0
     last_error: str = ""
+    service: str = ""
 
 
 class Problem(NamedTuple):
@@ -122,9 +126,13 @@ class ClusterCheck:
 
     def _title(self) -> str:
         hosts = len({executor.host for executor in self.executors})
-        ready = f"ready to write to stream {self.stream}" if self.stream else "ready to write"
-        if any(executor.last_error for executor in self.executors):
-            ready = f"every daemon answers, but stream {self.stream} has had errors"
+        ready = f"ready to write to stream {self.stream}"
+        if self.stream is None:
+            ready = "every daemon answers; with stream= each asks Kinesis, too"
+        elif any(executor.service != READY for executor in self.executors):
+            ready = f"every daemon answers, but whether it can write to stream {self.stream} is not verified"
+        elif any(executor.last_error for executor in self.executors):
+            ready = f"ready to write to stream {self.stream}, which has had errors"
         return f"{ready}: {_count(len(self.executors), 'executor')} on {_count(hosts, 'host')}"
 
     def _table(self) -> tuple[list[tuple[str, str]], list[str], list[list[str]]]:
@@ -145,8 +153,11 @@ def check(
 ) -> ClusterCheck:
     """Run one job over all executors; return what they have, or raise one error that names every problem.
 
-    With ``stream`` each daemon is asked to open it, too; nothing is sent.  ``socket`` and ``connect_timeout_seconds``
-    as for `KinesisBatchWriter`.  The error is about the worst problem and begins with ``PRODUCERD[CODE]:``; each
+    With ``stream`` each daemon asks the service whether it could store records of that stream, and stores none: at AWS
+    by a dry run of PutRecords, elsewhere by ListShards.  Where it may not list shards the stream counts as not
+    verified.  ``socket`` and ``connect_timeout_seconds`` as for `KinesisBatchWriter`.
+
+    The error is about the worst problem and begins with ``PRODUCERD[CODE]:``; each
     further problem is a line of its own, with the hosts that have it.  Executors that come later are not seen.
     """
     Options(stream, socket=socket, connect_timeout_seconds=connect_timeout_seconds)  # names what does not hold
@@ -228,9 +239,7 @@ def _merged(
 
 
 def _where(having: Sequence[ExecutorCheck], total: int) -> str:
-    hosts = sorted({executor.host for executor in having})
-    names = ", ".join(hosts[:MOST_HOSTS_TOLD]) + (", ..." if len(hosts) > MOST_HOSTS_TOLD else "")
-    return f"{len(having)} of {_count(total, 'executor')}, on {names}"
+    return f"{len(having)} of {_count(total, 'executor')}, on {names_of(executor.host for executor in having)}"
 
 
 def _error(problems: Mapping[Problem, Sequence[str]]) -> ProducerdError:
@@ -330,12 +339,12 @@ def _ask_daemon(
 
 
 def _ask_stream(executor: ExecutorCheck, channel: Channel, stream: str) -> ExecutorCheck:
-    opened = _answer(channel, frames.Open(1, stream), frames.Opened)
-    time.sleep(HOLD_SECONDS)  # it may be the first to open it: ListShards then says whether there is such a stream
-    status = _answer(channel, frames.Status(1), frames.Blocked)
-    code, _, message = status.last_error.partition(": ")
-    if code == Code.STREAM_NOT_FOUND:  # other errors may pass, or be of a right that plain records do not need
-        raise Refused(message, code=code)
+    opened = ask(channel, frames.Open(1, stream), frames.Opened, ANSWER_SECONDS)
+    status = ask(channel, frames.Status(1, asks_service=1), frames.Blocked, SERVICE_SECONDS)
+    if status.service == Service.NOT_ASKED:
+        status = _ask_old_daemon(channel)
+    if status.service == Service.FAILED:
+        raise Refused(f"stream {stream}: {status.service_message}", code=status.service_code)
     return executor._replace(
         max_frame_bytes=min(executor.max_frame_bytes, opened.max_frame_bytes),
         max_frame_records=min(executor.max_frame_records, opened.max_frame_records),
@@ -345,24 +354,18 @@ def _ask_stream(executor: ExecutorCheck, channel: Channel, stream: str) -> Execu
         queue_bytes=status.queue_bytes,
         queue_limit_bytes=status.queue_limit_bytes,
         last_error=status.last_error,
+        service=READY if status.service == Service.READY else f"not verified: {status.service_message}",
     )
 
 
-def _answer(channel: Channel, question: frames.Message, wanted: type[T]) -> T:
-    try:
-        channel.tell(question)
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while True:
-            message = channel.read(deadline)
-            if isinstance(message, wanted):
-                return message
-            if isinstance(message, frames.Refused):
-                raise Refused(message.message, code=message.code)
-            if isinstance(message, frames.Close):
-                raise closed(message)
-    except (Late, Lost):
-        text = f"the daemon greeted, and then had no answer to {type(question).__name__.upper()}"
-        raise ConnectionFailed(text, code=Code.DAEMON_LOST) from None
+def _ask_old_daemon(channel: Channel) -> frames.Blocked:
+    """What a daemon of version 0.1 knows: the first to open a stream reads its shards, and keeps the error."""
+    time.sleep(HOLD_SECONDS)
+    status = ask(channel, frames.Status(1), frames.Blocked, ANSWER_SECONDS)
+    code, _, message = status.last_error.partition(": ")
+    if code == Code.STREAM_NOT_FOUND:  # other errors may pass, or be of a right that plain records do not need
+        return dataclasses.replace(status, service=Service.FAILED, service_code=code, service_message=message)
+    return dataclasses.replace(status, service_message="this daemon is of a version that cannot ask the service")
 
 
 # ------------------------------------------------------------------------------------------------------------- as text
@@ -393,6 +396,7 @@ def _cells(executor: ExecutorCheck) -> dict[str, str]:
         "largest record": _largest_record(executor.max_record_bytes),
         "queue": queue if most else "",
         "last error": executor.last_error,
+        "Kinesis": executor.service,
     }
 
 

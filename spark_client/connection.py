@@ -469,7 +469,7 @@ class Connection:
             while True:
                 message = self._read(deadline)
                 if isinstance(message, frames.Blocked):
-                    return _describe(message)
+                    return describe(message)
                 self._settle(message)
         except Late:
             return "the daemon does not answer"
@@ -509,7 +509,7 @@ class Connection:
             self._opening = {name: at for name, at in self._opening.items() if at != message.stream_id}
         elif isinstance(message, frames.Blocked):
             stream = next((s.name for s in self._streams.values() if s.number == message.stream_id), "?")
-            LOG.warning("stream %s: blocked for %.0f s: %s", stream, message.seconds, _describe(message))
+            LOG.warning("stream %s: blocked for %.0f s: %s", stream, message.seconds, describe(message))
         elif isinstance(message, frames.Draining):
             self.draining = message
         elif isinstance(message, frames.Close):
@@ -605,7 +605,7 @@ def _no_room(stream: _Stream, timeout_seconds: float | None, reason: str) -> Bac
     return BackpressureTimeout(f"no room for stream {stream.name} within {timeout_seconds or 0:.4g} s: {reason}")
 
 
-def _describe(blocked: frames.Blocked) -> str:
+def describe(blocked: frames.Blocked) -> str:
     """BLOCKED in one line, with the numbers."""
     line = (
         f"{blocked.reason}; queue {blocked.queue_records:,} of {blocked.queue_limit_records:,} records, "

@@ -30,6 +30,7 @@ SKIPPED_CODES: Final = frozenset((Code.RECORD_INVALID, Code.RECORD_TOO_LARGE))
 """What ``on_bad_record="skip"`` covers: rows that no attempt could ever store."""
 MAX_LINE_CHARACTERS: Final = 2000
 MAX_FAILURES_TOLD: Final = 5
+MAX_HOSTS_TOLD: Final = 20
 MARKER: Final = re.compile(r"PRODUCERD\[([^\]\s]+)\]: [^\n]*")
 RAISED: Final = re.compile(rf"(?<=ProducerdError: ){MARKER.pattern}")
 """As Python names what a task raised.  The mark alone may stand in a row that another error quotes."""
@@ -51,7 +52,6 @@ ERRORS: Final[Mapping[str, type[ProducerdError]]] = {
 
 
 _REPEAT: Final = "what is not acknowledged has to be sent again, as Spark does when it repeats a batch"
-_SLOWER: Final = "Kinesis takes less than is sent: more shards, a larger queue_limit, or a longer time-out"
 MEND: Final = 'mend these rows, or leave them out with on_bad_record="skip" (data source: onBadRecord)'
 Error = TypeVar("Error", bound=ProducerdError)
 ADVICE: Final[Mapping[str, str]] = {
@@ -61,10 +61,16 @@ ADVICE: Final[Mapping[str, str]] = {
     Code.KMS: "allow the stream's key to the role that the daemon runs with",
     Code.DAEMON_LOST: f"see the daemon's log on that host; {_REPEAT}",
     Code.DRAINING: f"once it is back, {_REPEAT}",
-    Code.BACKPRESSURE_TIMEOUT: _SLOWER,
-    Code.FLUSH_TIMEOUT: _SLOWER,
+    Code.BACKPRESSURE_TIMEOUT: "put_timeout_seconds is how long a task waits for that",
+    Code.FLUSH_TIMEOUT: "flush_timeout_seconds is how long a task waits for that",
 }
 """What to do about a code, where the daemon's message does not say it."""
+
+
+def names_of(hosts: Iterable[str]) -> str:
+    """The hosts in order, each once, and not all of them where they are many."""
+    ordered = sorted(set(hosts))
+    return ", ".join(ordered[:MAX_HOSTS_TOLD]) + (", ..." if len(ordered) > MAX_HOSTS_TOLD else "")
 
 
 class SkippedRow(NamedTuple):

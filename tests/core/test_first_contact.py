@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ PASSES = [
 ]
 
 
-def desk_with(rows: int = 3, **rules: float) -> tuple[Desk, Frame]:
+def desk_with(rows: int = 3, **rules: Any) -> tuple[Desk, Frame]:
     """A stream that waits for its first contact, with one frame to send."""
     desk = Desk(first_contact_timeout_seconds=60.0, **rules)
     frame = desk.submit(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -51,9 +52,10 @@ def status(session: Session) -> None:
     """Opens a stream and tells of its queue."""
     session.welcome(daemon="producerd 9")
     session.opened(max_frame_bytes=1 << 19, max_record_bytes=1 << 20)
-    session.expect(frames.Status)
+    assert session.expect(frames.Status).asks_service
     session.send(frames.Draining(60.0))  # nobody asked for this one
-    session.send(frames.Blocked(1, 0.0, "", 12, 1_000_000, 2_048, 64 << 20, last_error="AccessDenied"))
+    queue = (12, 1_000_000, 2_048, 64 << 20)
+    session.send(frames.Blocked(1, 0.0, "", *queue, last_error="AccessDenied", service=frames.Service.READY))
     session.await_end()
 
 
@@ -84,6 +86,7 @@ def test_a_stream_is_opened_and_its_limits_are_told(daemon: FakeDaemon, spark: S
     assert (executor.max_frame_bytes, executor.max_record_bytes) == (1 << 19, 1 << 20)
     assert (executor.queue_records, executor.queue_limit_records) == (12, 1_000_000)
     assert (executor.queue_bytes, executor.queue_limit_bytes, executor.last_error) == (2_048, 64 << 20, "AccessDenied")
+    assert executor.service == "ready"
 
 
 @pytest.mark.spark
@@ -116,6 +119,44 @@ def test_a_stream_that_the_daemon_refuses_is_told(daemon: FakeDaemon, spark: Spa
 
 
 # ------------------------------------------------------------------------------------------------------- on an executor
+
+
+def says(last_error: str = "", **service: Any) -> Any:
+    """A daemon that answers so whenever it is asked for a stream's status."""
+
+    def script(session: Session) -> None:
+        session.start()
+        with contextlib.suppress(EOFError):
+            while True:
+                session.expect(frames.Status)
+                session.send(frames.Blocked(1, 0.0, "", last_error=last_error, **service))
+
+    return script
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_the_service_said_is_the_problem_and_names_the_stream(daemon: FakeDaemon) -> None:
+    daemon.runs(says(service=frames.Service.FAILED, service_code=Code.UNREACHABLE, service_message="no such host"))
+    assert problems_of(daemon, "s") == [[Code.UNREACHABLE, "stream s: no such host"]]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("number", [frames.Service.NOT_VERIFIED, 200], ids=["denied", "of a later version"])
+def test_what_the_service_may_not_be_asked_is_not_verified(daemon: FakeDaemon, number: int) -> None:
+    daemon.runs(says(service=number, service_message="may not list"))
+    told = json.loads(probe(daemon.path, None, "s", "app", 1))
+    assert told["problems"] == []
+    assert ExecutorCheck(*told["executor"]).service == "not verified: may not list"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_daemon_of_version_0_1_tells_its_last_error_alone(daemon: FakeDaemon) -> None:
+    daemon.runs(says("ResourceNotFoundException: of another sort"))
+    told = json.loads(probe(daemon.path, None, "s", "app", 1))
+    assert told["problems"] == []
+    assert ExecutorCheck(*told["executor"]).service.startswith("not verified: this daemon is of a version that cannot")
+    daemon.runs(says("STREAM_NOT_FOUND: no such stream"))
+    assert problems_of(daemon, "s") == [[Code.STREAM_NOT_FOUND, "stream s: no such stream"]]
 
 
 @pytest.fixture
@@ -329,8 +370,9 @@ def test_what_else_spark_raises_is_left_as_it_is() -> None:
 
 def test_what_executors_have_in_common_is_told_once_and_what_differs_in_a_table() -> None:
     other = GOOD._replace(host="host-2", daemon="producerd 2")
-    text = str(ClusterCheck("flights", HAS, (GOOD, other)))
-    assert text == repr(ClusterCheck("flights", HAS, (GOOD, other)))
+    both = tuple(executor._replace(service="ready") for executor in (GOOD, other))
+    text = str(ClusterCheck("flights", HAS, both))
+    assert text == repr(ClusterCheck("flights", HAS, both))
     assert text.splitlines() == [
         "ready to write to stream flights: 2 executors on 2 hosts",
         f"driver         Python 3.11.7, Spark 4.3.0, client {__version__} ({PLACE}), pyarrow 26.0.1, pandas 2.3.3",
@@ -343,6 +385,7 @@ def test_what_executors_have_in_common_is_told_once_and_what_differs_in_a_table(
         "socket         /run/producerd/producerd.sock",
         "window         8 MiB, 64 frames",
         "largest frame  1 MiB, 10,000 records",
+        "Kinesis        ready",
         "",
         "host    executor  daemon",
         "h1      pid 7     producerd 1",
@@ -351,12 +394,24 @@ def test_what_executors_have_in_common_is_told_once_and_what_differs_in_a_table(
 
 
 def test_a_streams_queue_and_its_last_error_are_shown() -> None:
-    executor = ExecutorCheck(*GOOD[:10], 1 << 20, 12, 1_000_000, 2_048, 64 << 20, "AccessDenied")
+    executor = ExecutorCheck(*GOOD[:10], 1 << 20, 12, 1_000_000, 2_048, 64 << 20, "AccessDenied", "ready")
     shown = str(ClusterCheck("s", HAS, (executor,)))
-    assert shown.startswith("every daemon answers, but stream s has had errors: 1 executor on 1 host\n")
+    assert shown.startswith("ready to write to stream s, which has had errors: 1 executor on 1 host\n")
     assert "queue           12 of 1,000,000 records, 2 KiB of 64 MiB" in shown.splitlines()
     assert "last error      AccessDenied" in shown.splitlines()
     assert "largest record  1 MiB" in shown.splitlines()
+
+
+def test_without_a_stream_it_says_that_kinesis_was_not_asked() -> None:
+    shown = str(ClusterCheck(None, HAS, (GOOD,)))
+    assert shown.startswith("every daemon answers; with stream= each asks Kinesis, too: 1 executor on 1 host\n")
+
+
+def test_one_daemon_that_could_not_ask_is_enough_not_to_say_ready() -> None:
+    unsure = GOOD._replace(host="h2", service="not verified: AccessDeniedException: no")
+    shown = str(ClusterCheck("s", HAS, (GOOD._replace(service="ready"), unsure)))
+    assert shown.startswith("every daemon answers, but whether it can write to stream s is not verified: 2 executors")
+    assert any(line.endswith("not verified: AccessDeniedException: no") for line in shown.splitlines())
 
 
 def test_the_html_is_escaped() -> None:

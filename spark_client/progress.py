@@ -1,0 +1,130 @@
+"""What a driver says of a write that takes long: how many tasks still run, where, for how long, and what holds them.
+
+A task that waits writes its reason to an executor's log, where nobody looks first.  So the driver counts the tasks by
+Spark's own status store, and asks the daemon at its own paths for the cause, where one answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from producerd import __version__
+from producerd.errors import ProducerdError
+from producerd.wire import frames
+from spark_client.channel import LEAST_SECONDS, ask, dial, socket_paths
+from spark_client.connection import describe
+from spark_client.results import names_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_client.task import Plan
+
+LOG: Final = logging.getLogger("producerd.client")
+FIRST_SECONDS: Final = 30.0
+AGAIN_SECONDS: Final = 300.0
+"""As a daemon reports to a caller that is blocked."""
+ANSWER_SECONDS: Final = 2.0
+MOST_TASKS: Final = 200
+"""Each is some calls of the JVM: of more than these the hosts are not looked up."""
+
+
+class Running(NamedTuple):
+    """The tasks of a job that run now.  ``longest_seconds`` is how long the oldest has run."""
+
+    tasks: int
+    of: int
+    longest_seconds: float
+    hosts: Sequence[str]
+
+
+class Progress:
+    """Logs a line after 30 s, and then every 5 minutes, until the block ends.
+
+    ``tag`` is the job tag of the write.  Under Spark Connect nothing is known of tasks.
+    """
+
+    def __init__(self, spark: SparkSession, plan: Plan, tag: str) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._tag = tag
+        self._began = time.monotonic()
+        self._over = threading.Event()
+
+    def __enter__(self) -> None:
+        threading.Thread(target=self._run, name="producerd-progress", daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        seconds = FIRST_SECONDS
+        while not self._over.wait(seconds):
+            seconds = AGAIN_SECONDS
+            try:
+                line = self._line()
+            except Exception as error:  # Spark may be stopping, and its errors share no root: the write must go on
+                line = f"nothing is known of its tasks ({type(error).__name__})"
+            if not self._over.is_set():
+                LOG.warning("this write has run for %.0f s: %s", time.monotonic() - self._began, line)
+
+    def _line(self) -> str:
+        running = running_tasks(self._spark, self._tag)
+        counted = "its tasks are not visible under Spark Connect"
+        if running is not None:
+            counted = (
+                f"{running.tasks} of {running.of} tasks still run, the longest for {running.longest_seconds:.0f} s"
+            )
+        cause = daemons_word(self._plan)
+        if cause:
+            return f"{counted}; {cause}"
+        hosts = names_of(running.hosts) if running is not None and running.hosts else "the executors' hosts"
+        return f"{counted}; `producerctl status` says what holds them, on {hosts}"
+
+
+def running_tasks(spark: SparkSession, tag: str) -> Running | None:
+    """The running tasks of the jobs with this tag, by Spark's status store; None under Spark Connect."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return None
+    jvm: Any = spark.sparkContext._jvm
+    store = spark.sparkContext._jsc.sc().statusStore()
+    now_ms = time.time() * 1000
+    tasks = of = 0
+    longest_seconds = 0.0
+    hosts: set[str] = set()
+    for job_id in spark.sparkContext.statusTracker().getActiveJobsIds():
+        job = store.job(job_id)
+        if not job.jobTags().contains(tag):
+            continue
+        stages = job.stageIds()
+        for stage_id in (stages.apply(place) for place in range(stages.size())):
+            stage = store.lastStageAttempt(stage_id)
+            tasks += stage.numActiveTasks()
+            of += stage.numTasks()
+            status = jvm.java.util.Collections.singletonList(jvm.org.apache.spark.status.api.v1.TaskStatus.RUNNING)
+            by_id = jvm.org.apache.spark.status.api.v1.TaskSorting.ID
+            told = store.taskList(stage_id, stage.attemptId(), 0, MOST_TASKS, by_id, status)
+            for task in (told.apply(place) for place in range(told.size())):
+                hosts.add(task.host())
+                longest_seconds = max(longest_seconds, (now_ms - task.launchTime().getTime()) / 1000)
+    return Running(tasks, of, longest_seconds, sorted(hosts))
+
+
+def daemons_word(plan: Plan) -> str:
+    """Why rows of the plan's stream wait, in the words of a daemon on the driver's host; "" where none answers."""
+    if plan.stream is None:
+        return ""
+    hello = frames.Hello(frames.VERSION, frames.VERSION, client=f"spark_client {__version__}, driver")
+    try:
+        channel, _ = dial(hello, socket_paths(plan.socket, plan.configured_socket), LEAST_SECONDS)
+        with closing(channel):
+            ask(channel, frames.Open(1, plan.stream), frames.Opened, ANSWER_SECONDS)
+            told = ask(channel, frames.Status(1), frames.Blocked, ANSWER_SECONDS)
+    except ProducerdError:
+        return ""
+    return f"the daemon at {channel.path}: {describe(told)}"

@@ -1,0 +1,145 @@
+"""A write that takes long says on the driver how many tasks still run, where, for how long, and what holds them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from producerd.wire import frames
+from spark_client import progress
+from spark_client.progress import Progress, Running, daemons_word, running_tasks
+from spark_client.task import Plan
+from tests.spark_client.fake_daemon import FakeDaemon, Session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HELD = Running(3, 16, 34.4, ("h2", "h1"))
+
+
+def says(session: Session) -> None:
+    session.start()
+    session.expect(frames.Status)
+    session.send(frames.Blocked(1, 0.0, "the service cannot be reached", 12, 100, 2_048, 4_096, last_error="no name"))
+    session.await_end()
+
+
+@contextmanager
+def waiting_job(spark: SparkSession, tag: str, folder: Path) -> Iterator[None]:
+    """A job with this tag, of two tasks that wait until the block ends."""
+    go = folder / "go"
+
+    def wait(_: Any) -> None:
+        while not go.exists():
+            time.sleep(0.01)
+
+    def run() -> None:
+        spark.sparkContext.addJobTag(tag)
+        spark.sparkContext.parallelize(range(2), 2).foreach(wait)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        go.touch()
+        thread.join()
+
+
+@pytest.mark.spark
+def test_the_tasks_of_one_write_are_counted_with_their_hosts(spark: SparkSession, tmp_path: Path) -> None:
+    with waiting_job(spark, "ours", tmp_path):
+        deadline = time.monotonic() + 30
+        while (running := running_tasks(spark, "ours")) is None or running.tasks < 2:
+            assert time.monotonic() < deadline, running
+            time.sleep(0.05)
+        (host,) = running.hosts
+        assert host
+        assert (running.tasks, running.of) == (2, 2)
+        assert 0 <= running.longest_seconds < 30
+        assert running_tasks(spark, "theirs") == Running(0, 0, 0.0, [])
+
+
+def test_a_daemon_at_the_driver_s_own_path_is_asked_for_the_cause(daemon: FakeDaemon) -> None:
+    daemon.runs(says)
+    word = daemons_word(Plan("flights", daemon.path))
+    assert word.startswith(f"the daemon at {daemon.path}: the service cannot be reached; queue 12 of 100 records")
+    assert word.endswith("last error: no name")
+    assert daemons_word(Plan(None, daemon.path)) == "", "the rows name their streams, and the driver knows none"
+
+
+def line_of(
+    plan: Plan, look: Callable[[], Running | None], monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> str:
+    """The first line of a write that takes long."""
+    monkeypatch.setattr(progress, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "running_tasks", lambda spark, tag: look())
+    spark: Any = SimpleNamespace()
+    with log.at_level(logging.WARNING, "producerd.client"), Progress(spark, plan, "ours"):
+        deadline = time.monotonic() + 20
+        while not log.messages:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    (line,) = log.messages
+    return line
+
+
+def test_the_line_has_the_numbers_and_the_cause(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon.runs(says)
+    line = line_of(Plan("flights", daemon.path), lambda: HELD, monkeypatch, caplog)
+    assert line.startswith("this write has run for 0 s: 3 of 16 tasks still run, the longest for 34 s; the daemon at ")
+    assert "the service cannot be reached" in line
+
+
+@pytest.mark.parametrize(
+    ("found", "tells"),
+    [
+        (HELD, "tasks still run, the longest for 34 s; `producerctl status` says what holds them, on h1, h2"),
+        (None, "not visible under Spark Connect; `producerctl status` says what holds them, on the executors' hosts"),
+    ],
+)
+def test_without_a_daemon_at_hand_it_names_the_hosts_and_the_command(
+    found: Running | None,
+    tells: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    line = line_of(Plan("flights", str(tmp_path / "nobody.sock")), lambda: found, monkeypatch, caplog)
+    assert line.endswith(tells)
+
+
+def test_a_write_that_ends_in_time_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(progress, "running_tasks", lambda spark, tag: asked.append(tag))
+    spark: Any = SimpleNamespace()
+    before = threading.active_count()
+    with Progress(spark, Plan("flights"), "ours"):
+        pass
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline, "its thread goes on"
+        time.sleep(0.01)
+    assert (asked, caplog.messages) == ([], [])
+
+
+def test_a_spark_that_is_being_stopped_costs_the_write_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stopped() -> Running:
+        raise RuntimeError("SparkContext was shut down")
+
+    line = line_of(Plan("flights"), stopped, monkeypatch, caplog)
+    assert line.endswith("nothing is known of its tasks (RuntimeError)")
