@@ -19,7 +19,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -66,9 +66,17 @@ async def until_on_loop(happens: Callable[[], bool], seconds: float = PATIENCE_S
 
 
 class DaemonProcess:
-    """One ``python -m producerd serve``.  ``sets`` are its settings, over `QUICK`."""
+    """One ``python -m producerd serve``, behind ``prefix``.  ``sets`` are its settings, over `QUICK`."""
 
-    def __init__(self, directory: Path, sets: dict[str, Any], environ: dict[str, str], *, socket_path: Path | None):
+    def __init__(
+        self,
+        directory: Path,
+        sets: dict[str, Any],
+        environ: dict[str, str],
+        *,
+        socket_path: Path | None,
+        prefix: Sequence[str] = (),
+    ):
         self.socket = socket_path or directory / "daemon.sock"
         self._log = directory / f"log-{time.monotonic_ns()}"
         settings = {"socket": self.socket, **QUICK, **sets}
@@ -76,7 +84,7 @@ class DaemonProcess:
         plain = {"PATH": os.environ["PATH"], "HOME": str(directory), "AWS_EC2_METADATA_DISABLED": "true"}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [SERVICE_PYTHON, "-m", "producerd", "serve", *options],
+                [*prefix, SERVICE_PYTHON, "-m", "producerd", "serve", *options],
                 cwd=ROOT,
                 env={**plain, **environ},
                 stdin=subprocess.DEVNULL,
@@ -171,12 +179,14 @@ def daemon(
     environ: dict[str, str] | None = None,
     socket_path: Path | None = None,
     exit_code: int | None = 0,
+    prefix: Sequence[str] = (),
     **sets: Any,
 ) -> Iterator[DaemonProcess]:
     """A daemon that serves.  At the block's end it must end by SIGTERM, with this code and without a traceback."""
     with directory() as path:
         own = CREDENTIALS if environ is None else environ
-        running = DaemonProcess(path, {"endpoint_url": endpoint_url, **sets}, own, socket_path=socket_path)
+        settings = {"endpoint_url": endpoint_url, **sets}
+        running = DaemonProcess(path, settings, own, socket_path=socket_path, prefix=prefix)
         try:
             running.wait_ready()
             yield running
