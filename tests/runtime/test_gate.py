@@ -12,7 +12,7 @@ from producerd.core.budget import NodeBudget, QueueBudget
 from producerd.core.frame import RowEnd
 from producerd.errors import Code, Outcome
 from producerd.runtime.gate import AdmissionGate, Member, Refusal, Refuses, Ticket
-from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Layout
+from producerd.wire.columns import FLAG_RESENT, FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Layout
 
 LAW = pytest.mark.law("AdmissionGate")
 
@@ -388,6 +388,23 @@ def test_a_stream_that_refuses_tells_everybody_who_waits_and_asks_once_for_each(
     assert caller.grants == [1, 3]
     assert (caller.refusals[2].code, caller.refusals[2].message) == ("KMS", "no key")
     assert answers == []
+
+
+def test_frames_that_are_sent_again_and_sessions_that_go_on_are_patient() -> None:
+    """A client of version 0.1 says it by the frame alone."""
+    asked: list[bool] = []
+
+    def refuses(_: float, *, patient: bool) -> None:
+        asked.append(patient)
+
+    gate = make_gate(refuses=refuses)
+    first, again = Layout(1, 10, 10, 0), Layout(1, 10, 10, 0, FLAG_RESENT)
+    for number, (layout_, resumed) in enumerate([(first, False), (again, False), (first, True)], start=1):
+        caller = Caller(gate)
+        caller.open[number] = None
+        ticket = gate.ask(gate.join(caller, patient=resumed), number, layout_, 0.0)
+        assert ticket.patient is asked[-1]
+    assert asked == [False, True, True]
 
 
 def test_a_closed_gate_lets_nobody_in_and_tells_whoever_waits() -> None:

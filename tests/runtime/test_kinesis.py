@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from random import Random
+from socket import EAI_NONAME, gaierror
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -18,7 +19,7 @@ from aiohttp import web
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from botocore.exceptions import ClientError, ConnectTimeoutError
+from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError
 
 from producerd.core.entries import NOT_KINESIS, Answer, RequestFailed
 from producerd.core.retry import Kind, meaning_of
@@ -29,7 +30,7 @@ from producerd.runtime.aws.sending import Sending
 from producerd.runtime.kinesis import MAX_PAGES, AioKinesis, StreamSummary
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
-from tests.runtime.aws.reaching import BODY, FLIGHTS, reaching, request_of
+from tests.runtime.aws.reaching import BODY, FLIGHTS, reached, reaching, request_of
 from tests.runtime.odd_answers import mutated
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -88,6 +89,22 @@ async def test_requests_at_the_same_time_keep_their_bodies_apart() -> None:
         for body in bodies:
             group.create_task(kinesis.put_records(FLIGHTS, request_of(body), 5))
     assert len({entry.data for entry in stream.entries() if entry.data != b"y"}) == 30
+
+
+@pytest.mark.parametrize("status", [None, 200, 400, 503], ids=["nobody answered", "stored", "refused", "unavailable"])
+async def test_an_endpoint_where_anybody_has_answered_is_never_wrong(
+    status: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_such_host(*_: Any) -> bytes:
+        raise EndpointConnectionError(endpoint_url="https://x", error=gaierror(EAI_NONAME, "no such name"))
+
+    async with recording(b"{}", status or 200) as (url, _), reached(url) as (kinesis, client):
+        if status is not None:
+            await kinesis.put_records(FLIGHTS, request_of(), 5)
+        monkeypatch.setattr(client, "put_records", no_such_host)
+        failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
+    assert isinstance(failed, RequestFailed)
+    assert (failed.code, failed.wrong_endpoint) == (Code.UNREACHABLE, status is None)
 
 
 @pytest.mark.parametrize("entries", [2, 40], ids=["on the loop", "in a worker"])

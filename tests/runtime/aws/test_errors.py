@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from socket import gaierror
+from socket import EAI_AGAIN, EAI_NODATA, EAI_NONAME, gaierror
+from ssl import SSLCertVerificationError, SSLError
 from unittest.mock import MagicMock
 
 import botocore.exceptions as boto_errors
 import pytest
-from aiohttp import ClientConnectorError, ClientOSError, ClientPayloadError
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientConnectorDNSError,
+    ClientConnectorError,
+    ClientOSError,
+    ClientPayloadError,
+)
 
 from producerd.errors import Code
-from producerd.runtime.aws.errors import failure_of
+from producerd.runtime.aws.errors import failure_of, shows_wrong_endpoint
 
 
 def client_error(code: str, status: int, message: str = "words") -> boto_errors.ClientError:
@@ -74,6 +81,42 @@ def test_the_words_of_a_service_are_one_line_and_not_endless() -> None:
 def test_nothing_is_stored_before_any_of_the_body_is_written(error: Exception, code: str, maybe_stored: bool) -> None:
     failed = failure_of(error, body_written=False)
     assert (failed.code, failed.maybe_stored) == (code, False)
+
+
+NO_NAME = gaierror(EAI_NONAME, "Name or service not known")
+WRONG: list[tuple[Exception, bool]] = [
+    (boto_errors.EndpointConnectionError(endpoint_url="https://x", error=NO_NAME), True),
+    (
+        boto_errors.EndpointConnectionError(
+            endpoint_url="https://x", error=ClientConnectorDNSError(MagicMock(), NO_NAME)
+        ),
+        True,
+    ),
+    (boto_errors.ProxyConnectionError(proxy_url="http://p", error=NO_NAME), True),
+    (boto_errors.SSLError(endpoint_url="https://x", error=SSLCertVerificationError("self-signed")), True),
+    (
+        boto_errors.SSLError(
+            endpoint_url="https://x",
+            error=ClientConnectorCertificateError(MagicMock(), SSLCertVerificationError("expired")),
+        ),
+        True,
+    ),
+    (boto_errors.EndpointConnectionError(endpoint_url="https://x", error=gaierror(EAI_AGAIN, "again")), False),
+    (boto_errors.EndpointConnectionError(endpoint_url="https://x", error=gaierror(EAI_NODATA, "no data")), False),
+    (boto_errors.SSLError(endpoint_url="https://x", error=SSLError("handshake failure")), False),
+    (boto_errors.EndpointConnectionError(endpoint_url="http://x", error=REFUSED), False),
+    (boto_errors.EndpointConnectionError(endpoint_url="http://x", error=RESET), False),
+    (boto_errors.ConnectTimeoutError(endpoint_url="http://x"), False),
+    (ConnectionResetError(104, "Connection reset by peer"), False),
+    (TimeoutError(), False),
+]
+
+
+@pytest.mark.parametrize(("error", "wrong"), WRONG, ids=lambda value: str(value)[:60])
+def test_only_a_name_that_does_not_exist_and_a_refused_certificate_show_a_wrong_endpoint(
+    error: Exception, wrong: bool
+) -> None:
+    assert shows_wrong_endpoint(error) is wrong
 
 
 def test_a_key_that_the_service_quotes_is_left_out() -> None:
