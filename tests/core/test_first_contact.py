@@ -105,12 +105,16 @@ def test_rows_of_an_earlier_daemon_wait_on_and_are_stored_when_it_answers() -> N
 
 def test_rows_that_were_on_their_way_when_the_wait_ended_end_when_they_come_back() -> None:
     desk, first = desk_with()
+    began = desk.now
     desk.send().fail(NO_SUCH_HOST)
-    desk.now += 59
+    desk.now = began + 58
     second = desk.submit(2)
     desk.sort()
     sent = desk.send_all()
-    desk.now += 2
+    desk.now = began + 59.5
+    assert desk.try_send() is None
+    assert desk.pipeline.next_time() == began + 60, "nothing else is due, and callers must not wait longer"
+    desk.now = began + 60
     assert desk.try_send() is None
     for each in sent:
         each.fail(NO_SUCH_HOST)

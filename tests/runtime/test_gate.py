@@ -394,7 +394,7 @@ def test_frames_that_are_sent_again_and_sessions_that_go_on_are_patient() -> Non
     """A client of version 0.1 says it by the frame alone."""
     asked: list[bool] = []
 
-    def refuses(_: float, *, patient: bool) -> None:
+    def refuses(now: float, *, patient: bool) -> None:
         asked.append(patient)
 
     gate = make_gate(refuses=refuses)
