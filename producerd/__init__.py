@@ -4,4 +4,4 @@ This file and everything that the client side needs (``producerd.wire``, ``produ
 Python 3.9 with the standard library alone; importing the package imports nothing else.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
