@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from itertools import count
+from itertools import count, pairwise
 from random import Random
 from typing import Final
 
 import orjson
-import pytest
 
 from producerd.core import intake
 from producerd.core.budget import QueueBudget
 from producerd.core.entries import encode, parse_answer
 from producerd.core.frame import Frame
 from producerd.core.pipeline import Pipeline
-from producerd.core.reading_times import AWAITED_SECONDS, READINGS_PER_MINUTE, ShardReadings, SummaryReadings
+from producerd.core.reading_times import AWAITED_SECONDS, ShardReadings, SummaryReadings
 from producerd.core.shards import map_from_listing
 from producerd.core.spans import sort_rows
 from producerd.runtime.shard_watch import SUMMARY_PATIENCE_SECONDS
@@ -31,7 +30,7 @@ from tests.simulation.setting import ADDRESS, STREAM, make_body, make_rules
 from tests.simulation.shard_watch import error_of
 
 DAEMONS: Final = 2_000
-SHARDS: Final = 16
+SHARDS: Final = 2
 QUOTAS: Final = {"ListShards": 100.0, "DescribeStreamSummary": 20.0}
 ANSWER_SECONDS: Final = (0.01, 0.05)
 ROWS: Final = lay_out([b"key %d" % row for row in range(8)], [b"x" * 100] * 8)
@@ -174,11 +173,11 @@ def test_2000_daemons_that_start_at_once_all_store_within_a_minute_and_none_star
     stored = [daemon.stored_at - fleet.began_at for daemon in fleet.daemons if daemon.stored_at is not None]
     assert len(stored) == DAEMONS
     assert all(daemon.pipeline.shard_map is not None for daemon in fleet.daemons), "and has the list"
-    fleet.run(540)
+    fleet.run(180)
     assert all(daemon.knows_summary for daemon in fleet.daemons)
     before = fleet.throttled()
-    fleet.run(300)
-    assert fleet.throttled() - before < 300, "one of a hundred calls, by chance"
+    fleet.run(60)
+    assert fleet.throttled() - before < DAEMONS / 100
     print(f"the last of {DAEMONS} stored after {max(stored):.1f} s, the median after {sorted(stored)[DAEMONS // 2]:.1f} s")
 
 
@@ -188,40 +187,10 @@ def test_while_the_list_fails_for_a_fleet_each_stores_plain_and_it_is_asked_for_
     assert all(daemon.stored_at is not None for daemon in fleet.daemons)
     assert all(daemon.stored_at - fleet.began_at < 15 for daemon in fleet.daemons if daemon.stored_at is not None)
     for daemon in fleet.daemons:
-        gaps = [later - earlier for earlier, later in zip(daemon.listed_at, daemon.listed_at[1:], strict=False)]
+        gaps = [later - earlier for earlier, later in pairwise(daemon.listed_at)]
         assert len(gaps) >= 3
         assert min(gaps[:2]) >= AWAITED_SECONDS[0], "while rows wait"
         assert len(gaps) <= 10, "and ever more rarely when they are stored"
     fleet.kinesis.standing.remove(failing)
     fleet.run(120)
     assert all(daemon.pipeline.shard_map is not None for daemon in fleet.daemons)
-
-
-@pytest.mark.law("RetryPolicy")
-def test_readings_that_no_rows_wait_for_are_few_and_those_that_some_wait_for_two_seconds_apart() -> None:
-    readings, now, times = ShardReadings(Random(1)), 0.0, []
-    for place in range(40):
-        awaited = 10 <= place < 30
-        now = max(now, readings.next_time(wanted=True, awaited=awaited))
-        times.append(now)
-        readings.began(now, awaited=awaited)
-        readings.failed(now + 0.05, denied=False, unreachable=False)
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
-    assert all(AWAITED_SECONDS[0] <= gap <= AWAITED_SECONDS[1] for gap in gaps[10:28])
-    assert len({round(gap, 3) for gap in gaps[10:28]}) > 15, "and none by the clock"
-    assert all(sum(start <= time < start + 60 for time in times[30:]) <= READINGS_PER_MINUTE for start in times[30:])
-    readings.failed(now, denied=True, unreachable=False)
-    assert readings.next_time(wanted=True, awaited=True) >= now + 15.0, "a denial is not asked about again and again"
-
-
-@pytest.mark.law("RetryPolicy")
-def test_readings_for_rows_that_wait_do_not_keep_later_ones_waiting() -> None:
-    """After a start with many of them a split is followed as soon as ever."""
-    readings, now = ShardReadings(Random(1)), 0.0
-    for _ in range(10):
-        readings.began(now, awaited=True)
-        readings.failed(now, denied=False, unreachable=False)
-        now = readings.next_time(wanted=True, awaited=True)
-    readings.began(now, awaited=True)
-    readings.succeeded(now)
-    assert readings.next_time(wanted=True, awaited=False) <= now + 8.0
