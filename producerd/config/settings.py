@@ -263,7 +263,7 @@ class StreamSettings(Settings):
     shard_rate_fraction: Fraction = _in(0.001, 10_000, default=1.0)
     """Of each shard's 1 MiB/s and 1,000 records/s, how much this daemon sends at most."""
     shard_map_wait_seconds: Seconds = _in(0.5, 3_600, default=10)
-    """Longest wait for a list of shards, in seconds."""
+    """Longest wait for a list of shards, in seconds; without one "kpl" goes plain, or is refused if that is denied."""
     permanent_error_grace_seconds: Seconds = _in(0, 86_400, default=60)
     """Seconds for which a stream that has worked may be refused before its records fail."""
     first_contact_timeout_seconds: Seconds = _in(0, 86_400, default=60)

@@ -34,7 +34,9 @@ _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Lane:
-    """One shard's line.  The shard's id is empty while the shards are not known; then nothing paces it but throttles.
+    """One shard's line, or the nameless one of all rows while the shards are not known.
+
+    Where records are aggregated the nameless lane keeps one shard's pace; otherwise only throttles pace it.
 
     ``queued`` counts the rows that stand in ``spans``, among them rows whose caller is gone: `take` drops those.
     """
@@ -46,6 +48,7 @@ class Lane:
         "in_flight",
         "listed",
         "map_until",
+        "nameless",
         "overdue_in_flight",
         "pacer",
         "parcels",
@@ -60,6 +63,7 @@ class Lane:
 
     def __init__(self, shard: Shard, pacer: Pacer | None, aggregate_max_bytes: int = 0) -> None:
         self.shard = shard
+        self.nameless = not shard.shard_id  # it stands in for all shards: its rows go as plain records
         self.aggregate_max_bytes = aggregate_max_bytes
         self.spans: deque[Span] = deque()
         self.pacer = pacer

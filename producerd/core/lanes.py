@@ -205,7 +205,7 @@ class Lanes:
         """Other rules, from now on."""
         self._rules = rules
         for lane in self._lanes.values():
-            lane.aggregate_max_bytes = rules.aggregate_max_bytes if rules.aggregate else 0
+            lane.aggregate_max_bytes = self._aggregate_bytes(lane.shard)
             if lane.pacer is not None:
                 lane.pacer.set_fraction(shard_rate_fraction, now)
         held, self._held = self._held, []
@@ -258,7 +258,7 @@ class Lanes:
         """Take what the request and the lane's pace allow; says whether the request is full."""
         rules, pacer = self._rules, lane.pacer
         front = lane.spans[0]
-        no_map = lane.map_until is not None  # none came in time: what is sent until one comes are plain records
+        no_map = lane.nameless or lane.map_until is not None  # none came in time: until one does, records go plain
         aggregates = rules.aggregate and not front.raw and not no_map
         most_entries = rules.request_max_records - request.entries
         most_rows = max(1, FAULTY_ROWS >> front.faults) if front.failing else ANY
@@ -285,7 +285,7 @@ class Lanes:
             spans, size = lane.take(*bounds, AGGREGATED_OVERHEAD_BYTES if small else ENTRY_OVERHEAD_BYTES)
         if spans:
             if no_map:
-                spans = [span._replace(strays=max(span.strays, RAW_FROM_STRAYS)) for span in spans]
+                spans = as_raw(spans)
             taken = size // largest + 1 if aggregates else records_of(spans)
             paid = size if aggregates else size - ENTRY_OVERHEAD_BYTES * taken
             request.add(lane, spans, size, taken, largest if aggregates else 0)
@@ -332,9 +332,18 @@ class Lanes:
     def _lane(self, shard: Shard) -> Lane:
         lane = self._lanes.get(shard)
         if lane is None:
-            aggregate_bytes = self._rules.aggregate_max_bytes if self._rules.aggregate else 0
-            lane = self._lanes[shard] = Lane(shard, self._make_pacer() if shard.shard_id else None, aggregate_bytes)
+            paced = shard.shard_id or self._rules.aggregate
+            pacer = self._make_pacer() if paced else None
+            lane = self._lanes[shard] = Lane(shard, pacer, self._aggregate_bytes(shard))
         return lane
+
+    def _aggregate_bytes(self, shard: Shard) -> int:
+        return self._rules.aggregate_max_bytes if self._rules.aggregate and shard.shard_id else 0
+
+
+def as_raw(spans: Sequence[Span]) -> list[Span]:
+    """The same rows, to be sent as plain records."""
+    return [span._replace(strays=max(span.strays, RAW_FROM_STRAYS)) for span in spans]
 
 
 def overlap(one: Shard, other: Shard) -> bool:

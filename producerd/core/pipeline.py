@@ -26,8 +26,8 @@ from producerd.core.frame import Frame, RowEnd
 from producerd.core.intake import Rows
 from producerd.core.lanes import ONE_LANE, Lanes, ShardState
 from producerd.core.ledger import RETURNED, Ledger
+from producerd.core.map_wait import MapWait
 from producerd.core.requests import Request
-from producerd.core.retry import HealthState
 from producerd.core.rules import PipelineRules
 from producerd.core.sender import Holding, Sender
 from producerd.core.shards import ShardMap
@@ -38,9 +38,6 @@ from producerd.errors import Code, Outcome
 MIB: Final = 1024 * 1024
 IDLE_SECONDS: Final = 600.0
 _EXPIRED: Final = RowEnd(Outcome.NOT_STORED, Code.EXPIRED, "not stored within record_ttl_seconds")
-PLAIN_WAIT_SECONDS: Final = 1.0
-"""How long plain records wait for the stream's first map: without one nothing paces them, and what they get through in
-their first second the shards throttle in the next five."""
 _UNSORTABLE: Final = RowEnd(Outcome.NOT_STORED, Code.INTERNAL, "the daemon could not sort these rows; see its log")
 
 
@@ -74,9 +71,7 @@ class Pipeline:
         self.health = self.sender.health
         self.cannot_aggregate = ""  # why not, where the stream's shards do not follow the keys
         self._random = random
-        self._map_wait_until: float | None = None
-        self._map_error = ""
-        self._map_unreachable = False
+        self._map_wait = MapWait(aggregates=rules.entries.aggregate)
         self._idle_since: float | None = None  # as far as `forget_shards` has seen
         self._hastens = False
         self._filling: list[Frame] = []
@@ -84,6 +79,7 @@ class Pipeline:
         self._filling_bytes = 0
         self._filling_since = 0.0
         self._sealed: deque[list[Frame]] = deque()
+        self._only_by_map: deque[list[Frame]] = deque()  # batches with aggregates as rows, which cannot go plain
         self._jobs: deque[SortJob] = deque()  # taken and not sorted, in order
 
     # ---- questions
@@ -117,8 +113,8 @@ class Pipeline:
     @property
     def in_outage(self) -> bool:
         """Whether rows wait and nothing of the service's answers gets through, be it requests or the first map."""
-        waits_for_map = self.shard_map is None and self._map_wait_until is not None and bool(self._map_error)
-        return not self.idle and (self.sender.in_flight.nothing_passes or waits_for_map)
+        waits_for_map = self.rules.entries.aggregate and self.shard_map is None and not self.goes_plain
+        return not self.idle and (self.sender.in_flight.nothing_passes or (waits_for_map and bool(self.map_error)))
 
     @property
     def shard_map(self) -> ShardMap | None:
@@ -128,12 +124,22 @@ class Pipeline:
     def wants_shard_map(self) -> bool:
         return self.sender.wants_shard_map
 
+    @property
+    def awaits_map(self) -> bool:
+        """Whether rows wait for a newer list of the shards, or go plain until it comes: then it is read again soon."""
+        return self.rules.entries.aggregate and self.wants_shard_map and not self.idle
+
+    @property
+    def goes_plain(self) -> bool:
+        """Whether rows to be aggregated go as plain records, at one shard's pace, because no list of the shards came."""
+        return self._map_wait.plain
+
     def refuses(self, now: float, *, patient: bool = False) -> RowEnd | None:
         """Why a caller's frame is not to be taken on now, or None.  Asked once for each frame: it spends the probe.
 
         ``patient``: as for `Frame`.
         """
-        if self._map_missing(now):
+        if self._cannot_sort(now):
             return self._map_missing_end()
         if not self.health.admits(now, patient=patient):
             return self.health.end
@@ -144,10 +150,8 @@ class Pipeline:
         due = min(self.sender.next_time(), self.ledger.next_expiry())
         if self._filling:
             due = min(due, self._filling_since + self.rules.linger_seconds)
-        waits_on = self.health.state is HealthState.SUSPECT or self._map_unreachable
-        patient = self.rules.entries.aggregate and waits_on
-        if self._map_wait_until is not None and self._sealed and not patient:
-            due = min(due, self._map_wait_until)
+        if self._sealed and self.shard_map is None:
+            due = min(due, self._map_wait.ends_at)
         return due if due < inf else None
 
     def oldest_seconds(self, now: float) -> float:
@@ -156,14 +160,21 @@ class Pipeline:
 
     def holding(self, now: float) -> Holding:
         """What holds the queue.  Looks at every span: ask it seldom."""
-        if not self.paused and self._sealed and self._map_wait_until is not None:
+        waits = self._sealed and self.shard_map is None and now < self._map_wait.ends_at
+        holding = self.sender.holding(now)
+        if (waits or self.goes_plain) and holding.cause not in ("paused", "service", "in_flight"):
             return Holding("shard_map")
-        return self.sender.holding(now)
+        return holding
 
     @property
     def map_error(self) -> str:
         """Why the last reading of the shards failed, or ""."""
-        return self._map_error
+        return self._map_wait.error
+
+    @property
+    def map_denied(self) -> bool:
+        """Whether the last reading of the shards was denied."""
+        return self._map_wait.denied
 
     @property
     def lanes(self) -> Lanes:
@@ -297,8 +308,10 @@ class Pipeline:
         """The next sealed batch to sort, if there is one and it can be sorted now."""
         if self._filling and now >= self._filling_since + self.rules.linger_seconds:
             self._seal("linger")
+        while self._only_by_map and not _of_callers(self._only_by_map[0]):
+            self._only_by_map.popleft()
         while self._sealed:
-            frames = [frame for frame in self._sealed[0] if frame.withdrawn_from != 0]
+            frames = _of_callers(self._sealed[0])
             if not frames:
                 self._sealed.popleft()
                 continue
@@ -306,6 +319,8 @@ class Pipeline:
             if shard_map is None:
                 return None
             self._sealed.popleft()
+            if self.goes_plain and not (frames := self._without_aggregates(frames)):
+                continue
             self.ledger.sorting.update(dict.fromkeys(frames))
             rows = [frame.rows for frame in frames if frame.rows is not None]
             job = SortJob(frames, rows, shard_map, self._random.getrandbits(63))
@@ -350,18 +365,24 @@ class Pipeline:
 
     def set_shard_map(self, shard_map: ShardMap, now: float, asked_at: float | None = None) -> None:
         """A new map; what it says held after ``asked_at``, when the reading began."""
-        self._map_wait_until, self._map_error, self._map_unreachable = None, "", False
+        self._map_wait.over()
+        self._map_wait.answered(now)
+        self._sealed.extendleft(reversed(self._only_by_map))
+        self._only_by_map.clear()
         self.stats.shard_map_refreshes["ok"] += 1
         self.sender.set_shard_map(shard_map, now, now if asked_at is None else asked_at)
 
     def shard_map_failed(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
         """ListShards failed.  ``wrong_endpoint``: as for `RequestFailed`."""
-        self._map_error = f"{code}: {message}"
-        was_unreachable, self._map_unreachable = self._map_unreachable, code == Code.UNREACHABLE
-        if was_unreachable and self._map_wait_until is not None:
-            self._map_wait_until = now + self.rules.shard_map_wait_seconds  # from when somebody answers
+        self._map_wait.failed(code, message, now)
         self.stats.shard_map_refreshes["failed"] += 1
         self.sender.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint)
+        if self.shard_map is None and not self._map_wait.denied:
+            self._map_wait.begin(now, self.rules.shard_map_wait_seconds)
+
+    def service_answered(self, now: float) -> None:
+        """The service answered a call about this stream, whatever it said."""
+        self._map_wait.answered(now)
 
     def forget_shards(self, now: float) -> bool:
         """Asked now and then: once nothing came for long, the map and the lanes go; says whether they did."""
@@ -372,40 +393,51 @@ class Pipeline:
         if now < self._idle_since + IDLE_SECONDS:
             return False
         self.sender.forget_shards()
+        self._map_wait.over()
         return True
 
     def _map_for_sorting(self, now: float) -> ShardMap | None:
         if self.shard_map is not None:
             return self.shard_map
-        aggregate, wait_seconds = self.rules.entries.aggregate, self.rules.shard_map_wait_seconds
-        if self._map_wait_until is None:
-            self._map_wait_until = now + (wait_seconds if aggregate else min(wait_seconds, PLAIN_WAIT_SECONDS))
-        if not aggregate:
-            if now < self._map_wait_until and not self._map_error:
-                return None
-            self._map_wait_until, self._map_error = None, self._map_error or "no answer"
-            return ONE_LANE
-        if self._map_missing(now):
+        self._map_wait.begin(now, self.rules.shard_map_wait_seconds)
+        if self._cannot_sort(now):
             self.ledger.withdraw_all(self._map_missing_end())
             self._sealed.clear()  # all of it has ended
+            self._only_by_map.clear()
+        elif now >= self._map_wait.ends_at:
+            if self.rules.entries.aggregate:
+                self._map_wait.plain = True
+                self.sender.go_plain()
+            return ONE_LANE
         return None
 
-    def _map_missing(self, now: float) -> bool:
-        """Whether the wait for a map is over.  A stream that worked, and is refused, has its own patience; where the
-        service cannot be reached rows wait, as they would with a map."""
+    def _cannot_sort(self, now: float) -> bool:
+        """Whether rows are refused: shards do not follow the keys, or nobody may read their list."""
         if not self.rules.entries.aggregate:
             return False
-        if self.cannot_aggregate:
-            return True
-        waits_on = self.health.state is HealthState.SUSPECT or self._map_unreachable
-        return self._map_wait_until is not None and now >= self._map_wait_until and not waits_on
+        missing = self.shard_map is None and self._map_wait.denied and now >= self._map_wait.ends_at
+        return missing or bool(self.cannot_aggregate)
+
+    def _without_aggregates(self, frames: list[Frame]) -> list[Frame]:
+        """Those that may go plain.  A row that is an aggregate is split by shard, and waits with its frame."""
+        plain: list[Frame] = []
+        waiting: list[Frame] = []
+        for frame in frames:
+            (plain if frame.rows is None or frame.rows.aggregates is None else waiting).append(frame)
+        if waiting:
+            self._only_by_map.append(waiting)
+        return plain
 
     def _map_missing_end(self) -> RowEnd:
-        wait = f"{self.rules.shard_map_wait_seconds:g} s ({self._map_error or 'no answer'})"
         return RowEnd(
             Outcome.NOT_STORED,
             Code.SHARD_MAP_MISSING,
             self.cannot_aggregate
-            or f'aggregation = "kpl" needs the stream\'s shards, and ListShards gave none within {wait}; '
+            or f'aggregation = "kpl" needs the stream\'s shards, and ListShards is denied ({self.map_error}); '
             'allow kinesis:ListShards, or set aggregation = "none"',
         )
+
+
+def _of_callers(frames: list[Frame]) -> list[Frame]:
+    """Those of which not every row has ended."""
+    return [frame for frame in frames if frame.withdrawn_from != 0]

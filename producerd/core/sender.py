@@ -24,7 +24,7 @@ from producerd.core.frame import RowEnd
 from producerd.core.in_flight import InFlight
 from producerd.core.intake import Bool
 from producerd.core.lane import Lane
-from producerd.core.lanes import Lanes
+from producerd.core.lanes import ONE_LANE, Lanes, as_raw
 from producerd.core.ledger import Ledger
 from producerd.core.pacing import Pacer
 from producerd.core.requests import Request, first_of
@@ -262,6 +262,10 @@ class Sender:
         if was_doubted and not self.known.doubted:
             self._decide_all(now)
 
+    def go_plain(self) -> None:
+        """No list of the shards came in time: until one comes, rows go through one lane as plain records."""
+        self.lanes.learn(ONE_LANE)
+
     def forget_shards(self) -> None:
         """Nothing waits and nothing is in flight; the map is read again when it is needed."""
         assert not self.in_flight
@@ -334,6 +338,7 @@ class Sender:
         request = Request(self.lanes.map)
         for lane in _lanes_of(pieces):
             spans = [piece.span for piece in pieces if piece.lane is lane]
+            spans = as_raw(spans) if lane.nameless else spans
             bytes_, entries = sum([span.bytes for span in spans]), sum([span.records for span in spans])
             aggregate_bytes = 0
             if self.rules.entries.aggregate and not spans[0].raw:

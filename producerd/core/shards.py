@@ -183,6 +183,8 @@ class KnownShards:
 
     def stored(self, sent_at: float, now: float) -> None:
         """Something was stored between ``sent_at`` and ``now``: the stream existed then."""
+        if self.map is None:
+            return  # there is nothing to doubt
         if now > self._seen_at + self.CONTINUITY_SECONDS:
             self.doubted = True
         else:

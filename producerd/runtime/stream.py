@@ -103,6 +103,7 @@ class Stream:
         self._waits_before: tuple[float, float] = -inf, 0.0  # when, and how long callers had waited until then
         self._told_slow_at = -inf
         self._told_health = HealthState.UNPROVEN
+        self._went_plain_at: float | None = None
 
     def check(self, body: Body) -> Rows:
         """A frame's rows; raises ProtocolError."""
@@ -124,6 +125,7 @@ class Stream:
         if self.pipeline.wants_shard_map:
             self.wants_map()
         self._tell_health()
+        self._tell_plain(now)
         self._look_what_holds(now)
         if not self._is_idle:
             self._idle_since = None
@@ -281,8 +283,10 @@ class Stream:
                 self._advice_to_aggregate() if by_records else ""
             )
         if cause == "shard_map":
-            error = self.pipeline.map_error
-            return "the stream's shards are not known, or have changed" + (f" (ListShards: {error})" if error else "")
+            error = f" (ListShards: {self.pipeline.map_error})" if self.pipeline.map_error else ""
+            if self.pipeline.goes_plain:
+                return f"no list of the shards came{error}: until one does, records go plain, at one shard's pace"
+            return f"the stream's shards are not known, or have changed{error}"
         if cause == "service":
             return self._service_holds()
         if cause == "in_flight" and self.pipeline.held_by_node:
@@ -366,6 +370,20 @@ class Stream:
             log.warning("stream looks refused", stream=self.name, code=health.code, message=health.message)
         elif health.state is HealthState.WORKING:
             log.info("stream works", stream=self.name)
+
+    def _tell_plain(self, now: float) -> None:
+        """One line when records begin to go plain for lack of a list of the shards, and one when it has come."""
+        pipeline = self.pipeline
+        if pipeline.goes_plain and self._went_plain_at is None:
+            self._went_plain_at = now
+            log.warning(
+                "records go plain until the shards are known",
+                stream=self.name,
+                why=f"ListShards: {pipeline.map_error or 'no answer'}",
+            )
+        elif self._went_plain_at is not None and not pipeline.goes_plain:
+            seconds, self._went_plain_at = round(now - self._went_plain_at, 1), None
+            log.info("records are aggregated again", stream=self.name, plain_seconds=seconds)
 
 
 def _rules(settings: StreamSettings) -> PipelineRules:

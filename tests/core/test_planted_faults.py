@@ -27,7 +27,7 @@ from producerd.core.pipeline import Pipeline
 from producerd.core.requests import Request
 from producerd.core.retry import HealthState, RetryPolicy
 from producerd.core.sender import Sender
-from producerd.core.shards import KnownShards, ShardMap
+from producerd.core.shards import KnownShards, Shard, ShardMap
 from producerd.core.spans import IN_REQUEST, QUEUED, Span
 from producerd.core.verdicts import Verdicts
 from producerd.errors import Outcome
@@ -333,6 +333,46 @@ def a_map_that_never_learns(patch: pytest.MonkeyPatch) -> None:
 def nobody_asks_for_a_newer_map(patch: pytest.MonkeyPatch) -> None:
     known_at_all = property(lambda self: self.known.map is None, lambda self, value: None)
     patch.setattr(Sender, "wants_shard_map", known_at_all, raising=False)
+
+
+# ---- no list of the shards
+
+LATE: dict[str, Any] = {
+    "kind": "mixed",
+    "aggregate": True,
+    "per_key": False,
+    "aggregates": False,
+    "keys": "many",
+    "shards": 16,
+    "limit_records": 100_000,
+    "limit_bytes": 64 << 20,
+    "aggregate_max_bytes": 51_200,
+    "record_ttl_seconds": inf,
+    "reshards": False,
+    "made_again": False,
+    "ending": "idle",
+    "faults": [
+        Fault("error", fraction=0.99, status=400, code="LimitExceededException", action="ListShards"),
+    ],
+}
+"""Rows wait for the list of shards, and go plain without it."""
+
+
+@breaks("acknowledgement", **LATE)
+def rows_without_a_list_are_aggregated(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("producerd.core.lanes.as_raw", list)
+
+
+@breaks("Pacer", **LATE, shard_rate_fraction=0.01)
+def the_lane_of_all_shards_is_sent_whatever_there_is(patch: pytest.MonkeyPatch) -> None:
+    def lane(self: Lanes, shard: Shard) -> Lane:
+        found = really(self, shard)
+        if found.nameless:
+            found.pacer = None
+        return found
+
+    really = Lanes._lane
+    patch.setattr(Lanes, "_lane", lane)
 
 
 # ---- pace

@@ -28,6 +28,7 @@ IS_MET = {
         f"held by {cause}"
         for cause in ("hot_shard", "shard_rate", "service", "shard_map", "in_flight", "paused", "daemon")
     ),
+    "plain for lack of a map",
     *(f"operator: {what}" for what in ("reload", "pause", "flush", "others")),
 }
 """See `Story.met`.  Each in several of 400 stories."""

@@ -90,6 +90,31 @@ def test_a_daemon_that_is_killed_is_waited_for_and_its_successor_gets_what_it_ha
     every_row_is_there(kinesis, 700)
 
 
+def test_a_client_outlives_a_daemon_killed_while_the_list_of_shards_is_throttled(
+    kinesis: FakeKinesis, node: Callable[..., Node]
+) -> None:
+    """What it had waits in its successor, goes out plain when the wait is over, and is aggregated when the list comes."""
+    kinesis.standing.append(Fault("error", action="ListShards", status=400))
+    at = node(aggregation="kpl", shard_map_wait_seconds=1.0)
+    client = at.connect()
+    client.put("flights", numbered(0, 100))
+    at.end(signal.SIGKILL)
+    at.start()
+    client.put("flights", numbered(100, 100))
+    client.flush()
+    assert (client.tally.stored, client.tally.failures) == (200, ())
+    entries = len(kinesis.streams["flights"].entries())
+    assert entries >= 200, "each is a record of its own"
+    until(lambda: "records go plain until the shards are known" in at.running.log)
+    kinesis.standing.clear()
+    until(lambda: "records are aggregated again" in at.running.log)
+    client.put("flights", numbered(200, 100))
+    client.flush()
+    assert client.tally.stored == 300
+    assert len(kinesis.streams["flights"].entries()) - entries <= 4, "one for each shard"
+    every_row_is_there(kinesis, 300)
+
+
 def test_a_daemon_that_stops_gives_rows_back_and_they_go_to_the_next_one_once(
     kinesis: FakeKinesis, node: Callable[..., Node]
 ) -> None:

@@ -17,11 +17,12 @@ from structlog.testing import capture_logs
 
 from producerd.config import StreamSettings
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed
+from producerd.core.reading_times import READINGS_PER_MINUTE
 from producerd.core.shards import map_from_listing
 from producerd.errors import Code
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.kinesis import Address, StreamSummary
-from producerd.runtime.shard_watch import READINGS_PER_MINUTE, ShardWatch
+from producerd.runtime.shard_watch import ShardWatch
 from producerd.runtime.stream import Stream
 from producerd.testing import FakeKinesis
 from producerd.testing.streams import Stream as FakeStream

@@ -249,3 +249,30 @@ def test_a_stream_is_idle_since_it_has_neither_a_session_nor_a_row() -> None:
     stream.gate.leave(again, 11.0)
     stream.settle(11.0)
     assert since() == 11.0
+
+
+def test_a_stream_that_goes_plain_for_lack_of_a_list_is_told_once_and_so_is_its_end() -> None:
+    stream, owner = Stream("flights", StreamSettings(aggregation="kpl"), 1 << 20, 10_000), Owner()
+    frame = rows(100)
+    parts = b"".join((frame.body_prefix(1), *map(bytes, frame.parts)))
+    checked = intake.check(columns.parse_body(parts, frame.layout.flags), 1 << 20)
+    stream.budget.take(100, frame.layout.charge_bytes)
+    stream.pipeline.submit(Frame(owner, 1, checked, frame.layout.charge_bytes), 0.0)
+    told: list[Any] = []
+    with structlog.testing.capture_logs() as log:
+        for second in range(20):
+            stream.pipeline.shard_map_failed("LimitExceededException", "Rate exceeded", float(second))
+            if (job := stream.pipeline.take_job(float(second))) is not None:
+                stream.pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+            stream.settle(float(second))
+            told.append(stream.status(float(second))["reason"])
+            assert stream.blocked(1, 30.0, float(second)).reason == told[-1]
+        stream.pipeline.set_shard_map(ShardMap([Shard("shard-0", 0, MAX_HASH_KEY)]), 20.0)
+        stream.settle(20.0)
+    assert "are not known" in told[5]
+    assert "ListShards: LimitExceededException: Rate exceeded" in told[5]
+    assert "records go plain, at one shard's pace" in told[15]
+    begins, ends = [line for line in log if "plain" in line["event"] or "aggregated" in line["event"]]
+    assert (begins["log_level"], begins["event"]) == ("warning", "records go plain until the shards are known")
+    assert begins["why"] == "ListShards: LimitExceededException: Rate exceeded"
+    assert (ends["log_level"], ends["event"], ends["plain_seconds"]) == ("info", "records are aggregated again", 10.0)

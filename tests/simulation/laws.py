@@ -114,6 +114,8 @@ class Laws:
         self.what_is_on_its_way_is_within_the_nodes_limit()
         for flush in self.flushes:
             flush.hold()
+        if self.sim.pipeline.goes_plain:
+            self.seen.add("plain for lack of a map")
         self._deep += 1
         if self._deep % 8 == 0:
             self.rows_in_a_request_are_not_settled()
@@ -169,8 +171,9 @@ class Laws:
         """accepted = settled + filling + sorting + queued + in flight + awaiting a map, in records."""
         pipeline = self.sim.pipeline
         sender, stats = pipeline.sender, pipeline.stats
+        sealed = [*pipeline._sealed, *pipeline._only_by_map]
         places = {
-            "filling": sum([frame.unsettled for batch in (pipeline._filling, *pipeline._sealed) for frame in batch]),
+            "filling": sum([frame.unsettled for batch in (pipeline._filling, *sealed) for frame in batch]),
             "sorting": sum([frame.unsettled for frame in pipeline.ledger.sorting]),
             "queued": sum([_live(lane.spans) for lane in sender.lanes])
             + sum([_live_of(pieces) for _, _, pieces in sender._later])
@@ -338,9 +341,9 @@ class Laws:
             raise LawBroken("RetryPolicy", f"{failed} requests failed in {self.OUTAGE_SECONDS:g} s, none was answered")
 
     def request_reaches_its_shards(self, encoded: EncodedRequest, sent_at: float) -> None:
-        """See `shards_are_sent_what_they_take`."""
+        """See `shards_are_sent_what_they_take`; the lane of all rows that go plain for lack of a map keeps that, too."""
         for place, lane in enumerate(encoded.lane_table):
-            if lane.shard.shard_id:
+            if lane.shard.shard_id or self.sim.pipeline.rules.entries.aggregate:
                 entries = self.reached.setdefault(lane.shard, [])
                 entries.append((sent_at, encoded.sizes[encoded.lanes == place]))
 

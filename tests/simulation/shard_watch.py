@@ -1,13 +1,13 @@
-"""Reads the shards when the pipeline wants a map, as `producerd.runtime.shard_watch` does, but for its tasks."""
+"""Reads the shards when `producerd.core.reading_times` says, as `producerd.runtime.shard_watch` does, without tasks."""
 
 from __future__ import annotations
 
-from collections import deque
 from math import inf
 from typing import TYPE_CHECKING
 
 import orjson
 
+from producerd.core.reading_times import ShardReadings
 from producerd.core.shards import map_from_listing
 from producerd.errors import Code
 from tests.simulation.setting import ADDRESS
@@ -23,66 +23,65 @@ def error_of(body: bytes) -> tuple[str, str]:
 
 
 class ShardWatch:
-    """Reads the shards when the pipeline wants a map, as `producerd.runtime.shard_watch` does, but for its tasks."""
+    """One stream's."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self._began: deque[float] = deque([-inf] * 6, maxlen=6)  # readings in the last minute
+        self._readings = ShardReadings(sim.random)
         self._reading = False
-        self._failures = 0
-        self._not_before = 0.0
-        self._looks_at = -inf
+        self._looks_at = inf
 
     def look(self) -> None:
-        """The pipeline may want a map."""
-        now = self.sim.now
-        if self._reading or not self.sim.pipeline.wants_shard_map:
-            return
-        due = max(self._not_before, self._began[0] + 60.0)
-        if due <= now:
-            self._read()
-        elif self._looks_at < now:
-            self._looks_at = due
-            self.sim.after(due - now, self.look)
-
-    def _read(self) -> None:
+        """The pipeline may want a map, rows may await one, or it is time."""
         sim = self.sim
+        if self._reading:
+            return
+        wanted, awaited = sim.pipeline.wants_shard_map, sim.pipeline.awaits_map
+        due = self._readings.next_time(wanted=wanted, awaited=awaited)
+        if due > sim.now:
+            self._look_at(due)
+        elif wanted or not sim.pipeline.forget_shards(sim.now):
+            self._read(awaited=awaited)
+        else:
+            self._readings.forgotten()
+
+    def _look_at(self, due: float) -> None:
+        """Once, though many ask for it."""
+        if due < self._looks_at:
+            self._looks_at = due
+            self.sim.after(due - self.sim.now, lambda: self._looked_at(due))
+
+    def _looked_at(self, due: float) -> None:
+        if due == self._looks_at:
+            self._looks_at = inf
+            self.look()
+
+    def _read(self, *, awaited: bool) -> None:
+        sim, asked_at = self.sim, self.sim.now
         self._reading = True
-        self._began.append(sim.now)
-        reply = sim.kinesis.handle(
-            "ListShards", orjson.dumps({**ADDRESS, "ShardFilter": {"Type": "AT_LATEST"}}), sim.now
-        )
+        self._readings.began(asked_at, awaited=awaited)
+        body = orjson.dumps({**ADDRESS, "ShardFilter": {"Type": "AT_LATEST"}})
+        reply = sim.kinesis.handle("ListShards", body, asked_at)
         seconds = max(reply.delay_seconds, 0.01)
         if reply.how == "answer" and seconds < 6.0:
-            sim.after(seconds, lambda: self._answered(reply.status, reply.body))
+            sim.after(seconds, lambda: self._answered(reply.status, reply.body, asked_at))
         else:
             sim.after(min(seconds, 6.0), lambda: self._failed(Code.UNREACHABLE, reply.how))
 
-    def _answered(self, status: int, body: bytes) -> None:
+    def _answered(self, status: int, body: bytes, asked_at: float) -> None:
         if status != 200:
             self._failed(*error_of(body))
             return
-        self._reading, self._failures = False, 0
+        self._reading = False
         shard_map = map_from_listing([orjson.loads(body)])
-        self.sim.pipeline.set_shard_map(shard_map, self.sim.now, self._began[-1])
+        self.sim.pipeline.set_shard_map(shard_map, self.sim.now, asked_at)
         self.sim.laws.map_is_learnt(shard_map)
-        self._not_before = self.sim.now + 10.0 * self.sim.random.uniform(0.75, 1.25)
-        self._again_in(60.0 * self.sim.random.uniform(0.75, 1.25))
+        self._readings.succeeded(self.sim.now)
+        self.look()
 
     def _failed(self, code: str, message: str) -> None:
+        pipeline, now = self.sim.pipeline, self.sim.now
         self._reading = False
-        self._failures += 1
-        self.sim.pipeline.shard_map_failed(code, message, self.sim.now)
-        ceiling = min(30.0, 0.5 * 2.0 ** min(self._failures, 16))
-        self._not_before = self.sim.now + self.sim.random.uniform(ceiling / 2, ceiling)
-        self._again_in(60.0 * self.sim.random.uniform(0.75, 1.25))
-
-    def _again_in(self, seconds: float) -> None:
-        """Unasked, if nobody asks before."""
-        readings = self._began[-1]
-
-        def read() -> None:
-            if self._began[-1] == readings and not self._reading and not self.sim.pipeline.forget_shards(self.sim.now):
-                self._read()
-
-        self.sim.after(seconds, read)
+        pipeline.shard_map_failed(code, message, now)
+        self._readings.failed(now, denied=pipeline.map_denied, unreachable=code == Code.UNREACHABLE)
+        self.look()

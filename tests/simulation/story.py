@@ -234,10 +234,13 @@ class Story:
 
     def _draw_listing_faults(self) -> None:
         random = self.random
-        self.codes.add(Code.SHARD_MAP_MISSING)
-        kind = random.choice(["denied", "seldom", "error", "hang", "permanent"])
+        kind = random.choice(["denied", "seldom", "error", "hang", "permanent", "late", "late"])
         if kind == "denied":
+            self.codes.add(Code.SHARD_MAP_MISSING)
             self.sim.kinesis.denied.add("ListShards")
+        elif kind == "late":
+            fault = Fault("error", status=400, code="LimitExceededException", action="ListShards")
+            self._while(0.0, random.choice([5.0, 20.0, inf]), fault)
         elif kind == "seldom":
             self.sim.kinesis.calls_per_second["ListShards"] = 0.05
         elif kind == "permanent":
@@ -249,7 +252,10 @@ class Story:
 
     def _while(self, begins: float, lasts: float, fault: Fault) -> None:
         standing = self.sim.kinesis.standing
-        self.sim.after(begins, lambda: standing.append(fault))
+        if begins:
+            self.sim.after(begins, lambda: standing.append(fault))
+        else:
+            standing.append(fault)  # before the first reading
         if lasts < inf:
             self.sim.after(begins + lasts, lambda: standing.remove(fault) if fault in standing else None)
 

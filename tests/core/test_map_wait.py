@@ -1,0 +1,480 @@
+"""While the list of shards does not come: aggregates wait for it, then go plain at one shard's pace, and never end.
+
+Only a denial refuses them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from producerd.core.aggregation import parse
+from producerd.core.map_wait import MapWait
+from producerd.core.retry import HealthState
+from producerd.core.spans import sort_rows
+from producerd.errors import Code, Outcome
+from producerd.testing.streams import SHARD_RECORDS_PER_SECOND
+from tests.core.test_pipeline import INVALID, Desk, Sent, ends_of, spread
+from tests.core.test_sealed_aggregates import LOW, Service, UserRecord, seal
+from tests.core.test_spans import even_map
+from tests.simulation.setting import make_rules
+
+DENIED = ("AccessDeniedException", "no ListShards for you")
+UNREACHABLE = (Code.UNREACHABLE, "no route to host")
+MISSING = ("ResourceNotFoundException", "gone")
+TRANSIENT = [
+    ("LimitExceededException", "Rate exceeded"),
+    ("InternalFailure", "an answer that is no map of shards"),
+    ("ServiceUnavailable", "soon"),
+    ("ValidationException", "odd"),
+    ("NewFailure", "whatever comes next"),
+]
+THROTTLED = TRANSIENT[0]
+
+
+class Late(Desk):
+    """A stream that aggregates, and whose list of shards has not come."""
+
+    def __init__(self, **rules: Any) -> None:
+        super().__init__(known=False, **({"aggregate": True} | rules))
+
+    def fail(self, code: str, message: str) -> None:
+        self.pipeline.shard_map_failed(code, message, self.now)
+
+    def begin(self) -> bool:
+        """Sort what may be sorted now; says whether there was any."""
+        self.pipeline.press(self.now)
+        job = self.pipeline.take_job(self.now)
+        while job is not None:
+            self.pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+            if (job := self.pipeline.take_job(self.now)) is None:
+                return True
+        return False
+
+    def until_plain(self) -> None:
+        """The list fails until rows wait no longer."""
+        self.fail(*THROTTLED)
+        self.now += self.pipeline.rules.shard_map_wait_seconds
+        self.fail(*THROTTLED)
+
+
+def inside(sent: Sent) -> list[int]:
+    """The number of records of each entry: 1 of a plain one."""
+    return [len(parse(data) or [data]) for data in sent.data]
+
+
+# ---- the wait
+
+
+def test_aggregates_wait_for_the_map_and_go_out_when_it_comes() -> None:
+    desk = Late()
+    frame = desk.submit(20)
+    assert not desk.begin()
+    assert desk.pipeline.holding(desk.now).cause == "shard_map"
+    assert desk.pipeline.next_time() is None, "nobody knows yet whether the service can be reached"
+    desk.pipeline.service_answered(desk.now)
+    assert desk.pipeline.next_time() == desk.now + 10.0
+    desk.now += 9.9
+    assert not desk.begin()
+    assert desk.pipeline.refuses(desk.now) is None
+    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    assert not desk.pipeline.wants_shard_map
+    desk.sort()
+    sent = desk.send()
+    assert inside(sent) == [20]
+    sent.stored()
+    assert frame.finished
+    assert desk.is_empty()
+
+
+@pytest.mark.parametrize(("code", "message"), TRANSIENT, ids=[code for code, _ in TRANSIENT])
+def test_a_list_that_fails_for_now_is_waited_for_and_then_records_go_plain(code: str, message: str) -> None:
+    desk = Late()
+    frame = desk.submit(20)
+    desk.fail(code, message)
+    for _ in range(3):
+        assert not desk.begin()
+        assert not desk.pipeline.goes_plain
+        assert desk.pipeline.next_time() == 110.0
+        desk.now += 3.0
+        desk.fail(code, message)
+    desk.now = 110.0
+    assert desk.begin()
+    assert desk.pipeline.goes_plain
+    assert desk.pipeline.refuses(desk.now) is None, "and callers are let in"
+    sent = desk.send()
+    assert inside(sent) == [1] * 20
+    sent.stored("shard-7")
+    assert frame.result().stored == 20
+    later = desk.submit(5)
+    assert desk.begin(), "nobody waits a second time"
+    desk.send().stored("shard-7")
+    assert later.finished
+    assert desk.pipeline.stats.shard_mispredictions == 0
+    assert desk.is_empty()
+
+
+@pytest.mark.parametrize("first", ["the list", "the summary"])
+def test_the_wait_counts_from_the_first_answer_of_the_service_to_any_call(first: str) -> None:
+    desk = Late()
+    desk.submit(20)
+    for _ in range(20):
+        desk.now += 6.0
+        desk.fail(*UNREACHABLE)
+        assert not desk.begin()
+        assert desk.pipeline.refuses(desk.now) is None
+        assert desk.pipeline.next_time() is None, "the next reading brings it about"
+    if first == "the list":
+        desk.fail("ServiceUnavailable", "soon")
+    else:
+        desk.pipeline.service_answered(desk.now)
+    assert desk.pipeline.next_time() == desk.now + 10.0
+    desk.now += 9.0
+    desk.fail(*UNREACHABLE)
+    assert not desk.begin()
+    desk.now += 1.0
+    assert desk.begin(), "though the list alone cannot be reached any more"
+    desk.send().stored("shard-7")
+    assert desk.is_empty()
+
+
+def test_a_list_that_failed_before_the_first_row_is_not_waited_for_again() -> None:
+    desk = Late()
+    desk.until_plain()
+    desk.submit(20)
+    assert desk.begin()
+    assert inside(desk.send()) == [1] * 20
+
+
+def test_a_reload_leaves_what_waits_its_patience() -> None:
+    desk = Late()
+    desk.submit(20)
+    desk.fail(*THROTTLED)
+    assert not desk.begin()
+    desk.pipeline.set_rules(make_rules(aggregate=True, shard_map_wait_seconds=100.0), desk.now)
+    assert desk.pipeline.next_time() == desk.now + 10.0
+
+
+# ---- a denial
+
+
+def test_only_a_denial_refuses_aggregates_and_says_what_to_do() -> None:
+    desk = Late()
+    frame = desk.submit(20)
+    assert not desk.begin()
+    desk.fail(*DENIED)
+    late = desk.submit(3)
+    desk.now += 10.0
+    assert not desk.begin()
+    assert desk.finished() == [frame, late]
+    for ended in (frame, late):
+        assert set(ends_of(ended).values()) == {(Outcome.NOT_STORED, Code.SHARD_MAP_MISSING, False)}
+    refusal = desk.pipeline.refuses(desk.now)
+    assert refusal is not None
+    assert "no ListShards for you" in refusal.message
+    assert "allow kinesis:ListShards" in refusal.message
+    assert desk.is_empty()
+    desk.fail(*THROTTLED)
+    assert desk.pipeline.refuses(desk.now) is None, "the denial is over"
+    desk.fail(*DENIED)
+    assert desk.pipeline.refuses(desk.now) is not None
+    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    assert desk.pipeline.refuses(desk.now) is None
+
+
+def test_a_body_that_comes_after_a_refusal_is_told_in_time_too() -> None:
+    """It was granted before; the time that has passed must not hide when its batch is due."""
+    desk = Late(linger_seconds=0.1)
+    desk.submit(1)
+    desk.fail(*DENIED)
+    assert not desk.begin()
+    desk.now += 10.0
+    assert not desk.begin()
+    desk.finished()
+    desk.now += 5.0
+    late = desk.submit(1)
+    assert desk.pipeline.next_time() == desk.now + 0.1
+    desk.now += 0.1
+    assert desk.pipeline.take_job(desk.now) is None
+    assert desk.finished() == [late]
+    assert desk.pipeline.next_time() is None
+    assert not desk.pipeline._sealed, "nothing is kept of batches that ended"
+    assert desk.is_empty()
+
+
+def test_a_stream_that_distributes_its_records_itself_is_refused_at_once_though_the_list_fails() -> None:
+    desk = Late()
+    frame = desk.submit(1)
+    desk.fail(*THROTTLED)
+    desk.pipeline.cannot_aggregate = "the stream distributes its records itself"
+    assert not desk.begin()
+    assert {end[1] for end in ends_of(frame).values()} == {Code.SHARD_MAP_MISSING}
+    assert desk.is_empty()
+
+
+# ---- plain records
+
+
+@pytest.mark.law("Lane")
+@pytest.mark.parametrize("aggregate", [True, False])
+def test_records_that_go_plain_for_lack_of_a_list_keep_one_shards_pace(aggregate: bool) -> None:
+    """A stream that does not aggregate may have many shards, and nobody may ever read their list: nothing paces it."""
+    desk = Late(aggregate=aggregate, shard_rate_fraction=1.0)
+    desk.submit(9_000)
+    desk.until_plain()
+    assert desk.begin()
+    began, sent = desk.now, 0
+    while desk.now < began + 4.0 and sent < 9_000:
+        for request in desk.send_all():
+            sent += len(request.entries)
+            request.stored("shard-7")
+        desk.now = min(max(desk.now + 0.001, desk.pipeline.next_time() or desk.now), began + 4.0)
+    if aggregate:
+        assert 2 * SHARD_RECORDS_PER_SECOND <= sent <= 5 * SHARD_RECORDS_PER_SECOND
+        assert desk.pipeline.holding(desk.now).cause == "shard_map", "and that holds what waits"
+    else:
+        assert sent == 9_000
+
+
+@pytest.mark.law("Lane")
+def test_what_waits_when_the_list_comes_is_sorted_by_it_and_aggregated_again() -> None:
+    desk = Late(shard_rate_fraction=1.0, max_in_flight_requests=1)
+    frame = desk.submit(spread(3_000))
+    desk.until_plain()
+    assert desk.begin()
+    plain = desk.send()
+    assert set(inside(plain)) == {1}
+    desk.pipeline.set_shard_map(even_map(4), desk.now)
+    assert not desk.pipeline.goes_plain
+    plain.stored("shard-2")
+    sents: list[Sent] = []
+    while not frame.finished:
+        desk.now += 1.0
+        sents += (later := desk.send_all())
+        for sent in later:
+            sent.stored_as_predicted()
+    assert sum(sum(inside(sent)) for sent in sents) == 3_000 - len(plain.entries)
+    assert max(max(inside(sent)) for sent in sents) > 100
+    assert frame.result().possible_duplicates == 0
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Lane")
+def test_what_is_held_alone_when_the_list_is_given_up_goes_plain_too() -> None:
+    """Rows of a request that is halved stand in no lane."""
+    desk = Desk(even_map(1), aggregate=True)
+    desk.submit(1)
+    desk.sort()
+    desk.send().stored()
+    desk.submit(spread(20))
+    desk.sort()
+    desk.send().fail(INVALID)
+    desk.pipeline.shard_map_failed(*MISSING, desk.now)
+    desk.submit(1)
+    desk.pipeline.shard_map_failed(*THROTTLED, desk.now)
+    desk.now += 10.0
+    desk.sort()
+    assert desk.pipeline.goes_plain
+    found = 0
+    while found < 21:
+        desk.now += 5.0
+        for sent in desk.send_all():
+            assert set(inside(sent)) == {1}
+            found += len(sent.entries)
+            sent.stored("another")
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Lane")
+@pytest.mark.parametrize("then", ["the list comes", "it is given up"])
+def test_with_per_key_nothing_overtakes_what_is_on_its_way_when_the_list_comes_or_goes(then: str) -> None:
+    if then == "the list comes":
+        desk: Desk = Late(per_key=True)
+        desk.submit([(b"k", b"first", None)])
+        desk.until_plain()
+    else:
+        desk = Desk(even_map(2), aggregate=True, per_key=True)
+        desk.submit(1)
+        desk.sort()
+        desk.send().stored_as_predicted()
+        desk.submit([(b"k", b"first", None)])
+    desk.sort()
+    first = desk.send()
+    desk.submit([(b"k", b"second", None)])
+    if then == "the list comes":
+        desk.pipeline.set_shard_map(even_map(2), desk.now)
+    else:
+        desk.pipeline.shard_map_failed(*MISSING, desk.now)
+        desk.pipeline.shard_map_failed(*THROTTLED, desk.now)
+        desk.now += 10.0
+    desk.sort()
+    assert desk.try_send() is None
+    first.answer([{"ErrorCode": "InternalFailure", "ErrorMessage": "once more"}])
+    desk.now += 5.0
+    again = desk.send()
+    assert again.data[0] == b"first"
+    again.stored_as_predicted() if then == "the list comes" else again.stored("another")
+    if again.users == [b"first"]:
+        assert desk.send().users == [b"second"]
+    else:
+        assert again.users == [b"first", b"second"]
+
+
+@pytest.mark.law("Lane")
+def test_while_the_shards_are_not_known_nothing_is_in_doubt_and_plain_records_flow_on() -> None:
+    """A first answer after a long silence doubts a map, and lanes wait then; here there is none."""
+    desk = Late()
+    desk.until_plain()
+    for _ in range(5):
+        desk.submit(5)
+        assert desk.begin()
+        desk.now += 30.0
+        desk.send().stored("shard-7")
+        desk.fail(*THROTTLED)
+    assert desk.is_empty()
+
+
+# ---- what cannot go plain
+
+
+def of_shards(service: Service, count: int) -> bytes:
+    """An aggregate with a record for each of that many shards."""
+    keys = [b"%d" % shard.start for shard in service.map().shards[:count]]
+    return seal([UserRecord(b"k", key, b"inside " + key) for key in keys])
+
+
+def late_service() -> Service:
+    service = Service()
+    service.desk = Late()
+    return service
+
+
+def test_rows_that_are_aggregates_wait_for_the_list_and_hold_up_no_others() -> None:
+    service = late_service()
+    desk = service.desk
+    sealed = service.submit([b"plain", of_shards(service, 4)])
+    other = service.submit([b"another"])
+    assert isinstance(desk, Late)
+    desk.until_plain()
+    later = service.submit([b"later", b"and later"])
+    desk.sort()
+    for sent in desk.send_all():
+        service.answer(sent)
+    assert (sealed.finished, other.finished, later.finished) == (False, True, True)
+    assert desk.try_send() is None
+    assert desk.pipeline.next_time() is None
+    assert desk.pipeline.awaits_map
+    assert desk.pipeline.holding(desk.now).cause == "shard_map"
+    desk.pipeline.set_shard_map(service.map(), desk.now)
+    desk.sort()
+    for sent in desk.send_all():
+        service.answer(sent)
+    assert sealed.result().stored == 2
+    assert service.stream.read().dropped_aggregates == 0
+    assert len(service.read()) == 8
+    assert desk.is_empty()
+
+
+@pytest.mark.parametrize("end", ["its caller leaves", "it is denied"])
+def test_rows_that_wait_for_the_list_alone_can_end_before_it_comes(end: str) -> None:
+    service = late_service()
+    desk = service.desk
+    assert isinstance(desk, Late)
+    frame = service.submit([seal([UserRecord(b"k", LOW, b"inside")])])
+    desk.until_plain()
+    assert not desk.begin()
+    assert not frame.finished
+    if end == "its caller leaves":
+        desk.pipeline.discard("caller")
+    else:
+        desk.fail(*DENIED)
+        service.submit([b"plain"])
+    assert not desk.begin()
+    assert frame.finished
+    assert not desk.pipeline._only_by_map, "nothing is kept of it"
+    assert desk.is_empty()
+
+
+# ---- the list is missed again
+
+
+def test_after_ten_idle_minutes_a_list_that_fails_for_now_is_waited_for_and_then_records_go_plain() -> None:
+    desk = Desk(even_map(2), aggregate=True)
+    desk.submit(1)
+    desk.sort()
+    desk.send().stored_as_predicted()
+    assert not desk.pipeline.forget_shards(desk.now)
+    desk.now += 600.0
+    assert desk.pipeline.forget_shards(desk.now)
+    desk.now += 1_000.0
+    frame = desk.submit(10)
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.take_job(desk.now) is None
+    assert desk.pipeline.next_time() == desk.now + 10.0, "it answered before"
+    desk.pipeline.shard_map_failed(*UNREACHABLE, desk.now)
+    desk.now += 10.0
+    desk.sort()
+    sent = desk.send()
+    assert inside(sent) == [1] * 10
+    sent.stored("shard-7")
+    assert frame.finished
+    desk.now += 600.0
+    desk.pipeline.forget_shards(desk.now)
+    desk.now += 600.0
+    assert desk.pipeline.forget_shards(desk.now)
+    assert not desk.pipeline.goes_plain
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Lane")
+def test_a_stream_made_again_whose_list_fails_for_now_gets_plain_records() -> None:
+    """Its lanes are another stream's; what waits in them goes plain, too."""
+    desk = Desk(even_map(2), aggregate=True)
+    desk.submit(1)
+    desk.sort()
+    desk.send().stored_as_predicted()
+    waiting = desk.submit(spread(10))
+    desk.sort()
+    desk.pipeline.shard_map_failed(*MISSING, desk.now)
+    frame = desk.submit(10)
+    desk.now += 11.0
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.take_job(desk.now) is None, "its health decides"
+    assert desk.pipeline.health.state is HealthState.SUSPECT
+    desk.pipeline.shard_map_failed(*THROTTLED, desk.now)
+    desk.sort()
+    assert [lane.shard.shard_id for lane in desk.pipeline.lanes] == [""]
+    while not (waiting.finished and frame.finished):
+        desk.now += 5.0
+        for sent in desk.send_all():
+            assert set(inside(sent)) == {1}
+            sent.stored("another")
+    assert waiting.result().stored == frame.result().stored == 10
+    assert waiting.result().possible_duplicates == 0
+    assert desk.is_empty()
+
+
+# ---- by itself
+
+
+def test_nothing_ends_a_wait_that_has_not_begun() -> None:
+    for aggregates in (True, False):
+        wait = MapWait(aggregates=aggregates)
+        wait.answered(5.0)
+        assert wait.ends_at == float("inf")
+        wait.begin(7.0, 10.0)
+        wait.begin(9.0, 10.0)
+        assert wait.ends_at == (17.0 if aggregates else 8.0)
+        wait.over()
+        assert wait.ends_at == float("inf")
+
+
+@pytest.mark.parametrize("code", ["ResourceNotFoundException", "ExpiredTokenException", Code.CREDENTIALS])
+def test_while_the_stream_itself_fails_its_health_decides(code: str) -> None:
+    wait = MapWait(aggregates=True)
+    wait.begin(1.0, 10.0)
+    wait.failed(code, "no", 2.0)
+    assert (wait.ends_at, wait.denied) == (float("inf"), False)
+    wait.failed("InternalFailure", "for now", 3.0)
+    assert wait.ends_at == (13.0 if code == Code.CREDENTIALS else 12.0), "credentials of ours are no answer"

@@ -1,0 +1,40 @@
+"""A stream's shards are read soon where rows wait for them, and seldom enough for a fleet where none do."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from producerd.core.reading_times import AWAITED_SECONDS, READINGS_PER_MINUTE, ShardReadings
+
+
+@pytest.mark.law("RetryPolicy")
+def test_readings_that_no_rows_wait_for_are_few_and_those_that_some_wait_for_two_seconds_apart() -> None:
+    readings, now, times = ShardReadings(Random(1)), 0.0, []
+    for place in range(40):
+        awaited = 10 <= place < 30
+        now = max(now, readings.next_time(wanted=True, awaited=awaited))
+        times.append(now)
+        readings.began(now, awaited=awaited)
+        readings.failed(now + 0.05, denied=False, unreachable=False)
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert all(AWAITED_SECONDS[0] <= gap <= AWAITED_SECONDS[1] for gap in gaps[10:28])
+    assert len({round(gap, 3) for gap in gaps[10:28]}) > 15, "and none by the clock"
+    assert all(sum(start <= time < start + 60 for time in times[30:]) <= READINGS_PER_MINUTE for start in times[30:])
+    readings.failed(now, denied=True, unreachable=False)
+    assert readings.next_time(wanted=True, awaited=True) >= now + 15.0, "a denial is not asked about again and again"
+
+
+@pytest.mark.law("RetryPolicy")
+def test_readings_for_rows_that_wait_do_not_keep_later_ones_waiting() -> None:
+    """After a start with many of them a split is followed as soon as ever."""
+    readings, now = ShardReadings(Random(1)), 0.0
+    for _ in range(10):
+        readings.began(now, awaited=True)
+        readings.failed(now, denied=False, unreachable=False)
+        now = readings.next_time(wanted=True, awaited=True)
+    readings.began(now, awaited=True)
+    readings.succeeded(now)
+    assert readings.next_time(wanted=True, awaited=False) <= now + 8.0
