@@ -261,7 +261,9 @@ def _bind(path: Path, access: Access) -> Bound:
     finally:
         os.umask(before)
     try:
-        os.chown(path, access.uid, access.gid)
+        found = os.stat(path)
+        if access.uid not in (-1, found.st_uid) or access.gid not in (-1, found.st_gid):
+            os.chown(path, access.uid, access.gid)  # which a hardened unit forbids
         os.chmod(path, access.mode)
     except OSError as error:
         bound.close()

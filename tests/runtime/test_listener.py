@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import grp
 import os
 import shutil
 import socket
@@ -230,6 +232,45 @@ def test_in_the_place_of_a_passed_socket_one_is_bound_that_lets_the_same_clients
         assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
         assert reaches(path, passed)
         assert passed.remedy == "systemctl restart producerd.socket"
+
+
+@pytest.fixture
+def may_not_chown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the units' system call filter has it."""
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", forbidden)
+
+
+@pytest.mark.usefixtures("may_not_chown")
+def test_a_socket_whose_owners_are_right_by_themselves_needs_no_right_to_change_them(path: Path) -> None:
+    group = grp.getgrgid(os.getegid()).gr_name
+    Listener(path, 0o640, group).close()
+    with manager(path) as give:
+        passed = give()
+        passed.look()
+        path.unlink()
+        assert passed.look()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_socket_that_would_keep_clients_out_is_not_bound_in_the_place_of_a_passed_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    with manager(path) as give:
+        os.chown(path, 0, 4712)
+        passed = give()
+        passed.look()
+        path.unlink()
+        request.getfixturevalue("may_not_chown")
+        with pytest.raises(PathProblem, match="its owner or group cannot be set: Operation not permitted"):
+            passed.look()
+        assert not path.exists()
+        monkeypatch.undo()
+        assert passed.look()
+        assert os.stat(path).st_gid == 4712
 
 
 def test_the_next_daemon_that_is_passed_a_deaf_socket_lets_the_same_clients_in(path: Path) -> None:

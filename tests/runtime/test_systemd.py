@@ -91,6 +91,7 @@ def test_it_says_that_it_serves_and_lives_and_what_is_left_while_it_drains(
             assert ear.hear(lambda message: message["STATUS"] != lives["STATUS"])["STATUS"].startswith("serving: 1 ")
             queued = {"WATCHDOG": "1", "STATUS": "serving: 1 streams, 10 records queued"}
             assert ear.hear(lambda message: message["STATUS"] == queued["STATUS"]) == queued
+            until(lambda: running.metrics()["inflight_requests"] > 0)  # what is in none goes back at once
             running.signal()
             drains = {
                 "WATCHDOG": "1",
