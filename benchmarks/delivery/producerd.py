@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.delivery.figures import data_of
-from benchmarks.delivery.scenarios import LONGEST_SECONDS, Load, Scenario, Stage
+from benchmarks.delivery.scenarios import LONGEST_SECONDS, SOCKET, Load, Scenario, Stage
 from producerd.demo.children import Child, ChildFailed, Children
 from producerd.demo.scenario import environment
 from producerd.errors import Code, Refused
@@ -57,9 +56,8 @@ class Session(threading.Thread):
         self.stored = StoredRows()
         self._stream = stream
         self._began = 0.0
-        self._connection = Connection(Hello(1, 1, client="bench", pid=os.getpid()), [str(socket_path)])
-        self._connection.tally = self.stored
-        self._connection.open(stream, STOP_SECONDS)
+        self._socket_path = socket_path
+        self._early = None if load.connects_late else self._connected()
         # Sessions do not put in step: 0.9 of a second's throughput should not hang on where the second begins.
         self._phase_seconds = TICK_SECONDS * (number % 4) / 4
 
@@ -70,28 +68,35 @@ class Session(threading.Thread):
     def run(self) -> None:
         try:
             time.sleep(self._phase_seconds)
-            self._put_all()
-            self._connection.flush(self._seconds_left())
+            if self._early is None:
+                time.sleep(max(0.0, self._began + self.load.begins - time.monotonic()))
+            with self._early or self._connected() as connection:
+                self._put_all(connection)
+                connection.flush(self._seconds_left())
         except Exception as error:  # whatever it is, it ended this load early, and the benchmark says so
             self.failure = f"{self.name}: {type(error).__name__}: {error}"
-        finally:
-            self._connection.close()
 
-    def _put_all(self) -> None:
+    def _connected(self) -> Connection:
+        connection = Connection(Hello(1, 1, client="bench", pid=os.getpid()), [str(self._socket_path)])
+        connection.tally = self.stored
+        connection.open(self._stream, STOP_SECONDS)
+        return connection
+
+    def _put_all(self, connection: Connection) -> None:
         load, put = self.load, 0
         while put < load.rows and (now := time.monotonic() - self._began) < load.ends:
             due = load.rows - put
             if math.isfinite(load.rows_per_second):
                 due = min(due, int((now - load.begins) * load.rows_per_second) - put)
             if due > 0:
-                put += self._put(put, due)
+                put += self._put(connection, put, due)
             else:
                 time.sleep(TICK_SECONDS)
 
-    def _put(self, first: int, most: int) -> int:
+    def _put(self, connection: Connection, first: int, most: int) -> int:
         """Put some of the next rows; how many."""
         load = self.load
-        largest_bytes, largest_records = self._connection.largest_frame(self._stream)
+        largest_bytes, largest_records = connection.largest_frame(self._stream)
         fit = (largest_bytes - FRAME_CHARGE_BYTES) // (load.row_bytes + KEY_BYTES + RECORD_CHARGE_BYTES)
         rows = range(first, first + max(1, min(most, largest_records, fit)))
         ids = [self.first_id + row for row in rows]
@@ -99,7 +104,7 @@ class Session(threading.Thread):
         try:
             self.put_rows = rows.stop
             columns = lay_out(keys, [data_of(row, load.row_bytes) for row in ids])
-            self._connection.put(self._stream, columns, self._seconds_left())
+            connection.put(self._stream, columns, self._seconds_left())
         except Refused as refused:
             if refused.code != Code.TOO_LARGE:
                 raise
@@ -143,11 +148,8 @@ class Producerd:
 @contextlib.contextmanager
 def producerd(stage: Stage, scenario: Scenario) -> Iterator[Producerd]:
     """A daemon with its sessions connected; at the end nothing of it is left.  Raises `ChildFailed`."""
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-") as path,
-        Children(Path(path), environment(Path(path))) as children,
-    ):
-        socket_path = Path(path, "daemon.sock")
+    with Children(stage.folder, environment(stage.folder)) as children:
+        socket_path = stage.folder / SOCKET
         settings = {
             "socket": socket_path,
             "metrics_listen": "",

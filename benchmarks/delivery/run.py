@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from benchmarks.delivery import figures
@@ -62,8 +64,12 @@ def run(scenario: Scenario, start: Start, say: Callable[[str], None] = lambda _l
     kinesis.latency_seconds = scenario.latency_seconds
     kinesis.enforce_limits = scenario.enforce_limits
     stream = kinesis.create_stream(STREAM, scenario.shards, now=time.time())
-    with serve_in_thread(kinesis, tls=True) as server, _telling(kinesis, say):
-        stage = Stage(kinesis, stream, server)
+    with (
+        serve_in_thread(kinesis, tls=True) as server,
+        _telling(kinesis, say),
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+    ):
+        stage = Stage(kinesis, stream, server, Path(folder))
         with start(stage, scenario) as producer:
             requests_before, entries_before = kinesis.requests["PutRecords"], len(stream.entries())
             producer.begin()

@@ -12,6 +12,7 @@ import ssl
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 from producerd.testing import FakeKinesis, Fault, Stream, hash_of
@@ -19,6 +20,7 @@ from producerd.testing.fake_kinesis import FakeServer
 from producerd.testing.streams import HASH_END
 
 LONGEST_SECONDS: Final = 30.0
+SOCKET: Final = "daemon.sock"
 KEYS_PER_SHARD: Final = 50
 SLOW_SHARD_SECONDS: Final = 6.0
 UPLINK_BYTES_PER_SECOND: Final = 20_000_000 // 8
@@ -39,6 +41,7 @@ class Load:
     begins: float = 0.0
     ends: float = LONGEST_SECONDS
     is_other: bool = False  # its rows are for shards without fault
+    connects_late: bool = False  # when it begins, and not before all of them begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class Stage:
     kinesis: FakeKinesis
     stream: Stream
     server: FakeServer
+    folder: Path
+    """Where the producer's socket is."""
 
     def call(self, action: str, **request: str) -> None:
         """One call of the service's own, in turn with all others."""
@@ -110,6 +115,7 @@ def all_scenarios() -> list[Scenario]:
         *(lost_replies(aggregation) for aggregation in ("kpl", "none")),
         slow_uplink(),
         outage(),
+        socket_deleted(),
     ]
 
 
@@ -225,6 +231,20 @@ def _standing(
 
     steady = Load(row_bytes=500, keys=keys_for(4, range(4)), rows_per_second=rows_per_second, ends=watched_until)
     return Scenario(name, aggregation, 4, (steady,) * 4, begins, ends, begin, end)
+
+
+def socket_deleted() -> Scenario:
+    """The file of the daemon's socket is deleted; half of the sessions end then, and as many connect."""
+    deleted, ends = 3.0, 9.0
+
+    def begin(stage: Stage) -> None:
+        (stage.folder / SOCKET).unlink()
+
+    steady = Load(row_bytes=500, keys=keys_for(4, range(4)), rows_per_second=500, ends=ends)
+    leaving = replace(steady, ends=deleted)
+    coming = replace(steady, begins=deleted + 0.1, connects_late=True)
+    loads = (*[steady] * 2, *[leaving] * 2, *[coming] * 2)
+    return Scenario("socket_deleted", "none", 4, loads, deleted, deleted, begin)
 
 
 def slow_uplink() -> Scenario:

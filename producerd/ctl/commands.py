@@ -193,6 +193,8 @@ def _reload(daemon: Daemon, _parsed: argparse.Namespace) -> Lines:
     yield from (f"needs a restart: {setting}" for setting in told["needs_restart"])
     if not told["changed"] and not told["needs_restart"]:
         yield "nothing has changed"
+    if told.get("unready"):  # a daemon of 0.1.0 does not say
+        raise Failed(f"the settings were read, but {told['unready']}")
 
 
 def _pause(daemon: Daemon, parsed: argparse.Namespace) -> Lines:

@@ -13,6 +13,8 @@ Told = Mapping[str, Any]
 def status(told: Told) -> Iterator[str]:
     """Each stream: its queue, and what holds it."""
     yield _head(told)
+    if told["state"] == "serving" and told.get("unready"):  # a daemon of 0.1.0 does not say
+        yield told["unready"]
     streams = _sorted(told)
     if not streams:
         yield "no client has opened a stream yet"

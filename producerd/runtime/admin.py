@@ -1,8 +1,8 @@
 """The HTTP endpoints: for Prometheus and whoever checks on the daemon by TCP, for `producerctl` on a unix socket.
 
 By TCP only what changes nothing: ``GET /metrics``, ``/-/ready``, ``/-/healthy``, ``/version``, and ``/`` for people.
-Ready means that the socket accepts and does not drain: neither a full queue nor an unreachable Kinesis is unready, or
-no Spark pod would start during an incident.
+Ready means that clients can connect and the daemon does not drain.  A full queue and an unreachable Kinesis are ready,
+too, or no Spark pod would start during an incident.
 
 On the unix socket, which answers to the daemon's own user and to root alone, `Commands`: questions by GET, orders by
 POST, everything as JSON.
@@ -24,6 +24,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from producerd import __version__
 from producerd.errors import ConfigurationError
 from producerd.runtime import logs
+from producerd.runtime.acceptor import Acceptor
 from producerd.runtime.commands import Commands, NoSuchStream, Told
 from producerd.runtime.listener import Listener
 from producerd.runtime.log_lines import UNLIMITED
@@ -52,9 +53,12 @@ async def serve(
     *,
     render_metrics: Callable[[], Awaitable[bytes]],
     render_page: Callable[[], str],
-    is_ready: Callable[[], bool],
+    unready: Callable[[], str | None],
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve by TCP until left; yields the address really bound.  Raises ConfigurationError where it cannot be bound."""
+    """Serve by TCP until left; yields the address really bound.  Raises ConfigurationError where it cannot be bound.
+
+    ``unready`` returns why clients are not served, and None while they are.
+    """
 
     async def metrics(_request: web.Request) -> web.Response:
         return web.Response(body=await render_metrics(), headers={"Content-Type": CONTENT_TYPE})
@@ -63,7 +67,8 @@ async def serve(
         return web.Response(text=render_page(), content_type="text/html", headers=HEADERS)
 
     async def ready(_request: web.Request) -> web.Response:
-        return web.Response(text="ready\n") if is_ready() else web.Response(status=503, text="draining\n")
+        why = unready()
+        return web.Response(text="ready\n") if why is None else web.Response(status=503, text=f"{why}\n")
 
     async def healthy(_request: web.Request) -> web.Response:
         return web.Response(text="healthy\n")
@@ -104,7 +109,7 @@ async def serve(
 
 
 @asynccontextmanager
-async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[None]:
+async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[Acceptor]:
     """Serve on a unix socket until left."""
 
     async def flush(request: web.Request) -> Told:
@@ -152,8 +157,14 @@ async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[
         ]
     )
     async with _running(app) as runner:
-        await web.SockSite(runner, listener.socket).start()
-        yield
+        http = runner.server
+        assert http is not None
+        acceptor = Acceptor(listener, http)
+        await acceptor.start()
+        try:
+            yield acceptor
+        finally:
+            acceptor.close()
 
 
 _Handler = Callable[[web.Request], Awaitable[Told]]

@@ -32,13 +32,14 @@ from producerd.core.shards import one_lane
 from producerd.core.spans import sort_rows
 from producerd.errors import Code, ConfigurationError, Refused
 from producerd.runtime import admin, allocator, logs, metrics, systemd
+from producerd.runtime.acceptor import Acceptor
 from producerd.runtime.aside import aside
 from producerd.runtime.asking import Word
 from producerd.runtime.aws.clients import accesses_of, check_accesses, open_clients
 from producerd.runtime.commands import Commands, Drained, Told
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.gate import Refusal
-from producerd.runtime.listener import BACKLOG, Listener, Passed
+from producerd.runtime.listener import Listener, Passed
 from producerd.runtime.page import Page
 from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.stream import Stream
@@ -156,11 +157,12 @@ class Daemon:
             )
             self._streams.through(self._dispatcher, clients, executor)
             listener = (
-                Passed(passed.records)
+                Passed(passed.records, node.socket_mode, node.socket_group, unit=passed.unit)
                 if passed.records is not None
                 else Listener(node.socket, node.socket_mode, node.socket_group)
             )
             stack.callback(listener.close)
+            self._acceptor = Acceptor(listener, self._make_session)
             for signal_number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(signal_number, self._on_signal, signal_number)
             self._loop.add_signal_handler(signal.SIGHUP, self._hang_up.set)
@@ -174,38 +176,41 @@ class Daemon:
                         node.metrics_address,
                         render_metrics=self._render_metrics,
                         render_page=page.html,
-                        is_ready=lambda: self.state is State.SERVING,
+                        unready=lambda: self.unready,
                     )
                 )
                 log.info("metrics", address=f"http://{bound[0]}:{bound[1]}/metrics")
             admin_listener = (
-                Passed(passed.admin)
+                Passed(passed.admin, 0o600, unit="the socket unit with FileDescriptorName=admin")
                 if passed.admin is not None
                 else Listener(node.admin_path, 0o600, setting="admin_socket")
             )
             stack.callback(admin_listener.close)
-            await stack.enter_async_context(admin.serve_socket(admin_listener, commands))
-            return await self._serve(listener)
+            self._admin_acceptor = await stack.enter_async_context(admin.serve_socket(admin_listener, commands))
+            return await self._serve()
 
-    async def _serve(self, listener: Listener) -> int:
+    async def _serve(self) -> int:
         stopped = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             carrying = tasks.create_task(self._dispatcher.run(stopped))
             tasks.create_task(self._streams.run(stopped))
             reloading = tasks.create_task(self._reload_on_signal())
             giving_back = tasks.create_task(allocator.give_back_when_quiet(self._streams.taken_records))
-            # uvloop listens once more, with its own backlog of 100 if it is given none.
-            server = await self._loop.create_unix_server(self._make_session, sock=listener.socket, backlog=BACKLOG)
+            await self._acceptor.start()
+            looking = [tasks.create_task(acceptor.run()) for acceptor in (self._acceptor, self._admin_acceptor)]
             self.state = State.SERVING
             gc.collect()
             gc.freeze()  # what exists now stays: the collector need not look at it again
             gc.enable()  # `producerd serve` starts without it
-            log.info("serving", version=__version__, socket=str(listener.path), region=self.config.node.region or "-")
+            socket_path, region = str(self._acceptor.listener.path), self.config.node.region or "-"
+            log.info("serving", version=__version__, socket=socket_path, region=region)
             self._notifier.ready(self._status_line)
             await self._drain_asked.wait()
             self.state = State.DRAINING
             self._notifier.stopping()
-            server.close()
+            self._acceptor.close()
+            for look in looking:
+                look.cancel()
             await self._drain()
             stopped.set()
             reloading.cancel()
@@ -283,6 +288,8 @@ class Daemon:
     async def reload(self) -> Told:
         """Read the settings again.  Raises ConfigurationError where they do not hold: then the old ones stay."""
         async with self._reloading:
+            for acceptor in (self._acceptor, self._admin_acceptor):
+                await acceptor.look()
             return await self._reload()
 
     async def _reload(self) -> Told:
@@ -309,8 +316,9 @@ class Daemon:
         self._streams.reload(read.config, self._loop.time())
         self._metrics.reload(read.config, limit.bytes)
         logs.reconfigure(read.config.node.log_level)
-        log.info("settings read again", changed=list(read.changes), needs_restart=list(read.needs_restart))
-        return {"changed": read.changes, "needs_restart": read.needs_restart}
+        ready = {} if self.unready is None else {"unready": self.unready}
+        log.info("settings read again", changed=list(read.changes), needs_restart=list(read.needs_restart), **ready)
+        return {"changed": read.changes, "needs_restart": read.needs_restart, "unready": self.unready}
 
     async def _reload_on_signal(self) -> None:
         while True:
@@ -381,11 +389,18 @@ class Daemon:
         return self.state.value
 
     @property
+    def unready(self) -> str | None:
+        """Why clients are not served; None while they are."""
+        return self._acceptor.problem if self.state is State.SERVING else self.state.value
+
+    @property
     def connections(self) -> int:
         return len(self._sessions)
 
     def _status_line(self) -> str:
         records = sum([stream.budget.used_records for stream in self._streams])
+        if self._acceptor.problem is not None:
+            return self._acceptor.problem
         if self.state is State.SERVING:
             return f"serving: {len(self._streams):,} streams, {records:,} records queued"
         seconds = self.config.node.drain_timeout_seconds + (self._drained.empties_for_seconds or 0.0)
@@ -401,6 +416,7 @@ class Daemon:
                 snapshot = self._metrics.snapshot(
                     self._streams,
                     state=self.state.value,
+                    is_ready=self.unready is None,
                     connections=self.connections,
                     now=self._loop.time(),
                 )

@@ -51,6 +51,9 @@ class Node(Protocol):
     def state_name(self) -> str: ...
 
     @property
+    def unready(self) -> str | None: ...
+
+    @property
     def connections(self) -> int: ...
 
     async def drain(self, seconds: float | None) -> Drained: ...
@@ -74,6 +77,7 @@ class Commands:
         return {
             "version": __version__,
             "state": self._node.state_name,
+            "unready": self._node.unready,
             "uptime_seconds": round(time.monotonic() - STARTED, 1),
             "log_level": logs.level(),
             "connections": self._node.connections,

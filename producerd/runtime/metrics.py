@@ -87,6 +87,7 @@ class Node(NamedTuple):
     """What is not of one stream."""
 
     state: str
+    is_ready: bool
     connections: int
     disconnects: Mapping[str, float]
     loop_lag: Histogram
@@ -148,10 +149,13 @@ class Metrics:
         # A stream that has settings is told of before anybody opens it, by one that nobody ever will.
         self._unopened = [Stream(name, config.stream(name), 1, 1) for name in config.streams]
 
-    def snapshot(self, streams: Iterable[Stream], *, state: str, connections: int, now: float) -> Snapshot:
+    def snapshot(
+        self, streams: Iterable[Stream], *, state: str, is_ready: bool, connections: int, now: float
+    ) -> Snapshot:
         """All numbers of one moment.  Called on the loop thread, where nothing moves meanwhile."""
         node = Node(
             state,
+            is_ready,
             connections,
             self.disconnects,
             self.loop_lag.seconds,
@@ -234,7 +238,7 @@ NODE_FAMILIES: Final[dict[Family, Callable[[Node], Value]]] = {
     Family("memory_limit_bytes", "gauge", "Memory limit of the daemon's cgroup; +Inf where there is none."): (
         lambda node: node.memory_limit_bytes
     ),
-    Family("ready", "gauge", "1 while the socket accepts and does not drain."): lambda node: node.state == "serving",
+    Family("ready", "gauge", "1 while clients can connect and it does not drain."): lambda node: node.is_ready,
     Family("state", "gauge", "1 for the state that the daemon is in.", "state", STATES): lambda node: {node.state: 1},
     Family("event_loop_lag_seconds", "histogram", "How late timers of the event loop were."): (
         lambda node: node.loop_lag

@@ -211,7 +211,7 @@ def _verdict(told: Told, troubled: Sequence[str]) -> str:
     else:
         more = f" and {len(troubled) - 3} more" if len(troubled) > 3 else ""
         said = f"{len(troubled)} of {_count(count, 'stream')} in trouble: {', '.join(troubled[:3])}{more}"
-    return said if told["state"] == "serving" else f"{told['state']}; {said}"
+    return said if told["unready"] is None else f"{told['unready']}; {said}"
 
 
 def _advice(stream: Told, standing: Standing) -> str:
@@ -232,7 +232,7 @@ def _advice(stream: Told, standing: Standing) -> str:
 
 def _head(told: Told, verdict: str, in_trouble: bool, shares: Sequence[float]) -> str:
     used, limit = told["node_queue_bytes"], told["node_queue_limit_bytes"]
-    level: Level = "slow" if in_trouble or told["state"] != "serving" else "good"
+    level: Level = "slow" if in_trouble or told["unready"] is not None else "good"
     facts = [
         ("State", told["state"]),
         ("Version", told["version"]),

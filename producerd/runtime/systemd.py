@@ -28,8 +28,11 @@ EXTENSION_SECONDS: Final = 30
 
 
 class PassedSockets(NamedTuple):
+    """The listening sockets that were passed, and the unit of the clients' one, as far as it tells its name."""
+
     records: socket.socket | None = None
     admin: socket.socket | None = None
+    unit: str = "producerd.socket"
 
 
 def take_sockets(environ: MutableMapping[str, str] = os.environ) -> PassedSockets:
@@ -46,7 +49,11 @@ def take_sockets(environ: MutableMapping[str, str] = os.environ) -> PassedSocket
     if len(of_admin) > 1 or len(of_records) > 1:
         told = ", ".join(f"{number} ({named.get(number) or 'no name'})" for number in descriptors)
         raise ConfigurationError([f"too many sockets were passed: {told}: one for clients, and one named {ADMIN}"])
-    return PassedSockets(*(_take(numbers[0]) if numbers else None for numbers in (of_records, of_admin)))
+    records, admin = (_take(numbers[0]) if numbers else None for numbers in (of_records, of_admin))
+    taken = PassedSockets(records, admin)
+    # Without FileDescriptorName= a socket has the name of its unit.
+    units = [name for number in of_records if (name := named.get(number, "")).endswith(".socket")]
+    return taken._replace(unit=units[0]) if units else taken
 
 
 def _take(descriptor: int) -> socket.socket:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+import benchmarks.delivery.producerd
 import benchmarks.delivery.run
 from benchmarks import maven
 from benchmarks.delivery import __main__ as command
 from benchmarks.delivery.figures import FaultTimes, Figures, data_of
-from benchmarks.delivery.producerd import StoredRows
+from benchmarks.delivery.producerd import Session, StoredRows
 from benchmarks.delivery.run import Run, Start, judged, run
-from benchmarks.delivery.scenarios import Scenario, Stage, slow_shard, slow_uplink, split
+from benchmarks.delivery.scenarios import Load, Scenario, Stage, slow_shard, slow_uplink, split
 from benchmarks.judges import Handed
 from benchmarks.table import table
-from producerd.errors import Outcome
+from producerd.errors import ConnectionFailed, Outcome
 from producerd.testing import Entry, FakeKinesis, UserRecord
 from producerd.wire.frames import Ack, RowCode
 
@@ -35,6 +38,19 @@ def test_a_session_knows_which_of_its_rows_are_stored() -> None:
     stored.settle(Ack(2, 4, 2, 2, 0, 0, bitmap=b"\x05", codes=(failed,)), range(3, 7), "s")
     assert stored.rows == {0, 1, 2, 4, 6}
     assert stored.stored == 5
+
+
+def test_a_session_that_connects_late_does_so_when_its_load_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_daemon(*_: object) -> NoReturn:
+        raise ConnectionFailed("no daemon")
+
+    monkeypatch.setattr(benchmarks.delivery.producerd, "Connection", no_daemon)
+    session = Session(0, Load(begins=0.01, connects_late=True), "bench", Path("/nowhere"))
+    session.begin(time.monotonic())
+    session.join()
+    assert session.failure == "session 0: ConnectionFailed: no daemon"
+    with pytest.raises(ConnectionFailed):
+        Session(0, Load(), "bench", Path("/nowhere"))
 
 
 def a_run(acknowledged: set[int], scenario: Scenario) -> Run:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.delivery.scenarios import (
     LONGEST_SECONDS,
+    SOCKET,
     Load,
     Scenario,
     Stage,
@@ -16,6 +19,7 @@ from benchmarks.delivery.scenarios import (
     outage,
     slow_shard,
     slow_uplink,
+    socket_deleted,
     split,
 )
 from producerd.testing import FakeKinesis, hash_of
@@ -36,7 +40,7 @@ def test_each_scenario_is_there_once_and_every_kind_of_fault_is_there() -> None:
     assert len({name_of(scenario) for scenario in ALL}) == len(ALL)
     assert {scenario.name for scenario in ALL} == {
         *("split", "merge", "hot_shard", "slow_shard", "partial_failures"),
-        *("lost_replies", "slow_uplink", "outage"),
+        *("lost_replies", "slow_uplink", "outage", "socket_deleted"),
     }
 
 
@@ -82,13 +86,13 @@ def test_what_an_outage_leaves_behind_can_be_carried_in_seconds() -> None:
     ("scenario", "parents", "children"), [(split("kpl"), 1, 2), (merge("kpl"), 2, 1)], ids=["split", "merge"]
 )
 def test_a_reshard_closes_and_opens_shards_by_calls_to_the_service(
-    scenario: Scenario, parents: int, children: int
+    scenario: Scenario, parents: int, children: int, tmp_path: Path
 ) -> None:
     kinesis = FakeKinesis()
     stream = kinesis.create_stream("flights", shards=scenario.shards)
     before = set(stream.open_shards)
     with serve_in_thread(kinesis, tls=True) as server:
-        scenario.begin(Stage(kinesis, stream, server))
+        scenario.begin(Stage(kinesis, stream, server, tmp_path))
     after = set(stream.open_shards)
     assert (len(before - after), len(after - before)) == (parents, children)
 
@@ -96,11 +100,11 @@ def test_a_reshard_closes_and_opens_shards_by_calls_to_the_service(
 @pytest.mark.parametrize(
     "scenario", [s for s in ALL if s.name in ("slow_shard", "lost_replies", "outage")], ids=name_of
 )
-def test_a_fault_that_stands_is_taken_away_whole(scenario: Scenario) -> None:
+def test_a_fault_that_stands_is_taken_away_whole(scenario: Scenario, tmp_path: Path) -> None:
     kinesis = FakeKinesis()
     stream = kinesis.create_stream("flights", shards=scenario.shards)
     with serve_in_thread(kinesis) as server:
-        stage = Stage(kinesis, stream, server)
+        stage = Stage(kinesis, stream, server, tmp_path)
         scenario.begin(stage)
         assert kinesis.standing or stream.shards[0].delay_seconds
         scenario.end(stage)
@@ -108,9 +112,21 @@ def test_a_fault_that_stands_is_taken_away_whole(scenario: Scenario) -> None:
     assert not any(shard.delay_seconds for shard in stream.shards)
 
 
-def test_the_slow_uplink_carries_20_mbit_a_second() -> None:
+def test_the_slow_uplink_carries_20_mbit_a_second(tmp_path: Path) -> None:
     kinesis = FakeKinesis()
     stream = kinesis.create_stream("flights", shards=1)
     with serve_in_thread(kinesis) as server:
-        slow_uplink().begin(Stage(kinesis, stream, server))
+        slow_uplink().begin(Stage(kinesis, stream, server, tmp_path))
         assert server.uplink_bytes_per_second == 20e6 / 8
+
+
+def test_a_socket_that_is_deleted_is_found_by_as_many_sessions_as_leave_then(tmp_path: Path) -> None:
+    scenario, kinesis = socket_deleted(), FakeKinesis()
+    stream = kinesis.create_stream("flights", shards=scenario.shards)
+    (tmp_path / SOCKET).touch()
+    with serve_in_thread(kinesis) as server:
+        scenario.begin(Stage(kinesis, stream, server, tmp_path))
+    assert not (tmp_path / SOCKET).exists()
+    leaving = [load for load in scenario.loads if load.ends == scenario.begins]
+    coming = [load for load in scenario.loads if load.connects_late and load.begins > scenario.begins]
+    assert len(leaving) == len(coming) == 2

@@ -18,9 +18,9 @@ async def a_metric() -> bytes:
 
 
 async def test_ready_follows_the_daemon_and_metrics_are_what_is_rendered() -> None:
-    is_ready = True
+    why: str | None = None
     async with (
-        admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, is_ready=lambda: is_ready) as (
+        admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, unready=lambda: why) as (
             host,
             port,
         ),
@@ -28,7 +28,7 @@ async def test_ready_follows_the_daemon_and_metrics_are_what_is_rendered() -> No
     ):
         async with client.get("/-/ready") as answer:
             assert (answer.status, await answer.text()) == (200, "ready\n")
-        is_ready = False
+        why = "draining"
         async with client.get("/-/ready") as answer:
             assert (answer.status, await answer.text()) == (503, "draining\n")
         async with client.get("/metrics") as answer:
@@ -41,15 +41,15 @@ async def test_ready_follows_the_daemon_and_metrics_are_what_is_rendered() -> No
 
 
 async def test_an_address_that_is_taken_is_a_configuration_error() -> None:
-    async with admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, is_ready=lambda: True) as taken:
+    async with admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, unready=lambda: None) as taken:
         with pytest.raises(ConfigurationError, match=f"metrics_listen = 127.0.0.1:{taken[1]}"):
-            async with admin.serve(taken, render_metrics=a_metric, render_page=str, is_ready=lambda: True):
+            async with admin.serve(taken, render_metrics=a_metric, render_page=str, unready=lambda: None):
                 pass
 
 
 async def test_whoever_stays_connected_for_nothing_makes_place_for_others() -> None:
     """Any user of the machine may connect there, and descriptors are the clients', too."""
-    async with admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, is_ready=lambda: True) as (
+    async with admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, unready=lambda: None) as (
         host,
         port,
     ):
@@ -65,7 +65,7 @@ async def test_whoever_stays_connected_for_nothing_makes_place_for_others() -> N
 
 
 async def test_what_is_no_http_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
-    async with admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, is_ready=lambda: True) as (
+    async with admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, unready=lambda: None) as (
         host,
         port,
     ):

@@ -1,42 +1,334 @@
-"""The socket's mode holds before anybody can connect; its path is free again when it is closed."""
+"""A path leads to its daemon: mode and group hold before anybody can connect, and a file that goes is bound again."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import grp
 import os
+import shutil
 import socket
 import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from producerd.errors import ConfigurationError
-from producerd.runtime.listener import Listener
+from producerd.runtime.listener import Listener, Passed, PathProblem
 from tests.daemon import directory
 
+UNIT = "producerd.socket"
 
-def test_mode_file_and_lock_come_and_go() -> None:
-    with directory() as path:
-        listener = Listener(path / "inner" / "daemon.sock", 0o640, None)
-        assert stat.S_IMODE(os.stat(listener.path).st_mode) == 0o640
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with directory() as folder:
+        yield folder / "inner" / "daemon.sock"
+
+
+@contextlib.contextmanager
+def listening(path: Path, mode: int = 0o640) -> Iterator[Listener]:
+    listener = Listener(path, mode)
+    sockets = [listener.bound[0]]
+    try:
+        yield listener
+    finally:
+        sockets += listener.bound
+        listener.close()
+        for one in sockets:
+            one.socket.close()
+
+
+@contextlib.contextmanager
+def manager(path: Path, mode: int = 0o660) -> Iterator[Callable[[], Passed]]:
+    """A service manager's socket, which can be passed several times."""
+    path.parent.mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as held, contextlib.ExitStack() as ends:
+        held.bind(os.fspath(path))
+        os.chmod(path, mode)
+        held.listen()
+
+        def give() -> Passed:
+            passed = Passed(ends.enter_context(held.dup()), 0o600, unit=UNIT)
+            ends.callback(passed.close)
+            return passed
+
+        yield give
+
+
+def reaches(path: Path, listener: Listener) -> bool:
+    """Whether who connects at the path is accepted by the newest socket."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(os.fspath(path))
+        with listener.bound[-1].socket.accept()[0]:
+            return True
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+@contextlib.contextmanager
+def somebody(path: Path) -> Iterator[None]:
+    """Another program listens at the path; it leaves its file there."""
+    path.parent.mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(os.fspath(path))
+        other.listen()
+        yield
+
+
+def test_mode_file_and_lock_come_and_go(path: Path) -> None:
+    listener = Listener(path, 0o640, None)
+    assert mode_of(path) == 0o640
+    with pytest.raises(ConfigurationError, match="in use by another producerd"):
+        Listener(path, 0o640, None)
+    listener.close()
+    assert not path.exists()
+    Listener(path, 0o640, None).close()
+
+
+def test_a_stale_file_is_replaced(path: Path) -> None:
+    with somebody(path):
+        pass
+    with listening(path) as listener:
+        assert reaches(path, listener)
+
+
+def test_a_group_that_does_not_exist_leaves_no_file(path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="socket_group = nobody-of-that-name"):
+        Listener(path, 0o600, "nobody-of-that-name")
+    assert not path.exists()
+    Listener(path, 0o600, None).close()
+
+
+# ---- the file goes while the daemon runs
+
+
+def delete_file(path: Path) -> None:
+    path.unlink()
+
+
+def delete_directory(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+def make_directory_again(path: Path) -> None:
+    shutil.rmtree(path.parent)
+    path.parent.mkdir()
+
+
+def leave_a_stale_one(path: Path) -> None:
+    path.unlink()
+    with somebody(path):
+        pass
+
+
+@pytest.mark.parametrize("what", [delete_file, delete_directory, make_directory_again, leave_a_stale_one])
+def test_a_path_whose_file_has_gone_is_bound_again_with_its_mode(path: Path, what: Callable[[Path], None]) -> None:
+    with listening(path) as listener:
+        assert not listener.look()
+        what(path)
+        assert listener.look()
+        assert mode_of(path) == 0o640
+        assert reaches(path, listener)
+        assert not listener.look()
         with pytest.raises(ConfigurationError, match="in use by another producerd"):
-            Listener(listener.path, 0o640, None)
-        listener.close()
-        assert not listener.path.exists()
-        Listener(listener.path, 0o640, None).close()
+            Listener(path, 0o640)
+    assert not path.exists()
 
 
-def test_a_stale_file_is_replaced() -> None:
-    with directory() as path:
-        with socket.socket(socket.AF_UNIX) as stale:
-            stale.bind(os.fspath(path / "daemon.sock"))
-        listener = Listener(path / "daemon.sock", 0o600, None)
+def test_a_file_that_is_not_a_socket_is_left_alone_until_it_is_removed(path: Path) -> None:
+    with listening(path) as listener:
+        path.unlink()
+        path.write_text("mine")
+        for _ in range(2):
+            with pytest.raises(PathProblem, match="a file of that name which is no socket"):
+                listener.look()
+        assert path.read_text() == "mine"
+        path.unlink()
+        assert listener.look()
+        assert reaches(path, listener)
+
+
+def test_a_socket_that_another_program_answers_on_is_taken_over_when_that_program_ends(path: Path) -> None:
+    with listening(path) as listener:
+        path.unlink()
+        with somebody(path):
+            with pytest.raises(PathProblem, match="somebody answers"):
+                listener.look()
+            listener.close()
+            assert path.exists(), "it is not this one's to delete"
+        with listening(path) as listener:
+            assert reaches(path, listener)
+
+
+def test_a_path_that_another_daemon_took_meanwhile_is_that_daemons_until_it_ends(path: Path) -> None:
+    """Its lock went with the directory, so that a second daemon could start."""
+    with listening(path) as first:
+        shutil.rmtree(path.parent)
+        with listening(path) as second:
+            with pytest.raises(PathProblem, match="in use by another producerd"):
+                first.look()
+            assert not second.look()
+            assert reaches(path, second)
+        assert first.look()
+        assert reaches(path, first)
+
+
+def test_a_lock_whose_file_was_deleted_is_taken_again(path: Path) -> None:
+    """Also where the socket's file is still there."""
+    lock = path.with_name("daemon.sock.lock")
+    with listening(path) as listener:
+        lock.unlink()
+        assert not listener.look()
+        assert lock.exists()
+        with pytest.raises(ConfigurationError, match="in use by another producerd"):
+            Listener(path, 0o640)
+
+
+def test_a_file_that_is_moved_back_leads_to_its_socket_again(path: Path) -> None:
+    with listening(path) as listener:
+        path.rename(path.with_name("aside"))
+        assert listener.look()
+        path.with_name("aside").rename(path)
+        assert not listener.look()
         with socket.socket(socket.AF_UNIX) as client:
-            client.connect(os.fspath(listener.path))
-        listener.close()
+            client.connect(os.fspath(path))
+            with listener.bound[0].socket.accept()[0]:
+                pass
 
 
-def test_a_group_that_does_not_exist_leaves_no_file() -> None:
-    with directory() as path:
-        with pytest.raises(ConfigurationError, match="socket_group = nobody-of-that-name"):
-            Listener(path / "daemon.sock", 0o600, "nobody-of-that-name")
-        assert not (path / "daemon.sock").exists()
-        Listener(path / "daemon.sock", 0o600, None).close()
+def test_however_often_its_file_goes_few_sockets_stay_open(path: Path) -> None:
+    """The first one, which a mount may lead to, and the last two."""
+    with contextlib.ExitStack() as ends, listening(path) as listener:
+        first = listener.bound[0]
+        for _ in range(5):
+            path.unlink()
+            assert listener.look()
+            ends.callback(listener.bound[-1].socket.close)
+        assert len(listener.bound) == 3
+        assert listener.bound[0] is first
+        assert reaches(path, listener)
+
+
+# ---- a socket that was passed
+
+
+@pytest.mark.parametrize("what", [delete_file, delete_directory])
+def test_in_the_place_of_a_passed_socket_one_is_bound_that_lets_the_same_clients_in(
+    path: Path, what: Callable[[Path], None]
+) -> None:
+    with manager(path) as give:
+        if os.geteuid() == 0:
+            os.chown(path, 4711, 4712)
+        before = os.stat(path)
+        passed = give()
+        assert not passed.look()
+        what(path)
+        assert passed.look()
+        after = os.stat(path)
+        assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+        assert reaches(path, passed)
+        assert passed.remedy == "systemctl restart producerd.socket"
+
+
+@pytest.fixture
+def may_not_chown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the units' system call filter has it."""
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", forbidden)
+
+
+@pytest.mark.usefixtures("may_not_chown")
+def test_a_socket_whose_owners_are_right_by_themselves_needs_no_right_to_change_them(path: Path) -> None:
+    group = grp.getgrgid(os.getegid()).gr_name
+    Listener(path, 0o640, group).close()
+    with manager(path) as give:
+        passed = give()
+        passed.look()
+        path.unlink()
+        assert passed.look()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_socket_that_would_keep_clients_out_is_not_bound_in_the_place_of_a_passed_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    with manager(path) as give:
+        os.chown(path, 0, 4712)
+        passed = give()
+        passed.look()
+        path.unlink()
+        request.getfixturevalue("may_not_chown")
+        with pytest.raises(PathProblem, match="its owner or group cannot be set: Operation not permitted"):
+            passed.look()
+        assert not path.exists()
+        monkeypatch.undo()
+        assert passed.look()
+        assert os.stat(path).st_gid == 4712
+
+
+def test_the_next_daemon_that_is_passed_a_deaf_socket_lets_the_same_clients_in(path: Path) -> None:
+    """The one before it was killed, or has ended: its file says who may connect."""
+    with manager(path, 0o664) as give:
+        first = give()
+        first.look()
+        path.unlink()
+        first.look()
+        first.close()
+        second = give()
+        assert second.look()
+        assert mode_of(path) == 0o664
+        assert reaches(path, second)
+
+
+def test_a_socket_that_was_deaf_when_it_was_passed_is_bound_with_the_mode_of_the_settings(path: Path) -> None:
+    with manager(path, 0o664) as give:
+        path.unlink()
+        passed = give()
+        assert passed.look()
+        assert mode_of(path) == 0o600
+        assert not passed.look()
+
+
+def test_a_passed_socket_that_cannot_be_bound_again_says_why_until_it_can(path: Path) -> None:
+    """The directory is no directory any more, which not even root can write to."""
+    with manager(path) as give:
+        passed = give()
+        passed.look()
+        shutil.rmtree(path.parent)
+        path.parent.touch()
+        with pytest.raises(PathProblem, match="its directory cannot be used"):
+            passed.look()
+        path.parent.unlink()
+        assert passed.look()
+
+
+def test_looking_at_a_passed_socket_disturbs_nobody(path: Path) -> None:
+    """Nobody is in its backlog but who was there, and no lock is left."""
+    with manager(path) as give:
+        passed = give()
+        assert not passed.look()
+        passed.bound[0].socket.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            passed.bound[0].socket.accept()
+        assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_passed_socket_without_a_path_that_can_be_seen_is_not_watched(path: Path) -> None:
+    """An abstract name; and the path of another file system, as in a container."""
+    for name in (f"\0{path}", os.fspath(path)):
+        with socket.socket(socket.AF_UNIX) as held:
+            path.parent.mkdir(exist_ok=True)
+            held.bind(name)
+            held.listen()
+            shutil.rmtree(path.parent)
+            passed = Passed(held, 0o600, unit=UNIT)
+            assert not passed.look()
+            assert not path.parent.exists()
+            passed.close()

@@ -44,7 +44,8 @@ def stream(name: str) -> Stream:
 def rendered(
     metrics: Metrics, streams: Iterable[Stream], *, state: str = "serving", connections: int = 0, now: float = 0.0
 ) -> bytes:
-    return text_of(metrics.snapshot(streams, state=state, connections=connections, now=now))
+    is_ready = state == "serving"
+    return text_of(metrics.snapshot(streams, state=state, is_ready=is_ready, connections=connections, now=now))
 
 
 def samples(metrics: Metrics, *streams: Stream, now: float = 0.0) -> dict[tuple[str, frozenset[str]], float]:

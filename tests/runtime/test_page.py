@@ -73,6 +73,7 @@ class Node:
         self.told: Told = {
             "version": "1.2.3",
             "state": "serving",
+            "unready": None,
             "uptime_seconds": 93_784.0,
             "log_level": "info",
             "connections": 17,
@@ -289,7 +290,7 @@ def test_the_node_says_how_it_is() -> None:
     assert "All queues 64.0 of node_queue_limit_bytes = 256 MiB" in said
     assert "All queues 25% full" in said
     assert "Log level" not in said
-    node.told.update(state="draining", log_level="debug", uptime_seconds=7_260.0)
+    node.told.update(state="draining", unready="draining", log_level="debug", uptime_seconds=7_260.0)
     node.streams.append(stream_of())
     said = text_of(node.html())
     assert "▲ Draining; no stream is in trouble" in said

@@ -20,7 +20,7 @@ import pytest
 
 from producerd.errors import ConfigurationError
 from producerd.runtime import systemd
-from producerd.runtime.systemd import Notifier, take_sockets
+from producerd.runtime.systemd import Notifier, PassedSockets, take_sockets
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import frames
@@ -91,6 +91,7 @@ def test_it_says_that_it_serves_and_lives_and_what_is_left_while_it_drains(
             assert ear.hear(lambda message: message["STATUS"] != lives["STATUS"])["STATUS"].startswith("serving: 1 ")
             queued = {"WATCHDOG": "1", "STATUS": "serving: 1 streams, 10 records queued"}
             assert ear.hear(lambda message: message["STATUS"] == queued["STATUS"]) == queued
+            until(lambda: running.metrics()["inflight_requests"] > 0)  # what is in none goes back at once
             running.signal()
             drains = {
                 "WATCHDOG": "1",
@@ -204,17 +205,30 @@ def test_sockets_are_taken_by_name_and_no_child_inherits_them(passed: Any, liste
 
 
 def test_one_socket_without_a_name_is_that_of_the_clients(passed: Any, listening: Any) -> None:
-    records, admin = take_sockets(passed(listening()))
+    records, admin, _ = take_sockets(passed(listening()))
     assert records is not None
     records.close()
     assert admin is None
 
 
+@pytest.mark.parametrize(
+    ("names", "unit"),
+    [("mine.socket", "mine.socket"), ("records", "producerd.socket"), ("", "producerd.socket")],
+)
+def test_the_clients_sockets_unit_is_known_where_the_socket_has_no_other_name(
+    passed: Any, listening: Any, names: str, unit: str
+) -> None:
+    taken = take_sockets(passed(listening(), names=names))
+    assert taken.records is not None
+    taken.records.close()
+    assert taken.unit == unit
+
+
 def test_what_was_passed_to_another_process_is_left_alone(passed: Any, listening: Any) -> None:
     environ = passed(listening()) | {"LISTEN_PID": "1"}
-    assert take_sockets(environ) == (None, None)
+    assert take_sockets(environ) == PassedSockets()
     assert environ == {"HOME": "/"}
-    assert take_sockets({}) == (None, None)
+    assert take_sockets({}) == PassedSockets()
 
 
 @pytest.mark.parametrize(

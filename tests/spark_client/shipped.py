@@ -11,13 +11,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_with_zip(folder: Path, script: str, *arguments: str) -> None:
-    """Run a driver's script, whose first argument is the zip's path, away from the source tree; it must end well."""
-    client = folder / "client.zip"
-    with zipfile.ZipFile(client, "w") as archive:
-        for part in ("producerd/__init__.py", "producerd/errors.py", "producerd/wire", "spark_client"):
-            for path in [ROOT / part] if part.endswith(".py") else (ROOT / part).glob("*.py"):
-                archive.write(path, path.relative_to(ROOT))
+def run_with_zip(folder: Path, script: str, *arguments: str, client: Path | None = None) -> None:
+    """Run a driver's script away from the source tree; it must end well.
+
+    Its first argument is the path of the client's zip: ``client``, or one that is made of this tree.
+    """
+    if client is None:
+        client = folder / "client.zip"
+        with zipfile.ZipFile(client, "w") as archive:
+            for part in ("producerd/__init__.py", "producerd/errors.py", "producerd/wire", "spark_client"):
+                for path in [ROOT / part] if part.endswith(".py") else (ROOT / part).glob("*.py"):
+                    archive.write(path, path.relative_to(ROOT))
     (folder / "script.py").write_text(script)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")

@@ -43,6 +43,13 @@ PRIVILEGES: Final = (
     " --cap-add SYS_ADMIN,NET_ADMIN,SYS_PTRACE,SETPCAP,MKNOD,SYS_RAWIO,SYSLOG,SYS_TIME,SYS_MODULE,IPC_LOCK"
     " --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt unmask=all"
 )
+READY: Final = """\
+import http.client
+asked = http.client.HTTPConnection("127.0.0.1", 9474, timeout=30)
+asked.request("GET", "/-/ready")
+answer = asked.getresponse()
+print(answer.status, answer.read().decode())
+"""
 ASK: Final = """\
 import sys, urllib.request
 url, body = sys.argv[1:]
@@ -112,6 +119,10 @@ class Machine:
         told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SYSTEM_SECONDS, check=True)
         status: dict[str, Any] = json.loads(told.stdout)
         return status
+
+    def ready(self) -> str:
+        """Status and text of the daemon's /-/ready."""
+        return self.run(shlex.join(["python3", "-c", READY]))
 
     def install(self) -> None:
         """As docs/operations.md says it."""

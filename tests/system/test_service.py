@@ -201,3 +201,59 @@ def test_who_may_connect_is_said_by_the_sockets_group(node: Machine, kinesis: Ki
         "stat -c '%U:%G:%a' /run/producerd /run/producerd/producerd.sock /run/producerd/producerd.admin.sock"
     )
     assert told.split() == ["producerd:producerd:755", "producerd:producerd:660", "producerd:producerd:600"]
+
+
+SOCKETS = "stat -c '%U:%G:%a' /run/producerd /run/producerd/producerd.sock /run/producerd/producerd.admin.sock"
+
+
+def test_sockets_that_are_deleted_are_bound_again_and_so_is_the_one_that_is_systemds(
+    node: Machine, kinesis: Kinesis
+) -> None:
+    """Also by the next daemon, which systemd passes the deaf one; with a new socket all is as it was."""
+    serve(node, kinesis)
+    before = node.run(SOCKETS)
+    with client(node) as early:
+        early.put("row", "key").result(30)
+        pid = node.show()["MainPID"]
+        node.run("rm /run/producerd/producerd.sock /run/producerd/producerd.admin.sock")
+        until(lambda: node.log().count("the socket's file was gone; it is bound again") == 2)
+        assert "systemctl restart producerd.socket" in node.log()
+        assert node.run(SOCKETS) == before
+        assert node.ready() == "200 ready\n\n"
+        with client(node) as late:
+            late.put("row 2", "key").result(30)
+        assert node.status()["unready"] is None
+        early.put("row 3", "key").result(30)
+        assert node.show()["MainPID"] == pid
+        node.run("systemctl restart producerd.service")
+        early.put("row 4", "key").result(30)
+        assert node.run(SOCKETS) == before
+        bound = node.log().count("bound again socket=/run/producerd/producerd.sock")
+        assert bound == 2
+        node.run("systemctl restart producerd.socket producerd.service")
+        early.put("row 5", "key").result(30)
+        assert node.log().count("bound again socket=/run/producerd/producerd.sock") == bound
+    assert node.run(SOCKETS) == before
+
+
+def test_a_daemon_whose_directory_is_deleted_says_what_to_do_and_goes_on_serving_who_is_connected(
+    node: Machine, kinesis: Kinesis
+) -> None:
+    """The unit may write nowhere else: so it can't make the directory again.  What it says to do is enough."""
+    serve(node, kinesis)
+    before = node.run(SOCKETS)
+    with client(node) as own:
+        own.put("row", "key").result(30)
+        pid = node.show()["MainPID"]
+        node.run("rm -r /run/producerd")
+        until(lambda: node.ready().startswith("503 nobody can connect to /run/producerd/producerd.sock: "))
+        assert node.ready().endswith(": systemctl restart producerd.socket\n\n")
+        assert 'do="systemctl restart producerd.socket"' in node.log()
+        until(lambda: node.show()["StatusText"].startswith("nobody can connect to "))
+        own.put("row 2", "key").result(30)
+        shown = node.show()
+        assert (shown["ActiveState"], shown["MainPID"]) == ("active", pid)
+        node.run("systemctl restart producerd.socket")
+        own.put("row 3", "key").result(60)
+        assert node.ready() == "200 ready\n\n"
+        assert node.run(SOCKETS) == before

@@ -1,0 +1,169 @@
+"""A daemon whose socket's file goes is found again, or says that it cannot be; who is connected notices nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from producerd.runtime.acceptor import LOOK_SECONDS, Acceptor
+from producerd.runtime.listener import Listener
+from producerd.testing import FakeKinesis
+from producerd.testing.fake_kinesis import FakeServer
+from tests.daemon import ROOT, DaemonProcess, WireClient, daemon, directory, rows, session, until, until_on_loop
+from tests.runtime.test_systemd import Activated
+
+
+class Greeting(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(b"hello")
+        transport.close()
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with directory() as folder:
+        yield folder / "inner" / "daemon.sock"
+
+
+def ctl(running: DaemonProcess, *words: str) -> subprocess.CompletedProcess[str]:
+    admin = running.socket.with_name(f"{running.socket.stem}.admin.sock")
+    command = [sys.executable, "-m", "producerd.ctl", f"--admin-socket={admin}", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def stores(client: WireClient) -> bool:
+    client.put(rows(3))
+    return client.acks()[0].stored == 3
+
+
+async def test_who_waits_at_the_deleted_socket_is_accepted_and_so_is_who_comes_by_the_path(path: Path) -> None:
+    listener = Listener(path, 0o600)
+    acceptor = Acceptor(listener, Greeting)
+    await acceptor.start()
+    with socket.socket(socket.AF_UNIX) as early, socket.socket(socket.AF_UNIX) as late:
+        early.connect(os.fspath(path))
+        os.unlink(path)
+        await acceptor.look()
+        late.connect(os.fspath(path))
+        for client in (early, late):
+            client.setblocking(False)
+            assert await asyncio.get_running_loop().sock_recv(client, 5) == b"hello"
+    acceptor.close()
+    listener.close()
+
+
+async def test_sockets_that_were_deleted_long_ago_are_closed(path: Path) -> None:
+    listener = Listener(path, 0o600)
+    acceptor = Acceptor(listener, Greeting)
+    await acceptor.start()
+    made = [listener.bound[0].socket]
+    for _ in range(4):
+        os.unlink(path)
+        await acceptor.look()
+        made.append(listener.bound[-1].socket)
+    await until_on_loop(lambda: [one.fileno() < 0 for one in made] == [False, True, True, False, False])
+    acceptor.close()
+    listener.close()
+
+
+async def test_a_daemon_that_stops_does_not_bind_again(path: Path) -> None:
+    listener = Listener(path, 0o600)
+    acceptor = Acceptor(listener, Greeting)
+    await acceptor.start()
+    acceptor.close()
+    os.unlink(path)
+    await acceptor.look()
+    assert listener.bound[-1] is listener.bound[0]
+    assert acceptor.problem is None
+    listener.close()
+
+
+def test_a_daemon_whose_directory_was_deleted_is_found_again_within_seconds(
+    kinesis: FakeKinesis, server: FakeServer, path: Path
+) -> None:
+    """By clients and by `producerctl`; the session that was open goes on."""
+    with daemon(server.url, socket_path=path, socket_mode="0640") as running, session(running) as before:
+        assert stores(before)
+        shutil.rmtree(path.parent)
+        until(lambda: running.log.count("the socket's file was gone; it is bound again") == 2, "", 3 * LOOK_SECONDS)
+        assert path.stat().st_mode & 0o777 == 0o640
+        with session(running) as after:
+            assert stores(before)
+            assert stores(after)
+        assert ctl(running, "status").returncode == 0
+        assert running.get("/-/ready") == (200, "ready\n")
+    assert not list(path.parent.glob("*.sock"))
+
+
+def test_a_daemon_that_nobody_can_reach_says_so_everywhere_until_it_is_reached(
+    kinesis: FakeKinesis, server: FakeServer, path: Path
+) -> None:
+    """Another program has taken its path.  A reload looks at once, and does not say that all is well."""
+    with daemon(server.url, socket_path=path) as running, session(running) as client:
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(os.fspath(path))
+            other.listen()
+            why = f"nobody can connect to {path}: in use: somebody answers on it: free {path}, or set socket to another"
+            reloaded = ctl(running, "reload")
+            assert reloaded.returncode == 1
+            assert why in reloaded.stderr
+            status, text = running.get("/-/ready")
+            assert status == 503
+            assert text.startswith(why)
+            assert running.metrics()["ready"] == 0
+            assert running.metrics()["state[serving]"] == 1
+            assert why in ctl(running, "status").stdout
+            assert why in running.get("/")[1]
+            assert f"ERROR   producerd: nobody can connect any more socket={path} why=" in running.log
+            assert "settings read again changed=[] needs_restart=[] unready=" in running.log
+            assert stores(client)
+        running.signal(signal.SIGHUP)
+        until(lambda: running.get("/-/ready")[0] == 200)
+        assert running.metrics()["ready"] == 1
+        assert ctl(running, "reload").returncode == 0
+        with session(running) as later:
+            assert stores(later)
+
+
+@pytest.mark.slow
+def test_in_the_place_of_a_socket_that_was_passed_another_is_bound_also_by_the_next_daemon(
+    kinesis: FakeKinesis, server: FakeServer, path: Path
+) -> None:
+    """The first one is killed; the second one is passed a deaf socket, and finds a stale file."""
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(os.fspath(path))
+        held.listen()
+        kept = fcntl.fcntl(held, fcntl.F_DUPFD, 10)
+        take = f'exec 3<&{kept}-; export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=mine.socket; exec "$@"'
+        try:
+            for is_first in (True, False):
+                with Activated(path.parent, path, server.url, ["bash", "-c", take, "bash"], kept) as running:
+                    running.wait_ready()
+                    if is_first:
+                        path.unlink()
+                    said = f"the socket's file was gone; it is bound again socket={path}"
+                    until(lambda running=running, said=said: said in running.log)  # type: ignore[misc]
+                    assert "systemctl restart mine.socket" in running.log
+                    with session(running) as client:
+                        assert stores(client)
+                        if is_first:
+                            running.signal(signal.SIGKILL)
+                            running.wait()
+                        else:
+                            assert running.end() == 0
+            assert path.exists()
+        finally:
+            os.close(kept)
