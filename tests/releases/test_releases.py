@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from producerd.errors import Refused
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 from spark_client import check, checks
@@ -160,7 +161,10 @@ def test_a_check_of_the_cluster_finds_a_daemon_of_0_1_0_well(
     monkeypatch.setattr(checks, "_run", lambda _spark, task: [json.loads(task(0))])
     with directory() as folder, daemon_from(OLD_DAEMON, server.url, folder / "daemon.sock") as running:
         told = check(fake_spark(), stream="flights", socket=str(running.socket))
+        with pytest.raises(Refused, match="STREAM_NOT_FOUND"):
+            check(fake_spark(), stream="no-such-stream", socket=str(running.socket))
     assert [executor.daemon for executor in told.executors] == ["producerd 0.1.0"]
+    assert "is not verified: 1 executor" in str(told), "it cannot ask Kinesis, and that is said"
 
 
 SHIPPED: Final = """\
