@@ -12,7 +12,7 @@ from random import Random
 from typing import Final
 
 READINGS_PER_MINUTE: Final = 6
-"""Where no rows wait: ListShards allows a stream 100 to 1,000 calls a second, and a split may wake hundreds of nodes."""
+"""Where no rows wait.  ListShards allows 1,000 calls a second, and a split may wake hundreds of nodes at once."""
 AFTER_READING_SECONDS: Final = 2.5
 """At least so long after a reading that succeeded, for each reading of the last minute: a split is followed soon, and a
 stream that rouses suspicion all the time is read every 14 s or so."""

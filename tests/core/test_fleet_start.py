@@ -178,7 +178,9 @@ def test_2000_daemons_that_start_at_once_all_store_within_a_minute_and_none_star
     before = fleet.throttled()
     fleet.run(60)
     assert fleet.throttled() - before < DAEMONS / 100
-    print(f"the last of {DAEMONS} stored after {max(stored):.1f} s, the median after {sorted(stored)[DAEMONS // 2]:.1f} s")
+    print(
+        f"the last of {DAEMONS} stored after {max(stored):.1f} s, the median after {sorted(stored)[DAEMONS // 2]:.1f} s"
+    )
 
 
 def test_while_the_list_fails_for_a_fleet_each_stores_plain_and_it_is_asked_for_with_restraint() -> None:
