@@ -100,7 +100,9 @@ def times(found: Iterable[Delivery], wanted: Callable[[int], bool] = lambda _row
 
 
 def rate(at: Sequence[float], begin: float, end: float) -> float:
-    """Rows a second from `begin` on and before `end`; ``at`` is sorted."""
+    """Rows a second from `begin` on and before `end`, 0 in no time; ``at`` is sorted."""
+    if end <= begin:
+        return 0.0
     return (bisect_left(at, end) - bisect_left(at, begin)) / (end - begin)
 
 

@@ -70,12 +70,15 @@ def run(scenario: Scenario, start: Start, say: Callable[[str], None] = lambda _l
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
     ):
         stage = Stage(kinesis, stream, server, Path(folder))
+        if scenario.begins_before_start:
+            scenario.begin(stage)
         with start(stage, scenario) as producer:
             requests_before, entries_before = kinesis.requests["PutRecords"], len(stream.entries())
             producer.begin()
             began = server.now()
             fault_begins = _sleep_until(server, began + scenario.begins)
-            scenario.begin(stage)
+            if not scenario.begins_before_start:
+                scenario.begin(stage)
             fault_ends = _sleep_until(server, began + scenario.ends)
             scenario.end(stage)
             acknowledged = producer.acknowledged()

@@ -80,6 +80,8 @@ class Scenario:
     ends: float
     begin: Callable[[Stage], None] = nothing
     end: Callable[[Stage], None] = nothing
+    begins_before_start: bool = False
+    """Whether the fault stands before the producer starts; ``begins`` is 0 then."""
     settings: Mapping[str, object] = field(default_factory=dict)
     latency_seconds: float = 0.02
     enforce_limits: bool = True
@@ -115,6 +117,7 @@ def all_scenarios() -> list[Scenario]:
         *(lost_replies(aggregation) for aggregation in ("kpl", "none")),
         slow_uplink(),
         outage(),
+        throttled_start(),
         socket_deleted(),
     ]
 
@@ -209,6 +212,19 @@ def outage() -> Scenario:
     """For 20 s every connection is reset, whatever it asks for."""
     fault = Fault("reset", action="*")
     return _standing("outage", "none", fault, rows_per_second=150, begins=2.0, ends=22.0, watched_until=25.0)
+
+
+def throttled_start() -> Scenario:
+    """From before the daemon's start until 20 s after the first row ListShards is throttled, and nothing else.
+
+    What is offered is less than one shard takes.
+    """
+    fault = Fault("error", status=400, action="ListShards")
+    scenario = _standing(
+        "throttled_start", "kpl", fault, rows_per_second=150, begins=0.0, ends=20.0, watched_until=25.0
+    )
+    loads = tuple([replace(load, is_other=True) for load in scenario.loads])  # no shard is at fault
+    return replace(scenario, loads=loads, begins_before_start=True, recovers=False, counts_others=True)
 
 
 def _standing(

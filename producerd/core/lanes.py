@@ -111,7 +111,9 @@ class Lanes:
 
     def most_used(self, now: float) -> float:
         """Of the busiest shard's quota, what it was sent of late."""
-        return max([lane.pacer.use(now) for lane in self._lanes.values() if lane.pacer is not None], default=0.0)
+        return max(
+            [lane.pacer.use(now) for lane in self._lanes.values() if lane.pacer and not lane.nameless], default=0.0
+        )
 
     def states(self, now: float) -> Iterator[ShardState]:
         """Each open shard, in their order.  Looks at every span: ask it seldom."""

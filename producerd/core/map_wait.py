@@ -22,7 +22,7 @@ UNANSWERED: Final = frozenset([Code.UNREACHABLE, Code.CREDENTIALS])
 class MapWait:
     """One stream's wait, from when the list is missed until it comes or is forgotten.
 
-    ``aggregates``: whether the rows become aggregates.  Whoever has a map asks nothing of this.
+    ``aggregates``: whether the rows become aggregates.
     """
 
     def __init__(self, *, aggregates: bool) -> None:

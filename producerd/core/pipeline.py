@@ -131,7 +131,7 @@ class Pipeline:
 
     @property
     def goes_plain(self) -> bool:
-        """Whether rows to be aggregated go as plain records, at one shard's pace, because no list of the shards came."""
+        """Whether rows to be aggregated go as plain records, at one shard's pace, for lack of a list of the shards."""
         return self._map_wait.plain
 
     def refuses(self, now: float, *, patient: bool = False) -> RowEnd | None:

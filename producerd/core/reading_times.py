@@ -1,7 +1,7 @@
 """When a stream's shards and its summary are read: soon for rows that wait, and seldom enough for a fleet.
 
-Whoever reads asks for the next time, and reports when a reading begins and how it ended.  Thousands of daemons may
-begin at once, and what they ask has a quota: each delay is drawn, so that they spread, and each gets through in turn.
+The reader asks for the next time, and reports when a reading begins and how it ended.  Thousands of daemons may begin
+at once, and the service answers a bounded number of calls: each delay is drawn by chance, so that the daemons spread.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from random import Random
 from typing import Final
 
 READINGS_PER_MINUTE: Final = 6
-"""Where no rows wait: ListShards allows a stream 100 to 1,000 calls a second, and a split may wake hundreds of nodes."""
+"""Where no rows wait.  ListShards allows 1,000 calls a second, and a split may wake hundreds of nodes at once."""
 AFTER_READING_SECONDS: Final = 2.5
 """At least so long after a reading that succeeded, for each reading of the last minute: a split is followed soon, and a
 stream that rouses suspicion all the time is read every 14 s or so."""
 REFRESH_SECONDS: Final = 60.0
 """Between two readings that nobody asked for: a stream that was deleted and made again has the same shard ids."""
 AWAITED_SECONDS: Final = (2.0, 4.0)
-"""Between the beginnings of two readings that fail for now while rows wait.  2,000 daemons make 670 calls a second."""
+"""Between the beginnings of two readings that fail for now, while rows wait.  2,000 daemons make 670 calls a second, of
+which a stream's quota answers 100: the daemons have their lists in half a minute."""
 FIRST_RETRY_SECONDS: Final = 0.5
 MAX_RETRY_SECONDS: Final = 30.0
 SUMMARY_SECONDS: Final = 600.0
@@ -33,7 +34,7 @@ class ShardReadings:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._began: deque[float] = deque(maxlen=READINGS_PER_MINUTE)  # the latest ones that no rows waited for
+        self._began: deque[float] = deque(maxlen=READINGS_PER_MINUTE)  # the latest, except those repeated for rows
         self._began_at = -inf
         self._refresh_at = -inf
         self._wanted_at = -inf
@@ -58,11 +59,11 @@ class ShardReadings:
         """It brought a map."""
         self._failures, self._unreachable = 0, False
         readings = sum(began > now - 60.0 for began in self._began)
-        self._wanted_at = self._awaited_at = now + AFTER_READING_SECONDS * readings * self._random.uniform(1.0, 1.5)
+        self._wanted_at = now + AFTER_READING_SECONDS * readings * self._random.uniform(1.0, 1.5)
         self._refresh_at = self._wanted_at + about(REFRESH_SECONDS, self._random)
 
     def failed(self, now: float, *, denied: bool, unreachable: bool) -> None:
-        """It brought none.  After a time without the service the next try is not far, whatever it answers first."""
+        """It brought none.  After a time without the service its first refusal is no reason to wait long."""
         self._failures = 1 if self._unreachable and not unreachable else self._failures + 1
         self._unreachable = unreachable
         self._wanted_at = now + backed_off(FIRST_RETRY_SECONDS, self._failures, MAX_RETRY_SECONDS, self._random)

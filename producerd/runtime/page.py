@@ -43,8 +43,8 @@ ADVICE: Final = {
     "shard_rate": 'Add shards; with many small records set aggregation = "kpl". If shards throttle below their quota, '
     "see who else writes to the stream.",
     "service": "The last error says why the service takes nothing: permissions, credentials, the network, an outage.",
-    "shard_map": "The list of shards has not come: see whether kinesis:ListShards is allowed. After a split it comes "
-    "within seconds.",
+    "shard_map": "The list of shards has not come: see whether kinesis:ListShards is allowed, or throttled. After a "
+    "split it comes within seconds.",
     "in_flight": "Answers are late: look at the way to the service, and at slow shards with "
     "`producerctl shards {stream}`. max_in_flight_requests and max_in_flight_bytes bound what waits for answers.",
     "node_limit": "See to the streams that hold much of it; or raise node_queue_limit_bytes, if the memory is there.",

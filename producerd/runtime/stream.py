@@ -383,7 +383,8 @@ class Stream:
             )
         elif self._went_plain_at is not None and not pipeline.goes_plain:
             seconds, self._went_plain_at = round(now - self._went_plain_at, 1), None
-            log.info("records are aggregated again", stream=self.name, plain_seconds=seconds)
+            if pipeline.shard_map is not None:  # else nothing was sent for long, and it is not wanted any more
+                log.info("records are aggregated again", stream=self.name, plain_seconds=seconds)
 
 
 def _rules(settings: StreamSettings) -> PipelineRules:

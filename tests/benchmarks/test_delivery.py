@@ -160,6 +160,22 @@ def test_while_a_scenario_runs_it_is_told_how_far_it_is(monkeypatch: pytest.Monk
     assert any(line.endswith(" s: 0 PutRecords, 1,234 entries stored") for line in producer.told)
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_a_fault_may_stand_before_the_producer_starts(early: bool) -> None:
+    met: list[str] = []
+    producer = Mute()
+    producer.was_told.set()
+
+    @contextlib.contextmanager
+    def mute(stage: Stage, scenario: Scenario) -> Iterator[Mute]:
+        met.append("start")
+        yield producer
+
+    scenario = Scenario("nothing", "none", 1, (), begins=0.0, ends=0.0, begin=lambda _: met.append("fault"))
+    run(replace(scenario, begins_before_start=early), mute)
+    assert met == (["fault", "start"] if early else ["start", "fault"])
+
+
 @pytest.mark.usefixtures("stand_in")
 def test_the_kpl_goes_through_one_scenario(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--json", "--with-kpl"]) == 0

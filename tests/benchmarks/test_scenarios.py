@@ -21,6 +21,7 @@ from benchmarks.delivery.scenarios import (
     slow_uplink,
     socket_deleted,
     split,
+    throttled_start,
 )
 from producerd.testing import FakeKinesis, hash_of
 from producerd.testing.fake_kinesis import serve_in_thread
@@ -40,7 +41,7 @@ def test_each_scenario_is_there_once_and_every_kind_of_fault_is_there() -> None:
     assert len({name_of(scenario) for scenario in ALL}) == len(ALL)
     assert {scenario.name for scenario in ALL} == {
         *("split", "merge", "hot_shard", "slow_shard", "partial_failures"),
-        *("lost_replies", "slow_uplink", "outage", "socket_deleted"),
+        *("lost_replies", "slow_uplink", "outage", "socket_deleted", "throttled_start"),
     }
 
 
@@ -82,6 +83,13 @@ def test_what_an_outage_leaves_behind_can_be_carried_in_seconds() -> None:
     assert offered_rows(scenario.loads, scenario.ends) / (scenario.shards * 1_000) < 4
 
 
+def test_a_start_without_a_list_of_shards_is_offered_less_than_one_shard_takes() -> None:
+    scenario = throttled_start()
+    assert scenario.begins_before_start
+    assert (scenario.begins, scenario.ends) == (0.0, 20.0)
+    assert sum(load.rows_per_second for load in scenario.loads) < 1_000
+
+
 @pytest.mark.parametrize(
     ("scenario", "parents", "children"), [(split("kpl"), 1, 2), (merge("kpl"), 2, 1)], ids=["split", "merge"]
 )
@@ -98,7 +106,7 @@ def test_a_reshard_closes_and_opens_shards_by_calls_to_the_service(
 
 
 @pytest.mark.parametrize(
-    "scenario", [s for s in ALL if s.name in ("slow_shard", "lost_replies", "outage")], ids=name_of
+    "scenario", [s for s in ALL if s.name in ("slow_shard", "lost_replies", "outage", "throttled_start")], ids=name_of
 )
 def test_a_fault_that_stands_is_taken_away_whole(scenario: Scenario, tmp_path: Path) -> None:
     kinesis = FakeKinesis()

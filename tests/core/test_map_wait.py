@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from producerd.core.aggregation import parse
+from producerd.core.aggregation import UserRecord, parse
 from producerd.core.map_wait import MapWait
 from producerd.core.retry import HealthState
 from producerd.core.spans import sort_rows
 from producerd.errors import Code, Outcome
 from producerd.testing.streams import SHARD_RECORDS_PER_SECOND
 from tests.core.test_pipeline import INVALID, Desk, Sent, ends_of, spread
-from tests.core.test_sealed_aggregates import LOW, Service, UserRecord, seal
+from tests.core.test_sealed_aggregates import LOW, Service, seal
 from tests.core.test_spans import even_map
 from tests.simulation.setting import make_rules
 
@@ -289,10 +289,11 @@ def test_what_is_held_alone_when_the_list_is_given_up_goes_plain_too() -> None:
 @pytest.mark.law("Lane")
 @pytest.mark.parametrize("then", ["the list comes", "it is given up"])
 def test_with_per_key_nothing_overtakes_what_is_on_its_way_when_the_list_comes_or_goes(then: str) -> None:
+    desk: Desk
     if then == "the list comes":
-        desk: Desk = Late(per_key=True)
+        late = desk = Late(per_key=True)
         desk.submit([(b"k", b"first", None)])
-        desk.until_plain()
+        late.until_plain()
     else:
         desk = Desk(even_map(2), aggregate=True, per_key=True)
         desk.submit(1)
@@ -384,7 +385,7 @@ def test_rows_that_wait_for_the_list_alone_can_end_before_it_comes(end: str) -> 
     frame = service.submit([seal([UserRecord(b"k", LOW, b"inside")])])
     desk.until_plain()
     assert not desk.begin()
-    assert not frame.finished
+    assert not desk.finished()
     if end == "its caller leaves":
         desk.pipeline.discard("caller")
     else:

@@ -93,7 +93,7 @@ def test_a_daemon_that_is_killed_is_waited_for_and_its_successor_gets_what_it_ha
 def test_a_client_outlives_a_daemon_killed_while_the_list_of_shards_is_throttled(
     kinesis: FakeKinesis, node: Callable[..., Node]
 ) -> None:
-    """What it had waits in its successor, goes out plain when the wait is over, and is aggregated when the list comes."""
+    """What it had waits in its successor, and goes plain when the wait is over, until the list comes."""
     kinesis.standing.append(Fault("error", action="ListShards", status=400))
     at = node(aggregation="kpl", shard_map_wait_seconds=1.0)
     client = at.connect()

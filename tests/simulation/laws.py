@@ -341,7 +341,7 @@ class Laws:
             raise LawBroken("RetryPolicy", f"{failed} requests failed in {self.OUTAGE_SECONDS:g} s, none was answered")
 
     def request_reaches_its_shards(self, encoded: EncodedRequest, sent_at: float) -> None:
-        """See `shards_are_sent_what_they_take`; the lane of all rows that go plain for lack of a map keeps that, too."""
+        """See `shards_are_sent_what_they_take`.  Where rows go plain for lack of a map, their lane keeps that, too."""
         for place, lane in enumerate(encoded.lane_table):
             if lane.shard.shard_id or self.sim.pipeline.rules.entries.aggregate:
                 entries = self.reached.setdefault(lane.shard, [])
