@@ -399,9 +399,9 @@ class Daemon:
 
     def _status_line(self) -> str:
         records = sum([stream.budget.used_records for stream in self._streams])
-        if self._acceptor.problem is not None:
-            return self._acceptor.problem
         if self.state is State.SERVING:
+            if self._acceptor.problem is not None:
+                return self._acceptor.problem
             return f"serving: {len(self._streams):,} streams, {records:,} records queued"
         seconds = self.config.node.drain_timeout_seconds + (self._drained.empties_for_seconds or 0.0)
         return f"{self.state.value}: {records:,} records left, at most {seconds:g} s"

@@ -175,7 +175,7 @@ spark.sparkContext.addPyFile(sys.argv[1])
 import spark_client
 assert sys.argv[1].rsplit("/", 1)[1] in spark_client.__file__, spark_client.__file__
 rows = spark.range(1_000).selectExpr("cast(id as string) as partition_key", "cast(id as string) as data")
-result = spark_client.write_batch(rows, stream="flights", socket=sys.argv[2])
+result = spark_client.write_batch(rows, stream="flights", data="data", socket=sys.argv[2])
 assert result.records == 1_000
 """
 

@@ -147,6 +147,8 @@ def test_a_file_that_is_not_a_socket_is_left_alone_until_it_is_removed(path: Pat
             with pytest.raises(PathProblem, match="a file of that name which is no socket"):
                 listener.look()
         assert path.read_text() == "mine"
+        with pytest.raises(ConfigurationError, match="which is no socket"):
+            Listener(path, 0o640)  # no lock keeps it off a path that nobody has
         path.unlink()
         assert listener.look()
         assert reaches(path, listener)
