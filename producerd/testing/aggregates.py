@@ -154,10 +154,10 @@ class _Reader:
 
     def _varint(self) -> int:
         value = 0
-        for place in range(10):
-            (byte,) = self._take(1)
+        for place, byte in enumerate(self._message[self._position : self._position + 10]):
             value += (byte & 0x7F) << 7 * place
             if byte < 0x80:
+                self._position += place + 1
                 return value % 2**64
         raise _NotAMessage(f"a number that does not end at byte {self._position}")
 

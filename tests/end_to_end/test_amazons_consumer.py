@@ -161,6 +161,14 @@ def test_it_hands_on_an_aggregate_within_an_aggregate_as_data() -> None:
     assert handed.records[1].data == aggregate(LOW, LOW)
 
 
+def test_it_throws_at_an_aggregate_whose_record_points_outside_its_tables() -> None:
+    stream = FakeKinesis().create_stream("flights", shards=1)
+    stream.store(stream.shards[0], "entry", None, BY_HAND["beyond the table of keys"][1], now=0.0)
+    (handed,) = kcl.hand_over(stream)
+    assert handed.records == []
+    assert handed.failure.startswith("java.lang.NoClassDefFoundError")
+
+
 # --- mutants: sealed payloads of every odd shape -------------------------------------------------------------------
 
 
