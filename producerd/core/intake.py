@@ -7,27 +7,26 @@ a frame in which some key is not UTF-8: there the keys are looked at one by one,
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from producerd.core.aggregation import FRAMING_BYTES, MAGIC, is_sealed, parse
+from producerd.core.aggregation import FRAMING_BYTES, MAGIC, MAX_KEY_CHARACTERS, Undeliverable, parse
 from producerd.core.shards import I32, MAX_HASH_KEY
 from producerd.errors import Code, ProtocolError
 from producerd.wire.columns import Body
 
 Bool = npt.NDArray[np.bool_]
 
-MAX_KEY_CHARACTERS: Final = 256
-"""Of a partition key, in Unicode characters (Kinesis API reference, PutRecordsRequestEntry)."""
 _AGGREGATE_REFUSED: Final = (
     'data is an aggregated record, which consumers take apart: set aggregation = "kpl" (and ordering = "none"), '
     "or take it apart before sending"
 )
-_HASH_KEY: Final = re.compile(rb"0|[1-9][0-9]{0,38}")
+_UNDELIVERABLE: Final = (
+    "data is an aggregated record that consumers are not handed: {reason}. Send its records as rows of their own"
+)
 _MAX_HASH_KEY_TEXT: Final = np.frombuffer(str(MAX_HASH_KEY).encode(), np.uint8)
 
 
@@ -96,20 +95,11 @@ def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) 
             Code.RECORD_INVALID,
             "the explicit hash key is not a decimal number from 0 to 2^128-1",
         )
-    aggregates = _aggregates(body.data, data_offsets, data_lengths)
+    aggregates, undeliverable = _aggregates(body.data, data_offsets, data_lengths)
+    for reason, rows in undeliverable.items():
+        mark(np.array(rows), Code.RECORD_INVALID, _UNDELIVERABLE.format(reason=reason))
     if not takes_aggregates:
         mark(aggregates, Code.RECORD_INVALID, _AGGREGATE_REFUSED)
-    elif len(aggregates):
-        broken = [
-            row
-            for row in aggregates.tolist()
-            if not _can_be_split(bytes(body.data[data_offsets[row] : data_offsets[row + 1]]))
-        ]
-        mark(
-            np.array(broken, np.intp),
-            Code.RECORD_INVALID,
-            "data is an aggregated record without records in it, or with a key or hash key that no record may have",
-        )
     return Rows(
         records,
         body.keys,
@@ -157,27 +147,26 @@ def _decodes(key: memoryview) -> bool:
     return True
 
 
-def _aggregates(data: memoryview, offsets: I32, lengths: I32) -> npt.NDArray[np.intp]:
-    """Rows whose data is an aggregate.  One row in 2^32 of random data is looked at more closely."""
+def _aggregates(data: memoryview, offsets: I32, lengths: I32) -> tuple[npt.NDArray[np.intp], dict[str, list[int]]]:
+    """Rows whose data is an aggregate, and those that cannot be delivered, by the reason.
+
+    One row in 2^32 of random data is looked at more closely.
+    """
     octets = np.frombuffer(data, np.uint8)
-    rows = (lengths >= FRAMING_BYTES).nonzero()[0]
+    rows = (lengths > FRAMING_BYTES).nonzero()[0]
     for place, octet in enumerate(MAGIC):
         if not len(rows):
-            return rows
+            return rows, {}
         rows = rows[octets[offsets[rows] + place] == octet]
-    sealed = [row for row in rows.tolist() if is_sealed(data[offsets[row] : offsets[row + 1]])]
-    return np.array(sealed, np.intp)
-
-
-def _can_be_split(blob: bytes) -> bool:
-    """Whether an aggregate has records, each with a partition key and a hash key that the service takes."""
-    records = parse(blob)
-    return bool(records) and all(
-        _decodes(memoryview(key))
-        and 1 <= len(str(key, "utf-8")) <= MAX_KEY_CHARACTERS
-        and (hash_key is None or (_HASH_KEY.fullmatch(hash_key) is not None and int(hash_key) <= MAX_HASH_KEY))
-        for key, hash_key, _ in records or ()
-    )
+    aggregates: list[int] = []
+    undeliverable: dict[str, list[int]] = {}
+    for row in rows.tolist():
+        try:
+            if parse(bytes(data[offsets[row] : offsets[row + 1]])) is not None:
+                aggregates.append(row)
+        except Undeliverable as reason:
+            undeliverable.setdefault(str(reason), []).append(row)
+    return np.array(aggregates, np.intp), undeliverable
 
 
 def _too_long(keys: memoryview, offsets: I32, lengths: I32) -> npt.NDArray[np.intp]:

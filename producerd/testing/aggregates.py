@@ -1,22 +1,22 @@
 """What a consumer makes of a stored record: plain, or an aggregate in the KPL's format, taken apart.
 
-Written from the format alone and never from `producerd.core.aggregation`, so that it can judge that module.  It follows
-the Kinesis Client Library: a wrong magic, digest or message is a plain record, not an error.
+Written from the format and Amazon's library and never from `producerd.core.aggregation`, so that it can judge that
+module.  It follows the Kinesis Client Library 3.0.2: a wrong magic, digest or message is a plain record, not an error.
+Java's reading decides what a message, a text and a number are.
 
 Format: https://github.com/awslabs/amazon-kinesis-producer/blob/master/aggregation-format.md
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import unicodedata
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 MAGIC: Final = b"\xf3\x89\x9a\xc2"
 DIGEST_BYTES: Final = 16
-
-_VARINT: Final = 0
-_BYTES: Final = 2
 
 
 class UserRecord(NamedTuple):
@@ -28,7 +28,8 @@ class UserRecord(NamedTuple):
 
 
 class BrokenAggregate(ValueError):
-    """Right magic and digest, but a record points outside the key tables: a consumer loses its records."""
+    """Right magic, digest and message, but a consumer fails on a record: it points outside the key tables, or its
+    explicit hash key is not a number."""
 
 
 class _NotAMessage(ValueError):
@@ -36,9 +37,10 @@ class _NotAMessage(ValueError):
 
 
 def hash_of(partition_key: str, explicit_hash_key: str | None) -> int:
-    """The place of a record in 0..2^128-1: its explicit hash key, or the MD5 of its key as a big-endian number."""
+    """The place of a record: its explicit hash key, which may lie outside of 0..2^128-1, or the MD5 of its key as a
+    big-endian number.  Raises ValueError for an explicit hash key that is not a number."""
     if explicit_hash_key is not None:
-        return int(explicit_hash_key)
+        return _big_integer(explicit_hash_key)
     return int.from_bytes(hashlib.md5(partition_key.encode(), usedforsecurity=False).digest())
 
 
@@ -59,58 +61,134 @@ def _user_records(message: bytes) -> list[UserRecord]:
     keys: list[str] = []
     hash_keys: list[str] = []
     rows: list[tuple[int, int | None, bytes]] = []
-    for number, value in _fields(message):
+    for number, value in _Reader(message).fields():
         match number, value:
             case 1, bytes():
-                keys.append(_text(value))
+                keys.append(value.decode(errors=_AS_JAVA))
             case 2, bytes():
-                hash_keys.append(_text(value))
+                hash_keys.append(value.decode(errors=_AS_JAVA))
             case 3, bytes():
                 rows.append(_row(value))
-    try:
-        return [UserRecord(keys[k], None if h is None else hash_keys[h], data) for k, h, data in rows]
-    except IndexError:
-        raise BrokenAggregate(
-            f"{len(keys)} keys, {len(hash_keys)} hash keys, and a record that points outside"
-        ) from None
+    records = []
+    for key, hash_key, data in rows:
+        text = None if hash_key is None else _at(hash_keys, hash_key)
+        records.append(UserRecord(_at(keys, key), text, data))
+        try:
+            hash_of(*records[-1][:2])
+        except ValueError as reason:
+            raise BrokenAggregate(str(reason)) from None
+    return records
+
+
+def _at(table: list[str], index: int) -> str:
+    """An entry of a table; the index is cut to a signed number of 32 bits, as Java casts it."""
+    place = (index + 2**31) % 2**32 - 2**31
+    if not 0 <= place < len(table):
+        raise BrokenAggregate(f"index {place} in a table of {len(table)}")
+    return table[place]
 
 
 def _row(message: bytes) -> tuple[int, int | None, bytes]:
-    """The key's index, the hash key's index if any, and the data of one record."""
-    found = dict(_fields(message))
-    key, hash_key, data = found.get(1), found.get(2), found.get(3)
-    if not isinstance(key, int) or not isinstance(data, bytes) or isinstance(hash_key, bytes):
-        raise _NotAMessage("a required field is missing or of another type")
+    """The key's index, the hash key's index if any, and the data of one record; of each the last one counts."""
+    key = hash_key = data = None
+    for number, value in _Reader(message, 1).fields():
+        match number, value:
+            case 1, int():
+                key = value
+            case 2, int():
+                hash_key = value
+            case 3, bytes():
+                data = value
+            case 4, bytes():
+                _check_tag(value)
+    if key is None or data is None:
+        raise _NotAMessage("a required field is missing")
     return key, hash_key, data
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Each field of a protobuf message: its number and its value (varints and lengths: there are no other)."""
-    position = 0
-    while position < len(message):
-        tag, position = _varint(message, position)
-        value, position = _varint(message, position)
-        if tag & 7 == _VARINT:
-            yield tag >> 3, value
-        elif tag & 7 == _BYTES and position + value <= len(message):
-            yield tag >> 3, message[position : position + value]
-            position += value
-        else:
-            raise _NotAMessage(f"tag {tag} at byte {position}")
+def _check_tag(message: bytes) -> None:
+    keys = [value for number, value in _Reader(message, 2).fields() if number == 1 and isinstance(value, bytes)]
+    if not keys:
+        raise _NotAMessage("a tag without a key")
 
 
-def _varint(message: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for shift, byte in zip(range(0, 64, 7), message[position : position + 10], strict=False):
-        value |= (byte & 0x7F) << shift
-        position += 1
-        if byte < 0x80:
-            return value, position
-    raise _NotAMessage(f"a number that does not end at byte {position}")
+class _Reader:
+    """Reads one protobuf message from its beginning to its end; ``depth`` counts the messages and groups around it."""
+
+    MOST_DEPTH: Final = 100
+
+    def __init__(self, message: bytes, depth: int = 0) -> None:
+        self._message = message
+        self._position = 0
+        self._depth = depth
+
+    def fields(self, group: int | None = None) -> Iterator[tuple[int, int | bytes | None]]:
+        """Each field's number and its value: a varint, or bytes, or None.  Ends with the message, or with a group."""
+        while self._position < len(self._message) or group is not None:
+            number, wire_type = divmod(self._varint() % 2**32, 8)
+            if number == 0:
+                raise _NotAMessage("number 0")
+            match wire_type:
+                case 0:
+                    yield number, self._varint()
+                case 1:
+                    self._take(8)
+                case 2:
+                    yield number, self._take(self._varint() % 2**32)
+                case 3:
+                    self._skip_group(number)
+                case 4 if number == group:
+                    return
+                case 5:
+                    self._take(4)
+                case _:
+                    raise _NotAMessage(f"wire type {wire_type} at byte {self._position}")
+
+    def _skip_group(self, number: int) -> None:
+        self._depth += 1
+        if self._depth > self.MOST_DEPTH:
+            raise _NotAMessage("too deep")
+        for _ in self.fields(group=number):
+            pass
+        self._depth -= 1
+
+    def _varint(self) -> int:
+        value = 0
+        for place, byte in enumerate(self._message[self._position : self._position + 10]):
+            value += (byte & 0x7F) << 7 * place
+            if byte < 0x80:
+                self._position += place + 1
+                return value % 2**64
+        raise _NotAMessage(f"a number that does not end at byte {self._position}")
+
+    def _take(self, size: int) -> bytes:
+        start, self._position = self._position, self._position + size
+        if self._position > len(self._message):
+            raise _NotAMessage("cut short")
+        return self._message[start : self._position]
 
 
-def _text(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        raise _NotAMessage("a key that is not UTF-8") from None
+def _replace_as_java(error: UnicodeError) -> tuple[str, int]:
+    """One U+FFFD for each malformed part.  A surrogate is one, whole or cut short: to Python each byte of it is."""
+    assert isinstance(error, UnicodeDecodeError)
+    text, start, end = error.object, error.start, error.end
+    if text[start] == 0xED:
+        while end < min(start + 3, len(text)) and text[end] & 0xC0 == 0x80:
+            end += 1
+    return "\ufffd", end
+
+
+_AS_JAVA: Final = "producerd.testing: as Java"
+codecs.register_error(_AS_JAVA, _replace_as_java)
+
+
+def _big_integer(text: str) -> int:
+    """A number as Java's BigInteger reads it: a sign, then decimal digits of any script, each of one UTF-16 unit."""
+    digits = text[1:] if text[:1] in {"+", "-"} else text
+    values = [unicodedata.decimal(digit, None) if digit <= "\uffff" else None for digit in digits]
+    if not values or None in values:
+        raise ValueError(f"{text[:40]!r} is not a number")
+    size = 0
+    for value in values:
+        size = size * 10 + int(value or 0)
+    return -size if text[0] == "-" else size

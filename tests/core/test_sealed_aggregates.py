@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from producerd.core import intake
-from producerd.core.aggregation import MAGIC, Aggregate, UserRecord, parse
+from producerd.core.aggregation import MAGIC, Aggregate, UserRecord, parse, split
 from producerd.core.entries import RequestFailed, parse_answer
 from producerd.core.frame import Frame
 from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
 from producerd.errors import Code, Outcome
-from producerd.testing import FakeKinesis, Fault, Stream
+from producerd.testing import FakeKinesis, Fault, Stream, deaggregate
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, lay_out
 from tests.core.test_frame import on_the_wire
 from tests.core.test_pipeline import INVALID, THROTTLED, Desk, Sent, ends_of
@@ -64,19 +64,20 @@ class Service:
     def __init__(self, shards: int = 4, **rules: Any) -> None:
         self.kinesis = FakeKinesis(1)
         self.stream: Stream = self.kinesis.create_stream(STREAM, shards)
-        self.desk = Desk(self.map(), aggregate=True, **rules)
+        self.desk = Desk(self.map(), **{"aggregate": True} | rules)
 
     def map(self) -> ShardMap:
         return ShardMap(Shard(shard.shard_id, shard.start, shard.end) for shard in self.stream.open_shards)
 
-    def submit(self, payloads: list[bytes], owner: object = "caller") -> Frame:
+    def submit(self, payloads: list[bytes], owner: object = "caller", *, take_good: bool = False) -> Frame:
         desk = self.desk
         rows = intake.check(body_of(payloads), 1 << 20, takes_aggregates=True)
-        assert not rows.bad
+        assert take_good or not rows.bad
         desk.ids += 1
         charge = FRAME_CHARGE_BYTES + RECORD_CHARGE_BYTES * len(payloads) + len(rows.keys) + len(rows.data)
         desk.budget.take(len(payloads), charge)
         frame = Frame(owner, desk.ids, rows, charge)
+        frame.end_bad_rows(take_good=take_good)
         desk.pipeline.submit(frame, desk.now)
         desk.sort()
         return frame
@@ -129,32 +130,92 @@ def test_what_a_consumer_takes_for_a_plain_record_is_one(takes_aggregates: bool)
     assert (rows.bad, rows.aggregates) == ((), None)
 
 
-BROKEN = {
-    "no message": b"",
+NO_MESSAGE = {
+    "nothing": b"",
     "no protobuf": b"\xff" * 9,
-    "a table without records": b"\x0a\x01k",
+    "a field with the number 0": b"\x0a\x01k\x1a\x05\x08\x00\x1a\x01d\x00\x00",
     "a record without a key": b"\x1a\x03\x1a\x01d",
     "a record without data": b"\x0a\x01k\x1a\x02\x08\x00",
-    "a key that is not in the table": b"\x0a\x01k\x1a\x05\x08\x01\x1a\x01d",
-    "an empty key": b"\x0a\x00\x1a\x05\x08\x00\x1a\x01d",
-    "a key that is not UTF-8": b"\x0a\x01\xff\x1a\x05\x08\x00\x1a\x01d",
-    "a key of 257 characters": b"\x0a\x81\x02" + b"k" * 257 + b"\x1a\x05\x08\x00\x1a\x01d",
-    "a hash key that is no number": b"\x0a\x01k\x12\x01x\x1a\x07\x08\x00\x10\x00\x1a\x01d",
-    "an empty hash key": b"\x0a\x01k\x12\x00\x1a\x07\x08\x00\x10\x00\x1a\x01d",
-    "a hash key with a sign": b"\x0a\x01k\x12\x02+1\x1a\x07\x08\x00\x10\x00\x1a\x01d",
-    "a hash key with a leading zero": b"\x0a\x01k\x12\x0201\x1a\x07\x08\x00\x10\x00\x1a\x01d",
-    "a hash key of 2^128": b"\x0a\x01k\x12\x27" + b"%d" % 2**128 + b"\x1a\x07\x08\x00\x10\x00\x1a\x01d",
+    "a tag without a key": b"\x0a\x01k\x1a\x07\x08\x00\x1a\x01d\x22\x00",
 }
 
 
-@pytest.mark.parametrize("message", BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_aggregate_is_refused_and_its_mates_are_good(message: bytes) -> None:
-    """No service would take it apart, and no worker thread meets it."""
-    blob = sealed_message(message)
-    rows = intake.check(body_of([b"plain", blob, seal([UserRecord(b"k", None, b"1")])]), 1 << 20, takes_aggregates=True)
-    (bad,) = rows.bad
+@pytest.mark.parametrize("takes_aggregates", [False, True])
+@pytest.mark.parametrize("message", NO_MESSAGE.values(), ids=NO_MESSAGE.keys())
+def test_a_sealed_payload_without_a_message_is_a_plain_record_in_both_modes(
+    message: bytes, takes_aggregates: bool
+) -> None:
+    """A consumer is handed it as it is: so it is never refused, and never taken apart."""
+    payloads = [b"plain", sealed_message(message)]
+    rows = intake.check(body_of(payloads), 1 << 20, takes_aggregates=takes_aggregates)
+    assert (rows.bad, rows.aggregates) == ((), None)
+    service = Service(4, aggregate=takes_aggregates)
+    service.deliver(service.submit(payloads))
+    assert service.read() == Counter({("outer", payload): 1 for payload in payloads})
+
+
+UNDELIVERABLE = {
+    "a table without records": (b"\x0a\x01k", "it has no records"),
+    "a key that is not in the table": (b"\x0a\x01k\x1a\x05\x08\x01\x1a\x01d", "that is not in it"),
+    "a hash key that is not in the table": (b"\x0a\x01k\x1a\x07\x08\x00\x10\x00\x1a\x01d", "that is not in it"),
+    "a hash key that is no number": (b"\x0a\x01k\x12\x01x\x1a\x07\x08\x00\x10\x00\x1a\x01d", "not a number"),
+    "an empty hash key": (b"\x0a\x01k\x12\x00\x1a\x07\x08\x00\x10\x00\x1a\x01d", "not a number"),
+    "a hash key below 0": (b"\x0a\x01k\x12\x02-1\x1a\x07\x08\x00\x10\x00\x1a\x01d", "not from 0 to 2^128-1"),
+    "a hash key of 2^128": (
+        b"\x0a\x01k\x12\x27" + b"%d" % 2**128 + b"\x1a\x07\x08\x00\x10\x00\x1a\x01d",
+        "not from 0 to 2^128-1",
+    ),
+}
+
+
+@pytest.mark.parametrize("takes_aggregates", [False, True])
+@pytest.mark.parametrize(("message", "reason"), UNDELIVERABLE.values(), ids=UNDELIVERABLE.keys())
+def test_an_aggregate_that_no_consumer_is_handed_is_refused_and_its_mates_are_good(
+    message: bytes, reason: str, takes_aggregates: bool
+) -> None:
+    payloads = [b"plain", sealed_message(message), b"plain too"]
+    (bad,) = intake.check(body_of(payloads), 1 << 20, takes_aggregates=takes_aggregates).bad
     assert (bad.rows.tolist(), bad.code) == ([1], Code.RECORD_INVALID)
-    assert "aggregated record" in bad.message
+    assert reason in bad.message
+    assert "rows of their own" in bad.message
+    service = Service(4)
+    service.deliver(service.submit(payloads, take_good=True))
+    assert service.read() == Counter({("outer", b"plain"): 1, ("outer", b"plain too"): 1})
+
+
+@pytest.mark.parametrize(("count", "taken"), [(32, True), (33, False)])
+def test_long_keys_are_taken_up_to_64_kib_as_each_part_repeats_them(count: int, taken: bool) -> None:
+    """A key may be longer in an aggregate than the service takes.  Without a bound, 500 parts would repeat a MiB."""
+    key = b"k" * 2_048
+    users = [UserRecord(key, b"%d" % (i * 2**120), b"%d" % i) for i in range(count)]
+    rows = intake.check(body_of([seal(users)]), 1 << 20, takes_aggregates=True)
+    assert [bad.rows.tolist() for bad in rows.bad] == ([] if taken else [[0]])
+    if taken:
+        service = Service(4)
+        service.deliver(service.submit([seal(users)]))
+        assert service.read() == wanted(users)
+    else:
+        assert "67584 bytes of keys" in rows.bad[0].message
+
+
+ODD_TEXTS = [
+    *(UserRecord(key, None, b"odd key") for key in (b"", b"\xff", b"\xed\xa0\x80", b"k\xe2\x82")),
+    *(UserRecord(b"k", text.encode(), b"odd number") for text in ("007", "+5", "-0", "\u0665", "\uff11" * 30)),
+]
+
+
+@pytest.mark.parametrize("user", ODD_TEXTS, ids=str)
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_record_that_no_service_would_take_plain_stays_wrapped_and_is_read(user: UserRecord, alone: bool) -> None:
+    """Even where every record goes out alone: a consumer is handed the same key and hash key as before."""
+    payload = seal([user, UserRecord(b"other", HIGH, b"other")])
+    service = Service(4)
+    if alone:
+        parts = split(payload, None)
+        assert [len(parse(part.data) or ()) for part in parts] == [1, 0]
+    service.deliver(service.submit([payload]))
+    found = [record for record in service.stream.read().records if record.data != b"other"]
+    assert found == [record for record in deaggregate(payload) or () if record.data != b"other"]
 
 
 def test_the_largest_hash_key_and_the_longest_key_are_good() -> None:

@@ -6,6 +6,7 @@ So the fake's reading rule, by which most tests judge, is itself judged by Amazo
 from __future__ import annotations
 
 import hashlib
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -17,6 +18,8 @@ from benchmarks.delivery.scenarios import Scenario, keys_for, merge, split
 from benchmarks.judges import fake, kcl
 from producerd.testing import FakeKinesis, UserRecord
 from producerd.testing.aggregates import MAGIC
+from tests.core import kcl_verdicts as verdicts
+from tests.core.mutants import mutants, named
 
 pytestmark = pytest.mark.slow
 
@@ -156,3 +159,38 @@ def test_it_hands_on_an_aggregate_within_an_aggregate_as_data() -> None:
     stream.store(stream.shards[0], "entry", None, NESTED, now=0.0)
     (handed,) = kcl.hand_over(stream)
     assert handed.records[1].data == aggregate(LOW, LOW)
+
+
+def test_it_throws_at_an_aggregate_whose_record_points_outside_its_tables() -> None:
+    stream = FakeKinesis().create_stream("flights", shards=1)
+    stream.store(stream.shards[0], "entry", None, BY_HAND["beyond the table of keys"][1], now=0.0)
+    (handed,) = kcl.hand_over(stream)
+    assert handed.records == []
+    assert handed.failure.startswith("java.lang.NoClassDefFoundError")
+
+
+# --- mutants: sealed payloads of every odd shape -------------------------------------------------------------------
+
+
+def test_its_verdicts_that_are_kept_as_data_are_still_its_own() -> None:
+    kept, found = verdicts.frozen()
+    assert found == [verdicts.verdict(*each) for each in kcl.hand_over(verdicts.stored(kept))]
+
+
+def test_of_100_000_mutants_each_is_taken_split_or_refused_as_it_takes_it() -> None:
+    """Named ones first.  It is then handed the same records of the parts that producerd makes of the aggregates."""
+    made = [*named(), *mutants(seed=1, count=100_000)]
+    stream = verdicts.stored(made)
+    handed = kcl.hand_over(stream)
+    assert fake.hand_over(stream) == [each._replace(failure="") for each in handed], "the fake reads them likewise"
+    found = [verdicts.verdict(*each) for each in handed]
+    assert verdicts.disagreements(made, found) == []
+    kinds = Counter(each if isinstance(each, str) else bool(each) for each in found)
+    assert min(kinds.values()) > 2_000, kinds
+    split = verdicts.to_split(made, found)
+    parts, numbers = verdicts.split_up(mutant.payload for mutant, _ in split)
+    read: dict[int, list[UserRecord]] = defaultdict(list)
+    for number, each in zip(numbers, kcl.hand_over(parts), strict=True):
+        read[number] += verdicts.as_written(each.entry, each.records)
+    wrong = [mutant.name for n, (mutant, users) in enumerate(split) if read[n] != verdicts.by_shard(parts, users)]
+    assert wrong == []

@@ -549,13 +549,15 @@ def test_anything_that_is_no_aggregate_is_a_plain_record() -> None:
         assert deaggregate(other) is None
     whole = payload[4:-16]
     assert deaggregate(sealed(whole)) == deaggregate(payload)
-    for message in (whole + b"\x0d\x00", b"\x0a\x05k", b"\x1a\x02\x08\x00", b"\x1a", b"\xff" * 12, b"\x0a\x01\xff"):
+    for message in (whole + b"\x0d\x00", b"\x0a\x05k", b"\x1a\x02\x08\x00", b"\x1a", b"\xff" * 12, b"\x00\x00"):
         assert deaggregate(sealed(message)) is None
 
 
-def test_a_record_that_points_outside_the_tables_is_lost_to_a_consumer() -> None:
+@pytest.mark.parametrize("message", [b"\x1a\x05\x08\x07\x1a\x01D", b"\x12\x02 5\x1a\x07\x08\x00\x10\x00\x1a\x01D"])
+def test_an_aggregate_that_a_consumer_fails_on_is_lost_to_it(message: bytes) -> None:
+    """A record points outside the tables, or its hash key is not a number."""
     kinesis, stream = service()
-    broken = sealed(b"\x0a\x01k" + b"\x1a\x05\x08\x07\x1a\x01D")
+    broken = sealed(b"\x0a\x01k" + message)
     with pytest.raises(BrokenAggregate):
         deaggregate(broken)
     put(kinesis, entry("a", broken))
