@@ -45,7 +45,8 @@ STRAYS_TO_GIVE_UP: Final = 8
 """Only an aggregate that came as one, of more records than a request may have, is sent again so often."""
 HOT_FACTOR: Final = 1.5
 HOT_SHARE: Final = 0.1
-"""A lane is hot that holds so many times its fair share of what waits, and at least so much of it."""
+"""A lane is hot that holds this many times its fair share of what waits, and at least this much of it, while other
+shards have room.  Where none has, rows wait for all of them, and chance decides which lane holds most."""
 LOW_USE: Final = 0.8
 """A shard that throttles though it has stored less than that of its quota from here has others who write to it."""
 _LOST_TRACK: Final = RowEnd(
@@ -145,7 +146,8 @@ class Sender:
             return Holding("shard_map")
         by_records = lane.pacer is not None and lane.pacer.by_records
         throttled = lane.backs_off(now) and (lane.pacer is None or lane.pacer.use(now) < LOW_USE)
-        if share >= max(HOT_FACTOR / len(self.lanes.map), HOT_SHARE):
+        holds_more = share >= max(HOT_FACTOR / len(self.lanes.map), HOT_SHARE)
+        if holds_more and self.lanes.others_have_room(lane, now):
             return Holding("hot_shard", lane.shard.shard_id, share, by_records, throttled)
         if lane.waits_for_answers:
             return Holding("in_flight")
