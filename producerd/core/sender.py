@@ -30,7 +30,7 @@ from producerd.core.requests import Request, first_of
 from producerd.core.retry import HealthState, Kind, RetryPolicy, StreamHealth, meaning_of
 from producerd.core.rules import PipelineRules
 from producerd.core.shards import KnownShards, ShardMap
-from producerd.core.spans import IN_REQUEST, QUEUED, RAW_FROM_STRAYS, SETTLED
+from producerd.core.spans import AWAITING_MAP, IN_REQUEST, QUEUED, RAW_FROM_STRAYS, SETTLED
 from producerd.core.verdicts import STORED, STRAYED, UNSURE, judge
 from producerd.errors import Code, Outcome
 
@@ -266,8 +266,7 @@ class Sender:
     def _await_map(self, pieces: list[Piece], copies: list[tuple[str, int, int]], now: float) -> None:
         """An aggregate was stored, maybe in vain: a map will tell."""
         self.wants_shard_map = True
-        for _, span in pieces:
-            span.buffer.job.mark_awaiting(span.first, span.last)
+        self.ledger.mark_maybe_stored(pieces, AWAITING_MAP)
         for lane in _lanes_of(pieces):
             lane.parcels += 1
         self._awaiting.append(_Awaiting(pieces, copies, now + self.rules.shard_map_wait_seconds))
@@ -293,7 +292,7 @@ class Sender:
             for shard, (_, lowest, highest) in zip(shards, waiting.copies, strict=True)
         )
         for _, span in pieces:
-            span.buffer.job.mark_decided(span.first, span.last, "" if delivered else "reshard")
+            span.buffer.job.mark_maybe_stored(span.first, span.last, "" if delivered else "reshard")
         _set_state(pieces, IN_REQUEST)
         if delivered and pieces:
             self.ledger.store(pieces, now)
@@ -477,7 +476,7 @@ class Sender:
         if failed.maybe_stored:
             self.ledger.mark_maybe_stored(request.pieces, _maybe_cause(failed))
         if meaning.kind is Kind.INVALID:
-            self._halve(request, meaning.code, failed.message, now)
+            self._halve(request, meaning.code, failed.message, now, maybe_stored=failed.maybe_stored)
             return
         if meaning.kind is Kind.PERMANENT:
             self._looks_permanent(meaning.code, failed.message, now)
@@ -510,12 +509,12 @@ class Sender:
                 again.append(Piece(lane, span._replace(wrong_counts=span.wrong_counts + 1)))
         return again
 
-    def _halve(self, request: Request, code: str, message: str, now: float) -> None:
+    def _halve(self, request: Request, code: str, message: str, now: float, *, maybe_stored: bool) -> None:
         """Somewhere in this request is an entry that the service refuses: halve it until that one stands alone."""
         charged = request.encoded.of_lanes() if request.encoded is not None else request.paid
-        for lane, (entries, bytes_) in charged.items():
+        for lane, (entries, bytes_) in charged.items() if not maybe_stored else ():
             if lane.pacer is not None:
-                lane.pacer.give_back(entries, bytes_)  # nothing of it was stored
+                lane.pacer.give_back(entries, bytes_)
         ends = request.encoded.ends if request.encoded is not None else None
         if request.records == 1:
             too_large = code != Code.INTERNAL and any(all(word in message for word in words) for words in TOO_LARGE)
