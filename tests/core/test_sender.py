@@ -752,6 +752,21 @@ def test_with_on_throttle_fail_rows_end_also_where_the_whole_request_is_throttle
     assert desk.is_empty()
 
 
+@pytest.mark.parametrize("maybe_stored", [False, True])
+def test_what_a_refused_request_took_of_its_pace_comes_back_only_if_surely_nothing_was_stored(
+    maybe_stored: bool,
+) -> None:
+    desk = Desk(even_map(1))
+    desk.submit(100)
+    desk.sort()
+    sent = desk.send()
+    (lane,) = desk.pipeline.lanes
+    assert lane.pacer is not None
+    left = lane.pacer.allowance(desk.now).records
+    sent.fail(RequestFailed("413", "Request Entity Too Large", maybe_stored))
+    assert lane.pacer.allowance(desk.now).records == left + (0 if maybe_stored else 100)
+
+
 # ---- what holds the queue
 
 
