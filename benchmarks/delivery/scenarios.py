@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import ssl
+import time
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ KEYS_PER_SHARD: Final = 50
 SLOW_SHARD_SECONDS: Final = 6.0
 UPLINK_BYTES_PER_SECOND: Final = 20_000_000 // 8
 RESHARD_RATE_FRACTION: Final = 4
+RESHARDS: Final = 20
+RESHARD_EVERY_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ def all_scenarios() -> list[Scenario]:
     return [
         *(split(aggregation) for aggregation in ("kpl", "none")),
         *(merge(aggregation) for aggregation in ("kpl", "none")),
+        reshards(),
         *(hot_shard(aggregation) for aggregation in ("kpl", "none")),
         slow_shard(),
         *(partial_failures(aggregation) for aggregation in ("kpl", "none")),
@@ -144,6 +148,26 @@ def merge(aggregation: str) -> Scenario:
         stage.call("MergeShards", ShardToMerge=low.shard_id, AdjacentShardToMerge=high.shard_id)
 
     return replace(_reshard("merge", aggregation, 2, begin), quota_ratio=0.5)
+
+
+def reshards() -> Scenario:
+    """Shards split and merge far faster than their list may be read: what a child stored is closed when that comes."""
+
+    def begin(stage: Stage) -> None:
+        for turn in range(RESHARDS):
+            shards = sorted(stage.stream.open_shards, key=lambda shard: shard.start)
+            place = turn // 2 % (len(shards) - 1)
+            if turn % 2:
+                low, high = shards[place : place + 2]
+                stage.call("MergeShards", ShardToMerge=low.shard_id, AdjacentShardToMerge=high.shard_id)
+            else:
+                middle = (shards[place].start + shards[place].end + 1) // 2
+                stage.call("SplitShard", ShardToSplit=shards[place].shard_id, NewStartingHashKey=str(middle))
+            time.sleep(RESHARD_EVERY_SECONDS)
+
+    ends = 1.5 + RESHARDS * RESHARD_EVERY_SECONDS
+    scenario = replace(_reshard("reshards", "kpl", 2, begin), ends=ends, recovers=False)
+    return replace(scenario, loads=(Load(rows=15_000),) * 4)
 
 
 def _reshard(name: str, aggregation: str, shards: int, begin: Callable[[Stage], None]) -> Scenario:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_CODES: Final = 256
 """Lines in an acknowledgement's code table (docs/protocol.md)."""
+MAX_COPIES: Final = 2**32 - 1
+"""The largest ``possible_duplicates`` of an acknowledgement.  Records that are sent for days may have more copies."""
 
 
 class RowEnd(NamedTuple):
@@ -179,7 +181,7 @@ class Frame:
             self.tallies[Outcome.RETURNED],
             self.retries,
             self.throttled,
-            self.possible_duplicates,
+            min(self.possible_duplicates, MAX_COPIES),
             self.spread_keys,
             bitmap,
             code_rows,

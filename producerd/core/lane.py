@@ -112,6 +112,10 @@ class Lane:
             return 0
         return self.pacer.entry_bytes(self.aggregate_max_bytes)
 
+    def use(self, now: float) -> float:
+        """What its shard had stored recently, as a share of the shard's quota; 0 while the shards are not known."""
+        return self.pacer.use(now) if self.pacer is not None else 0.0
+
     def is_paced(self, now: float) -> bool:
         """Whether a bucket is less than half full: then its pace holds it, though it may send for a moment."""
         if self.pacer is None:

@@ -33,6 +33,9 @@ FAULTY_ROWS: Final = 512
 """Rows whose requests failed twice in a row by a fault of the service go alone, and half as many each time, down to
 one: a record that makes the service fail must not sink its mates."""
 ONE_LANE: Final = one_lane()
+EVEN_USE: Final = 0.8
+"""Where the other shards have stored this part of what the fullest one has, on average, all are as full as it is.
+Random keys differ by less, and a shard whose keys are to be spread by more."""
 
 
 class Hottest(NamedTuple):
@@ -105,15 +108,23 @@ class Lanes:
         lane = max(bytes_of, key=bytes_of.__getitem__)
         return Hottest(lane, bytes_of[lane] / total)
 
+    def others_have_room(self, full: Lane, now: float) -> bool:
+        """Whether the shards other than that of ``full`` could store clearly more.  Looks at every lane: ask it seldom.
+
+        A lane that its pace or its shard's throttles hold back counts as full, whatever it has stored.
+        """
+        others = [lane for lane in self._lanes.values() if lane is not full]
+        used = sum([1.0 if lane.is_paced(now) or lane.backs_off(now) else lane.use(now) for lane in others])
+        most = 1.0 if full.backs_off(now) else full.use(now)
+        return used < EVEN_USE * most * (len(self.map) - 1)
+
     def backing_off(self, now: float) -> int:
         """Lanes that send less than before because their shard throttled them."""
         return sum([lane.backs_off(now) for lane in self._lanes.values()])
 
     def most_used(self, now: float) -> float:
         """Of the busiest shard's quota, what it was sent of late."""
-        return max(
-            [lane.pacer.use(now) for lane in self._lanes.values() if lane.pacer and not lane.nameless], default=0.0
-        )
+        return max([lane.use(now) for lane in self._lanes.values() if not lane.nameless], default=0.0)
 
     def states(self, now: float) -> Iterator[ShardState]:
         """Each open shard, in their order.  Looks at every span: ask it seldom."""

@@ -142,8 +142,11 @@ class Ledger:
                 frame.throttled += records
 
     def mark_maybe_stored(self, pieces: list[Piece], cause: str) -> None:
+        """Note that a send may have stored rows.  What an earlier send may have stored is now a surplus copy."""
         for _, span in pieces:
-            span.buffer.job.mark_maybe_stored(span.first, span.last, cause)
+            job = span.buffer.job
+            self._count_copies(job, slice(span.first, span.last))
+            job.mark_maybe_stored(span.first, span.last, cause)
 
     # ---- rows expire
 
@@ -172,7 +175,7 @@ class Ledger:
         for job, first, last in runs_of(pieces):
             where = slice(first, last)
             self._settle(job, where)
-            self._count_duplicates(job, where)
+            self._count_copies(job, where)
             self.stats.delivered_records += last - first
             stored.setdefault(job, []).append(where)
         # Once a job: with many shards each run is short, and most frames have some rows in each.
@@ -187,8 +190,11 @@ class Ledger:
         self.stats.delivered_at = now
         self._shrink(pieces)
 
-    def _count_duplicates(self, job: Job, where: slice) -> None:
-        """Rows are stored of which an earlier copy may be."""
+    def _count_copies(self, job: Job, where: slice) -> None:
+        """Rows are in the stream once more, for certain or maybe: count the copy that the send before may have left.
+
+        So every send that may have stored a row counts once, except the last one of a row that does not end STORED.
+        """
         if job.maybe_stored is None or not (maybe := job.maybe_stored[where]).any():
             return
         for cause, records in zip(MAYBE_CAUSES[1:], np.bincount(maybe, minlength=9).tolist()[1:], strict=False):

@@ -32,7 +32,7 @@ class Meaning(NamedTuple):
     code: str
 
 
-_MEANINGS: Final = {
+_OF_KINESIS: Final = {
     "ProvisionedThroughputExceededException": Meaning(Kind.THROTTLED, Code.THROTTLED),
     # A whole request of these: the account's or the API's rate, not a shard's.
     "ThrottlingException": Meaning(Kind.TRANSIENT, Code.THROTTLED),
@@ -61,11 +61,14 @@ _MEANINGS: Final = {
     "AuthFailure": Meaning(Kind.PERMANENT, Code.CREDENTIALS),
     "IncompleteSignature": Meaning(Kind.PERMANENT, Code.CREDENTIALS),
     "MissingAuthenticationTokenException": Meaning(Kind.PERMANENT, Code.CREDENTIALS),
-    Code.CREDENTIALS: Meaning(Kind.PERMANENT, Code.CREDENTIALS),
     "ValidationException": Meaning(Kind.INVALID, Code.RECORD_INVALID),
     "InvalidArgumentException": Meaning(Kind.INVALID, Code.RECORD_INVALID),
     "SerializationException": Meaning(Kind.INVALID, Code.RECORD_INVALID),
     "MissingParameter": Meaning(Kind.INVALID, Code.RECORD_INVALID),
+}
+"""Kinesis's own error types, those that an answer of the status 4xx may have."""
+_MEANINGS: Final = _OF_KINESIS | {
+    Code.CREDENTIALS: Meaning(Kind.PERMANENT, Code.CREDENTIALS),
     # Bare statuses: a proxy's, or a firewall's, that dislikes the body or its size.
     "400": Meaning(Kind.INVALID, Code.RECORD_INVALID),
     "413": Meaning(Kind.INVALID, Code.RECORD_INVALID),
@@ -80,6 +83,14 @@ _UNKNOWN: Final = Meaning(Kind.TRANSIENT, Code.SERVICE_FAULT)
 def meaning_of(code: str) -> Meaning:
     """The decision for a code of the service, of the transport, or of our own."""
     return _MEANINGS.get(code, _UNKNOWN)
+
+
+def refuses(status: int, code: str) -> bool:
+    """Whether an answer of Kinesis with this status and error type says that it stored nothing of the request.
+
+    Any other answer may come from a proxy, after Kinesis has stored the request.
+    """
+    return 400 <= status < 500 and code in _OF_KINESIS
 
 
 class RetryPolicy:

@@ -31,7 +31,7 @@ from producerd.core.requests import Request, first_of
 from producerd.core.retry import HealthState, Kind, RetryPolicy, StreamHealth, meaning_of
 from producerd.core.rules import PipelineRules
 from producerd.core.shards import KnownShards, ShardMap
-from producerd.core.spans import IN_REQUEST, QUEUED, RAW_FROM_STRAYS, SETTLED
+from producerd.core.spans import AWAITING_MAP, IN_REQUEST, QUEUED, RAW_FROM_STRAYS, SETTLED
 from producerd.core.verdicts import STORED, STRAYED, UNSURE, judge
 from producerd.errors import Code, Outcome
 
@@ -46,7 +46,8 @@ STRAYS_TO_GIVE_UP: Final = 8
 """Only an aggregate that came as one, of more records than a request may have, is sent again so often."""
 HOT_FACTOR: Final = 1.5
 HOT_SHARE: Final = 0.1
-"""A lane is hot that holds so many times its fair share of what waits, and at least so much of it."""
+"""A lane is hot that holds this many times its fair share of what waits, and at least this much of it, while other
+shards have room.  Where none has, rows wait for all of them, and chance decides which lane holds most."""
 LOW_USE: Final = 0.8
 """A shard that throttles though it has stored less than that of its quota from here has others who write to it."""
 _LOST_TRACK: Final = RowEnd(
@@ -147,7 +148,8 @@ class Sender:
             return Holding("shard_map")
         by_records = lane.pacer is not None and lane.pacer.by_records
         throttled = lane.backs_off(now) and (lane.pacer is None or lane.pacer.use(now) < LOW_USE)
-        if share >= max(HOT_FACTOR / len(self.lanes.map), HOT_SHARE):
+        holds_more = share >= max(HOT_FACTOR / len(self.lanes.map), HOT_SHARE)
+        if holds_more and self.lanes.others_have_room(lane, now):
             return Holding("hot_shard", lane.shard.shard_id, share, by_records, throttled)
         if lane.waits_for_answers:
             return Holding("in_flight")
@@ -276,8 +278,7 @@ class Sender:
     def _await_map(self, pieces: list[Piece], copies: list[tuple[str, int, int]], now: float) -> None:
         """An aggregate was stored, maybe in vain: a map will tell."""
         self.wants_shard_map = True
-        for _, span in pieces:
-            span.buffer.job.mark_awaiting(span.first, span.last)
+        self.ledger.mark_maybe_stored(pieces, AWAITING_MAP)
         for lane in _lanes_of(pieces):
             lane.parcels += 1
         self._awaiting.append(_Awaiting(pieces, copies, now + self.rules.shard_map_wait_seconds))
@@ -303,7 +304,7 @@ class Sender:
             for shard, (_, lowest, highest) in zip(shards, waiting.copies, strict=True)
         )
         for _, span in pieces:
-            span.buffer.job.mark_decided(span.first, span.last, "" if delivered else "reshard")
+            span.buffer.job.mark_maybe_stored(span.first, span.last, "" if delivered else "reshard")
         _set_state(pieces, IN_REQUEST)
         if delivered and pieces:
             self.ledger.store(pieces, now)
@@ -490,7 +491,7 @@ class Sender:
         if failed.maybe_stored:
             self.ledger.mark_maybe_stored(request.pieces, _maybe_cause(failed))
         if meaning.kind is Kind.INVALID:
-            self._halve(request, meaning.code, failed.message, now)
+            self._halve(request, meaning.code, failed.message, now, maybe_stored=failed.maybe_stored)
             return
         if meaning.kind is Kind.PERMANENT:
             self._looks_permanent(meaning.code, failed.message, now)
@@ -523,12 +524,12 @@ class Sender:
                 again.append(Piece(lane, span._replace(wrong_counts=span.wrong_counts + 1)))
         return again
 
-    def _halve(self, request: Request, code: str, message: str, now: float) -> None:
+    def _halve(self, request: Request, code: str, message: str, now: float, *, maybe_stored: bool) -> None:
         """Somewhere in this request is an entry that the service refuses: halve it until that one stands alone."""
         charged = request.encoded.of_lanes() if request.encoded is not None else request.paid
-        for lane, (entries, bytes_) in charged.items():
+        for lane, (entries, bytes_) in charged.items() if not maybe_stored else ():
             if lane.pacer is not None:
-                lane.pacer.give_back(entries, bytes_)  # nothing of it was stored
+                lane.pacer.give_back(entries, bytes_)
         ends = request.encoded.ends if request.encoded is not None else None
         if request.records == 1:
             too_large = code != Code.INTERNAL and any(all(word in message for word in words) for words in TOO_LARGE)

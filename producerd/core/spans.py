@@ -34,7 +34,9 @@ JOB_CHARGE_BYTES: Final = 5
 MAYBE_CAUSES: Final = ("", "timeout", "connection", "service", "result_count", "reshard")
 """What may have stored a row that is sent again: no answer in time; a connection that broke; an error of the service
 or of a proxy; the wrong number of results; an aggregate in a shard where a consumer drops it."""
-_AWAITING: Final = len(MAYBE_CAUSES)
+AWAITING_MAP: Final = "awaiting a map"
+"""An aggregate was stored in a shard whose range is not known: until that is decided its rows count as maybe stored."""
+_MARKS: Final = (*MAYBE_CAUSES, AWAITING_MAP)
 
 QUEUED: Final = 0
 IN_REQUEST: Final = 1
@@ -196,7 +198,7 @@ class Job:
 
     ``state`` has one byte a row, by position: QUEUED, IN_REQUEST or SETTLED; it is what makes "settles exactly once" a
     check and not a hope.  ``has_gaps``: some rows settled where they stood in their lanes.  ``maybe_stored`` has, once
-    there is any, for each row the place in `MAYBE_CAUSES` of what may have stored an earlier copy of it, or 0.
+    there is any, for each row the place in `MAYBE_CAUSES` of what may have stored its last copy until now, or 0.
     """
 
     __slots__ = (
@@ -234,22 +236,10 @@ class Job:
         return charge
 
     def mark_maybe_stored(self, first: int, last: int, cause: str) -> None:
+        """Note what may have stored these rows: one of `MAYBE_CAUSES`, or `AWAITING_MAP`.  "" takes a mark away."""
         if self.maybe_stored is None:
             self.maybe_stored = np.zeros(len(self.order), np.uint8)
-        self.maybe_stored[first:last] = MAYBE_CAUSES.index(cause)
-
-    def mark_awaiting(self, first: int, last: int) -> None:
-        """Stored, in a shard whose range is not known: until that is decided they count as maybe stored."""
-        if self.maybe_stored is None:
-            self.maybe_stored = np.zeros(len(self.order), np.uint8)
-        part = self.maybe_stored[first:last]
-        part[part == 0] = _AWAITING
-
-    def mark_decided(self, first: int, last: int, cause: str) -> None:
-        """It is decided: stored in vain, because of ``cause``, or with "" for good."""
-        assert self.maybe_stored is not None
-        part = self.maybe_stored[first:last]
-        part[part == _AWAITING] = MAYBE_CAUSES.index(cause)
+        self.maybe_stored[first:last] = _MARKS.index(cause)
 
     def frames_of(self, positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, I32]]:
         """The frames of some rows, each with its own numbers for them."""

@@ -72,7 +72,7 @@ class StreamStats:
     attempts: Histogram = field(default_factory=lambda: Histogram(ATTEMPT_BOUNDS))  # of records that were stored
     retried_records: int = 0
     throttled_records: int = 0
-    possible_duplicate_records: Counter[str] = field(default_factory=Counter)  # by cause: spans.MAYBE_CAUSES
+    possible_duplicate_records: Counter[str] = field(default_factory=Counter)  # copies, by cause: spans.MAYBE_CAUSES
     shard_mispredictions: int = 0
     shard_map_refreshes: Counter[str] = field(default_factory=Counter)  # by result: ok, failed
     put_requests: Counter[str] = field(default_factory=Counter)  # by result: ok, partial, failed

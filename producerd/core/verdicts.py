@@ -26,7 +26,7 @@ class Verdicts(NamedTuple):
     """``classes``: for each entry STORED, STRAYED, UNSURE, or 1 + its error's place in the answer's table.
 
     ``elsewhere``: which entries another shard stored than their lane's.  ``partly``: the first entries of rows that
-    were aggregates themselves, of whose parts some were stored, and not all for good.
+    were aggregates themselves, of whose parts some were stored and others failed.
     """
 
     classes: I32
@@ -76,7 +76,7 @@ def _judge_parts(encoded: EncodedRequest, answer: Answer, known: KnownShards, cl
         found = set(classes[entries].tolist())
         verdict = max(found) if max(found) > STORED else next(v for v in (STRAYED, UNSURE, STORED) if v in found)
         classes[entries] = verdict
-        if verdict not in (STORED, UNSURE) and (answer.errors[entries] < 0).any():
+        if verdict > STORED and (answer.errors[entries] < 0).any():
             partly.append(entries[0])
     return partly
 

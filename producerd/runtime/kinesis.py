@@ -173,7 +173,8 @@ class AioKinesis:
         self, ask: Callable[[], Awaitable[_T]], timeout_seconds: float, sending: Sending | None = None
     ) -> _T | RequestFailed:
         answer = await self._ask_once(ask, timeout_seconds, sending)
-        if isinstance(answer, RequestFailed) and answer.code == CLOCK_OFF:
+        # What may have been stored is the pipeline's to send again, which counts the copies.
+        if isinstance(answer, RequestFailed) and answer.code == CLOCK_OFF and not answer.maybe_stored:
             answer = await self._ask_once(ask, timeout_seconds, sending)  # by the right clock
         return answer
 

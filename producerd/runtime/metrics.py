@@ -41,6 +41,7 @@ FAILURE_REASONS: Final = (
     Code.ACCESS_DENIED,
     Code.CREDENTIALS,
     Code.KMS,
+    Code.UNREACHABLE,
     Code.SHARD_MAP_MISSING,
     Code.EXPIRED,
     Code.THROTTLED,
@@ -352,7 +353,7 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     Family(
         "possible_duplicate_records_total",
         "counter",
-        "Records stored that an earlier attempt may have stored too.",
+        "Copies of records that may be in the stream beyond one of each.",
         "cause",
         MAYBE_CAUSES[1:],
     ): lambda s, _: s.pipeline.stats.possible_duplicate_records,

@@ -140,6 +140,8 @@ class FakeServer:
             await self._released.wait()
             reply = self.kinesis.handle(action, body, self.now(), refused)
         await _sleep(reply.delay_seconds)
+        if reply.how == "replaced":
+            return web.Response(status=reply.status, body=reply.body, content_type="text/html")
         if reply.how != "answer":
             _reset(request)
         headers = {"x-amzn-RequestId": str(uuid.uuid4()), "Content-Type": "application/x-amz-json-1.1"}

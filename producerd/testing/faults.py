@@ -13,7 +13,7 @@ from typing import ClassVar, Final, Literal, get_args
 
 from producerd.testing.streams import ACCOUNT, ServiceError
 
-Kind = Literal["answer", "error", "reset", "hang", "lost", "miscount", "failed_count", "throttle", "fail"]
+Kind = Literal["answer", "error", "reset", "hang", "lost", "replaced", "miscount", "failed_count", "throttle", "fail"]
 
 ACTIONS: Final = (
     *("PutRecords", "ListShards", "DescribeStreamSummary", "DescribeStream", "GetShardIterator", "GetRecords"),
@@ -34,7 +34,7 @@ REQUEST_FAILURES: Final[dict[int, tuple[str, str]]] = {
 OF_SOME_KINDS: Final[dict[str, tuple[Kind, ...]]] = {
     "entries": ("throttle", "fail"),
     "shard_id": ("throttle", "fail"),
-    "status": ("error",),
+    "status": ("error", "replaced"),
     "code": ("error", "fail"),
     "message": ("error", "fail"),
     "count": ("miscount", "failed_count"),
@@ -60,6 +60,7 @@ class Fault:
     ``reset``         the connection is reset without an answer; nothing is stored
     ``hang``          there is no answer, ever; nothing is stored
     ``lost``          everything is stored, then the connection is reset without an answer
+    ``replaced``      everything is stored, then a proxy answers with ``status``, a page and no request id
     ``miscount``      ``count`` results too many (negative: too few) for what was stored
     ``failed_count``  FailedRecordCount says ``count``, whatever is true
     ``throttle``      entries fail with ProvisionedThroughputExceededException

@@ -65,12 +65,16 @@ REMEMBERED_CALLS: Final = 100_000
 ACCOUNT_WIDE: Final = frozenset({"DescribeStream", "DescribeStreamSummary", "DeleteStream"})
 """Actions whose calls of all streams count together."""
 
-How = Literal["answer", "reset", "hang", "lost"]
+How = Literal["answer", "reset", "hang", "lost", "replaced"]
+PAGE_OF_PROXY: Final = b"<html>Request refused</html>"
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What becomes of a request, after ``delay_seconds``.  ``status`` and ``body`` count for "answer" only."""
+    """What becomes of a request, after ``delay_seconds``.
+
+    ``status`` and ``body`` count for "answer", and for "replaced": then it is a proxy that answers, and not Kinesis.
+    """
 
     status: int
     body: bytes
@@ -118,8 +122,8 @@ class FakeKinesis:
     """The service: its streams, its faults and its counters.  The settings may be changed at any time.
 
     ``standing`` is a plain list: a fault in it holds for every request that it meets.  The counters: ``requests`` by
-    action; ``replies`` by "ok", "reset", "hang", "lost" or the error's code; ``results``, of entries, by "stored" or
-    code.  ``call_times``, by action, are the ``now`` of the latest 100,000 requests.
+    action; ``replies`` by "ok", "reset", "hang", "lost", "replaced" or the error's code; ``results``, of entries, by
+    "stored" or code.  ``call_times``, by action, are the ``now`` of the latest 100,000 requests.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -260,6 +264,10 @@ class FakeKinesis:
         if any(lasting.fault.kind == "lost" for lasting in call.faults):
             self.replies["lost"] += 1
             return Reply(0, b"", delay_seconds, "lost")
+        for lasting in call.faults:
+            if lasting.fault.kind == "replaced":
+                self.replies["replaced"] += 1
+                return Reply(lasting.fault.status, PAGE_OF_PROXY, delay_seconds, "replaced")
         self.replies[outcome] += 1
         return Reply(status, answer, delay_seconds, "answer")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.delivery import scenarios
 from benchmarks.delivery.scenarios import (
     LONGEST_SECONDS,
     SOCKET,
@@ -17,6 +18,7 @@ from benchmarks.delivery.scenarios import (
     keys_for,
     merge,
     outage,
+    reshards,
     slow_shard,
     slow_uplink,
     socket_deleted,
@@ -40,7 +42,7 @@ def offered_rows(loads: tuple[Load, ...], until: float) -> float:
 def test_each_scenario_is_there_once_and_every_kind_of_fault_is_there() -> None:
     assert len({name_of(scenario) for scenario in ALL}) == len(ALL)
     assert {scenario.name for scenario in ALL} == {
-        *("split", "merge", "hot_shard", "slow_shard", "partial_failures"),
+        *("split", "merge", "reshards", "hot_shard", "slow_shard", "partial_failures"),
         *("lost_replies", "slow_uplink", "outage", "socket_deleted", "throttled_start"),
     }
 
@@ -103,6 +105,19 @@ def test_a_reshard_closes_and_opens_shards_by_calls_to_the_service(
         scenario.begin(Stage(kinesis, stream, server, tmp_path))
     after = set(stream.open_shards)
     assert (len(before - after), len(after - before)) == (parents, children)
+
+
+def test_shards_that_change_twice_a_second_are_as_many_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scenarios, "RESHARD_EVERY_SECONDS", 0.0)
+    kinesis = FakeKinesis()
+    stream = kinesis.create_stream("flights", shards=reshards().shards)
+    with serve_in_thread(kinesis, tls=True) as server:
+        reshards().begin(Stage(kinesis, stream, server, tmp_path))
+    assert (kinesis.requests["SplitShard"], kinesis.requests["MergeShards"]) == (10, 10)
+    assert kinesis.replies == {"ok": 20}
+    assert len(stream.open_shards) == 2
 
 
 @pytest.mark.parametrize(

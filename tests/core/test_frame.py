@@ -154,3 +154,11 @@ def test_a_frame_counts_its_null_keys() -> None:
     frame = Frame(None, 1, rows_of([(None, b"d", None), (b"", b"d", None), (b"k", b"d", None)]), 5_000)
     assert frame.spread_keys == 2
     assert frame.row_charge_bytes == 5_000 - 1_024
+
+
+def test_copies_beyond_what_an_acknowledgement_holds_are_told_as_that_many() -> None:
+    """Records that a proxy stores and refuses may be sent again for weeks."""
+    frame = a_frame(1)
+    frame.possible_duplicates = 2**40
+    frame.store(1)
+    assert on_the_wire(frame.result()).possible_duplicates == 2**32 - 1

@@ -99,7 +99,7 @@ def success_is_judged_per_record_inside_a_mixed_aggregate(patch: pytest.MonkeyPa
             for row in range(span.first, span.last):
                 piece = Piece(lane, span.cut(row + 1)[0].cut(row)[1])
                 if piece.span.lies_in(shard):
-                    span.buffer.job.mark_decided(row, row + 1, "")
+                    span.buffer.job.mark_maybe_stored(row, row + 1, "")
                     span.buffer.job.state[row] = IN_REQUEST
                     self.ledger.store([piece], now)
         really(self, waiting, now)  # with what is left of them
@@ -153,6 +153,15 @@ def the_failed_record_count_is_believed(patch: pytest.MonkeyPatch) -> None:
 def a_lost_reply_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     def mark_maybe_stored(self: Ledger, pieces: list[Piece], cause: str) -> None:
         pass
+
+    patch.setattr(Ledger, "mark_maybe_stored", mark_maybe_stored)
+
+
+@breaks("possible_duplicates", kind="mixed", faults=[Fault("lost", fraction=0.6)], record_ttl_seconds=inf)
+def rows_are_counted_and_not_copies(patch: pytest.MonkeyPatch) -> None:
+    def mark_maybe_stored(self: Ledger, pieces: list[Piece], cause: str) -> None:
+        for _, span in pieces:
+            span.buffer.job.mark_maybe_stored(span.first, span.last, cause)
 
     patch.setattr(Ledger, "mark_maybe_stored", mark_maybe_stored)
 

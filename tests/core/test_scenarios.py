@@ -127,9 +127,17 @@ class Uplink:
 class World(Simulation):
     """A stream of 16 shards with their quotas, whose answers take 20 ms."""
 
-    def __init__(self, **options: Any) -> None:
-        aggregate, until_known = options.pop("aggregate", False), options.pop("until_known", True)
-        super().__init__(1, shards=SHARDS, workers=2, rules=make_rules(aggregate=aggregate), **options)
+    def __init__(
+        self,
+        *,
+        shards: int = SHARDS,
+        aggregate: bool = False,
+        shard_rate_fraction: float = 1.0,
+        until_known: bool = True,
+        **options: Any,
+    ) -> None:
+        rules = make_rules(aggregate=aggregate, shard_rate_fraction=shard_rate_fraction)
+        super().__init__(1, shards=shards, workers=2, rules=rules, **options)
         self.laws = FewLaws(self)
         self.kinesis.latency_seconds = (0.015, 0.025)
         self.kinesis.enforce_limits = True

@@ -13,6 +13,7 @@ from producerd.core.in_flight import SLOW_SECONDS, SLOW_SHARE
 from producerd.core.lane import MAX_REQUESTS_OF_SLOW_LANE, MAX_REQUESTS_PER_LANE, SLOW_LANE_PAUSE_SECONDS
 from producerd.core.pacing import Pacer
 from producerd.core.pipeline import _EXPIRED
+from producerd.core.sender import WRONG_COUNTS_TO_GIVE_UP
 from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
 from producerd.core.spans import MAYBE_CAUSES
 from producerd.errors import Code, Outcome
@@ -342,16 +343,54 @@ def test_an_aggregate_in_another_open_shard_is_a_copy_too() -> None:
     assert desk.is_empty()
 
 
-def test_the_last_cause_counts_and_each_row_once() -> None:
+def test_each_send_that_may_have_stored_a_row_counts_as_a_copy_of_it_by_its_cause() -> None:
     desk = Desk()
     frame = desk.submit(5)
     desk.sort()
-    for failure in (LOST, TIMED_OUT, UNSENT):
+    for failure in (LOST, TIMED_OUT, UNSENT, LOST):
         desk.send().fail(failure)
         desk.now += 6
     desk.send().stored()
-    assert +desk.pipeline.stats.possible_duplicate_records == {"timeout": 5}
-    assert frame.result().possible_duplicates == 5
+    assert +desk.pipeline.stats.possible_duplicate_records == {"connection": 10, "timeout": 5}
+    assert frame.result().possible_duplicates == 15
+
+
+def test_the_last_send_of_a_row_that_ends_unknown_is_no_surplus_copy() -> None:
+    """One copy of the row is what its caller wants."""
+    desk = Desk()
+    frame = desk.submit(5)
+    desk.sort()
+    for _ in range(WRONG_COUNTS_TO_GIVE_UP):
+        desk.send().fail(RequestFailed(Code.RESULT_COUNT, "4 results for 5 entries", maybe_stored=True))
+        desk.now += 6
+    assert set(ends_of(frame).values()) == {(Outcome.UNKNOWN, Code.RESULT_COUNT, True)}
+    assert +desk.pipeline.stats.possible_duplicate_records == {"result_count": 10}
+    assert frame.result().possible_duplicates == 10
+
+
+@pytest.mark.parametrize(
+    ("new_map", "copies"),
+    [
+        ([Shard("child", 0, MAX_HASH_KEY)], {"connection": 5}),
+        ([Shard("child", 0, 2**127 - 1), Shard("sibling", 2**127, MAX_HASH_KEY)], {"connection": 5, "reshard": 5}),
+    ],
+    ids=["delivered", "strayed"],
+)
+def test_an_aggregate_that_awaits_a_map_makes_what_was_sent_before_it_a_copy(
+    new_map: list[Shard], copies: dict[str, int]
+) -> None:
+    """Whatever the map then says of the aggregate."""
+    desk = Desk(even_map(1), aggregate=True)
+    frame = desk.submit([(b"k", b"%d" % row, HIGH) for row in range(5)])
+    desk.sort()
+    desk.send().fail(LOST)
+    desk.now += 6
+    desk.send().stored("child")
+    desk.pipeline.set_shard_map(ShardMap(new_map), desk.now)
+    for sent in desk.send_all():
+        sent.stored("sibling")
+    assert +desk.pipeline.stats.possible_duplicate_records == copies
+    assert (frame.result().stored, frame.result().possible_duplicates) == (5, sum(copies.values()))
 
 
 @pytest.mark.parametrize(
@@ -711,6 +750,21 @@ def test_with_on_throttle_fail_rows_end_also_where_the_whole_request_is_throttle
     assert set(ends_of(frame).values()) == {(Outcome.NOT_STORED, Code.THROTTLED, False)}
     desk.finished()
     assert desk.is_empty()
+
+
+@pytest.mark.parametrize("maybe_stored", [False, True])
+def test_what_a_refused_request_took_of_its_pace_comes_back_only_if_surely_nothing_was_stored(
+    maybe_stored: bool,
+) -> None:
+    desk = Desk(even_map(1))
+    desk.submit(100)
+    desk.sort()
+    sent = desk.send()
+    (lane,) = desk.pipeline.lanes
+    assert lane.pacer is not None
+    left = lane.pacer.allowance(desk.now).records
+    sent.fail(RequestFailed("413", "Request Entity Too Large", maybe_stored))
+    assert lane.pacer.allowance(desk.now).records == left + (0 if maybe_stored else 100)
 
 
 # ---- what holds the queue

@@ -19,7 +19,8 @@ REGRESSIONS: tuple[int, ...] = ()
 IS_MET = {
     *("filling", "sorting", "queued", "in flight", "awaiting a map", "handed back", "dropped", "refused", "broken"),
     *(f"outcome {outcome.name}" for outcome in Outcome),
-    *(f"reply {how}" for how in ("ok", "lost", "reset", "hang", "ServiceUnavailable", "ValidationException")),
+    *(f"reply {how}" for how in ("ok", "lost", "replaced", "reset", "hang", "ServiceUnavailable")),
+    "reply ValidationException",
     *(f"entry {code}" for code in ("stored", "InternalFailure", "ProvisionedThroughputExceededException")),
     *(f"duplicate {cause}" for cause in ("reshard", "timeout", "connection", "service", "result_count")),
     *(f"failed {code}" for code in ("EXPIRED", "PREDECESSOR_FAILED", "SHARD_MAP_MISSING", "RECORD_INVALID")),

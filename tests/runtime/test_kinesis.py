@@ -331,7 +331,7 @@ async def test_a_listing_of_more_shards_than_anybody_has_is_given_up() -> None:
 async def test_what_the_clock_had_refused_counts_for_nothing_when_it_is_sent_again() -> None:
     """A request that the service has refused was sent whole; the next attempt may not get so far."""
     failures: list[Exception] = [ConnectTimeoutError(endpoint_url="http://x")]
-    told = {"Error": {"Code": "RequestTimeTooSkewed"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    told = {"Error": {"Code": "RequestTimeTooSkewed"}, "ResponseMetadata": {"HTTPStatusCode": 400, "RequestId": "d3f1"}}
     failures.append(ClientError(told, "PutRecords"))
 
     async def put_records(_: Any, sending: Sending) -> bytes:

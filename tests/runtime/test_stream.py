@@ -12,6 +12,7 @@ from producerd.config import StreamSettings
 from producerd.core import intake
 from producerd.core.budget import NodeBudget, QueueBudget
 from producerd.core.frame import Frame
+from producerd.core.sender import Holding
 from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
 from producerd.core.spans import sort_rows
 from producerd.errors import Code
@@ -74,6 +75,26 @@ def test_a_record_that_stays_for_half_a_minute_is_told_and_again_every_five_minu
     assert told[30.0]["stream"] == "flights"
     assert told[30.0]["oldest_record_seconds"] == 30
     assert "100 of 1000000 records" in told[30.0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("holding", "aggregation", "add_shards", "aggregate"),
+    [
+        (Holding("shard_rate", by_records=True), "none", True, True),
+        (Holding("shard_rate", by_records=False), "none", True, False),
+        (Holding("shard_rate", by_records=True), "kpl", True, False),
+        (Holding("hot_shard", "shard-0", 0.9, by_records=True), "none", False, False),
+    ],
+)
+def test_where_all_shards_are_full_the_advice_is_to_add_shards_or_to_aggregate_small_records(
+    monkeypatch: pytest.MonkeyPatch, holding: Holding, aggregation: str, add_shards: bool, aggregate: bool
+) -> None:
+    stream, _ = with_a_frame(aggregation=aggregation)
+    monkeypatch.setattr(stream.pipeline, "holding", lambda _now: holding)
+    why = stream.describe(1.0)
+    assert ("add shards" in why) is add_shards
+    assert ('aggregation = "kpl" would send up to' in why) is aggregate
+    assert ("spread its keys" in why) is not add_shards
 
 
 def test_callers_that_wait_again_and_again_are_told_too() -> None:

@@ -11,7 +11,7 @@ from math import inf
 from random import Random
 from typing import Any, Final, TypeVar
 
-from producerd.core.retry import _MEANINGS, HealthState, Kind, meaning_of
+from producerd.core.retry import _OF_KINESIS, HealthState, Kind, meaning_of
 from producerd.core.rules import PipelineRules
 from producerd.errors import Code
 from producerd.runtime.gate import Refusal
@@ -27,14 +27,13 @@ from tests.simulation.world import Simulation
 ROUNDS: Final = 8
 OPERATED: Final = 0.3
 """Of the stories, those in which an operator does something."""
-OUR_OWN_CODES: Final = {Code.UNREACHABLE, Code.RESULT_COUNT, Code.CREDENTIALS, Code.INTERNAL}
 
 T = TypeVar("T")
 
 
 def _codes(kind: Kind) -> tuple[str, ...]:
     """The service's codes of a kind."""
-    return tuple(code for code, meaning in _MEANINGS.items() if meaning.kind is kind and code not in OUR_OWN_CODES)
+    return tuple(code for code, meaning in _OF_KINESIS.items() if meaning.kind is kind)
 
 
 TRANSIENT_CODES: Final = (*_codes(Kind.TRANSIENT), "InternalFailure", "NewFailure")
@@ -50,6 +49,7 @@ class Story:
     def __init__(self, seed: int, **fixed: Any) -> None:
         self.seed = seed
         self.random = random = Random(seed)
+        self._of_proxy = Random(f"a proxy {seed}")
         self._fixed = fixed
         self.kind = self._drawn("kind", random.choices(("calm", "reshard", "mixed"), (1, 2, 7))[0])
         mixed = self.kind == "mixed"
@@ -197,6 +197,8 @@ class Story:
             yield Fault("reset", fraction=some)
         if chance(0.2):
             yield Fault("lost", fraction=some)
+        if self._of_proxy.random() < 0.1:
+            yield self._replaced(self._of_proxy.choice([400, 403, 413]), self._of_proxy.choice([0.05, 0.3]))
         if chance(0.15):
             yield Fault("hang", fraction=choice([0.05, 1.0]))
         if chance(0.2):
@@ -207,6 +209,11 @@ class Story:
             yield Fault("miscount", fraction=0.2, count=choice([-1, 1, 3]))
         if chance(0.1):
             yield Fault("answer", fraction=0.2, delay_seconds=choice([1.5, 5.0, 30.0]))
+
+    def _replaced(self, status: int, fraction: float) -> Fault:
+        """A proxy answers for Kinesis, which has stored."""
+        self.codes.add(meaning_of(str(status)).code)
+        return Fault("replaced", fraction=fraction, status=status)
 
     def _allowed(self, fault: Fault) -> Fault:
         """A fault for which rows may be given up."""

@@ -15,6 +15,7 @@ from producerd.core.entries import Answer, EncodedRequest, RequestFailed, encode
 from producerd.core.frame import Frame
 from producerd.core.pipeline import Pipeline, SortJob
 from producerd.core.requests import Request
+from producerd.core.retry import refuses
 from producerd.core.rules import PipelineRules
 from producerd.core.spans import Job, SortedRows, sort_rows
 from producerd.errors import Code, Outcome
@@ -310,13 +311,16 @@ class Simulation:
     def _arrive(self, request: Request, encoded: EncodedRequest, sent_at: float) -> None:
         """The service has it, maybe after the caller gave up waiting."""
         reply = self.kinesis.handle("PutRecords", encoded.body, self.now)
-        if reply.how == "lost" or reply.status == 200:
+        if reply.how in ("lost", "replaced") or reply.status == 200:
             self.laws.request_reaches_its_shards(encoded, sent_at)
         if reply.how in ("reset", "lost"):
             failed = RequestFailed(Code.UNREACHABLE, "connection reset", maybe_stored=True)
             self._answer_after(reply.delay_seconds, request, failed)
         elif reply.how == "answer":
             self._answer_after(reply.delay_seconds, request, _outcome(reply.status, reply.body, encoded.entries))
+        elif reply.how == "replaced":
+            failed = RequestFailed(str(reply.status), "a proxy's page", maybe_stored=True)
+            self._answer_after(reply.delay_seconds, request, failed)
 
     def _answer_after(self, seconds: float, request: Request, outcome: Answer | RequestFailed) -> None:
         def arrived() -> None:
@@ -348,4 +352,5 @@ def _hash_ranges(request: Request, encoded: EncodedRequest) -> Iterator[tuple[in
 def _outcome(status: int, body: bytes, entries: int) -> Answer | RequestFailed:
     if status == 200:
         return parse_answer(body, entries)
-    return RequestFailed(*error_of(body), maybe_stored=status >= 500)
+    code, message = error_of(body)
+    return RequestFailed(code, message, maybe_stored=not refuses(status, code))

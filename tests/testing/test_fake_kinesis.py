@@ -185,6 +185,16 @@ def test_a_reset_stores_nothing_and_a_lost_answer_is_stored() -> None:
         assert put(client)["FailedRecordCount"] == 0
 
 
+def test_a_replaced_answer_is_a_proxys_for_what_was_stored() -> None:
+    kinesis, stream = service()
+    kinesis.script(Fault("replaced", status=403))
+    with serve_in_thread(kinesis) as server, client_of(server) as client:
+        response = refusal(put, client=client)
+    assert (response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"]) == ("403", 403)
+    assert "RequestId" not in response["ResponseMetadata"]
+    assert len(stream.entries()) == 1
+
+
 def test_a_hung_request_is_answered_when_it_is_released() -> None:
     kinesis, stream = service()
     kinesis.standing.append(Fault("hang"))

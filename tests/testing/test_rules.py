@@ -297,9 +297,15 @@ def test_latency_is_constant_or_drawn_and_the_slow_shard_adds_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "how", "stored"),
-    [("reset", "reset", 0), ("hang", "hang", 0), ("lost", "lost", 1), ("answer", "answer", 1)],
+    [
+        ("reset", "reset", 0),
+        ("hang", "hang", 0),
+        ("lost", "lost", 1),
+        ("replaced", "replaced", 1),
+        ("answer", "answer", 1),
+    ],
 )
-def test_reset_and_hang_store_nothing_and_a_lost_answer_is_stored(kind: Kind, how: str, stored: int) -> None:
+def test_what_a_fault_leaves_in_the_stream(kind: Kind, how: str, stored: int) -> None:
     kinesis, stream = service()
     kinesis.script(Fault(kind, delay_seconds=2.0))
     reply = put(kinesis)

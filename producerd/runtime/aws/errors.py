@@ -1,7 +1,8 @@
 """What the exceptions of botocore and aiohttp mean, as values.
 
 Only two things are read from them: what went wrong, and whether the service may have stored something all the same.
-It cannot, before any of the body was written; and it has not, where it says so itself with a 4xx.
+It cannot, before any of the body was written; and it has not, where Kinesis says so itself: by a 4xx with one of its
+error types and a request id.  A proxy, a firewall or a load balancer may answer after Kinesis has stored the request.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import botocore.exceptions as boto_errors
 from aiohttp import ClientError as AiohttpError
 
 from producerd.core.entries import RequestFailed
+from producerd.core.retry import refuses
 from producerd.errors import Code
 from producerd.runtime.log_lines import without_secrets
 
@@ -42,12 +44,11 @@ def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
         return not_kinesis(error, maybe_stored=body_written)
     message = _line(error) or type(error).__name__
     if isinstance(error, boto_errors.ClientError):
-        told = error.response.get("Error", {})
-        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        told, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
         # botocore puts a bare status where the body names no code.
         code = _line(told.get("Code") or "")[:MAX_CODE] or "InternalFailure"
-        maybe_stored = body_written and not 400 <= status < 500
-        return RequestFailed(code, _line(told.get("Message") or "") or message, maybe_stored)
+        is_refusal = bool(about.get("RequestId")) and refuses(int(about.get("HTTPStatusCode", 0)), code)
+        return RequestFailed(code, _line(told.get("Message") or "") or message, body_written and not is_refusal)
     if isinstance(error, _CREDENTIALS):
         return RequestFailed(Code.CREDENTIALS, message, body_written)
     if isinstance(error, boto_errors.EndpointConnectionError):

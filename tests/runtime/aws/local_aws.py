@@ -45,6 +45,7 @@ class LocalAws:
         self.url = ""
         self.keys = {"testing"}  # those that are taken
         self.clock_offset = timedelta(0)
+        self.tells_request_id = True  # a proxy may leave it out, or speak for Kinesis
         self.role = ""  # that may be assumed, and by which external id
         self.external_id = ""
         self.lifetime = timedelta(hours=1)  # of what STS hands out
@@ -62,6 +63,8 @@ class LocalAws:
     async def respond(self, request: web.BaseRequest) -> web.Response:
         body = await request.read()
         headers = {"Date": format_datetime(self.now(), usegmt=True)}
+        if self.tells_request_id:
+            headers["x-amzn-RequestId"] = "of this test"
         if request.path == "/container":
             return self._container()
         action = request.headers.get("X-Amz-Target", "").rpartition(".")[2]

@@ -85,6 +85,19 @@ async def test_a_refusal_for_another_reason_is_not_the_clocks(
         assert aws.refused.total() == 1
 
 
+async def test_a_refusal_that_may_not_be_kinesiss_teaches_the_clock_and_is_left_to_the_pipeline(
+    kinesis: FakeKinesis,
+) -> None:
+    """The records may have been stored: the pipeline counts what it sends again."""
+    async with local_aws(kinesis) as aws, reached(aws.url) as (client, _):
+        aws.clock_offset, aws.tells_request_id = -HOUR, False
+        failed = await client.put_records(FLIGHTS, request_of(), 5)
+        assert isinstance(failed, RequestFailed)
+        assert (meaning_of(failed.code).kind, failed.maybe_stored) == (Kind.TRANSIENT, True)
+        assert aws.refused.total() == 1
+        assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+
+
 async def test_a_service_whose_clock_cannot_be_followed_is_a_transient_failure(kinesis: FakeKinesis) -> None:
     class Jumping(LocalAws):
         async def respond(self, request):  # type: ignore[no-untyped-def]

@@ -20,21 +20,32 @@ from producerd.errors import Code
 from producerd.runtime.aws.errors import failure_of, shows_wrong_endpoint
 
 
-def client_error(code: str, status: int, message: str = "words") -> boto_errors.ClientError:
+def client_error(
+    code: str, status: int, message: str = "words", request_id: str | None = "d3f1"
+) -> boto_errors.ClientError:
+    metadata = {"HTTPStatusCode": status} | ({} if request_id is None else {"RequestId": request_id})
     return boto_errors.ClientError(
-        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}},
-        "PutRecords",
+        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": metadata}, "PutRecords"
     )
 
 
 REFUSED = ClientConnectorError(MagicMock(), ConnectionRefusedError(111, "Connection refused"))
 RESET = ClientOSError(104, "Connection reset by peer")
 FAILURES: list[tuple[Exception, str, bool]] = [
-    # Only 4xx says that nothing was stored, of a body that was sent.
+    # Only Kinesis's own 4xx says that nothing was stored, of a body that was sent.
     (client_error("ResourceNotFoundException", 400), "ResourceNotFoundException", False),
     (client_error("AccessDeniedException", 400), "AccessDeniedException", False),
     (client_error("ValidationException", 400), "ValidationException", False),
-    (client_error("413", 413, "Request Entity Too Large"), "413", False),
+    (client_error("ProvisionedThroughputExceededException", 400), "ProvisionedThroughputExceededException", False),
+    (client_error("ValidationException", 400, request_id=None), "ValidationException", True),
+    (client_error("ValidationException", 400, request_id=""), "ValidationException", True),
+    (client_error("ValidationException", 500), "ValidationException", True),
+    (client_error("WAFBlockedException", 403), "WAFBlockedException", True),
+    (client_error("400", 400), "400", True),
+    (client_error("407", 407, "Proxy Authentication Required"), "407", True),
+    (client_error("413", 413, "Request Entity Too Large"), "413", True),
+    (client_error(Code.UNREACHABLE, 400), Code.UNREACHABLE, True),
+    (client_error("", 400), "InternalFailure", True),
     (client_error("InternalFailure", 500), "InternalFailure", True),
     (client_error("ServiceUnavailable", 503), "ServiceUnavailable", True),
     (client_error("", 502), "InternalFailure", True),

@@ -175,13 +175,39 @@ async def test_an_answer_without_an_end_is_given_up_and_resets_its_connection(st
         pages = await client.list_shards(FLIGHTS)
     assert isinstance(put, RequestFailed)
     assert isinstance(pages, RequestFailed)
-    assert (put.maybe_stored, put.timed_out) == (not status.startswith("4"), False)
+    assert (put.maybe_stored, put.timed_out) == (True, False)
     if status.startswith("2"):
         assert put.code == NOT_KINESIS
         assert pages.message.startswith("an answer that is not Kinesis's")
     buffers = 2 * 8 * MIB  # of both sockets, for each connection
     assert endless.written < 2 * (MAX_ANSWER_BYTES + buffers)
     assert endless.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "request_id", "body", "maybe_stored"),
+    [
+        (400, True, b'{"__type":"ResourceNotFoundException","message":"no such stream"}', False),
+        (400, True, b'{"__type":"com.amazonaws.kinesis#ValidationException","message":"too long"}', False),
+        (400, False, b'{"__type":"ResourceNotFoundException","message":"no such stream"}', True),
+        (400, True, b'{"__type":"ProxyException","message":"not today"}', True),
+        (400, True, b"", True),
+        (400, False, b"<html>Bad Request</html>", True),
+        (403, False, b"<html>blocked by the firewall</html>", True),
+        (407, False, b"", True),
+        (413, False, b"<html>Request Entity Too Large</html>", True),
+        (400, True, b'{"__type":7}', True),
+    ],
+)
+async def test_only_a_refusal_of_kinesis_itself_says_that_nothing_was_stored(
+    status: int, request_id: bool, body: bytes, maybe_stored: bool
+) -> None:
+    """A proxy may answer after Kinesis has stored; its answer has no error type of Kinesis's, or no request id."""
+    head = f"Content-Length: {len(body)}" + ("\r\nx-amzn-RequestId: d3f1" if request_id else "")
+    async with Answering(head, [body], f"{status} Refused").serving() as client:
+        failed = await client.put_records(FLIGHTS, request_of(), 5)
+    assert isinstance(failed, RequestFailed)
+    assert (failed.maybe_stored, failed.timed_out) == (maybe_stored, False)
 
 
 async def test_an_answer_whose_length_is_too_great_is_not_read() -> None:
