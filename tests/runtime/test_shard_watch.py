@@ -16,7 +16,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from producerd.config import StreamSettings
+from producerd.core import intake
 from producerd.core.entries import Answer, EncodedRequest, RequestFailed
+from producerd.core.frame import Frame
 from producerd.core.reading_times import READINGS_PER_MINUTE
 from producerd.core.shards import map_from_listing
 from producerd.errors import Code
@@ -26,6 +28,8 @@ from producerd.runtime.shard_watch import ShardWatch
 from producerd.runtime.stream import Stream
 from producerd.testing import FakeKinesis
 from producerd.testing.streams import Stream as FakeStream
+from producerd.wire import columns
+from tests.daemon import rows
 from tests.runtime.odd_answers import mutated
 
 DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False)
@@ -301,6 +305,67 @@ def test_a_listing_that_is_denied_is_told_when_it_begins_and_when_it_ends() -> N
         ("warning", "DescribeStreamSummary failed"),
         ("warning", "ListShards failed"),
     ]
+
+
+def rows_wait(watched: Watched) -> None:
+    """A caller's rows are accepted, and the watch is asked as the dispatcher does it."""
+    frame, stream, now = rows(10), watched.stream, asyncio.get_running_loop().time()
+    parts = b"".join((frame.body_prefix(1), *map(bytes, frame.parts)))
+    stream.budget.take(10, frame.layout.charge_bytes)
+    checked = intake.check(columns.parse_body(parts, frame.layout.flags), 1 << 20)
+    stream.pipeline.submit(Frame(None, 1, checked, frame.layout.charge_bytes), now)
+    stream.pipeline.press(now)
+    stream.pipeline.take_job(now)
+    watched.watch.look()
+
+
+def test_while_rows_wait_the_list_is_read_again_at_most_once_in_two_seconds_and_never_much_later() -> None:
+    """Also where it had failed for so long before them that it was read seldom."""
+    kinesis = StandInKinesis()
+    kinesis.listing = lambda: THROTTLED
+
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(300)
+        assert kinesis.listed_at[-1] - kinesis.listed_at[-2] > 10
+        waited_from = asyncio.get_running_loop().time()
+        rows_wait(watched)
+        await asyncio.sleep(60)
+        gaps = [later - earlier for earlier, later in pairwise(kinesis.listed_at) if later > waited_from + 4.0]
+        assert len(gaps) > 12
+        assert all(2.0 <= gap <= 4.1 for gap in gaps)
+        assert len(set(gaps)) > 10, "drawn by chance"
+
+    watch(kinesis, story, KPL)
+
+
+def test_a_list_that_alone_cannot_be_reached_is_not_waited_for_longer_than_one_that_fails() -> None:
+    """The summary shows that the service can be reached."""
+    kinesis = StandInKinesis()
+    kinesis.listing = lambda: RequestFailed(Code.UNREACHABLE, "no answer within 6 s", maybe_stored=False)
+
+    async def story(watched: Watched) -> None:
+        rows_wait(watched)
+        await asyncio.sleep(10.5)
+        assert watched.stream.pipeline.take_job(asyncio.get_running_loop().time()) is not None
+        assert watched.stream.pipeline.goes_plain
+
+    watch(kinesis, story, KPL)
+
+
+def test_a_stream_that_is_idle_is_not_read_and_its_next_row_has_it_read_at_once() -> None:
+    kinesis = StandInKinesis()
+
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(1_000)
+        before = len(kinesis.listed_at)
+        assert watched.shards == 0
+        await asyncio.sleep(10_000)
+        assert len(kinesis.listed_at) == before
+        rows_wait(watched)
+        await asyncio.sleep(0.1)
+        assert watched.shards == 4
+
+    watch(kinesis, story, KPL)
 
 
 # ---- the summary
