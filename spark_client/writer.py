@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import Code, ProducerdError
+from spark_client.interrupts import cancelled_on_interrupt
 from spark_client.options import JsonOption, Options, refuse_unknown
 from spark_client.results import BatchResult, PartitionResult, error_in, marked, merge
 from spark_client.selection import select
@@ -108,7 +109,7 @@ class KinesisBatchWriter:
         """Write one batch; return when every record is acknowledged.
 
         Raises ConnectionFailed, BackpressureTimeout, FlushTimeout, Refused, BadColumn or RecordsFailed; what else Spark
-        raises is left as it is.
+        raises is left as it is.  Where the caller is interrupted, the job is cancelled.
         """
         _check_arrow()
         options, spark = self._options, df.sparkSession
@@ -121,7 +122,7 @@ class KinesisBatchWriter:
             batch_id=batch_id,
         )
         reports = select(df, options).mapInArrow(functools.partial(send_partition, plan), "result string")
-        with _bounded_arrow_batches(spark, self._row_bytes):
+        with _bounded_arrow_batches(spark, self._row_bytes), cancelled_on_interrupt(spark):
             results = [PartitionResult.from_line(row[0]) for row in _collect(reports)]
         result = merge(batch_id, options.stream, results, skip_bad_records=options.skips_bad_records)
         if result.records > result.skipped:
