@@ -30,6 +30,8 @@ DIAL_AGAIN_SECONDS: Final = 0.1
 LEAST_SECONDS: Final = 0.1
 """A daemon needs a moment to answer: with a shorter time-out none would ever be found, or never have room."""
 RECEIVE_BYTES: Final = 64 * 1024
+ADMIN_SUFFIX: Final = ".admin.sock"
+"""How the admin socket's default name ends, where the clients' socket is NAME.sock."""
 MAX_PARTS: Final = 1024
 """IOV_MAX of Linux: the most buffers that one sendmsg takes."""
 
@@ -57,7 +59,8 @@ def socket_paths(argument: str | None = None, configured: str | None = None) -> 
 def dial(hello: frames.Hello, paths: Sequence[str], timeout_seconds: float) -> tuple[Channel, frames.Welcome]:
     """A session with the daemon at the first path where one answers; absent ones are tried again until the time-out.
 
-    Raises ConnectionFailed: DAEMON_ABSENT, NOT_AUTHORIZED (at once), or what the daemon's CLOSE says.
+    Raises ConnectionFailed: DAEMON_ABSENT, NOT_AUTHORIZED (at once), or what the daemon's CLOSE says;
+    ConfigurationError where the path is the admin socket's.
     """
     deadline = time.monotonic() + max(timeout_seconds, LEAST_SECONDS)
     while True:
@@ -168,7 +171,12 @@ class Channel:
     def _parse(self) -> frames.Message | None:
         if len(self._received) < frames.HEADER.size:
             return None
-        header = frames.parse_header(self._received)
+        try:
+            header = frames.parse_header(self._received)
+        except ProtocolError:
+            if self._received.startswith(b"HTTP/"):
+                raise _admin_socket(self.path) from None
+            raise
         if header.type is MessageType.BODY:
             raise ProtocolError("BODY from the daemon")  # said now, as its length has no bound
         end = frames.HEADER.size + header.payload_bytes
@@ -234,5 +242,17 @@ def _absent(paths: Sequence[str], troubles: Sequence[Exception], seconds: float,
     if code == Code.NOT_AUTHORIZED:
         found = f"user {os.getuid()} may not talk to the daemon on host {socket.gethostname()}"
         cure = "add this user to the socket's group (socket_group, or SocketGroup= of the unit), or see socket_mode"
+        if any(path.endswith(ADMIN_SUFFIX) for path in paths):
+            cure = "by its name this is the admin socket, which clients do not use: give the path of `socket`"
     text = f"{found} ({tried}): {cure}"
     return ConnectionFailed(text, code=code)
+
+
+def _admin_socket(path: str) -> ConfigurationError:
+    """The path is a socket of the daemon, and the wrong one."""
+    named = path[: -len(ADMIN_SUFFIX)] + ".sock" if path.endswith(ADMIN_SUFFIX) else DEFAULT_SOCKET
+    text = (
+        f"{path} is the admin socket on host {socket.gethostname()}: it answers in HTTP, for producerctl. Clients need "
+        f"the daemon's setting `socket`, by default {named} (socket=, PRODUCERD_SOCKET, spark.producerd.socket)"
+    )
+    return ConfigurationError([text])

@@ -492,16 +492,15 @@ class Connection:
             if message.records != layout.records:
                 raise ProtocolError(f"ACK of {message.records} records for a frame of {layout.records}")
             self._unacked_bytes -= layout.charge_bytes
-            sent.tally.payload_bytes += _payload_bytes(layout)
+            not_stored = sent.columns.take([place for place, _ in message.failed_rows()]).layout
+            sent.tally.payload_bytes += _payload_bytes(layout) - _payload_bytes(not_stored)
             self._in_vain = 0
             self._was_acknowledged = True
             sends_again = self._reconnect_timeout_seconds > 0
             back = sent.tally.settle(message, sent.rows, sent.stream.name, sends_again=sends_again)
             self._returned += 0 if sends_again else message.returned
             if back:
-                part = _part(sent, back)
-                sent.tally.payload_bytes -= _payload_bytes(part.columns.layout)
-                self._again.append(part)
+                self._again.append(_part(sent, back))
             self.acknowledged()
         elif isinstance(message, frames.Opened):
             self._opened(message)

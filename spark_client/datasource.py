@@ -4,8 +4,8 @@ Each task sends its partition as `KinesisBatchWriter`'s tasks do and commits wit
 them up and raises where rows failed, so that Spark repeats the batch but never, for them, a task alone.
 
 Spark runs these classes in Python processes of its own, beside the driver and on the executors, with no session at
-hand: what `KinesisBatchWriter` asks of the session (``spark.producerd.socket``, ``spark.speculation``, the size of
-Arrow batches) is out of reach here.
+hand.  What `KinesisBatchWriter` asks of the session or sets there (``spark.producerd.socket``, the size of Arrow
+batches) is not used here, except ``spark.speculation``: a task sees that, and refuses it before it sends a row.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from producerd.errors import BadColumn, Code
-from spark_client.batches import DATA
+from spark_client.batches import DATA, HASH_KEY, KEY, STREAM
 from spark_client.options import OPTIONS, Options, from_text, refuse
 from spark_client.results import PartitionResult, marked, merge
-from spark_client.selection import PAYLOAD_TYPES, bad_column, bad_data, found, named
-from spark_client.task import Plan, send
+from spark_client.selection import OPTION_OF, PAYLOAD_TYPES, bad_column, bad_data, found, named
+from spark_client.task import Plan, local_property, refuse_speculation, send
 
 try:
     from pyspark.sql import datasource
@@ -34,7 +34,16 @@ if TYPE_CHECKING:
 
 LOG: Final = logging.getLogger("producerd.client")
 ROWS_AT_ONCE: Final = 1_000
-OPTION: Final = {option.name: option.camel for option in OPTIONS}
+ONLY_WRITES: Final = (
+    'format("producerd") writes and does not read: read a stream with a Kinesis source of your platform'
+)
+OF_TABLES: Final = (
+    "A table USING producerd needs its columns, and each INSERT INTO its options, WITH ('stream' = 'NAME')"
+)
+"""Spark does not hand on what stands in OPTIONS (...)."""
+_CAMEL: Final = {option.name: option.camel for option in OPTIONS}
+OPTION: Final = {column: _CAMEL[OPTION_OF.get(column, column)] for column in (KEY, DATA, HASH_KEY, STREAM)}
+"""The option that names each column."""
 KEY_TYPES: Final = (*PAYLOAD_TYPES, "byte", "short", "integer", "long")
 """What Arrow writes as text just as Spark's own cast does; and decimals without a scale."""
 
@@ -51,9 +60,19 @@ class ProducerdDataSource(datasource.DataSource):
     def name(cls) -> str:
         return "producerd"
 
+    def schema(self) -> Any:
+        """Spark asks for it where a DataFrame is to be read, and for a table that is given no columns."""
+        refuse([f"{ONLY_WRITES}. {OF_TABLES}"])
+
+    def reader(self, schema: StructType) -> Any:  # noqa: ARG002 - Spark's shape
+        refuse([ONLY_WRITES])
+
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802, ARG002 - Spark's name and shape
+        refuse([ONLY_WRITES])
+
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         if overwrite:
-            refuse(['a Kinesis stream can only be appended to: give .mode("append")'])
+            refuse(['a Kinesis stream can only be appended to: give .mode("append") to save(), or say INSERT INTO'])
         return _BatchWriter(_Sink.of(from_text(self.options), schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802, ARG002 - Spark's name and shape
@@ -97,6 +116,8 @@ class _Sink(NamedTuple):
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> _Report:
         """Send one task's partition."""
+        if not self.options.allow_speculation:
+            refuse_speculation(local_property("spark.speculation"))
         result = send(Plan.of(self.options), map(self._sent, batches))
         return _Report(result.to_line() if result is not None else None)
 

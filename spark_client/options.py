@@ -10,9 +10,9 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple, Union
 
 from producerd.errors import Code, ConfigurationError
 from spark_client.results import marked
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OF_SPARK: Final = frozenset(("checkpointlocation", "queryname"))
 """What Spark hands to every data source beside the options that are meant for it."""
 ELSEWHERE: Final = {
-    "allowspeculation": "a data source cannot see spark.speculation: set that to false",
+    "jsonoptions": "it has no payload by default: give to_json(struct(*), map(...)) as the column data",
     "streamname": "it is called stream",
     **dict.fromkeys(
         ("region", "endpointurl", "rolearn", "externalid", "awsaccesskey", "awssecretkey", "awsaccesskeyid"),
@@ -39,6 +39,8 @@ MOST_SECONDS: Final = 1_000_000
 """poll() takes no more than 24 days."""
 SECONDS_OF: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 """Spark's units of time (JavaUtils.timeStringAs)."""
+JsonOption = Union[str, int, float, bool]
+"""What Spark takes as the value of one of its own options, as text."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Options:
     partition_key: str | Column = "partition_key"
     data: str | Column | None = None
     explicit_hash_key: str | Column | None = None
+    stream_column: str | Column | None = None
+    json_options: Mapping[str, JsonOption] | None = None
     socket: str | None = None
     null_key: str = "spread"
     on_bad_record: str = "fail"
@@ -61,6 +65,13 @@ class Options:
     def __post_init__(self) -> None:
         given = [(option, getattr(self, option.name)) for option in OPTIONS]
         refuse(f"{option.name}={value!r}: {option.want}" for option, value in given if not option.holds(value))
+        refuse(self._conflicts())
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.stream is not None and self.stream_column is not None:
+            yield f"stream={self.stream!r}: every row goes there, and no column says where; give one of the two"
+        if self.json_options is not None and self.data is not None:
+            yield f"json_options={self.json_options!r}: of the default payload, but data={self.data!s} is sent as it is"
 
     @property
     def skips_bad_records(self) -> bool:
@@ -140,6 +151,13 @@ def seconds(text: str) -> float | None:
     return float(match[1]) * SECONDS_OF.get(match[2], 1.0)
 
 
+def boolean(text: str) -> bool:
+    """ "true" or "false".  Raises ValueError."""
+    if text.strip().lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.strip().lower() == "true"
+
+
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
@@ -166,6 +184,12 @@ def _is_column(value: Any) -> bool:
     return _is_name(value) or type(value).__name__ == "Column"
 
 
+def _are_json_options(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and isinstance(given, (str, int, float)) for name, given in value.items()
+    )
+
+
 _COLUMN: Final = "give a column's name, an SQL expression or a Column"
 _SECONDS: Final = f"give a number of seconds, 0 to {MOST_SECONDS:,}"
 _SECONDS_OR_NONE: Final = f"{_SECONDS}, or None to wait for ever"
@@ -173,8 +197,8 @@ _SECONDS_OR_NONE: Final = f"{_SECONDS}, or None to wait for ever"
 OPTIONS: Final[Sequence[Option]] = (
     Option(
         "stream",
-        "the Kinesis stream's name; without it the column `stream` names one for each row",
-        "give the Kinesis stream's name, or None where the column `stream` has one for each row",
+        "the Kinesis stream's name; without it a column names one for each row",
+        "give the Kinesis stream's name, or None where a column has one for each row",
         _name_or_none,
     ),
     Option(
@@ -196,6 +220,19 @@ OPTIONS: Final[Sequence[Option]] = (
         "`explicitHashKey`, if there is one",
         _COLUMN,
         lambda value: value is None or _is_column(value),
+    ),
+    Option(
+        "stream_column",
+        "the column that names each row's stream, where no `stream` is given; without it the column `stream`",
+        _COLUMN,
+        lambda value: value is None or _is_column(value),
+    ),
+    Option(
+        "json_options",
+        "Spark's own options of `to_json` for the default payload, such as `timestampFormat` or `ignoreNullFields`",
+        "give a mapping of names to texts, numbers or booleans, as to to_json",
+        lambda value: value is None or _are_json_options(value),
+        None,
     ),
     Option(
         "socket",
@@ -243,6 +280,6 @@ OPTIONS: Final[Sequence[Option]] = (
         "write although `spark.speculation` may run a task twice, and so store its records twice",
         "give True or False",
         lambda value: isinstance(value, bool),
-        None,
+        boolean,
     ),
 )

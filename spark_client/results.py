@@ -82,7 +82,11 @@ class SkippedRow(NamedTuple):
 
 
 class PartitionResult(NamedTuple):
-    """What one task sent.  ``failures`` counts the rows that are not STORED, skipped ones too."""
+    """What one task sent.
+
+    ``records`` are all rows, of which ``failures`` counts those that are not STORED, skipped ones too; ``bytes`` are
+    those of stored rows.
+    """
 
     partition: int
     host: str
@@ -118,10 +122,11 @@ def _failure(told: list[Any]) -> RowFailure:
 class BatchResult(NamedTuple):
     """A batch that is stored whole, skipped rows aside.
 
-    ``records`` and ``bytes`` (keys, data, hash keys) are the batch's, of which ``skipped`` records were left out;
-    ``skipped_rows`` names the first 20.  ``retries`` and ``throttled`` count by row, ``spread_keys`` are null or empty
-    keys, ``resent`` went to a second daemon as the first one was lost or gave them back.  All tasks together waited
-    ``seconds_blocked`` for room, and ``seconds_flushing`` for their last acknowledgements.
+    ``records`` are all of the batch, of which ``skipped`` were left out; ``skipped_rows`` names the first 20 of these.
+    ``bytes`` are the keys, data and hash keys of the records that were stored.  ``retries`` and ``throttled`` count by
+    row, ``spread_keys`` are null or empty keys, ``resent`` went to a second daemon as the first one was lost or gave
+    them back.  All tasks together waited ``seconds_blocked`` for room, and ``seconds_flushing`` for their last
+    acknowledgements.
     """
 
     batch_id: int | None

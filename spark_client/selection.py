@@ -1,15 +1,19 @@
 """The columns that are sent, as the options name them; what Spark cannot resolve is a BadColumn before any job starts.
 
 An option is a column's name, taken literally whatever dots or spaces it has; else any SQL expression; or a Column.
-Classic and Connect DataFrames both: no SparkContext is touched.
+A name that no column has is refused without a question to Spark: Spark 4 prints 8,000 characters of the JVM's stack
+for each such question.  Classic and Connect DataFrames both: no SparkContext is touched.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import BadColumn, Code
@@ -18,14 +22,39 @@ from spark_client.results import marked
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
-    from spark_client.options import Options
+    from spark_client.options import JsonOption, Options
 
-ALIASES: Final = {KEY: "partitionKey", HASH_KEY: "explicitHashKey", STREAM: "streamName"}
+ALIASES: Final = {KEY: "partitionKey", HASH_KEY: "explicitHashKey"}
 """What Spark's Kinesis sources produce (Databricks', AWS's), taken where our own default name is absent."""
-WHOLE_ROW: Final = "to_json(struct(*))"
+SOURCE_STREAM: Final = "streamName"
+"""Where AWS's Kinesis source names the stream that a row was read from: nothing goes back there unasked."""
+OPTION_OF: Final = {STREAM: "stream_column"}
+"""The option that names a column, where it is not called as the column is."""
+TIMESTAMP_FORMAT: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+"""ISO 8601 with all six digits that Spark's timestamps have; `to_json` by itself writes three."""
+ZONE_FORMAT: Final = "XXXXX"
+LEGACY_ZONE_FORMAT: Final = "XXX"
+"""Spark's legacy formatter refuses XXXXX, which adds the seconds of old zones' offsets (+00:53:28)."""
 MAX_NAMES_TOLD: Final = 50
 PAYLOAD_TYPES: Final = ("string", "varchar", "char", "binary")
+
+
+NAME_PART: Final = re.compile(r"`((?:[^`]|``)+)`|([^\W\d]\w*)")
+NAME: Final = re.compile(rf"(?:{NAME_PART.pattern})(?:\.(?:{NAME_PART.pattern}))*")
+"""A name as SQL has it, with its parts."""
+NO_COLUMNS: Final = frozenset(
+    (
+        *("null", "true", "false", "user", "current_user", "session_user", "_metadata"),
+        *("current_date", "current_time", "current_timestamp", "localtimestamp"),
+    )
+)
+"""Single words that Spark resolves although no column of the DataFrame has the name."""
+QUALIFIERS: Final = frozenset(("_metadata", "session", "system"))
+"""First parts of names that are no column's: a file's metadata, variables."""
+LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Where Spark 4 logs each error of analysis, with the JVM's stack."""
 
 
 def select(df: DataFrame, options: Options) -> DataFrame:
@@ -33,20 +62,60 @@ def select(df: DataFrame, options: Options) -> DataFrame:
 
     All are strings, but for data, which may be binary.
     """
-    wanted = named(options, df.columns, data=WHOLE_ROW)
+    wanted = named(options, df.columns, data=_whole_row(df, options) if options.data is None else "")
     errors = importlib.import_module("pyspark.errors")
-    try:
-        selected, kinds = _at_once(df, wanted)
-        if list(kinds) != list(wanted):
-            selected, kinds = _one_by_one(df, wanted)
-    except errors.AnalysisException:
+    with _quietly():
         try:
-            selected, kinds = _one_by_one(df, wanted)
-        except errors.AnalysisException as error:
-            raise _culprit(df, wanted, error) from None
+            selected, kinds = _at_once(df, wanted)
+            if list(kinds) != list(wanted):
+                selected, kinds = _one_by_one(df, wanted)
+        except errors.AnalysisException:
+            try:
+                selected, kinds = _one_by_one(df, wanted)
+            except errors.AnalysisException as error:
+                raise _culprit(df, wanted, error) from None
     if list(kinds) != list(wanted) or kinds[DATA].typeName() not in PAYLOAD_TYPES:
         raise bad_data(wanted[DATA], ", ".join(kind.simpleString() for name, kind in kinds.items() if name == DATA))
     return selected
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep Spark 4 from printing the errors of this thread's questions: the error that is raised has them."""
+    asking = threading.get_ident()
+
+    def is_of_another(record: logging.LogRecord) -> bool:
+        return record.thread != asking
+
+    try:
+        get_logger = importlib.import_module("pyspark.logger").PySparkLogger.getLogger
+    except ImportError:  # Spark 3.5 prints nothing
+        yield
+        return
+    loggers = [get_logger(name) for name in LOGGERS]
+    for logger in loggers:
+        logger.addFilter(is_of_another)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_of_another)
+
+
+def _whole_row(df: DataFrame, options: Options) -> str:
+    """The row as JSON: timestamps with microseconds, unless the user's own options of `to_json` say otherwise."""
+    legacy = str(df.sparkSession.conf.get("spark.sql.legacy.timeParserPolicy", "CORRECTED")).upper() == "LEGACY"
+    zone = LEGACY_ZONE_FORMAT if legacy else ZONE_FORMAT
+    formats = {"timestampFormat": f"{TIMESTAMP_FORMAT}{zone}", "timestampNTZFormat": TIMESTAMP_FORMAT}
+    every = [*formats.items(), *(options.json_options or {}).items()]
+    settings = {name.lower(): value for name, value in every}  # their names have no case
+    return f"to_json(struct(*), map({', '.join(_literal(text) for pair in settings.items() for text in pair)}))"
+
+
+def _literal(value: JsonOption) -> str:
+    """A text in SQL, whatever the session's settings make of quotes and backslashes."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def _at_once(df: DataFrame, wanted: Mapping[str, Any]) -> tuple[DataFrame, dict[str, Any]]:
@@ -85,7 +154,9 @@ def named(options: Options, columns: Sequence[str], *, data: str) -> dict[str, A
         wanted[HASH_KEY] = options.explicit_hash_key
     elif found(HASH_KEY, columns):
         wanted[HASH_KEY] = HASH_KEY
-    if options.stream is None:
+    if options.stream_column is not None:
+        wanted[STREAM] = options.stream_column
+    elif options.stream is None:
         if not found(STREAM, columns):
             raise no_stream(columns)
         wanted[STREAM] = STREAM
@@ -102,14 +173,20 @@ def found(name: str, columns: Sequence[str]) -> str | None:
 
 
 def no_stream(columns: Sequence[str]) -> BadColumn:
-    """Neither the option nor the column names a stream."""
-    text = f"no stream: give its name with the option stream, or a column `stream`; columns: {_told(columns)}"
-    return BadColumn(marked(Code.BAD_COLUMN, text))
+    """Neither an option nor a column of the default name says the stream."""
+    ways = "give its name with the option stream, or a column `stream`"
+    source = found(SOURCE_STREAM, columns)
+    if source:
+        ways = (
+            f"give its name with the option stream; or, to write each row to the stream that its column `{source}` "
+            f'names, stream_column="{source}" (data source: streamColumn)'
+        )
+    return BadColumn(marked(Code.BAD_COLUMN, f"no stream: {ways}; columns: {_told(columns)}"))
 
 
-def bad_column(option: str, name: str, columns: Sequence[str], why: str) -> BadColumn:
-    """A column that is not there, with those that are."""
-    near = difflib.get_close_matches(name, columns)
+def bad_column(option: str, name: str, columns: Sequence[str], why: str, fields: Sequence[str] = ()) -> BadColumn:
+    """A column that is not there, with those that are; ``fields``: those of structs, which may be meant, too."""
+    near = difflib.get_close_matches(name, [*columns, *fields])
     hint = f", did you mean {' or '.join(near)}?" if near else ","
     return BadColumn(marked(Code.BAD_COLUMN, f"{option}={name!r}: {why}{hint} columns: {_told(columns)}"))
 
@@ -130,8 +207,59 @@ def _column(df: DataFrame, option: str, given: Any) -> Column:
 
 
 def _expression(df: DataFrame, option: str, given: str) -> str:
+    """In SQL: the column of this name, or the expression.  Raises BadColumn for a name that Spark cannot resolve."""
     name = given if given != option else found(option, df.columns) or given
-    return "`" + name.replace("`", "``") + "`" if name in df.columns else name
+    parts = _parts(name)
+    column = _column_named(df, option, name) or (_column_named(df, option, parts[0]) if len(parts) == 1 else None)
+    if column is not None:
+        return "`" + column.replace("`", "``") + "`"
+    if parts and not _may_resolve(df, parts):
+        fields = [path for path in _paths(df.schema) if path not in df.columns]
+        raise bad_column(OPTION_OF.get(option, option), given, df.columns, "no such column", fields)
+    return name
+
+
+def _parts(text: str) -> list[str]:
+    """The parts of a name in SQL; none where the text is more than a name."""
+    if not NAME.fullmatch(text):
+        return []
+    return [quoted.replace("``", "`") or plain for quoted, plain in NAME_PART.findall(text)]
+
+
+def _column_named(df: DataFrame, option: str, name: str) -> str | None:
+    """The column of this name, dots and all; names have no case, unless the session says that they have."""
+    same = [column for column in df.columns if column.lower() == name.lower()]
+    if same not in ([], [name]) and _have_case(df):
+        same = [column for column in same if column == name]
+    if len(same) > 1:
+        raise BadColumn(
+            marked(Code.BAD_COLUMN, f"{OPTION_OF.get(option, option)}={name!r}: several columns have this name")
+        )
+    return same[0] if same else None
+
+
+def _have_case(df: DataFrame) -> bool:
+    return str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+
+
+def _may_resolve(df: DataFrame, parts: Sequence[str]) -> bool:
+    """Whether Spark may know this name, which no column has as a whole: a struct's field, one that is qualified, ..."""
+    first, *others = (part.lower() for part in parts)
+    if not others:
+        return first in NO_COLUMNS
+    kinds = {field.name.lower(): field.dataType for field in df.schema.fields}
+    if first in QUALIFIERS or any(part in kinds for part in others):
+        return True
+    if first in kinds and kinds[first].typeName() == "struct":
+        return f"{first}.{others[0]}" in {path.lower() for path in _paths(df.schema)}
+    return first in kinds
+
+
+def _paths(kind: DataType, before: str = "") -> Iterator[str]:
+    """The names of a struct's fields, and of their fields."""
+    for field in getattr(kind, "fields", ()):
+        yield before + field.name
+        yield from _paths(field.dataType, f"{before}{field.name}.")
 
 
 def _culprit(df: DataFrame, wanted: dict[str, Any], error: Exception) -> BadColumn:
@@ -145,11 +273,9 @@ def _culprit(df: DataFrame, wanted: dict[str, Any], error: Exception) -> BadColu
 
 
 def _unresolved(df: DataFrame, option: str, given: Any, error: Exception) -> BadColumn:
-    if re.fullmatch(r"\w+", str(given)):
-        return bad_column(option, str(given), df.columns, "no such column")
     reason = " ".join(str(error).strip().splitlines()[:1])
     why = f"neither a column nor an expression that Spark accepts ({reason})"
-    return bad_column(option, str(given), df.columns, why)
+    return bad_column(OPTION_OF.get(option, option), str(given), df.columns, why)
 
 
 def _functions(df: DataFrame) -> Any:

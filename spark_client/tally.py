@@ -26,8 +26,9 @@ class _Failure:
 
 @dataclass
 class Tally:
-    """What became of the rows put so far; ``payload_bytes`` are those of keys, data and hash keys.
+    """What became of the rows put so far.
 
+    ``payload_bytes`` are the keys, data and hash keys of the ``stored`` rows.
     ``taken`` were handed to a daemon, of which ``records`` have ended.
     ``resent``: records that were handed to a second daemon, as the first one was lost or gave them back.
     ``seconds_blocked`` were waited for room, ``seconds_flushing`` for the last acknowledgements.

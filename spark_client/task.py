@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
     from spark_client.options import Options
 
-NO_STREAM: Final = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "the column stream is null or empty")
+NO_STREAM: Final = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "its stream is null or empty")
 ODD_STREAM: Final = frames.RowCode(
     Outcome.NOT_STORED,
     Code.RECORD_INVALID,
-    "the column stream has what cannot be a stream's name: 1 to 128 of a-z A-Z 0-9 _ . -",
+    "its stream has what cannot be a name: 1 to 128 of a-z A-Z 0-9 _ . -",
 )
 
 
 class Plan(NamedTuple):
     """What each task must know.  Plain values: it travels to the workers."""
 
-    stream: str | None  # None: the column `stream` names one for each row
+    stream: str | None  # None: each row names its own
     socket: str | None = None
     configured_socket: str | None = None
     skip_bad_records: bool = False
@@ -66,6 +66,25 @@ class Plan(NamedTuple):
             reconnect_timeout_seconds=options.reconnect_timeout_seconds,
             **known,
         )
+
+
+def refuse_speculation(setting: str | None) -> None:
+    """Raise SPECULATION_ENABLED where ``spark.speculation`` may run a task twice at a time."""
+    if str(setting).lower() == "true":
+        text = (
+            "spark.speculation=true runs slow tasks twice, and both copies write: set it to false, or give "
+            "allow_speculation=True (data source: allowSpeculation) and expect duplicates"
+        )
+        raise ProducerdError(marked(Code.SPECULATION_ENABLED, text), code=Code.SPECULATION_ENABLED)
+
+
+def local_property(name: str) -> str | None:
+    """What Spark hands this task under a name, configuration included; under Connect's ``foreachBatch`` nothing."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    value: str | None = context.getLocalProperty(name) if context is not None else None
+    return value
 
 
 def send_partition(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -158,10 +177,6 @@ def _hello(plan: Plan) -> frames.Hello:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-
-    def local(name: str) -> str:
-        return (context.getLocalProperty(name) if context is not None else None) or ""
-
     return frames.Hello(
         frames.VERSION,
         frames.VERSION,
@@ -169,9 +184,9 @@ def _hello(plan: Plan) -> frames.Hello:
         frames.BadRows.TAKE_GOOD if plan.skip_bad_records else frames.BadRows.REFUSE_FRAME,
         client=f"spark_client {__version__}, Python {platform.python_version()}",
         application_id=plan.application_id,
-        query_id=local("sql.streaming.queryId"),
-        run_id=local("spark.jobGroup.id"),
-        batch_id=plan.batch_id if plan.batch_id is not None else int(local("streaming.sql.batchId") or 0),
+        query_id=local_property("sql.streaming.queryId") or "",
+        run_id=local_property("spark.jobGroup.id") or "",
+        batch_id=plan.batch_id if plan.batch_id is not None else int(local_property("streaming.sql.batchId") or 0),
         stage_id=context.stageId() if context is not None else 0,
         partition=context.partitionId() if context is not None else 0,
         attempt=context.attemptNumber() if context is not None else 0,

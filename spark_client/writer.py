@@ -13,15 +13,17 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import Code, ProducerdError
-from spark_client.options import Options, refuse_unknown
+from spark_client.interrupts import cancelled_on_interrupt
+from spark_client.options import JsonOption, Options, refuse_unknown
+from spark_client.progress import Progress
 from spark_client.results import BatchResult, PartitionResult, error_in, marked, merge
 from spark_client.selection import select
-from spark_client.task import Plan, send_partition
+from spark_client.task import Plan, refuse_speculation, send_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -38,12 +40,13 @@ MOST_ARROW_BATCH_RECORDS: Final = 10_000
 class KinesisBatchWriter:
     """Writes each micro-batch: ``df.writeStream.foreachBatch(KinesisBatchWriter(stream="flights", ...))``.
 
-    ``stream``: the Kinesis stream's name; None: the column ``stream`` names one for each row.
+    ``stream``: the Kinesis stream's name; None: the column ``stream``, or ``stream_column``, names one for each row.
 
     ``partition_key``, ``data``, ``explicit_hash_key``: a column's name, any SQL expression, or a Column.  Keys are
     cast to string; a null or empty partition key spreads its record over all shards (``null_key="spread"``).  ``data``
     must be string or binary and is sent as it is; by default it is ``to_json(struct(*))``, the whole row as JSON, in
-    which null fields are left out.  By default explicit hash keys come from the column of that name, if there is one.
+    which null fields are left out and timestamps have microseconds; ``json_options`` are Spark's own for that.  By
+    default explicit hash keys come from the column of that name, if there is one.
 
     ``on_bad_record``: "fail" refuses the frame around a record that can never be stored; "skip" leaves just that
     record out and lists it in the result.  Time-outs are in seconds, None waits for ever: ``put`` for room in the
@@ -64,6 +67,8 @@ class KinesisBatchWriter:
         data: str | Column | None = None,
         explicit_hash_key: str | Column | None = None,
         *,
+        stream_column: str | Column | None = None,
+        json_options: Mapping[str, JsonOption] | None = None,
         socket: str | None = None,
         null_key: str = "spread",
         on_bad_record: str = "fail",
@@ -82,6 +87,8 @@ class KinesisBatchWriter:
             partition_key,
             data,
             explicit_hash_key,
+            stream_column,
+            json_options,
             socket,
             null_key,
             on_bad_record,
@@ -103,12 +110,12 @@ class KinesisBatchWriter:
         """Write one batch; return when every record is acknowledged.
 
         Raises ConnectionFailed, BackpressureTimeout, FlushTimeout, Refused, BadColumn or RecordsFailed; what else Spark
-        raises is left as it is.
+        raises is left as it is.  Where the caller is interrupted, the job is cancelled.
         """
         _check_arrow()
         options, spark = self._options, df.sparkSession
         if not options.allow_speculation:
-            refuse_speculation(spark)
+            refuse_speculation(spark.conf.get("spark.speculation", None))
         plan = Plan.of(
             options,
             configured_socket=spark.conf.get("spark.producerd.socket", None),
@@ -116,11 +123,15 @@ class KinesisBatchWriter:
             batch_id=batch_id,
         )
         reports = select(df, options).mapInArrow(functools.partial(send_partition, plan), "result string")
-        with _bounded_arrow_batches(spark, self._row_bytes):
+        with (
+            _bounded_arrow_batches(spark, self._row_bytes),
+            cancelled_on_interrupt(spark) as tag,
+            Progress(spark, plan, tag),
+        ):
             results = [PartitionResult.from_line(row[0]) for row in _collect(reports)]
         result = merge(batch_id, options.stream, results, skip_bad_records=options.skips_bad_records)
-        if result.records:
-            self._row_bytes = result.bytes / result.records
+        if result.records > result.skipped:
+            self._row_bytes = result.bytes / (result.records - result.skipped)
         self.last_result = result
         result.log(LOG)
         return result
@@ -129,16 +140,6 @@ class KinesisBatchWriter:
 def write_batch(df: DataFrame, batch_id: int | None = None, **options: Any) -> BatchResult:
     """Write a DataFrame once, with the options of `KinesisBatchWriter`; return when every record is acknowledged."""
     return KinesisBatchWriter(**options).write(df, batch_id)
-
-
-def refuse_speculation(spark: Any) -> None:
-    """Raise SPECULATION_ENABLED where this session may run a task twice at a time."""
-    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
-        text = (
-            "spark.speculation=true runs slow tasks twice, and both copies write: set it to false, or give "
-            "allow_speculation=True and expect duplicates"
-        )
-        raise ProducerdError(marked(Code.SPECULATION_ENABLED, text), code=Code.SPECULATION_ENABLED)
 
 
 def _collect(reports: DataFrame) -> Sequence[Any]:

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 import spark_client
 from producerd import cli
 from producerd.config import Config, NodeSettings, StreamSettings, load
+from producerd.config.settings import needs_restart
 from producerd.config.text import as_toml
 from producerd.ctl import commands
 from producerd.errors import Code, ConfigurationError
@@ -54,6 +55,15 @@ NOT_OURS: Final = {
     "AWS_CA_BUNDLE", "HTTPS_PROXY", "NO_PROXY",
 }  # fmt: skip
 """What a table may name beside; the last line is AWS's environment, which operations.md promises."""
+
+
+def test_what_it_says_of_a_reload_is_what_a_reload_does() -> None:
+    """docs/configuration.md says of each setting whether a reload changes it; this page names two of them."""
+    (step,) = re.findall(r"^7\. .*?(?=^8\. )", PAGE, flags=re.MULTILINE | re.DOTALL)
+    assert "(configuration.md#changing-settings-while-the-daemon-runs)" in step
+    needs, does_not = (re.findall(r"`(\w+)", part)[0] for part in step.split("A reload is not enough"))
+    assert needs_restart(StreamSettings.model_fields[needs])
+    assert not needs_restart(StreamSettings.model_fields[does_not])
 
 
 def blocks(language: str) -> list[str]:

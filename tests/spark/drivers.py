@@ -43,10 +43,11 @@ def spark_environ(folder: Path, **more: str) -> dict[str, str]:
 
 
 class Driver:
-    """A driver at work.  One order at a time."""
+    """A driver at work.  One order at a time; ``version`` is its Spark's."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self.process = process
+        self.version = ""
         self._log = log
         self._answers: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
@@ -79,6 +80,11 @@ class Driver:
     @property
     def log(self) -> str:
         return self._log.read_text(errors="replace")[-8000:]
+
+    @property
+    def logged_bytes(self) -> int:
+        """How much it has printed, and its JVM."""
+        return self._log.stat().st_size
 
     @property
     def answered(self) -> bool:
@@ -127,7 +133,7 @@ def driver(folder: Path, master: str, conf: Mapping[str, str] | None = None) -> 
         )
     running = Driver(process, log)
     try:
-        assert running.answer(READY_SECONDS)["ready"]
+        running.version = running.answer(READY_SECONDS)["ready"]
         yield running
     finally:
         running.close()

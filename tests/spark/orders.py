@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,30 @@ def write(spark: Any, *, rows: int, partitions: int, **options: Any) -> Any:
         "possible_duplicates": result.possible_duplicates,
         "partitions": [partition.records for partition in result.partitions],
     }
+
+
+def write_until_interrupted(spark: Any, **arguments: Any) -> Any:
+    """The same, where SIGINT is a KeyboardInterrupt and no more, as a notebook's kernel has it while a cell runs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        write(spark, **arguments)
+    except KeyboardInterrupt:
+        return {"interrupted": True}
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return {}
+
+
+def jobs(spark: Any) -> Any:
+    """The jobs that run, and the tags that the next one would have."""
+    context = spark.sparkContext
+    return {"active": list(context.statusTracker().getActiveJobsIds()), "tags": sorted(context.getJobTags())}
+
+
+def sleep_beside(spark: Any, *, seconds: float) -> Any:
+    """Have another job run.  No call waits for it: py4j makes those again when it is interrupted in another one."""
+    spark.sparkContext.parallelize([seconds], 1).map(time.sleep)._jrdd.countAsync()
+    return {}
 
 
 def save(spark: Any, *, rows: int, **options: str) -> Any:
@@ -54,7 +80,9 @@ def start_query(spark: Any, files: str, checkpoint: str, files_a_batch: int, wri
     return stream.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
 
 
-ORDERS: dict[str, Callable[..., Any]] = {"write": write, "save": save, "query": query}
+ORDERS: dict[str, Callable[..., Any]] = {
+    order.__name__: order for order in (write, write_until_interrupted, jobs, sleep_beside, save, query)
+}
 
 
 def main() -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.daemon import DaemonProcess
+from tests.daemon import DaemonProcess, daemon, until
 from tests.spark.drivers import Driver, driver
 from tests.spark.nodes import connect_server
 from tests.spark.queries import Input
-from tests.spark.service import Kinesis, counted
+from tests.spark.service import Kinesis, counted, wait_until_left_alone
 
 pytestmark = [
     pytest.mark.spark,
@@ -75,3 +77,26 @@ def test_an_error_is_one_line_in_a_client_of_spark_connect_and_marked_in_a_query
     given = Input(tmp_path, files=1, rows_a_file=10)
     result = client.ask("query", **given.query(1), **options)
     assert "PRODUCERD[STREAM_NOT_FOUND]: " in result.get("error", ""), result
+
+
+def test_a_batch_that_a_client_of_spark_connect_interrupts_ends_on_the_server(client: Driver, kinesis: Kinesis) -> None:
+    stream = kinesis.stream()
+    with daemon(kinesis.url, queue_limit=100, drain_timeout_seconds=1) as running:
+        order = {"partitions": 2, "stream": stream, "socket": str(running.socket)}
+        kinesis.hang()
+        client.tell("write_until_interrupted", rows=4_000, **order)
+        until(lambda: counted(running, stream)["backpressure_blocked_clients"], "a blocked caller", 60)
+        os.kill(client.process.pid, signal.SIGINT)
+        assert client.answer() == {"interrupted": True}
+        until(lambda: not running.metrics()["client_connections"], "the tasks' sessions end", 30)
+        kinesis.recover()
+        wait_until_left_alone(running)
+        assert client.ask("write", rows=10, **order).get("records") == 10
+
+
+def test_a_misspelt_column_is_one_line_in_a_client_of_spark_connect(client: Driver) -> None:
+    for name in ("tailnr", "upper(tailnr)"):
+        before = client.logged_bytes
+        result = client.ask("write", rows=1, partitions=1, stream="s", partition_key=name)
+        assert result["kind"] == "BadColumn", result
+        assert client.logged_bytes == before, client.log

@@ -126,6 +126,36 @@ def test_a_forbidden_socket_is_said_at_once(daemon: FakeDaemon, monkeypatch: pyt
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("name", ["node.admin.sock", "orders"])
+def test_the_admin_socket_is_named_with_the_one_to_give(daemon: FakeDaemon, name: str) -> None:
+    """By what answers there, not by its name."""
+    path = str(Path(daemon.path).with_name(name))
+    os.link(daemon.path, path)
+
+    def answers_in_http(session: Session) -> None:
+        session.expect(frames.Hello)
+        session.socket.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+
+    daemon.runs(in_turn(answers_in_http, lambda session: session.socket.close()))
+    right = path.replace(".admin", "") if name.endswith(".admin.sock") else channel.DEFAULT_SOCKET
+    with pytest.raises(ConfigurationError) as caught:
+        Connection(HELLO, [path], connect_timeout_seconds=10)
+    text = str(caught.value)
+    assert text.startswith(f"{path} is the admin socket on host {socket.gethostname()}: ")
+    assert f"by default {right} (socket=" in text
+    assert "\n" not in text
+
+
+def test_a_forbidden_admin_socket_is_not_to_be_opened_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(path: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(channel, "Channel", forbid)
+    with pytest.raises(ConnectionFailed, match="by its name this is the admin socket") as caught:
+        Connection(HELLO, ["/run/node.admin.sock"], connect_timeout_seconds=30)
+    assert "socket_group" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("code", "error"),
     [
@@ -163,6 +193,25 @@ def test_rows_arrive_and_the_tally_says_how_they_ended(daemon: FakeDaemon) -> No
     assert [key for key, _, _ in daemon.rows] == [b"k0", b"k1", b"k2", b"k0", b"k1", b"k2", b"k3", b"k4"]
     assert (tally.records, tally.stored, tally.payload_bytes, tally.failures) == (8, 8, 8 * 12, ())
     assert (tally.retries, tally.throttled, tally.possible_duplicates, tally.spread_keys) == (4, 2, 2, 6)
+
+
+def test_the_bytes_of_a_tally_are_those_of_stored_rows(daemon: FakeDaemon) -> None:
+    """Also of a row that came back and was stored by the next daemon; never of one that failed."""
+
+    def gives_back(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        session.send(frames.Draining(5.0))
+        session.fail(body, {1: INVALID, 2: RETURNED})
+        session.await_end()
+
+    daemon.runs(gives_back, serve)
+    with Connection(HELLO, [daemon.path], reconnect_timeout_seconds=10) as session:
+        session.put("s", lay_out([b"k0", b"key 1", b"k2"], [b"data 0", b"d", b"data two"], [b"7", b"8", b"9"]))
+        session.flush(10)
+    tally = session.tally
+    assert (tally.records, tally.stored) == (3, 2)
+    assert tally.payload_bytes == len(b"k0data 07k2data two9")
 
 
 def test_flush_waits_for_the_last_acknowledgement(daemon: FakeDaemon) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ def source(schema: str, **options: str) -> Any:
         ("partition_key struct<a: int>, data string", {"stream": "s"}, "is of type struct<a:int>: cast it to string"),
         ("partition_key string, data string", {}, "no stream: give its name with the option stream, or a column"),
         ("partition_key string, data string", {"stream": "s", "explicithashkey": "h"}, "explicitHashKey='h'"),
+        ("partition_key string, data string", {"streamcolumn": "to"}, "streamColumn='to': no such column"),
     ],
 )
 def test_a_column_that_cannot_be_sent_is_named_on_the_driver(
@@ -64,6 +66,66 @@ def test_overwriting_is_refused_with_the_mode_to_give(spark: SparkSession) -> No
     schema: Any = StructType.fromDDL("partition_key string, data string")
     with pytest.raises(ConfigurationError, match=r'\.mode\("append"\)'):
         ProducerdDataSource({"stream": "s"}).writer(schema, True)
+
+
+READS = 'PRODUCERD[CONFIGURATION]: format("producerd") writes and does not read: read a stream with a Kinesis source'
+
+
+def test_reading_is_refused_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    """Batch and streaming, with a schema and without one."""
+
+    def fails(read: Callable[[], Any]) -> None:
+        with pytest.raises(Exception, match="PRODUCERD") as caught:
+            read()
+        assert READS in str(caught.value)
+
+    fails(lambda: spark.read.format("producerd").load())
+    fails(lambda: spark.read.format("producerd").schema("data string").load().collect())
+    fails(lambda: spark.readStream.format("producerd").load())
+
+    def stream() -> None:
+        rows = spark.readStream.format("producerd").schema("data string").load()
+        query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+        query.awaitTermination(60)
+
+    fails(stream)
+
+
+def test_a_table_takes_rows_and_is_never_read_or_written_over(daemon: FakeDaemon, spark: SparkSession) -> None:
+    with pytest.raises(Exception, match="A table USING producerd needs its columns, and each INSERT INTO its options"):
+        spark.sql("CREATE TABLE flights USING producerd")
+    spark.sql("CREATE TABLE flights (partition_key STRING, data STRING) USING producerd")
+    try:
+        spark.sql(f"INSERT INTO flights WITH ('stream' = 's', 'socket' = '{daemon.path}') VALUES ('k', 'd')")
+        with pytest.raises(Exception, match=r"can only be appended to: give .* or say INSERT INTO"):
+            spark.sql("INSERT OVERWRITE flights VALUES ('k', 'd')")
+        with pytest.raises(Exception, match="PRODUCERD") as caught:
+            spark.table("flights").collect()
+    finally:
+        spark.sql("DROP TABLE flights")
+    assert READS in str(caught.value)
+    assert daemon.rows == [(b"k", b"d", None)]
+
+
+def test_tasks_refuse_speculation_before_they_send_a_row(
+    daemon: FakeDaemon, kinesis_rows: DataFrame, tmp_path: Path
+) -> None:
+    """Spark hands its configuration to tasks as local properties; here one takes its place."""
+    context = kinesis_rows.sparkSession.sparkContext
+    context.setLocalProperty("spark.speculation", "true")
+    try:
+        with pytest.raises(Exception, match="SPECULATION_ENABLED") as caught:
+            kinesis_rows.write.format("producerd").option("socket", daemon.path).mode("append").save()
+        query = started(kinesis_rows, tmp_path, socket=daemon.path)
+        with pytest.raises(Exception, match="SPECULATION_ENABLED"):
+            query.awaitTermination(60)
+        assert daemon.sessions == []
+        allowed = kinesis_rows.write.format("producerd").options(socket=daemon.path, allowSpeculation="true")
+        allowed.mode("append").save()
+    finally:
+        context.setLocalProperty("spark.speculation", "false")
+    assert "(data source: allowSpeculation) and expect duplicates" in str(caught.value)
+    assert Counter(daemon.rows_of_streams) == expected()
 
 
 @pytest.fixture
@@ -91,9 +153,13 @@ def test_what_a_kinesis_source_produced_is_written_back_unchanged(daemon: FakeDa
     assert len(daemon.sessions) == 2
 
 
-def test_the_other_kinesis_source_calls_its_stream_otherwise(daemon: FakeDaemon, kinesis_rows: DataFrame) -> None:
+def test_rows_go_back_to_the_source_of_aws_only_where_that_is_asked_for(
+    daemon: FakeDaemon, kinesis_rows: DataFrame
+) -> None:
     df = kinesis_rows.withColumnRenamed("stream", "streamName")
-    df.write.format("producerd").option("socket", daemon.path).mode("append").save()
+    with pytest.raises(Exception, match=r"BAD_COLUMN\]: no stream: .* \(data source: streamColumn\)"):
+        df.write.format("producerd").option("socket", daemon.path).mode("append").save()
+    df.write.format("producerd").options(socket=daemon.path, streamColumn="streamName").mode("append").save()
     assert Counter(daemon.rows_of_streams) == expected()
 
 

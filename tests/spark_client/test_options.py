@@ -30,6 +30,7 @@ def test_the_writer_the_table_and_the_values_have_the_same_names_and_defaults() 
         ({"flushTimeoutSeconds": "NONE"}, {"flush_timeout_seconds": None}),
         ({"connectTimeoutSeconds": "1.5"}, {"connect_timeout_seconds": 1.5}),
         ({"onBadRecord": "skip", "checkpointlocation": "/c", "queryName": "q"}, {"on_bad_record": "skip"}),
+        ({"streamColumn": "to", "allowspeculation": "TRUE"}, {"stream_column": "to", "allow_speculation": True}),
         ({"partitionKey": "tail", "explicitHashKey": "h", "DATA": "d"}, {}),
     ],
 )
@@ -48,7 +49,9 @@ def test_text_is_read_without_regard_to_case(given: dict[str, str], found: dict[
         ({"xyzzy": "1"}, "xyzzy: no option of producerd; there are stream, partitionKey, data, explicitHashKey,"),
         ({"region": "eu-west-1"}, "region: no option of producerd; access to AWS belongs to the daemon"),
         ({"queueLimit": "5"}, "queueLimit: no option of producerd; a setting of the daemon"),
-        ({"allowSpeculation": "true"}, "a data source cannot see spark.speculation: set that to false"),
+        ({"allowSpeculation": "yes"}, "allowSpeculation='yes': give True or False"),
+        ({"jsonOptions": "{}"}, "jsonOptions: no option of producerd; it has no payload by default: give to_json("),
+        ({"stream": "s", "streamColumn": "to"}, "stream='s': every row goes there"),
         ({"streamName": "s"}, "it is called stream"),
         ({"putTimeoutSeconds": "5 parsecs"}, "putTimeoutSeconds='5 parsecs': give a number of seconds"),
         ({"putTimeoutSeconds": "1.2.3s"}, "putTimeoutSeconds='1.2.3s'"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import pickle
 import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError, RecordsFailed
-from spark_client import BadColumn, KinesisBatchWriter, SkippedRow, write_batch
+from spark_client import BadColumn, KinesisBatchWriter, SkippedRow, selection, write_batch
 from spark_client.writer import _bounded_arrow_batches
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Row, Session, in_turn, serve
 from tests.spark_client.shipped import run_with_zip
@@ -47,6 +50,9 @@ def test_importing_the_client_needs_only_the_standard_library() -> None:
         ({"put_timeout_seconds": True}, "put_timeout_seconds=True"),
         ({"on_bad_record": "ignore"}, "on_bad_record='ignore': give 'fail' or 'skip'"),
         ({"null_key": "drop"}, "null_key='drop': give 'spread'"),
+        ({"stream_column": "to"}, "stream='s': every row goes there, and no column says where; give one of the two"),
+        ({"json_options": {"a": None}}, "json_options={'a': None}: give a mapping of names to texts"),
+        ({"json_options": {}, "data": "d"}, "json_options={}: of the default payload, but data=d is sent as it is"),
     ],
 )
 def test_an_option_that_does_not_hold_is_named_with_its_value(options: dict[str, Any], message: str) -> None:
@@ -126,10 +132,76 @@ def test_each_row_goes_to_the_stream_of_its_own(daemon: FakeDaemon, spark: Spark
     assert Counter(daemon.rows_of_streams) == Counter(
         (f"s{i % 3}", (b"%d" % i, b"d%d" % i, None)) for i in range(6_000) if i != 5_000
     )
+    with pytest.raises(RecordsFailed, match=r"RECORD_INVALID 1 \(its stream is null or empty\), rows 0:5000; mend"):
+        write_batch(df, data="data", socket=daemon.path)
+
+
+@pytest.mark.spark
+def test_rows_go_back_to_their_source_only_where_that_is_asked_for(daemon: FakeDaemon, spark: SparkSession) -> None:
+    df = spark.sql("SELECT 'k' AS partitionKey, 'd' AS data, 'source' AS streamName")
     with pytest.raises(
-        RecordsFailed, match=r"RECORD_INVALID 1 \(the column stream is null or empty\), rows 0:5000; mend"
+        BadColumn,
+        match=r"no stream: give its name with the option stream; or, to write each row to the stream that its column "
+        r"`streamName` names, stream_column=\"streamName\" \(data source: streamColumn\); columns: partitionKey,",
     ):
         write_batch(df, data="data", socket=daemon.path)
+    write_batch(df, data="data", stream="flights", socket=daemon.path)
+    write_batch(df, data="data", stream_column="streamName", socket=daemon.path)
+    write_batch(df, data="data", stream_column="upper(streamName)", socket=daemon.path)
+    assert [stream for stream, _ in daemon.rows_of_streams] == ["flights", "source", "SOURCE"]
+    with pytest.raises(BadColumn, match="stream_column='nope': no such column"):
+        write_batch(df, data="data", stream_column="nope", socket=daemon.path)
+
+
+WITH_TIMES = (
+    "SELECT 'k' AS partition_key, timestamp'2024-07-01 12:00:00.123456' AS at, timestamp'1890-01-01 00:00:00.5' AS old,"
+    " timestamp_ntz'2024-07-01 12:00:00.000001' AS ntz, named_struct('at', timestamp'2024-01-01 00:00:00') AS inner,"
+    " date'2024-07-01' AS day"
+)
+
+
+@pytest.mark.spark
+@pytest.mark.spark_lane
+@pytest.mark.parametrize("conf", [{}, {"spark.sql.legacy.timeParserPolicy": "LEGACY"}], ids=["default", "legacy"])
+def test_a_row_as_json_keeps_the_microseconds_of_its_timestamps(
+    daemon: FakeDaemon, spark: SparkSession, conf: dict[str, str]
+) -> None:
+    """ISO 8601 with the session's zone, whatever Spark's legacy settings are; Spark reads the same instants from it."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    conf = {"spark.sql.session.timeZone": "Europe/Berlin", "spark.sql.parser.escapedStringLiterals": "true", **conf}
+    before = {name: str(spark.conf.get(name)) for name in conf}
+    try:
+        for name, value in conf.items():
+            spark.conf.set(name, value)
+        df = spark.sql(WITH_TIMES)
+        write(daemon, df, "partition_key")
+        ((_, payload, _),) = daemon.rows
+        assert payload is not None
+        read = spark.createDataFrame([(payload.decode(),)], "json string").select(
+            F.from_json("json", df.schema).alias("row")
+        )
+        same = read.select("row.*").first() == df.first()
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+    told = json.loads(payload)
+    assert told["at"] == "2024-07-01T12:00:00.123456+02:00"
+    assert told["ntz"] == "2024-07-01T12:00:00.000001"
+    assert told["inner"] == {"at": "2024-01-01T00:00:00.000000+01:00"}
+    assert told["day"] == "2024-07-01"
+    if len(conf) == 2:  # Spark's legacy format has no seconds of a zone's offset
+        assert told["old"] == "1890-01-01T00:00:00.500000+00:53:28"
+        assert same
+
+
+@pytest.mark.spark
+def test_the_options_of_the_row_as_json_are_sparks_own(daemon: FakeDaemon, spark: SparkSession) -> None:
+    given = {"TimestampFormat": "HH:mm 'o''clock' \\\\", "ignoreNullFields": False}
+    df = spark.sql("SELECT 'k' AS key, timestamp'2024-07-01 12:00:00' AS at, CAST(NULL AS INT) AS nothing")
+    write(daemon, df, "key", json_options=given)
+    ((_, payload, _),) = daemon.rows
+    assert json.loads(payload or b"") == {"key": "k", "at": "12:00 o'clock \\\\", "nothing": None}
 
 
 @pytest.mark.spark
@@ -192,7 +264,12 @@ def test_what_kinesis_sources_call_their_columns_is_taken(daemon: FakeDaemon, sp
             r"partition_key='tailnum': no such column, did you mean tail\.num\? columns: id, tail\.num,",
         ),
         ({"key": "partition_key"}, "partition_key='partition_key': no such column"),
+        ({"key": "`tail`"}, "partition_key='`tail`': no such column"),
+        ({"key": "tail.num.x"}, r"partition_key='tail\.num\.x': no such column"),
+        ({"key": "place.tows"}, r"partition_key='place\.tows': no such column, did you mean place\.town or"),
         ({"key": "id +"}, r"partition_key='id \+': neither.*PARSE_SYNTAX_ERROR"),
+        ({"key": "upper(tailnum)"}, r"partition_key='upper\(tailnum\)': neither.*UNRESOLVED_COLUMN"),
+        ({"key": "id.x"}, r"partition_key='id\.x': neither.*"),
         ({"data": "dat"}, r"data='dat': no such column, did you mean data\?"),
         ({"data": "id"}, r"data=id has type bigint: give a string or binary column, such as to_json"),
         ({"explicit_hash_key": "nope"}, "explicit_hash_key='nope': no such column"),
@@ -200,13 +277,65 @@ def test_what_kinesis_sources_call_their_columns_is_taken(daemon: FakeDaemon, sp
     ],
 )
 def test_a_bad_column_is_named_before_any_job(
-    daemon: FakeDaemon, flights: DataFrame, options: dict[str, Any], message: str
+    daemon: FakeDaemon, flights: DataFrame, options: dict[str, Any], message: str, spark_prints: list[str]
 ) -> None:
+    """And in that one line alone: Spark 4 would print the JVM's stack of each error of analysis."""
+    flights = flights.selectExpr("*", "named_struct('town', 'x') AS place")
     with pytest.raises(BadColumn, match=message) as caught:
         write(daemon, flights, **options)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("PRODUCERD[BAD_COLUMN]: ")
     assert daemon.sessions == []
+    assert spark_prints == []
+
+
+@pytest.fixture
+def spark_prints(spark: SparkSession) -> Iterator[list[str]]:
+    """What Spark logs by the loggers of its errors of analysis."""
+    printed: list[str] = []
+    loggers = [logging.getLogger()]
+    if not spark.version.startswith("3."):
+        from pyspark.logger import PySparkLogger
+
+        loggers += [PySparkLogger.getLogger(name) for name in selection.LOGGERS]
+    handler = logging.Handler()
+    handler.emit = lambda record: printed.append(record.getMessage())  # type: ignore[method-assign]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield printed
+    for logger in loggers:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.spark
+def test_spark_is_not_asked_for_a_name_that_no_column_has(
+    daemon: FakeDaemon, flights: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*_: Any) -> Any:
+        raise AssertionError("Spark is asked")
+
+    for name in ("select", "selectExpr"):
+        monkeypatch.setattr(type(flights), name, asked)
+    with pytest.raises(BadColumn, match="no such column"):
+        write(daemon, flights, "tailnr")
+
+
+@pytest.mark.spark
+def test_names_have_the_case_that_the_session_gives_them(daemon: FakeDaemon, spark: SparkSession) -> None:
+    df = spark.sql("SELECT 'a' AS `Tail.Num`, 'b' AS `x y`, named_struct('Inner', 'c') AS place, 'd' AS data")
+    for name in ("tail.num", "`TAIL.NUM`", "X y", "PLACE.inner", "`place`.`inner`", "current_date"):
+        write(daemon, df, name, data="data")
+    assert [key for key, _, _ in daemon.rows[:5]] == [b"a", b"a", b"b", b"c", b"c"]
+    twice = df.selectExpr("*", "data AS DATA")
+    with pytest.raises(BadColumn, match="data='data': several columns have this name"):
+        write(daemon, twice, "x y", data="data")
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        with pytest.raises(BadColumn, match=r"partition_key='tail\.num': no such column, did you mean Tail\.Num\?"):
+            write(daemon, df, "tail.num", data="data")
+        write(daemon, twice, "x y", data="data")
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
 
 
 @pytest.mark.spark
@@ -244,6 +373,8 @@ def test_bad_records_may_be_skipped(daemon: FakeDaemon, flights: DataFrame) -> N
     result = write(daemon, flights, on_bad_record="skip")
     assert (result.records, result.skipped) == (1_000, 2)
     assert result.skipped_rows == (SkippedRow(0, 8, Code.RECORD_INVALID), SkippedRow(1, 1, Code.RECORD_INVALID))
+    stored = [key + (data or b"") for key, data, _ in daemon.rows if key not in bad]
+    assert result.bytes == sum(map(len, stored)), "bytes are those of stored rows"
     assert {hello.bad_rows for hello in daemon.hellos} == {1}
 
 
