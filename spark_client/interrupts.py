@@ -17,7 +17,8 @@ from typing import Any
 def cancelled_on_interrupt(spark: Any) -> Iterator[str]:
     """Where this thread is interrupted, cancel the jobs that it started meanwhile, and no others.
 
-    They have a tag of their own, which is given to the block.  Their group stays as it is: by that a streaming query cancels its jobs when it stops.
+    They have a tag of their own, which is given to the block.  Their group stays as it is: by that a streaming query
+    cancels its jobs when it stops.
     """
     tag = f"producerd-{uuid.uuid4()}"
     if type(spark).__module__.startswith("pyspark.sql.connect"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from producerd.wire import frames
-from spark_client import progress
+from spark_client import progress, write_batch
 from spark_client.progress import Progress, Running, daemons_word, running_tasks
 from spark_client.task import Plan
 from tests.spark_client.fake_daemon import FakeDaemon, Session
@@ -66,6 +67,51 @@ def test_the_tasks_of_one_write_are_counted_with_their_hosts(spark: SparkSession
         assert (running.tasks, running.of) == (2, 2)
         assert 0 <= running.longest_seconds < 30
         assert running_tasks(spark, "theirs") == Running(0, 0, 0.0, [])
+
+
+class Telling(logging.Handler):
+    """Sets an event at the first line that counts all tasks of a batch of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = ""
+        self.told = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if ": 2 of 2 tasks still run" in record.getMessage():
+            self.line = record.getMessage()
+            self.told.set()
+
+
+@pytest.mark.spark
+def test_a_batch_that_waits_is_told_of_on_the_driver_with_the_daemon_s_cause(
+    daemon: FakeDaemon, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Telling()
+
+    def script(session: Session) -> None:
+        if session.welcome().client.endswith(", driver"):
+            session.opened()
+            session.expect(frames.Status)
+            session.send(frames.Blocked(1, 0.0, "the service cannot be reached"))
+            session.await_end()
+        else:  # until the driver has said it
+            session.serve(lambda _: None if log.told.wait(60) else frames.RowCode(1, "LATE"))
+
+    daemon.runs(script)
+    monkeypatch.setattr(progress, "FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(progress, "AGAIN_SECONDS", 0.5)
+    progress.LOG.addHandler(log)
+    try:
+        rows = spark.range(4, numPartitions=2).selectExpr("cast(id as string) as partition_key", "'x' as data")
+        assert write_batch(rows, stream="flights", socket=daemon.path).records == 4
+    finally:
+        progress.LOG.removeHandler(log)
+    assert re.match(
+        r"this write has run for \d+ s: 2 of 2 tasks still run, the longest for \d+ s; the daemon at \S+: "
+        "the service cannot be reached; queue 0 of 0 records",
+        log.line,
+    )
 
 
 def test_a_daemon_at_the_driver_s_own_path_is_asked_for_the_cause(daemon: FakeDaemon) -> None:
