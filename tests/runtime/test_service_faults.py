@@ -220,7 +220,8 @@ def test_a_request_that_is_given_up_resets_its_connection_at_once(kinesis: FakeK
             assert serving.in_flight_peak <= 2
             kinesis.standing.clear()
             ack = client.acks()[0]
-            assert (ack.stored, ack.possible_duplicates) == (100, 100)
+            assert ack.stored == 100
+            assert ack.possible_duplicates >= 100, "each time-out makes a copy"
 
 
 @pytest.mark.law("Row")
