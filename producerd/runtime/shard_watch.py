@@ -3,7 +3,7 @@
 The shards are read (ListShards, all pages) when the pipeline wants a map, about once a minute otherwise unless the
 stream is idle, and again and again while that fails: `producerd.core.reading_times` says when.  The old map serves
 until the new one is whole.  The summary (DescribeStreamSummary) is read once at the start, about every ten minutes from
-then on, and when the shards show that the stream was made anew.  Either may be denied: one line says when that begins,
+then on, and when the shards show that the stream was made again.  Either may be denied: one line says when that begins,
 and one when it ends.
 """
 
