@@ -36,7 +36,7 @@ def test_each_scenario_is_there_once_and_every_kind_of_fault_is_there() -> None:
     assert len({name_of(scenario) for scenario in ALL}) == len(ALL)
     assert {scenario.name for scenario in ALL} == {
         *("split", "merge", "hot_shard", "slow_shard", "partial_failures"),
-        *("lost_replies", "slow_uplink", "outage"),
+        *("lost_replies", "slow_uplink", "outage", "storm"),
     }
 
 
@@ -94,7 +94,7 @@ def test_a_reshard_closes_and_opens_shards_by_calls_to_the_service(
 
 
 @pytest.mark.parametrize(
-    "scenario", [s for s in ALL if s.name in ("slow_shard", "lost_replies", "outage")], ids=name_of
+    "scenario", [s for s in ALL if s.name in ("slow_shard", "lost_replies", "outage", "storm")], ids=name_of
 )
 def test_a_fault_that_stands_is_taken_away_whole(scenario: Scenario) -> None:
     kinesis = FakeKinesis()
