@@ -668,6 +668,8 @@ class _Stormy(Shard):
 
     __slots__ = ("until",)
 
+    until: float
+
     def admit(self, size: int, now: float) -> bool:
         return now >= self.until and super().admit(size, now)
 
