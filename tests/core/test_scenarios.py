@@ -487,8 +487,12 @@ def test_an_outage_of_10_minutes_makes_few_requests_and_is_over_within_seconds(
 
 @pytest.mark.parametrize(
     "rules",
-    [{}, {"aggregate": True}, {"per_key": True}, {"fail_if_throttled": True}],
-    ids=["plain", "kpl", "per_key", "fail"],
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"aggregate": True}, id="kpl"),
+        pytest.param({"per_key": True}, id="per_key", marks=pytest.mark.slow),
+        pytest.param({"fail_if_throttled": True}, id="fail", marks=pytest.mark.slow),
+    ],
 )
 def test_a_storm_in_which_every_entry_is_throttled_is_over_within_5_seconds(rules: dict[str, Any]) -> None:
     """For 25 s a shard throttles all.  Measured: two requests a second; 90 % of the quota 2 to 3 s after the end."""
