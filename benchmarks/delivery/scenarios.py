@@ -20,7 +20,7 @@ from producerd.testing import FakeKinesis, Fault, Stream, hash_of
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.testing.streams import HASH_END
 
-LONGEST_SECONDS: Final = 30.0
+LONGEST_SECONDS: Final = 40.0
 SOCKET: Final = "daemon.sock"
 KEYS_PER_SHARD: Final = 50
 SLOW_SHARD_SECONDS: Final = 6.0
@@ -123,6 +123,7 @@ def all_scenarios() -> list[Scenario]:
         outage(),
         throttled_start(),
         socket_deleted(),
+        *(storm(aggregation) for aggregation in ("kpl", "none")),
     ]
 
 
@@ -251,6 +252,18 @@ def throttled_start() -> Scenario:
     return replace(scenario, loads=loads, begins_before_start=True, recovers=False, counts_others=True)
 
 
+def storm(aggregation: str) -> Scenario:
+    """Every entry is throttled for 25 s; four shards have all that they take, before and after."""
+
+    def begin(stage: Stage) -> None:
+        stage.kinesis.standing = [Fault("throttle")]
+
+    busy = Load(row_bytes=500, keys=keys_for(4, range(4)), ends=36.0)
+    # What waits when the load ends is carried in 2 s.
+    settings = {"queue_limit_bytes": "4 MiB"}
+    return Scenario("storm", aggregation, 4, (busy,) * 4, 4.5, 29.5, begin, _end_standing, settings=settings)
+
+
 def _standing(
     name: str,
     aggregation: str,
@@ -266,11 +279,12 @@ def _standing(
     def begin(stage: Stage) -> None:
         stage.kinesis.standing = [fault]
 
-    def end(stage: Stage) -> None:
-        stage.kinesis.standing = []
-
     steady = Load(row_bytes=500, keys=keys_for(4, range(4)), rows_per_second=rows_per_second, ends=watched_until)
-    return Scenario(name, aggregation, 4, (steady,) * 4, begins, ends, begin, end)
+    return Scenario(name, aggregation, 4, (steady,) * 4, begins, ends, begin, _end_standing)
+
+
+def _end_standing(stage: Stage) -> None:
+    stage.kinesis.standing = []
 
 
 def socket_deleted() -> Scenario:

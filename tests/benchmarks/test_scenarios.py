@@ -43,7 +43,7 @@ def test_each_scenario_is_there_once_and_every_kind_of_fault_is_there() -> None:
     assert len({name_of(scenario) for scenario in ALL}) == len(ALL)
     assert {scenario.name for scenario in ALL} == {
         *("split", "merge", "reshards", "hot_shard", "slow_shard", "partial_failures"),
-        *("lost_replies", "slow_uplink", "outage", "socket_deleted", "throttled_start"),
+        *("lost_replies", "slow_uplink", "outage", "socket_deleted", "throttled_start", "storm"),
     }
 
 
@@ -121,7 +121,9 @@ def test_shards_that_change_twice_a_second_are_as_many_in_the_end(
 
 
 @pytest.mark.parametrize(
-    "scenario", [s for s in ALL if s.name in ("slow_shard", "lost_replies", "outage", "throttled_start")], ids=name_of
+    "scenario",
+    [s for s in ALL if s.name in ("slow_shard", "lost_replies", "outage", "throttled_start", "storm")],
+    ids=name_of,
 )
 def test_a_fault_that_stands_is_taken_away_whole(scenario: Scenario, tmp_path: Path) -> None:
     kinesis = FakeKinesis()

@@ -188,6 +188,57 @@ def test_a_second_throttle_on_the_way_back_does_not_forget_where_the_first_was()
     assert 0.55 * MIB < pacer.rate_bytes < 0.6 * MIB
 
 
+def after_storm(cuts: int) -> Pacer:
+    """A pacer at the full rate that was throttled this often with nothing stored between, and then stored an entry."""
+    pacer = at_full_rate()
+    for at in range(cuts):
+        pacer.answered(0, 1, 3.0 + at, 3.0 + at)
+    spend(pacer, 20.0)
+    pacer.answered(1, 0, 20.0, 20.1)
+    return pacer
+
+
+def test_after_a_storm_the_rate_doubles_with_each_answer_up_to_where_it_was() -> None:
+    pacer = after_storm(pacing.STORM_CUTS + 5)
+    assert pacer.rate_bytes < MIB / 100
+    assert not pacer.backs_off
+    saturate(pacer, 20.1, 25.0)
+    assert pacer.rate_bytes == MIB
+
+
+def test_fewer_cuts_are_no_storm_and_the_rate_returns_step_by_step() -> None:
+    pacer = after_storm(pacing.STORM_CUTS - 1)
+    assert pacer.rate_bytes < MIB / 6
+    saturate(pacer, 20.1, 25.0)
+    assert pacer.rate_bytes < MIB / 2
+
+
+def test_what_was_sent_before_the_last_cut_does_not_end_a_storm() -> None:
+    """An answer that was long on its way tells nothing of the shard as it is now."""
+    pacer = at_full_rate()
+    for at in range(10):
+        pacer.answered(0, 1, 3.0 + at, 3.0 + at)
+    pacer.answered(1, 0, 2.9, 12.1)
+    pacer.answered(0, 1, 13.0, 13.0)
+    spend(pacer, 20.0)
+    pacer.answered(1, 0, 20.0, 20.1)
+    saturate(pacer, 20.1, 25.0)
+    assert pacer.rate_bytes == MIB
+
+
+@pytest.mark.law("Pacer")
+def test_the_first_throttle_after_a_storm_stops_the_doubling() -> None:
+    """The shard takes no more, or others write to it: the rate of before the storm is forgotten."""
+    pacer = after_storm(10)
+    now = saturate(pacer, 20.1, 21.0)
+    reached = pacer.rate_bytes
+    assert MIB / 100 < reached < MIB / 2
+    pacer.answered(0, 1, now, now)
+    assert pacer.rate_bytes == reached / 2
+    saturate(pacer, now, now + 5.0)
+    assert pacer.rate_bytes < reached
+
+
 # ---- questions
 
 
@@ -457,6 +508,7 @@ class Seen(NamedTuple):
     used: float
     throttled: float
     least: float
+    entries: int
 
 
 class OneShard:
@@ -498,7 +550,8 @@ class OneShard:
         self.run(self.now + seconds)
         stored = [lane.stored_bytes for lane in self.lanes]
         possible = seconds * min(self.quota, sum(lane.bytes_per_second for lane in self.lanes))
-        return Seen(sum(stored) / possible, self._throttled / self._entries, min(stored) * len(stored) / possible)
+        throttled = self._throttled / max(1, self._entries)
+        return Seen(sum(stored) / possible, throttled, min(stored) * len(stored) / possible, self._entries)
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), action))
@@ -608,6 +661,80 @@ def test_where_not_all_can_be_had_at_once(
     assert seen.used >= used, seen
     assert seen.throttled <= throttled, seen
     assert seen.least >= least, seen
+
+
+class _Stormy(Shard):
+    """Throttles all until a time."""
+
+    __slots__ = ("until",)
+
+    until: float
+
+    def admit(self, size: int, now: float) -> bool:
+        return now >= self.until and super().admit(size, now)
+
+
+def storm(model: OneShard, seconds: float) -> float:
+    """Let all be throttled for a while; returns how many entries a second were sent meanwhile."""
+    model.shard = _Stormy("shardId-000000000000", 0, 1, (), 0.0, "1")
+    model.shard.until = model.now + seconds
+    return model.watch(seconds).entries / seconds
+
+
+@pytest.mark.parametrize("seconds", [2.0, 10.0, 25.0, 60.0])
+@pytest.mark.parametrize("aggregate", [True, False])
+def test_a_lone_lane_has_its_shard_within_five_seconds_of_a_storm(aggregate: bool, seconds: float) -> None:
+    """Measured: 90 % of the quota after 2.5 s."""
+    model = OneShard(1, aggregate=aggregate)
+    model.add(1, load=3.0)
+    model.run(10.0)
+    assert storm(model, seconds) <= 5.0 + 200.0 / seconds, "entries a second"
+    assert sum(model.watch(0.5).used >= 0.9 for _ in range(10)) >= 4
+
+
+@pytest.mark.parametrize("aggregate", [True, False])
+def test_storms_that_come_again_and_again_do_not_slow_the_return(aggregate: bool) -> None:
+    model = OneShard(1, aggregate=aggregate)
+    model.add(1, load=3.0)
+    model.run(10.0)
+    returned = []
+    for _ in range(5):
+        storm(model, 25.0)
+        returned.append(model.watch(5.0).used)
+    assert min(returned) >= 0.5, returned
+
+
+@pytest.mark.law("Pacer")
+@pytest.mark.parametrize(
+    ("lanes", "load", "aggregate", "throttled"),
+    [
+        (10, 3.0, True, 0.05),
+        (50, 3.0, True, 0.05),
+        pytest.param(50, 0.5, False, 0.16, marks=pytest.mark.slow),
+        pytest.param(50, 3.0, False, 0.05, marks=pytest.mark.slow),
+        pytest.param(50, 0.5, True, 0.16, marks=pytest.mark.slow),
+        pytest.param(200, 3.0, True, 0.07, marks=pytest.mark.slow),
+        pytest.param(200, 0.5, False, 0.20, marks=pytest.mark.slow),
+    ],
+)
+def test_the_end_of_a_storm_wakes_no_other(lanes: int, load: float, aggregate: bool, throttled: float) -> None:
+    """All lanes return at once.  Lanes that had three times the quota to send are throttled no more than before.  Those
+    that had sent less, and have a backlog now, are throttled as much as at the start of a fleet, for ten seconds."""
+    model = OneShard(1, aggregate=aggregate)
+    model.add(lanes, load)
+    model.run(20.0)
+    storm(model, 25.0)
+    soon = model.watch(5.0)
+    then = model.watch(5.0)
+    model.run(model.now + 20.0)
+    settled = model.watch(60.0)
+    entries = soon.entries + then.entries
+    refused = soon.throttled * soon.entries + then.throttled * then.entries
+    assert soon.used >= 0.75
+    assert then.used >= 0.9
+    assert refused / entries <= throttled, (soon, then)
+    assert settled.throttled <= 0.06
+    assert settled.least >= 1 / 3
 
 
 class _AtRandom(Shard):
