@@ -52,6 +52,7 @@ class InFlight:
         self._prompt_sent_at = -inf  # the latest of the requests that were answered in time
         self._answered_at = -inf
         self._failures = 0
+        self._failed_at = -inf
 
     # ---- questions
 
@@ -65,6 +66,10 @@ class InFlight:
     def nothing_passes(self) -> bool:
         """Whether the last requests failed as a whole, one after the other."""
         return self._failures >= FAILURES_TO_HOLD
+
+    def fails(self, now: float) -> bool:
+        """Whether nothing passes, or the latest request failed as a whole a moment ago."""
+        return self.nothing_passes or (self._failures > 0 and now < self._failed_at + PROBE_SECONDS)
 
     def has_room(self, *, for_one: bool, row_bytes: int = 0) -> bool:
         """Whether one more may be sent, as far as its number and bytes decide; ``for_one``: one at a time.
@@ -193,7 +198,7 @@ class InFlight:
         one_shard_hangs = failed.timed_out and request.sent_at < self._prompt_sent_at
         if not its_own and not one_shard_hangs:
             self._failures += 1
-            self.failed_as = failed.code
+            self.failed_as, self._failed_at = failed.code, now
             if failed.timed_out:
                 self.window.timed_out()
         if self.nothing_passes:

@@ -138,7 +138,7 @@ class Sender:
         if self.paused:
             return Holding("paused")
         refused = self.health.state in (HealthState.SUSPECT, HealthState.BROKEN)
-        if refused or self.in_flight.failed_as or now < self.in_flight.hold_until:
+        if refused or self.in_flight.fails(now) or now < self.in_flight.hold_until:
             return Holding("service")
         hottest = self.lanes.hottest()
         if hottest is None or (hottest.lane.ready_at(now) <= now and not hottest.lane.is_paced(now)):

@@ -363,9 +363,10 @@ class Stream:
         if health.state is self._told_health:
             return
         self._told_health = health.state
-        if health.state is HealthState.BROKEN:
-            what = "stream cannot be reached" if health.code == Code.UNREACHABLE else "stream is refused by the service"
-            log.error(what, stream=self.name, code=health.code, message=health.message)
+        if health.state is HealthState.BROKEN and health.code == Code.UNREACHABLE:
+            log.error("stream cannot be reached", stream=self.name, message=health.message)
+        elif health.state is HealthState.BROKEN:
+            log.error("stream is refused by the service", stream=self.name, code=health.code, message=health.message)
         elif health.state is HealthState.SUSPECT:
             log.warning("stream looks refused", stream=self.name, code=health.code, message=health.message)
         elif health.state is HealthState.WORKING:

@@ -271,7 +271,7 @@ def test_what_a_refused_stream_wants_is_its_error_mended(health: str) -> None:
     error = "ACCESS_DENIED: not authorized"
     stream = stream_of(health=health, cause="service", reason=f"the stream is refused: {error}", last_error=error)
     said = text_of(Node(stream).html())
-    assert "What to do Mend what the error names" in said
+    assert "What to do Correct what the error names" in said
     assert said.count(error) == 1
     stream["reason"] = ""
     assert f"Last error {error}" in text_of(Node(stream).html())

@@ -428,7 +428,7 @@ def test_failed_record_count_can_lie() -> None:
     [
         ({"kind": "trottle"}, "unknown kind 'trottle'; known are answer, error"),
         ({"kind": "lost", "entries": 3}, "lost with entries=3, which is for throttle and fail only"),
-        ({"kind": "reset", "status": 503}, "reset with status=503, which is for error only"),
+        ({"kind": "reset", "status": 503}, "reset with status=503, which is for error and replaced only"),
         ({"kind": "error", "count": 2}, "error with count=2, which is for miscount and failed_count only"),
         ({"kind": "throttle", "code": "KMSDisabledException"}, "throttle with code='KMSDisabledException'"),
         ({"kind": "lost", "action": "PutRecordz"}, "no action 'PutRecordz'; there are PutRecords, ListShards"),
