@@ -28,6 +28,7 @@ from producerd.wire.frames import Service
 from spark_client.channel import Channel, ask, dial, socket_paths
 from spark_client.options import Options
 from spark_client.results import ERRORS, marked, names_of
+from spark_client.task import SPECULATION, speculates
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +47,7 @@ SAME_CLIENT: Final = (
     "install the driver's producerd wheel on every node, or ship its client zip (--py-files, or "
     "spark.addArtifact(..., pyfile=True) under Connect); PYSPARK_PYTHON says which Python the executors run"
 )
-WORST_FIRST: Final = (Code.CONFIGURATION, Code.VERSION_MISMATCH, Code.ARROW_MISSING, Code.SPECULATION_ENABLED)
+WORST_FIRST: Final = (Code.CONFIGURATION, Code.VERSION_MISMATCH, Code.ARROW_MISSING)
 """What keeps every batch from being written comes before what is wrong with a daemon or a stream."""
 PYTHON_DIFFERS: Final = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n]*)")
 
@@ -67,7 +68,7 @@ class ExecutorCheck(NamedTuple):
 
     The limits are the daemon's: a session's window, and the largest frame in charge and records.  With a stream the
     frame is the stream's, and the queue's limits and filling are told, and the stream's last error, if it has one.
-    ``service`` is then "ready", or "not verified" with the reason.
+    ``service`` is then "ready" and how the service was asked, or "not verified" and why.
     """
 
     host: str
@@ -129,7 +130,7 @@ class ClusterCheck:
         ready = f"ready to write to stream {self.stream}"
         if self.stream is None:
             ready = "every daemon answers; with stream= each asks Kinesis, too"
-        elif any(executor.service != READY for executor in self.executors):
+        elif not all(executor.service.startswith(READY) for executor in self.executors):
             ready = f"every daemon answers, but whether it can write to stream {self.stream} is not verified"
         elif any(executor.last_error for executor in self.executors):
             ready = f"ready to write to stream {self.stream}, which has had errors"
@@ -150,12 +151,13 @@ def check(
     stream: str | None = None,
     socket: str | None = None,
     connect_timeout_seconds: float = 10,
+    allow_speculation: bool = False,
 ) -> ClusterCheck:
     """Run one job over all executors; return what they have, or raise one error that names every problem.
 
     With ``stream`` each daemon asks the service whether it could store records of that stream, and stores none: at AWS
     by a dry run of PutRecords, elsewhere by ListShards.  Where it may not list shards the stream counts as not
-    verified.  ``socket`` and ``connect_timeout_seconds`` as for `KinesisBatchWriter`.
+    verified.  ``socket``, ``connect_timeout_seconds`` and ``allow_speculation`` as for `KinesisBatchWriter`.
 
     The error is about the worst problem and begins with ``PRODUCERD[CODE]:``; each
     further problem is a line of its own, with the hosts that have it.  Executors that come later are not seen.
@@ -166,9 +168,8 @@ def check(
     driver, missing = installed()
     executors, found = _merged(_run(spark, _on_executor(ask)))
     problems = {problem: ["the driver"] for problem in missing}
-    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
-        text = "spark.speculation=true runs slow tasks twice, and both copies write: set it to false"
-        problems[Problem(Code.SPECULATION_ENABLED, text)] = ["the driver"]
+    if speculates(spark.conf.get("spark.speculation", None)) and not allow_speculation:
+        problems[Problem(Code.SPECULATION_ENABLED, SPECULATION)] = ["the driver"]
     for executor in executors:
         theirs = executor.installed
         if theirs.client not in ("", driver.client):
@@ -246,6 +247,8 @@ def _error(problems: Mapping[Problem, Sequence[str]]) -> ProducerdError:
     """The worst problem's, with a line for each that says where it is."""
 
     def rank(problem: Problem) -> int:
+        if problem.code == Code.SPECULATION_ENABLED:  # an option allows it
+            return len(WORST_FIRST) + 1
         return WORST_FIRST.index(problem.code) if problem.code in WORST_FIRST else len(WORST_FIRST)
 
     ordered = sorted(problems, key=rank)
@@ -354,7 +357,7 @@ def _ask_stream(executor: ExecutorCheck, channel: Channel, stream: str) -> Execu
         queue_bytes=status.queue_bytes,
         queue_limit_bytes=status.queue_limit_bytes,
         last_error=status.last_error,
-        service=READY if status.service == Service.READY else f"not verified: {status.service_message}",
+        service=f"{READY if status.service == Service.READY else 'not verified'}: {status.service_message}",
     )
 
 

@@ -53,6 +53,9 @@ class Progress:
         self._spark = spark
         self._plan = plan
         self._tag = tag
+        stream = f"stream {plan.stream}" if plan.stream is not None else "the streams of its rows"
+        batch = "the write" if plan.batch_id is None else f"batch {plan.batch_id}"
+        self._write = f"{batch} to {stream}"
         self._began = time.monotonic()
         self._over = threading.Event()
 
@@ -71,7 +74,8 @@ class Progress:
             except Exception as error:  # Spark may be stopping, and its errors share no root: the write must go on
                 line = f"nothing is known of its tasks ({type(error).__name__})"
             if not self._over.is_set():
-                LOG.warning("this write has run for %.0f s: %s", time.monotonic() - self._began, line)
+                ran_seconds = time.monotonic() - self._began
+                LOG.warning("producerd: %s has run for %.0f s: %s", self._write, ran_seconds, line)
 
     def _line(self) -> str:
         running = running_tasks(self._spark, self._tag)

@@ -39,6 +39,12 @@ ODD_STREAM: Final = frames.RowCode(
 )
 
 
+SPECULATION: Final = (
+    "spark.speculation=true runs slow tasks twice, and both copies write: set it to false, or give "
+    "allow_speculation=True (data source: allowSpeculation) and expect duplicates"
+)
+
+
 class Plan(NamedTuple):
     """What each task must know.  Plain values: it travels to the workers."""
 
@@ -68,14 +74,15 @@ class Plan(NamedTuple):
         )
 
 
+def speculates(setting: str | None) -> bool:
+    """Whether ``spark.speculation`` may run a task twice at a time."""
+    return str(setting).lower() == "true"
+
+
 def refuse_speculation(setting: str | None) -> None:
-    """Raise SPECULATION_ENABLED where ``spark.speculation`` may run a task twice at a time."""
-    if str(setting).lower() == "true":
-        text = (
-            "spark.speculation=true runs slow tasks twice, and both copies write: set it to false, or give "
-            "allow_speculation=True (data source: allowSpeculation) and expect duplicates"
-        )
-        raise ProducerdError(marked(Code.SPECULATION_ENABLED, text), code=Code.SPECULATION_ENABLED)
+    """Raise SPECULATION_ENABLED where a task may run twice at a time."""
+    if speculates(setting):
+        raise ProducerdError(marked(Code.SPECULATION_ENABLED, SPECULATION), code=Code.SPECULATION_ENABLED)
 
 
 def local_property(name: str) -> str | None:

@@ -183,6 +183,10 @@ class HealthState(Enum):
     BROKEN = "broken"  # callers are told at once; a probe every few seconds
 
 
+WHERE_TO_LOOK: Final = "look at region and endpoint_url, and on this host at DNS, proxies and AWS_CA_BUNDLE"
+"""What to do where the service cannot be reached."""
+
+
 class StreamHealth:
     """Whether a stream can be written to: a stream that has worked gets patience, one that never has gets none.
 
@@ -242,9 +246,8 @@ class StreamHealth:
             return False
         self.state, self.code = HealthState.BROKEN, Code.UNREACHABLE
         self.message = (
-            f"{self._wrong_as}; so it was for first_contact_timeout_seconds = {self.first_contact_seconds:g}, and "
-            "nothing there has ever answered: look at region and endpoint_url, and on this host at DNS, proxies and "
-            "AWS_CA_BUNDLE"
+            f"{self._wrong_as}; every attempt in first_contact_timeout_seconds = {self.first_contact_seconds:g} found "
+            f"it so, and nobody there has ever answered: {WHERE_TO_LOOK}"
         )
         self._schedule_probe(now)
         return True

@@ -252,12 +252,16 @@ class Sender:
         self.wants_shard_map = bool(self._awaiting) or any(lane.map_until is not None for lane in self.lanes)
 
     def shard_map_failed(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
-        """ListShards failed.  A stream that does not exist, or credentials that fail, are the stream's own failure."""
+        """ListShards failed.  A stream that does not exist, or credentials that fail, are the stream's own failure.
+
+        Where no row waits and no map was known, nobody is concerned yet: the next row has the list read again.
+        """
         self.health.tried(RequestFailed(code, message, maybe_stored=False, wrong_endpoint=wrong_endpoint), now)
         meaning = meaning_of(code)
         unreadable = self.known.map is None and meaning.code == Code.CREDENTIALS and meaning.kind is Kind.PERMANENT
         if meaning.code == Code.STREAM_NOT_FOUND or unreadable:
-            self._looks_permanent(meaning.code, message, now)
+            if self.ledger.frames or self.known.map is not None:
+                self._looks_permanent(meaning.code, message, now)
             return
         was_doubted = self.known.doubted
         self.known.not_read(now, denied=meaning.kind is Kind.PERMANENT)

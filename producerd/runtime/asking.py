@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, NamedTuple, Protocol
 
-from producerd.core.retry import HealthState, meaning_of
+from producerd.core.retry import WHERE_TO_LOOK, HealthState, meaning_of
 from producerd.errors import Code
 from producerd.runtime.kinesis import Address, Tried
 from producerd.runtime.stream import Stream
@@ -28,7 +28,7 @@ class Service(Protocol):
 
 
 class Word(NamedTuple):
-    """What the service said, with the code of docs/names.md and its message where it did not say yes."""
+    """What the service said, and how it was asked; or the code of docs/names.md and the reason."""
 
     service: frames.Service
     code: str = ""
@@ -69,17 +69,22 @@ class Asking:
 
 def word_of(tried: Tried, stream: Stream) -> Word:
     """What an answer means for this stream."""
-    pipeline, failed = stream.pipeline, tried.failed
+    pipeline, failed, by_put_records = stream.pipeline, tried.failed, tried.by_put_records
     if failed is None or meaning_of(failed.code).code == Code.THROTTLED:  # an answer, too
         health = pipeline.health
-        refused = health.state is HealthState.BROKEN and health.code != Code.UNREACHABLE
         if pipeline.cannot_aggregate:
             return Word(frames.Service.FAILED, Code.SHARD_MAP_MISSING, pipeline.cannot_aggregate)
-        if refused and not tried.by_put_records:  # records were tried before, and failed otherwise
-            return Word(frames.Service.FAILED, health.code, health.message)
-        return Word(frames.Service.READY)
-    code, message = meaning_of(failed.code).code, f"{failed.code}: {failed.message}"
-    if code == Code.ACCESS_DENIED and not tried.by_put_records:
+        # Of what PutRecords may have been refused for, ListShards says nothing.
+        if health.state is HealthState.BROKEN and health.code in (Code.ACCESS_DENIED, Code.KMS) and not by_put_records:
+            message = f"the last records were refused: {health.code}: {health.message}"
+            return Word(frames.Service.NOT_VERIFIED, health.code, message)
+        how = "a dry run of PutRecords is allowed" if by_put_records else "ListShards answers; PutRecords was not tried"
+        return Word(frames.Service.READY, message=f"{how}, at {tried.endpoint}")
+    code = meaning_of(failed.code).code
+    message = failed.message if failed.code == code else f"{failed.code}: {failed.message}"
+    if code == Code.UNREACHABLE:
+        message += f": {WHERE_TO_LOOK}"
+    if code == Code.ACCESS_DENIED and not by_put_records:
         if not pipeline.rules.entries.aggregate:
             return Word(frames.Service.NOT_VERIFIED, code, f"the daemon may not list the stream's shards: {message}")
         message += '; aggregation = "kpl" needs kinesis:ListShards'

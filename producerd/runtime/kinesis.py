@@ -22,6 +22,7 @@ from producerd.errors import Code
 from producerd.runtime.aws.clients import AwsClient
 from producerd.runtime.aws.errors import failure_of, is_answer, not_kinesis, shows_wrong_endpoint
 from producerd.runtime.aws.sending import TINY, Sending
+from producerd.runtime.log_lines import without_secrets
 
 SMALL_ANSWER_BYTES: Final = 64 * 1024
 """Read on the loop thread, as Kinesis's answers are where all was stored: a hop to a worker costs more."""
@@ -73,6 +74,7 @@ class Tried:
 
     failed: RequestFailed | None
     by_put_records: bool
+    endpoint: str = ""
 
 
 class Kinesis(Protocol):
@@ -155,12 +157,13 @@ class AioKinesis:
         """Whether records could be stored, without storing one: a dry run at AWS itself, elsewhere ListShards."""
         try:
             reason = await self._client.why_no_dry_run()
+            endpoint = without_secrets((await self._client.ready()).meta.endpoint_url)
         except Exception as error:  # botocore's, whatever keeps a client from being made
             return Tried(failure_of(error, body_written=False), by_put_records=True)
         if not reason:
-            return Tried(await self.dry_run(address), by_put_records=True)
+            return Tried(await self.dry_run(address), by_put_records=True, endpoint=endpoint)
         page = await self._call("list_shards", {**address, "MaxResults": 1})
-        return Tried(page if isinstance(page, RequestFailed) else None, by_put_records=False)
+        return Tried(page if isinstance(page, RequestFailed) else None, by_put_records=False, endpoint=endpoint)
 
     async def _call(self, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any] | RequestFailed:
         async def call() -> dict[str, Any]:

@@ -218,11 +218,12 @@ def checked(running: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> tuple[li
 def test_a_service_that_answers_is_ready_also_where_it_throttles(
     kinesis: FakeKinesis, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ready = f"ready: ListShards answers; PutRecords was not tried, at {server.url}"
     with daemon(server.url) as running:
-        assert checked(running, monkeypatch) == ([], "ready")
+        assert checked(running, monkeypatch) == ([], ready)
     kinesis.standing.append(Fault("error", action="ListShards", status=400, code="LimitExceededException"))
     with daemon(server.url) as running:
-        assert checked(running, monkeypatch) == ([], "ready")
+        assert checked(running, monkeypatch) == ([], ready)
 
 
 @pytest.mark.parametrize("aggregation", ["none", "kpl"])
@@ -246,8 +247,9 @@ def test_a_name_that_does_not_exist_is_found_before_anything_is_sent(monkeypatch
     with daemon(NOWHERE) as running:
         ((code, text),) = checked(running, monkeypatch)[0]
     assert code == Code.UNREACHABLE
-    assert text.startswith("stream flights: UNREACHABLE: ")
+    assert text.startswith("stream flights: Could not connect to the endpoint URL: ")
     assert "no-such-host.invalid" in text
+    assert "look at region and endpoint_url" in text
 
 
 def test_an_endpoint_where_nobody_listens_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,16 +264,35 @@ def test_a_daemon_without_credentials_is_found(server: FakeServer, monkeypatch: 
     assert "credentials" in text
 
 
-def test_a_stream_that_does_not_exist_or_a_service_that_fails_is_found(
+def test_a_service_that_fails_is_found(
     kinesis: FakeKinesis, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinesis.standing.append(Fault("error", action="ListShards", status=503))
     with daemon(server.url) as running:
         assert checked(running, monkeypatch)[0][0][0] == Code.SERVICE_FAULT
-        kinesis.standing.clear()
-        kinesis.delete_stream("flights")
-        time.sleep(2.1)
+
+
+def test_a_stream_that_does_not_exist_is_found_and_the_question_changes_nothing(
+    kinesis: FakeKinesis, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinesis.delete_stream("flights")
+    with daemon(server.url) as running:
         assert checked(running, monkeypatch)[0][0][0] == Code.STREAM_NOT_FOUND
+        assert running.metrics()["stream_up"] == 1, "nothing was to be sent"
+        assert "ERROR" not in running.log
+        kinesis.create_stream("flights", shards=4)
+        until(lambda: checked(running, monkeypatch)[0] == [], "the stream is found")
+
+
+def test_after_a_refusal_of_put_records_the_stream_is_not_verified_until_records_pass(
+    kinesis: FakeKinesis, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinesis.standing.append(Fault("error", status=400, code="AccessDeniedException"))
+    with daemon(server.url) as running:
+        assert put_and_flush(running)[1] == Code.ACCESS_DENIED
+        problems, service = checked(running, monkeypatch)
+        assert problems == []
+        assert service.startswith("not verified: the last records were refused: ACCESS_DENIED: ")
 
 
 # ---- what is said

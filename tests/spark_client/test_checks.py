@@ -55,7 +55,11 @@ def status(session: Session) -> None:
     assert session.expect(frames.Status).asks_service
     session.send(frames.Draining(60.0))  # nobody asked for this one
     queue = (12, 1_000_000, 2_048, 64 << 20)
-    session.send(frames.Blocked(1, 0.0, "", *queue, last_error="AccessDenied", service=frames.Service.READY))
+    session.send(
+        frames.Blocked(
+            1, 0.0, "", *queue, last_error="AccessDenied", service=frames.Service.READY, service_message="a dry run"
+        )
+    )
     session.await_end()
 
 
@@ -86,7 +90,7 @@ def test_a_stream_is_opened_and_its_limits_are_told(daemon: FakeDaemon, spark: S
     assert (executor.max_frame_bytes, executor.max_record_bytes) == (1 << 19, 1 << 20)
     assert (executor.queue_records, executor.queue_limit_records) == (12, 1_000_000)
     assert (executor.queue_bytes, executor.queue_limit_bytes, executor.last_error) == (2_048, 64 << 20, "AccessDenied")
-    assert executor.service == "ready"
+    assert executor.service == "ready: a dry run"
 
 
 @pytest.mark.spark
@@ -297,10 +301,17 @@ def test_speculation_and_what_the_driver_lacks_are_told_with_the_rest(monkeypatc
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ProducerdError) as caught:
         check_of([report(GOOD, ABSENT)], monkeypatch, speculation="true")
-    arrow, speculation, absent = str(caught.value).splitlines()
+    arrow, absent, speculation = str(caught.value).splitlines()
     assert arrow.startswith("PRODUCERD[ARROW_MISSING]: the driver: pandas cannot be used")
     assert speculation.startswith("PRODUCERD[SPECULATION_ENABLED]: the driver: spark.speculation=true")
     assert absent.startswith("PRODUCERD[DAEMON_ABSENT]: 1 of 1 executor")
+
+
+def test_who_accepts_duplicates_of_speculation_is_not_kept_from_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_run", lambda spark, task: [report(GOOD)])
+    with pytest.raises(ProducerdError, match="allow_speculation=True"):
+        check(fake_spark(speculation="true"))
+    assert check(fake_spark(speculation="true"), allow_speculation=True).executors == (GOOD,)
 
 
 def test_what_driver_and_executors_lack_alike_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +381,7 @@ def test_what_else_spark_raises_is_left_as_it_is() -> None:
 
 def test_what_executors_have_in_common_is_told_once_and_what_differs_in_a_table() -> None:
     other = GOOD._replace(host="host-2", daemon="producerd 2")
-    both = tuple(executor._replace(service="ready") for executor in (GOOD, other))
+    both = tuple(executor._replace(service="ready: so") for executor in (GOOD, other))
     text = str(ClusterCheck("flights", HAS, both))
     assert text == repr(ClusterCheck("flights", HAS, both))
     assert text.splitlines() == [
@@ -385,7 +396,7 @@ def test_what_executors_have_in_common_is_told_once_and_what_differs_in_a_table(
         "socket         /run/producerd/producerd.sock",
         "window         8 MiB, 64 frames",
         "largest frame  1 MiB, 10,000 records",
-        "Kinesis        ready",
+        "Kinesis        ready: so",
         "",
         "host    executor  daemon",
         "h1      pid 7     producerd 1",
@@ -394,7 +405,7 @@ def test_what_executors_have_in_common_is_told_once_and_what_differs_in_a_table(
 
 
 def test_a_streams_queue_and_its_last_error_are_shown() -> None:
-    executor = ExecutorCheck(*GOOD[:10], 1 << 20, 12, 1_000_000, 2_048, 64 << 20, "AccessDenied", "ready")
+    executor = ExecutorCheck(*GOOD[:10], 1 << 20, 12, 1_000_000, 2_048, 64 << 20, "AccessDenied", "ready: so")
     shown = str(ClusterCheck("s", HAS, (executor,)))
     assert shown.startswith("ready to write to stream s, which has had errors: 1 executor on 1 host\n")
     assert "queue           12 of 1,000,000 records, 2 KiB of 64 MiB" in shown.splitlines()
@@ -409,7 +420,7 @@ def test_without_a_stream_it_says_that_kinesis_was_not_asked() -> None:
 
 def test_one_daemon_that_could_not_ask_is_enough_not_to_say_ready() -> None:
     unsure = GOOD._replace(host="h2", service="not verified: AccessDeniedException: no")
-    shown = str(ClusterCheck("s", HAS, (GOOD._replace(service="ready"), unsure)))
+    shown = str(ClusterCheck("s", HAS, (GOOD._replace(service="ready: so"), unsure)))
     assert shown.startswith("every daemon answers, but whether it can write to stream s is not verified: 2 executors")
     assert any(line.endswith("not verified: AccessDeniedException: no") for line in shown.splitlines())
 

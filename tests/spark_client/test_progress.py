@@ -108,7 +108,8 @@ def test_a_batch_that_waits_is_told_of_on_the_driver_with_the_daemon_s_cause(
     finally:
         progress.LOG.removeHandler(log)
     assert re.match(
-        r"this write has run for \d+ s: 2 of 2 tasks still run, the longest for \d+ s; the daemon at \S+: "
+        r"producerd: the write to stream flights has run for \d+ s: 2 of 2 tasks still run, "
+        r"the longest for \d+ s; the daemon at \S+: "
         "the service cannot be reached; queue 0 of 0 records",
         log.line,
     )
@@ -143,7 +144,8 @@ def test_the_line_has_the_numbers_and_the_cause(
 ) -> None:
     daemon.runs(says)
     line = line_of(Plan("flights", daemon.path), lambda: HELD, monkeypatch, caplog)
-    assert line.startswith("this write has run for 0 s: 3 of 16 tasks still run, the longest for 34 s; the daemon at ")
+    assert line.startswith("producerd: the write to stream flights has run for 0 s: 3 of 16 tasks still run, ")
+    assert ", the longest for 34 s; the daemon at " in line
     assert "the service cannot be reached" in line
 
 
