@@ -123,7 +123,7 @@ class Connection:
         self._waited_seconds = 0.0  # for messages
         self._tells_at_seconds = SLOW_SECONDS  # of them
         self._in_vain = 0  # sessions in a row that acknowledged nothing
-        self._was_acknowledged = False  # whether any daemon acknowledged a frame of ours
+        self._was_acknowledged = False  # whether any daemon had a row of ours stored
         self._resumed = False  # whether an earlier daemon did, or had some that are sent again
         self._last_frame_id = 0
         self._next_row = 0
@@ -495,7 +495,7 @@ class Connection:
             not_stored = sent.columns.take([place for place, _ in message.failed_rows()]).layout
             sent.tally.payload_bytes += _payload_bytes(layout) - _payload_bytes(not_stored)
             self._in_vain = 0
-            self._was_acknowledged = True
+            self._was_acknowledged |= message.stored > 0
             sends_again = self._reconnect_timeout_seconds > 0
             back = sent.tally.settle(message, sent.rows, sent.stream.name, sends_again=sends_again)
             self._returned += 0 if sends_again else message.returned

@@ -298,9 +298,14 @@ class Ledger:
         else:
             self.stats.failed_records[end.code] += records
 
-    def withdraw_all(self, end: RowEnd) -> None:
-        """Every row that is in no request ends, except those of frames that outlast such an end."""
+    def withdraw_all(self, end: RowEnd, *, unsorted: bool = False) -> None:
+        """Every row that is in no request ends, except those of frames that outlast such an end.
+
+        ``unsorted``: only those of frames whose rows are in no lane yet.
+        """
         frames = [frame for frame in self.frames if not frame.outlasts(end)]
+        if unsorted:
+            frames = [frame for frame in frames if frame.job is None and frame not in self.sorting]
         for frame in reversed(frames) if self._keeps_order else frames:  # else the later ones tell of the first alone
             self.withdraw(frame, end, "")
 

@@ -35,15 +35,21 @@ class MapWait:
         self._aggregates = aggregates
         self._stream_fails = False  # it does not exist, or the credentials fail: its health decides
         self._answered_at = inf  # the first answer of the service to any call
+        self._denied_at = inf  # the first of the denials in a row
         self._since = inf
         self._seconds = 0.0
 
     @property
     def ends_at(self) -> float:
-        """When rows wait no longer; ``inf`` while the service has not answered yet, or the stream's health decides."""
+        """When rows wait no longer; ``inf`` while the service has not answered yet, or the stream's health decides.
+
+        A denial must last as long itself: one among failures that pass ends nothing.
+        """
         if not self._aggregates:
             return self._since if self.error else self._since + self._seconds
-        return inf if self._stream_fails else max(self._since, self._answered_at) + self._seconds
+        if self._stream_fails:
+            return inf
+        return max(self._since, self._denied_at if self.denied else self._answered_at) + self._seconds
 
     def begin(self, now: float, seconds: float) -> None:
         """Rows wait, or would: the first call counts.  ``seconds``: the longest wait."""
@@ -62,9 +68,10 @@ class MapWait:
         permanent = meaning.kind is Kind.PERMANENT
         self._stream_fails = permanent and meaning.code in (Code.STREAM_NOT_FOUND, Code.CREDENTIALS)
         self.denied = permanent and not self._stream_fails
+        self._denied_at = min(self._denied_at, now) if self.denied else inf
         self.error = f"{code}: {message}"
 
     def over(self) -> None:
         """The list has come, or nobody wants it any more."""
         self.error, self.denied, self.plain, self._stream_fails = "", False, False, False
-        self._since = inf
+        self._since = self._denied_at = inf

@@ -134,14 +134,14 @@ class Pipeline:
         """Whether rows to be aggregated go as plain records, at one shard's pace, for lack of a list of the shards."""
         return self._map_wait.plain
 
-    def refuses(self, now: float, *, patient: bool = False) -> RowEnd | None:
+    def refuses(self, now: float, *, patient: bool = False, probes: bool = True) -> RowEnd | None:
         """Why a caller's frame is not to be taken on now, or None.  Asked once for each frame: it spends the probe.
 
-        ``patient``: as for `Frame`.
+        ``patient``: as for `Frame`.  Without ``probes`` it may be asked at any time, and spends nothing.
         """
         if self._cannot_sort(now):
             return self._map_missing_end()
-        if not self.health.admits(now, patient=patient):
+        if not self.health.admits(now, patient=patient, probes=probes):
             return self.health.end
         return None
 
@@ -150,7 +150,8 @@ class Pipeline:
         due = min(self.sender.next_time(), self.ledger.next_expiry())
         if self._filling:
             due = min(due, self._filling_since + self.rules.linger_seconds)
-        if self._sealed and self.shard_map is None:
+        waits = self._sealed or (self._only_by_map and self._map_wait.denied)
+        if waits and self.shard_map is None:
             due = min(due, self._map_wait.ends_at)
         return due if due < inf else None
 
@@ -265,6 +266,10 @@ class Pipeline:
         for frame in [frame for frame in self.ledger.frames if frame.owner is owner]:
             frame.owner = None
             self.ledger.withdraw(frame, None, "disconnected")
+        for line in (self._sealed, self._only_by_map):  # else what waits for a map would hold on to what has ended
+            living = [frames for frames in line if _of_callers(frames)]
+            line.clear()
+            line.extend(living)
 
     def disown(self, owner: object) -> None:
         """An owner is gone, and its rows are still to be delivered."""
@@ -308,6 +313,8 @@ class Pipeline:
         """The next sealed batch to sort, if there is one and it can be sorted now."""
         if self._filling and now >= self._filling_since + self.rules.linger_seconds:
             self._seal("linger")
+        if self._only_by_map and self._cannot_sort(now):
+            self._refuse_unsorted()
         while self._only_by_map and not _of_callers(self._only_by_map[0]):
             self._only_by_map.popleft()
         while self._sealed:
@@ -401,10 +408,8 @@ class Pipeline:
             return self.shard_map
         self._map_wait.begin(now, self.rules.shard_map_wait_seconds)
         if self._cannot_sort(now):
-            self.ledger.withdraw_all(self._map_missing_end())
-            self._sealed.clear()  # all of it has ended
-            self._only_by_map.clear()
-        elif now >= self._map_wait.ends_at:
+            self._refuse_unsorted()
+        elif self.goes_plain or now >= self._map_wait.ends_at:
             if self.rules.entries.aggregate:
                 self._map_wait.plain = True
                 self.sender.go_plain()
@@ -417,6 +422,12 @@ class Pipeline:
             return False
         missing = self.shard_map is None and self._map_wait.denied and now >= self._map_wait.ends_at
         return missing or bool(self.cannot_aggregate)
+
+    def _refuse_unsorted(self) -> None:
+        """Rows that need the list end.  Those that went plain before are sent, unless shards do not follow the keys."""
+        self.ledger.withdraw_all(self._map_missing_end(), unsorted=not self.cannot_aggregate)
+        self._sealed.clear()  # all of it has ended
+        self._only_by_map.clear()
 
     def _without_aggregates(self, frames: list[Frame]) -> list[Frame]:
         """Those that may go plain.  A row that is an aggregate is split by shard, and waits with its frame."""

@@ -214,6 +214,11 @@ class StreamHealth:
         """How rows of a BROKEN stream end."""
         return RowEnd(Outcome.NOT_STORED, self.code, self.message)
 
+    def set_times(self, grace_seconds: float, first_contact_seconds: float) -> None:
+        """Other times.  A stream that was given up waits again, for as long as the new time has it."""
+        self.grace_seconds, self.first_contact_seconds = grace_seconds, first_contact_seconds
+        self._wait_again()
+
     @property
     def gives_up_at(self) -> float:
         """When the wait for the first contact ends; ``inf`` where nothing says that the endpoint is wrong."""
@@ -237,6 +242,9 @@ class StreamHealth:
                 self._wrong_since = now
             return
         self._wrong_since = None
+        self._wait_again()
+
+    def _wait_again(self) -> None:
         if self.state is HealthState.BROKEN and self.code == Code.UNREACHABLE:
             self.state, self.code, self.message = HealthState.UNPROVEN, "", ""
 
@@ -263,14 +271,14 @@ class StreamHealth:
             self.state = HealthState.BROKEN
             self._schedule_probe(now)
 
-    def admits(self, now: float, *, patient: bool = False) -> bool:
+    def admits(self, now: float, *, patient: bool = False, probes: bool = True) -> bool:
         """Whether a caller's frame may be taken on; a BROKEN stream lets one in every few seconds, as the probe.
 
-        ``patient``: the frame is not ended by UNREACHABLE (`Frame.outlasts`).
+        ``patient``: the frame is not ended by UNREACHABLE (`Frame.outlasts`).  ``probes``: whether it may be the probe.
         """
         if self.state is not HealthState.BROKEN or (patient and self.code == Code.UNREACHABLE):
             return True
-        if now < self._next_probe:
+        if not probes or now < self._next_probe:
             return False
         self._schedule_probe(now)
         return True

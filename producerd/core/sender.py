@@ -218,7 +218,7 @@ class Sender:
         if request.encoded is not None:
             self.stats.request_ended(request.encoded, now - request.sent_at)
         if isinstance(outcome, RequestFailed):
-            self.health.tried(outcome, now)
+            self._tried(outcome, now)
             self._failed(request, outcome, now)
         else:
             self._answered(request, outcome, now)
@@ -228,8 +228,7 @@ class Sender:
     def set_rules(self, rules: PipelineRules, now: float) -> None:
         """Other rules, from now on.  A request keeps its time-out, and what waits for a map its patience."""
         self.rules = rules
-        self.health.grace_seconds = rules.permanent_error_grace_seconds
-        self.health.first_contact_seconds = rules.first_contact_timeout_seconds
+        self.health.set_times(rules.permanent_error_grace_seconds, rules.first_contact_timeout_seconds)
         self._policy.request_timeout_seconds = rules.request_timeout_seconds
         self.in_flight.set_rules(rules)
         self.lanes.set_rules(rules.entries, rules.shard_rate_fraction, now)
@@ -256,7 +255,7 @@ class Sender:
 
         Where no row waits and no map was known, nobody is concerned yet: the next row has the list read again.
         """
-        self.health.tried(RequestFailed(code, message, maybe_stored=False, wrong_endpoint=wrong_endpoint), now)
+        self._tried(RequestFailed(code, message, maybe_stored=False, wrong_endpoint=wrong_endpoint), now)
         meaning = meaning_of(code)
         unreadable = self.known.map is None and meaning.code == Code.CREDENTIALS and meaning.kind is Kind.PERMANENT
         if meaning.code == Code.STREAM_NOT_FOUND or unreadable:
@@ -575,6 +574,12 @@ class Sender:
             self.ledger.withdraw_all(self.health.end)
         elif self.health.state is HealthState.SUSPECT:
             self.in_flight.hold(now)
+
+    def _tried(self, failed: RequestFailed, now: float) -> None:
+        """An attempt to reach the service failed.  A probe that waits for another attempt than its own ends with it."""
+        self.health.tried(failed, now)
+        if failed.wrong_endpoint and self.health.state is HealthState.BROKEN:
+            self.ledger.withdraw_all(self.health.end)
 
     # ---- rows go back
 

@@ -45,6 +45,7 @@ from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
 from producerd.wire.columns import lay_out, parse_body
+from producerd.wire.frames import Service
 
 log = logs.get_logger("producerd")
 
@@ -232,7 +233,10 @@ class Daemon:
         return self._streams.open(name)
 
     def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
-        self._streams.ask_service(stream, hear)
+        if self.state is State.SERVING:
+            self._streams.ask_service(stream, hear)
+        else:
+            hear(Word(Service.FAILED, Code.DRAINING, "the daemon stops"))
 
     def poke(self, stream: Stream) -> None:
         self._streams.poke(stream)

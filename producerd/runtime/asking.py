@@ -24,7 +24,7 @@ ASK_AGAIN_SECONDS: Final = 2.0
 class Service(Protocol):
     """What is asked."""
 
-    async def try_storing(self, address: Address) -> Tried: ...
+    async def try_storing(self, address: Address, *, aggregates: bool) -> Tried: ...
 
 
 class Word(NamedTuple):
@@ -59,8 +59,14 @@ class Asking:
         if self.task is None:
             self.task = self._tasks.create_task(self._ask())
 
+    def close(self) -> None:
+        """The stream is forgotten: nobody waits for the answer any more."""
+        if self.task is not None:
+            self.task.cancel()
+
     async def _ask(self) -> None:
-        tried = await self._service.try_storing(self._stream.address)
+        aggregates = self._stream.pipeline.rules.entries.aggregate
+        tried = await self._service.try_storing(self._stream.address, aggregates=aggregates)
         self._word, self._asked_at = word_of(tried, self._stream), asyncio.get_running_loop().time()
         waiting, self._waiting, self.task = self._waiting, [], None
         for hear in waiting:

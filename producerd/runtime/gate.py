@@ -46,9 +46,9 @@ class Caller(Protocol):
 
 
 class Refuses(Protocol):
-    """Why a stream takes no frame now, or None."""
+    """Why a stream takes no frame now, or None.  Without ``probes`` the question changes nothing."""
 
-    def __call__(self, now: float, *, patient: bool) -> RowEnd | None: ...
+    def __call__(self, now: float, *, patient: bool, probes: bool = True) -> RowEnd | None: ...
 
 
 class Refusal:
@@ -243,12 +243,21 @@ class AdmissionGate:
                     self._refuse(ticket, Refusal(end.code, end.message))
                 else:
                     self._grant(ticket, now)
+            self._refuse_those_without_room(now)
         finally:
             self._pumping = False
         self.budget.node.want(self.budget, self._wanted_of_node())
         self._clock(now)
 
     # ---- inside
+
+    def _refuse_those_without_room(self, now: float) -> None:
+        """A stream that takes nothing may be full of rows that outlast that: nobody else is to wait behind them."""
+        for patient in (False, True) if self._waiting else ():
+            end = self._refuses(now, patient=patient, probes=False)
+            for ticket in self._all_waiting() if end is not None else ():
+                if end is not None and ticket.patient is patient and not self._has_room(ticket):
+                    self._refuse(ticket, Refusal(end.code, end.message))
 
     def _wanted_of_node(self) -> int:
         """The charge of the frame that waits only because the node is full."""

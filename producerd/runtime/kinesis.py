@@ -153,17 +153,23 @@ class AioKinesis:
             return RequestFailed("InternalFailure", "a dry run was answered as if it had stored", maybe_stored=True)
         return None if answer.code == "DryRunOperationException" else answer
 
-    async def try_storing(self, address: Address) -> Tried:
-        """Whether records could be stored, without storing one: a dry run at AWS itself, elsewhere ListShards."""
+    async def try_storing(self, address: Address, *, aggregates: bool) -> Tried:
+        """Whether records could be stored, without storing one: a dry run at AWS itself, elsewhere ListShards.
+
+        A stream that ``aggregates`` must be allowed ListShards everywhere.
+        """
         try:
             reason = await self._client.why_no_dry_run()
             endpoint = without_secrets((await self._client.ready()).meta.endpoint_url)
         except Exception as error:  # botocore's, whatever keeps a client from being made
             return Tried(failure_of(error, body_written=False), by_put_records=True)
-        if not reason:
-            return Tried(await self.dry_run(address), by_put_records=True, endpoint=endpoint)
-        page = await self._call("list_shards", {**address, "MaxResults": 1})
-        return Tried(page if isinstance(page, RequestFailed) else None, by_put_records=False, endpoint=endpoint)
+        refused = None if reason else await self.dry_run(address)
+        if reason or (aggregates and refused is None):
+            page = await self._call("list_shards", {**address, "MaxResults": 1})
+            failed = page if isinstance(page, RequestFailed) else None
+            if reason or (failed is not None and meaning_of(failed.code).code == Code.ACCESS_DENIED):
+                return Tried(failed, by_put_records=False, endpoint=endpoint)
+        return Tried(refused, by_put_records=True, endpoint=endpoint)
 
     async def _call(self, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any] | RequestFailed:
         async def call() -> dict[str, Any]:

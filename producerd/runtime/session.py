@@ -113,12 +113,13 @@ def _understood(read: Callable[P, R], *arguments: P.args, **options: P.kwargs) -
 class Part:
     """A session's part in one stream: what owns its frames."""
 
-    __slots__ = ("member", "session", "stream", "stream_id")
+    __slots__ = ("asks", "member", "session", "stream", "stream_id")
 
     def __init__(self, session: Session, stream_id: int, stream: Stream, *, resumed: bool = False) -> None:
         self.session = session
         self.stream_id = stream_id
         self.stream = stream
+        self.asks = False  # whether its service is being asked
         self.member: Member = stream.gate.join(self, patient=resumed)
 
     def may_receive(self, charge_bytes: int) -> bool:
@@ -403,12 +404,17 @@ class Session(asyncio.BufferedProtocol):
 
     def _status(self, message: frames.Status) -> None:
         part = self._part(message.stream_id)
-        if message.asks_service:
-            self.host.ask_service(part.stream, functools.partial(self._tell_status, part))
+        if message.asks_service and not part.asks:  # one at a time: a client may send any number
+            part.asks = True
+            self.host.ask_service(part.stream, functools.partial(self._heard, part))
         else:
             self._tell_status(part)
 
     @_guarded
+    def _heard(self, part: Part, word: Word) -> None:
+        part.asks = False
+        self._tell_status(part, word)
+
     def _tell_status(self, part: Part, word: Word = NOT_ASKED) -> None:
         told = part.stream.blocked(part.stream_id, 0.0, self._loop.time())
         self._send(replace(told, service=word.service, service_code=word.code, service_message=word.message))

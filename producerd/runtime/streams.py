@@ -50,9 +50,10 @@ class Streams:
         async with asyncio.TaskGroup() as self._tasks:
             forgetting = self._tasks.create_task(self._forget_idle())
             await stopped.wait()
-            questions = [asking.task for asking in self._askings.values() if asking.task is not None]
-            for task in (forgetting, *self._watches.values(), *questions):
+            for task in (forgetting, *self._watches.values()):
                 task.cancel()
+            for asking in self._askings.values():
+                asking.close()
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._known.values())
@@ -160,8 +161,9 @@ class Streams:
 
     def _forget(self, stream: Stream) -> None:
         self._watches.pop(stream).cancel()
+        self._askings.pop(stream).close()
         self._dispatcher.forget(stream)
-        del self._known[stream.name], self._services[stream], self._askings[stream]
+        del self._known[stream.name], self._services[stream]
         self._share()
 
     def _share(self) -> None:

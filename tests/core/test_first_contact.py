@@ -140,6 +140,40 @@ def test_afterwards_callers_hear_it_at_once_and_one_every_few_seconds_is_the_pro
     assert probe in desk.finished()
 
 
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_every_probe_ends_with_the_next_attempt_whatever_it_waits_for(aggregate: bool) -> None:
+    """Without a list of shards it gets no request, and behind rows that wait on its turn may never come."""
+    desk = Desk(known=not aggregate, aggregate=aggregate, first_contact_timeout_seconds=60.0)
+    desk.submit(2_000, "resumed", patient=True)
+
+    def attempts(seconds: float) -> None:
+        if not aggregate:
+            desk.sort()
+            fails_for(desk, seconds, NO_SUCH_HOST)
+        for _ in range(int(seconds) if aggregate else 0):
+            desk.pipeline.press(desk.now)
+            assert desk.pipeline.take_job(desk.now) is None
+            assert desk.try_send() is None
+            desk.pipeline.shard_map_failed(Code.UNREACHABLE, "no such host", desk.now, wrong_endpoint=True)
+            desk.now += 1
+
+    attempts(62)
+    assert desk.pipeline.health.state is HealthState.BROKEN
+    for number in range(5):
+        probe = desk.submit(3, f"probe {number}")
+        attempts(10)
+        assert desk.finished() == [probe]
+        assert ends(probe) == (3, 0, {Code.UNREACHABLE})
+
+
+def test_another_time_by_a_reload_holds_at_once_also_for_a_stream_that_was_given_up() -> None:
+    desk, _ = desk_with()
+    fails_for(desk, 61, NO_SUCH_HOST)
+    assert desk.pipeline.refuses(desk.now, probes=False) is not None
+    desk.pipeline.set_rules(replace(desk.pipeline.rules, first_contact_timeout_seconds=inf), desk.now)
+    assert desk.pipeline.refuses(desk.now, probes=False) is None
+
+
 def test_a_probe_that_fails_in_any_other_way_has_callers_wait_again() -> None:
     desk, _ = desk_with()
     fails_for(desk, 61, NO_SUCH_HOST)

@@ -178,6 +178,8 @@ def test_only_a_denial_refuses_aggregates_and_says_what_to_do() -> None:
     desk.fail(*THROTTLED)
     assert desk.pipeline.refuses(desk.now) is None, "the denial is over"
     desk.fail(*DENIED)
+    assert desk.pipeline.refuses(desk.now) is None, "a new one is waited for as long"
+    desk.now += 10.0
     assert desk.pipeline.refuses(desk.now) is not None
     desk.pipeline.set_shard_map(even_map(1), desk.now)
     assert desk.pipeline.refuses(desk.now) is None
@@ -377,7 +379,7 @@ def test_rows_that_are_aggregates_wait_for_the_list_and_hold_up_no_others() -> N
     assert desk.is_empty()
 
 
-@pytest.mark.parametrize("end", ["its caller leaves", "it is denied"])
+@pytest.mark.parametrize("end", ["its caller leaves", "it is denied", "shards do not follow the keys"])
 def test_rows_that_wait_for_the_list_alone_can_end_before_it_comes(end: str) -> None:
     service = late_service()
     desk = service.desk
@@ -389,13 +391,53 @@ def test_rows_that_wait_for_the_list_alone_can_end_before_it_comes(end: str) -> 
     assert not desk.finished()
     if end == "its caller leaves":
         desk.pipeline.discard("caller")
-    else:
+    elif end == "it is denied":  # and nobody is let in any more, who might be sorted
         desk.fail(*DENIED)
-        service.submit([b"plain"])
+        assert desk.pipeline.next_time() == desk.now + 10.0
+        desk.now += 10.0
+    else:
+        desk.pipeline.cannot_aggregate = "AUTO"
     assert not desk.begin()
     assert frame.finished
     assert not desk.pipeline._only_by_map, "nothing is kept of it"
     assert desk.is_empty()
+
+
+def test_one_denial_of_a_list_that_fails_for_now_ends_nothing() -> None:
+    desk = Late()
+    desk.submit(2_000)
+    desk.until_plain()
+    desk.begin()
+    desk.send().stored("shard-0")
+    later = desk.submit(5)
+    desk.fail(*DENIED)
+    desk.now += 3.0
+    assert desk.begin(), "it goes plain as those before it"
+    assert desk.pipeline.refuses(desk.now) is None
+    desk.fail(*THROTTLED)
+    desk.now += 30.0
+    assert desk.pipeline.refuses(desk.now) is None
+    assert not later.finished
+
+
+def test_a_denial_that_lasts_refuses_what_comes_and_what_went_plain_is_still_sent() -> None:
+    desk = Late()
+    plain = desk.submit(2_000)
+    desk.until_plain()
+    desk.begin()
+    desk.fail(*DENIED)
+    desk.now += 10.0
+    end = desk.pipeline.refuses(desk.now)
+    assert end is not None
+    assert end.code == Code.SHARD_MAP_MISSING
+    late = desk.submit(1)
+    desk.now += 1.0
+    assert not desk.begin()
+    assert {told.code for told in late.result().codes} == {Code.SHARD_MAP_MISSING}
+    while (sent := desk.try_send()) is not None:
+        sent.stored("shard-0")
+        desk.now += 1.0
+    assert plain.result().stored == 2_000
 
 
 # ---- the list is missed again

@@ -105,7 +105,7 @@ class Caller:
 def make_gate(
     limit_bytes: int = 64 << 20,
     limit_records: int = 10_000,
-    refuses: Refuses = lambda _, patient: None,
+    refuses: Refuses = lambda _, patient, probes=True: None,
     max_frame_bytes: int = 1 << 20,
 ) -> AdmissionGate:
     budget = QueueBudget(limit_records, limit_bytes)
@@ -380,7 +380,7 @@ def test_a_session_that_is_gone_gives_its_place_to_the_next() -> None:
 
 def test_a_stream_that_refuses_tells_everybody_who_waits_and_asks_once_for_each() -> None:
     answers: list[RowEnd | None] = [None, RowEnd(Outcome.NOT_STORED, "KMS", "no key"), None]
-    gate = make_gate(refuses=lambda _, patient: answers.pop(0))
+    gate = make_gate(refuses=lambda _, patient, probes=True: answers.pop(0) if probes else None)
     caller = Caller(gate)
     for _ in range(3):
         caller.ask(2_000)
@@ -394,8 +394,9 @@ def test_frames_that_are_sent_again_and_sessions_that_go_on_are_patient() -> Non
     """A client of version 0.1 says it by the frame alone."""
     asked: list[bool] = []
 
-    def refuses(now: float, *, patient: bool) -> None:
-        asked.append(patient)
+    def refuses(now: float, *, patient: bool, probes: bool = True) -> None:
+        if probes:
+            asked.append(patient)
 
     gate = make_gate(refuses=refuses)
     first, again = Layout(1, 10, 10, 0), Layout(1, 10, 10, 0, FLAG_RESENT)
@@ -405,6 +406,30 @@ def test_frames_that_are_sent_again_and_sessions_that_go_on_are_patient() -> Non
         ticket = gate.ask(gate.join(caller, patient=resumed), number, layout_, 0.0)
         assert ticket.patient is asked[-1]
     assert asked == [False, True, True]
+
+
+def test_nobody_waits_behind_a_queue_that_outlasts_a_stream_which_takes_nothing() -> None:
+    """Rows of an earlier daemon fill the queue of a stream whose endpoint is wrong."""
+    ends: list[RowEnd] = []
+
+    def refuses(now: float, *, patient: bool, probes: bool = True) -> RowEnd | None:
+        assert not probes, "there is no room for a probe"
+        return None if patient or not ends else ends[0]
+
+    gate = make_gate(limit_bytes=20_000, refuses=refuses)
+    fresh, resumed = Caller(gate), Caller(gate)
+    resumed.member = gate.join(resumed, patient=True)
+    gate.budget.take(1, 18_000)
+    fresh.ask(4_000)
+    resumed.ask(4_000)
+    assert (fresh.refusals, fresh.grants) == ({}, [])
+    ends.append(RowEnd(Outcome.NOT_STORED, Code.UNREACHABLE, "no such host"))
+    gate.pump(1.0)
+    assert fresh.refusals[1].code == Code.UNREACHABLE
+    fresh.ask(4_000, now=2.0)
+    assert fresh.refusals[2].message == "no such host"
+    assert resumed.refusals == {}
+    assert gate.blocked_callers == 1
 
 
 def test_a_closed_gate_lets_nobody_in_and_tells_whoever_waits() -> None:
@@ -689,7 +714,7 @@ def node_gates(limit_bytes: int, floor_bytes: int, count: int = 2) -> tuple[Node
     node = NodeBudget(limit_bytes, floor_bytes)
     budgets = [QueueBudget(10_000, 64 << 20, node) for _ in range(count)]
     return node, [
-        AdmissionGate(budget, lambda _, patient: None, max_frame_bytes=1 << 20, max_frame_records=10_000)
+        AdmissionGate(budget, lambda _, patient, probes=True: None, max_frame_bytes=1 << 20, max_frame_records=10_000)
         for budget in budgets
     ]
 

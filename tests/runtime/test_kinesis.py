@@ -107,6 +107,25 @@ async def test_an_endpoint_where_anybody_has_answered_is_never_wrong(
     assert (failed.code, failed.wrong_endpoint) == (Code.UNREACHABLE, status is None)
 
 
+@pytest.mark.parametrize("aggregates", [False, True])
+async def test_a_dry_run_says_nothing_of_the_list_that_aggregates_need(
+    aggregates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at AWS itself, where PutRecords may be allowed and ListShards not."""
+
+    async def nothing_against_it(*_: Any) -> None:
+        return None
+
+    denied = b'{"__type":"AccessDeniedException","message":"no"}'
+    async with recording(denied, 400) as (url, asked), reached(url) as (kinesis, client):
+        monkeypatch.setattr(client, "why_no_dry_run", nothing_against_it)
+        monkeypatch.setattr(kinesis, "dry_run", nothing_against_it)
+        tried = await kinesis.try_storing(FLIGHTS, aggregates=aggregates)
+    assert len(asked) == aggregates
+    assert (tried.failed is not None, tried.by_put_records) == (aggregates, not aggregates)
+    assert tried.endpoint == url
+
+
 @pytest.mark.parametrize("entries", [2, 40], ids=["on the loop", "in a worker"])
 async def test_an_answer_of_the_wrong_length_makes_every_entry_unknown(entries: int) -> None:
     async with recording(b'{"Records":[{"ShardId":"s"}]}') as (url, _), reaching(url) as kinesis:

@@ -1,0 +1,97 @@
+"""A stream's service is asked once for all who ask at about the same time, and its word is what a writer would meet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from producerd.config import StreamSettings
+from producerd.core.entries import RequestFailed
+from producerd.errors import Code
+from producerd.runtime import asking
+from producerd.runtime.asking import Asking, Word, word_of
+from producerd.runtime.kinesis import Address, Tried
+from producerd.runtime.stream import Stream
+from producerd.wire.frames import Service
+from tests.daemon import until_on_loop
+
+DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False)
+SLOW = RequestFailed("LimitExceededException", "slow down", maybe_stored=False)
+NOWHERE = RequestFailed(Code.UNREACHABLE, "no such host", maybe_stored=False)
+FAULT = RequestFailed("ServiceUnavailable", "503", maybe_stored=False)
+
+
+def stream_of(**settings: Any) -> Stream:
+    return Stream("flights", StreamSettings(**settings), 1 << 20, 10_000)
+
+
+class StandInService:
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answers = asyncio.Event()
+
+    async def try_storing(self, address: Address, *, aggregates: bool) -> Tried:
+        assert (address, aggregates) == ({"StreamName": "flights"}, False)
+        self.asked += 1
+        await self.answers.wait()
+        return Tried(None, by_put_records=True, endpoint="there")
+
+
+async def test_all_who_ask_meanwhile_share_one_question_and_its_answer_holds_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service, heard = StandInService(), list[Word]()
+    async with asyncio.TaskGroup() as tasks:
+        one = Asking(stream_of(), service, tasks)
+        for _ in range(100):
+            one.ask(heard.append)
+        await asyncio.sleep(0)
+        assert (service.asked, heard) == (1, [])
+        service.answers.set()
+        await until_on_loop(lambda: one.task is None)
+        assert [word.service for word in heard] == [Service.READY] * 100
+        one.ask(heard.append)
+        assert (service.asked, len(heard)) == (1, 101)
+        monkeypatch.setattr(asking, "ASK_AGAIN_SECONDS", 0.0)
+        one.ask(heard.append)
+    assert (service.asked, len(heard)) == (2, 102)
+
+
+async def test_a_question_of_a_stream_that_is_forgotten_ends() -> None:
+    heard: list[Word] = []
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        one = Asking(stream_of(), StandInService(), tasks)
+        one.ask(heard.append)
+        await asyncio.sleep(0)
+        one.close()
+    assert heard == []
+
+
+@pytest.mark.parametrize(
+    ("failed", "by_put_records", "aggregation", "service", "code"),
+    [
+        (None, True, "none", Service.READY, ""),
+        (None, False, "none", Service.READY, ""),
+        (SLOW, False, "kpl", Service.READY, ""),
+        (DENIED, True, "none", Service.FAILED, Code.ACCESS_DENIED),
+        (DENIED, False, "none", Service.NOT_VERIFIED, Code.ACCESS_DENIED),
+        (DENIED, False, "kpl", Service.FAILED, Code.ACCESS_DENIED),
+        (NOWHERE, False, "none", Service.FAILED, Code.UNREACHABLE),
+        (FAULT, False, "none", Service.FAILED, Code.SERVICE_FAULT),
+    ],
+)
+def test_what_an_answer_means_for_a_stream(
+    failed: RequestFailed | None, by_put_records: bool, aggregation: str, service: Service, code: str
+) -> None:
+    word = word_of(Tried(failed, by_put_records, "there"), stream_of(aggregation=aggregation))
+    assert (word.service, word.code) == (service, code)
+    assert word.message
+
+
+def test_a_stream_whose_shards_do_not_follow_the_keys_is_not_ready() -> None:
+    stream = stream_of(aggregation="kpl")
+    stream.pipeline.cannot_aggregate = "AUTO"
+    word = word_of(Tried(None, by_put_records=True, endpoint="there"), stream)
+    assert word == Word(Service.FAILED, Code.SHARD_MAP_MISSING, "AUTO")
