@@ -174,7 +174,7 @@ def found(name: str, columns: Sequence[str]) -> str | None:
 
 def no_stream(columns: Sequence[str]) -> BadColumn:
     """Neither an option nor a column of the default name says the stream."""
-    ways = "give its name with the option stream (in SQL: INSERT INTO t WITH ('stream' = 'NAME')), or a column `stream`"
+    ways = "give its name with the option stream, or a column `stream` (in SQL: INSERT INTO t WITH ('stream' = 'NAME'))"
     source = found(SOURCE_STREAM, columns)
     if source:
         ways = (
