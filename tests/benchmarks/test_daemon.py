@@ -275,9 +275,10 @@ def test_the_whole_of_it_on_few_records() -> None:
     figures = [Figures(**row) for row in json.loads(done.stdout)]
     assert [str(Case(row.record_bytes, row.aggregation, row.worker_threads)) for row in figures] == chosen
     for row in figures:
-        tick_ns = 1e9 / TICKS_PER_SECOND / (40_000 / WORTH[row.record_bytes])
-        # Both are read in ticks, one after the other, and each is the difference of two readings.
-        assert row.cpu_ns_per_record + 2 * tick_ns >= row.loop_cpu_ns_per_record > 0
+        tick_ns = (
+            1e9 / TICKS_PER_SECOND / (40_000 / WORTH[row.record_bytes])
+        )  # both are read in ticks, one after the other
+        assert row.cpu_ns_per_record + tick_ns >= row.loop_cpu_ns_per_record > 0
         assert row.records_per_second > 0
         assert row.peak_rss_bytes > 1 << 20
         assert row.queue_limit_bytes == 64 << 20
