@@ -253,10 +253,14 @@ class AdmissionGate:
 
     def _refuse_those_without_room(self, now: float) -> None:
         """A stream that takes nothing may be full of rows that outlast that: nobody else is to wait behind them."""
-        for patient in (False, True) if self._waiting else ():
+        if not self._waiting:
+            return
+        for patient in (False, True):
             end = self._refuses(now, patient=patient, probes=False)
-            for ticket in self._all_waiting() if end is not None else ():
-                if end is not None and ticket.patient is patient and not self._has_room(ticket):
+            if end is None:
+                continue
+            for ticket in self._all_waiting():
+                if ticket.patient is patient and not self._has_room(ticket):
                     self._refuse(ticket, Refusal(end.code, end.message))
 
     def _wanted_of_node(self) -> int:
