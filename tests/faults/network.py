@@ -1,0 +1,151 @@
+"""A TCP proxy between the daemon and the service, whose faults are those of networks.
+
+The proxy listens at one port for its life, so the daemon's endpoint never changes.  It runs in a thread of its own;
+the settings may be changed at any time, from any thread, and hold for the bytes that come next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, Literal
+
+Mode = Literal["pass", "reset", "blackhole", "half_open", "refuse"]
+"""``pass`` carries everything.  ``reset`` ends each connection with RST, old and new ones.  ``blackhole`` accepts
+connections and carries nothing.  ``half_open`` carries what the daemon sends, and nothing back.  ``refuse`` closes the
+port, so that connecting fails, and resets the old connections."""
+
+CHUNK_BYTES: Final = 64 * 1024
+RESET: Final = struct.pack("ii", 1, 0)
+LOOK_SECONDS: Final = 0.02
+Change = Callable[[bytes], bytes]
+
+
+class Proxy:
+    """``latency_seconds`` delays each chunk both ways.  ``bytes_per_second`` is the speed of the way to the service.
+
+    ``change``: what becomes of each chunk of the service's answers; with ``after_bytes`` the connection stalls when
+    that many bytes of answers have passed on it.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.mode: Mode = "pass"
+        self.latency_seconds = 0.0
+        self.bytes_per_second: float | None = None
+        self.after_bytes: int | None = None
+        self.change: Change | None = None
+        self.connections = 0
+        self.port = 0
+        self._target = host, port
+        self._loop = asyncio.new_event_loop()
+        self._listening: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+
+    def set_mode(self, mode: Mode) -> None:
+        """Change the mode, and do to the connections that are open what it says.  Returns when that is done."""
+        asyncio.run_coroutine_threadsafe(self._set_mode(mode), self._loop).result()
+
+    async def _set_mode(self, mode: Mode) -> None:
+        self.mode = mode
+        if mode in ("reset", "refuse"):
+            self._reset_open()
+        if mode == "refuse":
+            await self._stop_listening()
+        elif self._listening is None:
+            await self._listen()
+
+    def reset_connections(self) -> None:
+        """Reset the connections that are open, once; new ones are carried."""
+        self._loop.call_soon_threadsafe(self._reset_open)
+
+    def _reset_open(self) -> None:
+        for writer in list(self._open):
+            _reset(writer)
+
+    async def _listen(self) -> None:
+        self._listening = await asyncio.start_server(
+            self._connected, "127.0.0.1", self.port, limit=CHUNK_BYTES, reuse_address=True
+        )
+        self.port = self._listening.sockets[0].getsockname()[1]
+
+    async def _stop_listening(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._open.add(writer)
+        to_service: asyncio.StreamWriter | None = None
+        try:
+            if self.mode == "reset":
+                _reset(writer)
+                return
+            while self.mode == "blackhole":  # noqa: ASYNC110 - threads set it
+                await asyncio.sleep(LOOK_SECONDS)
+            from_service, to_service = await asyncio.open_connection(*self._target, limit=CHUNK_BYTES)
+            self._open.add(to_service)
+            async with asyncio.TaskGroup() as ways:
+                ways.create_task(self._carry(reader, to_service, to_the_service=True))
+                ways.create_task(self._carry(from_service, writer, to_the_service=False))
+        except* OSError:
+            pass  # the other side has gone, which ends this one too
+        finally:
+            for each in filter(None, (writer, to_service)):
+                self._open.discard(each)
+                each.close()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_the_service: bool) -> None:
+        carried = 0
+        while chunk := await reader.read(CHUNK_BYTES):
+            if self.latency_seconds:
+                await asyncio.sleep(self.latency_seconds)
+            if to_the_service and self.bytes_per_second:
+                await asyncio.sleep(len(chunk) / self.bytes_per_second)
+            if not to_the_service and self.change is not None:
+                chunk = self.change(chunk)
+            carried += len(chunk)
+            while self._stalls(carried, to_the_service=to_the_service):  # noqa: ASYNC110 - threads set it
+                await asyncio.sleep(LOOK_SECONDS)
+            writer.write(chunk)
+            await writer.drain()
+        raise ConnectionResetError  # one side's end is the other's: HTTP has no half-closed connections
+
+    def _stalls(self, carried: int, *, to_the_service: bool) -> bool:
+        if self.mode == "blackhole":
+            return True
+        beyond = self.after_bytes is not None and carried > self.after_bytes
+        return not to_the_service and (self.mode == "half_open" or beyond)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Proxy]:
+        thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+        try:
+            yield self
+        finally:
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            thread.join()
+            self._loop.close()
+
+    async def _end(self) -> None:
+        await self._stop_listening()
+        own = asyncio.current_task()
+        tasks = [task for task in asyncio.all_tasks() if task is not own]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close with RST instead of FIN."""
+    connection = writer.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    writer.transport.abort()

@@ -1,0 +1,361 @@
+"""One scenario's processes: the service, the daemon's lives, the senders and the watch; and its run, judged.
+
+A run has the same parts in every scenario: all is well for a moment; the scenario breaks something and puts it right
+again; fresh records must pass; every record that was handed over must end; the stream is read back and judged.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from producerd.config import load
+from producerd.config.memory import needed_bytes
+from producerd.errors import FlushTimeout, ProducerdError
+from tests.daemon import CREDENTIALS, QUICK, DaemonProcess
+from tests.faults import oracle
+from tests.faults.network import Proxy
+from tests.faults.oracle import Broken, Law, Reading
+from tests.faults.reader import Entry, entries_of, handed_by_kcl, handed_by_rule
+from tests.faults.records import Book, Shape
+from tests.faults.senders import Sender
+from tests.faults.service import Service, serving
+from tests.faults.watch import Process, Watch, look
+
+STREAMS: Final = {
+    "plain": {"aggregation": "none"},
+    "packed": {"aggregation": "kpl"},
+    "ordered": {"ordering": "per_key"},
+}
+"""Every scenario sends to all three.  The aggregation of ``ordered`` is drawn by the seed."""
+SENDERS_OF_A_STREAM: Final = 2
+FRESH: Final = 1_000
+"""The senders from this number on put one call each, after the faults."""
+SETTINGS: Final[dict[str, Any]] = {
+    **QUICK,
+    "queue_limit": 2_000,
+    "drain_timeout_seconds": 30,
+    "shard_rate_fraction": 1.0,
+    "request_timeout_seconds": 2,
+}
+END_SECONDS: Final = 60.0
+"""How long after the faults everything may take to end."""
+WARM_SECONDS: Final = 20.0
+CALM_SECONDS: Final = 1.0
+SPARE: Final = Process(0, 3 * 24, 8)
+"""How far descriptors and threads may rise above calm: 24 requests of each stream may be on their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``injected`` says in words what goes wrong.  ``exempt``: laws that it cannot judge, each with the reason."""
+
+    name: str
+    injected: str
+    act: Callable[[Stage], None]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    exempt: Mapping[Law, str] = field(default_factory=dict)
+    shards: int = 4
+    records_per_second: float = 300.0
+    shape: Shape = field(default_factory=Shape)
+    enforce_limits: bool = False
+    tls: bool = False
+    environ: Mapping[str, str] = field(default_factory=dict)
+    prefix: Sequence[str] = ()
+    lacks: Callable[[], str] = str
+    """Return what this machine lacks, in words, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one run did, in numbers.
+
+    ``sent`` counts the records that senders handed over, ``acknowledged`` those that were told STORED, ``readable``
+    those of them that a consumer is handed, ``duplicates`` the copies beyond the first, ``counted_duplicates`` what the
+    daemon's metric says of them, ``errors_told`` the records whose callers got an error.  ``peak_queue`` is the most
+    records that one stream's queue held.  ``seconds_to_recover`` pass from the last fault's end until fresh records are
+    acknowledged on every stream; None: they were not.
+    """
+
+    scenario: str
+    seed: int
+    sent: int
+    acknowledged: int
+    readable: int
+    duplicates: int
+    counted_duplicates: int
+    errors_told: int
+    order_violations: int
+    peak_queue: int
+    peak_rss_bytes: int
+    seconds_to_recover: float | None
+
+
+class Row(NamedTuple):
+    """One run.  ``broken``: the laws that did not hold, in words.  ``notes``: what else is worth knowing of it."""
+
+    figures: Figures
+    broken: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class Stage:
+    """What a scenario's ``act`` works on.
+
+    ``short`` asks for the form that tests run.  ``chance`` is seeded: a scenario draws from nothing else.
+    ``notes`` are figures of the scenario's own, for its row.
+    """
+
+    def __init__(self, scenario: Scenario, seed: int, service: Service, proxy: Proxy, folder: Path, *, short: bool):
+        self.scenario = scenario
+        self.seed = seed
+        self.short = short
+        self.chance = random.Random(seed)
+        self.service = service
+        self.proxy = proxy
+        self.folder = folder
+        self.socket = folder / "s" / "daemon.sock"
+        self.watch = Watch()
+        self.senders: list[Sender] = []
+        self.fresh: list[Sender] = []
+        self.notes: list[str] = []
+        self.broken: list[Broken] = []
+        self.daemon: DaemonProcess
+        self.environ: dict[str, str] = {**CREDENTIALS, **scenario.environ}
+        if service.certificate is not None:
+            self.environ["AWS_CA_BUNDLE"] = str(service.certificate)
+        shapes = dict.fromkeys(range(SENDERS_OF_A_STREAM * len(STREAMS)), scenario.shape)
+        shapes |= {FRESH + number: scenario.shape for number in range(len(STREAMS))}
+        self.book = Book(seed, shapes)
+        self.sets = self._settings()
+        self._ended: list[DaemonProcess] = []
+
+    def _settings(self) -> dict[str, Any]:
+        settings = {**SETTINGS, "socket": self.socket, "endpoint_url": self.endpoint, **self.scenario.settings}
+        for name, own in STREAMS.items():
+            settings |= {f'streams."{name}".{key}': value for key, value in own.items()}
+        settings.setdefault('streams."ordered".aggregation', ("none", "kpl")[self.seed % 2])
+        return settings
+
+    @property
+    def endpoint(self) -> str:
+        scheme = "https" if self.service.certificate else "http"
+        return f"{scheme}://127.0.0.1:{self.proxy.port}"
+
+    # ---- for scenarios
+
+    def of(self, full: float, short: float) -> float:
+        """A length in seconds, or a number of times: that of the full form or of the short one."""
+        return short if self.short else full
+
+    def times(self, full: int, short: int) -> range:
+        return range(short if self.short else full)
+
+    def wait(self, full: float, short: float | None = None) -> None:
+        """Let everything run on for so long."""
+        time.sleep(full if short is None else self.of(full, short))
+
+    def wait_a_while(self, least: float, most: float) -> None:
+        """Let everything run on for a time that the seed draws."""
+        time.sleep(self.chance.uniform(least, most))
+
+    def start_daemon(self, **environ: str) -> None:
+        """Start the daemon, or its next life.  Returns when it serves."""
+        self.begin_daemon(**environ)
+        self.daemon.wait_ready()
+        self.watch.begin(self.daemon.process.pid, self.daemon.url)
+
+    def begin_daemon(self, **environ: str) -> None:
+        """Start the daemon, and do not wait until it serves."""
+        self.daemon = DaemonProcess(
+            self.folder, self.sets, {**self.environ, **environ}, socket_path=self.socket, prefix=self.scenario.prefix
+        )
+        self._ended.append(self.daemon)
+
+    def kill_daemon(self) -> None:
+        """End the daemon by SIGKILL."""
+        self.daemon.process.kill()
+        self.daemon.process.wait()
+
+    def stop_daemon(self) -> int:
+        """End the daemon by SIGTERM.  Returns its exit code."""
+        self.daemon.signal(signal.SIGTERM)
+        return self.daemon.wait(END_SECONDS)
+
+    def must(self, law: Law, holds: object, what: str) -> None:
+        """Note a law that is broken unless ``holds``."""
+        if not holds:
+            self.broken.append(Broken(law, what))
+
+    def forgive(self) -> None:
+        """Drop all obligations so far: the streams that held the records are gone."""
+        for sender in self.senders:
+            sender.forgive()
+
+    # ---- the run
+
+    def play(self) -> float | None:
+        """Run the scenario.  Returns the seconds to recover, or None where fresh records did not pass."""
+        self.socket.parent.mkdir()
+        self.start_daemon()
+        with self.watch.running():
+            try:
+                level = self._warm_up()
+                self.scenario.act(self)
+                recovered = self._recovers()
+                self._all_ends()
+                self._stays_level(level)
+                return recovered
+            finally:
+                for sender in self.senders:
+                    sender.stop()
+
+    def _warm_up(self) -> Process:
+        """Start the senders; wait until each has been acknowledged.  Returns what the daemon has in calm."""
+        names = list(STREAMS)
+        for number in range(SENDERS_OF_A_STREAM * len(names)):
+            stream = names[number % len(names)]
+            rate = self.scenario.records_per_second
+            self.senders.append(Sender(number, stream, self.book, self.socket, rate))
+        for sender in self.senders:
+            sender.start()
+        deadline = time.monotonic() + WARM_SECONDS
+        while not all(sender.acknowledged for sender in self.senders) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(CALM_SECONDS / 2)
+        level = look(self.daemon.process.pid)
+        assert level is not None, self.daemon.log
+        return level
+
+    def _recovers(self) -> float | None:
+        """End what faults are left, and put fresh records to every stream."""
+        self.service.calm()
+        self.proxy.set_mode("pass")
+        began = time.monotonic()
+        self.fresh = []
+        try:
+            for place, stream in enumerate(STREAMS):
+                self.fresh.append(Sender(FRESH + place, stream, self.book, self.socket, 1.0))
+            puts = [sender.put(END_SECONDS) for sender in self.fresh]
+            for put in puts:
+                put.result(max(0.1, began + END_SECONDS - time.monotonic()))
+        except (ProducerdError, concurrent.futures.TimeoutError) as error:
+            self.broken.append(Broken(Law.RECOVERS, f"{type(error).__name__} after {END_SECONDS:g} s: {error}"))
+            return None
+        return time.monotonic() - began
+
+    def _all_ends(self) -> None:
+        """Stop the senders, and wait until what they handed over has ended."""
+        for sender in self.senders:
+            sender.stop()
+        ends = time.monotonic() + END_SECONDS
+        for sender in self.senders:
+            sender.join(max(0.0, ends - time.monotonic()))
+            self.must(Law.ENDS, not sender.is_alive(), f"{sender.name} still waits after {END_SECONDS:g} s")
+            self.must(Law.ENDS, not sender.failure, f"{sender.name} ended by {sender.failure}")
+        for sender in chain(self.senders, self.fresh):
+            try:
+                sender.flush(max(0.1, ends - time.monotonic()))
+            except FlushTimeout as error:
+                self.broken.append(Broken(Law.ENDS, f"{sender.name}: {error}"))
+            except ProducerdError:
+                pass  # told to the sender's calls, and counted there
+            with contextlib.suppress(ProducerdError):
+                sender.close()
+        self.watch.look_now()
+
+    def _stays_level(self, level: Process) -> None:
+        at_most = Process(0, level.descriptors + SPARE.descriptors, level.threads + SPARE.threads)
+        for life in self.watch.lives:
+            for kind in ("descriptors", "threads"):
+                peak, most = getattr(life, f"peak_{kind}"), getattr(at_most, kind)
+                self.must(Law.LEVEL, peak <= most, f"{peak} {kind}, {getattr(level, kind)} in calm, {most} at most")
+
+    def end_daemon(self) -> None:
+        """End the last life and look at every life's log."""
+        if self.daemon.process.poll() is None:
+            code = self.stop_daemon()
+            self.must(Law.CALM, code == 0, f"exit code {code}: {self.daemon.log[-500:]}")
+        for place, life in enumerate(self._ended):
+            for bad in ("Traceback", "never awaited"):
+                where = life.log.find(bad)
+                self.must(Law.CALM, where < 0, f"life {place}: {life.log[max(0, where - 200) : where + 600]}")
+
+    def kill_what_is_left(self) -> None:
+        for life in self._ended:
+            if life.process.poll() is None:
+                life.process.kill()
+                life.process.wait()
+
+    # ---- the judgement
+
+    def read(self) -> list[Entry]:
+        return [entry for stream in STREAMS for entry in entries_of(self.service.client, stream)]
+
+    def row(self, recovered: float | None, reading: Reading) -> Row:
+        lives, scenario = self.watch.lives, self.scenario
+        counted = sum(life.counted_duplicates for life in lives)
+        told = sum((sender.errors_told for sender in self.senders), Counter[str]())
+        law_bytes = needed_bytes(
+            load(None, [f"{name}={value}" for name, value in self.sets.items() if value is not None], {})
+        ).bytes
+        peak_rss = max(life.peak_rss_bytes for life in lives)
+        self.must(Law.MEMORY, peak_rss <= law_bytes, f"{peak_rss:,} bytes of {law_bytes:,}")
+        for life in lives:
+            self.must(Law.QUEUE, not life.beyond_limit, "; ".join(life.beyond_limit[:3]))
+        self.broken += oracle.copies_within(reading.duplicates, counted) + reading.broken
+        figures = Figures(
+            scenario.name,
+            self.seed,
+            sent=sum(sender.sent for sender in chain(self.senders, self.fresh)),
+            acknowledged=sum(len(sender.acknowledged) for sender in chain(self.senders, self.fresh)),
+            readable=reading.readable,
+            duplicates=reading.duplicates,
+            counted_duplicates=int(counted),
+            errors_told=told.total(),
+            order_violations=reading.order_violations,
+            peak_queue=int(max(life.peak_queue_records for life in lives)),
+            peak_rss_bytes=peak_rss,
+            seconds_to_recover=None if recovered is None else round(recovered, 2),
+        )
+        broken = tuple(str(broken) for broken in self.broken if broken.law not in scenario.exempt)
+        codes = (f"{count:,} records were told {code}" for code, count in sorted(told.items()))
+        return Row(figures, broken, (*self.notes, *codes))
+
+
+def run(scenario: Scenario, seed: int, *, short: bool = False, kcl: Sequence[str] | None = None) -> Row:
+    """Run a scenario and judge it; with ``kcl``, the command of Amazon's library, that says what is readable."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="f-")))
+        service = stack.enter_context(
+            serving(list(STREAMS), scenario.shards, seed, enforce_limits=scenario.enforce_limits, tls=scenario.tls)
+        )
+        proxy = stack.enter_context(Proxy("127.0.0.1", service.port).running())
+        stage = Stage(scenario, seed, service, proxy, folder, short=short)
+        stack.callback(stage.kill_what_is_left)
+        recovered = stage.play()
+        entries = stage.read()
+        by_rule = [handed_by_rule(entry) for entry in entries]
+        handed = by_rule if kcl is None else handed_by_kcl(kcl, entries)
+        differ = sum(ours != theirs for ours, theirs in zip(by_rule, handed, strict=True))
+        stage.must(Law.READABLE, not differ, f"this reader and Amazon's differ in {differ:,} entries")
+        reading = oracle.judge(stage.book, sent_by(stage), chain.from_iterable(handed))
+        stage.end_daemon()
+        return stage.row(recovered, reading)
+
+
+def sent_by(stage: Stage) -> list[oracle.Sent]:
+    return [
+        oracle.Sent(sender.number, sender.sent, sender.acknowledged, sender.stream == "ordered")
+        for sender in chain(stage.senders, stage.fresh)
+    ]
