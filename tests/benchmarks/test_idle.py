@@ -64,12 +64,12 @@ def test_a_daemon_loads_no_pandas_though_it_is_installed(aggregation: str) -> No
 
 @pytest.mark.slow
 def test_a_daemon_with_nothing_to_do_uses_under_half_a_percent_of_a_core() -> None:
-    """Alone, scraped, and with ten sessions that rest: by processor time, the median of four times 15 s.
+    """Alone, scraped, and with ten sessions that rest: by processor time, the median of four times 8 s.
 
     What is resident is within what a daemon reckons for that.  Standard output is JSON alone.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.idle", "--json", "--starts", "1", "--seconds", "15"],
+        [sys.executable, "-m", "benchmarks.idle", "--json", "--starts", "1", "--seconds", "8"],
         cwd=ROOT,
         capture_output=True,
         text=True,

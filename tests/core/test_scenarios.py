@@ -400,8 +400,10 @@ def mixed_shards(world: World, record_bytes: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("record_bytes", "aggregate"), [(100, False), (1_000, False), (1_000, True)])
-@pytest.mark.parametrize("callers", [own_shards, mixed_shards])
+@pytest.mark.parametrize(
+    ("callers", "record_bytes", "aggregate"),
+    [(own_shards, 100, False), (own_shards, 1_000, True), (mixed_shards, 1_000, False), (mixed_shards, 1_000, True)],
+)
 def test_a_shard_that_answers_after_6_seconds_costs_the_others_little(
     callers: Callable[[World, int], None], record_bytes: int, aggregate: bool
 ) -> None:
@@ -448,8 +450,10 @@ def test_a_shard_that_never_answers_in_time_does_not_stop_the_others() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("aggregate", [False, True])
-@pytest.mark.parametrize(("kind", "most_requests"), [("hang", 130), ("reset", 300), ("refused", 300)])
+@pytest.mark.parametrize(
+    ("kind", "most_requests", "aggregate"),
+    [("hang", 130, False), ("hang", 130, True), ("reset", 300, False), ("refused", 300, True)],
+)
 def test_an_outage_of_10_minutes_makes_few_requests_and_is_over_within_seconds(
     kind: str, most_requests: int, aggregate: bool
 ) -> None:

@@ -53,6 +53,8 @@ def test_the_stories_meet_whatever_a_row_can_meet() -> None:
         story = Story(seed)
         story.tell()
         met |= story.met()
+        if met >= IS_MET:
+            break
     assert met >= IS_MET, IS_MET - met
 
 

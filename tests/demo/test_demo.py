@@ -100,7 +100,6 @@ def test_an_interrupted_demo_leaves_nothing_running_and_nothing_on_disk(demo: De
 @pytest.mark.parametrize(
     ("how", "code", "last"),
     [
-        ("drop", 1, "delivered 1999 of 2000 records, 1 missing, 0 duplicates"),
         ("corrupt", 1, "delivered 1999 of 2000 records, 1 missing, 0 duplicates"),
         ("duplicate", 0, "delivered 2000 of 2000 records, 0 missing, 1 duplicates"),  # at least once allows it
     ],
