@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -9,10 +10,15 @@ from typing import Final
 from producerd.config import NodeSettings, StreamSettings
 from producerd.config.settings import OF_ONE_STREAM, Settings, needs_restart
 from producerd.config.text import allowed, assignment
+from producerd.config.values import MIB
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
 from spark_client.options import OPTIONS
+from tests.faults.oracle import Law
+from tests.faults.scenarios import all_scenarios
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
+RELIABILITY: Final = DOCS / "reliability.json"
+"""What `./dev faults --seeds 3 --json` said."""
 
 
 def options() -> str:
@@ -48,11 +54,41 @@ def metrics() -> str:
     return "\n".join(lines)
 
 
+def laws() -> str:
+    """The laws of the oracle, one a line."""
+    return "\n".join(f"- {law[0].upper()}{law[1:]}." for law in Law)
+
+
+def scenarios() -> str:
+    """One line a run of docs/reliability.json: what went wrong, and what became of the records."""
+    known = all_scenarios()
+    lines = [
+        "| scenario | what was injected | seed | sent | acknowledged | readable | copies (counted) | peak queue | peak RSS "
+        "| recovery |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in json.loads(RELIABILITY.read_text()):
+        cells = (
+            f"`{row['scenario']}`",
+            known[row["scenario"]].injected,
+            str(row["seed"]),
+            *(f"{row[name]:,}" for name in ("sent", "acknowledged", "readable")),
+            f"{row['duplicates']:,} ({row['counted_duplicates']:,})",
+            f"{row['peak_queue']:,}",
+            f"{row['peak_rss_bytes'] / MIB:.0f} MiB",
+            f"{row['seconds_to_recover']:.1f} s",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("spark.md", "options"): options,
     ("configuration.md", "node settings"): lambda: settings(NodeSettings),
     ("configuration.md", "stream settings"): lambda: settings(StreamSettings),
     ("operations.md", "metrics"): metrics,
+    ("reliability.md", "laws"): laws,
+    ("reliability.md", "scenarios"): scenarios,
 }
 """By page and mark."""
 

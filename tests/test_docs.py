@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -12,12 +14,13 @@ import pytest
 from producerd.config import NodeSettings, StreamSettings
 from producerd.errors import Code
 from spark_client.options import OPTIONS
-from tests.generated import DOCS, TABLES, with_tables
+from tests.faults.scenarios import all_scenarios
+from tests.generated import DOCS, RELIABILITY, TABLES, with_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
     *("docs/configuration.md", "docs/delivery.md", "docs/install.md", "docs/licences.md", "docs/memory.md"),
-    *("docs/operations.md", "docs/spark.md", "docs/testing.md"),
+    *("docs/operations.md", "docs/reliability.md", "docs/spark.md", "docs/testing.md"),
 )
 NOT_FOR_CALLERS = {Code.CANCELLED, Code.TOO_LARGE}
 """Codes that the client takes for itself."""
@@ -57,6 +60,15 @@ def test_tables_that_come_from_the_code_are_those_of_the_code(name: str) -> None
     """Mended by ``python -m tests.generated``."""
     page = (DOCS / name).read_text()
     assert page == with_tables(name, page)
+
+
+def test_every_scenario_held_every_law_with_three_seeds() -> None:
+    """And the page has a row of each run.  `./dev faults --seeds 3 --json > docs/reliability.json` runs them again."""
+    rows = json.loads(RELIABILITY.read_text())
+    runs = Counter(row["scenario"] for row in rows)
+    assert runs == dict.fromkeys(all_scenarios(), 3)
+    assert len({(row["scenario"], row["seed"]) for row in rows}) == len(rows)
+    assert not [row for row in rows if row["broken"] or row["readable"] != row["acknowledged"]]
 
 
 def test_every_option_and_every_setting_is_in_a_table() -> None:
