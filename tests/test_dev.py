@@ -405,7 +405,7 @@ def test_the_callers_own_number_of_workers_comes_last_and_so_counts(pytests: Cal
     assert pytests("--all", "-n", "0") == [OURS, *SPREAD, "-n", "0"]
 
 
-@pytest.mark.parametrize(("cores", "gib", "workers"), [(1, 64, 1), (2, 24, 2), (16, 64, 4), (8, 7.6, 2), (8, 2, 1)])
+@pytest.mark.parametrize(("cores", "gib", "workers"), [(1, 64, 2), (2, 24, 3), (16, 64, 4), (8, 7.6, 2), (8, 2, 1)])
 def test_there_is_a_worker_for_each_core_while_the_memory_suffices(
     dev: Any, monkeypatch: pytest.MonkeyPatch, cores: int, gib: float, workers: int
 ) -> None:

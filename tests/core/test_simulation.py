@@ -59,7 +59,7 @@ def test_the_stories_meet_whatever_a_row_can_meet() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1_000, 3_000, 200))
-def test_every_law_holds_in_thousands_of_stories(first: int) -> None:
+@pytest.mark.parametrize("first", range(1_000, 2_000, 200))
+def test_every_law_holds_in_a_thousand_stories(first: int) -> None:
     broken = first_broken(range(first, first + 200))
     assert broken is None, broken
