@@ -62,8 +62,10 @@ def laws() -> str:
 def scenarios() -> str:
     """One line a run of docs/reliability.json: what went wrong, and what became of the records."""
     known = all_scenarios()
-    names = ("scenario", "what was injected", "seed", "sent", "acknowledged", "readable", "copies (counted)")
-    names += ("peak queue", "peak RSS", "recovery")
+    names = [
+        *("scenario", "what was injected", "seed", "sent", "acknowledged", "readable", "copies (counted)"),
+        *("peak queue", "peak RSS", "recovery"),
+    ]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in json.loads(RELIABILITY.read_text()):
         cells = (
