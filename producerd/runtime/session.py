@@ -43,6 +43,12 @@ _ENDED_AS: Final = {
 }
 DISCONNECT_REASONS: Final = ("closed", "lost", "late", *_ENDED_AS.values(), "failed")
 """Why connections end.  ``closed``: the client did, and was owed nothing; ``lost``: it was waiting for something."""
+_NOT_OPENED: Final = {
+    Code.STREAM_NOT_FOUND: "stream cannot have this name",
+    Code.STREAM_LIMIT: "stream is one too many",
+    Code.NOT_AUTHORIZED: "stream is not allowed",
+}
+"""What the log says of a stream that a client may not open; a daemon that stops refuses every one without a line."""
 FIRST_BLOCKED_SECONDS: Final = 30.0
 NEXT_BLOCKED_SECONDS: Final = 300.0
 
@@ -182,12 +188,16 @@ class Session(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES)
         self._timer = self._loop.call_later(self._rules.body_timeout_seconds, self._late, "HELLO")
         self.peer, allowed = peer_of(transport), self._rules.allowed_uids
+        if self.peer is not None:
+            self.who = f"{self.who}, pid {self.peer.pid}"
         if allowed and (self.peer is None or self.peer.uid not in allowed):
             uid = "unknown" if self.peer is None else self.peer.uid
             log.warning("client is not allowed", session=self.session_id, uid=uid, pid=self.peer and self.peer.pid)
             self.close(Code.NOT_AUTHORIZED, f"user id {uid} may not use this socket: it is not in allowed_uids")
         elif self.host.full:
-            self.close(Code.CONNECTION_LIMIT, f"max_connections = {self._rules.max_connections} clients are connected")
+            most = self._rules.max_connections
+            log.warning("client is one too many", session=self.session_id, client=self.who, max_connections=most)
+            self.close(Code.CONNECTION_LIMIT, f"max_connections = {most} clients are connected")
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
         if self._body is not None:
@@ -337,6 +347,8 @@ class Session(asyncio.BufferedProtocol):
                 f"the client speaks versions {hello.min_version} to {hello.max_version}, "
                 f"this daemon (producerd {__version__}) version {frames.VERSION}; install matching versions"
             )
+            versions = f"{hello.min_version}-{hello.max_version}"
+            log.warning("client speaks other versions", session=self.session_id, client=self.who, versions=versions)
             self.close(Code.VERSION_MISMATCH, message)
             return
         self._deliver = hello.on_disconnect == frames.OnDisconnect.DELIVER
@@ -365,6 +377,9 @@ class Session(asyncio.BufferedProtocol):
         try:
             stream = self.host.open_stream(message.stream)
         except ProducerdError as error:
+            if (event := _NOT_OPENED.get(error.code)) is not None:
+                # Not as ``stream``: repeats are counted by that, and there may be any number of wrong names.
+                log.warning(event, session=self.session_id, client=self.who, name=message.stream, why=str(error))
             self._send(frames.Refused(0, message.stream_id, error.code, str(error)))
             return
         part = self._parts[message.stream_id] = Part(self, message.stream_id, stream, resumed=bool(message.resumed))

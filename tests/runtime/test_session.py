@@ -88,6 +88,7 @@ class StandInHost:
     def __init__(self, queue_limit: int = 10, **changed: Any) -> None:
         self.rules = RULES
         self.full = False
+        self.refuses_with: str = Code.NOT_AUTHORIZED
         self.gone: list[Session] = []
         self.failures: list[Exception] = []
         self.word = Word(frames.Service.FAILED, Code.UNREACHABLE, "no such host")
@@ -97,7 +98,7 @@ class StandInHost:
 
     def open_stream(self, name: str) -> Stream:
         if name not in self.streams:
-            raise Refused("no", code=Code.NOT_AUTHORIZED)
+            raise Refused("no", code=self.refuses_with)
         return self.streams[name]
 
     def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
@@ -245,6 +246,59 @@ async def test_who_does_not_read_is_answered_no_more_than_the_buffer_holds() -> 
     session.resume_writing()
     await asyncio.sleep(0)
     assert (told, transport.reading) == (500, True)
+    session.connection_lost(None)
+
+
+async def test_one_client_too_many_makes_a_line_in_the_log(log: list[Any]) -> None:
+    host = StandInHost()
+    host.full = True
+    session = Session(host, 7)
+    (close,) = StandInTransport(session).drain()
+    assert isinstance(close, frames.Close)
+    assert close.code == Code.CONNECTION_LIMIT
+    session.connection_lost(None)
+    (line,) = log
+    assert (line["event"], line["log_level"], line["session"]) == ("client is one too many", "warning", 7)
+    assert line["max_connections"] == RULES.max_connections
+
+
+async def test_a_client_of_other_versions_makes_a_line_in_the_log(log: list[Any]) -> None:
+    session = Session(StandInHost(), 7)
+    transport = StandInTransport(session)
+    tell(session, frames.encode(frames.Hello(8, 9, client="tomorrow's", pid=12)))
+    (close,) = transport.drain()
+    assert isinstance(close, frames.Close)
+    assert close.code == Code.VERSION_MISMATCH
+    session.connection_lost(None)
+    (line,) = log
+    assert (line["event"], line["log_level"]) == ("client speaks other versions", "warning")
+    assert (line["versions"], line["client"]) == ("8-9", "tomorrow's pid 12")
+
+
+@pytest.mark.parametrize(
+    ("code", "event"),
+    [
+        (Code.STREAM_NOT_FOUND, "stream cannot have this name"),
+        (Code.STREAM_LIMIT, "stream is one too many"),
+        (Code.NOT_AUTHORIZED, "stream is not allowed"),
+        (Code.DRAINING, None),
+    ],
+)
+async def test_a_stream_that_is_not_opened_makes_a_line_unless_the_daemon_stops(
+    code: str, event: str | None, log: list[Any]
+) -> None:
+    host = StandInHost()
+    host.refuses_with = code
+    session, transport = opened(host)
+    tell(session, frames.encode(frames.Open(2, "flihgts")))
+    (refused,) = transport.drain()
+    assert isinstance(refused, frames.Refused)
+    assert refused.code == code
+    lines = [line for line in log if line["log_level"] == "warning"]
+    assert [(line["event"], line["name"], line["why"]) for line in lines] == (
+        [(event, "flihgts", "no")] if event else []
+    )
+    assert not any("stream" in line for line in lines), "repeats are counted by it: any number of wrong names"
     session.connection_lost(None)
 
 
