@@ -52,6 +52,7 @@ END_SECONDS: Final = 60.0
 """How long after the faults everything may take to end."""
 SETTLE_SECONDS: Final = 10.0
 """How long after the last answer the queues may take to be empty: some rows may have lost their callers."""
+LOOK_SECONDS: Final = 0.05
 WARM_SECONDS: Final = 20.0
 CALM_SECONDS: Final = 1.0
 SPARE: Final = Process(0, 3 * 24, 8)
@@ -279,16 +280,14 @@ class Stage:
         self._queues_are_empty()
 
     def _queues_are_empty(self) -> None:
-        """What waits after every caller has had its answer is room that nobody gets back."""
+        """What is charged after every caller has had its answer is room that nobody gets back."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while self.watch.look_now() is not None and self.watch.lives[-1].queued_records:
+        while self.watch.look_now() is not None and (left := self.watch.lives[-1].queued_bytes):
             if time.monotonic() > deadline:
-                left = self.watch.lives[-1].queued_records
-                self.broken.append(
-                    Broken(Law.QUEUE, f"{left:,.0f} records wait {SETTLE_SECONDS:g} s after the last answer")
-                )
-                break
-            time.sleep(0.05)
+                what = f"{left:,.0f} bytes are charged {SETTLE_SECONDS:g} s after the last answer"
+                self.broken.append(Broken(Law.QUEUE, what))
+                return
+            time.sleep(LOOK_SECONDS)
 
     def _stays_level(self, level: Process) -> None:
         at_most = Process(
