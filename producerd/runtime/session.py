@@ -34,6 +34,9 @@ R = TypeVar("R")
 CONTROL_BUFFER_BYTES: Final = 2 * frames.MAX_CONTROL_BYTES
 WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
 """A client that does not read what it is told is told nothing more, and not listened to, until it does."""
+MESSAGES_OF_A_TURN: Final = 64
+"""How many control messages of one client are read before other sockets have their turn: 64 STATUS take 3 ms of CPU,
+and the buffer holds 2,700."""
 _ENDED_AS: Final = {
     Code.PROTOCOL: "protocol",
     Code.VERSION_MISMATCH: "version_mismatch",
@@ -174,6 +177,7 @@ class Session(asyncio.BufferedProtocol):
         self._unacked_bytes = 0
         self._window_is_full = False
         self._choked = False
+        self._reads_on = False  # in the next turn of the loop: the control buffer holds more messages
         self._deliver = False
         self._take_good = False
         self.session_id = session_id
@@ -230,12 +234,13 @@ class Session(asyncio.BufferedProtocol):
 
     @_guarded
     def _listen_again(self) -> None:
-        """First to what was left when it choked."""
+        """First to what was left when it choked, or when the others had their turn."""
         try:
             self._read_control()
         except ProtocolError as error:
             self._broken(error)
-        if not self._choked and self._transport is not None and not self._transport.is_closing():
+        stays_paused = self._choked or self._reads_on
+        if not stays_paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
             for part in self._parts.values():
                 self.host.poke(part.stream)
@@ -322,9 +327,12 @@ class Session(asyncio.BufferedProtocol):
     # ---- control messages
 
     def _read_control(self) -> None:
-        """Every whole message in the control buffer; a body's beginning moves to its own buffer."""
-        at = 0
+        """Every whole message in the control buffer, up to one turn's; a body's beginning moves to its own buffer."""
+        at = messages = 0
         while self._transport is not None and not self._choked and self._control_end - at >= frames.HEADER.size:
+            if messages == MESSAGES_OF_A_TURN:
+                break
+            messages += 1
             header = frames.parse_header(self._control, at)
             if header.type is MessageType.BODY:
                 at = self._begin_body(header, at + frames.HEADER.size)
@@ -338,6 +346,10 @@ class Session(asyncio.BufferedProtocol):
             _HANDLERS[header.type](self, message)
         self._control[: self._control_end - at] = self._control[at : self._control_end]
         self._control_end -= at
+        self._reads_on = messages == MESSAGES_OF_A_TURN and not self._choked
+        if self._reads_on and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_soon(self._listen_again)
 
     def _hello(self, hello: frames.Hello) -> None:
         self._stop_timer()

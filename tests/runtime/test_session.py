@@ -302,6 +302,39 @@ async def test_a_stream_that_is_not_opened_makes_a_line_unless_the_daemon_stops(
     session.connection_lost(None)
 
 
+async def test_a_flood_of_one_client_leaves_the_loop_to_others_and_is_answered_whole() -> None:
+    host = StandInHost()
+    session, transport = opened(host)
+    count = 4 * module.MESSAGES_OF_A_TURN + 1
+    tell(session, frames.encode(frames.Status(1)) * count)
+    answers = len(transport.drain())
+    assert answers == module.MESSAGES_OF_A_TURN
+    turns = 0
+    while not transport.reading:
+        await asyncio.sleep(0)
+        turns += 1
+        answers += len(transport.drain())
+    assert (turns, answers) == (4, count)
+    session.connection_lost(None)
+
+
+async def test_a_flood_that_goes_on_after_a_turn_may_end_in_garbage_or_in_the_end_of_its_client() -> None:
+    host = StandInHost()
+    session, transport = opened(host)
+    tell(session, frames.encode(frames.Flush(1)) * module.MESSAGES_OF_A_TURN + b"\xff" * 8)
+    assert transport.drain() == []
+    await asyncio.sleep(0)
+    (close,) = transport.drain()
+    assert isinstance(close, frames.Close)
+    session.connection_lost(None)
+
+    session, transport = opened(host)
+    tell(session, frames.encode(frames.Flush(1)) * 200)
+    session.connection_lost(None)
+    await asyncio.sleep(0)
+    assert (transport.drain(), host.failures, host.stream.gate.sessions) == ([], [], 0)
+
+
 async def test_garbage_that_was_left_when_it_choked_ends_the_session_later() -> None:
     host = StandInHost()
     session, transport = opened(host)
