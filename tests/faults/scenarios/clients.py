@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from tests.faults.abusers import OWN, abusing
 from tests.faults.oracle import Law
 from tests.faults.scenarios import scenario
-from tests.faults.stage import SETTINGS, SPARE, Stage
+from tests.faults.stage import LOOK_SECONDS, SETTINGS, SETTLE_SECONDS, SPARE, Stage
 from tests.faults.watch import Process, look, wait_for_level
 
 TIGHT: Final[dict[str, Any]] = {
@@ -27,7 +27,6 @@ TIGHT: Final[dict[str, Any]] = {
     "body_timeout_seconds": 2,
 }
 """Limits so low that the memory law is near to what a daemon in calm has."""
-SETTLE_SECONDS: Final = 10.0
 KEPT_BYTES: Final = 24 * 1024 * 1024
 """What the allocator may keep, for it gives nothing back while records come."""
 
@@ -130,6 +129,7 @@ def _abused(stage: Stage, name: str, refusals: Sequence[Refused], *, connections
     with abusing(name, stage.socket, stage.seed) as abuse:
         began = time.monotonic()
         stage.wait(20, 2.5)
+        _waits_for(lambda: all(_lines(stage, refused) for refused in refusals))
         ended = time.monotonic()
     _returns_to_calm(stage, calm, before["client_connections"])
     stage.wait(5, 0.5)
@@ -144,10 +144,9 @@ def _abused(stage: Stage, name: str, refusals: Sequence[Refused], *, connections
 
 
 def _returns_to_calm(stage: Stage, calm: Process, connections: float) -> None:
-    deadline = time.monotonic() + SETTLE_SECONDS
     at_most = Process(calm.rss_bytes + KEPT_BYTES, calm.descriptors + SPARE.descriptors, calm.threads + SPARE.threads)
-    while (left := stage.daemon.metrics()["client_connections"]) > connections and time.monotonic() < deadline:
-        stage.wait(0.1)
+    _waits_for(lambda: stage.daemon.metrics()["client_connections"] <= connections)
+    left = stage.daemon.metrics()["client_connections"]
     stage.must(Law.LEVEL, left <= connections, f"{left:g} connections after the abuse, {connections:g} before")
     now = wait_for_level(stage.daemon.process.pid, at_most, SETTLE_SECONDS)
     assert now is not None, stage.daemon.log
@@ -159,9 +158,19 @@ def _returns_to_calm(stage: Stage, calm: Process, connections: float) -> None:
     stage.must(Law.MEMORY, now.rss_bytes <= at_most.rss_bytes, grown)
 
 
+def _waits_for(happens: Callable[[], object]) -> None:
+    """Wait for it, but not for long on a busy machine: a law judges whether it did."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while not happens() and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+
+
+def _lines(stage: Stage, refused: Refused) -> list[str]:
+    return [line for line in stage.daemon.log.splitlines() if f": {refused.event} " in line and refused.why in line]
+
+
 def _is_refused(stage: Stage, refused: Refused, before: dict[str, float]) -> None:
-    lines = [line for line in stage.daemon.log.splitlines() if f": {refused.event} " in line and refused.why in line]
-    stage.must(Law.REFUSED, lines, f"no line of the log says {refused.event} ... {refused.why}")
+    stage.must(Law.REFUSED, _lines(stage, refused), f"no line of the log says {refused.event} ... {refused.why}")
     if refused.reason:
         metric = f"client_disconnects_total[{refused.reason}]"
         count = stage.daemon.metrics()[metric] - before[metric]
