@@ -31,6 +31,7 @@ class Law(StrEnum):
     QUEUE = "a queue stays within its limit"
     MEMORY = "resident memory stays within the memory law"
     LEVEL = "descriptors and threads stay level"
+    REFUSED = "the log says why a client was refused"
     CALM = "the daemon logs no traceback and ends with exit code 0"
 
 

@@ -50,6 +50,9 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 END_SECONDS: Final = 60.0
 """How long after the faults everything may take to end."""
+SETTLE_SECONDS: Final = 10.0
+"""How long after the last answer the queues may take to be empty: some rows may have lost their callers."""
+LOOK_SECONDS: Final = 0.05
 WARM_SECONDS: Final = 20.0
 CALM_SECONDS: Final = 1.0
 SPARE: Final = Process(0, 3 * 24, 8)
@@ -72,6 +75,8 @@ class Scenario:
     tls: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     prefix: Sequence[str] = ()
+    connections: int = 0
+    """How many clients more than the senders may be connected at once."""
     lacks: Callable[[], str] = str
     """Return what this machine lacks, in words, or nothing."""
 
@@ -272,10 +277,22 @@ class Stage:
                 pass  # told to the sender's calls, and counted there
             with contextlib.suppress(ProducerdError):
                 sender.close()
-        self.watch.look_now()
+        self._queues_are_empty()
+
+    def _queues_are_empty(self) -> None:
+        """What is charged after every caller has had its answer is room that nobody gets back."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while self.watch.look_now() is not None and (left := self.watch.lives[-1].queued_bytes):
+            if time.monotonic() > deadline:
+                what = f"{left:,.0f} bytes are charged {SETTLE_SECONDS:g} s after the last answer"
+                self.broken.append(Broken(Law.QUEUE, what))
+                return
+            time.sleep(LOOK_SECONDS)
 
     def _stays_level(self, level: Process) -> None:
-        at_most = Process(0, level.descriptors + SPARE.descriptors, level.threads + SPARE.threads)
+        at_most = Process(
+            0, level.descriptors + SPARE.descriptors + self.scenario.connections, level.threads + SPARE.threads
+        )
         for life in self.watch.lives:
             for kind in ("descriptors", "threads"):
                 peak, most = getattr(life, f"peak_{kind}"), getattr(at_most, kind)

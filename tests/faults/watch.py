@@ -77,6 +77,8 @@ class Life:
         self.peak_descriptors = 0
         self.peak_threads = 0
         self.counted_duplicates = 0.0
+        self.queued_bytes = 0.0
+        """In the last scrape, over all streams; also what is granted to callers and has not come."""
         self.beyond_limit: list[str] = []
         """Samples in which a queue held more than its limit, in words."""
 
@@ -88,6 +90,7 @@ class Life:
 
     def add_scrape(self, seen: Scrape) -> None:
         self.scrapes += 1
+        self.queued_bytes = sum(seen.queue_bytes.values())
         self.counted_duplicates = max(self.counted_duplicates, seen.counted_duplicates)
         self.peak_queue_records = max([self.peak_queue_records, *seen.queue_records.values()])
         for kind in ("records", "bytes"):

@@ -88,6 +88,7 @@ class StandInHost:
     def __init__(self, queue_limit: int = 10, **changed: Any) -> None:
         self.rules = RULES
         self.full = False
+        self.refuses_with: str = Code.NOT_AUTHORIZED
         self.gone: list[Session] = []
         self.failures: list[Exception] = []
         self.word = Word(frames.Service.FAILED, Code.UNREACHABLE, "no such host")
@@ -97,7 +98,7 @@ class StandInHost:
 
     def open_stream(self, name: str) -> Stream:
         if name not in self.streams:
-            raise Refused("no", code=Code.NOT_AUTHORIZED)
+            raise Refused("no", code=self.refuses_with)
         return self.streams[name]
 
     def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
@@ -246,6 +247,92 @@ async def test_who_does_not_read_is_answered_no_more_than_the_buffer_holds() -> 
     await asyncio.sleep(0)
     assert (told, transport.reading) == (500, True)
     session.connection_lost(None)
+
+
+async def test_one_client_too_many_makes_a_line_in_the_log(log: list[Any]) -> None:
+    host = StandInHost()
+    host.full = True
+    session = Session(host, 7)
+    (close,) = StandInTransport(session).drain()
+    assert isinstance(close, frames.Close)
+    assert close.code == Code.CONNECTION_LIMIT
+    session.connection_lost(None)
+    (line,) = log
+    assert (line["event"], line["log_level"], line["session"]) == ("client is one too many", "warning", 7)
+    assert line["max_connections"] == RULES.max_connections
+
+
+async def test_a_client_of_other_versions_makes_a_line_in_the_log(log: list[Any]) -> None:
+    session = Session(StandInHost(), 7)
+    transport = StandInTransport(session)
+    tell(session, frames.encode(frames.Hello(8, 9, client="tomorrow's", pid=12)))
+    (close,) = transport.drain()
+    assert isinstance(close, frames.Close)
+    assert close.code == Code.VERSION_MISMATCH
+    session.connection_lost(None)
+    (line,) = log
+    assert (line["event"], line["log_level"]) == ("client speaks other versions", "warning")
+    assert (line["versions"], line["client"]) == ("8-9", "tomorrow's pid 12")
+
+
+@pytest.mark.parametrize(
+    ("code", "event"),
+    [
+        (Code.STREAM_NOT_FOUND, "stream cannot have this name"),
+        (Code.STREAM_LIMIT, "stream is one too many"),
+        (Code.NOT_AUTHORIZED, "stream is not allowed"),
+        (Code.DRAINING, None),
+    ],
+)
+async def test_a_stream_that_is_not_opened_makes_a_line_unless_the_daemon_stops(
+    code: str, event: str | None, log: list[Any]
+) -> None:
+    host = StandInHost()
+    host.refuses_with = code
+    session, transport = opened(host)
+    tell(session, frames.encode(frames.Open(2, "flihgts")))
+    (refused,) = transport.drain()
+    assert isinstance(refused, frames.Refused)
+    assert refused.code == code
+    lines = [line for line in log if line["log_level"] == "warning"]
+    assert [(line["event"], line["name"], line["why"]) for line in lines] == (
+        [(event, "flihgts", "no")] if event else []
+    )
+    assert not any("stream" in line for line in lines), "repeats are counted by it: any number of wrong names"
+    session.connection_lost(None)
+
+
+async def test_a_flood_of_one_client_leaves_the_loop_to_others_and_is_answered_whole() -> None:
+    host = StandInHost()
+    session, transport = opened(host)
+    count = 4 * module.MESSAGES_OF_A_TURN + 1
+    tell(session, frames.encode(frames.Status(1)) * count)
+    answers = len(transport.drain())
+    assert answers == module.MESSAGES_OF_A_TURN
+    turns = 0
+    while not transport.reading:
+        await asyncio.sleep(0)
+        turns += 1
+        answers += len(transport.drain())
+    assert (turns, answers) == (4, count)
+    session.connection_lost(None)
+
+
+async def test_a_flood_that_goes_on_after_a_turn_may_end_in_garbage_or_in_the_end_of_its_client() -> None:
+    host = StandInHost()
+    session, transport = opened(host)
+    tell(session, frames.encode(frames.Flush(1)) * module.MESSAGES_OF_A_TURN + b"\xff" * 8)
+    assert transport.drain() == []
+    await asyncio.sleep(0)
+    (close,) = transport.drain()
+    assert isinstance(close, frames.Close)
+    session.connection_lost(None)
+
+    session, transport = opened(host)
+    tell(session, frames.encode(frames.Flush(1)) * 200)
+    session.connection_lost(None)
+    await asyncio.sleep(0)
+    assert (transport.drain(), host.failures, host.stream.gate.sessions) == ([], [], 0)
 
 
 async def test_garbage_that_was_left_when_it_choked_ends_the_session_later() -> None:
