@@ -31,6 +31,8 @@ class Law(StrEnum):
     QUEUE = "a queue stays within its limit"
     MEMORY = "resident memory stays within the memory law"
     LEVEL = "descriptors and threads stay level"
+    PATIENT = "no caller gets an error for what passes"
+    OTHERS = "callers of other shards go on"
     CALM = "the daemon logs no traceback and ends with exit code 0"
 
 
