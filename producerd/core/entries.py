@@ -354,7 +354,7 @@ class RequestFailed:
 
 
 NOT_KINESIS: Final = "NotKinesis"
-"""The code of a failure of ours: an answer with the status 200 that nobody can read."""
+"""The code of a failure of ours: an answer with the status 200, or a result in one, that nobody can read."""
 MAX_TEXT: Final = 500
 """Characters of what the service says of an entry; whoever answers may say megabytes."""
 _SEQUENCE_NUMBER: Final = re.compile("[0-9]{1,128}")
@@ -385,9 +385,7 @@ def _read_results(results: list[dict[str, Any]]) -> Answer:
     if None in shard_places:
         for row, shard_id in enumerate(shard_ids):
             if shard_id is None:
-                code = results[row].get("ErrorCode") or "InternalFailure"
-                error = (str(code)[:MAX_TEXT], str(results[row].get("ErrorMessage"))[:MAX_TEXT])
-                errors[row] = error_places.setdefault(error, len(error_places))
+                errors[row] = error_places.setdefault(_error_of(results[row]), len(error_places))
         shards[errors >= 0] = -1
     first = dict(zip(reversed(shard_ids), range(len(results) - 1, -1, -1), strict=True))
     sequences = [0] * len(shard_places)
@@ -397,3 +395,11 @@ def _read_results(results: list[dict[str, Any]]) -> Answer:
             sequences[place] = int(text)
     shard_table = tuple(shard_id or "" for shard_id in shard_places)
     return Answer(shards, shard_table, errors, tuple(error_places), tuple(sequences))
+
+
+def _error_of(result: Mapping[str, Any]) -> tuple[str, str]:
+    """Return code and message of a result without a shard.  Without a code it does not say that nothing is stored."""
+    code = result.get("ErrorCode")
+    if not isinstance(code, str) or not code:
+        return NOT_KINESIS, "a result with neither a shard nor an error"
+    return code[:MAX_TEXT], str(result.get("ErrorMessage"))[:MAX_TEXT]

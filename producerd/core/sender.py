@@ -422,8 +422,10 @@ class Sender:
         self._requeue(back)
 
     def _entry_failed(self, pieces: list[Piece], code: str, message: str, now: float) -> list[Piece]:
-        """Entries that the service did not store; returns the rows that go back to the front of their lanes."""
+        """Entries that the service did not store, or maybe; returns the rows that go to the front of their lanes."""
         meaning = meaning_of(code)
+        if code == NOT_KINESIS:
+            self.ledger.mark_maybe_stored(pieces, "service")
         self.stats.record_errors[meaning.code] += sum([piece.span.records for piece in pieces])
         self.stats.last_error = f"{code}: {message}"
         if meaning.kind is Kind.THROTTLED:

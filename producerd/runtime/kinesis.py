@@ -21,7 +21,7 @@ from producerd.core.retry import meaning_of
 from producerd.errors import Code
 from producerd.runtime.aws.clients import AwsClient
 from producerd.runtime.aws.errors import failure_of, is_answer, not_kinesis, shows_wrong_endpoint
-from producerd.runtime.aws.sending import TINY, Sending
+from producerd.runtime.aws.sending import TINY, Sending, most_answer_bytes
 from producerd.runtime.log_lines import without_secrets
 
 SMALL_ANSWER_BYTES: Final = 64 * 1024
@@ -100,7 +100,7 @@ class AioKinesis:
     async def put_records(
         self, address: Address, request: EncodedRequest, timeout_seconds: float
     ) -> Answer | RequestFailed:
-        sending = Sending(request.body, request.sha256)
+        sending = Sending(request.body, request.sha256, most_answer_bytes(request.entries))
         try:
             answer = await self._ask(partial(self._client.put_records, address, sending), timeout_seconds, sending)
         finally:

@@ -229,8 +229,16 @@ def test_an_answer_is_read_by_its_results_and_not_by_its_count_of_failures() -> 
     assert meanings(answer) == ["a"]
 
 
-def test_a_result_that_says_nothing_is_a_failure_and_never_a_success() -> None:
-    assert meanings(answer_of({}, {"SequenceNumber": "1"})) == [("InternalFailure", "None")] * 2
+@pytest.mark.parametrize(
+    "result",
+    [{}, {"SequenceNumber": "1"}, {"ErrorMessage": "m"}, {"ErrorCode": 5}, {"ErrorCode": ["X"], "ShardId": "b"}],
+)
+def test_a_result_that_names_neither_shard_nor_error_is_not_kinesis_s(result: object) -> None:
+    """It is never a success.  Nor does it say that the entry is not stored."""
+    assert [meaning if meaning == "a" else meaning[0] for meaning in meanings(answer_of(stored("a"), result))] == [
+        "a",
+        NOT_KINESIS,
+    ]
 
 
 @pytest.mark.parametrize("results", [0, 1, 3])
@@ -277,6 +285,7 @@ def test_a_result_without_a_shard_and_without_an_error_is_not_stored(shard_id: o
     found = parse_answer(orjson.dumps({"Records": [stored("a"), {"ShardId": shard_id, "SequenceNumber": "1"}]}), 2)
     assert isinstance(found, Answer)
     assert found.errors.tolist() == [-1, 0]
+    assert found.error_table[0][0] == NOT_KINESIS
 
 
 @pytest.mark.parametrize("number", ["²", "9" * 5_000, "-1", "1.5", "", None, 7])

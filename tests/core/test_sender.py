@@ -355,6 +355,20 @@ def test_each_send_that_may_have_stored_a_row_counts_as_a_copy_of_it_by_its_caus
     assert frame.result().possible_duplicates == 15
 
 
+def test_a_row_whose_result_nobody_can_read_may_be_stored_and_its_mates_are_not_sent_again() -> None:
+    desk = Desk()
+    frame = desk.submit(3)
+    desk.sort()
+    desk.send().answer([GOOD, {"ShardId": ""}, BROKEN])
+    desk.now += 6
+    (again,) = desk.send_all()
+    assert len(again.entries) == 2
+    again.stored()
+    assert +desk.pipeline.stats.possible_duplicate_records == {"service": 1}
+    assert frame.result().possible_duplicates == 1
+    assert desk.is_empty()
+
+
 def test_the_last_send_of_a_row_that_ends_unknown_is_no_surplus_copy() -> None:
     """One copy of the row is what its caller wants."""
     desk = Desk()

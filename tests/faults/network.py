@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import struct
 import threading
@@ -22,24 +23,29 @@ port, so that connecting fails, and resets the old connections."""
 CHUNK_BYTES: Final = 64 * 1024
 RESET: Final = struct.pack("ii", 1, 0)
 LOOK_SECONDS: Final = 0.02
-Change = Callable[[bytes], bytes]
+LENGTH: Final = re.compile(rb"(?i)\r\nContent-Length: *([0-9]+)")
+Change = Callable[[bytes], tuple[bytes, bool]]
+"""Takes a whole answer; returns what is carried in its place, and whether the connection ends then."""
 
 
 class Proxy:
     """``latency_seconds`` delays each chunk both ways.  ``bytes_per_second`` is the speed of the way to the service.
 
-    ``change``: what becomes of each chunk of the service's answers; with ``after_bytes`` the connection stalls when
-    that many bytes of answers have passed on it.
+    ``change``: what becomes of each of the service's answers, where they are not encrypted; with ``after_bytes`` the
+    connection stalls when that many bytes of answers have passed on it.  ``address`` and ``listen_port`` are where the
+    proxy listens, by default at any port.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, address: str = "127.0.0.1", listen_port: int = 0) -> None:
         self.mode: Mode = "pass"
         self.latency_seconds = 0.0
         self.bytes_per_second: float | None = None
         self.after_bytes: int | None = None
         self.change: Change | None = None
         self.connections = 0
-        self.port = 0
+        self.address = address
+        self.port = listen_port
+        self._forgotten = 0
         self._target = host, port
         self._loop = asyncio.new_event_loop()
         self._listening: asyncio.Server | None = None
@@ -66,9 +72,13 @@ class Proxy:
         for writer in list(self._open):
             _reset(writer)
 
+    def forget_connections(self) -> None:
+        """From now on the connections that are open carry nothing, and nobody says so; new ones are carried."""
+        self._forgotten = self.connections
+
     async def _listen(self) -> None:
         self._listening = await asyncio.start_server(
-            self._connected, "127.0.0.1", self.port, limit=CHUNK_BYTES, reuse_address=True
+            self._connected, self.address, self.port, limit=CHUNK_BYTES, reuse_address=True
         )
         self.port = self._listening.sockets[0].getsockname()[1]
 
@@ -79,6 +89,10 @@ class Proxy:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        with contextlib.suppress(asyncio.CancelledError):  # asyncio's own callback would log it
+            await self._serve(reader, writer, self.connections)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
         self._open.add(writer)
         to_service: asyncio.StreamWriter | None = None
         try:
@@ -90,8 +104,8 @@ class Proxy:
             from_service, to_service = await asyncio.open_connection(*self._target, limit=CHUNK_BYTES)
             self._open.add(to_service)
             async with asyncio.TaskGroup() as ways:
-                ways.create_task(self._carry(reader, to_service, to_the_service=True))
-                ways.create_task(self._carry(from_service, writer, to_the_service=False))
+                ways.create_task(self._carry(reader, to_service, number, to_the_service=True))
+                ways.create_task(self._carry(from_service, writer, number, to_the_service=False))
         except* OSError:
             pass  # the other side has gone, which ends this one too
         finally:
@@ -99,24 +113,28 @@ class Proxy:
                 self._open.discard(each)
                 each.close()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_the_service: bool) -> None:
-        carried = 0
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int, *, to_the_service: bool
+    ) -> None:
+        carried, ends = 0, False
         while chunk := await reader.read(CHUNK_BYTES):
             if self.latency_seconds:
                 await asyncio.sleep(self.latency_seconds)
             if to_the_service and self.bytes_per_second:
                 await asyncio.sleep(len(chunk) / self.bytes_per_second)
             if not to_the_service and self.change is not None:
-                chunk = self.change(chunk)
+                chunk, ends = self.change(await _whole(reader, chunk))
             carried += len(chunk)
-            while self._stalls(carried, to_the_service=to_the_service):  # noqa: ASYNC110 - threads set it
+            while self._stalls(number, carried, to_the_service=to_the_service):  # noqa: ASYNC110 - threads set it
                 await asyncio.sleep(LOOK_SECONDS)
             writer.write(chunk)
             await writer.drain()
+            if ends:
+                break
         raise ConnectionResetError  # one side's end is the other's: HTTP has no half-closed connections
 
-    def _stalls(self, carried: int, *, to_the_service: bool) -> bool:
-        if self.mode == "blackhole":
+    def _stalls(self, number: int, carried: int, *, to_the_service: bool) -> bool:
+        if self.mode == "blackhole" or number <= self._forgotten:
             return True
         beyond = self.after_bytes is not None and carried > self.after_bytes
         return not to_the_service and (self.mode == "half_open" or beyond)
@@ -141,6 +159,20 @@ class Proxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _whole(reader: asyncio.StreamReader, begun: bytes) -> bytes:
+    """Return a whole HTTP answer, of which this is the begin."""
+    whole = begun
+    while _lacks(whole) and (more := await reader.read(CHUNK_BYTES)):
+        whole += more
+    return whole
+
+
+def _lacks(begun: bytes) -> bool:
+    head, ended, body = begun.partition(b"\r\n\r\n")
+    length = LENGTH.search(head)
+    return not ended or (length is not None and len(body) < int(length[1]))
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -32,6 +32,8 @@ class Law(StrEnum):
     MEMORY = "resident memory stays within the memory law"
     LEVEL = "descriptors and threads stay level"
     REFUSED = "the log says why a client was refused"
+    PATIENT = "no caller gets an error for what passes"
+    OTHERS = "callers of other shards go on"
     CALM = "the daemon logs no traceback and ends with exit code 0"
 
 

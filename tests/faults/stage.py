@@ -37,8 +37,7 @@ STREAMS: Final = {
     "packed": {"aggregation": "kpl"},
     "ordered": {"ordering": "per_key"},
 }
-"""Every scenario sends to all three.  The aggregation of ``ordered`` is drawn by the seed."""
-SENDERS_OF_A_STREAM: Final = 2
+"""Every scenario sends to all three.  The seed decides on the aggregation of ``ordered``, and on the transport."""
 FRESH: Final = 1_000
 """The senders from this number on put one call each, after the faults."""
 SETTINGS: Final[dict[str, Any]] = {
@@ -74,9 +73,17 @@ class Scenario:
     enforce_limits: bool = False
     tls: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
-    prefix: Sequence[str] = ()
     connections: int = 0
     """How many clients more than the senders may be connected at once."""
+    prefix: Sequence[str] | Callable[[Stage], Sequence[str]] = ()
+    """What starts the daemon's command."""
+    host: str = "127.0.0.1"
+    """What the daemon knows the service's address by."""
+    senders: int = 2
+    """Of each stream."""
+    patient: bool = False
+    """Whether what goes wrong passes before any caller may be told of it."""
+    recovers_within: float = END_SECONDS
     lacks: Callable[[], str] = str
     """Return what this machine lacks, in words, or nothing."""
 
@@ -118,7 +125,7 @@ class Stage:
     """What a scenario's ``act`` works on.
 
     ``short`` asks for the form that tests run.  ``chance`` is seeded: a scenario draws from nothing else.
-    ``notes`` are figures of the scenario's own, for its row.
+    ``notes`` are figures of the scenario's own, for its row.  ``ending`` closes what a scenario needs to the run's end.
     """
 
     def __init__(self, scenario: Scenario, seed: int, service: Service, proxy: Proxy, folder: Path, *, short: bool):
@@ -139,7 +146,8 @@ class Stage:
         self.environ: dict[str, str] = {**CREDENTIALS, **scenario.environ}
         if service.certificate is not None:
             self.environ["AWS_CA_BUNDLE"] = str(service.certificate)
-        shapes = dict.fromkeys(range(SENDERS_OF_A_STREAM * len(STREAMS)), scenario.shape)
+        self.ending = contextlib.ExitStack()
+        shapes = dict.fromkeys(range(scenario.senders * len(STREAMS)), scenario.shape)
         shapes |= {FRESH + number: scenario.shape for number in range(len(STREAMS))}
         self.book = Book(seed, shapes)
         self.sets = self._settings()
@@ -150,12 +158,13 @@ class Stage:
         for name, own in STREAMS.items():
             settings |= {f'streams."{name}".{key}': value for key, value in own.items()}
         settings.setdefault('streams."ordered".aggregation', ("none", "kpl")[self.seed % 2])
+        settings.setdefault("transport", ("aiobotocore", "direct")[self.seed // 2 % 2])
         return settings
 
     @property
     def endpoint(self) -> str:
         scheme = "https" if self.service.certificate else "http"
-        return f"{scheme}://127.0.0.1:{self.proxy.port}"
+        return f"{scheme}://{self.scenario.host}:{self.proxy.port}"
 
     # ---- for scenarios
 
@@ -182,8 +191,13 @@ class Stage:
 
     def begin_daemon(self, **environ: str) -> None:
         """Start the daemon, and do not wait until it serves."""
+        prefix = self.scenario.prefix
         self.daemon = DaemonProcess(
-            self.folder, self.sets, {**self.environ, **environ}, socket_path=self.socket, prefix=self.scenario.prefix
+            self.folder,
+            self.sets,
+            {**self.environ, **environ},
+            socket_path=self.socket,
+            prefix=prefix(self) if callable(prefix) else prefix,
         )
         self._ended.append(self.daemon)
 
@@ -228,7 +242,7 @@ class Stage:
     def _warm_up(self) -> Process:
         """Start the senders; wait until each has been acknowledged.  Returns what the daemon has in calm."""
         names = list(STREAMS)
-        for number in range(SENDERS_OF_A_STREAM * len(names)):
+        for number in range(self.scenario.senders * len(names)):
             stream = names[number % len(names)]
             rate = self.scenario.records_per_second
             self.senders.append(Sender(number, stream, self.book, self.socket, rate))
@@ -257,7 +271,10 @@ class Stage:
         except (ProducerdError, concurrent.futures.TimeoutError) as error:
             self.broken.append(Broken(Law.RECOVERS, f"{type(error).__name__} after {END_SECONDS:g} s: {error}"))
             return None
-        return time.monotonic() - began
+        took = time.monotonic() - began
+        within = self.scenario.recovers_within
+        self.must(Law.RECOVERS, took <= within, f"after {took:.1f} s; within {within:g} s is promised")
+        return took
 
     def _all_ends(self) -> None:
         """Stop the senders, and wait until what they handed over has ended."""
@@ -330,6 +347,7 @@ class Stage:
         self.must(Law.MEMORY, peak_rss <= law_bytes, f"{peak_rss:,} bytes of {law_bytes:,}")
         for life in lives:
             self.must(Law.QUEUE, not life.beyond_limit, "; ".join(life.beyond_limit[:3]))
+        self.must(Law.PATIENT, not (scenario.patient and told), f"records by code: {dict(told)}")
         self.broken += oracle.copies_within(reading.duplicates, counted) + reading.broken
         figures = Figures(
             scenario.name,
@@ -359,6 +377,7 @@ def run(scenario: Scenario, seed: int, *, short: bool = False, kcl: Sequence[str
         )
         proxy = stack.enter_context(Proxy("127.0.0.1", service.port).running())
         stage = Stage(scenario, seed, service, proxy, folder, short=short)
+        stack.enter_context(stage.ending)
         stack.callback(stage.kill_what_is_left)
         recovered = stage.play()
         entries = stage.read()

@@ -18,15 +18,7 @@ import botocore.exceptions as boto_errors
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from producerd.runtime.aws.sending import Sending, not_followed
-from producerd.runtime.aws.transport import (
-    MAX_ANSWER_BYTES,
-    PORTS,
-    REDIRECTS,
-    HttpAnswer,
-    decoded,
-    host_of,
-    make_socket,
-)
+from producerd.runtime.aws.transport import PORTS, REDIRECTS, HttpAnswer, decoded, host_of, make_socket
 
 IDLE_SECONDS: Final = 60.0
 """A connection that no request has used for so long is closed."""
@@ -62,7 +54,7 @@ class Connections:
         connection = self._waiting() or await self._connect()
         try:
             sending.body_written = True
-            answer = await connection.ask(head, sending.body)
+            answer = await connection.ask(head, sending.body, sending.answer_bytes)
         except (ConnectionError, HttpParserError, HttpParserUpgrade) as error:
             raise boto_errors.ConnectionClosedError(endpoint_url=self._url, error=error) from None
         finally:
@@ -121,13 +113,17 @@ class _Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._headers: dict[str, str] = {}
         self._body = bytearray()
+        self._most_bytes = 0
         self._ends_with_connection = False
         self._idle: list[_Connection] = []
         self._expiry: asyncio.TimerHandle | None = None
 
-    async def ask(self, head: bytes, body: bytes | memoryview) -> HttpAnswer:
-        """Raises ConnectionError, HttpParserError and HttpParserUpgrade."""
-        self.serves_again = False
+    async def ask(self, head: bytes, body: bytes | memoryview, most_bytes: int) -> HttpAnswer:
+        """Send a request, and read at most so much of its answer.
+
+        Raises ConnectionError, HttpParserError and HttpParserUpgrade.
+        """
+        self.serves_again, self._most_bytes = False, most_bytes
         if self._expiry is not None:
             self._expiry.cancel()
         self._answer = self._loop.create_future()
@@ -186,7 +182,7 @@ class _Connection(asyncio.Protocol):
         """What is too large counts as empty: no reader takes that for an answer, and its status still counts."""
         if self._answer is not None and not self._answer.done():
             coding = self._headers.get("content-encoding", "").lower()
-            body = b"" if too_large else decoded(bytes(self._body), coding)
+            body = b"" if too_large else decoded(bytes(self._body), coding, self._most_bytes)
             self._answer.set_result(HttpAnswer(self._parser.get_status_code(), self._headers, body))
 
     # ---- what httptools finds
@@ -202,13 +198,13 @@ class _Connection(asyncio.Protocol):
         length = self._headers.get("content-length", "")
         has_end = length or self._headers.get("transfer-encoding", "").lower().endswith("chunked")
         self._ends_with_connection = not has_end and self._parser.get_status_code() >= 200
-        if length.isdecimal() and int(length) > MAX_ANSWER_BYTES:
+        if length.isdecimal() and int(length) > self._most_bytes:
             self._succeed(too_large=True)
 
     def on_body(self, part: bytes) -> None:
         self._head_bytes -= len(part)
         self._body += part
-        if len(self._body) > MAX_ANSWER_BYTES:
+        if len(self._body) > self._most_bytes:
             self._succeed(too_large=True)
 
     def on_message_complete(self) -> None:

@@ -15,15 +15,31 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 from botocore.awsrequest import AWSPreparedRequest
 
+MAX_ANSWER_BYTES: Final = 8 << 20
+"""Of any answer, far above what Kinesis says: the largest page of shards has 4 MB."""
+RESULT_BYTES: Final = 1024
+"""For each entry, far above what Kinesis says of one: 130 bytes, or 350 with the message of an error."""
+FEW_RESULTS_BYTES: Final = 64 * 1024
+"""What an answer may have in any case: an error's page, and what proxies add."""
+
+
+def most_answer_bytes(entries: int) -> int:
+    """Return the most that is read of the answer to a PutRecords of this many entries.
+
+    A peer that sends more, slowly, to each request on its way would fill the memory.
+    """
+    return min(MAX_ANSWER_BYTES, FEW_RESULTS_BYTES + entries * RESULT_BYTES)
+
 
 class Sending:
     """A body and its SHA-256 digest in hex.  It belongs to the task that sends it, and to what that task starts."""
 
-    __slots__ = ("body", "body_written", "sent", "sha256")
+    __slots__ = ("answer_bytes", "body", "body_written", "sent", "sha256")
 
-    def __init__(self, body: bytes | memoryview, sha256: str) -> None:
+    def __init__(self, body: bytes | memoryview, sha256: str, answer_bytes: int) -> None:
         self.body = body
         self.sha256 = sha256
+        self.answer_bytes = answer_bytes
         self.body_written = False
         self.sent: tuple[Any, AWSPreparedRequest] | None = None  # the AbortingSession and botocore's request
 

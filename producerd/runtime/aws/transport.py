@@ -1,7 +1,7 @@
 """The connections to AWS: giving up a request aborts its connection; buffers are dropped and the peer gets a reset.
 
 A graceful close kept 265 sockets and 777 MiB alive against an endpoint that hung, and stored requests late.  Of an
-answer no more than `MAX_ANSWER_BYTES` are read: what is larger is given up like a request, and counts as empty.
+answer no more is read than Kinesis may have to say: what is larger is given up like a request, and counts as empty.
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ import botocore.exceptions as boto_errors
 from aiobotocore.httpsession import AIOHTTPSession
 from botocore.httpsession import mask_proxy_url
 
-from producerd.runtime.aws.sending import NotedBody, Sending, not_followed, redirect_trace, this_sending
+from producerd.runtime.aws.sending import (
+    MAX_ANSWER_BYTES,
+    NotedBody,
+    Sending,
+    not_followed,
+    redirect_trace,
+    this_sending,
+)
 
 USER_TIMEOUT_MILLISECONDS: Final = 30_000
 """TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long is gone."""
 SEND_BUFFER_BYTES: Final = 1 << 20
 """A bound on what the kernel holds of a request; Linux doubles it."""
-MAX_ANSWER_BYTES: Final = 8 << 20
-"""Far above what Kinesis says: 500 results with their messages are some 100 KB, the largest page of shards 4 MB."""
 
 
 class HttpAnswer(NamedTuple):
@@ -81,11 +86,13 @@ class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
 
     async def send(self, request: Any) -> Any:
         request.stream_output = True  # else it is read there, whatever its size
+        most_bytes = MAX_ANSWER_BYTES
         if (sending := this_sending.get()) is not None and request.body is sending.body:
             sending.sent = self, request
             request.body = NotedBody(sending)
+            most_bytes = sending.answer_bytes
         answer = await super().send(request)
-        answer._content = await _body_of(answer.raw)
+        answer._content = await _body_of(answer.raw, most_bytes)
         return answer
 
 
@@ -112,7 +119,7 @@ class Posts:
             )
         except (aiohttp.ClientError, OSError) as error:
             raise self._as_botocore(error) from None
-        body = await _body_of(answer)
+        body = await _body_of(answer, sending.answer_bytes)
         if answer.status in REDIRECTS:
             raise boto_errors.HTTPClientError(error=not_followed(answer.status))
         return HttpAnswer(answer.status, answer.headers, body)
@@ -136,29 +143,29 @@ class Posts:
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 
-async def _body_of(answer: aiohttp.ClientResponse) -> bytes:
+async def _body_of(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     """Nothing in place of what cannot be read: no reader takes that for an answer, and its status still counts."""
     body = bytearray()
     try:
-        if (answer.content_length or 0) > MAX_ANSWER_BYTES:
+        if (answer.content_length or 0) > most_bytes:
             return b""
         async for part in answer.content.iter_any():
             body += part
-            if len(body) > MAX_ANSWER_BYTES:
+            if len(body) > most_bytes:
                 return b""
         await answer.wait_for_close()  # and so for the rest of the request
     finally:
         answer.close()  # of what was not read to its end
-    return decoded(bytes(body), answer.headers.get("Content-Encoding", "").lower())
+    return decoded(bytes(body), answer.headers.get("Content-Encoding", "").lower(), most_bytes)
 
 
-def decoded(body: bytes, coding: str) -> bytes:
+def decoded(body: bytes, coding: str, most_bytes: int) -> bytes:
     """The body of an answer.  No coding is asked for; a proxy may apply one all the same."""
     if coding not in ("gzip", "x-gzip", "deflate"):
         return body
     decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # its header says which of them it is
     try:
-        whole = decoder.decompress(body, MAX_ANSWER_BYTES)
+        whole = decoder.decompress(body, most_bytes)
     except zlib.error:
         return b""
     return whole if decoder.eof else b""

@@ -26,8 +26,8 @@ from botocore.credentials import ReadOnlyCredentials
 from producerd.core.entries import Answer, RequestFailed
 from producerd.runtime.aws import connections as module
 from producerd.runtime.aws.connections import MAX_HEAD_BYTES, Connections
-from producerd.runtime.aws.sending import Sending
-from producerd.runtime.aws.transport import MAX_ANSWER_BYTES, HttpAnswer
+from producerd.runtime.aws.sending import MAX_ANSWER_BYTES, Sending
+from producerd.runtime.aws.transport import HttpAnswer
 from producerd.testing.certificate import self_signed
 from tests.daemon import until_on_loop
 from tests.runtime.aws.mute import mute, sockets_to
@@ -103,7 +103,7 @@ verifying: Final[dict[ssl.SSLContext | None, ssl.SSLContext]] = {}
 
 async def put(to: Connections, body: bytes = b"{}", sending: Sending | None = None) -> HttpAnswer:
     headers = {"X-Amz-Target": "T", "Content-Length": str(len(body))}
-    return await to.post(headers, sending or Sending(body, ""))
+    return await to.post(headers, sending or Sending(body, "", MAX_ANSWER_BYTES))
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ async def test_an_answer_that_is_cut_off_is_none(cut: str, politely: bool) -> No
             peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
     async with served(say) as (connections, peers):
-        sending = Sending(b"{}", "")
+        sending = Sending(b"{}", "", MAX_ANSWER_BYTES)
         with pytest.raises(boto_errors.ConnectionClosedError):
             await put(connections, sending=sending)
         assert sending.body_written
@@ -577,7 +577,7 @@ async def test_cancelled_while_it_connects_or_shakes_hands_it_leaves_no_socket()
     with mute() as silent, full() as crowded:
         for url, port in ((f"https://127.0.0.1:{silent}/", silent), (f"http://127.0.0.1:{crowded}/", crowded)):
             before = sockets_to(port)
-            connections, sending = Connections(url, TRUSTS_NOBODY, 5.0), Sending(b"{}", "")
+            connections, sending = Connections(url, TRUSTS_NOBODY, 5.0), Sending(b"{}", "", MAX_ANSWER_BYTES)
             asked = asyncio.create_task(put(connections, sending=sending))
             await until_on_loop(lambda: sockets_to(port) > before, 2)  # noqa: B023 - called before they change
             await asyncio.sleep(0.01)
@@ -591,7 +591,7 @@ async def test_cancelled_while_it_connects_or_shakes_hands_it_leaves_no_socket()
 async def test_who_refuses_connections_was_sent_nothing() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
-        url, sending = f"http://127.0.0.1:{bound.getsockname()[1]}/", Sending(b"{}", "")
+        url, sending = f"http://127.0.0.1:{bound.getsockname()[1]}/", Sending(b"{}", "", MAX_ANSWER_BYTES)
         with pytest.raises(boto_errors.EndpointConnectionError):
             await put(Connections(url, TRUSTS_NOBODY, 2.0), sending=sending)
     assert not sending.body_written
@@ -668,7 +668,7 @@ async def test_a_certificate_must_be_of_the_host_that_is_asked(
     tls.set_servername_callback(lambda _, name, __: names.append(name))
     async with served(Peer.echoes, "https://kinesis.test:{port}/", tls=tls) as (connections, peers):
         lead(monkeypatch, connections._port)
-        sending = Sending(b"{}", "")
+        sending = Sending(b"{}", "", MAX_ANSWER_BYTES)
         if host == "kinesis.test":
             assert (await put(connections, sending=sending)).body == b"{}"
         else:

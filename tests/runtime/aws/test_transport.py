@@ -17,7 +17,7 @@ import pytest
 
 from producerd.core.entries import NOT_KINESIS, Answer, RequestFailed
 from producerd.errors import Code
-from producerd.runtime.aws.transport import MAX_ANSWER_BYTES
+from producerd.runtime.aws.sending import MAX_ANSWER_BYTES, most_answer_bytes
 from producerd.runtime.kinesis import AioKinesis
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
@@ -211,7 +211,8 @@ async def test_only_a_refusal_of_kinesis_itself_says_that_nothing_was_stored(
 
 
 async def test_an_answer_whose_length_is_too_great_is_not_read() -> None:
-    long = Answering(f"Content-Length: {MAX_ANSWER_BYTES + 1}", [b" "])
+    """What is read of an answer grows with the number of entries, so that slow and large answers fill no memory."""
+    long = Answering(f"Content-Length: {most_answer_bytes(request_of().entries) + 1}", [b" "])
     async with long.serving() as client:
         failed = await client.put_records(FLIGHTS, request_of(), 5)
     assert isinstance(failed, RequestFailed)
@@ -219,7 +220,7 @@ async def test_an_answer_whose_length_is_too_great_is_not_read() -> None:
 
 
 async def test_an_answer_as_large_as_may_be_is_read_and_its_connection_serves_again() -> None:
-    answer = STORED + b" " * (MAX_ANSWER_BYTES - len(STORED))
+    answer = STORED + b" " * (most_answer_bytes(request_of().entries) - len(STORED))
     large = Answering(f"Content-Length: {len(answer)}", [answer])
     async with large.serving() as client:
         for _ in range(3):
