@@ -25,6 +25,7 @@ class Law(StrEnum):
     READABLE = "every acknowledged record is read back"
     SENT = "everything that is read was sent, byte for byte"
     ENDS = "every record that was handed over ends"
+    SPARES = "no caller fails where the daemon promises to wait"
     RECOVERS = "a fresh record passes after the faults"
     COPIES = "no more copies than the metric counts"
     ORDER = "first copies of a key are in the order of sending"

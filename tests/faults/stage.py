@@ -13,7 +13,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -72,6 +72,8 @@ class Scenario:
     tls: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     prefix: Sequence[str] = ()
+    prepare: Callable[[Stage], Any] = lambda stage: None
+    """Make what must be there before the daemon's first life; `Stage.prepared` has what it returns."""
     lacks: Callable[[], str] = str
     """Return what this machine lacks, in words, or nothing."""
 
@@ -130,6 +132,9 @@ class Stage:
         self.fresh: list[Sender] = []
         self.notes: list[str] = []
         self.broken: list[Broken] = []
+        self.owns = contextlib.ExitStack()
+        """What a scenario starts here ends with the stage."""
+        self.prepared: Any = None
         self.daemon: DaemonProcess
         self.environ: dict[str, str] = {**CREDENTIALS, **scenario.environ}
         if service.certificate is not None:
@@ -169,6 +174,16 @@ class Stage:
         """Let everything run on for a time that the seed draws."""
         time.sleep(self.chance.uniform(least, most))
 
+    def wait_until_served(self) -> None:
+        """Wait until a new call of each sender is acknowledged: a refused stream is tried every few seconds only."""
+        began = time.monotonic()
+        while any(not sender.calls or sender.calls[-1].began < began for sender in self.senders):
+            if time.monotonic() > began + END_SECONDS:
+                self.must(Law.RECOVERS, False, f"some sender was not acknowledged again within {END_SECONDS:g} s")
+                return
+            time.sleep(0.05)
+        self.notes.append(f"every caller was served again after {time.monotonic() - began:.1f} s")
+
     def start_daemon(self, **environ: str) -> None:
         """Start the daemon, or its next life.  Returns when it serves."""
         self.begin_daemon(**environ)
@@ -198,15 +213,31 @@ class Stage:
             self.broken.append(Broken(law, what))
 
     def forgive(self) -> None:
-        """Drop all obligations so far: the streams that held the records are gone."""
+        """Only what is sent from now on obliges: the streams that held the records so far are gone."""
         for sender in self.senders:
             sender.forgive()
+
+    @property
+    def told(self) -> Counter[str]:
+        """How many records' callers got an error so far, by its code."""
+        return sum((sender.errors_told for sender in self.senders), Counter[str]())
+
+    @contextlib.contextmanager
+    def spares_callers(self) -> Iterator[None]:
+        """A block whose faults the daemon promises to wait out."""
+        before = self.told
+        yield
+        told = self.told - before
+        self.must(
+            Law.SPARES, not told, ", ".join(f"{count:,} records were told {code}" for code, count in told.items())
+        )
 
     # ---- the run
 
     def play(self) -> float | None:
         """Run the scenario.  Returns the seconds to recover, or None where fresh records did not pass."""
         self.socket.parent.mkdir()
+        self.prepared = self.scenario.prepare(self)
         self.start_daemon()
         with self.watch.running():
             try:
@@ -305,7 +336,7 @@ class Stage:
     def row(self, recovered: float | None, reading: Reading) -> Row:
         lives, scenario = self.watch.lives, self.scenario
         counted = sum(life.counted_duplicates for life in lives)
-        told = sum((sender.errors_told for sender in self.senders), Counter[str]())
+        told = self.told
         law_bytes = needed_bytes(
             load(None, [f"{name}={value}" for name, value in self.sets.items() if value is not None], {})
         ).bytes
@@ -342,6 +373,7 @@ def run(scenario: Scenario, seed: int, *, short: bool = False, kcl: Sequence[str
         )
         proxy = stack.enter_context(Proxy("127.0.0.1", service.port).running())
         stage = Stage(scenario, seed, service, proxy, folder, short=short)
+        stack.callback(stage.owns.close)
         stack.callback(stage.kill_what_is_left)
         recovered = stage.play()
         entries = stage.read()
