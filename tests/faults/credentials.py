@@ -63,7 +63,7 @@ class KeysEndpoint:
         endpoint = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+            def do_GET(self) -> None:
                 status, body = endpoint.answer()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))

@@ -28,7 +28,7 @@ from tests.faults.network import Proxy
 from tests.faults.oracle import Broken, Law, Reading
 from tests.faults.reader import Entry, entries_of, handed_by_kcl, handed_by_rule
 from tests.faults.records import Book, Shape
-from tests.faults.senders import Sender
+from tests.faults.senders import PAUSE_SECONDS, Sender
 from tests.faults.service import Service, serving
 from tests.faults.watch import Process, Watch, look
 
@@ -135,6 +135,8 @@ class Stage:
         self.owns = contextlib.ExitStack()
         """What a scenario starts here ends with the stage."""
         self.prepared: Any = None
+        self.refused_seconds = 0.0
+        """How long after the faults fresh records may be refused: a refused stream is tried every few seconds only."""
         self.daemon: DaemonProcess
         self.environ: dict[str, str] = {**CREDENTIALS, **scenario.environ}
         if service.certificate is not None:
@@ -173,16 +175,6 @@ class Stage:
     def wait_a_while(self, least: float, most: float) -> None:
         """Let everything run on for a time that the seed draws."""
         time.sleep(self.chance.uniform(least, most))
-
-    def wait_until_served(self) -> None:
-        """Wait until a new call of each sender is acknowledged: a refused stream is tried every few seconds only."""
-        began = time.monotonic()
-        while any(not sender.calls or sender.calls[-1].began < began for sender in self.senders):
-            if time.monotonic() > began + END_SECONDS:
-                self.must(Law.RECOVERS, False, f"some sender was not acknowledged again within {END_SECONDS:g} s")
-                return
-            time.sleep(0.05)
-        self.notes.append(f"every caller was served again after {time.monotonic() - began:.1f} s")
 
     def start_daemon(self, **environ: str) -> None:
         """Start the daemon, or its next life.  Returns when it serves."""
@@ -277,13 +269,21 @@ class Stage:
         try:
             for place, stream in enumerate(STREAMS):
                 self.fresh.append(Sender(FRESH + place, stream, self.book, self.socket, 1.0))
-            puts = [sender.put(END_SECONDS) for sender in self.fresh]
-            for put in puts:
-                put.result(max(0.1, began + END_SECONDS - time.monotonic()))
+            for sender in self.fresh:
+                self._passes(sender, began)
         except (ProducerdError, concurrent.futures.TimeoutError) as error:
             self.broken.append(Broken(Law.RECOVERS, f"{type(error).__name__} after {END_SECONDS:g} s: {error}"))
             return None
         return time.monotonic() - began
+
+    def _passes(self, sender: Sender, began: float) -> None:
+        while True:
+            try:
+                return sender.put(END_SECONDS).result(max(0.1, began + END_SECONDS - time.monotonic()))
+            except ProducerdError:
+                if time.monotonic() > began + self.refused_seconds:
+                    raise
+                time.sleep(PAUSE_SECONDS)
 
     def _all_ends(self) -> None:
         """Stop the senders, and wait until what they handed over has ended."""

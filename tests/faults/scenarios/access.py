@@ -14,6 +14,8 @@ from tests.faults.stage import Stage
 
 RENEWAL_SECONDS: Final = 7.0
 """The daemon looks for new keys every 4 to 6 s; then the service must have answered by them."""
+REFUSED_SECONDS: Final = 10.0
+"""A stream that is refused is tried every 4 to 6 s; its callers fail until then."""
 MAP_WAIT_SECONDS: Final = 2
 GRACE_SECONDS: Final = 30
 
@@ -57,7 +59,7 @@ def absent_keys(stage: Stage) -> None:
     stage.must(Law.CALM, "credentials failed" in stage.daemon.log, "the log does not say that credentials failed")
     _told_only(stage, "CREDENTIALS", "PREDECESSOR_FAILED")
     accept(stage.service, keys.rotate())
-    stage.wait_until_served()
+    stage.refused_seconds = REFUSED_SECONDS
 
 
 def _take_away(stage: Stage, keys: KeysFile) -> None:
@@ -98,7 +100,7 @@ def denied_records(stage: Stage) -> None:
     if not stage.short:
         _deny(stage, "PutRecords", 60)
         _told_only(stage, "ACCESS_DENIED", "PREDECESSOR_FAILED")
-        stage.wait_until_served()
+        stage.refused_seconds = REFUSED_SECONDS
 
 
 @scenario(
@@ -118,7 +120,7 @@ def denied_shards(stage: Stage) -> None:
     stage.wait(60, MAP_WAIT_SECONDS)
     _told_only(stage, "SHARD_MAP_MISSING", "PREDECESSOR_FAILED")
     stage.service.control("settings", denied=[])
-    stage.wait_until_served()
+    stage.refused_seconds = REFUSED_SECONDS
 
 
 def _deny(stage: Stage, action: str, full: float, short: float | None = None) -> None:
