@@ -59,7 +59,7 @@ class Ledger:
             self._expiring.setdefault(ttl_seconds, {})[frame] = None
         if self.draining and frame.owner is not None:
             self.withdraw(frame, RETURNED, "returned")
-        elif frame.session in self._failed_sessions:
+        elif self.has_failed(frame.session):
             self.withdraw(frame, _PREDECESSOR_FAILED, "")
 
     def take_finished(self) -> list[Frame]:
@@ -102,6 +102,10 @@ class Ledger:
         """Rows of it were refused: where the order is kept, none of its later rows is accepted."""
         if self._keeps_order:
             self._failed_sessions[owner] = None
+
+    def has_failed(self, owner: object) -> bool:
+        """Whether the rows of this session end as soon as they are accepted, because an earlier one failed."""
+        return owner in self._failed_sessions
 
     def _fail_followers(self, frame: Frame, from_row: int) -> None:
         """Where the order is kept: what a session sent after a row that failed is not sent any more."""

@@ -134,14 +134,15 @@ class Pipeline:
         """Whether rows to be aggregated go as plain records, at one shard's pace, for lack of a list of the shards."""
         return self._map_wait.plain
 
-    def refuses(self, now: float, *, patient: bool = False, probes: bool = True) -> RowEnd | None:
+    def refuses(self, now: float, *, patient: bool = False, probes: bool = True, owner: object = None) -> RowEnd | None:
         """Why a caller's frame is not to be taken on now, or None.  Asked once for each frame: it spends the probe.
 
-        ``patient``: as for `Frame`.  Without ``probes`` it may be asked at any time, and spends nothing.
+        ``patient``: as for `Frame`.  Without ``probes`` it may be asked at any time, and spends nothing.  Nor does
+        ``owner``, a session, where none of its rows would be sent: such a probe would tell nothing of the service.
         """
         if self._cannot_sort(now):
             return self._map_missing_end()
-        if not self.health.admits(now, patient=patient, probes=probes):
+        if not self.health.admits(now, patient=patient, probes=probes and not self.ledger.has_failed(owner)):
             return self.health.end
         return None
 

@@ -46,9 +46,9 @@ class Caller(Protocol):
 
 
 class Refuses(Protocol):
-    """Why a stream takes no frame now, or None.  Without ``probes`` the question changes nothing."""
+    """Why a stream takes no frame of ``owner`` now, or None.  Without ``probes`` the question changes nothing."""
 
-    def __call__(self, now: float, *, patient: bool, probes: bool = True) -> RowEnd | None: ...
+    def __call__(self, now: float, *, patient: bool, probes: bool = True, owner: object = None) -> RowEnd | None: ...
 
 
 class Refusal:
@@ -238,7 +238,7 @@ class AdmissionGate:
         self._pumping = True
         try:
             while self._waiting and (ticket := self._head()) is not None and self._has_room(ticket):
-                end = self._refuses(now, patient=ticket.patient)
+                end = self._refuses(now, patient=ticket.patient, owner=ticket.member.caller)
                 if end is not None:
                     self._refuse(ticket, Refusal(end.code, end.message))
                 else:

@@ -469,6 +469,18 @@ def test_after_a_row_that_failed_nothing_that_its_session_sent_later_is_sent() -
     assert desk.is_empty()
 
 
+def test_a_session_that_has_failed_spends_no_probe_of_a_stream_that_is_refused() -> None:
+    """None of its rows is sent, so its frames would keep the stream refused for everybody."""
+    desk = ordered(permanent_error_grace_seconds=0.0)
+    failed = desk.submit(rows_named("a1"), owner="me")
+    desk.sort()
+    desk.send().fail(REFUSED)
+    assert ends_of(failed) == {0: (Outcome.NOT_STORED, Code.ACCESS_DENIED, False)}
+    desk.now += 6
+    assert desk.pipeline.refuses(desk.now, owner="me") is not None
+    assert desk.pipeline.refuses(desk.now, owner="other") is None, "the probe is still there"
+
+
 @pytest.mark.law("Row")
 def test_rows_before_the_one_that_failed_are_still_sent() -> None:
     """They may come later in the line: the rows of a frame are sorted by shard."""

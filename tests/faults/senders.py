@@ -49,6 +49,7 @@ class Sender(threading.Thread):
         self._stopped = threading.Event()
         self._lock = threading.Lock()  # callbacks run in the client's thread
         self._open_calls = 0
+        self._forgiven = 0  # the records below this number oblige nobody
         self._client = KinesisClient(
             stream, socket=str(socket), on_disconnect="deliver", reconnect_timeout_seconds=RECONNECT_SECONDS
         )
@@ -93,15 +94,20 @@ class Sender(threading.Thread):
             failed.update(range(RECORDS_PER_CALL))
         with self._lock:
             self._open_calls -= 1
-            self.acknowledged.update(first + place for place in range(RECORDS_PER_CALL) if place not in failed)
+            if first >= self._forgiven:
+                self.acknowledged.update(first + place for place in range(RECORDS_PER_CALL) if place not in failed)
             if error is None:
                 self.calls.append(Call(began, time.monotonic() - began))
             elif failed:
                 self.errors_told[getattr(error, "code", type(error).__name__)] += len(failed)
 
     def forgive(self) -> None:
-        """Drop the obligations so far: what holds these records was deleted, by whoever owns the stream."""
+        """Only what is put from now on obliges, also where an earlier record is acknowledged later.
+
+        To be called when the stream that held the records is deleted, by its owner.
+        """
         with self._lock:
+            self._forgiven = self.sent
             self.acknowledged.clear()
 
     def stop(self) -> None:

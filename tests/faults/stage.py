@@ -13,7 +13,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -28,7 +28,7 @@ from tests.faults.network import Proxy
 from tests.faults.oracle import Broken, Law, Reading
 from tests.faults.reader import Entry, entries_of, handed_by_kcl, handed_by_rule
 from tests.faults.records import Book, Shape
-from tests.faults.senders import Sender
+from tests.faults.senders import PAUSE_SECONDS, Sender
 from tests.faults.service import Service, serving
 from tests.faults.watch import Process, Watch, look
 
@@ -84,6 +84,8 @@ class Scenario:
     patient: bool = False
     """Whether what goes wrong passes before any caller may be told of it."""
     recovers_within: float = END_SECONDS
+    prepare: Callable[[Stage], Any] = lambda stage: None
+    """Make what must be there before the daemon's first life; `Stage.prepared` has what it returns."""
     lacks: Callable[[], str] = str
     """Return what this machine lacks, in words, or nothing."""
 
@@ -142,6 +144,9 @@ class Stage:
         self.fresh: list[Sender] = []
         self.notes: list[str] = []
         self.broken: list[Broken] = []
+        self.prepared: Any = None
+        self.refused_seconds = 0.0
+        """How long after the faults fresh records may be refused: a refused stream is tried every few seconds only."""
         self.daemon: DaemonProcess
         self.environ: dict[str, str] = {**CREDENTIALS, **scenario.environ}
         if service.certificate is not None:
@@ -217,15 +222,31 @@ class Stage:
             self.broken.append(Broken(law, what))
 
     def forgive(self) -> None:
-        """Drop all obligations so far: the streams that held the records are gone."""
+        """Only what is sent from now on obliges: the streams that held the records so far are gone."""
         for sender in self.senders:
             sender.forgive()
+
+    @property
+    def told(self) -> Counter[str]:
+        """How many records' callers got an error so far, by its code."""
+        return sum((sender.errors_told for sender in self.senders), Counter[str]())
+
+    @contextlib.contextmanager
+    def spares_callers(self) -> Iterator[None]:
+        """A block whose faults the daemon promises to wait out."""
+        before = self.told
+        yield
+        told = self.told - before
+        self.must(
+            Law.PATIENT, not told, ", ".join(f"{count:,} records were told {code}" for code, count in told.items())
+        )
 
     # ---- the run
 
     def play(self) -> float | None:
         """Run the scenario.  Returns the seconds to recover, or None where fresh records did not pass."""
         self.socket.parent.mkdir()
+        self.prepared = self.scenario.prepare(self)
         self.start_daemon()
         with self.watch.running():
             try:
@@ -265,9 +286,8 @@ class Stage:
         try:
             for place, stream in enumerate(STREAMS):
                 self.fresh.append(Sender(FRESH + place, stream, self.book, self.socket, 1.0))
-            puts = [sender.put(END_SECONDS) for sender in self.fresh]
-            for put in puts:
-                put.result(max(0.1, began + END_SECONDS - time.monotonic()))
+            for sender in self.fresh:
+                self._passes(sender, began)
         except (ProducerdError, concurrent.futures.TimeoutError) as error:
             self.broken.append(Broken(Law.RECOVERS, f"{type(error).__name__} after {END_SECONDS:g} s: {error}"))
             return None
@@ -275,6 +295,15 @@ class Stage:
         within = self.scenario.recovers_within
         self.must(Law.RECOVERS, took <= within, f"after {took:.1f} s; within {within:g} s is promised")
         return took
+
+    def _passes(self, sender: Sender, began: float) -> None:
+        while True:
+            try:
+                return sender.put(END_SECONDS).result(max(0.1, began + END_SECONDS - time.monotonic()))
+            except ProducerdError:
+                if time.monotonic() > began + self.refused_seconds:
+                    raise
+                time.sleep(PAUSE_SECONDS)
 
     def _all_ends(self) -> None:
         """Stop the senders, and wait until what they handed over has ended."""
@@ -339,7 +368,7 @@ class Stage:
     def row(self, recovered: float | None, reading: Reading) -> Row:
         lives, scenario = self.watch.lives, self.scenario
         counted = sum(life.counted_duplicates for life in lives)
-        told = sum((sender.errors_told for sender in self.senders), Counter[str]())
+        told = self.told
         law_bytes = needed_bytes(
             load(None, [f"{name}={value}" for name, value in self.sets.items() if value is not None], {})
         ).bytes

@@ -105,7 +105,7 @@ class Caller:
 def make_gate(
     limit_bytes: int = 64 << 20,
     limit_records: int = 10_000,
-    refuses: Refuses = lambda _, patient, probes=True: None,
+    refuses: Refuses = lambda _, patient, probes=True, owner=None: None,
     max_frame_bytes: int = 1 << 20,
 ) -> AdmissionGate:
     budget = QueueBudget(limit_records, limit_bytes)
@@ -380,7 +380,7 @@ def test_a_session_that_is_gone_gives_its_place_to_the_next() -> None:
 
 def test_a_stream_that_refuses_tells_everybody_who_waits_and_asks_once_for_each() -> None:
     answers: list[RowEnd | None] = [None, RowEnd(Outcome.NOT_STORED, "KMS", "no key"), None]
-    gate = make_gate(refuses=lambda _, patient, probes=True: answers.pop(0) if probes else None)
+    gate = make_gate(refuses=lambda _, patient, probes=True, owner=None: answers.pop(0) if probes else None)
     caller = Caller(gate)
     for _ in range(3):
         caller.ask(2_000)
@@ -394,7 +394,7 @@ def test_frames_that_are_sent_again_and_sessions_that_go_on_are_patient() -> Non
     """A client of version 0.1 says it by the frame alone."""
     asked: list[bool] = []
 
-    def refuses(now: float, *, patient: bool, probes: bool = True) -> None:
+    def refuses(now: float, *, patient: bool, probes: bool = True, owner: object = None) -> None:
         if probes:
             asked.append(patient)
 
@@ -412,7 +412,7 @@ def test_nobody_waits_behind_a_queue_that_outlasts_a_stream_which_takes_nothing(
     """Rows of an earlier daemon fill the queue of a stream whose endpoint is wrong."""
     ends: list[RowEnd] = []
 
-    def refuses(now: float, *, patient: bool, probes: bool = True) -> RowEnd | None:
+    def refuses(now: float, *, patient: bool, probes: bool = True, owner: object = None) -> RowEnd | None:
         assert not probes, "there is no room for a probe"
         return None if patient or not ends else ends[0]
 
@@ -714,7 +714,9 @@ def node_gates(limit_bytes: int, floor_bytes: int, count: int = 2) -> tuple[Node
     node = NodeBudget(limit_bytes, floor_bytes)
     budgets = [QueueBudget(10_000, 64 << 20, node) for _ in range(count)]
     return node, [
-        AdmissionGate(budget, lambda _, patient, probes=True: None, max_frame_bytes=1 << 20, max_frame_records=10_000)
+        AdmissionGate(
+            budget, lambda _, patient, probes=True, owner=None: None, max_frame_bytes=1 << 20, max_frame_records=10_000
+        )
         for budget in budgets
     ]
 

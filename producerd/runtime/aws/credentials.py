@@ -136,15 +136,31 @@ class RenewedCredentials:
             return None
         offset = self._clock.offset
         try:
-            return await source.get_frozen_credentials()
+            return await _handed_out_by(source)
         except boto_errors.ClientError as error:  # of STS
             if not self._clock.learn(error, offset):
                 raise
-        return await source.get_frozen_credentials()
+        return await _handed_out_by(source)
 
     def _expires_within(self, seconds: float | None) -> bool:
         """None: within the time in which botocore begins to refresh."""
         return isinstance(self._source, RefreshableCredentials) and self._source.refresh_needed(seconds)
+
+
+async def _handed_out_by(source: Any) -> Any:
+    """Return what the source hands out, also where this machine's clock says that it has expired.
+
+    botocore refuses credentials that it has just received and that look expired.  The service has to judge them:
+    a clock that is ahead learns the time by the service's refusal alone.
+    """
+    before = getattr(source, "_frozen_credentials", None)
+    try:
+        return await source.get_frozen_credentials()
+    except RuntimeError:
+        received = getattr(source, "_frozen_credentials", None)
+        if received is before:
+            raise
+        return received
 
 
 def _told(error: Exception) -> Exception:

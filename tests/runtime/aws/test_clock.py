@@ -164,6 +164,24 @@ async def test_a_role_is_assumed_again_before_its_end_by_the_services_clock(
     assert aws.used["ROLE1"] < aws.used.total(), "the newer ones are used"
 
 
+@pytest.mark.parametrize("offset", [6 * HOUR, -6 * HOUR], ids=str)
+async def test_keys_that_look_expired_to_a_wrong_clock_are_judged_by_the_service(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, offset: timedelta
+) -> None:
+    """A clock that is ahead of the end of all keys learns the time, also where it was right or behind before."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setattr("producerd.runtime.aws.credentials.RENEWAL_SECONDS", 0.0)
+    async with local_aws(kinesis) as aws:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{aws.url}/container")
+        aws.keys, aws.container_key, aws.container_lifetime = {"A"}, "A", HOUR
+        async with reaching(aws.url) as client:
+            aws.clock_offset = offset
+            assert await everything_works(client)
+            aws.clock_offset = -offset
+            assert await everything_works(client)
+    assert set(aws.refused) == {"InvalidSignatureException"}
+
+
 async def test_no_credentials_are_no_question_of_the_clock(kinesis: FakeKinesis) -> None:
     async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
         aws.keys, aws.clock_offset = set(), timedelta(seconds=50)
