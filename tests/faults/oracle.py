@@ -31,6 +31,8 @@ class Law(StrEnum):
     QUEUE = "a queue stays within its limit"
     MEMORY = "resident memory stays within the memory law"
     LEVEL = "descriptors and threads stay level"
+    OTHERS = "streams that no fault hits go on"
+    TOLD = "what is refused has its reason, and nothing else is refused"
     CALM = "the daemon logs no traceback and ends with exit code 0"
 
 

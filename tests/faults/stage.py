@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -72,6 +73,10 @@ class Scenario:
     tls: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     prefix: Sequence[str] = ()
+    around: Callable[[Stage], AbstractContextManager[object]] = contextlib.nullcontext
+    """What must be there from before the first daemon starts until the last one has ended; it becomes ``given``."""
+    may_tell_errors: bool = True
+    """False: no caller may be told an error, whatever happens here."""
     lacks: Callable[[], str] = str
     """Return what this machine lacks, in words, or nothing."""
 
@@ -113,7 +118,8 @@ class Stage:
     """What a scenario's ``act`` works on.
 
     ``short`` asks for the form that tests run.  ``chance`` is seeded: a scenario draws from nothing else.
-    ``notes`` are figures of the scenario's own, for its row.
+    ``notes`` are figures of the scenario's own, for its row.  ``prefix``, ``sets`` and ``log_folder`` are for the
+    daemons that start from now on; ``streams`` are read at the end; ``also_sent`` is what others than senders sent.
     """
 
     def __init__(self, scenario: Scenario, seed: int, service: Service, proxy: Proxy, folder: Path, *, short: bool):
@@ -124,6 +130,11 @@ class Stage:
         self.service = service
         self.proxy = proxy
         self.folder = folder
+        self.log_folder = folder
+        self.prefix = scenario.prefix
+        self.streams = list(STREAMS)
+        self.given: Any = None
+        self.also_sent: list[oracle.Sent] = []
         self.socket = folder / "s" / "daemon.sock"
         self.watch = Watch()
         self.senders: list[Sender] = []
@@ -178,7 +189,7 @@ class Stage:
     def begin_daemon(self, **environ: str) -> None:
         """Start the daemon, and do not wait until it serves."""
         self.daemon = DaemonProcess(
-            self.folder, self.sets, {**self.environ, **environ}, socket_path=self.socket, prefix=self.scenario.prefix
+            self.log_folder, self.sets, {**self.environ, **environ}, socket_path=self.socket, prefix=self.prefix
         )
         self._ended.append(self.daemon)
 
@@ -191,6 +202,14 @@ class Stage:
         """End the daemon by SIGTERM.  Returns its exit code."""
         self.daemon.signal(signal.SIGTERM)
         return self.daemon.wait(END_SECONDS)
+
+    def add_sender(self, stream: str, records_per_second: float, shape: Shape) -> Sender:
+        """Start one more sender, also to a stream of the scenario's own that is in ``streams``."""
+        number = len(self.senders)
+        self.book.shapes[number] = shape
+        self.senders.append(Sender(number, stream, self.book, self.socket, records_per_second))
+        self.senders[-1].start()
+        return self.senders[-1]
 
     def must(self, law: Law, holds: object, what: str) -> None:
         """Note a law that is broken unless ``holds``."""
@@ -300,12 +319,13 @@ class Stage:
     # ---- the judgement
 
     def read(self) -> list[Entry]:
-        return [entry for stream in STREAMS for entry in entries_of(self.service.client, stream)]
+        return [entry for stream in self.streams for entry in entries_of(self.service.client, stream)]
 
     def row(self, recovered: float | None, reading: Reading) -> Row:
         lives, scenario = self.watch.lives, self.scenario
         counted = sum(life.counted_duplicates for life in lives)
         told = sum((sender.errors_told for sender in self.senders), Counter[str]())
+        self.must(Law.TOLD, scenario.may_tell_errors or not told, f"callers were told {dict(told)}")
         law_bytes = needed_bytes(
             load(None, [f"{name}={value}" for name, value in self.sets.items() if value is not None], {})
         ).bytes
@@ -317,8 +337,8 @@ class Stage:
         figures = Figures(
             scenario.name,
             self.seed,
-            sent=sum(sender.sent for sender in chain(self.senders, self.fresh)),
-            acknowledged=sum(len(sender.acknowledged) for sender in chain(self.senders, self.fresh)),
+            sent=sum(one.count for one in sent_by(self)),
+            acknowledged=sum(len(one.acknowledged) for one in sent_by(self)),
             readable=reading.readable,
             duplicates=reading.duplicates,
             counted_duplicates=int(counted),
@@ -342,6 +362,7 @@ def run(scenario: Scenario, seed: int, *, short: bool = False, kcl: Sequence[str
         )
         proxy = stack.enter_context(Proxy("127.0.0.1", service.port).running())
         stage = Stage(scenario, seed, service, proxy, folder, short=short)
+        stage.given = stack.enter_context(scenario.around(stage))
         stack.callback(stage.kill_what_is_left)
         recovered = stage.play()
         entries = stage.read()
@@ -355,7 +376,8 @@ def run(scenario: Scenario, seed: int, *, short: bool = False, kcl: Sequence[str
 
 
 def sent_by(stage: Stage) -> list[oracle.Sent]:
-    return [
+    by_senders = [
         oracle.Sent(sender.number, sender.sent, sender.acknowledged, sender.stream == "ordered")
         for sender in chain(stage.senders, stage.fresh)
     ]
+    return by_senders + stage.also_sent
