@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Final
 
 from producerd.demo.children import Children
-from tests.daemon import DaemonProcess, WireClient, until
+from tests.daemon import START_SECONDS, DaemonProcess, WireClient, until
 from tests.faults import spark_job
+from tests.faults.network import Mode
 from tests.faults.oracle import Law
 from tests.faults.scenarios import scenario
 from tests.faults.stage import END_SECONDS, Stage
@@ -19,14 +20,18 @@ from tests.faults.stage import END_SECONDS, Stage
 REPLAYS: Final = {Law.COPIES: "a daemon that is killed counts nothing: its client sends again what it had"}
 RETURNS: Final = {Law.COPIES: "a daemon that stops counts no copy of what it gives back: its client does"}
 DRAIN_SECONDS: Final = 3.0
-REFUSED_SECONDS: Final = 10.0
-"""How long a daemon may take to find that its path is in use: mostly what it imports."""
 BOUND_SECONDS: Final = 3.0
 """How long a path may lead nowhere: the daemon looks at it every two seconds, on a machine that does more than that."""
 
 
-def _die(stage: Stage) -> None:
+LIVES_WITHOUT_NEWS: Final = 3
+"""A client gives up after five daemons in a row that acknowledged nothing to it."""
+
+
+def _die(stage: Stage, turn: int) -> None:
     """Kill the daemon, and start its next life.  Some are killed while they start."""
+    if turn % LIVES_WITHOUT_NEWS == LIVES_WITHOUT_NEWS - 1:
+        _all_are_acknowledged(stage)
     stage.kill_daemon()
     if stage.chance.random() < 0.2:
         stage.begin_daemon()
@@ -35,11 +40,20 @@ def _die(stage: Stage) -> None:
     stage.start_daemon()
 
 
+def _all_are_acknowledged(stage: Stage) -> None:
+    before = [len(sender.acknowledged) for sender in stage.senders]
+
+    def have_more() -> bool:
+        return all(len(sender.acknowledged) > had for sender, had in zip(stage.senders, before, strict=True))
+
+    until(have_more, "every sender is acknowledged", END_SECONDS)
+
+
 @scenario("kill -9 of the daemon 100 times under load", exempt=REPLAYS, may_tell_errors=False)
 def killed_daemon(stage: Stage) -> None:
-    for _ in stage.times(100, 3):
+    for turn in stage.times(100, 3):
         stage.wait_a_while(0.0, 1.0)
-        _die(stage)
+        _die(stage, turn)
 
 
 @scenario(
@@ -54,9 +68,9 @@ def killed_daemon_under_spark(stage: Stage) -> None:
     with Children(stage.folder, spark_job.environment()) as children:
         job = spark_job.SparkJob(children, stage.folder / "spark", stage.socket, stage.seed)
         job.wait_for(1)
-        for _ in stage.times(100, 2):
+        for turn in stage.times(100, 2):
             stage.wait_a_while(0.0, 1.5)
-            _die(stage)
+            _die(stage, turn)
             job.hear()
         job.stop()
     stage.also_sent.append(job.sent)
@@ -75,12 +89,13 @@ def stopped_daemon(stage: Stage) -> None:
 @scenario(
     "SIGTERM while the service cannot be reached, where the next daemon starts, 10 times",
     exempt=RETURNS,
-    settings={"drain_timeout_seconds": DRAIN_SECONDS},
+    settings={"drain_timeout_seconds": DRAIN_SECONDS, "request_timeout_seconds": 10 * DRAIN_SECONDS},
     may_tell_errors=False,
 )
 def stopped_daemon_in_an_outage(stage: Stage) -> None:
-    for _ in stage.times(10, 1):
-        stage.proxy.set_mode(stage.chance.choice(["blackhole", "half_open", "reset", "refuse"]))
+    ways: tuple[tuple[Mode, Mode], ...] = ("blackhole", "half_open"), ("reset", "refuse")
+    for turn in stage.times(10, 1):
+        stage.proxy.set_mode(stage.chance.choice(ways[turn % 2]))
         stage.wait_a_while(0.3, 1.0)
         began = time.monotonic()
         _stops(stage)
@@ -124,7 +139,7 @@ def second_daemon(stage: Stage) -> None:
 def _is_refused(stage: Stage) -> None:
     first, before = stage.daemon, sum(len(sender.acknowledged) for sender in stage.senders)
     second, stage.daemon = _begun(stage), first
-    second.wait(REFUSED_SECONDS)
+    until(lambda: second.process.poll() is not None or " serving " in second.log, "it has started", START_SECONDS)
     _says_why(stage, second)
     stage.must(Law.OTHERS, first.process.poll() is None, f"the first daemon ended: {first.log[-500:]}")
     first.signal(signal.SIGCONT)
@@ -142,6 +157,7 @@ def _ended(daemons: list[DaemonProcess]) -> list[DaemonProcess]:
 
 def _says_why(stage: Stage, second: DaemonProcess) -> None:
     refused = second.process.returncode == 78 and "in use" in second.log
+    second.process.kill()
     what = f"a second daemon ended with exit code {second.process.returncode}: {second.log[-500:]}"
     stage.must(Law.TOLD, refused, what)
 
@@ -149,7 +165,8 @@ def _says_why(stage: Stage, second: DaemonProcess) -> None:
 @scenario("kill -9, and two daemons that start on its path at once, 10 times", exempt=REPLAYS, may_tell_errors=False)
 def two_daemons_at_once(stage: Stage) -> None:
     for _ in stage.times(10, 1):
-        stage.wait_a_while(0.1, 1.0)
+        _all_are_acknowledged(stage)
+        stage.wait_a_while(0.0, 1.0)
         stage.kill_daemon()
         both = [_begun(stage), _begun(stage)]
         loser, *_ = until(functools.partial(_ended, both), "one of two daemons is refused", END_SECONDS)

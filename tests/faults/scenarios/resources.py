@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +19,15 @@ from tests.faults.oracle import Law
 from tests.faults.records import Shape
 from tests.faults.scenarios import scenario
 from tests.faults.scenarios.processes import REPLAYS
+from tests.faults.senders import Sender
 from tests.faults.stage import STREAMS, Stage
 
 LARGE: Final = Shape(data_bytes=20_000)
 QUEUE_BYTES: Final = 16 * MIB
 STUCK: Final = tuple(f"stuck-{number}" for number in range(6))
 NODE_BYTES: Final = 24 * MIB
+LEAST_SHARE: Final = 0.4
+"""Of what a sender stored a second before, how much it must store at least meanwhile, on a machine that is busy."""
 DISK: Final = "disk"
 FULL_SECONDS: Final = 30.0
 FORGET_SECONDS: Final = 900.0
@@ -191,19 +194,24 @@ def _with_stuck_streams(stage: Stage) -> Iterator[Proxy]:
 )
 def six_stuck_streams(stage: Stage) -> None:
     healthy = list(stage.senders)
-    stuck = [stage.add_sender(name, 60, LARGE) for name in STUCK]
+    stuck = [stage.add_sender(name, 60, LARGE) for name in STUCK[::2]]
+    stuck += [stage.add_sender(name, 300, Shape()) for name in STUCK[1::2]]  # for what large frames leave of the room
     until(lambda: all(sender.acknowledged for sender in stuck), "all streams work")
-    stage.given.set_mode(stage.chance.choice(["blackhole", "half_open", "reset", "refuse"]))
+    before = _rates(stage, healthy, stage.of(5, 1))
+    stage.given.set_mode(stage.chance.choice(["blackhole", "half_open"]))
     _fills(stage, NODE_BYTES * 3 // 4)
-    before = [len(sender.acknowledged) for sender in healthy]
-    seconds = stage.of(60, 2)
-    stage.wait(seconds)
-    for sender, had in zip(healthy, before, strict=True):
-        rate = (len(sender.acknowledged) - had) / seconds
-        offered = stage.scenario.records_per_second
-        what = f"{sender.name} ({sender.stream}): {rate:.0f} records/s of {offered:g}"
-        stage.must(Law.OTHERS, rate >= offered / 2, what)
+    rates = _rates(stage, healthy, stage.of(60, 2))
+    told = f"healthy streams stored {sum(rates):,.0f} records/s, and {sum(before):,.0f} before"
+    stage.notes.append(told)
+    stage.must(Law.OTHERS, min(rates) >= min(before) * LEAST_SHARE, told)
     stage.given.set_mode("pass")
+
+
+def _rates(stage: Stage, senders: Sequence[Sender], seconds: float) -> list[float]:
+    """Let everything run on for so long; return the records a second that each sender had acknowledged."""
+    before = [len(sender.acknowledged) for sender in senders]
+    stage.wait(seconds)
+    return [(len(sender.acknowledged) - had) / seconds for sender, had in zip(senders, before, strict=True)]
 
 
 # ---- nothing to do
@@ -229,7 +237,8 @@ def ten_idle_minutes(stage: Stage) -> None:
     for stream in STREAMS:
         stage.service.split(stream, stage.chance)
         stage.service.merge(stream, stage.chance)
-    until(lambda: not stage.daemon.metrics()["shards_open"], "the lists of shards are forgotten", FORGET_SECONDS)
+    seconds = stage.of(FORGET_SECONDS, 60)
+    until(lambda: not stage.daemon.metrics()["shards_open"], "the lists of shards are forgotten", seconds)
     for stream in STREAMS:
         stage.service.split(stream, stage.chance)
     stage.proxy.reset_connections()
