@@ -31,9 +31,9 @@ class Law(StrEnum):
     QUEUE = "a queue stays within its limit"
     MEMORY = "resident memory stays within the memory law"
     LEVEL = "descriptors and threads stay level"
-    REFUSED = "the log says why a client was refused"
+    REFUSED = "what is refused has its reason"
     PATIENT = "no caller gets an error for what passes"
-    OTHERS = "callers of other shards go on"
+    OTHERS = "callers that no fault hits go on"
     CALM = "the daemon logs no traceback and ends with exit code 0"
 
 

@@ -24,20 +24,20 @@ class Shape(NamedTuple):
 
 
 class Book:
-    """Makes the records of one run, and recognises them."""
+    """Makes the records of one run, and recognises them.  ``shapes``: those of each sender."""
 
     def __init__(self, seed: int, shapes: dict[int, Shape]) -> None:
         self.seed = seed
-        self._shapes = shapes
+        self.shapes = shapes
 
     def key_of(self, identity: Id) -> str:
-        return f"{identity.sender}-{identity.number % self._shapes[identity.sender].keys}"
+        return f"{identity.sender}-{identity.number % self.shapes[identity.sender].keys}"
 
     def data_of(self, identity: Id) -> bytes:
         """The id, then bytes that look random; their number varies by half of the mean, both ways."""
         head = b"%06d/%04d/%09d " % (self.seed, *identity)
         stream = hashlib.shake_128(head)
-        mean = self._shapes[identity.sender].data_bytes
+        mean = self.shapes[identity.sender].data_bytes
         varied = mean // 2 + int.from_bytes(stream.digest(4), "big") % max(1, mean)
         return head + stream.digest(max(0, varied - len(head)))
 
@@ -47,6 +47,6 @@ class Book:
         if found is None or int(found[1]) != self.seed:
             return None
         identity = Id(int(found[2]), int(found[3]))
-        if identity.sender not in self._shapes:
+        if identity.sender not in self.shapes:
             return None
         return identity if (key, data) == (self.key_of(identity), self.data_of(identity)) else None

@@ -32,7 +32,7 @@ class Sender(threading.Thread):
     """Puts records of one stream at a steady rate until it is stopped.
 
     ``acknowledged`` holds the numbers of its records that are obligations now.  ``errors_told`` counts records by the
-    code of the error that the client raised for them.
+    code of the error that the client raised for them.  While it ``rests`` it puts nothing.
     """
 
     def __init__(self, number: int, stream: str, book: Book, socket: Path, records_per_second: float) -> None:
@@ -44,6 +44,7 @@ class Sender(threading.Thread):
         self.errors_told: Counter[str] = Counter()
         self.calls: list[Call] = []
         self.failure = ""
+        self.rests = False
         self._book = book
         self._period_seconds = RECORDS_PER_CALL / records_per_second
         self._stopped = threading.Event()
@@ -63,6 +64,8 @@ class Sender(threading.Thread):
         due = time.monotonic()
         while not self._stopped.wait(max(0.0, due - time.monotonic())):
             due = max(due + self._period_seconds, time.monotonic() - self._period_seconds)
+            if self.rests:
+                continue
             try:
                 self.put()
             except ProducerdError as error:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -75,7 +76,7 @@ class Scenario:
     environ: Mapping[str, str] = field(default_factory=dict)
     connections: int = 0
     """How many clients more than the senders may be connected at once."""
-    prefix: Sequence[str] | Callable[[Stage], Sequence[str]] = ()
+    prefix: Sequence[str] = ()
     """What starts the daemon's command."""
     host: str = "127.0.0.1"
     """What the daemon knows the service's address by."""
@@ -84,8 +85,8 @@ class Scenario:
     patient: bool = False
     """Whether what goes wrong passes before any caller may be told of it."""
     recovers_within: float = END_SECONDS
-    prepare: Callable[[Stage], Any] = lambda stage: None
-    """Make what must be there before the daemon's first life; `Stage.prepared` has what it returns."""
+    around: Callable[[Stage], AbstractContextManager[object]] = contextlib.nullcontext
+    """What must be there from before the first daemon starts until the last one has ended; it becomes ``given``."""
     lacks: Callable[[], str] = str
     """Return what this machine lacks, in words, or nothing."""
 
@@ -127,7 +128,9 @@ class Stage:
     """What a scenario's ``act`` works on.
 
     ``short`` asks for the form that tests run.  ``chance`` is seeded: a scenario draws from nothing else.
-    ``notes`` are figures of the scenario's own, for its row.  ``ending`` closes what a scenario needs to the run's end.
+    ``notes`` are figures of the scenario's own, for its row.  ``prefix``, ``sets`` and ``log_folder`` are for the
+    daemons that start from now on; ``streams`` are read at the end; ``also_sent`` is what others than senders sent.
+    ``ending`` closes at the run's end what a scenario opened under way.
     """
 
     def __init__(self, scenario: Scenario, seed: int, service: Service, proxy: Proxy, folder: Path, *, short: bool):
@@ -138,13 +141,17 @@ class Stage:
         self.service = service
         self.proxy = proxy
         self.folder = folder
+        self.log_folder = folder
+        self.prefix = scenario.prefix
+        self.streams = list(STREAMS)
+        self.given: Any = None
+        self.also_sent: list[oracle.Sent] = []
         self.socket = folder / "s" / "daemon.sock"
         self.watch = Watch()
         self.senders: list[Sender] = []
         self.fresh: list[Sender] = []
         self.notes: list[str] = []
         self.broken: list[Broken] = []
-        self.prepared: Any = None
         self.refused_seconds = 0.0
         """How long after the faults fresh records may be refused: a refused stream is tried every few seconds only."""
         self.daemon: DaemonProcess
@@ -196,13 +203,8 @@ class Stage:
 
     def begin_daemon(self, **environ: str) -> None:
         """Start the daemon, and do not wait until it serves."""
-        prefix = self.scenario.prefix
         self.daemon = DaemonProcess(
-            self.folder,
-            self.sets,
-            {**self.environ, **environ},
-            socket_path=self.socket,
-            prefix=prefix(self) if callable(prefix) else prefix,
+            self.log_folder, self.sets, {**self.environ, **environ}, socket_path=self.socket, prefix=self.prefix
         )
         self._ended.append(self.daemon)
 
@@ -215,6 +217,14 @@ class Stage:
         """End the daemon by SIGTERM.  Returns its exit code."""
         self.daemon.signal(signal.SIGTERM)
         return self.daemon.wait(END_SECONDS)
+
+    def add_sender(self, stream: str, records_per_second: float, shape: Shape) -> Sender:
+        """Start one more sender, also to a stream of the scenario's own that is in ``streams``."""
+        number = len(self.senders)
+        self.book.shapes[number] = shape
+        self.senders.append(Sender(number, stream, self.book, self.socket, records_per_second))
+        self.senders[-1].start()
+        return self.senders[-1]
 
     def must(self, law: Law, holds: object, what: str) -> None:
         """Note a law that is broken unless ``holds``."""
@@ -246,7 +256,6 @@ class Stage:
     def play(self) -> float | None:
         """Run the scenario.  Returns the seconds to recover, or None where fresh records did not pass."""
         self.socket.parent.mkdir()
-        self.prepared = self.scenario.prepare(self)
         self.start_daemon()
         with self.watch.running():
             try:
@@ -363,7 +372,7 @@ class Stage:
     # ---- the judgement
 
     def read(self) -> list[Entry]:
-        return [entry for stream in STREAMS for entry in entries_of(self.service.client, stream)]
+        return [entry for stream in self.streams for entry in entries_of(self.service.client, stream)]
 
     def row(self, recovered: float | None, reading: Reading) -> Row:
         lives, scenario = self.watch.lives, self.scenario
@@ -381,8 +390,8 @@ class Stage:
         figures = Figures(
             scenario.name,
             self.seed,
-            sent=sum(sender.sent for sender in chain(self.senders, self.fresh)),
-            acknowledged=sum(len(sender.acknowledged) for sender in chain(self.senders, self.fresh)),
+            sent=sum(one.count for one in sent_by(self)),
+            acknowledged=sum(len(one.acknowledged) for one in sent_by(self)),
             readable=reading.readable,
             duplicates=reading.duplicates,
             counted_duplicates=int(counted),
@@ -407,6 +416,7 @@ def run(scenario: Scenario, seed: int, *, short: bool = False, kcl: Sequence[str
         proxy = stack.enter_context(Proxy("127.0.0.1", service.port).running())
         stage = Stage(scenario, seed, service, proxy, folder, short=short)
         stack.enter_context(stage.ending)
+        stage.given = stack.enter_context(scenario.around(stage))
         stack.callback(stage.kill_what_is_left)
         recovered = stage.play()
         entries = stage.read()
@@ -420,7 +430,8 @@ def run(scenario: Scenario, seed: int, *, short: bool = False, kcl: Sequence[str
 
 
 def sent_by(stage: Stage) -> list[oracle.Sent]:
-    return [
+    by_senders = [
         oracle.Sent(sender.number, sender.sent, sender.acknowledged, sender.stream == "ordered")
         for sender in chain(stage.senders, stage.fresh)
     ]
+    return by_senders + stage.also_sent

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 from producerd.wire.columns import Columns, lay_out
 from producerd.wire.frames import Hello
 from spark_client.connection import Connection
+from tests.cgroup import Cgroup, new_cgroup
 from tests.daemon import CREDENTIALS, DaemonProcess, daemon, until
 
-VERSION_1, VERSION_2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 QUEUE_BYTES = 16 * MIB
 SHARDS = 16
 CALLERS = 8
@@ -46,43 +46,19 @@ BLOCKED_SECONDS = 1.5
 PATIENCE_SECONDS = 120.0
 
 
-@dataclass(frozen=True)
-class Cgroup:
-    path: Path
-    version: int
-
-    def limit(self, limit_bytes: int) -> None:
-        name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
-        (self.path / name).write_text(str(limit_bytes))
-
-    def kills(self) -> int:
-        events = (self.path / ("memory.oom_control" if self.version == 1 else "memory.events")).read_text()
-        found = re.search(r"^oom_kill (\d+)$", events, re.MULTILINE)
-        return int(found[1]) if found else 0
-
-
-def new_cgroup() -> Cgroup:
-    """Of the version whose memory controller is there.  Skips where none may be made."""
-    second = VERSION_2 / "cgroup.subtree_control"
-    version, top = (2, VERSION_2) if second.exists() and "memory" in second.read_text().split() else (1, VERSION_1)
-    path = top / f"producerd-law-{os.getpid()}"
-    try:
-        path.mkdir()
-    except OSError as error:
-        pytest.skip(f"needs to make a cgroup that limits memory: {error}")
-    return Cgroup(path, version)
-
-
 @pytest.fixture
 def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cgroup]:
     """Daemons start in it."""
-    made = new_cgroup()
+    try:
+        made = new_cgroup()
+    except OSError as error:
+        pytest.skip(f"needs to make a cgroup that limits memory: {error}")
     joins = tmp_path / "python"
-    joins.write_text(f'#!/bin/sh\necho 0 > {made.path}/cgroup.procs && exec {sys.executable} "$@"\n')
+    joins.write_text(f'#!/bin/sh\nexec {shlex.join(made.joined_by)} {sys.executable} "$@"\n')
     joins.chmod(0o755)
     monkeypatch.setattr("tests.daemon.SERVICE_PYTHON", str(joins))
     yield made
-    until(lambda: not (made.path / "cgroup.procs").read_text(), "the daemon's end")
+    until(made.is_empty, "the daemon's end")
     made.path.rmdir()
 
 
@@ -118,8 +94,7 @@ def keeps_the_law(cgroup: Cgroup, server: FakeServer, frame: Columns, fault: Fau
     """Filled while the endpoint fails, and drained when it does not any more."""
     kinesis = server.kinesis
     law_bytes = needed_bytes(load(None, [f"{name}={value}" for name, value in SETTINGS.items()], {})).bytes
-    page = os.sysconf("SC_PAGE_SIZE")
-    cgroup.limit(-(-law_bytes // page) * page)
+    cgroup.limit(law_bytes)
     environ = {**CREDENTIALS, "AWS_CA_BUNDLE": str(server.certificate)}
     with daemon(server.url, environ=environ, **SETTINGS) as running:
         callers = [Connection(Hello(1, 1, pid=os.getpid()), [str(running.socket)]) for _ in range(CALLERS)]

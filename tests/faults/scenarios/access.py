@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from tests.faults.credentials import NO_VARIABLES, KeysEndpoint, KeysFile, accept
@@ -20,19 +22,20 @@ MAP_WAIT_SECONDS: Final = 2
 GRACE_SECONDS: Final = 30
 
 
-def key_in_file(stage: Stage) -> KeysFile:
+@contextlib.contextmanager
+def key_in_file(stage: Stage) -> Iterator[KeysFile]:
     keys = KeysFile(stage.folder)
     accept(stage.service, keys.rotate())
-    return keys
+    yield keys
 
 
 @scenario(
     "the file of keys rotates every second for a minute, and the service refuses the older key at once",
     environ=NO_VARIABLES,
-    prepare=key_in_file,
+    around=key_in_file,
 )
 def rotated_keys(stage: Stage) -> None:
-    keys: KeysFile = stage.prepared
+    keys: KeysFile = stage.given
     with stage.spares_callers():
         for _ in stage.times(60, 3):
             accept(stage.service, keys.rotate())
@@ -42,11 +45,11 @@ def rotated_keys(stage: Stage) -> None:
 @scenario(
     "the key is refused and its file gone for 30 s, and then at a daemon's start",
     environ=NO_VARIABLES,
-    prepare=key_in_file,
+    around=key_in_file,
     exempt=REPLAYS,
 )
 def absent_keys(stage: Stage) -> None:
-    keys: KeysFile = stage.prepared
+    keys: KeysFile = stage.given
     with stage.spares_callers():
         _take_away(stage, keys)
         stage.wait(30, 1)
@@ -67,19 +70,20 @@ def _take_away(stage: Stage, keys: KeysFile) -> None:
     keys.remove()
 
 
-def keys_of_a_container(stage: Stage) -> KeysEndpoint:
-    endpoint = stage.ending.enter_context(KeysEndpoint(stage.of(8, 2)).running())
-    stage.environ["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = endpoint.url
-    return endpoint
+@contextlib.contextmanager
+def keys_of_a_container(stage: Stage) -> Iterator[KeysEndpoint]:
+    with KeysEndpoint(stage.of(8, 2)).running() as endpoint:
+        stage.environ["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = endpoint.url
+        yield endpoint
 
 
 @scenario(
     "every key expires after 8 s; in 20 s of a minute the container's endpoint has none",
     environ=NO_VARIABLES,
-    prepare=keys_of_a_container,
+    around=keys_of_a_container,
 )
 def expiring_keys(stage: Stage) -> None:
-    endpoint: KeysEndpoint = stage.prepared
+    endpoint: KeysEndpoint = stage.given
     began = time.monotonic()
     with stage.spares_callers():
         while (elapsed := time.monotonic() - began) < stage.of(60, 3):

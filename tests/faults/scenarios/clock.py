@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -41,22 +43,23 @@ class Clock:
         new.replace(self._file)
 
 
-def clock_and_keys_that_expire(stage: Stage) -> Clock:
+@contextlib.contextmanager
+def clock_and_keys_that_expire(stage: Stage) -> Iterator[Clock]:
     """The service refuses what is signed at another time; the keys' expiry is given in true time."""
-    endpoint = stage.ending.enter_context(KeysEndpoint(KEY_SECONDS).running())
-    stage.environ["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = endpoint.url
-    stage.service.control("settings", checks_clock=True)
-    return Clock(stage)
+    with KeysEndpoint(KEY_SECONDS).running() as endpoint:
+        stage.environ["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = endpoint.url
+        stage.service.control("settings", checks_clock=True)
+        yield Clock(stage)
 
 
 @scenario(
     f"the wall clock jumps 30 times by up to {LONGEST_HOURS} hours, forward and back",
     environ=NO_VARIABLES,
-    prepare=clock_and_keys_that_expire,
+    around=clock_and_keys_that_expire,
     lacks=lacks_faketime,
 )
 def jumping_clock(stage: Stage) -> None:
-    clock: Clock = stage.prepared
+    clock: Clock = stage.given
     with stage.spares_callers():
         for place in stage.times(30, 2):
             hours = stage.chance.uniform(0.1, LONGEST_HOURS)

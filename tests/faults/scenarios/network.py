@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -70,18 +71,20 @@ def _name(stage: Stage, *addresses: str) -> None:
     _hosts(stage).write_text("127.0.0.1 localhost\n" + "".join(lines))
 
 
-def with_names_of_its_own(stage: Stage) -> Sequence[str]:
+@contextlib.contextmanager
+def with_names_of_its_own(stage: Stage) -> Iterator[None]:
     """Start the daemon where the hosts file is the stage's, and where nobody answers DNS."""
     resolver = stage.folder / "resolv.conf"
     resolver.write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
     _name(stage, stage.proxy.address)
-    return ("unshare", "-m", "sh", "-c", OWN_NAMES, "sh", str(_hosts(stage)), str(resolver))
+    stage.prefix = ("unshare", "-m", "sh", "-c", OWN_NAMES, "sh", str(_hosts(stage)), str(resolver))
+    yield
 
 
 @scenario(
     "the endpoint's name fails for 20 s; then it has another address, and at the old one nobody answers for 20 s",
     host=HOST,
-    prefix=with_names_of_its_own,
+    around=with_names_of_its_own,
     lacks=lacks_names_of_its_own,
     patient=True,
 )
