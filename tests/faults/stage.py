@@ -54,6 +54,8 @@ SETTLE_SECONDS: Final = 10.0
 """How long after the last answer the queues may take to be empty: some rows may have lost their callers."""
 LOOK_SECONDS: Final = 0.05
 WARM_SECONDS: Final = 20.0
+SHORT_RATE: Final = 0.5
+"""How much of its load a scenario has in its short form."""
 CALM_SECONDS: Final = 1.0
 SPARE: Final = Process(0, 3 * 24, 8)
 """How far descriptors and threads may rise above calm: 24 requests of each stream may be on their way."""
@@ -274,7 +276,7 @@ class Stage:
         names = list(STREAMS)
         for number in range(self.scenario.senders * len(names)):
             stream = names[number % len(names)]
-            rate = self.scenario.records_per_second
+            rate = self.of(1.0, SHORT_RATE) * self.scenario.records_per_second
             self.senders.append(Sender(number, stream, self.book, self.socket, rate))
         for sender in self.senders:
             sender.start()

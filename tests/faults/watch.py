@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -14,6 +15,8 @@ from typing import Final, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 PERIOD_SECONDS: Final = 0.1
+SAMPLES_PER_SCRAPE: Final = 3
+"""A scrape takes some milliseconds of processor time, here and in the daemon."""
 SCRAPE_SECONDS: Final = 1.0
 """How long an answer may take; a daemon that is stopped by a signal gives none."""
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -116,19 +119,23 @@ class Watch:
 
     def look_now(self) -> Process | None:
         """Sample the daemon that runs, scrape it too, and return what /proc says."""
-        return self._look(self.lives[-1]) if self.lives else None
+        return self._look(self.lives[-1], scrapes=True) if self.lives else None
 
-    def _look(self, life: Life) -> Process | None:
+    def _look(self, life: Life, *, scrapes: bool) -> Process | None:
         process = look(life.pid)
         if process is not None:
             life.add(process)
+        if process is not None and scrapes:
             with contextlib.suppress(OSError):
                 life.add_scrape(scrape(life.url))
         return process
 
     def _run(self) -> None:
-        while not self._ended.wait(PERIOD_SECONDS):
-            self.look_now()
+        for sample in itertools.count():
+            if self._ended.wait(PERIOD_SECONDS):
+                return
+            if self.lives:
+                self._look(self.lives[-1], scrapes=sample % SAMPLES_PER_SCRAPE == 0)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -200,7 +200,7 @@ def six_stuck_streams(stage: Stage) -> None:
     until(lambda: all(sender.acknowledged for sender in stuck), "all streams work")
     before = _rates(stage, healthy, stage.of(10, 2))
     stage.given.set_mode(stage.chance.choice(["blackhole", "half_open"]))
-    _fills(stage, NODE_BYTES * 3 // 4)
+    _fills(stage, NODE_BYTES * 2 // 3)  # the rest is kept for the streams that hold less than their floor
     rates = _rates(stage, healthy, stage.of(60, 3))
     for stream, rate in rates.items():
         told = f"{stream} stored {rate:,.0f} records/s, and {before[stream]:,.0f} before"
