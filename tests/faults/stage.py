@@ -43,7 +43,6 @@ FRESH: Final = 1_000
 """The senders from this number on put one call each, after the faults."""
 SETTINGS: Final[dict[str, Any]] = {
     **QUICK,
-    "queue_limit": 2_000,
     "drain_timeout_seconds": 30,
     "shard_rate_fraction": 1.0,
     "request_timeout_seconds": 2,
@@ -54,6 +53,9 @@ SETTLE_SECONDS: Final = 10.0
 """How long after the last answer the queues may take to be empty: some rows may have lost their callers."""
 LOOK_SECONDS: Final = 0.05
 WARM_SECONDS: Final = 20.0
+QUEUE_RECORDS: Final = 2_000
+SHORT_QUEUE_RECORDS: Final = 500
+"""A stream's limit.  Its senders fill it in some seconds."""
 SHORT_RATE: Final = 0.5
 """How much of its load a scenario has in its short form."""
 CALM_SECONDS: Final = 1.0
@@ -168,7 +170,9 @@ class Stage:
         self._ended: list[DaemonProcess] = []
 
     def _settings(self) -> dict[str, Any]:
-        settings = {**SETTINGS, "socket": self.socket, "endpoint_url": self.endpoint, **self.scenario.settings}
+        settings = {**SETTINGS, "socket": self.socket, "endpoint_url": self.endpoint}
+        settings["queue_limit"] = int(self.of(QUEUE_RECORDS, SHORT_QUEUE_RECORDS))
+        settings |= self.scenario.settings
         for name, own in STREAMS.items():
             settings |= {f'streams."{name}".{key}': value for key, value in own.items()}
         settings.setdefault('streams."ordered".aggregation', ("none", "kpl")[self.seed % 2])
