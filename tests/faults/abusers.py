@@ -54,6 +54,8 @@ class World:
     chance: random.Random
     ended: threading.Event
     met: Counter[str] = field(default_factory=Counter)
+    failed: bool = False
+    """Whether its thread ended by an error that no daemon can be the cause of."""
 
     def connect(self) -> WireClient:
         self.met["connections"] += 1
@@ -378,6 +380,9 @@ def _abuse(abuse: Abuse, world: World) -> None:
             abuse.act(world)
         except (OSError, EOFError, ProtocolError, AssertionError):  # the daemon has ended it, in its way
             world.met["cut off"] += 1
+        except BaseException:
+            world.failed = True
+            raise
 
 
 def main() -> None:
@@ -402,6 +407,7 @@ def main() -> None:
     for thread in threads:
         thread.join()
     print(json.dumps(sum((world.met for world in worlds), Counter[str]())))
+    sys.exit(any(world.failed for world in worlds))
 
 
 class Abusing:
@@ -422,8 +428,9 @@ def abusing(name: str, socket: Path, seed: int) -> Iterator[Abusing]:
             process.stdout.readline()
             yield running
             with contextlib.suppress(subprocess.TimeoutExpired):  # they still wait for a daemon that is overwhelmed
-                told, _ = process.communicate(timeout=2 * PATIENCE_SECONDS)
-                running.met.update(json.loads(told))
+                said, _ = process.communicate(timeout=2 * PATIENCE_SECONDS)
+                running.met.update(json.loads(said))
+                assert not process.returncode, "an abuser failed by itself: its error stands above"
         finally:
             process.kill()
 

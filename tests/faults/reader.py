@@ -1,7 +1,7 @@
 """Read a whole stream as Amazon's consumer library does: parents before children, and aggregates by its rule.
 
-boto3 reads, protobuf's own library parses, and `judge_by_kcl` hands the same entries to the library itself.  Nothing of
-producerd is used here.
+boto3 reads, and protobuf's own library parses.  `handed_by_kcl` asks the library itself about the same entries.
+Nothing of producerd is used here.
 """
 
 from __future__ import annotations

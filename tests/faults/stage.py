@@ -20,10 +20,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from producerd.config import load
+from producerd.config import Config, load
 from producerd.config.memory import needed_bytes
+from producerd.config.values import MIB
 from producerd.errors import FlushTimeout, ProducerdError
-from tests.daemon import CREDENTIALS, QUICK, DaemonProcess
+from tests.daemon import CREDENTIALS, QUICK, DaemonProcess, until
 from tests.faults import oracle
 from tests.faults.network import Proxy
 from tests.faults.oracle import Broken, Law, Reading
@@ -31,7 +32,7 @@ from tests.faults.reader import Entry, entries_of, handed_by_kcl, handed_by_rule
 from tests.faults.records import Book, Shape
 from tests.faults.senders import PAUSE_SECONDS, Sender
 from tests.faults.service import Service, serving
-from tests.faults.watch import Process, Watch, look
+from tests.faults.watch import SAMPLES_PER_SCRAPE, Life, Process, Watch, look
 
 STREAMS: Final = {
     "plain": {"aggregation": "none"},
@@ -39,14 +40,21 @@ STREAMS: Final = {
     "ordered": {"ordering": "per_key"},
 }
 """Every scenario sends to all three.  The seed decides on the aggregation of ``ordered``, and on the transport."""
-FRESH: Final = 1_000
+FRESH: Final = 999
 """The senders from this number on put one call each, after the faults."""
 SETTINGS: Final[dict[str, Any]] = {
     **QUICK,
     "drain_timeout_seconds": 30,
     "shard_rate_fraction": 1.0,
     "request_timeout_seconds": 2,
+    "queue_limit_bytes": 8 * MIB,
+    "node_queue_limit_bytes": 32 * MIB,
+    "node_max_in_flight_bytes": 8 * MIB,
+    "max_streams": 16,
 }
+"""The limits are low, so that the memory law is near to what a daemon in calm has."""
+ORDERED_KEYS: Final = 10
+"""Of each sender to ``ordered``: every call has two records of a key, and any fault hits many of one key."""
 END_SECONDS: Final = 60.0
 """How long after the faults everything may take to end."""
 SETTLE_SECONDS: Final = 10.0
@@ -59,6 +67,10 @@ SHORT_QUEUE_RECORDS: Final = 500
 SHORT_RATE: Final = 0.5
 """How much of its load a scenario has in its short form."""
 CALM_SECONDS: Final = 1.0
+FULL_SHARE: Final = 0.8
+"""Of its limit, what a full queue holds at least: the last eighth is kept for callers that have little in it."""
+LEAST_SCRAPES: Final = 10 * SAMPLES_PER_SCRAPE
+"""One scrape in so many samples must succeed: a daemon that is frozen or dead answers none."""
 SPARE: Final = Process(0, 3 * 24, 8)
 """How far descriptors and threads may rise above calm: 24 requests of each stream may be on their way."""
 
@@ -163,11 +175,10 @@ class Stage:
         if service.certificate is not None:
             self.environ["AWS_CA_BUNDLE"] = str(service.certificate)
         self.ending = contextlib.ExitStack()
-        shapes = dict.fromkeys(range(scenario.senders * len(STREAMS)), scenario.shape)
-        shapes |= {FRESH + number: scenario.shape for number in range(len(STREAMS))}
-        self.book = Book(seed, shapes)
+        numbers = (*range(scenario.senders * len(STREAMS)), *range(FRESH, FRESH + len(STREAMS)))
+        self.book = Book(seed, {number: self._shape_of(number) for number in numbers})
         self.sets = self._settings()
-        self._ended: list[DaemonProcess] = []
+        self._started: list[DaemonProcess] = []
 
     def _settings(self) -> dict[str, Any]:
         settings = {**SETTINGS, "socket": self.socket, "endpoint_url": self.endpoint}
@@ -178,6 +189,10 @@ class Stage:
         settings.setdefault('streams."ordered".aggregation', ("none", "kpl")[self.seed % 2])
         settings.setdefault("transport", ("aiobotocore", "direct")[self.seed // 2 % 2])
         return settings
+
+    def _shape_of(self, sender: int) -> Shape:
+        shape = self.scenario.shape
+        return shape._replace(keys=ORDERED_KEYS) if stream_of(sender) == "ordered" else shape
 
     @property
     def endpoint(self) -> str:
@@ -212,17 +227,24 @@ class Stage:
         self.daemon = DaemonProcess(
             self.log_folder, self.sets, {**self.environ, **environ}, socket_path=self.socket, prefix=self.prefix
         )
-        self._ended.append(self.daemon)
+        self._started.append(self.daemon)
+
+    def _must_run(self) -> None:
+        code = self.daemon.process.poll()
+        self.must(Law.CALM, code is None, f"the daemon ended by itself with exit code {code}: {self.daemon.log[-500:]}")
 
     def kill_daemon(self) -> None:
         """End the daemon by SIGKILL."""
+        self._must_run()
         self.daemon.process.kill()
         self.daemon.process.wait()
 
-    def stop_daemon(self) -> int:
-        """End the daemon by SIGTERM.  Returns its exit code."""
+    def stop_daemon(self) -> None:
+        """End the daemon by SIGTERM."""
+        self._must_run()
         self.daemon.signal(signal.SIGTERM)
-        return self.daemon.wait(END_SECONDS)
+        code = self.daemon.wait(END_SECONDS)
+        self.must(Law.CALM, code == 0, f"exit code {code}: {self.daemon.log[-500:]}")
 
     def add_sender(self, stream: str, records_per_second: float, shape: Shape) -> Sender:
         """Start one more sender, also to a stream of the scenario's own that is in ``streams``."""
@@ -253,9 +275,7 @@ class Stage:
         before = self.told
         yield
         told = self.told - before
-        self.must(
-            Law.PATIENT, not told, ", ".join(f"{count:,} records were told {code}" for code, count in told.items())
-        )
+        self.must(Law.PATIENT, not told, ", ".join(f"{count:,} records got {code}" for code, count in told.items()))
 
     # ---- the run
 
@@ -277,16 +297,12 @@ class Stage:
 
     def _warm_up(self) -> Process:
         """Start the senders; wait until each has been acknowledged.  Returns what the daemon has in calm."""
-        names = list(STREAMS)
-        for number in range(self.scenario.senders * len(names)):
-            stream = names[number % len(names)]
+        for number in range(self.scenario.senders * len(STREAMS)):
             rate = self.of(1.0, SHORT_RATE) * self.scenario.records_per_second
-            self.senders.append(Sender(number, stream, self.book, self.socket, rate))
+            self.senders.append(Sender(number, stream_of(number), self.book, self.socket, rate))
         for sender in self.senders:
             sender.start()
-        deadline = time.monotonic() + WARM_SECONDS
-        while not all(sender.acknowledged for sender in self.senders) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: all(sender.acknowledged for sender in self.senders), "each sender is acknowledged", WARM_SECONDS)
         time.sleep(CALM_SECONDS / 2)
         level = look(self.daemon.process.pid)
         assert level is not None, self.daemon.log
@@ -299,17 +315,28 @@ class Stage:
         began = time.monotonic()
         self.fresh = []
         try:
-            for place, stream in enumerate(STREAMS):
-                self.fresh.append(Sender(FRESH + place, stream, self.book, self.socket, 1.0))
+            for number in range(FRESH, FRESH + len(STREAMS)):
+                self.fresh.append(Sender(number, stream_of(number), self.book, self.socket, 1.0))
             for sender in self.fresh:
                 self._passes(sender, began)
         except (ProducerdError, concurrent.futures.TimeoutError) as error:
-            self.broken.append(Broken(Law.RECOVERS, f"{type(error).__name__} after {END_SECONDS:g} s: {error}"))
+            after = f"{time.monotonic() - began:.1f} s after the faults"
+            self.broken.append(Broken(Law.RECOVERS, f"{type(error).__name__} {after}: {error}"))
             return None
         took = time.monotonic() - began
         within = self.scenario.recovers_within
         self.must(Law.RECOVERS, took <= within, f"after {took:.1f} s; within {within:g} s is promised")
+        self._senders_go_on(began)
         return took
+
+    def _senders_go_on(self, began: float) -> None:
+        """Sessions that were there before the faults work too, except where a caller has got an error."""
+        left = {sender: sender.sent for sender in self.senders if not sender.errors_told}
+        while left and time.monotonic() < began + END_SECONDS:
+            left = {sender: sent for sender, sent in left.items() if max(sender.acknowledged, default=-1) < sent}
+            time.sleep(LOOK_SECONDS)
+        names = ", ".join(sender.name for sender in left)
+        self.must(Law.RECOVERS, not left, f"nothing that {names} sent afterwards is acknowledged")
 
     def _passes(self, sender: Sender, began: float) -> None:
         while True:
@@ -335,13 +362,24 @@ class Stage:
             except FlushTimeout as error:
                 self.broken.append(Broken(Law.ENDS, f"{sender.name}: {error}"))
             except ProducerdError:
-                pass  # told to the sender's calls, and counted there
+                pass  # counted when the call ended
+            self._has_every_answer(sender)
             with contextlib.suppress(ProducerdError):
                 sender.close()
         self._queues_are_empty()
 
+    def _has_every_answer(self, sender: Sender) -> None:
+        """Each call has ended, and each record of it is acknowledged or its caller got an error."""
+        deadline = time.monotonic() + CALM_SECONDS  # `flush` returns before the callbacks of the last futures have run
+        while sender.open_calls and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+        self.must(Law.ENDS, not sender.open_calls, f"{sender.name}: {sender.open_calls} calls have not ended")
+        ended = len(sender.acknowledged) + sender.errors_told.total()
+        counted = sender in self.fresh or sender.is_forgiven or ended == sender.sent
+        self.must(Law.ENDS, counted, f"{sender.name}: {sender.sent:,} records were sent, {ended:,} have ended")
+
     def _queues_are_empty(self) -> None:
-        """What is charged after every caller has had its answer is room that nobody gets back."""
+        """Room that stays charged after the last answer is lost."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while self.watch.look_now() is not None and (left := self.watch.lives[-1].queued_bytes):
             if time.monotonic() > deadline:
@@ -361,16 +399,15 @@ class Stage:
 
     def end_daemon(self) -> None:
         """End the last life and look at every life's log."""
-        if self.daemon.process.poll() is None:
-            code = self.stop_daemon()
-            self.must(Law.CALM, code == 0, f"exit code {code}: {self.daemon.log[-500:]}")
-        for place, life in enumerate(self._ended):
+        self.stop_daemon()
+        for place, life in enumerate(self._started):
+            log = life.log
             for bad in ("Traceback", "never awaited"):
-                where = life.log.find(bad)
-                self.must(Law.CALM, where < 0, f"life {place}: {life.log[max(0, where - 200) : where + 600]}")
+                where = log.find(bad)
+                self.must(Law.CALM, where < 0, f"life {place}: {log[max(0, where - 200) : where + 600]}")
 
     def kill_what_is_left(self) -> None:
-        for life in self._ended:
+        for life in self._started:
             if life.process.poll() is None:
                 life.process.kill()
                 life.process.wait()
@@ -380,17 +417,43 @@ class Stage:
     def read(self) -> list[Entry]:
         return [entry for stream in self.streams for entry in entries_of(self.service.client, stream)]
 
+    @property
+    def _config(self) -> Config:
+        return load(None, [f"{name}={value}" for name, value in self.sets.items() if value is not None], {})
+
+    @property
+    def law_bytes(self) -> int:
+        """What the memory law allows with the settings of the daemon that would start now."""
+        return needed_bytes(self._config).bytes
+
+    @property
+    def queue_limit(self) -> int:
+        """Of each stream, in records."""
+        return self._config.defaults.queue_limit
+
+    def must_have_filled_a_queue(self) -> None:
+        """Fail a run whose fault did not do what it is for."""
+        peak = self.watch.lives[-1].peak_queue_records
+        assert peak >= FULL_SHARE * self.queue_limit, f"at most {peak:,.0f} of {self.queue_limit:,} records waited"
+
+    def _judge_queues(self, lives: Sequence[Life]) -> None:
+        node = self._config.node.node_queue_limit_bytes
+        for life in lives:
+            self.must(Law.QUEUE, not life.beyond_limit, "; ".join(life.beyond_limit[:3]))
+            records, held = life.peak_queue_records, life.peak_node_bytes
+            self.must(Law.QUEUE, records <= self.queue_limit, f"{records:,.0f} records of {self.queue_limit:,}")
+            self.must(Law.QUEUE, held <= node, f"{held:,.0f} bytes of the node's {node:,}")
+        samples, scrapes = sum(life.samples for life in lives), sum(life.scrapes for life in lives)
+        assert not self.watch.failure, self.watch.failure
+        assert scrapes * LEAST_SCRAPES >= samples, f"{scrapes} scrapes in {samples} samples"
+
     def row(self, recovered: float | None, reading: Reading) -> Row:
         lives, scenario = self.watch.lives, self.scenario
         counted = sum(life.counted_duplicates for life in lives)
         told = self.told
-        law_bytes = needed_bytes(
-            load(None, [f"{name}={value}" for name, value in self.sets.items() if value is not None], {})
-        ).bytes
         peak_rss = max(life.peak_rss_bytes for life in lives)
-        self.must(Law.MEMORY, peak_rss <= law_bytes, f"{peak_rss:,} bytes of {law_bytes:,}")
-        for life in lives:
-            self.must(Law.QUEUE, not life.beyond_limit, "; ".join(life.beyond_limit[:3]))
+        self.must(Law.MEMORY, peak_rss <= self.law_bytes, f"{peak_rss:,} bytes of {self.law_bytes:,}")
+        self._judge_queues(lives)
         self.must(Law.PATIENT, not (scenario.patient and told), f"records by code: {dict(told)}")
         self.broken += oracle.copies_within(reading.duplicates, counted) + reading.broken
         figures = Figures(
@@ -408,8 +471,9 @@ class Stage:
             seconds_to_recover=None if recovered is None else round(recovered, 2),
         )
         broken = tuple(str(broken) for broken in self.broken if broken.law not in scenario.exempt)
-        codes = (f"{count:,} records were told {code}" for code, count in sorted(told.items()))
-        return Row(figures, broken, (*self.notes, *codes))
+        codes = (f"{count:,} records got the error {code}" for code, count in sorted(told.items()))
+        unjudged = (f"not judged: {law}, because {reason}" for law, reason in scenario.exempt.items())
+        return Row(figures, broken, (*self.notes, *codes, *unjudged))
 
 
 def run(scenario: Scenario, seed: int, *, short: bool = False, kcl: Sequence[str] | None = None) -> Row:
@@ -422,17 +486,24 @@ def run(scenario: Scenario, seed: int, *, short: bool = False, kcl: Sequence[str
         proxy = stack.enter_context(Proxy("127.0.0.1", service.port).running())
         stage = Stage(scenario, seed, service, proxy, folder, short=short)
         stack.enter_context(stage.ending)
-        stage.given = stack.enter_context(scenario.around(stage))
-        stack.callback(stage.kill_what_is_left)
-        recovered = stage.play()
-        entries = stage.read()
+        with contextlib.ExitStack() as lives:
+            stage.given = lives.enter_context(scenario.around(stage))
+            lives.callback(stage.kill_what_is_left)
+            recovered = stage.play()
+            entries = stage.read()
+            stage.end_daemon()
         by_rule = [handed_by_rule(entry) for entry in entries]
         handed = by_rule if kcl is None else handed_by_kcl(kcl, entries)
         differ = sum(ours != theirs for ours, theirs in zip(by_rule, handed, strict=True))
         stage.must(Law.READABLE, not differ, f"this reader and Amazon's differ in {differ:,} entries")
+        stage.notes.append("judged by this reader alone" if kcl is None else "judged by Amazon's library too")
         reading = oracle.judge(stage.book, sent_by(stage), chain.from_iterable(handed))
-        stage.end_daemon()
         return stage.row(recovered, reading)
+
+
+def stream_of(sender: int) -> str:
+    """Return the stream of one of the senders that every scenario has."""
+    return list(STREAMS)[sender % len(STREAMS)]
 
 
 def sent_by(stage: Stage) -> list[oracle.Sent]:

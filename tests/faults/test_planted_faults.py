@@ -9,7 +9,6 @@ import pytest
 
 from tests.faults.oracle import Law
 from tests.faults.planted import PLANTS
-from tests.faults.records import Shape
 from tests.faults.scenarios import all_scenarios
 from tests.faults.stage import run
 
@@ -32,6 +31,6 @@ def test_each_plant_has_its_scenario() -> None:
 def test_a_planted_fault_breaks_its_law(plant: str) -> None:
     scenario, law = FOUND_BY[plant]
     launcher = (sys.executable, "-m", "tests.faults.planted", plant)
-    planted = replace(all_scenarios()[scenario], prefix=launcher, records_per_second=900, shape=Shape(keys=5))
+    planted = replace(all_scenarios()[scenario], prefix=launcher, records_per_second=900)
     row = run(planted, seed=1, short=True)
     assert any(broken.startswith(law) for broken in row.broken), row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import itertools
 import os
 import threading
@@ -82,6 +83,7 @@ class Life:
         self.counted_duplicates = 0.0
         self.queued_bytes = 0.0
         """In the last scrape, over all streams; also what is granted to callers and has not come."""
+        self.peak_node_bytes = 0.0
         self.beyond_limit: list[str] = []
         """Samples in which a queue held more than its limit, in words."""
 
@@ -94,6 +96,7 @@ class Life:
     def add_scrape(self, seen: Scrape) -> None:
         self.scrapes += 1
         self.queued_bytes = sum(seen.queue_bytes.values())
+        self.peak_node_bytes = max(self.peak_node_bytes, self.queued_bytes)
         self.counted_duplicates = max(self.counted_duplicates, seen.counted_duplicates)
         self.peak_queue_records = max([self.peak_queue_records, *seen.queue_records.values()])
         for kind in ("records", "bytes"):
@@ -104,10 +107,14 @@ class Life:
 
 
 class Watch:
-    """Samples whichever daemon runs, in a thread.  ``lives`` has one entry for each daemon that was started."""
+    """Samples the daemon that runs, in a thread.
+
+    ``lives`` has one entry for each daemon that was started.  ``failure`` says why the thread ended early.
+    """
 
     def __init__(self) -> None:
         self.lives: list[Life] = []
+        self.failure = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -126,16 +133,19 @@ class Watch:
         if process is not None:
             life.add(process)
         if process is not None and scrapes:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, http.client.HTTPException):  # it is frozen, or was killed meanwhile
                 life.add_scrape(scrape(life.url))
         return process
 
     def _run(self) -> None:
-        for sample in itertools.count():
-            if self._ended.wait(PERIOD_SECONDS):
-                return
-            if self.lives:
-                self._look(self.lives[-1], scrapes=sample % SAMPLES_PER_SCRAPE == 0)
+        try:
+            for sample in itertools.count():
+                if self._ended.wait(PERIOD_SECONDS):
+                    return
+                if self.lives:
+                    self._look(self.lives[-1], scrapes=sample % SAMPLES_PER_SCRAPE == 0)
+        except Exception as error:  # whatever it is, no law was judged from here on
+            self.failure = repr(error)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ OWN_NAMES: Final = 'mount --bind "$1" /etc/hosts && mount --bind "$2" /etc/resol
 def blackhole(stage: Stage) -> None:
     stage.proxy.set_mode("blackhole")
     stage.wait(30, 3)
+    stage.must_have_filled_a_queue()
 
 
 @scenario("every connection is reset 100 times, and then for 10 s as soon as it is made", patient=True)

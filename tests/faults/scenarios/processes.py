@@ -82,7 +82,7 @@ def killed_daemon_under_spark(stage: Stage) -> None:
 def stopped_daemon(stage: Stage) -> None:
     for _ in stage.times(20, 2):
         stage.wait_a_while(0.1, 1.0)
-        _stops(stage)
+        stage.stop_daemon()
         stage.start_daemon()
 
 
@@ -98,7 +98,7 @@ def stopped_daemon_in_an_outage(stage: Stage) -> None:
         stage.proxy.set_mode(stage.chance.choice(ways[turn % 2]))
         stage.wait_a_while(0.3, 1.0)
         began = time.monotonic()
-        _stops(stage)
+        stage.stop_daemon()
         seconds = time.monotonic() - began
         stage.must(Law.ENDS, seconds < DRAIN_SECONDS + 2, f"ended {seconds:.1f} s after SIGTERM")
         stage.start_daemon()
@@ -107,12 +107,7 @@ def stopped_daemon_in_an_outage(stage: Stage) -> None:
         stage.wait_a_while(0.5, 1.5)
 
 
-def _stops(stage: Stage) -> None:
-    code = stage.stop_daemon()
-    stage.must(Law.CALM, code == 0, f"exit code {code}: {stage.daemon.log[-500:]}")
-
-
-@scenario("SIGSTOP of the daemon for a minute")
+@scenario("SIGSTOP of the daemon for a minute", patient=True)
 def frozen_daemon(stage: Stage) -> None:
     stage.daemon.signal(signal.SIGSTOP)
     stage.wait(60, 4)

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from producerd.config import load
-from producerd.config.memory import needed_bytes
 from producerd.config.values import MIB
 from tests.cgroup import new_cgroup
 from tests.daemon import SERVICE_PYTHON, WireClient, until
@@ -40,10 +38,9 @@ FORGET_SECONDS: Final = 900.0
 
 @contextlib.contextmanager
 def _in_a_cgroup_of_the_law(stage: Stage) -> Iterator[None]:
-    settings = [f"{name}={value}" for name, value in stage.sets.items()]
     made = new_cgroup()
     try:
-        made.limit(needed_bytes(load(None, settings, {})).bytes)
+        made.limit(stage.law_bytes)
         stage.prefix = made.joined_by
         yield
         stage.must(Law.MEMORY, not made.kills(), f"the kernel killed {made.kills()} processes for lack of memory")
@@ -144,8 +141,7 @@ def full_log_disk(stage: Stage) -> None:
     _log(stage)
     until(lambda: "log lines were dropped" in stage.daemon.log, "the log says how many lines are missing")
     filler = _fill_disk(stage)
-    code = stage.stop_daemon()
-    stage.must(Law.CALM, code == 0, f"exit code {code} where the log's disk is full")
+    stage.stop_daemon()
     stage.begin_daemon()
     until(lambda: _connects(stage), "a daemon starts where its log's disk is full")
     filler.unlink()
@@ -199,6 +195,7 @@ def six_stuck_streams(stage: Stage) -> None:
     stuck += [stage.add_sender(name, 300, Shape()) for name in STUCK[1::2]]  # for what large frames leave of the room
     until(lambda: all(sender.acknowledged for sender in stuck), "all streams work")
     before = _rates(stage, healthy, stage.of(10, 2))
+    assert all(before.values()), before
     stage.given.set_mode(stage.chance.choice(["blackhole", "half_open"]))
     _fills(stage, NODE_BYTES * 2 // 3)  # the rest is kept for the streams that hold less than their floor
     rates = _rates(stage, healthy, stage.of(60, 3))
@@ -215,8 +212,8 @@ def _rates(stage: Stage, senders: Iterable[Sender], seconds: float) -> Counter[s
     before = {sender: len(sender.acknowledged) for sender in senders}
     stage.wait(seconds)
     for sender, had in before.items():
-        rates[sender.stream] += int((len(sender.acknowledged) - had) / seconds)
-    return rates
+        rates[sender.stream] += len(sender.acknowledged) - had
+    return Counter({stream: int(count / seconds) for stream, count in rates.items()})
 
 
 # ---- nothing to do

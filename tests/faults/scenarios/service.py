@@ -27,6 +27,7 @@ LONGEST_GAP_SECONDS: Final = 3.0
 def throttled(stage: Stage) -> None:
     stage.service.fails({"kind": "throttle"})
     stage.wait(180, 3)
+    stage.must_have_filled_a_queue()
 
 
 @scenario("each answer mixes nine error codes, in four entries of ten, for 30 s", patient=True)
