@@ -1,4 +1,4 @@
-"""What the documents have from the code: tables between two marks.  ``python -m tests.generated`` writes them anew."""
+"""What the documents have from the code: tables between two marks.  ``python -m tests.generated`` writes them again."""
 
 from __future__ import annotations
 

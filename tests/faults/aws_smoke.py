@@ -231,7 +231,7 @@ def _wrong_key(run: Run) -> list[Broken]:
         except ProducerdError as error:
             if error.code == "CREDENTIALS":
                 return []
-            return [Broken(Law.ENDS, f"with a wrong key the caller was told {error}")]
+            return [Broken(Law.ENDS, f"with a wrong key the caller got {error}")]
     return [Broken(Law.SENT, "a record with a wrong key was acknowledged")]
 
 
@@ -273,7 +273,7 @@ def _under_load(run: Run) -> tuple[Figures, list[Broken]]:
     broken += [Broken(Law.QUEUE, each) for each in life.beyond_limit[:1]]
     told = sum((sender.errors_told for sender in senders), Counter[str]())
     if told:
-        broken.append(Broken(Law.PATIENT, f"callers were told {dict(told)}"))
+        broken.append(Broken(Law.PATIENT, f"callers got {dict(told)}"))
     return Figures(
         "aws-smoke",
         book.seed,

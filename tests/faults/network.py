@@ -1,4 +1,4 @@
-"""A TCP proxy between the daemon and the service, whose faults are those of networks.
+"""A TCP proxy between the daemon and the service, which can fail as networks do.
 
 The proxy listens at one port for its life, so the daemon's endpoint never changes.  It runs in a thread of its own;
 the settings may be changed at any time, from any thread, and hold for the bytes that come next.

@@ -111,7 +111,7 @@ class Scenario:
 class Figures:
     """What one run did, in numbers.
 
-    ``sent`` counts the records that senders handed over, ``acknowledged`` those that were told STORED, ``readable``
+    ``sent`` counts the records that senders handed over, ``acknowledged`` those with an acknowledgement, ``readable``
     those of them that a consumer is handed, ``duplicates`` the copies beyond the first, ``counted_duplicates`` what the
     daemon's metric says of them, ``errors_told`` the records whose callers got an error.  ``peak_queue`` is the most
     records that one stream's queue held.  ``seconds_to_recover`` pass from the last fault's end until fresh records are
