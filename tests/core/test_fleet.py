@@ -1,6 +1,6 @@
 """Many daemons on one stream share its shards: nearly all of the quota is used, and nobody starves.
 
-Fifty pipelines in virtual time, each with what a daemon has but sockets and threads, on the fake Kinesis with its
+Pipelines in virtual time, each with what a daemon has but sockets and threads, on the fake Kinesis with its
 limits enforced.  Nobody tells them of each other: all that a lane knows is which of its entries were throttled.
 """
 
@@ -26,8 +26,8 @@ from producerd.testing import FakeKinesis
 from producerd.wire.columns import Columns, lay_out
 from tests.simulation.setting import ADDRESS, STREAM, make_body, make_rules
 
-PRODUCERS: Final = 50
-SHARDS: Final = 4
+PRODUCERS: Final = 25
+SHARDS: Final = 2
 SHARD_BYTES_PER_SECOND: Final = 1024 * 1024
 QUEUE_BYTES: Final = 2 * 1024 * 1024
 TICK_SECONDS: Final = 0.25

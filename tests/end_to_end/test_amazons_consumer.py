@@ -177,16 +177,16 @@ def test_its_verdicts_that_are_kept_as_data_are_still_its_own() -> None:
     assert found == [verdicts.verdict(*each) for each in kcl.hand_over(verdicts.stored(kept))]
 
 
-def test_of_100_000_mutants_each_is_taken_split_or_refused_as_it_takes_it() -> None:
+def test_of_30_000_mutants_each_is_taken_split_or_refused_as_it_takes_it() -> None:
     """Named ones first.  It is then handed the same records of the parts that producerd makes of the aggregates."""
-    made = [*named(), *mutants(seed=1, count=100_000)]
+    made = [*named(), *mutants(seed=1, count=30_000)]
     stream = verdicts.stored(made)
     handed = kcl.hand_over(stream)
     assert fake.hand_over(stream) == [each._replace(failure="") for each in handed], "the fake reads them likewise"
     found = [verdicts.verdict(*each) for each in handed]
     assert verdicts.disagreements(made, found) == []
     kinds = Counter(each if isinstance(each, str) else bool(each) for each in found)
-    assert min(kinds.values()) > 2_000, kinds
+    assert min(kinds.values()) > 600, kinds
     split = verdicts.to_split(made, found)
     parts, numbers = verdicts.split_up(mutant.payload for mutant, _ in split)
     read: dict[int, list[UserRecord]] = defaultdict(list)

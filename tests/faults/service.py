@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import subprocess
 import sys
@@ -111,7 +110,6 @@ def serving(
     process = subprocess.Popen(
         [sys.executable, "-m", "producerd.testing.fake_kinesis", *options, *flags],
         cwd=ROOT,
-        env=dict(os.environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,

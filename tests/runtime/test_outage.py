@@ -1,4 +1,4 @@
-"""A minute without the service, for real: the daemon hardly works, keeps its bounds, and is back within seconds."""
+"""A while without the service, for real: the daemon hardly works, keeps its bounds, and is back within seconds."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def an_outage_of(
     assert not metrics["failed_records_total"]
 
 
-def test_a_minute_in_which_the_service_hangs() -> None:
+def test_a_while_in_which_the_service_hangs() -> None:
     kinesis = FakeKinesis()
     kinesis.enforce_limits = True
     kinesis.create_stream("flights", shards=SHARDS)
