@@ -97,16 +97,10 @@ def test_an_interrupted_demo_leaves_nothing_running_and_nothing_on_disk(demo: De
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "code", "last"),
-    [
-        ("corrupt", 1, "delivered 1999 of 2000 records, 1 missing, 0 duplicates"),
-        ("duplicate", 0, "delivered 2000 of 2000 records, 0 missing, 1 duplicates"),  # at least once allows it
-    ],
-)
-def test_what_was_read_back_decides_and_not_the_counters(demo: Demo, how: str, code: int, last: str) -> None:
-    found, lines = demo.run("--records", "2000", "--break", how)
-    assert (found, lines[-1]) == (code, last), "\n".join(lines)
+def test_what_was_read_back_decides_and_not_the_counters(demo: Demo) -> None:
+    code, lines = demo.run("--records", "2000", "--break", "corrupt")
+    last = "delivered 1999 of 2000 records, 1 missing, 0 duplicates"
+    assert (code, lines[-1]) == (1, last), "\n".join(lines)
 
 
 @pytest.mark.slow
