@@ -46,12 +46,6 @@ _ENDED_AS: Final = {
 }
 DISCONNECT_REASONS: Final = ("closed", "lost", "late", *_ENDED_AS.values(), "failed")
 """Why connections end.  ``closed``: the client did, and was owed nothing; ``lost``: it was waiting for something."""
-_NOT_OPENED: Final = {
-    Code.STREAM_NOT_FOUND: "stream cannot have this name",
-    Code.STREAM_LIMIT: "stream is one too many",
-    Code.NOT_AUTHORIZED: "stream is not allowed",
-}
-"""What the log says of a stream that a client may not open; a daemon that stops refuses every one without a line."""
 FIRST_BLOCKED_SECONDS: Final = 30.0
 NEXT_BLOCKED_SECONDS: Final = 300.0
 
@@ -381,6 +375,19 @@ class Session(asyncio.BufferedProtocol):
         uid = self.peer and self.peer.uid
         log.debug("session opened", session=self.session_id, client=self.who, uid=uid)
 
+    def _log_not_opened(self, name: str, error: ProducerdError) -> None:
+        """Log why a client may not open a stream.  A daemon that stops refuses every one without a line.
+
+        The name is not logged as ``stream``: repeats are counted by that, and there may be any number of wrong names.
+        """
+        session, client, why = self.session_id, self.who, str(error)
+        if error.code == Code.STREAM_NOT_FOUND:
+            log.warning("stream cannot have this name", session=session, client=client, name=name, why=why)
+        elif error.code == Code.STREAM_LIMIT:
+            log.warning("stream is one too many", session=session, client=client, name=name, why=why)
+        elif error.code == Code.NOT_AUTHORIZED:
+            log.warning("stream is not allowed", session=session, client=client, name=name, why=why)
+
     def _open(self, message: frames.Open) -> None:
         if message.stream_id in self._parts or message.stream_id == 0:
             raise ProtocolError(f"OPEN of stream number {message.stream_id}, which is taken")
@@ -389,9 +396,7 @@ class Session(asyncio.BufferedProtocol):
         try:
             stream = self.host.open_stream(message.stream)
         except ProducerdError as error:
-            if (event := _NOT_OPENED.get(error.code)) is not None:
-                # Not as ``stream``: repeats are counted by that, and there may be any number of wrong names.
-                log.warning(event, session=self.session_id, client=self.who, name=message.stream, why=str(error))
+            self._log_not_opened(message.stream, error)
             self._send(frames.Refused(0, message.stream_id, error.code, str(error)))
             return
         part = self._parts[message.stream_id] = Part(self, message.stream_id, stream, resumed=bool(message.resumed))
