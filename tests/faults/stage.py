@@ -54,7 +54,7 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 """The limits are low, so that the memory law is near to what a daemon in calm has."""
 ORDERED_KEYS: Final = 10
-"""Of each sender to ``ordered``: every call has two records of a key, and any fault hits many of one key."""
+"""Of each sender to ``ordered`` at most: a call has two records of a key, and any fault hits many of one key."""
 END_SECONDS: Final = 60.0
 """How long after the faults everything may take to end."""
 SETTLE_SECONDS: Final = 10.0
@@ -192,7 +192,7 @@ class Stage:
 
     def _shape_of(self, sender: int) -> Shape:
         shape = self.scenario.shape
-        return shape._replace(keys=ORDERED_KEYS) if stream_of(sender) == "ordered" else shape
+        return shape._replace(keys=min(ORDERED_KEYS, shape.keys)) if stream_of(sender) == "ordered" else shape
 
     @property
     def endpoint(self) -> str:
