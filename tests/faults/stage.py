@@ -69,8 +69,8 @@ SHORT_RATE: Final = 0.5
 CALM_SECONDS: Final = 1.0
 FULL_SHARE: Final = 0.8
 """Of its limit, what a full queue holds at least: the last eighth is kept for callers that have little in it."""
-LEAST_SCRAPES: Final = 10 * SAMPLES_PER_SCRAPE
-"""One scrape in so many samples must succeed: a daemon that is frozen or dead answers none."""
+LEAST_SCRAPES: Final = 20 * SAMPLES_PER_SCRAPE
+"""One scrape in this many samples must succeed: a daemon that is frozen for a minute answers none meanwhile."""
 SPARE: Final = Process(0, 3 * 24, 8)
 """How far descriptors and threads may rise above calm: 24 requests of each stream may be on their way."""
 
