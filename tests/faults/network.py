@@ -29,7 +29,7 @@ Change = Callable[[bytes], tuple[bytes, bool]]
 
 
 class Proxy:
-    """``latency_seconds`` delays each chunk both ways.  ``bytes_per_second`` is the speed of the way to the service.
+    """Carries bytes in the way that its ``mode`` says.
 
     ``change``: what becomes of each of the service's answers, where they are not encrypted; with ``after_bytes`` the
     connection stalls when that many bytes of answers have passed on it.  ``address`` and ``listen_port`` are where the
@@ -38,8 +38,6 @@ class Proxy:
 
     def __init__(self, host: str, port: int, *, address: str = "127.0.0.1", listen_port: int = 0) -> None:
         self.mode: Mode = "pass"
-        self.latency_seconds = 0.0
-        self.bytes_per_second: float | None = None
         self.after_bytes: int | None = None
         self.change: Change | None = None
         self.connections = 0
@@ -63,6 +61,11 @@ class Proxy:
             await self._stop_listening()
         elif self._listening is None:
             await self._listen()
+
+    def calm(self) -> None:
+        """Carry everything again, as it is."""
+        self.change = self.after_bytes = None
+        self.set_mode("pass")
 
     def reset_connections(self) -> None:
         """Reset the connections that are open, once; new ones are carried."""
@@ -118,10 +121,6 @@ class Proxy:
     ) -> None:
         carried, ends = 0, False
         while chunk := await reader.read(CHUNK_BYTES):
-            if self.latency_seconds:
-                await asyncio.sleep(self.latency_seconds)
-            if to_the_service and self.bytes_per_second:
-                await asyncio.sleep(len(chunk) / self.bytes_per_second)
             if not to_the_service and self.change is not None:
                 chunk, ends = self.change(await _whole(reader, chunk))
             carried += len(chunk)
@@ -162,7 +161,7 @@ class Proxy:
 
 
 async def _whole(reader: asyncio.StreamReader, begun: bytes) -> bytes:
-    """Return a whole HTTP answer, of which this is the begin."""
+    """Return a whole HTTP answer, of which these are the first bytes."""
     whole = begun
     while _lacks(whole) and (more := await reader.read(CHUNK_BYTES)):
         whole += more

@@ -4,19 +4,19 @@
 
     python -m tests.faults.planted NAME PYTHON -m producerd serve ...
 
-runs in its own process what follows the name, after the fault was planted.  Each plant is the wrong way to do what one
+plants the fault and runs the daemon in the same process.  Each plant is the wrong way to do what one
 method does.
 """
 
 from __future__ import annotations
 
-import runpy
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 
+from producerd import cli
 from producerd.core import sender, verdicts
 from producerd.core.budget import QueueBudget
 from producerd.core.lanes import Lanes
@@ -74,7 +74,6 @@ def an_aggregate_is_believed_wherever_it_was_stored() -> None:
 
 
 if __name__ == "__main__":
-    name, _python, _m, module, *arguments = sys.argv[1:]
+    name, _python, _m, _producerd, *arguments = sys.argv[1:]
     PLANTS[name]()
-    sys.argv[1:] = arguments
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit(cli.main(arguments))

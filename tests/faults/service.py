@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -21,19 +22,6 @@ REGION: Final = "us-east-1"
 ANSWER_SECONDS: Final = 60.0
 
 
-def client_of(url: str, **options: Any) -> Any:
-    """A client of boto3 for a Kinesis at this address."""
-    return boto3.client(
-        "kinesis",
-        endpoint_url=url,
-        region_name=REGION,
-        aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
-        config=Config(retries={"total_max_attempts": 5}, proxies={}, read_timeout=ANSWER_SECONDS),
-        **options,
-    )
-
-
 class Service:
     """The fake's process.  ``client`` is for its streams' owner: it splits, merges, deletes and reads."""
 
@@ -41,7 +29,15 @@ class Service:
         self.process = process
         self.url = url
         self.certificate = certificate
-        self.client = client_of(url, verify=str(certificate) if certificate else None)
+        self.client = boto3.client(
+            "kinesis",
+            endpoint_url=url,
+            region_name=REGION,
+            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            config=Config(retries={"total_max_attempts": 5}, proxies={}, read_timeout=ANSWER_SECONDS),
+            verify=str(certificate) if certificate else None,
+        )
 
     @property
     def port(self) -> int:
@@ -50,16 +46,8 @@ class Service:
     def control(self, path: str, **body: Any) -> dict[str, Any]:
         """POST to the control path: docs/testing.md lists what there is."""
         request = urllib.request.Request(f"{self.url}/_fake/{path}", json.dumps(body).encode())
-        return self._asked(request)
-
-    def counters(self) -> dict[str, Any]:
-        return self._asked(urllib.request.Request(f"{self.url}/_fake/counters"))
-
-    def _asked(self, request: urllib.request.Request) -> dict[str, Any]:
         trusting: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if self.certificate:
-            import ssl
-
             context = ssl.create_default_context(cafile=self.certificate)
             trusting.append(urllib.request.HTTPSHandler(context=context))
         with urllib.request.build_opener(*trusting).open(request, timeout=ANSWER_SECONDS) as answer:
@@ -71,8 +59,9 @@ class Service:
         self.control("faults", standing=list(faults))
 
     def calm(self) -> None:
-        """End every fault, and answer what hangs."""
+        """End every fault and latency, and answer what hangs."""
         self.control("faults", standing=[], script=[])
+        self.control("settings", latency_seconds=0.0)
         self.control("release")
 
     def open_shards(self, stream: str) -> list[dict[str, Any]]:
@@ -101,14 +90,11 @@ class Service:
 
 
 @contextlib.contextmanager
-def serving(
-    streams: list[str], shards: int, seed: int, *, enforce_limits: bool = False, tls: bool = False
-) -> Iterator[Service]:
+def serving(streams: list[str], shards: int, seed: int, *, tls: bool = False) -> Iterator[Service]:
     """A service with these streams, until the end of the block."""
     options = [*(f"--stream={name}" for name in streams), f"--shards={shards}", f"--seed={seed}"]
-    flags = ["--enforce-limits"] * enforce_limits + ["--tls"] * tls
     process = subprocess.Popen(
-        [sys.executable, "-m", "producerd.testing.fake_kinesis", *options, *flags],
+        [sys.executable, "-m", "producerd.testing.fake_kinesis", *options, *["--tls"] * tls],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

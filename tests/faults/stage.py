@@ -87,7 +87,6 @@ class Scenario:
     shards: int = 4
     records_per_second: float = 300.0
     shape: Shape = field(default_factory=Shape)
-    enforce_limits: bool = False
     tls: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     connections: int = 0
@@ -99,7 +98,7 @@ class Scenario:
     senders: int = 2
     """Of each stream."""
     patient: bool = False
-    """Whether what goes wrong passes before any caller may be told of it."""
+    """Whether what goes wrong passes before any caller may get an error."""
     recovers_within: float = END_SECONDS
     around: Callable[[Stage], AbstractContextManager[object]] = contextlib.nullcontext
     """What must be there from before the first daemon starts until the last one has ended; it becomes ``given``."""
@@ -311,7 +310,7 @@ class Stage:
     def _recovers(self) -> float | None:
         """End what faults are left, and put fresh records to every stream."""
         self.service.calm()
-        self.proxy.set_mode("pass")
+        self.proxy.calm()
         began = time.monotonic()
         self.fresh = []
         try:
@@ -480,9 +479,7 @@ def run(scenario: Scenario, seed: int, *, short: bool = False, kcl: Sequence[str
     """Run a scenario and judge it; with ``kcl``, the command of Amazon's library, that says what is readable."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="f-")))
-        service = stack.enter_context(
-            serving(list(STREAMS), scenario.shards, seed, enforce_limits=scenario.enforce_limits, tls=scenario.tls)
-        )
+        service = stack.enter_context(serving(list(STREAMS), scenario.shards, seed, tls=scenario.tls))
         proxy = stack.enter_context(Proxy("127.0.0.1", service.port).running())
         stage = Stage(scenario, seed, service, proxy, folder, short=short)
         stack.enter_context(stage.ending)

@@ -79,7 +79,6 @@ def garbage_answers(stage: Stage) -> None:
         lambda body: (_http(_results(body, chance.choice(ODD_RESULTS))), False),
     )
     stage.wait(60, 3)
-    stage.proxy.change = None
 
 
 @scenario("each answer ends in its middle, and its connection with it, for 30 s", patient=True)
@@ -90,7 +89,6 @@ def truncated_answers(stage: Stage) -> None:
 
     _answer(stage, cut)
     stage.wait(30, 3)
-    stage.proxy.change = None
 
 
 @scenario("half of the answers have one to three results too many or too few, for 30 s")
@@ -104,7 +102,7 @@ def wrong_counts(stage: Stage) -> None:
 def compressed_answers(stage: Stage) -> None:
     _answer(stage, lambda body: (_http(gzip.compress(body), "Content-Encoding: gzip"), False))
     stage.wait(20, 3)
-    stage.proxy.change = None
+    stage.proxy.calm()
     counted = stage.daemon.metrics()["possible_duplicate_records_total"]
     stage.must(Law.COPIES, not counted, f"{counted:,.0f} are counted, though each answer could be read")
 
@@ -118,7 +116,6 @@ def mislabelled_answers(stage: Stage) -> None:
         lambda body: (_http(gzip.compress(body)[:-9], "Content-Encoding: gzip"), False),
     )
     stage.wait(60, 3)
-    stage.proxy.change = None
 
 
 def _always(answer: bytes) -> Wrong:
@@ -137,12 +134,9 @@ def oversized_answers(stage: Stage) -> None:
     for larges in ((dripping,), (with_length, in_chunks, bomb)):
         _answer(stage, *map(_always, larges))
         stage.wait(15, 2)
-    stage.service.control("settings", latency_seconds=0.0)
-    stage.proxy.change = None
 
 
 @scenario("a proxy answers each request with its page, with the status 200, 403, 407 or 502, for a minute")
 def proxy_pages(stage: Stage) -> None:
     _answer(stage, lambda body: (_http(PAGE, status=stage.chance.choice(STATUSES)), False))
     stage.wait(60, 3)
-    stage.proxy.change = None

@@ -55,7 +55,6 @@ def tls_stall(stage: Stage) -> None:
     stage.wait(20, 3)
     stage.proxy.after_bytes = 6_000
     stage.wait(20, 3)
-    stage.proxy.after_bytes = None
 
 
 def lacks_names_of_its_own() -> str:
