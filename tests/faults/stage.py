@@ -99,6 +99,8 @@ class Scenario:
     """Of each stream."""
     patient: bool = False
     """Whether what goes wrong passes before any caller may get an error."""
+    resends: bool = True
+    """Whether its faults make the daemon send records again.  A run in which it need not has met none of them."""
     recovers_within: float = END_SECONDS
     around: Callable[[Stage], AbstractContextManager[object]] = contextlib.nullcontext
     """What must be there from before the first daemon starts until the last one has ended; it becomes ``given``."""
@@ -449,6 +451,7 @@ class Stage:
     def row(self, recovered: float | None, reading: Reading) -> Row:
         lives, scenario = self.watch.lives, self.scenario
         counted = sum(life.counted_duplicates for life in lives)
+        assert not scenario.resends or any(life.retries for life in lives), "nothing was sent again: no fault was met"
         told = self.told
         peak_rss = max(life.peak_rss_bytes for life in lives)
         self.must(Law.MEMORY, peak_rss <= self.law_bytes, f"{peak_rss:,} bytes of {self.law_bytes:,}")

@@ -30,6 +30,9 @@ producerd_queue_limit_bytes{stream="b"} 1000
 # TYPE producerd_possible_duplicate_records counter
 producerd_possible_duplicate_records_total{stream="a",cause="timeout"} 3
 producerd_possible_duplicate_records_total{stream="b",cause="service"} 4
+# TYPE producerd_record_retries counter
+producerd_record_retries_total{stream="a"} 20
+producerd_record_retries_total{stream="b"} 5
 """
 
 
@@ -55,9 +58,9 @@ def url() -> Iterator[str]:
             thread.join()
 
 
-def seen(records: float = 0, bytes_: float = 0, duplicates: float = 0) -> Scrape:
+def seen(records: float = 0, bytes_: float = 0, duplicates: float = 0, retries: float = 0) -> Scrape:
     """One stream, whose limits are 10 records and 1,000 bytes."""
-    return Scrape({"a": records}, {"a": bytes_}, {"a": 10}, {"a": 1_000}, duplicates)
+    return Scrape({"a": records}, {"a": bytes_}, {"a": 10}, {"a": 1_000}, duplicates, retries)
 
 
 def ended() -> int:
@@ -67,16 +70,16 @@ def ended() -> int:
     return process.pid
 
 
-def test_a_scrape_has_what_each_stream_holds_and_the_sum_of_its_copies(url: str) -> None:
+def test_a_scrape_has_what_each_stream_holds_and_the_sums_over_all(url: str) -> None:
     assert scrape(url) == Scrape(
-        {"a": 11, "b": 4}, {"a": 900, "b": 90}, {"a": 10, "b": 10}, {"a": 1_000, "b": 1_000}, 7
+        {"a": 11, "b": 4}, {"a": 900, "b": 90}, {"a": 10, "b": 10}, {"a": 1_000, "b": 1_000}, 7, 25
     )
 
 
 def test_the_daemon_has_every_metric_that_a_scrape_reads() -> None:
     names = {family.name for family in STREAM_FAMILIES}
     assert PREFIX == "producerd_"
-    assert {*Scrape._fields[:-1], "possible_duplicate_records_total"} <= names
+    assert {*Scrape._fields} <= names
 
 
 @pytest.mark.parametrize(
@@ -99,10 +102,11 @@ def test_peaks_outlast_what_comes_after_them_and_the_queue_is_that_of_the_last_l
     life = Life(1, "")
     for process in (Process(5, 60, 7), Process(50, 6, 70), Process(1, 1, 1)):
         life.add(process)
-    for scraped in (seen(9, 500, duplicates=2), seen(1, 30, duplicates=3)):
+    for scraped in (seen(9, 500, duplicates=2, retries=5), seen(1, 30, duplicates=3, retries=8)):
         life.add_scrape(scraped)
     assert (life.peak_rss_bytes, life.peak_descriptors, life.peak_threads) == (50, 60, 70)
-    assert (life.peak_queue_records, life.counted_duplicates, life.queued_bytes) == (9, 3, 30)
+    assert (life.peak_queue_records, life.queued_bytes) == (9, 30)
+    assert (life.counted_duplicates, life.retries) == (3, 8)
 
 
 def test_the_watch_samples_the_daemon_that_runs_now(url: str) -> None:

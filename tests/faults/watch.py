@@ -32,13 +32,14 @@ class Process(NamedTuple):
 
 
 class Scrape(NamedTuple):
-    """What one answer of /metrics says: per stream what waits, and of the node how many copies it counted."""
+    """What one answer of /metrics says: what waits in each stream, and sums over all streams."""
 
     queue_records: dict[str, float]
     queue_bytes: dict[str, float]
     queue_limit_records: dict[str, float]
     queue_limit_bytes: dict[str, float]
-    counted_duplicates: float
+    possible_duplicate_records_total: float
+    record_retries_total: float
 
 
 def look(pid: int) -> Process | None:
@@ -56,8 +57,8 @@ def scrape(url: str) -> Scrape:
     """Raises OSError where there is no answer in time."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=SCRAPE_SECONDS) as answer:
         text = answer.read().decode()
-    by_stream: dict[str, dict[str, float]] = {name: {} for name in Scrape._fields[:-1]}
-    duplicates = 0.0
+    by_stream: dict[str, dict[str, float]] = {name: {} for name in Scrape._fields[:-2]}
+    duplicates = retries = 0.0
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             name = sample.name.removeprefix("producerd_")
@@ -65,7 +66,9 @@ def scrape(url: str) -> Scrape:
                 by_stream[name][sample.labels["stream"]] = sample.value
             elif name == "possible_duplicate_records_total":
                 duplicates += sample.value
-    return Scrape(**by_stream, counted_duplicates=duplicates)
+            elif name == "record_retries_total":
+                retries += sample.value
+    return Scrape(**by_stream, possible_duplicate_records_total=duplicates, record_retries_total=retries)
 
 
 class Life:
@@ -81,6 +84,7 @@ class Life:
         self.peak_descriptors = 0
         self.peak_threads = 0
         self.counted_duplicates = 0.0
+        self.retries = 0.0
         self.queued_bytes = 0.0
         """In the last scrape, over all streams; also what is granted to callers and has not come."""
         self.peak_node_bytes = 0.0
@@ -97,7 +101,8 @@ class Life:
         self.scrapes += 1
         self.queued_bytes = sum(seen.queue_bytes.values())
         self.peak_node_bytes = max(self.peak_node_bytes, self.queued_bytes)
-        self.counted_duplicates = max(self.counted_duplicates, seen.counted_duplicates)
+        self.counted_duplicates = max(self.counted_duplicates, seen.possible_duplicate_records_total)
+        self.retries = max(self.retries, seen.record_retries_total)
         self.peak_queue_records = max([self.peak_queue_records, *seen.queue_records.values()])
         for kind in ("records", "bytes"):
             held, limits = getattr(seen, f"queue_{kind}"), getattr(seen, f"queue_limit_{kind}")

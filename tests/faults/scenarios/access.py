@@ -10,7 +10,6 @@ from typing import Final
 from tests.faults.credentials import NO_VARIABLES, KeysEndpoint, KeysFile, accept
 from tests.faults.oracle import Law
 from tests.faults.scenarios import scenario
-from tests.faults.scenarios.processes import REPLAYS
 from tests.faults.scenarios.shards import owners, reshard
 from tests.faults.stage import Stage
 
@@ -46,7 +45,6 @@ def rotated_keys(stage: Stage) -> None:
     "the key is refused and its file gone for 30 s, and then at a daemon's start",
     environ=NO_VARIABLES,
     around=key_in_file,
-    exempt=REPLAYS,
 )
 def absent_keys(stage: Stage) -> None:
     keys: KeysFile = stage.given
@@ -110,7 +108,7 @@ def denied_records(stage: Stage) -> None:
 @scenario(
     "ListShards is denied for a minute while shards split and merge, and for a minute to a daemon that starts",
     settings={"shard_map_wait_seconds": MAP_WAIT_SECONDS},
-    exempt=REPLAYS,
+    resends=False,
 )
 def denied_shards(stage: Stage) -> None:
     resharding = owners(stage)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from producerd.config.values import MIB
@@ -25,9 +24,9 @@ KEPT_BYTES: Final = 24 * MIB
 """What the allocator may keep, for it gives nothing back while records come."""
 
 
-def abuse(injected: str, settings: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> Callable[[Act], Act]:
-    """A scenario in which no honest caller may get an error."""
-    return scenario(injected, patient=True, settings={**TIGHT, **settings}, **options)
+def abuse(injected: str, settings: Mapping[str, Any] = TIGHT, **options: Any) -> Callable[[Act], Act]:
+    """A scenario in which no honest caller may get an error, and nothing hits the way to the service."""
+    return scenario(injected, patient=True, resends=False, settings=settings, **options)
 
 
 class Refused(NamedTuple):
@@ -48,18 +47,18 @@ def died_in_mid_frame(stage: Stage) -> None:
     stage.must(Law.CALM, met["died"], f"nobody died: {met}")
 
 
-@scenario("32 clients send frames and STATUS and read no answer, for 20 s", patient=True, connections=32)
+@abuse("32 clients send frames and STATUS and read no answer, for 20 s", settings={}, connections=32)
 def unread_answers(stage: Stage) -> None:
     met = _abused(stage, "never_reads", [], connections=32)
     stage.must(Law.CALM, met["choked"], f"nobody was left waiting: {met}")
 
 
-@scenario("32 clients send one byte a second, of each type of message, for 20 s", patient=True, connections=32)
+@abuse("32 clients send one byte a second, of each type of message, for 20 s", settings={}, connections=32)
 def slow_bytes(stage: Stage) -> None:
     _abused(stage, "one_byte_a_second", [LATE, Refused("client is late", "waited_for=HELLO", "late")], connections=32)
 
 
-@scenario("1,000 connections at once, for 20 s", patient=True, settings={"max_connections": 256}, connections=256)
+@abuse("1,000 connections at once, for 20 s", settings={"max_connections": 256}, connections=256)
 def crowd(stage: Stage) -> None:
     _abused(
         stage,
@@ -111,11 +110,7 @@ def wrong_names(stage: Stage) -> None:
     stage.must(Law.CALM, met["wrong names"] >= stage.of(10_000, 500), f"{met['wrong names']:,} wrong names")
 
 
-@scenario(
-    "4 clients put the largest frames, and larger ones, for 20 s",
-    patient=True,
-    settings={"queue_limit": 100_000},
-)
+@abuse("4 clients put the largest frames, and larger ones, for 20 s", settings={"queue_limit": 100_000})
 def largest_frames(stage: Stage) -> None:
     met = _abused(stage, "largest_frames", [BROKE], connections=4)
     for answer in ("Ack", "Refused TOO_LARGE", "Refused RECORD_TOO_LARGE"):

@@ -57,6 +57,7 @@ def clock_and_keys_that_expire(stage: Stage) -> Iterator[Clock]:
     environ=NO_VARIABLES,
     around=clock_and_keys_that_expire,
     lacks=lacks_faketime,
+    resends=False,
 )
 def jumping_clock(stage: Stage) -> None:
     clock: Clock = stage.given
@@ -66,3 +67,4 @@ def jumping_clock(stage: Stage) -> None:
             clock.set((hours if place % 2 else -hours) * 3_600)
             stage.wait(STEP_SECONDS)
         clock.set(0)
+    assert "clock is off" in stage.daemon.log, "no jump was met"

@@ -14,18 +14,17 @@ from tests.daemon import START_SECONDS, DaemonProcess, WireClient, until
 from tests.faults import spark_job
 from tests.faults.network import Mode
 from tests.faults.oracle import Law
-from tests.faults.scenarios import scenario
+from tests.faults.scenarios import scenario as any_scenario
 from tests.faults.stage import END_SECONDS, Stage
 
 REPLAYS: Final = {Law.COPIES: "a daemon that is killed counts nothing: its client sends again what it had"}
-RETURNS: Final = {Law.COPIES: "a daemon that stops counts no copy of what it gives back: its client does"}
 DRAIN_SECONDS: Final = 3.0
 BOUND_SECONDS: Final = 3.0
 """How long a path may lead nowhere: the daemon looks at it every two seconds, on a machine that does more than that."""
-
-
 LIVES_WITHOUT_NEWS: Final = 3
 """A client gives up after five daemons in a row that acknowledged nothing to it."""
+
+scenario = functools.partial(any_scenario, resends=False, patient=True)
 
 
 def _die(stage: Stage, turn: int) -> None:
@@ -49,7 +48,7 @@ def _all_are_acknowledged(stage: Stage) -> None:
     until(have_more, "every sender is acknowledged", END_SECONDS)
 
 
-@scenario("kill -9 of the daemon 100 times under load", exempt=REPLAYS, patient=True)
+@scenario("kill -9 of the daemon 100 times under load", exempt=REPLAYS)
 def killed_daemon(stage: Stage) -> None:
     for turn in stage.times(100, 3):
         stage.wait_a_while(0.0, 1.0)
@@ -59,7 +58,6 @@ def killed_daemon(stage: Stage) -> None:
 @scenario(
     "kill -9 of the daemon 100 times under a streaming query of Spark",
     exempt=REPLAYS,
-    patient=True,
     records_per_second=60,
     lacks=spark_job.lacks,
 )
@@ -78,7 +76,7 @@ def killed_daemon_under_spark(stage: Stage) -> None:
     stage.must(Law.ENDS, not job.failure, f"the query failed: {job.failure}")
 
 
-@scenario("SIGTERM under load, and a new daemon, 20 times", exempt=RETURNS, patient=True)
+@scenario("SIGTERM under load, and a new daemon, 20 times")
 def stopped_daemon(stage: Stage) -> None:
     for _ in stage.times(20, 2):
         stage.wait_a_while(0.1, 1.0)
@@ -88,9 +86,8 @@ def stopped_daemon(stage: Stage) -> None:
 
 @scenario(
     "SIGTERM while the service cannot be reached, where the next daemon starts, 10 times",
-    exempt=RETURNS,
+    exempt={Law.COPIES: "a daemon that stops counts no copy of what it gives back: its client does"},
     settings={"drain_timeout_seconds": DRAIN_SECONDS, "request_timeout_seconds": 10 * DRAIN_SECONDS},
-    patient=True,
 )
 def stopped_daemon_in_an_outage(stage: Stage) -> None:
     ways: tuple[tuple[Mode, Mode], ...] = ("blackhole", "half_open"), ("reset", "refuse")
@@ -107,14 +104,14 @@ def stopped_daemon_in_an_outage(stage: Stage) -> None:
         stage.wait_a_while(0.5, 1.5)
 
 
-@scenario("SIGSTOP of the daemon for a minute", patient=True)
+@scenario("SIGSTOP of the daemon for a minute")
 def frozen_daemon(stage: Stage) -> None:
     stage.daemon.signal(signal.SIGSTOP)
     stage.wait(60, 4)
     stage.daemon.signal(signal.SIGCONT)
 
 
-@scenario("a second daemon on the same path, 12 times: also while the first is frozen", patient=True)
+@scenario("a second daemon on the same path, 12 times: also while the first is frozen")
 def second_daemon(stage: Stage) -> None:
     """The first one's files are there, or one of them has just been deleted."""
     lock = stage.socket.with_name(f"{stage.socket.name}.lock")
@@ -157,7 +154,7 @@ def _says_why(stage: Stage, second: DaemonProcess) -> None:
     stage.must(Law.REFUSED, refused, what)
 
 
-@scenario("kill -9, and two daemons that start on its path at once, 10 times", exempt=REPLAYS, patient=True)
+@scenario("kill -9, and two daemons that start on its path at once, 10 times", exempt=REPLAYS)
 def two_daemons_at_once(stage: Stage) -> None:
     for _ in stage.times(10, 1):
         _all_are_acknowledged(stage)
@@ -172,7 +169,7 @@ def two_daemons_at_once(stage: Stage) -> None:
         stage.watch.begin(stage.daemon.process.pid, stage.daemon.url)
 
 
-@scenario("the file of the socket, then its directory, are deleted, 10 times", patient=True)
+@scenario("the file of the socket, then its directory, are deleted, 10 times")
 def deleted_socket(stage: Stage) -> None:
     folder = stage.socket.parent
     waits: list[float] = []

@@ -231,6 +231,7 @@ def _in_a_hurry(stage: Stage) -> Iterator[None]:
     "ten idle minutes in which shards split and merge and connections end; then ListShards fails for now",
     settings={"shard_map_wait_seconds": 1},
     around=_in_a_hurry,
+    resends=False,
 )
 def ten_idle_minutes(stage: Stage) -> None:
     for sender in stage.senders:

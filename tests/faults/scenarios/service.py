@@ -58,10 +58,11 @@ def latency(stage: Stage) -> None:
         stage.wait(7.5, 0.4)
 
 
-@scenario("an uplink of 1.6 Mbit/s, a quarter of what is sent, for a minute", patient=True)
+@scenario("an uplink of 1.6 Mbit/s, a quarter of what is sent, for a minute", patient=True, resends=False)
 def slow_uplink(stage: Stage) -> None:
-    stage.service.control("settings", uplink_bytes_per_second=200_000)
+    stage.service.control("settings", uplink_bytes_per_second=stage.of(200_000, 100_000))
     stage.wait(60, 3)
+    stage.must_have_filled_a_queue()
     stage.service.control("settings", uplink_bytes_per_second=None)
 
 
