@@ -26,6 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let an older Spark have its own warnings; every other one is an error there, too."""
+    # Every JVM that a test starts lives for seconds: without its second compiler it needs two thirds of the CPU time.
+    os.environ["SPARK_LAUNCHER_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     if importlib.metadata.version("pyspark").startswith(("3.5.", "4.0.")):
         for its_own in (
             "ignore:distutils Version classes are deprecated:DeprecationWarning",
