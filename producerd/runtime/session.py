@@ -46,6 +46,8 @@ _ENDED_AS: Final = {
 }
 DISCONNECT_REASONS: Final = ("closed", "lost", "late", *_ENDED_AS.values(), "failed")
 """Why connections end.  ``closed``: the client did, and was owed nothing; ``lost``: it was waiting for something."""
+STOOD_STILL_SECONDS: Final = 0.05
+"""A timer that comes so much too late found the loop, or all of the daemon, not running."""
 FIRST_BLOCKED_SECONDS: Final = 30.0
 NEXT_BLOCKED_SECONDS: Final = 300.0
 
@@ -184,7 +186,7 @@ class Session(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES)
-        self._timer = self._loop.call_later(self._rules.body_timeout_seconds, self._late, "HELLO")
+        self._wait_for("HELLO", self._rules.body_timeout_seconds)
         self.peer, allowed = peer_of(transport), self._rules.allowed_uids
         if self.peer is not None:
             self.who = f"{self.who}, pid {self.peer.pid}"
@@ -272,7 +274,7 @@ class Session(asyncio.BufferedProtocol):
         self._granted = (part, ticket)
         self._unacked[ticket.frame_id] = ticket.layout.charge_bytes
         self._unacked_bytes += ticket.layout.charge_bytes
-        self._timer = self._loop.call_later(self._rules.body_timeout_seconds, self._late, "a body")
+        self._wait_for("a body", self._rules.body_timeout_seconds)
         self._send(frames.Grant(ticket.frame_id))
 
     def refuse(self, part: Part, frame_id: int, refusal: Refusal) -> None:
@@ -542,9 +544,17 @@ class Session(asyncio.BufferedProtocol):
 
     # ---- time
 
+    def _wait_for(self, what: str, seconds: float, *, again: bool = False) -> None:
+        self._timer = self._loop.call_later(seconds, self._late, what, self._loop.time() + seconds, again)
+
     @_guarded
-    def _late(self, what: str) -> None:
+    def _late(self, what: str, due: float, again: bool) -> None:
+        """A daemon that stood still, as by SIGSTOP, has not read what its client sent meanwhile: it waits once more."""
         seconds = self._rules.body_timeout_seconds
+        stood_still_seconds = self._loop.time() - due
+        if stood_still_seconds > STOOD_STILL_SECONDS and not again:
+            self._wait_for(what, min(seconds, stood_still_seconds), again=True)
+            return
         self.ended_as = "late"
         log.warning("client is late", session=self.session_id, client=self.who, waited_for=what, seconds=seconds)
         self.close(Code.PROTOCOL, f"{what} was not whole within body_timeout_seconds = {seconds:g}")

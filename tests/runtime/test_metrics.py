@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 import pytest
@@ -218,7 +219,7 @@ async def test_every_connection_ends_for_one_reason() -> None:
         ("closed", lambda session: tell(session, frames.encode(frames.Close("", "bye"))), None),
         ("lost", nothing, ConnectionResetError()),
         ("lost", owed, None),
-        ("late", lambda session: session._late("a body"), None),
+        ("late", lambda session: session._late("a body", inf, False), None),
         ("protocol", lambda session: tell(session, frames.encode(frames.Reserve(1, 9, Layout(1, 1, 1)))), None),
         ("draining", lambda session: session.close(Code.DRAINING, "the daemon has stopped"), None),
         ("not_authorized", lambda session: session.close(Code.NOT_AUTHORIZED, "no"), None),

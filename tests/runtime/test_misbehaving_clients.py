@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
@@ -165,6 +167,22 @@ def test_a_body_that_stalls_ends_its_session_and_frees_its_room(shared: DaemonPr
         assert 0.5 < time.monotonic() - began < 5
         assert isinstance(close, frames.Close)
         assert "body_timeout_seconds = 1" in close.message
+
+
+@pytest.mark.law("Session")
+def test_a_body_that_waits_while_the_daemon_is_stopped_is_taken(shared: DaemonProcess, neighbour: WireClient) -> None:
+    """Also one that the socket has no room for: the rest comes when the daemon reads."""
+    frame = rows(4, size=200_000)
+    with opened(shared) as client:
+        frame_id = client.reserve(frame.layout)
+        client.expect(frames.Grant)
+        shared.signal(signal.SIGSTOP)
+        sends = threading.Thread(target=client.send, args=(client.body(frame_id, frame),))
+        sends.start()
+        time.sleep(3)  # three times what a body may take
+        shared.signal(signal.SIGCONT)
+        sends.join()
+        assert client.acks()[0].stored == 4
 
 
 def test_a_client_that_says_nothing_is_sent_away(shared: DaemonProcess, neighbour: WireClient) -> None:
