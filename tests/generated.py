@@ -15,6 +15,7 @@ from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
 from spark_client.options import OPTIONS
 from tests.faults.oracle import Law
 from tests.faults.scenarios import all_scenarios
+from tests.faults.scenarios.clients import HONEST
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 RELIABILITY: Final = DOCS / "reliability.json"
@@ -87,6 +88,17 @@ def scenarios() -> str:
     return "\n".join(lines)
 
 
+def honest() -> str:
+    """One line a run with abusive clients: how long acknowledgements took others before, under and after."""
+    lines = ["| scenario | seed | before | under | after |", "|---" * 5 + "|"]
+    for row in json.loads(RELIABILITY.read_text()):
+        for note in row["notes"]:
+            if note.startswith(HONEST):
+                spans = (span.rpartition(" ")[0] for span in note.removeprefix(HONEST).split("; "))
+                lines.append(f"| `{row['scenario']}` | {row['seed']} | {' | '.join(spans)} |")
+    return "\n".join(lines)
+
+
 TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("spark.md", "options"): options,
     ("configuration.md", "node settings"): lambda: settings(NodeSettings),
@@ -94,6 +106,7 @@ TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("operations.md", "metrics"): metrics,
     ("reliability.md", "laws"): laws,
     ("reliability.md", "scenarios"): scenarios,
+    ("reliability.md", "honest callers"): honest,
 }
 """By page and mark."""
 

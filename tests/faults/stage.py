@@ -60,7 +60,7 @@ END_SECONDS: Final = 60.0
 SETTLE_SECONDS: Final = 10.0
 """How long after the last answer the queues may take to be empty: some rows may have lost their callers."""
 LOOK_SECONDS: Final = 0.05
-WARM_SECONDS: Final = 20.0
+WARM_SECONDS: Final = 60.0
 QUEUE_RECORDS: Final = 2_000
 SHORT_QUEUE_RECORDS: Final = 500
 """A stream's limit.  Its senders fill it in some seconds."""

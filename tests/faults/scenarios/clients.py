@@ -20,6 +20,7 @@ from tests.faults.watch import Process, look, wait_for_level
 
 TIGHT: Final[dict[str, Any]] = {"node_max_in_flight_bytes": 32 * MIB, "body_timeout_seconds": 2}
 Act = Callable[[Stage], None]
+HONEST: Final = "honest acknowledgements: "
 KEPT_BYTES: Final = 24 * MIB
 """What the allocator may keep, for it gives nothing back while records come."""
 
@@ -138,9 +139,7 @@ def _abused(stage: Stage, name: str, refusals: Sequence[Refused], *, connections
     for sender in stage.senders:
         meanwhile = any(began <= call.began + call.seconds < ended for call in sender.calls)
         stage.must(Law.OTHERS, meanwhile, f"{sender.name}: nothing was acknowledged during the abuse")
-    stage.notes.append(
-        "honest acknowledgements: " + "; ".join(_took(stage, when, *span) for when, span in spans.items())
-    )
+    stage.notes.append(HONEST + "; ".join(_took(stage, when, *span) for when, span in spans.items()))
     stage.notes.append(f"abusers met {', '.join(f'{count:,} {what}' for what, count in sorted(running.met.items()))}")
     return running.met
 
