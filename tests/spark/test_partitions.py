@@ -15,8 +15,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", [1, 4, 16])
-@pytest.mark.parametrize("partitions", [1, 7, 64])
+@pytest.mark.parametrize(("partitions", "shards"), [(1, 16), (7, 4), (64, 1)])
 def test_any_number_of_partitions_goes_into_any_number_of_shards(
     spark: Any, kinesis: Kinesis, running: DaemonProcess, partitions: int, shards: int
 ) -> None:

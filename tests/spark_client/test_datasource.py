@@ -240,7 +240,7 @@ def test_rows_one_by_one_become_the_same_batches(spark: SparkSession) -> None:
 
 @pytest.mark.slow
 def test_it_works_from_a_zip_after_one_line(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """Shipped by --py-files to a cluster's executors, and registered by the documented line."""
+    """Shipped by --py-files to a cluster's executors, where nothing is installed: both ways to write find it."""
     script = (
         "import sys\n"
         "from pyspark.sql import SparkSession\n"
@@ -251,9 +251,11 @@ def test_it_works_from_a_zip_after_one_line(daemon: FakeDaemon, tmp_path: Path) 
         "spark.dataSource.register(ProducerdDataSource)\n"
         "df = spark.range(0, 10, 1, 4).selectExpr('id AS partition_key', \"'d' AS data\")\n"
         "df.write.format('producerd').options(stream='s', socket=sys.argv[2]).mode('append').save()\n"
+        "import spark_client\n"
+        "assert spark_client.write_batch(df.limit(5), stream='s', socket=sys.argv[2]).records == 5\n"
     )
     run_with_zip(tmp_path, script, daemon.path)
-    assert len(daemon.rows) == 10
+    assert len(daemon.rows) == 15
 
 
 @pytest.mark.parametrize(

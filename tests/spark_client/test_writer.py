@@ -20,7 +20,6 @@ from producerd.errors import Code, ConfigurationError, ConnectionFailed, Produce
 from spark_client import BadColumn, KinesisBatchWriter, SkippedRow, selection, write_batch
 from spark_client.writer import _bounded_arrow_batches
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Row, Session, in_turn, serve
-from tests.spark_client.shipped import run_with_zip
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -515,23 +514,4 @@ def test_foreach_batch_commits_only_what_is_acknowledged(
     (hello,) = daemon.hellos
     assert (hello.query_id, hello.run_id, hello.batch_id) == (query.id, query.runId, 0)
     assert (hello.application_id, hello.attempt) == (spark.sparkContext.applicationId, 0)
-    assert len(daemon.rows) == 10
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_the_client_works_from_a_zip(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """Shipped by addPyFile, with nothing installed and no PYTHONPATH: the workers find every function in the zip."""
-    script = (
-        "import sys\n"
-        "from pyspark.sql import SparkSession\n"
-        "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
-        "spark.sparkContext.addPyFile(sys.argv[1])\n"
-        "import spark_client\n"
-        "assert sys.argv[1].rsplit('/', 1)[1] in spark_client.__file__, spark_client.__file__\n"
-        "df = spark.range(10).selectExpr('id AS partition_key')\n"
-        "result = spark_client.write_batch(df, stream='s', socket=sys.argv[2])\n"
-        "assert result.records == 10\n"
-    )
-    run_with_zip(tmp_path, script, daemon.path)
     assert len(daemon.rows) == 10
