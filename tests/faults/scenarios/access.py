@@ -17,6 +17,8 @@ RENEWAL_SECONDS: Final = 7.0
 """The daemon looks for new keys every 4 to 6 s; then the service must have answered by them."""
 REFUSED_SECONDS: Final = 10.0
 """A stream that is refused is tried every 4 to 6 s; its callers fail until then."""
+LIST_SECONDS: Final = 35.0
+"""A list of shards that was denied for long is read again every 15 to 30 s."""
 MAP_WAIT_SECONDS: Final = 2
 GRACE_SECONDS: Final = 30
 
@@ -123,7 +125,7 @@ def denied_shards(stage: Stage) -> None:
     stage.wait(60, MAP_WAIT_SECONDS + 2)
     _told_only(stage, "SHARD_MAP_MISSING", "PREDECESSOR_FAILED")
     stage.service.control("settings", denied=[])
-    stage.refused_seconds = REFUSED_SECONDS
+    stage.refused_seconds = LIST_SECONDS
 
 
 def _deny(stage: Stage, action: str, full: float, short: float | None = None) -> None:
