@@ -104,7 +104,7 @@ def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(
     (tmp_path / "locked.txt").write_text(locked())
     wheel, wheelhouse = f"{dist}/producerd-{__version__}-py3-none-any.whl", str(tmp_path / "wheelhouse")
     pip("download", "--dest", wheelhouse, "--constraint", str(tmp_path / "locked.txt"), f"{wheel}[daemon]")
-    pip("install", "--no-index", "--find-links", wheelhouse, "producerd[daemon]")
+    pip("install", "--no-compile", "--no-index", "--find-links", wheelhouse, "producerd[daemon]")
     names = ask(bare_python, "import importlib.metadata as m; print(*{d.name.lower() for d in m.distributions()})")
     of_daemon = {name for name, (_, extra) in rows().items() if extra == "daemon"}
     assert {name.replace("_", "-") for name in names.split()} == {"producerd", *of_daemon}

@@ -642,7 +642,6 @@ def test_a_shard_that_gives_less_than_its_quota_is_used_all_the_same(gives: floa
 @pytest.mark.parametrize(
     ("lanes", "record_bytes", "used", "throttled", "least"),
     [
-        (200, 0, 0.97, 0.07, 0.4),
         (300, 0, 0.97, 0.10, 0.3),
         (50, 50_000, 0.97, 0.08, 0.1),
         (10, 200_000, 0.95, 0.07, 0.1),
