@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +21,7 @@ from benchmarks.interrupts import interrupts
 from benchmarks.judges import kcl
 from benchmarks.table import say, table
 from producerd.demo.children import ChildFailed, Children
+from tests.faults.oracle import Law
 from tests.faults.records import LARGEST_SEED
 from tests.faults.scenarios import all_scenarios
 from tests.faults.stage import Figures, Row, Scenario
@@ -32,27 +33,38 @@ RUN_SECONDS: Final = 3_600.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 1 where a law was broken, or a run did not come to its end."""
     known = all_scenarios()
-    parser = _parser(list(known))
+    parser = _parser(known)
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.scenario if name not in known]:
-        near = difflib.get_close_matches(unknown[0], known, 3) or known
-        parser.error(f"no scenario {unknown[0]!r}; there is {', '.join(near)}")
+        near = " or ".join(difflib.get_close_matches(unknown[0], known, 3))
+        parser.error(f"no scenario {unknown[0]!r}; {f'did you mean {near}?' if near else '--help lists them'}")
+    if options.seed + options.seeds - 1 > LARGEST_SEED:
+        parser.error(f"--seed {options.seed} and --seeds {options.seeds} pass the largest seed, {LARGEST_SEED:,}")
     if not options.short:
         _build_kcl()
     runs = [
-        (known[name], seed)
-        for name in options.scenario or known
+        (name, seed)
+        for name in dict.fromkeys(options.scenario or known)
         for seed in range(options.seed, options.seed + options.seeds)
     ]
-    bench = Bench(len(runs), short=options.short)
+    bench = Bench(known, len(runs), short=options.short)
     with (
         interrupts(),
         tempfile.TemporaryDirectory(prefix="faults-") as logs,
         ThreadPoolExecutor(options.at_once) as pool,
-        Children(Path(logs), os.environ) as children,  # they end first, and with them what the threads wait for
+        # They end first, and with them what the threads wait for.  What they leave behind goes with the folder.
+        Children(Path(logs), {**os.environ, "TMPDIR": logs}) as children,
     ):
-        rows = [row for row in pool.map(lambda run: bench.run(children, *run), runs) if row]
-    print(_as_json(rows) if options.json else table(Figures, [row.figures for row in rows]))
+        try:
+            for _ in pool.map(lambda run: bench.run(children, *run), runs):
+                pass
+        except SystemExit:
+            bench.is_interrupted = True
+            raise
+        finally:
+            rows = [bench.rows[run] for run in runs if run in bench.rows]
+            print(_as_json(rows) if options.json else table(Figures, [row.figures for row in rows]), flush=True)
+            say(bench.summary())
     return int(bench.failed)
 
 
@@ -71,66 +83,88 @@ def _build_kcl() -> None:
 class Bench:
     """Runs scenarios, each in a process of its own, and says how they get on.
 
-    ``failed``: a law was broken, or a run did not come to its end.
+    ``rows`` has the runs that came to their end, by scenario and seed.
     """
 
-    def __init__(self, runs: int, *, short: bool) -> None:
-        self.failed = False
+    def __init__(self, known: Mapping[str, Scenario], runs: int, *, short: bool) -> None:
+        self.rows: dict[tuple[str, int], Row] = {}
+        self.is_interrupted = False
+        self._known = known
         self._runs = runs
         self._begun = itertools.count(1)
+        self._skipped = self._failures = 0
         self._short = ["--short"] * short
 
-    def run(self, children: Children, scenario: Scenario, seed: int) -> Row | None:
+    @property
+    def failed(self) -> bool:
+        """A law was broken, or a run did not come to its end."""
+        return bool(self._failures or self._broken)
+
+    @property
+    def _broken(self) -> int:
+        return sum(bool(row.broken) for row in self.rows.values())
+
+    def summary(self) -> str:
+        held = len(self.rows) - self._broken
+        return (
+            f"{self._runs} runs: {held} ok, {self._broken} BROKEN, {self._failures} FAILED, {self._skipped} skipped"
+            f"{', interrupted' * self.is_interrupted}"
+        )
+
+    def run(self, children: Children, name: str, seed: int) -> None:
+        scenario, title = self._known[name], f"{name}, seed {seed}"
         if lacks := scenario.lacks():
-            say(f"{scenario.name}: skipped: {lacks}")
-            return None
-        name = f"{scenario.name}, seed {seed}"
-        say(f"{name} ({next(self._begun)} of {self._runs}): {scenario.injected} ...")
+            self._skipped += 1
+            say(f"{name}: skipped: {lacks}")
+            return
+        form = "the short form of: " if self._short else ""
+        say(f"{title} ({next(self._begun)} of {self._runs}): {form}{scenario.injected} ...")
         began = time.monotonic()
         try:
-            child = children.start(name, ["-m", "tests.faults.one", scenario.name, str(seed), *self._short])
+            child = children.start(title, ["-m", "tests.faults.one", name, str(seed), *self._short])
             told = json.loads(child.line(RUN_SECONDS))
         except ChildFailed as error:
-            self.failed = True
-            say(f"{name}: FAILED: {error}\n{error.tail}")
-            return None
-        row = Row(Figures(**told["figures"]), tuple(told["broken"]), tuple(told["notes"]))
-        self.failed |= bool(row.broken)
-        readable = f"{row.figures.readable:,} of {row.figures.acknowledged:,} acknowledged records are readable"
-        lines = [f"{'BROKEN' if row.broken else 'ok'}: {readable}; {time.monotonic() - began:.0f} s"]
-        say("\n".join(f"{name}: {line}" for line in (*row.notes, *row.broken, *lines)))
-        return row
+            if not self.is_interrupted:
+                self._failures += 1
+                say(f"{title}: FAILED: {error}\n{error.tail}")
+            return
+        row = self.rows[name, seed] = Row(Figures(**told["figures"]), tuple(told["broken"]), tuple(told["notes"]))
+        figures, judged = row.figures, len(Law) - len(scenario.exempt)
+        verdict = f"BROKEN: {len(row.broken)} times" if row.broken else f"ok: {judged} laws hold"
+        ends = f"{figures.readable:,} of {figures.acknowledged:,} acknowledged records are readable"
+        lines = *row.notes, *row.broken, f"{verdict}; {ends}; {time.monotonic() - began:.0f} s"
+        say("\n".join(f"{title}: {line}" for line in lines))
 
 
-def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+def _parser(known: Mapping[str, Scenario]) -> argparse.ArgumentParser:
+    width = max(map(len, known))
     parser = argparse.ArgumentParser(
         prog="./dev faults",
-        description="Break the daemon's world in every way, and judge from outside whether a promise was broken.",
-        epilog=f"scenarios: {', '.join(names)}",
+        description="Run a real daemon under one fault at a time, and check from outside that it keeps its promises.",
+        epilog="scenarios:\n" + "\n".join(f"  {name:{width}}  {each.injected}" for name, each in known.items()) + "\n\n"
+        "exit code: 0: all is well; 1: a law was broken, or a run did not come to its end; 2: a wrong option; 130: "
+        "interrupted",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("scenario", nargs="*", metavar="NAME", help="default: all of them")
-    parser.add_argument("--seed", type=_seed, default=1, help="of the first run (default: 1)")
+    parser.add_argument("scenario", nargs="*", metavar="NAME", help="default: all of them, in about 70 minutes")
+    parser.add_argument("--seed", type=_seed, default=1, metavar="S", help="of the first run (default: 1)")
     parser.add_argument("--seeds", type=_count, default=1, metavar="N", help="run each with N seeds (default: 1)")
-    parser.add_argument(
-        "--at-once", type=_count, default=1, metavar="N", help="how many run at the same time: they mostly wait"
-    )
-    parser.add_argument("--short", action="store_true", help="the short forms, which the tests run")
+    parser.add_argument("--at-once", type=_count, default=1, metavar="N", help="how many run at a time (default: 1)")
+    parser.add_argument("--short", action="store_true", help="the short forms, of some seconds, which the tests run")
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
     return parser
 
 
 def _seed(text: str) -> int:
-    seed = int(text)
-    if not 0 <= seed <= LARGEST_SEED:
-        raise argparse.ArgumentTypeError(f"{text}: 0 to {LARGEST_SEED:,}")
-    return seed
+    if not text.isdecimal() or int(text) > LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {LARGEST_SEED:,}")
+    return int(text)
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text}: 1 or more")
-    return count
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
 
 
 if __name__ == "__main__":

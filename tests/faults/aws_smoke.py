@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
 from benchmarks.interrupts import interrupts
 from benchmarks.table import say, table
@@ -129,10 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     say(f"This makes a Kinesis stream of {SHARDS} shards in {region}, sends to it for half a minute, and deletes it.")
     say(f"It costs {cost()}.")
-    if not options.yes and not _agreed():
-        return 2
     try:
         with interrupts():
+            if not options.yes and not _agreed():
+                say("aws-smoke: nothing was made")
+                return 2
             figures, broken = _run(region)
     except Refused as error:
         say(f"aws-smoke: {error}")
@@ -163,25 +164,40 @@ def _run(region: str) -> tuple[Figures, list[Broken]]:
         environ.setdefault("AWS_EC2_METADATA_DISABLED", "false")
         stream = f"producerd-smoke-{uuid.uuid4().hex[:12]}"
         run = Run(boto3.client("kinesis", config=config), region, stream, Path(folder), environ)
-        with _stream(run):
-            broken = _dry_run(run) + _wrong_key(run)
-            figures, more = _under_load(run)
-            return figures, broken + more
+        try:
+            with _stream(run):
+                broken = _dry_run(run) + _wrong_key(run)
+                figures, more = _under_load(run)
+                return figures, broken + more
+        except (BotoCoreError, ClientError) as error:
+            raise Refused(str(error)) from None
 
 
 @contextlib.contextmanager
 def _stream(run: Run) -> Iterator[None]:
     """The run's stream, which is deleted also when it was about to be made."""
     say(f"making the stream {run.stream} ...")
+    is_made = True
     try:
         try:
             run.kinesis.create_stream(StreamName=run.stream, ShardCount=SHARDS)
-            _wait_until_active(run)
         except (BotoCoreError, ClientError) as error:
+            is_made = not _is_refusal(error)
             raise Refused(f"no stream can be made in {run.region}: {error}") from None
+        _wait_until_active(run)
         yield
     finally:
-        _delete(run)
+        if is_made:
+            _delete(run)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether AWS has surely made nothing: it was not asked, or said no."""
+    if not isinstance(error, ClientError):
+        return isinstance(error, NoCredentialsError | PartialCredentialsError)
+    # A request that is repeated, as its answer was lost, may meet the stream that it has made.
+    in_use = error.response["Error"]["Code"] == "ResourceInUseException"
+    return error.response["ResponseMetadata"]["HTTPStatusCode"] < 500 and not in_use
 
 
 def _wait_until_active(run: Run) -> None:
@@ -342,9 +358,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="./dev aws-smoke",
         description="Try a daemon against AWS itself, in a stream of its own that is deleted at the end.",
-        epilog="AWS charges for it; the cost is printed before anything is made.",
+        epilog="AWS charges for it: the cost is printed, and you are asked, before anything is made.  It takes some "
+        "minutes and an uplink of 40 Mbit/s.  docs/reliability.md has the permissions that it needs.",
     )
-    parser.add_argument("--region", help="default: the one that AWS's own settings name")
+    parser.add_argument("--region", help="default: that of AWS_REGION or of your AWS profile")
     parser.add_argument("--yes", action="store_true", help="agree to the cost without being asked")
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
     return parser

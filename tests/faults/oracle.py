@@ -24,15 +24,15 @@ class Law(StrEnum):
 
     READABLE = "every acknowledged record is read back"
     SENT = "everything that is read was sent, byte for byte"
-    ENDS = "every record that was handed over ends"
+    ENDS = "every record that was handed over is acknowledged, or its caller gets an error"
     RECOVERS = "a fresh record passes after the faults"
     COPIES = "no more copies than the metric counts"
-    ORDER = "first copies of a key are in the order of sending"
+    ORDER = "copies aside, the records of a key are read in the order of sending"
     QUEUE = "a queue stays within its limit"
     MEMORY = "resident memory stays within the memory law"
     LEVEL = "descriptors and threads stay level"
     REFUSED = "what is refused has its reason"
-    PATIENT = "no caller gets an error for what passes"
+    PATIENT = "no caller gets an error for a fault that is temporary"
     OTHERS = "callers that no fault hits go on"
     CALM = "the daemon logs no traceback and ends with exit code 0"
 

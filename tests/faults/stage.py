@@ -264,6 +264,8 @@ class Stage:
         """Only what is sent from now on obliges: the streams that held the records so far are gone."""
         for sender in self.senders:
             sender.forgive()
+        gone = sum(sender.sent for sender in self.senders)
+        self.notes.append(f"{gone:,} records had been sent to streams that were then deleted: they count as sent only")
 
     @property
     def told(self) -> Counter[str]:
@@ -496,7 +498,7 @@ def run(scenario: Scenario, seed: int, *, short: bool = False, kcl: Sequence[str
         handed = by_rule if kcl is None else handed_by_kcl(kcl, entries)
         differ = sum(ours != theirs for ours, theirs in zip(by_rule, handed, strict=True))
         stage.must(Law.READABLE, not differ, f"this reader and Amazon's differ in {differ:,} entries")
-        stage.notes.append("judged by this reader alone" if kcl is None else "judged by Amazon's library too")
+        stage.notes.append("judged without Amazon's library" if kcl is None else "judged by Amazon's library too")
         reading = oracle.judge(stage.book, sent_by(stage), chain.from_iterable(handed))
         return stage.row(recovered, reading)
 
