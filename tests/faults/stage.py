@@ -24,7 +24,7 @@ from producerd.config import Config, load
 from producerd.config.memory import needed_bytes
 from producerd.config.values import MIB
 from producerd.errors import FlushTimeout, ProducerdError
-from tests.daemon import CREDENTIALS, QUICK, DaemonProcess, until
+from tests.daemon import CREDENTIALS, QUICK, DaemonProcess, WireClient, until
 from tests.faults import oracle
 from tests.faults.network import Proxy
 from tests.faults.oracle import Broken, Law, Reading
@@ -246,6 +246,15 @@ class Stage:
         self.daemon.signal(signal.SIGTERM)
         code = self.daemon.wait(END_SECONDS)
         self.must(Law.CALM, code == 0, f"exit code {code}: {self.daemon.log[-500:]}")
+
+    def connects(self) -> bool:
+        """Whether a new client is greeted."""
+        try:
+            with WireClient(self.socket) as client:
+                client.hello()
+        except OSError:  # there is no path, or nobody listens yet
+            return False
+        return True
 
     def add_sender(self, stream: str, records_per_second: float, shape: Shape) -> Sender:
         """Start one more sender, also to a stream of the scenario's own that is in ``streams``."""

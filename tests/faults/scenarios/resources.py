@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from producerd.config.values import MIB
 from tests.cgroup import new_cgroup
-from tests.daemon import SERVICE_PYTHON, WireClient, until
+from tests.daemon import SERVICE_PYTHON, until
 from tests.faults.network import Proxy
 from tests.faults.oracle import Law
 from tests.faults.records import Shape
@@ -143,7 +143,7 @@ def full_log_disk(stage: Stage) -> None:
     filler = _fill_disk(stage)
     stage.stop_daemon()
     stage.begin_daemon()
-    until(lambda: _connects(stage), "a daemon starts where its log's disk is full")
+    until(stage.connects, "a daemon starts where its log's disk is full")
     filler.unlink()
     stage.kill_daemon()
     stage.start_daemon()
@@ -152,16 +152,7 @@ def full_log_disk(stage: Stage) -> None:
 def _log(stage: Stage) -> None:
     """Have the daemon log more than its file's last page has room for: a line for each session."""
     for _ in range(50):
-        _connects(stage)
-
-
-def _connects(stage: Stage) -> bool:
-    try:
-        with WireClient(stage.socket) as client:
-            client.hello()
-    except OSError:
-        return False
-    return True
+        stage.connects()
 
 
 # ---- the node's room
