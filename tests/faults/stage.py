@@ -55,6 +55,8 @@ SETTINGS: Final[dict[str, Any]] = {
 """The limits are low, so that the memory law is near to what a daemon in calm has."""
 ORDERED_KEYS: Final = 10
 """Of each sender to ``ordered`` at most: a call has two records of a key, and any fault hits many of one key."""
+ORDERED_SHARE: Final = 0.3
+"""Of a scenario's load, what a sender to ``ordered`` has: plain, a key has one record on its way at a time."""
 END_SECONDS: Final = 60.0
 """How long after the faults everything may take to end."""
 SETTLE_SECONDS: Final = 10.0
@@ -310,8 +312,10 @@ class Stage:
     def _warm_up(self) -> Process:
         """Start the senders; wait until each has been acknowledged.  Returns what the daemon has in calm."""
         for number in range(self.scenario.senders * len(STREAMS)):
+            stream = stream_of(number)
             rate = self.of(1.0, SHORT_RATE) * self.scenario.records_per_second
-            self.senders.append(Sender(number, stream_of(number), self.book, self.socket, rate))
+            rate *= ORDERED_SHARE if stream == "ordered" else 1.0
+            self.senders.append(Sender(number, stream, self.book, self.socket, rate))
         for sender in self.senders:
             sender.start()
         until(lambda: all(sender.acknowledged for sender in self.senders), "each sender is acknowledged", WARM_SECONDS)
