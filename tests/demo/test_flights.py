@@ -44,6 +44,7 @@ def test_an_expected_record_is_the_row_without_its_nulls(tmp_path: Path) -> None
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_spark_writes_the_same_bytes(spark: SparkSession, tmp_path: Path) -> None:
     from pyspark.sql import functions as f
 

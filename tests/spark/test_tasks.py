@@ -37,6 +37,7 @@ def rows(spark: Any) -> Any:
 
 
 @pytest.mark.spark_lane
+@pytest.mark.slow
 def test_a_task_that_fails_is_tried_again_and_only_what_it_had_sent_is_stored_twice(
     spark: Any, small_arrow_batches: None, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_task_that_fails_is_tried_again_and_only_what_it_had_sent_is_stored_tw
 
 
 @pytest.mark.spark_lane
+@pytest.mark.slow
 def test_a_python_worker_that_is_killed_at_any_time_leaves_nothing_and_its_task_is_tried_again(
     spark: Any, small_arrow_batches: None, kinesis: Kinesis
 ) -> None:

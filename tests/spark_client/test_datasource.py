@@ -71,6 +71,7 @@ def test_overwriting_is_refused_with_the_mode_to_give(spark: SparkSession) -> No
 READS = 'PRODUCERD[CONFIGURATION]: format("producerd") writes and does not read: read a stream with a Kinesis source'
 
 
+@pytest.mark.slow
 def test_reading_is_refused_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
     """Batch and streaming, with a schema and without one."""
 
@@ -91,6 +92,7 @@ def test_reading_is_refused_in_one_line(spark: SparkSession, tmp_path: Path) -> 
     fails(stream)
 
 
+@pytest.mark.slow
 def test_a_table_takes_rows_and_is_never_read_or_written_over(daemon: FakeDaemon, spark: SparkSession) -> None:
     with pytest.raises(Exception, match="A table USING producerd needs its columns, and each INSERT INTO its options"):
         spark.sql("CREATE TABLE flights USING producerd")
@@ -107,6 +109,7 @@ def test_a_table_takes_rows_and_is_never_read_or_written_over(daemon: FakeDaemon
     assert daemon.rows == [(b"k", b"d", None)]
 
 
+@pytest.mark.slow
 def test_tasks_refuse_speculation_before_they_send_a_row(
     daemon: FakeDaemon, kinesis_rows: DataFrame, tmp_path: Path
 ) -> None:
