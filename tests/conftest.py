@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark.processes import SHORT_JVM
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -25,9 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let an older Spark have its own warnings; every other one is an error there, too."""
-    # Every JVM that a test starts lives for seconds: without its second compiler it needs two thirds of the CPU time.
-    os.environ["SPARK_LAUNCHER_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    """Let each Spark's JVM be a short one.  An older Spark has its own warnings; every other one is an error there."""
+    os.environ["SPARK_LAUNCHER_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"] = SHORT_JVM
     if importlib.metadata.version("pyspark").startswith(("3.5.", "4.0.")):
         for its_own in (
             "ignore:distutils Version classes are deprecated:DeprecationWarning",

@@ -1,4 +1,4 @@
-"""What is promised of other Pythons: the daemon installs and serves on 3.11 to 3.13, the client runs on 3.9.
+"""What is promised of other Pythons: the daemon installs and serves on 3.11 and 3.13, the client runs on 3.9.
 
 A version that this machine lacks is skipped, with what to install as the reason.
 """

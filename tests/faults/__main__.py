@@ -146,7 +146,9 @@ def _parser(known: Mapping[str, Scenario]) -> argparse.ArgumentParser:
         "interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("scenario", nargs="*", metavar="NAME", help="default: all of them, in about 70 minutes")
+    parser.add_argument(
+        "scenario", nargs="*", metavar="NAME", help="default: all of them, which takes one to two hours"
+    )
     parser.add_argument("--seed", type=_seed, default=1, metavar="S", help="of the first run (default: 1)")
     parser.add_argument("--seeds", type=_count, default=1, metavar="N", help="run each with N seeds (default: 1)")
     parser.add_argument("--at-once", type=_count, default=1, metavar="N", help="how many run at a time (default: 1)")

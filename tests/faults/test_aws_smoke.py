@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from botocore.exceptions import ClientError, ReadTimeoutError
 
 from tests.daemon import CREDENTIALS, ROOT, until
 from tests.faults import aws_smoke
@@ -130,3 +131,23 @@ def test_the_smoke_test_makes_nothing_where_nobody_can_agree_to_the_cost(
     assert "US dollars" in told
     assert "--yes" in told
     assert "making" not in told
+
+
+def test_the_smoke_test_names_no_stream_to_delete_where_it_has_no_credentials(tmp_path: Path) -> None:
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
+    done = subprocess.run(
+        [*SMOKE, "--yes"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "no stream can be made in us-east-1: Unable to locate credentials" in done.stderr
+    assert "delete" not in done.stderr.partition("making the stream")[2]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "refused"),
+    [("AccessDeniedException", 400, True), ("ResourceInUseException", 400, False), ("InternalFailure", 500, False)],
+)
+def test_only_a_refusal_of_aws_says_that_no_stream_was_made(code: str, status: int, refused: bool) -> None:
+    told: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    assert aws_smoke._is_refusal(ClientError(told, "CreateStream")) is refused
+    assert not aws_smoke._is_refusal(ReadTimeoutError(endpoint_url=HOST))

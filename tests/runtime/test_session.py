@@ -479,3 +479,17 @@ async def test_a_stream_is_open_once_in_a_session() -> None:
     assert "which is open" in close.message
     session.connection_lost(None)
     assert host.stream.gate.largest_frame == before
+
+
+async def test_a_daemon_that_stood_still_waits_for_a_body_once_more_and_then_no_more() -> None:
+    """At most as long again, however long it stood still."""
+    session, transport = opened(StandInHost())
+    tell(session, reserve(1, rows(1)))
+    now = asyncio.get_running_loop().time()
+    session._late("a body", now - 3_600, False)
+    assert not transport.is_closing()
+    assert session._timer is not None
+    assert session._timer.when() == pytest.approx(now + RULES.body_timeout_seconds, abs=1)
+    session._late("a body", now - 3_600, True)
+    assert transport.closed
+    session.connection_lost(None)

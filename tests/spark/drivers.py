@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.daemon import ROOT
-from tests.spark.processes import of_session
+from tests.spark.processes import SHORT_JVM, of_session
 
 READY_SECONDS = 90
 ANSWER_SECONDS = 120
@@ -37,7 +37,7 @@ def spark_environ(folder: Path, **more: str) -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder),
         "TMPDIR": str(folder),
-        "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={folder} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={folder} {SHORT_JVM}",
     }
     return {**kept, **own, **more}
 
