@@ -527,18 +527,29 @@ def test_what_a_command_leaves_running_ends_with_it(dev: Any) -> None:
     assert (process.returncode, out, err) == (5, "", "")
 
 
-def test_a_signal_while_the_command_is_being_born_ends_it(dev: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    popen = subprocess.Popen
+@pytest.mark.parametrize(("tidies_up", "told"), [(True, signal.SIGINT), (False, signal.SIGTERM)])
+def test_a_signal_while_the_command_is_being_born_ends_it(
+    dev: Any, monkeypatch: pytest.MonkeyPatch, tidies_up: bool, told: signal.Signals
+) -> None:
+    """A busy machine may run the child before `Popen` returns."""
+    popen, signal_group, signals = subprocess.Popen, dev.signal_group, []
 
     def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
         child = popen(*arguments, **options)
-        dev.on_signal(signal.SIGTERM, None)
+        dev.on_signal(signal.SIGINT, None)
         return child
+
+    def noted(signum: int) -> None:
+        if dev._group > 0:
+            signals.append(signum)
+        signal_group(signum)
 
     dev.GRACE_SECONDS = 0  # no alarm for the tests' own process
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
-        dev.run(["sleep", "1000"])
+    monkeypatch.setattr(dev, "signal_group", noted)
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGINT)):
+        dev.run(["sleep", "1000"], tidies_up=tidies_up)
+    assert signals == [told, signal.SIGKILL]
 
 
 @pytest.mark.parametrize(("tidies_up", "told"), [(True, "INT"), (False, "TERM")])
