@@ -40,15 +40,25 @@ class Input:
 
     def batch(self, number: int) -> set[int]:
         """The ids of a batch's rows, whatever files Spark chose for it."""
+        before, until = self._read_until(number - 1), self._read_until(number)
         ids: set[int] = set()
         for log in (self.checkpoint / "sources" / "0").glob("*"):
             if log.name.startswith("."):
                 continue
             for line in log.read_text().splitlines()[1:]:  # the first is the log's version
                 entry = json.loads(line)
-                if entry["batchId"] == number:
+                if before < entry["batchId"] <= until:
                     ids.update(self._ids_of_file[entry["path"].rsplit("/", 1)[1]])
         return ids
+
+    def _read_until(self, number: int) -> int:
+        """The last entry of the source's own log in a batch: a driver that is killed as it plans one leaves an entry,
+        which is in the next plan beside that one's own."""
+        if number < 0:
+            return -1
+        *_, of_source = (self.checkpoint / "offsets" / str(number)).read_text().splitlines()
+        offset: int = json.loads(of_source)["logOffset"]
+        return offset
 
     def forget_commit(self, number: int) -> None:
         """As if Spark had been killed just before it committed the batch."""
