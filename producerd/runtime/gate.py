@@ -283,10 +283,12 @@ class AdmissionGate:
         """Whose turn it is."""
         best: Ticket | None = None
         for member in self._members:
-            if not member.line or not member.caller.may_receive(member.line[0].layout.charge_bytes):
+            if not member.line:
                 continue
             ticket = member.line[0]
-            if best is None or (member.taken_bytes, ticket.number) < (best.member.taken_bytes, best.number):
+            if best is not None and (best.member.taken_bytes, best.number) < (member.taken_bytes, ticket.number):
+                continue
+            if member.caller.may_receive(ticket.layout.charge_bytes):  # last, as it costs most
                 best = ticket
         return best
 
