@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -44,6 +46,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("spark")}
         items.sort(key=lambda item: item.path not in long)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several processes, all modules that use the fixture `spark` go to one: each process starts its own Spark."""
+    from xdist.scheduler import LoadFileScheduling
+
+    scheduler = LoadFileScheduling(config, log)
+    path_of = scheduler._split_scope
+    scheduler._split_scope = lambda nodeid: "one Spark" if _uses_spark(path_of(nodeid)) else path_of(nodeid)
+    return scheduler
+
+
+@cache
+def _uses_spark(path: str) -> bool:
+    return re.search(r"^    spark: |[(, ]spark: ", (ROOT / path).read_text(), re.MULTILINE) is not None
 
 
 @pytest.fixture(scope="session")

@@ -140,7 +140,7 @@ def test_the_spark_side_holds_on_spark_3_5_and_python_3_9(dev: Any) -> None:
         pytest.skip("no Python 3.9 on PATH or among pyenv's versions: `pyenv install 3.9` brings it")
     stale = "./dev would make .venv anew, under this test: run it by ./dev test"
     assert (dev.OWN.folder / "stamp").read_text() == dev.stamp(dev.OWN), stale
-    lane = [sys.executable, str(ROOT / "dev"), "test", "--spark", "3.5", "-m", "spark_lane"]
+    lane = [sys.executable, str(ROOT / "dev"), "test", "--spark", "3.5", "-m", "spark_lane", "-p", "no:xdist"]
     done = subprocess.run(lane, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout
     assert re.search(r"=+ \d+ passed\b", done.stdout), done.stdout
