@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ def owners() -> set[str]:
     return set(rows) - {"owner"}
 
 
+@cache
 def marked() -> dict[str, set[str]]:
     """Owner -> the test modules that carry its mark.  Read, and not imported: nothing needs to be installed."""
     found: dict[str, set[str]] = {}

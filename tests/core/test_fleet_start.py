@@ -14,6 +14,7 @@ from random import Random
 from typing import Final
 
 import orjson
+import pytest
 
 from producerd.core import intake
 from producerd.core.budget import QueueBudget
@@ -167,6 +168,7 @@ class Daemon:
         self._read_shards()
 
 
+@pytest.mark.slow
 def test_2000_daemons_that_start_at_once_all_store_within_a_minute_and_none_starves() -> None:
     fleet = Fleet()
     fleet.run(60)

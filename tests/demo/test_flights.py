@@ -24,6 +24,7 @@ def test_the_files_together_hold_each_of_the_first_rows_once(tmp_path: Path) -> 
     assert len({line for each in lines for line in each[1:]}) == 1_001
 
 
+@pytest.mark.slow
 def test_all_flights_are_there_and_some_have_no_tail_number(tmp_path: Path) -> None:
     flights.write_files(tmp_path, ALL_ROWS, 2)
     expected = flights.expected(tmp_path)

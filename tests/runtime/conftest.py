@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import botocore.session
 import pytest
 
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_loader() -> Iterator[None]:
+    """botocore reads 80 ms of models: a daemon once, and a process of the tests once for all that it stands in for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
+        yield
 
 
 @pytest.fixture
