@@ -53,3 +53,11 @@ def test_each_owner_has_a_test_of_its_law(owner: str) -> None:
 
 def test_no_test_shows_the_law_of_nobody() -> None:
     assert set(marked()) <= owners()
+
+
+def test_no_law_is_an_assert_statement_which_python_leaves_out_with_its_option_o() -> None:
+    """The core's only ones tell a type checker that something is not None."""
+    for path in sorted((ROOT / "producerd" / "core").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Assert):
+                assert ast.unparse(node.test).endswith(" is not None"), f"{path.name}:{node.lineno}"

@@ -90,8 +90,10 @@ class QueueBudget:
 
     def take(self, records: int, charge_bytes: int) -> None:
         """Take on a frame.  The caller has asked `fits`, and the node's, in the same step."""
-        assert self.fits(records, charge_bytes), "admitted past the limit"
-        assert self.node.fits(self, charge_bytes), "admitted past the node's limit"
+        if not self.fits(records, charge_bytes):
+            raise AssertionError("admitted past the limit")
+        if not self.node.fits(self, charge_bytes):
+            raise AssertionError("admitted past the node's limit")
         self.used_records += records
         self.used_bytes += charge_bytes
         self.peak_records = max(self.peak_records, self.used_records)
@@ -102,7 +104,8 @@ class QueueBudget:
         """Give back what was taken: rows that settled, buffers that were let go."""
         self.used_records -= records
         self.used_bytes -= charge_bytes
-        assert min(self.used_records, self.used_bytes) >= 0, "released more than was taken"
+        if min(self.used_records, self.used_bytes) < 0:
+            raise AssertionError("released more than was taken")
         if charge_bytes:
             self.node.used_bytes -= charge_bytes
             self.node.has_freed = True
@@ -144,7 +147,8 @@ class NodeInFlight:
     def take(self, stream: object, bytes_: int) -> None:
         """A request is on its way: within `room`, asked in the same step, or the stream's only one, a larger record."""
         larger = stream not in self._used and self.takes_larger
-        assert larger or bytes_ <= self.room(stream), "sent past the node's limit"
+        if not larger and bytes_ > self.room(stream):
+            raise AssertionError("sent past the node's limit")
         self._change(stream, bytes_)
 
     def release(self, stream: object, bytes_: int) -> None:
@@ -162,7 +166,8 @@ class NodeInFlight:
     def _change(self, stream: object, bytes_: int) -> None:
         before = self._used.pop(stream, 0)
         after = before + bytes_
-        assert after >= 0, "released more than was sent"
+        if after < 0:
+            raise AssertionError("released more than was sent")
         if after:
             self._used[stream] = after
         self.used_bytes += bytes_

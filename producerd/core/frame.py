@@ -166,7 +166,8 @@ class Frame:
 
     def result(self) -> FrameResult:
         """What to acknowledge.  Asked once, when it is `finished`."""
-        assert self.finished
+        if not self.finished:
+            raise AssertionError("a frame is acknowledged before its last row has settled")
         bitmap = code_rows = b""
         if self._code_of_row is not None:
             failed = self._code_of_row >= 0
@@ -190,7 +191,8 @@ class Frame:
 
     def _settle(self, records: int) -> None:
         self.unsettled -= records
-        assert self.unsettled >= 0, "a row settled twice"
+        if self.unsettled < 0:
+            raise AssertionError("a row settled twice")
 
     def _code(self, end: RowEnd) -> int:
         """The line of the code table; messages beyond the table are folded, codes and outcomes are kept."""

@@ -224,7 +224,8 @@ class Ledger:
 
     def _settle(self, job: Job, where: slice) -> None:
         state = job.state[where]
-        assert (state == IN_REQUEST).all(), "a row settled twice"
+        if not (state == IN_REQUEST).all():
+            raise AssertionError("a row settled twice")
         state[:] = SETTLED
 
     def _shrink(self, pieces: list[Piece]) -> None:

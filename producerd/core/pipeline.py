@@ -195,7 +195,8 @@ class Pipeline:
         Rows accepted before keep their time-to-live, a request its time-out, what waits for a map its patience.
         """
         new, old = rules.entries, self.rules.entries
-        assert (new.aggregate, new.per_key) == (old.aggregate, old.per_key), "rows that wait were made for these"
+        if (new.aggregate, new.per_key) != (old.aggregate, old.per_key):
+            raise AssertionError("rows that wait were made for these")
         self.rules = rules
         self.sender.set_rules(rules, now)
 

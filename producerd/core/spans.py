@@ -396,7 +396,8 @@ def _hashes(frames: Sequence[Rows], seed: int) -> tuple[U64, U64, Bool | None, B
                 explicit |= given
         for row in rows.aggregates.tolist() if rows.aggregates is not None else ():
             inside = parse(bytes(rows.data[rows.data_offsets[row] : rows.data_offsets[row + 1]]))
-            assert inside, "intake names only rows that can be split"
+            if not inside:
+                raise AssertionError("intake names only rows that can be split")
             high[row], low[row] = divmod(inside[0].hash_key, 2**64)
             sealed[row] = explicit[row] = True
     return (
