@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -16,15 +16,24 @@ from pydantic_core import ErrorDetails
 
 from producerd.testing.access import checked_clock_offset
 from producerd.testing.faults import Fault, checked_actions
-from producerd.testing.rules import checked_calls, checked_latency
+from producerd.testing.rules import FakeKinesis, checked_calls, checked_latency
 from producerd.testing.streams import ServiceError, Strategy, Stream
-
-if TYPE_CHECKING:
-    from producerd.testing.fake_kinesis import FakeServer
 
 PREFIX: Final = "/_fake/"
 
 NotNegative = Annotated[float, Field(ge=0)]
+
+
+class Server(Protocol):
+    """A `FakeServer`, as these calls see it; its settings and counters are read and set by name."""
+
+    kinesis: FakeKinesis
+
+    def now(self) -> float:
+        """Return the service's time in seconds since 1970."""
+
+    def release(self) -> None:
+        """Hand every request that hangs to the rules once more."""
 
 
 class _Body(BaseModel):
@@ -90,7 +99,7 @@ class OfStream(_Body):
     stream: str
 
 
-def answer(server: FakeServer, method: str, path: str, query: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+def answer(server: Server, method: str, path: str, query: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
     """Status and JSON for a call of the control path."""
     if f"{method} {path}" not in CALLS:
         return 404, _json({"error": f"no {method} {path}; there are {', '.join(CALLS)}"})
@@ -121,7 +130,7 @@ def _plain(value: Any) -> Any:
     return sorted(value)
 
 
-def _show_settings(server: FakeServer, _: _Body) -> dict[str, Any]:
+def _show_settings(server: Server, _: _Body) -> dict[str, Any]:
     streams = server.kinesis.streams
     return {
         **_shown(server.kinesis, ServiceSettings),
@@ -134,7 +143,7 @@ def _show_settings(server: FakeServer, _: _Body) -> dict[str, Any]:
     }
 
 
-def _set_settings(server: FakeServer, given: Settings) -> dict[str, Any]:
+def _set_settings(server: Server, given: Settings) -> dict[str, Any]:
     streams = [(_stream(server, name), settings) for name, settings in given.streams.items()]
     shards = [
         (_stream(server, name).shard(shard_id), seconds)
@@ -159,11 +168,11 @@ def _set(target: object, given: BaseModel, kind: type[BaseModel]) -> None:
         setattr(target, name, getattr(given, name))
 
 
-def _show_faults(server: FakeServer, _: _Body) -> dict[str, Any]:
+def _show_faults(server: Server, _: _Body) -> dict[str, Any]:
     return {"script": server.kinesis.scripted, "standing": server.kinesis.standing}
 
 
-def _set_faults(server: FakeServer, given: Faults) -> dict[str, Any]:
+def _set_faults(server: Server, given: Faults) -> dict[str, Any]:
     if "script" in given.model_fields_set:
         server.kinesis.clear_script()
         server.kinesis.script(*given.script)
@@ -172,12 +181,12 @@ def _set_faults(server: FakeServer, given: Faults) -> dict[str, Any]:
     return _show_faults(server, given)
 
 
-def _release(server: FakeServer, _: _Body) -> dict[str, Any]:
+def _release(server: Server, _: _Body) -> dict[str, Any]:
     server.release()
     return {}
 
 
-def _create_stream(server: FakeServer, given: NewStream) -> dict[str, Any]:
+def _create_stream(server: Server, given: NewStream) -> dict[str, Any]:
     kinesis, name = server.kinesis, given.name
     old = kinesis.streams.get(name)
     if old is not None:
@@ -190,7 +199,7 @@ def _create_stream(server: FakeServer, given: NewStream) -> dict[str, Any]:
         raise
 
 
-def _show_counters(server: FakeServer, _: _Body) -> dict[str, Any]:
+def _show_counters(server: Server, _: _Body) -> dict[str, Any]:
     kinesis = server.kinesis
     names = ("connections_open", "connections_peak", "connections_closed", "in_flight", "in_flight_peak")
     return {
@@ -202,23 +211,23 @@ def _show_counters(server: FakeServer, _: _Body) -> dict[str, Any]:
     }
 
 
-def _show_entries(server: FakeServer, given: OfStream) -> dict[str, Any]:
+def _show_entries(server: Server, given: OfStream) -> dict[str, Any]:
     return {"entries": _stream(server, given.stream).entries()}
 
 
-def _show_records(server: FakeServer, given: OfStream) -> dict[str, Any]:
+def _show_records(server: Server, given: OfStream) -> dict[str, Any]:
     reading = _stream(server, given.stream).read()
     return {"records": reading.records, "dropped_aggregates": reading.dropped_aggregates}
 
 
-def _stream(server: FakeServer, name: str) -> Stream:
+def _stream(server: Server, name: str) -> Stream:
     try:
         return server.kinesis.streams[name]
     except KeyError:
         raise ValueError(f"no stream {name!r}; there are {', '.join(server.kinesis.streams)}") from None
 
 
-CALLS: Final[dict[str, tuple[type[_Body], Callable[[FakeServer, Any], dict[str, Any]]]]] = {
+CALLS: Final[dict[str, tuple[type[_Body], Callable[[Server, Any], dict[str, Any]]]]] = {
     "GET /_fake/settings": (_Body, _show_settings),
     "POST /_fake/settings": (Settings, _set_settings),
     "GET /_fake/faults": (_Body, _show_faults),
