@@ -7,10 +7,13 @@ and a client of Spark Connect has none.  The job would go on and hold the daemon
 from __future__ import annotations
 
 import contextlib
+import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
+
+ATTEMPTS: Final = 3
 
 
 @contextmanager
@@ -26,15 +29,40 @@ def cancelled_on_interrupt(spark: Any) -> Iterator[str]:
     else:
         context = spark.sparkContext
         add, remove, cancel = context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
+    handled_before = sys.exc_info()[1]
     add(tag)
     try:
         yield tag
-    except Exception:  # of the job: it has ended
-        raise
-    except BaseException:
-        with contextlib.suppress(Exception):  # the interruption is what the caller must see
-            cancel(tag)
-        raise
+    except BaseException as error:
+        interruption = _interruption_behind(error, handled_before)
+        if interruption is None:  # the error is the job's, which has ended
+            raise
+        insist(cancel, tag)
+        if interruption is error:
+            raise
+        raise interruption from None
     finally:
-        with contextlib.suppress(Exception):  # a session that has ended has no tags, and its own error counts
-            remove(tag)
+        insist(remove, tag)
+
+
+def insist(call: Callable[..., object], *arguments: Any) -> None:
+    """Make a call that tidies up, up to three times, and raise nothing: the caller must see what ended the batch.
+
+    Where a thread is interrupted while it waits for py4j's answer, py4j may find its next connections closed.  A
+    session that has ended answers none of the calls.
+    """
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(Exception):
+            call(*arguments)
+            return
+
+
+def _interruption_behind(error: BaseException | None, handled_before: BaseException | None) -> BaseException | None:
+    """Return what interrupted the thread, or None.
+
+    PySpark calls its JVM once more when ``collect`` is interrupted.  Where that call fails, PySpark raises its error
+    instead.
+    """
+    while isinstance(error, Exception) and error is not handled_before:
+        error = error.__context__
+    return None if error is handled_before else error

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import Code, ProducerdError
-from spark_client.interrupts import cancelled_on_interrupt
+from spark_client.interrupts import cancelled_on_interrupt, insist
 from spark_client.options import JsonOption, Options, refuse_unknown
 from spark_client.progress import Progress
 from spark_client.results import BatchResult, PartitionResult, error_in, marked, merge
@@ -171,9 +171,9 @@ def _bounded_arrow_batches(spark: Any, row_bytes: float) -> Iterator[None]:
         yield
     finally:
         if before is None:
-            spark.conf.unset(name)
+            insist(spark.conf.unset, name)
         else:
-            spark.conf.set(name, before)
+            insist(spark.conf.set, name, before)
 
 
 def _check_arrow() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
@@ -90,13 +91,14 @@ def test_a_batch_that_waits_is_told_of_on_the_driver_with_the_daemon_s_cause(
     log = Telling()
 
     def script(session: Session) -> None:
-        if session.welcome().client.endswith(", driver"):
-            session.opened()
-            session.expect(frames.Status)
-            session.send(frames.Blocked(1, 0.0, "the service cannot be reached"))
-            session.await_end()
-        else:  # until the driver has said it
-            session.serve(lambda _: None if log.told.wait(60) else frames.RowCode(1, "LATE"))
+        with contextlib.suppress(ConnectionError, EOFError):  # on a busy machine the driver may not have waited
+            if session.welcome().client.endswith(", driver"):
+                session.opened()
+                session.expect(frames.Status)
+                session.send(frames.Blocked(1, 0.0, "the service cannot be reached"))
+                session.await_end()
+            else:  # until the driver has said it
+                session.serve(lambda _: None if log.told.wait(60) else frames.RowCode(1, "LATE"))
 
     daemon.runs(script)
     monkeypatch.setattr(progress, "FIRST_SECONDS", 0.5)
