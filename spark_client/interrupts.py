@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 ATTEMPTS: Final = 3
+"""How often a call that tidies up is made: py4j's next connection may be closed, too."""
 
 
 @contextmanager
@@ -46,10 +47,10 @@ def cancelled_on_interrupt(spark: Any) -> Iterator[str]:
 
 
 def insist(call: Callable[..., object], *arguments: Any) -> None:
-    """Make a call that tidies up, up to three times, and raise nothing: the caller must see what ended the batch.
+    """Make a call that tidies up, at most `ATTEMPTS` times, and raise nothing: the caller must see how the batch ended.
 
-    Where a thread is interrupted while it waits for py4j's answer, py4j may find its next connections closed.  A
-    session that has ended answers none of the calls.
+    When a thread is interrupted while it waits for py4j's answer, py4j may find its next connections closed.  A session
+    that has ended answers none of the calls.
     """
     for _ in range(ATTEMPTS):
         with contextlib.suppress(Exception):

@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let each Spark's JVM be a short one.  An older Spark has its own warnings; every other one is an error there."""
+    """Start each JVM with the options for a short life, and ignore the warnings of an older Spark itself."""
     os.environ["SPARK_LAUNCHER_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"] = SHORT_JVM
     if importlib.metadata.version("pyspark").startswith(("3.5.", "4.0.")):
         for its_own in (
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several processes, all modules that use the fixture `spark` go to one: each process starts its own Spark."""
+    """Send all modules that use the fixture `spark` to one process, because each process would start its own Spark."""
     from xdist.scheduler import LoadFileScheduling
 
     scheduler = LoadFileScheduling(config, log)

@@ -288,7 +288,7 @@ class AdmissionGate:
             ticket = member.line[0]
             if best is not None and (best.member.taken_bytes, best.number) < (member.taken_bytes, ticket.number):
                 continue
-            if member.caller.may_receive(ticket.layout.charge_bytes):  # last, as it costs most
+            if member.caller.may_receive(ticket.layout.charge_bytes):  # asked last: it costs most
                 best = ticket
         return best
 

@@ -25,7 +25,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 
 class Server(Protocol):
-    """A `FakeServer`, as these calls see it; its settings and counters are read and set by name."""
+    """The part of `FakeServer` that these calls use.  They read and set its settings and counters by name."""
 
     kinesis: FakeKinesis
 

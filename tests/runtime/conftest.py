@@ -16,7 +16,7 @@ from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 
 @pytest.fixture(scope="session", autouse=True)
 def one_loader() -> Iterator[None]:
-    """botocore reads 80 ms of models: a daemon once, and a process of the tests once for all that it stands in for."""
+    """Read botocore's models once in a process, as a daemon does: it takes 80 ms of CPU time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
         yield

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 SHORT_JVM: Final = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
-"""Options of a JVM that lives for seconds: without its second compiler, and without looking whether Spark's classes are
-sound, it needs little more than half of the CPU time."""
+"""Options of a JVM that lives for seconds.  It has no second compiler and does not verify Spark's classes, and so needs
+little more than half of the CPU time."""
 
 
 class Process(NamedTuple):

@@ -52,8 +52,10 @@ class Input:
         return ids
 
     def _read_until(self, number: int) -> int:
-        """The last entry of the source's own log in a batch: a driver that is killed as it plans one leaves an entry,
-        which is in the next plan beside that one's own."""
+        """Return the last entry of the source's own log that a batch has, or -1 before the first batch.
+
+        A driver that is killed while it plans a batch leaves an entry, which the next plan has in addition to its own.
+        """
         if number < 0:
             return -1
         *_, of_source = (self.checkpoint / "offsets" / str(number)).read_text().splitlines()
