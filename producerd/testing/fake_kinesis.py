@@ -45,6 +45,8 @@ LONGEST_SLEEP_SECONDS: Final = 86_400.0
 """A delay of math.inf is slept in steps: not every event loop takes it."""
 HIGHEST_PORT: Final = 65_535
 READ_BYTES: Final = 1024 * 1024
+STEPS_TO_A_CONNECTION: Final = 4
+"""Turns of asyncio's event loop from its accept() to `connection_made`, and one to spare."""
 ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -206,9 +208,18 @@ async def serve(
         try:
             yield server
         finally:
+            await _accept_no_more(listener)
             listener.close()
             await _cut(protocols)
             await listener.wait_closed()
+
+
+async def _accept_no_more(listener: asyncio.Server) -> None:
+    """Hand over what asyncio has accepted: of a server that is closed it would forget these sockets, still open."""
+    for listening in listener.sockets:
+        asyncio.get_running_loop().remove_reader(listening)
+    for _ in range(STEPS_TO_A_CONNECTION):
+        await asyncio.sleep(0)
 
 
 async def _cut(protocols: web.Server) -> None:

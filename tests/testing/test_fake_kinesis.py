@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import math
 import re
@@ -269,6 +270,21 @@ async def test_clients_that_give_up_leave_nothing_behind() -> None:
         await until(lambda: server.in_flight == server.connections_open == 0)
         assert (server.in_flight_peak, server.connections_peak) == (5, 5)
     assert stream.entries() == []
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_a_connection_that_comes_as_the_server_ends_leaves_no_open_socket(steps: int) -> None:
+    """The event loop may just have accepted it: what is left open warns, and each warning fails the test."""
+
+    async def run(client: socket.socket) -> None:
+        async with serve(FakeKinesis()) as server:
+            client.connect(("127.0.0.1", urlsplit(server.url).port))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+
+    with socket.socket() as client:
+        asyncio.run(run(client))
+    gc.collect()
 
 
 async def test_the_end_of_the_server_cuts_whatever_waits() -> None:
