@@ -22,8 +22,10 @@ import numpy.typing as npt
 from benchmarks.counter import Counter
 from producerd.config import StreamSettings
 from producerd.config.settings import NodeSettings
-from producerd.core.entries import Answer, EncodedRequest, RequestFailed, parse_answer
-from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.runtime.asking import Word
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.session import Session, SessionRules

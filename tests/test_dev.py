@@ -461,7 +461,7 @@ def test_the_same_tree_gives_the_same_zip_with_the_clients_side_alone(dev: Any, 
     for name in [
         "spark_client/__init__.py", "spark_client/py.typed", "spark_client/__pycache__/x.cpython-311.pyc",
         "producerd/__init__.py", "producerd/errors.py", "producerd/py.typed", "producerd/wire/frames.py",
-        "producerd/core/lanes.py", "producerd/config.py", "pyspark_producerd.py", "tests/test_x.py",
+        "producerd/core/budget.py", "producerd/config.py", "pyspark_producerd.py", "tests/test_x.py",
     ]:  # fmt: skip
         path = dev.ROOT / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,14 +22,15 @@ import structlog
 from benchmarks.counter import Counter
 from benchmarks.walk import STREAM, Case, answer_to, make_frames, shard_map, walk
 from producerd.config import StreamSettings
-from producerd.core import intake
-from producerd.core.entries import encode, parse_answer
-from producerd.core.frame import Frame
-from producerd.core.intake import Rows
+from producerd.core.encoding.entries import encode
 from producerd.core.pipeline import Pipeline
-from producerd.core.requests import Request
-from producerd.core.shards import hash_keys
-from producerd.core.spans import sort_rows
+from producerd.core.rows import intake
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.intake import Rows
+from producerd.core.rows.sorting import sort_rows
+from producerd.core.sending.answers import parse_answer
+from producerd.core.sending.requests import Request
+from producerd.core.shards.hash_keys import hash_keys
 from producerd.runtime.stream import Stream
 from producerd.wire import frames
 from producerd.wire.columns import Columns, parse_body
@@ -69,8 +70,8 @@ def route() -> Work:
 def sort(record_bytes: int) -> Work:
     """Routed, sorted by shard, cut to spans and copied."""
     columns = _frame(record_bytes)
-    rows, among = [_rows(columns) for _ in range(4)], shard_map(SHARDS)
-    return Work(lambda: sort_rows(rows, among, 1), 4 * columns.layout.records)
+    frames, among = [Frame(None, 0, _rows(columns), 0) for _ in range(4)], shard_map(SHARDS)
+    return Work(lambda: sort_rows(frames, among, 1), 4 * columns.layout.records)
 
 
 def encode_request(aggregation: str, record_bytes: int) -> Work:
@@ -205,7 +206,7 @@ def _requests(aggregation: str, record_bytes: int, most: int = 1) -> tuple[Pipel
         pipeline.submit(Frame(object(), number, _rows(columns), layout.charge_bytes), _NOW)
     pipeline.hasten()
     while (job := pipeline.take_job(_NOW)) is not None:
-        pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+        pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
     requests = [request for _ in range(most) if (request := pipeline.take_request(_NOW)) is not None]
     assert len(requests) == most
     return pipeline, requests

@@ -11,9 +11,11 @@ import sys
 from benchmarks.daemon.client import KEY_BYTES, rows
 from benchmarks.daemon.run import forget_peak, peak_rss_bytes
 from benchmarks.idle.run import memory
-from producerd.core.intake import Rows, check
-from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
-from producerd.core.spans import sort_rows
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.intake import check
+from producerd.core.rows.sorting import sort_rows
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.runtime import allocator
 from producerd.wire.columns import RECORD_CHARGE_BYTES, lay_out, parse_body
 
@@ -25,12 +27,13 @@ def equal_shards(count: int) -> ShardMap:
     return ShardMap(Shard(f"s{number}", edges[number], edges[number + 1] - 1) for number in range(count))
 
 
-def frames_of(job_bytes: int, record_bytes: int) -> list[Rows]:
+def frames_of(job_bytes: int, record_bytes: int) -> list[Frame]:
     charge_bytes = KEY_BYTES + record_bytes + RECORD_CHARGE_BYTES
     columns = lay_out(*rows(max(1, FRAME_BYTES // charge_bytes), record_bytes))
     count = max(1, job_bytes // (charge_bytes * columns.layout.records))
     bodies = [b"".join((columns.body_prefix(number + 1), *map(bytes, columns.parts))) for number in range(count)]
-    return [check(parse_body(body, columns.layout.flags), FRAME_BYTES) for body in bodies]
+    checked = [check(parse_body(body, columns.layout.flags), FRAME_BYTES) for body in bodies]
+    return [Frame(None, 0, rows, columns.layout.charge_bytes) for rows in checked]
 
 
 def main(job_bytes: int, record_bytes: int, shards: int) -> None:

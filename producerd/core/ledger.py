@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from producerd.core.budget import QueueBudget
-from producerd.core.entries import Piece
-from producerd.core.flushing import Flushing
-from producerd.core.frame import Frame, RowEnd
-from producerd.core.requests import ends_of, runs_of
-from producerd.core.spans import IN_REQUEST, MAYBE_CAUSES, QUEUED, SETTLED, Job, SortedRows, Span
+from producerd.core.rows.flushing import Flushing
+from producerd.core.rows.frame import Frame, RowEnd
+from producerd.core.rows.job import MAYBE_CAUSES, Job
+from producerd.core.rows.spans import Span, runs_of
 from producerd.core.stats import StreamStats
 from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES
@@ -40,6 +39,7 @@ class Ledger:
         self.draining = False
         self.frames: dict[Frame, None] = {}  # accepted and not finished, oldest first
         self.sorting: dict[Frame, None] = {}
+        self._jobs: dict[Frame, Job] = {}  # of the frames that are sorted
         self.flushings: WeakSet[Flushing] = WeakSet()  # one that nobody waits for any more is forgotten
         self._expiring: dict[float, dict[Frame, None]] = {}  # frames by their time-to-live, oldest first
         self._keeps_order = keeps_order
@@ -48,9 +48,9 @@ class Ledger:
 
     # ---- frames come and go
 
-    def accept(self, frame: Frame, ttl_seconds: float) -> None:
+    def accept(self, frame: Frame, now: float, ttl_seconds: float) -> None:
         """A whole frame.  Its rows that ended already, the bad ones, are not accepted."""
-        frame.ttl_seconds = ttl_seconds
+        frame.accept(now, ttl_seconds)
         self.budget.release(frame.records - frame.unsettled, 0)
         self.stats.ingest_records += frame.unsettled
         self.stats.ingest_bytes += frame.charge_bytes
@@ -72,26 +72,30 @@ class Ledger:
         self._failed_sessions.pop(owner, None)
         self._finished = [frame for frame in self._finished if frame.owner is not owner]
 
+    def waiting_rows(self, frame: Frame) -> int:
+        """How many rows of a frame are in no request and have not ended."""
+        job = self._jobs.get(frame)
+        return frame.unsettled if job is None else len(job.queued_positions_of(frame))
+
     # ---- sorting
 
-    def sorted(self, frames: Sequence[Frame], rows: SortedRows) -> Job:
-        """Their charge moves from the frames' own buffers to the span buffers."""
-        job = Job(frames, rows)
-        charge = job.charge_bytes + sum([buffer.charge_bytes for buffer in rows.buffers])
-        self.budget.release(0, sum([frame.row_charge_bytes for frame in frames]) - charge)
-        for frame in frames:
+    def sorted(self, job: Job) -> None:
+        """The rows of some frames are sorted: their charge moves from the frames' own buffers to the span buffers."""
+        charge_bytes = job.charge_bytes + sum([buffer.charge_bytes for buffer in job.buffers])
+        self.budget.release(0, sum([frame.row_charge_bytes for frame in job.frames]) - charge_bytes)
+        for frame in job.frames:
             del self.sorting[frame]
-            frame.job, frame.rows = job, None
-        for frame in frames:
-            if frame.withdrawn_from == 0:  # while it was sorted: its rows have ended, their memory has not
-                self._let_go(job, job.positions_of(frame))
-        return job
+            frame.release_rows()
+            if frame.finished:  # while it was sorted: its rows have ended, their memory has not
+                self._end_queued(job, job.positions_of(frame))
+            else:
+                self._jobs[frame] = job
 
     def unsortable(self, frame: Frame, end: RowEnd) -> None:
         """Sorting this frame raised."""
         del self.sorting[frame]
         if frame.withdrawn_from == 0:
-            frame.rows = None
+            frame.release_rows()
             self.budget.release(0, frame.row_charge_bytes)
         else:
             self.withdraw(frame, end, "")
@@ -121,36 +125,37 @@ class Ledger:
 
     # ---- rows go back
 
-    def left_request(self, pieces: list[Piece], otherwise: RowEnd | None) -> None:
+    def left_request(self, spans: Sequence[Span], otherwise: RowEnd | None) -> None:
         """Rows are in no request any more: those to be sent no more end.  ``otherwise``: how all the others end too."""
-        for job in {id(piece.span.buffer.job): piece.span.buffer.job for piece in pieces}.values():
+        for job in dict.fromkeys([span.job for span in spans]):
             for frame in job.frames:
                 if frame.withdrawn_from is not None:
-                    told, from_row = frame.withdrawn_as, frame.withdrawn_from
-                    self.withdraw(frame, told, "disconnected" if told is None else "returned", from_row)
+                    end, from_row = frame.withdrawn_as, frame.withdrawn_from
+                    self.withdraw(frame, end, "disconnected" if end is None else "returned", from_row)
                 elif self.draining and frame.owner is not None and not frame.finished:
                     self.withdraw(frame, RETURNED, "returned")
                 elif otherwise is not None and not frame.finished and not frame.outlasts(otherwise):
                     self.withdraw(frame, otherwise, "")
 
     def retried(self, span: Span) -> Span:
+        """Count that rows are sent again.  Returns their span with one more attempt."""
         self.stats.retried_records += span.records
-        for frame, records in span.buffer.job.records_by_frame(slice(span.first, span.last)):
-            frame.retries += records
+        for frame, records in span.job.records_by_frame(slice(span.first, span.last)):
+            frame.add_retries(records)
         return span._replace(attempts=span.attempts + 1)
 
-    def throttled(self, pieces: list[Piece]) -> None:
-        for _, span in pieces:
+    def throttled(self, spans: Sequence[Span]) -> None:
+        """Count that rows were throttled."""
+        for span in spans:
             self.stats.throttled_records += span.records
-            for frame, records in span.buffer.job.records_by_frame(slice(span.first, span.last)):
-                frame.throttled += records
+            for frame, records in span.job.records_by_frame(slice(span.first, span.last)):
+                frame.add_throttles(records)
 
-    def mark_maybe_stored(self, pieces: list[Piece], cause: str) -> None:
+    def mark_maybe_stored(self, spans: Sequence[Span], cause: str) -> None:
         """Note that a send may have stored rows.  What an earlier send may have stored is now a surplus copy."""
-        for _, span in pieces:
-            job = span.buffer.job
-            self._count_copies(job, slice(span.first, span.last))
-            job.mark_maybe_stored(span.first, span.last, cause)
+        for span in spans:
+            self._count_copies(span.job, slice(span.first, span.last))
+            span.job.mark_maybe_stored(span.first, span.last, cause)
 
     # ---- rows expire
 
@@ -173,12 +178,12 @@ class Ledger:
 
     # ---- rows end
 
-    def store(self, pieces: list[Piece], now: float) -> None:
+    def store(self, spans: Sequence[Span], now: float) -> None:
         """Rows of a request are in the stream."""
         stored: dict[Job, list[slice]] = {}
-        for job, first, last in runs_of(pieces):
+        for job, first, last in runs_of(spans):
             where = slice(first, last)
-            self._settle(job, where)
+            job.settle(first, last)
             self._count_copies(job, where)
             self.stats.delivered_records += last - first
             stored.setdefault(job, []).append(where)
@@ -188,11 +193,11 @@ class Ledger:
                 self.stats.delivery_seconds.add(now - frame.accepted_at, records)
                 frame.store(records)
                 self._finish(frame)
-        for _, span in pieces:
+        for span in spans:
             self.stats.attempts.add(span.attempts + 1, span.last - span.first)
             self.stats.delivered_bytes += span.bytes
         self.stats.delivered_at = now
-        self._shrink(pieces)
+        self._release(spans)
 
     def _count_copies(self, job: Job, where: slice) -> None:
         """Rows are in the stream once more, for certain or maybe: count the copy that the send before may have left.
@@ -204,39 +209,31 @@ class Ledger:
         for cause, records in zip(MAYBE_CAUSES[1:], np.bincount(maybe, minlength=9).tolist()[1:], strict=False):
             self.stats.possible_duplicate_records[cause] += records
         for frame, records in job.records_by_frame(np.flatnonzero(maybe) + where.start):
-            frame.possible_duplicates += records
+            frame.add_copies(records)
 
-    def end(self, piece: Piece, end: RowEnd) -> None:
-        """Rows of a request end otherwise."""
-        span = piece.span
-        job, where = span.buffer.job, slice(span.first, span.last)
-        self._settle(job, where)
+    def end(self, span: Span, end: RowEnd) -> None:
+        """Rows of a request end, and are not stored for certain."""
+        job, where = span.job, slice(span.first, span.last)
+        job.settle(span.first, span.last)
         self.stats.failed_records[end.code] += span.records
         maybe = job.maybe_stored[where] if job.maybe_stored is not None else None
         for chosen, told in _by_maybe(end, maybe, np.arange(span.first, span.last)):
             for frame, rows in job.frames_of(chosen):
                 frame.end(rows, told)
                 self._finish(frame)
-        self._shrink([piece])
+        self._release([span])
         if self._keeps_order:
             for frame, rows in job.frames_of(where):
                 self._fail_followers(frame, int(rows.min()) + 1)
 
-    def _settle(self, job: Job, where: slice) -> None:
-        state = job.state[where]
-        if not (state == IN_REQUEST).all():
-            raise AssertionError("a row settled twice")
-        state[:] = SETTLED
-
-    def _shrink(self, pieces: list[Piece]) -> None:
+    def _release(self, spans: Sequence[Span]) -> None:
         """Rows of a request have settled: their records are free, and the buffers of which they were the last."""
-        charge = 0
-        for _, span in pieces:
-            buffer = span.buffer
-            buffer.live -= span.last - span.first
-            if not buffer.live:
-                charge += buffer.let_go()
-        self.budget.release(int(ends_of(pieces)[-1]), charge)
+        records = charge_bytes = 0
+        for span in spans:
+            count = span.last - span.first
+            records += count
+            charge_bytes += span.job.release(span.buffer, count)
+        self.budget.release(records, charge_bytes)
 
     def withdraw(self, frame: Frame, end: RowEnd | None, reason: str, from_row: int = 0) -> None:
         """Rows of a frame that are in no request end now (None: nobody is told); no row of it is sent again.
@@ -244,32 +241,25 @@ class Ledger:
         ``from_row``: the rows before that number are not meant.
         """
         before = frame.unsettled
-        if frame.withdrawn_from is None or from_row < frame.withdrawn_from:
-            frame.withdrawn_from, frame.withdrawn_as = from_row, end
-        if frame.job is not None:
-            positions = frame.job.positions_of(frame, from_row)
-            positions = positions[frame.job.state[positions] == QUEUED]
-            self._let_go(frame.job, positions)
-            self._end_rows(frame, frame.job, positions, end, reason)
+        frame.withdraw(from_row, end)
+        job = self._jobs.get(frame)
+        if job is not None:
+            positions = job.queued_positions_of(frame, from_row)
+            self._end_queued(job, positions)
+            self._end_rows(frame, job, positions, end, reason)
         elif frame.unsettled:
             if frame not in self.sorting:  # else its memory is let go when the sort is done
-                frame.rows = None
+                frame.release_rows()
                 self.budget.release(0, frame.row_charge_bytes)
             self._end_unsorted(frame, end, reason)
         failed = end is not None and end.outcome is not Outcome.RETURNED and end is not _PREDECESSOR_FAILED
         if failed and frame.unsettled < before:
             self._fail_followers(frame, from_row)
 
-    def _let_go(self, job: Job, positions: npt.NDArray[np.intp]) -> None:
+    def _end_queued(self, job: Job, positions: npt.NDArray[np.intp]) -> None:
         """Queued rows are needed no more: free what holds them.  Their lanes find them settled where they stand."""
-        if not len(positions):
-            return
-        job.state[positions] = SETTLED
-        job.has_gaps = True
-        for buffer, records in job.buffers_of(positions):
-            buffer.live -= records
-            if not buffer.live:
-                self.budget.release(0, buffer.let_go())
+        if len(positions):
+            self.budget.release(0, job.end_queued(positions))
 
     def _end_rows(
         self, frame: Frame, job: Job, positions: npt.NDArray[np.intp], end: RowEnd | None, reason: str
@@ -281,7 +271,7 @@ class Ledger:
         if end is None:
             frame.drop(len(positions))
         else:
-            rows = job.order[positions] - np.int32(job.starts[job.frames.index(frame)])
+            rows = job.rows_of(frame, positions)
             maybe = job.maybe_stored[positions] if job.maybe_stored is not None else None
             for chosen, told in _by_maybe(end, maybe, rows):
                 frame.end(chosen, told)
@@ -310,13 +300,14 @@ class Ledger:
         """
         frames = [frame for frame in self.frames if not frame.outlasts(end)]
         if unsorted:
-            frames = [frame for frame in frames if frame.job is None and frame not in self.sorting]
+            frames = [frame for frame in frames if frame not in self._jobs and frame not in self.sorting]
         for frame in reversed(frames) if self._keeps_order else frames:  # else the later ones tell of the first alone
             self.withdraw(frame, end, "")
 
     def _finish(self, frame: Frame) -> None:
         if frame.finished and frame in self.frames:
             del self.frames[frame]
+            self._jobs.pop(frame, None)
             if (expiring := self._expiring.get(frame.ttl_seconds)) is not None:
                 del expiring[frame]
                 if not expiring:

@@ -20,18 +20,19 @@ from random import Random
 from typing import Final
 
 from producerd.core.budget import NodeInFlight, QueueBudget
-from producerd.core.entries import Answer, EncodedRequest, RequestFailed
-from producerd.core.flushing import Flushing
-from producerd.core.frame import Frame, RowEnd
-from producerd.core.intake import Rows
-from producerd.core.lanes import ONE_LANE, Lanes, ShardState
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.holding import Holding
+from producerd.core.lanes.lanes import Lanes, ShardState
 from producerd.core.ledger import RETURNED, Ledger
-from producerd.core.map_wait import MapWait
-from producerd.core.requests import Request
+from producerd.core.rows.flushing import Flushing
+from producerd.core.rows.frame import Frame, RowEnd
+from producerd.core.rows.sorting import SortedRows
 from producerd.core.rules import PipelineRules
-from producerd.core.sender import Holding, Sender
-from producerd.core.shards import ShardMap
-from producerd.core.spans import SortedRows
+from producerd.core.sending.answers import Answer, RequestFailed
+from producerd.core.sending.requests import Request
+from producerd.core.sending.sender import Sender
+from producerd.core.shards.map_wait import MapWait
+from producerd.core.shards.shard_map import ONE_LANE, ShardMap
 from producerd.core.stats import StreamStats
 from producerd.errors import Code, Outcome
 
@@ -42,13 +43,12 @@ _UNSORTABLE: Final = RowEnd(Outcome.NOT_STORED, Code.INTERNAL, "the daemon could
 
 
 class SortJob:
-    """Work for `spans.sort_rows`.  ``results``: its frames in order, each part with its rows, or None."""
+    """Work for `sort_rows`.  ``results``: its frames in order, each part with its rows, or None."""
 
-    __slots__ = ("frames", "results", "rows", "seed", "shard_map")
+    __slots__ = ("frames", "results", "seed", "shard_map")
 
-    def __init__(self, frames: list[Frame], rows: list[Rows], shard_map: ShardMap, seed: int) -> None:
+    def __init__(self, frames: list[Frame], shard_map: ShardMap, seed: int) -> None:
         self.frames = frames
-        self.rows = rows
         self.shard_map = shard_map
         self.seed = seed
         self.results: Sequence[tuple[Sequence[Frame], SortedRows | None]] | None = None
@@ -212,8 +212,7 @@ class Pipeline:
     def submit(self, frame: Frame, now: float) -> None:
         """Accept a whole frame, granted by the gate.  Rows that ended already (bad ones) are not accepted."""
         self._idle_since = None
-        frame.accepted_at = now
-        self.ledger.accept(frame, self.rules.record_ttl_seconds)
+        self.ledger.accept(frame, now, self.rules.record_ttl_seconds)
         if self.shard_map is None:
             self.sender.wants_shard_map = True
         if frame.withdrawn_from == 0:
@@ -266,7 +265,7 @@ class Pipeline:
         """An owner is gone and wants nothing more: its rows that are in no request end now."""
         self.ledger.forget_session(owner)
         for frame in [frame for frame in self.ledger.frames if frame.owner is owner]:
-            frame.owner = None
+            frame.disown()
             self.ledger.withdraw(frame, None, "disconnected")
         for line in (self._sealed, self._only_by_map):  # else what waits for a map would hold on to what has ended
             living = [frames for frames in line if _of_callers(frames)]
@@ -278,7 +277,7 @@ class Pipeline:
         self.ledger.forget_session(owner)
         for frame in self.ledger.frames:
             if frame.owner is owner:
-                frame.owner = None
+                frame.disown()
 
     def hasten(self) -> None:
         """The queue is to be emptied: from now on nothing lingers, neither what is accepted later."""
@@ -331,8 +330,7 @@ class Pipeline:
             if self.goes_plain and not (frames := self._without_aggregates(frames)):
                 continue
             self.ledger.sorting.update(dict.fromkeys(frames))
-            rows = [frame.rows for frame in frames if frame.rows is not None]
-            job = SortJob(frames, rows, shard_map, self._random.getrandbits(63))
+            job = SortJob(frames, shard_map, self._random.getrandbits(63))
             self._jobs.append(job)
             return job
         return None
@@ -344,7 +342,7 @@ class Pipeline:
             job = self._jobs.popleft()
             for frames, rows in job.results or ():
                 if rows is not None:
-                    self.ledger.sorted(frames, rows)
+                    self.ledger.sorted(rows.job)
                     self.sender.lanes.append(job.shard_map, rows.spans)
                 else:
                     for frame in frames:

@@ -5,7 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from producerd.core.entries import EntryRules
+
+@dataclass(frozen=True, slots=True)
+class EntryRules:
+    """How rows become entries.  Sizes count data + keys, as the service does.
+
+    ``per_key``: a request has at most one aggregate of a lane.
+    """
+
+    aggregate: bool
+    aggregate_max_bytes: int
+    aggregate_max_records: int
+    request_max_records: int
+    request_max_bytes: int
+    per_key: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from producerd.core.entries import EncodedRequest
+from producerd.core.encoding.entries import EncodedRequest
 
 ATTEMPT_BOUNDS: Final = (1, 2, 3, 5, 10, 20, 50)
 """Sends until a record was stored."""

@@ -27,9 +27,11 @@ from producerd.config import Config, NodeSettings
 from producerd.config.cgroup import MemoryLimit, memory_limit
 from producerd.config.memory import check_fits
 from producerd.config.reload import reload
-from producerd.core import intake
-from producerd.core.shards import one_lane
-from producerd.core.spans import sort_rows
+from producerd.core.gate import Refusal
+from producerd.core.rows import intake
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.sorting import sort_rows
+from producerd.core.shards.shard_map import ONE_LANE
 from producerd.errors import Code, ConfigurationError, Refused
 from producerd.runtime import admin, allocator, logs, metrics, systemd
 from producerd.runtime.acceptor import Acceptor
@@ -38,7 +40,6 @@ from producerd.runtime.asking import Word
 from producerd.runtime.aws.clients import accesses_of, check_accesses, open_clients
 from producerd.runtime.commands import Commands, Drained, Told
 from producerd.runtime.dispatcher import Dispatcher
-from producerd.runtime.gate import Refusal
 from producerd.runtime.listener import Listener, Passed
 from producerd.runtime.page import Page
 from producerd.runtime.session import Session, SessionRules
@@ -102,7 +103,7 @@ def _sort_one_row() -> None:
     """Has Arrow's compute functions loaded: 0.3 s and 49 MiB, which are part of an idle daemon's memory."""
     columns = lay_out([b"key"], [b"data"])
     body = parse_body(columns.body_prefix(1) + b"".join(map(bytes, columns.parts)), columns.layout.flags)
-    sort_rows([intake.check(body, 1024)], one_lane(), 0)
+    sort_rows([Frame(None, 0, intake.check(body, 1024), 0)], ONE_LANE, 0)
 
 
 def _session_rules(node: NodeSettings) -> SessionRules:

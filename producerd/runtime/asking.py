@@ -11,7 +11,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, NamedTuple, Protocol
 
-from producerd.core.retry import WHERE_TO_LOOK, HealthState, meaning_of
+from producerd.core.failures import meaning_of
+from producerd.core.sending.health import WHERE_TO_LOOK, HealthState
 from producerd.errors import Code
 from producerd.runtime.kinesis import Address, Tried
 from producerd.runtime.stream import Stream

@@ -13,11 +13,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from producerd.core.entries import Answer, RequestFailed, encode
-from producerd.core.frame import Frame
+from producerd.core.encoding.entries import encode
 from producerd.core.pipeline import SortJob
-from producerd.core.requests import Request
-from producerd.core.spans import SortedRows, sort_rows
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.sorting import SortedRows, sort_rows
+from producerd.core.sending.answers import Answer, RequestFailed
+from producerd.core.sending.requests import Request
 from producerd.errors import Code
 from producerd.runtime.kinesis import Kinesis
 from producerd.runtime.logs import get_logger
@@ -138,9 +139,10 @@ class Dispatcher:
             self._free_workers -= not inline
             self._spawn(self._carry(stream, request, inline), self._sending)
         elif (job := stream.pipeline.take_job(now)) is not None:
-            records, bytes_ = sum([rows.records for rows in job.rows]), sum([len(rows.data) for rows in job.rows])
-            sealed = any(rows.aggregates is not None for rows in job.rows)
-            if self._does_inline(records, bytes_, row_by_row=sealed):
+            checked = [frame.rows for frame in job.frames if frame.rows is not None]
+            records, bytes_ = sum([rows.records for rows in checked]), sum([len(rows.data) for rows in checked])
+            has_aggregates = any(rows.aggregates is not None for rows in checked)
+            if self._does_inline(records, bytes_, row_by_row=has_aggregates):
                 stream.pipeline.sorted(job, _sort(stream.name, job))
             else:
                 self._free_workers -= 1
@@ -224,13 +226,13 @@ class Dispatcher:
 def _sort(stream_name: str, job: SortJob) -> list[tuple[list[Frame], SortedRows | None]]:
     """A job's frames sorted together; where that raises, one by one, so that a frame that raises fails alone."""
     try:
-        return [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))]
+        return [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))]
     except Exception:  # pure work on rows that raises must not take the node down
         log.exception("a job could not be sorted", stream=stream_name, frames=len(job.frames), exc_text=False)
     results: list[tuple[list[Frame], SortedRows | None]] = []
-    for frame, rows in zip(job.frames, job.rows, strict=True):
+    for frame in job.frames:
         try:
-            results.append(([frame], sort_rows([rows], job.shard_map, job.seed)))
+            results.append(([frame], sort_rows([frame], job.shard_map, job.seed)))
         except Exception:  # this is the one; it was logged
             results.append(([frame], None))
     return results

@@ -1,8 +1,8 @@
 """The way to Kinesis: `Kinesis`, what the daemon needs of the service, and `AioKinesis`, which asks it.
 
 Failures come back as values, not exceptions, and so does an answer whatever it holds.  Credentials, hosts, signing and
-connections are those of an `AwsClient`; a PutRecords body is written by `producerd.core.entries` and carried past
-botocore (see `Sending`).
+connections are those of an `AwsClient`; a PutRecords body is written by `producerd.core.encoding.entries` and carried
+past botocore (see `Sending`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from producerd.config import StreamSettings
-from producerd.core.entries import Answer, EncodedRequest, RequestFailed, parse_answer
-from producerd.core.retry import meaning_of
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.failures import meaning_of
+from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.errors import Code
 from producerd.runtime.aws.clients import AwsClient
 from producerd.runtime.aws.errors import failure_of, is_answer, not_kinesis, shows_wrong_endpoint

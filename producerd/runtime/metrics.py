@@ -24,8 +24,8 @@ from prometheus_client.metrics_core import Metric
 from producerd import __version__
 from producerd.config import Config
 from producerd.config.text import as_toml
-from producerd.core.sender import Cause
-from producerd.core.spans import MAYBE_CAUSES
+from producerd.core.holding import Cause
+from producerd.core.rows.job import MAYBE_CAUSES
 from producerd.core.stats import Histogram
 from producerd.errors import Code
 from producerd.runtime.session import DISCONNECT_REASONS

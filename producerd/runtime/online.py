@@ -21,8 +21,8 @@ import structlog
 from producerd.config import STREAM_NAME, Config, StreamSettings
 from producerd.config.summary import in_seconds, queue_warning
 from producerd.config.values import size
-from producerd.core.entries import RequestFailed
-from producerd.core.retry import meaning_of
+from producerd.core.failures import meaning_of
+from producerd.core.sending.answers import RequestFailed
 from producerd.errors import Code
 from producerd.runtime.aws.clients import Access, AwsClient, access_of, open_clients
 from producerd.runtime.aws.errors import NoCredentials, failure_of

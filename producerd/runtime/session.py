@@ -16,10 +16,10 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 import numpy as np
 
 from producerd import __version__
-from producerd.core.frame import Frame
+from producerd.core.gate import Member, Refusal, Ticket
+from producerd.core.rows.frame import Frame
 from producerd.errors import Code, ProducerdError, ProtocolError
 from producerd.runtime.asking import NOT_ASKED, Word
-from producerd.runtime.gate import Member, Refusal, Ticket
 from producerd.runtime.logs import get_logger
 from producerd.runtime.peers import Peer, peer_of
 from producerd.runtime.stream import Stream

@@ -1,10 +1,10 @@
 """ShardWatch: what a stream is made of, kept fresh: its shards, and its summary.
 
 The shards are read (ListShards, all pages) when the pipeline wants a map, about once a minute otherwise unless the
-stream is idle, and again and again while that fails: `producerd.core.reading_times` says when.  The old map serves
-until the new one is whole.  The summary (DescribeStreamSummary) is read once at the start, about every ten minutes from
-then on, and when the shards show that the stream was made again.  Either may be denied: one line says when that begins,
-and one when it ends.
+stream is idle, and again and again while that fails: `producerd.core.shards.reading_times` says when.  The old map
+serves until the new one is whole.  The summary (DescribeStreamSummary) is read once at the start, about every ten
+minutes from then on, and when the shards show that the stream was made again.  Either may be denied: one line says when
+that begins, and one when it ends.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from math import inf
 from random import Random
 from typing import Final
 
-from producerd.core.entries import RequestFailed
-from producerd.core.map_wait import UNANSWERED
-from producerd.core.reading_times import ShardReadings, SummaryReadings
-from producerd.core.retry import meaning_of
-from producerd.core.shards import ShardMap, map_from_listing
+from producerd.core.failures import meaning_of
+from producerd.core.sending.answers import RequestFailed
+from producerd.core.shards.map_wait import UNANSWERED
+from producerd.core.shards.reading_times import ShardReadings, SummaryReadings
+from producerd.core.shards.shard_map import ShardMap, map_from_listing
 from producerd.errors import Code
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.kinesis import Kinesis, StreamSummary

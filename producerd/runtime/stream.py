@@ -11,17 +11,17 @@ from random import Random
 from typing import Any, Protocol
 
 from producerd.config import StreamSettings
-from producerd.core import flushing, intake
 from producerd.core.budget import NodeBudget, NodeInFlight, QueueBudget
-from producerd.core.entries import EntryRules
-from producerd.core.frame import Frame
-from producerd.core.intake import Rows
+from producerd.core.failures import meaning_of
+from producerd.core.gate import AdmissionGate
+from producerd.core.holding import Holding
 from producerd.core.pipeline import Pipeline
-from producerd.core.retry import HealthState, meaning_of
-from producerd.core.rules import PipelineRules
-from producerd.core.sender import Holding
+from producerd.core.rows import flushing, intake
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.intake import Rows
+from producerd.core.rules import EntryRules, PipelineRules
+from producerd.core.sending.health import HealthState
 from producerd.errors import Code
-from producerd.runtime.gate import AdmissionGate
 from producerd.runtime.kinesis import address_of
 from producerd.runtime.logs import get_logger
 from producerd.wire import frames

@@ -9,7 +9,7 @@ from typing import Final
 
 from producerd.config import STREAM_NAME, Config
 from producerd.core.budget import NodeBudget, NodeInFlight
-from producerd.core.retry import HealthState
+from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Refused
 from producerd.runtime.asking import Asking, Word
 from producerd.runtime.aws.clients import AwsClients, access_of

@@ -1,6 +1,6 @@
 """What a consumer makes of a stored record: plain, or an aggregate in the KPL's format, taken apart.
 
-Written from the format and Amazon's library and never from `producerd.core.aggregation`, so that it can judge that
+Written from the format and Amazon's library and never from `producerd.core.kpl.aggregation`, so that it can judge that
 module.  It follows the Kinesis Client Library 3.0.2: a wrong magic, digest or message is a plain record, not an error.
 Java's reading decides what a message, a text and a number are.
 

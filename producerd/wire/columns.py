@@ -9,7 +9,7 @@ then the bytes of each column::
 Offsets may start anywhere, as those of an Arrow slice do: only differences count, so that a slice is sent without a
 pass over its rows.  A null or empty key has length 0, and so has an absent explicit hash key.
 
-Parsing here checks lengths only, never a row: `producerd.core.intake` checks rows in bulk.
+Parsing here checks lengths only, never a row: `producerd.core.rows.intake` checks rows in bulk.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from benchmarks.daemon.run import (
     warn_of_few,
 )
 from benchmarks.sink import MARK, Sink
-from producerd.core.aggregation import Aggregate
+from producerd.core.kpl.aggregation import Aggregate
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,7 +17,7 @@ from benchmarks.instructions.__main__ import main, verdict
 from benchmarks.instructions.budgets import LOOSE, WIDER, Budgets, Figures
 from benchmarks.instructions.run import count
 from benchmarks.walk import Case, RecordsWrong, answer_to, walk
-from producerd.core.entries import EncodedRequest
+from producerd.core.encoding.entries import EncodedRequest
 
 HERE = {"python": "3.11.7", "numpy": "2.4.6"}
 BUDGETS = Budgets(HERE, {"route": 1_000, "sort": 2_000})

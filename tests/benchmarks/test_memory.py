@@ -17,7 +17,7 @@ from benchmarks.daemon.run import RecordsWrong
 from benchmarks.memory.__main__ import CASES, REQUESTS_QUEUE_BYTES, main
 from benchmarks.memory.job import equal_shards, frames_of
 from benchmarks.memory.run import LARGE_BYTES, LARGE_RECORDS, SHARDS, Bench, Figures, frame_of, full_frame
-from producerd.core.shards import parse_hash_keys
+from producerd.core.shards.hash_keys import parse_hash_keys
 from producerd.errors import BackpressureTimeout
 from producerd.wire.columns import Columns, parse_body
 from spark_client.tally import Tally
@@ -48,7 +48,7 @@ def test_a_record_larger_than_a_frame_goes_alone() -> None:
 
 def test_a_job_is_as_large_as_asked() -> None:
     frames = frames_of(4 << 20, 1_000)
-    assert 3 << 20 < sum(len(frame.data) + len(frame.keys) + 32 * frame.records for frame in frames) <= 4 << 20
+    assert 3 << 20 < sum(frame.row_charge_bytes for frame in frames) <= 4 << 20
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from benchmarks.rivals.producers import RIVALS, Rival
 from benchmarks.rivals.run import Bench, Cost, Figures, family
 from benchmarks.sink import Sink, cbor
 from benchmarks.spark.cost import cpu_seconds
-from producerd.core.aggregation import Aggregate
+from producerd.core.kpl.aggregation import Aggregate
 from producerd.demo.children import Child, Children
 from producerd.demo.scenario import environment
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from producerd.core import intake
-from producerd.core.aggregation import split
-from producerd.core.shards import Shard, ShardMap
+from producerd.core.kpl.aggregation import split
+from producerd.core.rows import intake
+from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.testing import Entry, FakeKinesis, Stream, UserRecord, hash_of
 from producerd.wire.columns import lay_out
 from tests.core.mutants import Mutant, mutants, named

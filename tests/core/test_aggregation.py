@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from aws_kinesis_agg.deaggregator import iter_deaggregate_records
 
-from producerd.core.aggregation import MAGIC, Aggregate, Undeliverable, UserRecord, parse, varint
+from producerd.core.kpl.aggregation import MAGIC, Aggregate, Undeliverable, UserRecord, parse, varint
 from producerd.testing.aggregates import deaggregate
 from tests.core.mutants import mutants
 

@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from producerd.core import columnar
-from producerd.core.aggregation import AGGREGATE_KEY
-from producerd.core.entries import Answer, EncodedRequest, EntryRules, Piece, encode, parse_answer
-from producerd.core.shards import MAX_HASH_KEY
-from producerd.core.spans import RAW_FROM_STRAYS
+from producerd.core.encoding import columnar
+from producerd.core.encoding.entries import EncodedRequest, encode
+from producerd.core.kpl.aggregation import AGGREGATE_KEY
+from producerd.core.lanes.lane import Piece
+from producerd.core.rows.spans import RAW_FROM_STRAYS
+from producerd.core.rules import EntryRules
+from producerd.core.sending import answers
+from producerd.core.sending.answers import Answer, parse_answer
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from tests.core.rows import Row
 from tests.core.test_entries import SPECIAL_KEYS, drop, pieces_of
-from tests.core.test_spans import Row
 from tests.runtime.odd_answers import mutated
 from tests.simulation.setting import ADDRESS, make_rules
 
@@ -178,7 +182,7 @@ def test_it_writes_records_where_that_pays_and_can_be() -> None:
     large: Row = (b"k", bytes(columnar.MOST_ROW_BYTES), None)
     spans = [lane_rows(rows).spans for rows in ([row] * (least - 1), [row] * least, [large] * least)]
     assert [columnar.suits(each) for each in spans] == [False, True, False]
-    spans[1][0].buffer.sealed = np.zeros(least, np.bool_)
+    spans[1][0].buffer.aggregates = np.zeros(least, np.bool_)
     assert not columnar.suits(spans[1])
 
 
@@ -267,7 +271,7 @@ def test_both_twins_read_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) ->
         for count in {entries, 1, entries + random.choice([-1, 1])} - {0}:
             both = []
             for least in (1, 1 << 30):
-                monkeypatch.setattr(columnar, "LEAST_RESULTS", least)
+                monkeypatch.setattr(answers, "LEAST_RESULTS", least)
                 found = parse_answer(body, count)
                 is_read = isinstance(found, Answer)
                 both.append(
@@ -280,7 +284,7 @@ def test_answers_as_kinesis_writes_them_are_read_as_columns() -> None:
     for shards in (1, 3):
         results = [{"SequenceNumber": f"{n:056}", "ShardId": f"shardId-{n * shards // 300:012}"} for n in range(300)]
         for body in ({"FailedRecordCount": 0, "Records": results}, {"Records": results, "EncryptionType": "NONE"}):
-            found = columnar.stored(json.dumps(body, separators=(",", ":")).encode(), 300)
+            found = answers.stored(json.dumps(body, separators=(",", ":")).encode(), 300)
             assert found is not None
             assert len(found.shard_table) == shards
 
@@ -298,5 +302,5 @@ def test_answers_as_kinesis_writes_them_are_read_as_columns() -> None:
 )
 def test_results_in_another_place_are_no_results(answer: bytes) -> None:
     results = json.dumps([{"SequenceNumber": "1", "ShardId": "s"}] * 3, separators=(",", ":")).encode()
-    assert columnar.stored(b'{"Records":%b}' % results, 3) is not None
-    assert columnar.stored(answer % results, 3) is None
+    assert answers.stored(b'{"Records":%b}' % results, 3) is not None
+    assert answers.stored(answer % results, 3) is None

@@ -11,21 +11,23 @@ from typing import Any
 import orjson
 import pytest
 
-from producerd.core.aggregation import AGGREGATE_KEY, parse
-from producerd.core.entries import NOT_KINESIS, Answer, EncodedRequest, Piece, RequestFailed, encode, parse_answer
-from producerd.core.lane import Lane
-from producerd.core.shards import MAX_HASH_KEY, Shard
-from producerd.core.spans import RAW_FROM_STRAYS, Span, sort_rows
+from producerd.core.encoding.entries import EncodedRequest, encode
+from producerd.core.kpl.aggregation import AGGREGATE_KEY, parse
+from producerd.core.lanes.lane import Lane, Piece
+from producerd.core.rows.spans import RAW_FROM_STRAYS, Span
+from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed, parse_answer
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.shard_map import Shard
 from producerd.errors import Code
 from producerd.testing import FakeKinesis, hash_of
-from tests.core.test_spans import Row, content, even_map, rows_of
+from tests.core.rows import Row, content, even_map, rows_of, sorted_of
 from tests.simulation.setting import ADDRESS, STREAM, make_rules
 
 SPECIAL_KEYS = [b'"', b"\\", b"\x00", b"\n\t\x1f", b"</script>", b"\x7f", "é€😀".encode(), "\u2028".encode(), b"%b{}"]
 
 
 def pieces_of(rows: list[Row], shards: int = 1) -> list[Piece]:
-    result = sort_rows([rows_of(rows)], even_map(shards), 1)
+    result = sorted_of([rows_of(rows)], even_map(shards), 1)
     lanes = {place: Lane(Shard(f"shard-{place}", 0, MAX_HASH_KEY), None) for place in range(shards)}
     return [Piece(lanes[place], span) for place, span in result.spans]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from producerd.core.entries import RequestFailed
-from producerd.core.frame import Frame
-from producerd.core.retry import HealthState
+from producerd.core.rows.frame import Frame
+from producerd.core.sending.answers import RequestFailed
+from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Outcome
 from tests.core.test_pipeline import Desk
 

@@ -15,13 +15,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pytest
 
-from producerd.core import intake
 from producerd.core.budget import QueueBudget
-from producerd.core.entries import Answer, encode, parse_answer
-from producerd.core.frame import Frame
+from producerd.core.encoding.entries import encode
 from producerd.core.pipeline import Pipeline
-from producerd.core.shards import map_from_listing
-from producerd.core.spans import sort_rows
+from producerd.core.rows import intake
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.sorting import sort_rows
+from producerd.core.sending.answers import Answer, parse_answer
+from producerd.core.shards.shard_map import map_from_listing
 from producerd.testing import FakeKinesis
 from producerd.wire.columns import Columns, lay_out
 from tests.simulation.setting import ADDRESS, STREAM, make_body, make_rules
@@ -69,7 +70,7 @@ class Producer:
         fleet = self.fleet
         while True:
             if (job := self.pipeline.take_job(fleet.now)) is not None:
-                self.pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+                self.pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
             elif not self._send():
                 break
         self.pipeline.take_finished()

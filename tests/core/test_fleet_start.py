@@ -16,14 +16,15 @@ from typing import Final
 import orjson
 import pytest
 
-from producerd.core import intake
 from producerd.core.budget import QueueBudget
-from producerd.core.entries import encode, parse_answer
-from producerd.core.frame import Frame
+from producerd.core.encoding.entries import encode
 from producerd.core.pipeline import Pipeline
-from producerd.core.reading_times import AWAITED_SECONDS, ShardReadings, SummaryReadings
-from producerd.core.shards import map_from_listing
-from producerd.core.spans import sort_rows
+from producerd.core.rows import intake
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.sorting import sort_rows
+from producerd.core.sending.answers import parse_answer
+from producerd.core.shards.reading_times import AWAITED_SECONDS, ShardReadings, SummaryReadings
+from producerd.core.shards.shard_map import map_from_listing
 from producerd.runtime.shard_watch import SUMMARY_PATIENCE_SECONDS
 from producerd.testing import FakeKinesis, Fault
 from producerd.wire.columns import lay_out
@@ -107,7 +108,7 @@ class Daemon:
         """Do what can be done now, and look again when something is due."""
         fleet, pipeline = self.fleet, self.pipeline
         while (job := pipeline.take_job(fleet.now)) is not None:
-            pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+            pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
         while (request := pipeline.take_request(fleet.now)) is not None:
             encoded = encode(ADDRESS, request.pieces, pipeline.rules.entries, request.aggregate_bytes)
             pipeline.encoded(request, encoded, fleet.now)

@@ -7,11 +7,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from producerd.core.frame import MAX_CODES, Frame, FrameResult, RowEnd
-from producerd.core.intake import Rows
+from producerd.core.rows.frame import MAX_CODES, Frame, FrameResult, RowEnd
+from producerd.core.rows.intake import Rows
 from producerd.errors import Code, Outcome
 from producerd.wire import frames
-from tests.core.test_spans import rows_of
+from tests.core.rows import rows_of
 
 OUTCOMES = (Outcome.NOT_STORED, Outcome.UNKNOWN, Outcome.RETURNED)
 

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from producerd.core.gather import INLINE_BYTES, Cells
+from producerd.core.encoding.gather import INLINE_BYTES, Cells
 
 LENGTHS = [0, 1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, 40]
 

@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 import pytest
 
-from producerd.core.sender import Holding
+from producerd.core.holding import Holding
 from producerd.testing import hash_of
 from producerd.wire.columns import Columns, lay_out
 from tests.core.test_scenarios import World

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from producerd.core import intake
-from producerd.core.shards import MAX_HASH_KEY
+from producerd.core.rows import intake
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.errors import Code, ProtocolError
 from producerd.wire.columns import FLAG_HASH_KEYS, FLAG_VALIDITY, PREFIX, Body, Layout, lay_out, parse_body
 from tests.simulation.setting import make_body

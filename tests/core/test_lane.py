@@ -8,11 +8,12 @@ from random import Random
 import numpy as np
 import pytest
 
-from producerd.core.frame import Frame
-from producerd.core.lane import AGGREGATED_OVERHEAD_BYTES, ENTRY_OVERHEAD_BYTES, MAX_REQUESTS_PER_LANE, Lane
-from producerd.core.shards import MAX_HASH_KEY, Shard
-from producerd.core.spans import QUEUED, SETTLED, Job, Span, sort_rows
-from tests.core.test_spans import even_map, rows_of
+from producerd.core.lanes.lane import AGGREGATED_OVERHEAD_BYTES, ENTRY_OVERHEAD_BYTES, MAX_REQUESTS_PER_LANE, Lane
+from producerd.core.rows.job import QUEUED, SETTLED, Job
+from producerd.core.rows.spans import Span
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.shard_map import Shard
+from tests.core.rows import even_map, rows_of, sorted_of
 
 ANY = 2**40
 EVERYTHING = Shard("shard-0", 0, MAX_HASH_KEY)
@@ -21,8 +22,8 @@ EVERYTHING = Shard("shard-0", 0, MAX_HASH_KEY)
 def filled(sizes: list[int], first_number: int = 0) -> tuple[Lane, Job]:
     """A lane with a row of each size, all of one job."""
     rows = rows_of([(b"k", b"x" * size, None) for size in sizes])
-    result = sort_rows([rows], even_map(1), 1)
-    job = Job([Frame(None, 1, rows, 10**6)], result)
+    result = sorted_of([rows], even_map(1), 1)
+    job = result.job
     lane = Lane(EVERYTHING, None)
     lane.extend([span for _, span in result.spans])
     return lane, job

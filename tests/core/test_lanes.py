@@ -7,18 +7,20 @@ from math import inf
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
-from producerd.core.entries import EntryRules, Piece, encode
-from producerd.core.frame import Frame
-from producerd.core.intake import Rows
-from producerd.core.lane import MAX_REQUESTS_PER_LANE, Lane
-from producerd.core.lanes import ONE_LANE, Lanes, overlap
-from producerd.core.pacing import Allowance, Pacer
-from producerd.core.requests import Request
-from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
-from producerd.core.spans import SETTLED, Job, sort_rows
-from tests.core.test_spans import Row, content, even_map, rows_of
+from producerd.core.encoding.entries import encode
+from producerd.core.lanes.lane import MAX_REQUESTS_PER_LANE, Lane, Piece
+from producerd.core.lanes.lanes import Lanes, overlap
+from producerd.core.lanes.pacing import Allowance, Pacer
+from producerd.core.rows.intake import Rows
+from producerd.core.rows.job import Job
+from producerd.core.rules import EntryRules
+from producerd.core.sending.requests import Request
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
+from tests.core.rows import Row, content, even_map, rows_of, sorted_of
 from tests.simulation.setting import ADDRESS, make_rules
 
 ANY = 2**62
@@ -64,8 +66,8 @@ class Line:
         """Sorted by a map, and in their lanes."""
         by = by or self.lanes.map
         checked: Rows = rows_of(rows)
-        result = sort_rows([checked], by, 1)
-        job = Job([Frame(None, 1, checked, 10**9)], result)
+        result = sorted_of([checked], by, 1)
+        job = result.job
         self.jobs.append(job)
         self.lanes.append(by, result.spans)
         return job
@@ -388,15 +390,11 @@ def test_rows_that_ended_and_hold_no_memory_any_more_survive_a_new_map(when: str
     """Their callers left, or they expired: what is left of them is dropped, and nothing falls over it."""
     line = Line(even_map(1))
     checked = rows_of([(b"k%d" % i, b"d", None) for i in range(20)])
-    result = sort_rows([checked], even_map(1), 1)
-    job = Job([Frame(None, 1, checked, 10**9)], result)
-    (_, span), *_ = result.spans
+    result = sorted_of([checked], even_map(1), 1)
+    job = result.job
 
     def end_all() -> None:
-        job.state[:] = SETTLED
-        job.has_gaps = True
-        span.buffer.live = 0
-        span.buffer.let_go()
+        job.end_queued(np.arange(20))
 
     if when == "while they were sorted":
         line.lanes.learn(HALVES)

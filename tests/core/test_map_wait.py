@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from producerd.core.aggregation import UserRecord, parse
-from producerd.core.map_wait import MapWait
-from producerd.core.retry import HealthState
-from producerd.core.spans import sort_rows
+from producerd.core.kpl.aggregation import UserRecord, parse
+from producerd.core.rows.sorting import sort_rows
+from producerd.core.sending.health import HealthState
+from producerd.core.shards.map_wait import MapWait
 from producerd.errors import Code, Outcome
 from producerd.testing.streams import SHARD_RECORDS_PER_SECOND
+from tests.core.rows import even_map
 from tests.core.test_pipeline import INVALID, Desk, Sent, ends_of, spread
 from tests.core.test_sealed_aggregates import LOW, Service, seal
-from tests.core.test_spans import even_map
 from tests.simulation.setting import make_rules
 
 DENIED = ("AccessDeniedException", "no ListShards for you")
@@ -47,7 +47,7 @@ class Late(Desk):
         self.pipeline.press(self.now)
         job = self.pipeline.take_job(self.now)
         while job is not None:
-            self.pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+            self.pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
             if (job := self.pipeline.take_job(self.now)) is None:
                 return True
         return False

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from producerd.core.budget import NodeInFlight
+from tests.core.rows import Row, even_map
 from tests.core.test_operator import reload
 from tests.core.test_pipeline import INVALID, UNSENT, Desk, Sent
-from tests.core.test_spans import Row, even_map
 
 pytestmark = pytest.mark.law("NodeInFlight")
 FLOOR: int = 100_000

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from producerd.core.pacing import SHARD_BYTES_PER_SECOND
+from producerd.core.lanes.pacing import SHARD_BYTES_PER_SECOND
 from producerd.errors import Code, Outcome
+from tests.core.rows import even_map
 from tests.core.test_pipeline import INVALID, LOST, REFUSED, UNSENT, Desk, Sent, ends_of
-from tests.core.test_spans import even_map
 
 
 def reload(desk: Desk, **changes: Any) -> None:

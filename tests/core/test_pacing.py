@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from producerd.core import pacing
-from producerd.core.pacing import Pacer
+from producerd.core.lanes import pacing
+from producerd.core.lanes.pacing import Pacer
 from producerd.testing.streams import Shard, TokenBucket
 
 MIB: Final = 1024 * 1024

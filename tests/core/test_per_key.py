@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from producerd.core.aggregation import parse
-from producerd.core.entries import encode
-from producerd.core.frame import Frame
-from producerd.core.retry import HealthState
-from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
-from producerd.core.spans import sort_rows
+from producerd.core.encoding.entries import encode
+from producerd.core.kpl.aggregation import parse
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.sorting import sort_rows
+from producerd.core.sending.health import HealthState
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
 from producerd.testing import Fault
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
+from tests.core.rows import Row, even_map, rows_of
 from tests.core.test_pipeline import INVALID, LOST, REFUSED, THROTTLED, UNSENT, Desk, Sent, ends_of
-from tests.core.test_spans import Row, even_map, rows_of
 from tests.simulation.setting import ADDRESS, make_rules
 from tests.simulation.world import Simulation
 
@@ -721,7 +722,7 @@ def test_a_frame_that_could_not_be_sorted_is_a_failure() -> None:
     later = desk.submit(rows_named("a2"))
     desk.pipeline.press(desk.now)
     job = desk.job()
-    good = sort_rows([job.rows[1]], job.shard_map, 1)
+    good = sort_rows([later], job.shard_map, 1)
     desk.pipeline.sorted(job, [([poison], None), ([later], good)])
     assert ends_of(poison) == {0: (Outcome.NOT_STORED, Code.INTERNAL, False)}
     assert ends_of(later) == {0: PREDECESSOR}

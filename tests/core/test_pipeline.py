@@ -11,22 +11,24 @@ from typing import Any
 
 import pytest
 
-from producerd.core.aggregation import parse
 from producerd.core.budget import NodeInFlight, QueueBudget
-from producerd.core.entries import RequestFailed, encode, parse_answer
-from producerd.core.frame import Frame
-from producerd.core.in_flight import FAILURES_TO_HOLD
+from producerd.core.encoding.entries import encode
+from producerd.core.kpl.aggregation import parse
 from producerd.core.pipeline import Pipeline, SortJob
-from producerd.core.requests import Request
-from producerd.core.retry import HealthState
-from producerd.core.sender import INVALID_TO_DOUBT_STREAM
-from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
-from producerd.core.spans import sort_rows
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.sorting import sort_rows
+from producerd.core.sending.answers import RequestFailed, parse_answer
+from producerd.core.sending.health import HealthState
+from producerd.core.sending.in_flight import FAILURES_TO_HOLD
+from producerd.core.sending.requests import Request
+from producerd.core.sending.sender import INVALID_TO_DOUBT_STREAM
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
 from producerd.testing import hash_of
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
+from tests.core.rows import Row, even_map, rows_of
 from tests.core.test_frame import on_the_wire
-from tests.core.test_spans import Row, even_map, rows_of
 from tests.simulation.setting import ADDRESS, make_rules
 
 THROTTLED = "ProvisionedThroughputExceededException"
@@ -76,7 +78,7 @@ class Desk:
         return job
 
     def sorted(self, job: SortJob) -> None:
-        self.pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+        self.pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
 
     def sort(self) -> None:
         """Whatever waits is sealed and sorted."""
@@ -537,10 +539,7 @@ def test_only_the_frame_that_cannot_be_sorted_gets_internal() -> None:
     first, poison, last = desk.submit(5), desk.submit(5), desk.submit(5)
     desk.pipeline.press(desk.now)
     job = desk.job()
-    parts = [
-        ([frame], None if frame is poison else sort_rows([rows], job.shard_map, 1))
-        for frame, rows in zip(job.frames, job.rows, strict=True)
-    ]
+    parts = [([frame], None if frame is poison else sort_rows([frame], job.shard_map, 1)) for frame in job.frames]
     desk.pipeline.sorted(job, parts)
     assert desk.finished() == [poison]
     assert set(ends_of(poison).values()) == {(Outcome.NOT_STORED, Code.INTERNAL, False)}

@@ -13,25 +13,28 @@ from typing import Any
 import orjson
 import pytest
 
-from producerd.core import verdicts
 from producerd.core.budget import NodeInFlight
-from producerd.core.entries import Answer, Piece, RequestFailed, parse_answer
-from producerd.core.flushing import Flushing
-from producerd.core.frame import Frame, RowEnd
-from producerd.core.in_flight import InFlight
-from producerd.core.lane import Lane
-from producerd.core.lanes import Lanes
+from producerd.core.gate import AdmissionGate, Ticket
+from producerd.core.lanes.lane import Lane, Piece, spans_of
+from producerd.core.lanes.lanes import Lanes
+from producerd.core.lanes.pacing import Pacer, _Bucket
 from producerd.core.ledger import Ledger
-from producerd.core.pacing import Pacer, _Bucket
 from producerd.core.pipeline import Pipeline
-from producerd.core.requests import Request
-from producerd.core.retry import HealthState, RetryPolicy
-from producerd.core.sender import Sender
-from producerd.core.shards import KnownShards, Shard, ShardMap
-from producerd.core.spans import IN_REQUEST, QUEUED, Span
-from producerd.core.verdicts import Verdicts
+from producerd.core.rows.flushing import Flushing
+from producerd.core.rows.frame import Frame, RowEnd
+from producerd.core.rows.job import IN_REQUEST, QUEUED
+from producerd.core.rows.spans import Span
+from producerd.core.sending import verdicts
+from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
+from producerd.core.sending.backoff import RetryPolicy
+from producerd.core.sending.health import HealthState
+from producerd.core.sending.in_flight import InFlight
+from producerd.core.sending.requests import Request
+from producerd.core.sending.sender import Sender
+from producerd.core.sending.verdicts import Verdicts
+from producerd.core.shards.knowledge import KnownShards
+from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Outcome
-from producerd.runtime.gate import AdmissionGate, Ticket
 from producerd.testing import Fault
 from tests.simulation.story import first_broken
 
@@ -99,9 +102,9 @@ def success_is_judged_per_record_inside_a_mixed_aggregate(patch: pytest.MonkeyPa
             for row in range(span.first, span.last):
                 piece = Piece(lane, span.cut(row + 1)[0].cut(row)[1])
                 if piece.span.lies_in(shard):
-                    span.buffer.job.mark_maybe_stored(row, row + 1, "")
-                    span.buffer.job.state[row] = IN_REQUEST
-                    self.ledger.store([piece], now)
+                    span.job.mark_maybe_stored(row, row + 1, "")
+                    span.job.state[row] = IN_REQUEST
+                    self.ledger.store([piece.span], now)
         really(self, waiting, now)  # with what is left of them
 
     really = Sender._decide
@@ -129,7 +132,7 @@ def settled_by_the_predicted_shard(patch: pytest.MonkeyPatch) -> None:
     def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
         return Verdicts(answer.errors + 1, answer.errors < -1, [])
 
-    patch.setattr("producerd.core.sender.judge", judge)
+    patch.setattr("producerd.core.sending.sender.judge", judge)
 
 
 @breaks(
@@ -151,7 +154,7 @@ def the_failed_record_count_is_believed(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("possible_duplicates", kind="mixed", faults=[Fault("lost", fraction=0.3)], record_ttl_seconds=inf)
 def a_lost_reply_is_not_counted(patch: pytest.MonkeyPatch) -> None:
-    def mark_maybe_stored(self: Ledger, pieces: list[Piece], cause: str) -> None:
+    def mark_maybe_stored(self: Ledger, spans: list[Span], cause: str) -> None:
         pass
 
     patch.setattr(Ledger, "mark_maybe_stored", mark_maybe_stored)
@@ -159,9 +162,9 @@ def a_lost_reply_is_not_counted(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("possible_duplicates", kind="mixed", faults=[Fault("lost", fraction=0.6)], record_ttl_seconds=inf)
 def rows_are_counted_and_not_copies(patch: pytest.MonkeyPatch) -> None:
-    def mark_maybe_stored(self: Ledger, pieces: list[Piece], cause: str) -> None:
-        for _, span in pieces:
-            span.buffer.job.mark_maybe_stored(span.first, span.last, cause)
+    def mark_maybe_stored(self: Ledger, spans: list[Span], cause: str) -> None:
+        for span in spans:
+            span.job.mark_maybe_stored(span.first, span.last, cause)
 
     patch.setattr(Ledger, "mark_maybe_stored", mark_maybe_stored)
 
@@ -174,7 +177,7 @@ def parts_that_were_stored_are_not_counted(patch: pytest.MonkeyPatch) -> None:
         return really(request, answer, known)._replace(partly=[])
 
     really = verdicts.judge
-    patch.setattr("producerd.core.sender.judge", judge)
+    patch.setattr("producerd.core.sending.sender.judge", judge)
 
 
 @breaks("copies", **SPLITS, shards=1)
@@ -182,7 +185,7 @@ def what_strays_is_never_sent_raw(patch: pytest.MonkeyPatch) -> None:
     """With a map that lags, every attempt strays."""
 
     def await_map(self: Sender, pieces: list[Piece], copies: Any, now: float) -> None:
-        self.ledger.mark_maybe_stored(pieces, "reshard")
+        self.ledger.mark_maybe_stored(spans_of(pieces), "reshard")
         self._requeue([Piece(lane, self.ledger.retried(span)) for lane, span in pieces])
 
     patch.setattr(Sender, "_await_map", await_map)
@@ -261,10 +264,10 @@ def an_acknowledgement_before_the_last_row(patch: pytest.MonkeyPatch) -> None:
 @breaks("Row", **ROOMY)
 def rows_of_a_caller_that_vanished_are_discarded_in_flight(patch: pytest.MonkeyPatch) -> None:
     def withdraw(self: Ledger, frame: Frame, end: RowEnd | None, reason: str, from_row: int = 0) -> None:
-        if reason == "disconnected" and frame.job is not None:
-            rows = frame.job.positions_of(frame)
-            rows = rows[frame.job.state[rows] == IN_REQUEST]
-            frame.job.state[rows] = QUEUED
+        if reason == "disconnected" and (job := self._jobs.get(frame)) is not None:
+            rows = job.positions_of(frame)
+            rows = rows[job.state[rows] == IN_REQUEST]
+            job.state[rows] = QUEUED
         really(self, frame, end, reason, from_row)
 
     really = Ledger.withdraw
@@ -325,7 +328,7 @@ def a_new_map_leaves_waiting_rows_unsorted(patch: pytest.MonkeyPatch) -> None:
         row = span.first - span.buffer.first
         return [(int(shard_map.locate(high[row : row + 1], low[row : row + 1])[0]), span)]
 
-    patch.setattr("producerd.core.lanes.place", place)
+    patch.setattr("producerd.core.lanes.lanes.place", place)
 
 
 @breaks("ShardMap", **SPLITS)
@@ -369,7 +372,7 @@ LATE: dict[str, Any] = {
 
 @breaks("acknowledgement", **LATE)
 def rows_without_a_list_are_aggregated(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("producerd.core.lanes.as_raw", list)
+    patch.setattr("producerd.core.lanes.lanes.as_raw", list)
 
 
 @breaks("Pacer", **LATE, shard_rate_fraction=0.01)

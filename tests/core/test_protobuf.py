@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from producerd.core.protobuf import NotProtobuf, fields
+from producerd.core.kpl.protobuf import NotProtobuf, fields
 
 
 def test_each_field_is_read_with_its_tag_and_its_number_or_bytes() -> None:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from producerd.core.reading_times import AWAITED_SECONDS, READINGS_PER_MINUTE, ShardReadings
+from producerd.core.shards.reading_times import AWAITED_SECONDS, READINGS_PER_MINUTE, ShardReadings
 
 
 @pytest.mark.law("RetryPolicy")

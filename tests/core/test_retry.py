@@ -7,7 +7,9 @@ from random import Random
 import pytest
 from botocore.loaders import Loader
 
-from producerd.core.retry import HealthState, InFlightWindow, Kind, RetryPolicy, StreamHealth, meaning_of
+from producerd.core.failures import Kind, meaning_of
+from producerd.core.sending.backoff import InFlightWindow, RetryPolicy
+from producerd.core.sending.health import HealthState, StreamHealth
 from producerd.errors import Code
 from producerd.testing.rules import ENTRY_FAILURES, REQUEST_FAILURES
 

@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from producerd.core.entries import Answer, EncodedRequest, RequestFailed
-from producerd.core.frame import Frame
-from producerd.core.requests import Request
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.rows.frame import Frame
+from producerd.core.sending.answers import Answer, RequestFailed
+from producerd.core.sending.requests import Request
 from producerd.testing import Fault, hash_of
 from producerd.testing.faults import THROTTLED
 from producerd.wire.columns import Columns, lay_out

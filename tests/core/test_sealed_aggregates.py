@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from producerd.core import intake
-from producerd.core.aggregation import MAGIC, Aggregate, UserRecord, parse, split
-from producerd.core.entries import RequestFailed, parse_answer
-from producerd.core.frame import Frame
-from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
+from producerd.core.kpl.aggregation import MAGIC, Aggregate, UserRecord, parse, split
+from producerd.core.rows import intake
+from producerd.core.rows.frame import Frame
+from producerd.core.sending.answers import RequestFailed, parse_answer
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
 from producerd.testing import FakeKinesis, Fault, Stream, deaggregate
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, lay_out

@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 
-from producerd.core.entries import RequestFailed, parse_answer
-from producerd.core.frame import Frame
-from producerd.core.in_flight import SLOW_SECONDS, SLOW_SHARE
-from producerd.core.lane import MAX_REQUESTS_OF_SLOW_LANE, MAX_REQUESTS_PER_LANE, SLOW_LANE_PAUSE_SECONDS
-from producerd.core.pacing import Pacer
+from producerd.core.lanes.lane import MAX_REQUESTS_OF_SLOW_LANE, MAX_REQUESTS_PER_LANE, SLOW_LANE_PAUSE_SECONDS
+from producerd.core.lanes.pacing import Pacer
 from producerd.core.pipeline import _EXPIRED
-from producerd.core.sender import WRONG_COUNTS_TO_GIVE_UP
-from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
-from producerd.core.spans import MAYBE_CAUSES
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.job import MAYBE_CAUSES
+from producerd.core.sending.answers import RequestFailed, parse_answer
+from producerd.core.sending.in_flight import SLOW_SECONDS, SLOW_SHARE
+from producerd.core.sending.sender import WRONG_COUNTS_TO_GIVE_UP
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
+from tests.core.rows import even_map
 from tests.core.test_pipeline import INVALID, LOST, THROTTLED, UNSENT, Desk, Sent, ends_of, go_on
-from tests.core.test_spans import even_map
 
 GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
 SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
@@ -292,7 +293,7 @@ def test_rows_of_two_frames_between_others_that_are_sent_again_are_counted_each_
     frames = [desk.submit(5), desk.submit(5)]
     desk.sort()
     sent = desk.send()
-    sent.request.pieces[0].span.buffer.job.mark_maybe_stored(6, 9, "timeout")
+    sent.request.pieces[0].span.job.mark_maybe_stored(6, 9, "timeout")
     sent.throttle({1, 2, 6})
     assert [frame.unsettled for frame in frames] == [2, 1]
     assert sum(desk.pipeline.stats.delivery_seconds.counts) == 7

@@ -12,17 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from producerd.core import md5
-from producerd.core.shards import (
-    MAX_HASH_KEY,
-    KnownShards,
-    Shard,
-    ShardMap,
-    hash_keys,
-    map_from_listing,
-    one_lane,
-    parse_hash_keys,
-)
+from producerd.core.shards import md5
+from producerd.core.shards.hash_keys import MAX_HASH_KEY, hash_keys, parse_hash_keys
+from producerd.core.shards.knowledge import KnownShards
+from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap, map_from_listing
 from producerd.testing import FakeKinesis
 
 EDGES_64 = [0, 1, 2**63 - 1, 2**63, 2**64 - 1]
@@ -126,8 +119,8 @@ def test_gaps_and_overlaps_are_refused(shards: list[Shard]) -> None:
 
 
 def test_the_stand_in_while_the_shards_are_not_known_owns_everything() -> None:
-    assert locate(one_lane(), [0, 2**127, MAX_HASH_KEY]) == [0, 0, 0]
-    assert one_lane().shards[0].shard_id == ""
+    assert locate(ONE_LANE, [0, 2**127, MAX_HASH_KEY]) == [0, 0, 0]
+    assert ONE_LANE.shards[0].shard_id == ""
 
 
 def test_maps_are_values_and_know_their_shards_by_id() -> None:

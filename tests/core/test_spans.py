@@ -9,36 +9,18 @@ from random import Random
 import numpy as np
 import pytest
 
-from producerd.core import intake, md5, shards, spans
-from producerd.core.frame import Frame
-from producerd.core.intake import Rows
-from producerd.core.shards import I32, MAX_HASH_KEY, U64, Shard, ShardMap
-from producerd.core.spans import (
-    JOB_CHARGE_BYTES,
-    RAW_FROM_STRAYS,
-    SPAN_BYTES,
-    Job,
-    SortedRows,
-    Span,
-    reorder,
-    sort_rows,
-)
+from producerd.core.rows import sorting
+from producerd.core.rows.buffers import JOB_CHARGE_BYTES
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.job import Job
+from producerd.core.rows.sorting import SPAN_BYTES, SortedRows
+from producerd.core.rows.spans import RAW_FROM_STRAYS, Span, place
+from producerd.core.shards import hash_keys as hash_keys_module
+from producerd.core.shards import md5
+from producerd.core.shards.hash_keys import I32, MAX_HASH_KEY, U64
 from producerd.testing import hash_of
-from producerd.wire.columns import RECORD_CHARGE_BYTES, lay_out
-from tests.simulation.setting import make_body
-
-Row = tuple[bytes | None, bytes | None, bytes | None]
-
-
-def even_map(shards: int) -> ShardMap:
-    edges = [i * 2**128 // shards for i in range(shards + 1)]
-    return ShardMap(Shard(f"shard-{i}", edges[i], edges[i + 1] - 1) for i in range(shards))
-
-
-def rows_of(rows: list[Row]) -> Rows:
-    keys, data, hashes = ([row[i] for row in rows] for i in range(3))
-    explicit = hashes if any(value is not None for value in hashes) else None
-    return intake.check(make_body(lay_out(keys, data, explicit)), 1 << 20)
+from producerd.wire.columns import RECORD_CHARGE_BYTES
+from tests.core.rows import Row, content, even_map, rows_of, sorted_of
 
 
 def random_rows(random: Random, tag: int) -> list[Row]:
@@ -52,34 +34,24 @@ def random_rows(random: Random, tag: int) -> list[Row]:
     return rows
 
 
-def content(span: Span, position: int) -> tuple[bytes, bytes, int, bool]:
-    """key, data, hash and whether that is explicit, of one row of a span."""
-    buffer = span.buffer
-    at = position - buffer.first
-    key = buffer.keys[buffer.key_offsets[at] : buffer.key_offsets[at + 1]]
-    data = buffer.data[buffer.data_offsets[at] : buffer.data_offsets[at + 1]]
-    number = int(buffer.hashes[0][at]) << 64 | int(buffer.hashes[1][at])
-    return key, data, number, buffer.explicit is not None and bool(buffer.explicit[at])
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_each_good_row_is_once_in_its_shard_whole_and_in_order(seed: int) -> None:
     random = Random(seed)
     frames = [random_rows(random, tag) for tag in range(random.choice([1, 1, 2, 5]))]
     checked = [rows_of(rows) for rows in frames]
     shard_map = even_map(random.choice([1, 2, 5, 64]))
-    result = sort_rows(checked, shard_map, seed)
+    result = sorted_of(checked, shard_map, seed)
     flat = [row for rows in frames for row in rows]
     starts = np.cumsum([0, *map(len, frames)])
     bad = {int(starts[i]) + row for i, rows in enumerate(checked) for one in rows.bad for row in one.rows.tolist()}
-    assert sorted(result.order.tolist()) == sorted(set(range(len(flat))) - bad)
+    assert sorted(result.job.order.tolist()) == sorted(set(range(len(flat))) - bad)
     position = 0
-    for place, span in result.spans:
+    for index, span in result.spans:
         assert span.first == position, "spans follow each other"
-        shard = shard_map.shards[place]
+        shard = shard_map.shards[index]
         for position in range(span.first, span.last):
             key, data, number, explicit = content(span, position)
-            wanted_key, wanted_data, wanted_hash = flat[int(result.order[position])]
+            wanted_key, wanted_data, wanted_hash = flat[int(result.job.order[position])]
             assert (key, data) == (wanted_key or b"", wanted_data)
             if wanted_hash:
                 assert (number, explicit) == (int(wanted_hash), True)
@@ -90,9 +62,11 @@ def test_each_good_row_is_once_in_its_shard_whole_and_in_order(seed: int) -> Non
             assert shard.start <= number <= shard.end
         position = span.last
         # Within a shard the order of arrival stays.
-    assert position == len(result.order)
-    for place in range(len(shard_map)):
-        rows_there = [row for at, span in result.spans if at == place for row in result.order[span.first : span.last]]
+    assert position == len(result.job.order)
+    for index in range(len(shard_map)):
+        rows_there = [
+            row for at, span in result.spans if at == index for row in result.job.order[span.first : span.last]
+        ]
         assert rows_there == sorted(rows_there)
 
 
@@ -100,10 +74,12 @@ def test_each_good_row_is_once_in_its_shard_whole_and_in_order(seed: int) -> Non
 def test_spans_and_buffers_are_small_and_their_charge_is_their_rows(seed: int) -> None:
     random = Random(seed)
     checked = [rows_of(random_rows(random, tag)) for tag in range(random.choice([1, 3]))]
-    result = sort_rows(checked, even_map(random.choice([1, 4, 64])), seed)
-    assert sum(buffer.live for buffer in result.buffers) == len(result.order)
-    spans_of = {id(buffer): [span for _, span in result.spans if span.buffer is buffer] for buffer in result.buffers}
-    for buffer in result.buffers:
+    result = sorted_of(checked, even_map(random.choice([1, 4, 64])), seed)
+    assert sum(buffer.live for buffer in result.job.buffers) == len(result.job.order)
+    spans_of = {
+        id(buffer): [span for _, span in result.spans if span.buffer is buffer] for buffer in result.job.buffers
+    }
+    for buffer in result.job.buffers:
         rows = len(buffer.key_offsets) - 1
         assert (
             buffer.charge_bytes == len(buffer.keys) + len(buffer.data) + (RECORD_CHARGE_BYTES - JOB_CHARGE_BYTES) * rows
@@ -126,28 +102,28 @@ def test_spans_and_buffers_are_small_and_their_charge_is_their_rows(seed: int) -
         len(rows.keys) + len(rows.data) + len(rows.hash_keys or b"") + RECORD_CHARGE_BYTES * rows.records
         for rows in checked
     )
-    assert sum(buffer.charge_bytes for buffer in result.buffers) <= row_charge
+    assert sum(buffer.charge_bytes for buffer in result.job.buffers) <= row_charge
 
 
 def test_null_keys_are_spread_over_all_shards_by_the_seed() -> None:
     rows: list[Row] = [(None, b"%d" % i, None) for i in range(2_000)]
     shard_map = even_map(8)
-    result = sort_rows([rows_of(rows)], shard_map, 1)
+    result = sorted_of([rows_of(rows)], shard_map, 1)
     counts = [sum(span.records for place, span in result.spans if place == shard) for shard in range(8)]
     assert min(counts) > 2_000 / 8 / 2
-    again = sort_rows([rows_of(rows)], shard_map, 1)
-    assert (again.order == result.order).all()
-    assert (sort_rows([rows_of(rows)], shard_map, 2).order != result.order).any()
+    again = sorted_of([rows_of(rows)], shard_map, 1)
+    assert (again.job.order == result.job.order).all()
+    assert (sorted_of([rows_of(rows)], shard_map, 2).job.order != result.job.order).any()
 
 
 def test_a_row_with_a_null_key_and_a_hash_key_goes_where_that_says() -> None:
     rows: list[Row] = [(None, b"d", b"%d" % MAX_HASH_KEY)] * 20
-    result = sort_rows([rows_of(rows)], even_map(16), 1)
+    result = sorted_of([rows_of(rows)], even_map(16), 1)
     assert [place for place, _ in result.spans] == [15]
 
 
 def test_a_null_key_s_hash_key_lies_anywhere_in_128_bits() -> None:
-    result = sort_rows([rows_of([(None, b"d", None)] * 500)], even_map(1), 3)
+    result = sorted_of([rows_of([(None, b"d", None)] * 500)], even_map(1), 3)
     numbers = [content(span, at)[2] for _, span in result.spans for at in range(span.first, span.last)]
     assert len(set(numbers)) == 500
     assert max(number & 2**64 - 1 for number in numbers) > 2**63
@@ -162,16 +138,16 @@ def test_small_frames_are_hashed_together_and_large_ones_alone(seed: int, monkey
 
     def hash_keys(keys: memoryview, offsets: I32) -> tuple[U64, U64]:
         hashed.append(len(offsets) - 1)
-        return shards.hash_keys(keys, offsets)
+        return hash_keys_module.hash_keys(keys, offsets)
 
-    monkeypatch.setattr(spans, "hash_keys", hash_keys)
-    monkeypatch.setattr(spans, "LEAST_TEXTS", 10)
+    monkeypatch.setattr(sorting, "hash_keys", hash_keys)
+    monkeypatch.setattr(sorting, "LEAST_TEXTS", 10)
     monkeypatch.setattr(md5, "LEAST_TEXTS", 10)
     records = [random.choice([1, 2, 9, 10, 30]) for _ in range(random.choice([1, 5, 40]))]
     keys = [b"%d" % random.randrange(10**9) * random.choice([1, 1, 1, 1, 1, 1, 1, 1, 9]) for _ in range(sum(records))]
     rows: list[Row] = [(key, b"data", None) for key in keys]
     ends = [*accumulate(records)]
-    result = sort_rows([rows_of(rows[a:b]) for a, b in pairwise([0, *ends])], even_map(3), 1)
+    result = sorted_of([rows_of(rows[a:b]) for a, b in pairwise([0, *ends])], even_map(3), 1)
     each = [content(span, at) for _, span in result.spans for at in range(span.first, span.last)]
     assert len(each) == len(keys)
     assert {key: number for key, _, number, _ in each} == {key: hash_of(key.decode(), None) for key in keys}
@@ -180,11 +156,10 @@ def test_small_frames_are_hashed_together_and_large_ones_alone(seed: int, monkey
     assert sum(count < 10 for count in hashed) <= 1 + sum(count >= 10 for count in records)
 
 
-def a_job(frames: int, rows: int, shards: int = 4) -> tuple[Job, SortedRows, list[Frame]]:
+def a_job(frames: int, rows: int, shards: int = 4) -> tuple[Job, SortedRows, tuple[Frame, ...]]:
     checked = [rows_of([(b"k%d" % i, b"%d/%d" % (frame, i), None) for i in range(rows)]) for frame in range(frames)]
-    result = sort_rows(checked, even_map(shards), 1)
-    made = [Frame(None, number, one, 5_000) for number, one in enumerate(checked)]
-    return Job(made, result), result, made
+    result = sorted_of(checked, even_map(shards), charge_bytes=5_000)
+    return result.job, result, result.job.frames
 
 
 @pytest.mark.parametrize("frames", [1, 3])
@@ -219,20 +194,23 @@ def test_a_job_finds_each_row_s_frame_and_number_again() -> None:
 
 def test_a_job_counts_its_rows_by_buffer() -> None:
     checked = [rows_of([(b"k%d" % i, b"x" * 20_000, None) for i in range(40)])]
-    result = sort_rows(checked, even_map(4), 1)
-    job = Job([Frame(None, 1, checked[0], 900_000)], result)
+    job = sorted_of(checked, even_map(4)).job
     assert len(job.buffers) > 8
     picked = np.array([0, 1, 5, 20, 39])
-    for buffer, count in job.buffers_of(picked):
-        assert count == sum(buffer.first <= at < buffer.first + buffer.live for at in picked)
-    assert sum(count for _, count in job.buffers_of(picked)) == 5
+    live = [buffer.live for buffer in job.buffers]
+    charges = [buffer.charge_bytes for buffer in job.buffers]
+    charge = job.end_queued(picked)
+    assert charge == sum(charges) - sum(buffer.charge_bytes for buffer in job.buffers)
+    for buffer, before in zip(job.buffers, live, strict=True):
+        assert before - buffer.live == sum(buffer.first <= at < buffer.first + before for at in picked)
 
 
 def test_a_buffer_that_is_let_go_holds_nothing_and_tells_its_charge_once() -> None:
-    job, result, _ = a_job(1, 50)
-    (buffer,) = result.buffers
+    job, _, _ = a_job(1, 50)
+    (buffer,) = job.buffers
     charge = buffer.charge_bytes
-    assert buffer.let_go() == charge + JOB_CHARGE_BYTES * 50, "and of its job, as it was the last one"
+    assert job.release(buffer, 49) == 0
+    assert job.release(buffer, 1) == charge + JOB_CHARGE_BYTES * 50, "and of its job, as it was the last one"
     assert buffer.charge_bytes == job.charge_bytes == 0
     assert not buffer.data
     assert not buffer.keys
@@ -269,13 +247,13 @@ class Shuffled:
             for tag in range(random.choice([1, 3]))
         ]
         checked = [rows_of(list(rows)) for rows in frames]
-        result = sort_rows(checked, shard_map, seed)
-        self.job = Job([Frame(None, tag, rows, 10**6) for tag, rows in enumerate(checked)], result)
+        result = sorted_of(checked, shard_map, seed)
+        self.job = result.job
         self.spans = [span for _, span in result.spans]
-        rows = len(result.order)
-        for buffer in result.buffers:
+        rows = len(result.job.order)
+        for buffer in result.job.buffers:
             marks = np.array([random.random() < 0.3 for _ in range(len(buffer.key_offsets) - 1)])
-            buffer.sealed = marks if marks.any() and random.random() < 0.5 else None
+            buffer.aggregates = marks if marks.any() and random.random() < 0.5 else None
         self.job.state[:] = [random.choice([0, 0, 1, 2]) for _ in range(rows)]
         if random.random() < 0.5:
             self.job.mark_maybe_stored(0, rows // 2, "connection")
@@ -289,10 +267,10 @@ class Shuffled:
             buffer = span.buffer
             for position in range(span.first, span.last):
                 ((frame, numbers),) = job.frames_of(slice(position, position + 1))
-                sealed = buffer.sealed is not None and bool(buffer.sealed[position - buffer.first])
+                aggregate = buffer.aggregates is not None and bool(buffer.aggregates[position - buffer.first])
                 maybe = int(job.maybe_stored[position]) if job.maybe_stored is not None else 0
                 state = int(job.state[position])
-                found.append((frame.frame_id, int(numbers[0]), *content(span, position), sealed, state, maybe))
+                found.append((frame.frame_id, int(numbers[0]), *content(span, position), aggregate, state, maybe))
         return found
 
     def some_rows(self) -> Span:
@@ -307,10 +285,10 @@ def test_rows_put_in_another_order_stay_what_they_are_and_the_others_where_they_
     world = Shuffled(seed)
     span = world.some_rows()
     buffer = span.buffer
-    arrays = (buffer.key_offsets, buffer.data_offsets, *buffer.hashes, buffer.explicit, buffer.sealed)
+    arrays = (buffer.key_offsets, buffer.data_offsets, *buffer.hashes, buffer.explicit, buffer.aggregates)
     as_read = [None if array is None else array.copy() for array in arrays]
     order = np.array(world.random.sample(range(span.records), span.records))
-    reorder(span, order)
+    span.reorder(order)
     after = world.rows()
     a, b = span.first, span.last
     assert after[a:b] == [world.before[a + place] for place in order.tolist()]
@@ -328,7 +306,7 @@ def test_rows_placed_by_another_map_are_spans_of_one_shard_each_and_keep_their_o
     world = Shuffled(seed)
     span = world.some_rows()._replace(attempts=2, timeouts=1, wrong_counts=1, strays=1)
     shard_map = even_map(world.random.choice([1, 2, 7]))
-    placed = spans.place(span, shard_map)
+    placed = place(span, shard_map)
     shards = [index for index, _ in placed]
     assert shards == sorted(set(shards)), "each once, in the shards' order"
     edges = [span.first, *(part.last for _, part in placed)]
@@ -350,5 +328,5 @@ def test_rows_that_are_all_of_one_shard_are_placed_without_being_touched() -> No
     world = Shuffled(1)
     span = world.some_rows()
     keys = span.buffer.keys
-    assert spans.place(span, even_map(1)) == [(0, span)]
+    assert place(span, even_map(1)) == [(0, span)]
     assert span.buffer.keys is keys

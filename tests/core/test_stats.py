@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from producerd.core.entries import RequestFailed
+from producerd.core.sending.answers import RequestFailed
 from producerd.core.stats import Histogram
 from producerd.errors import Code
 from tests.core.test_pipeline import Desk

@@ -9,16 +9,19 @@ import numpy as np
 import orjson
 import pytest
 
-from producerd.core import intake
-from producerd.core.aggregation import UserRecord, parse
-from producerd.core.entries import Answer, Piece, encode
-from producerd.core.lane import Lane
-from producerd.core.requests import Request
-from producerd.core.shards import MAX_HASH_KEY, KnownShards, Shard, ShardMap
-from producerd.core.spans import Span, sort_rows
-from producerd.core.verdicts import STORED, STRAYED, UNSURE, Verdicts, judge
+from producerd.core.encoding.entries import encode
+from producerd.core.kpl.aggregation import UserRecord, parse
+from producerd.core.lanes.lane import Lane, Piece
+from producerd.core.rows import intake
+from producerd.core.rows.spans import Span
+from producerd.core.sending.answers import Answer
+from producerd.core.sending.requests import Request
+from producerd.core.sending.verdicts import STORED, STRAYED, UNSURE, Verdicts, judge
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.knowledge import KnownShards
+from producerd.core.shards.shard_map import Shard, ShardMap
+from tests.core.rows import Row, even_map, rows_of, sorted_of
 from tests.core.test_sealed_aggregates import HIGH, LOW, body_of, seal
-from tests.core.test_spans import Row, even_map, rows_of
 from tests.simulation.setting import ADDRESS, make_rules
 
 THROTTLED = ("ProvisionedThroughputExceededException", "m")
@@ -36,7 +39,7 @@ def request_of(
     rows: list[Row], shard_map: ShardMap, *, aggregate: bool = True, aggregate_max_bytes: int = 51_200
 ) -> Request:
     """Sorted by a map, encoded, and on its way."""
-    result = sort_rows([rows_of(rows)], shard_map, 1)
+    result = sorted_of([rows_of(rows)], shard_map, 1)
     return encoded(result.spans, shard_map, aggregate=aggregate, aggregate_max_bytes=aggregate_max_bytes)
 
 
@@ -111,7 +114,7 @@ def test_an_aggregate_in_a_child_is_delivered_if_the_child_owns_all_of_it() -> N
 
 @pytest.mark.law("ShardMap")
 def test_an_aggregate_of_rows_of_several_frames_is_looked_at_as_a_whole() -> None:
-    spans = [span for row in at(2**127, 1) for span in sort_rows([rows_of([row])], even_map(1), 1).spans]
+    spans = [span for row in at(2**127, 1) for span in sorted_of([rows_of([row])], even_map(1), 1).spans]
     request = encoded(spans, even_map(1), aggregate=True, aggregate_max_bytes=51_200)
     assert request.encoded is not None
     assert (request.encoded.entries, len(request.pieces)) == (1, 2)
@@ -156,7 +159,7 @@ def test_before_the_shards_are_known_nothing_is_elsewhere() -> None:
 
 def sealed_request(users: list[list[UserRecord]], shard_map: ShardMap) -> Request:
     rows = intake.check(body_of([seal(inside) for inside in users]), 1 << 20, takes_aggregates=True)
-    result = sort_rows([rows], shard_map, 1)
+    result = sorted_of([rows], shard_map, 1)
     return encoded(result.spans, shard_map, aggregate=True, aggregate_max_bytes=51_200)
 
 

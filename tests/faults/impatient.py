@@ -12,7 +12,8 @@ import sys
 from typing import Final
 
 from producerd import cli
-from producerd.core import pipeline, reading_times
+from producerd.core import pipeline
+from producerd.core.shards import reading_times
 
 FASTER: Final = 200
 SECONDS: Final = (

@@ -17,11 +17,11 @@ from typing import Any, Final
 import numpy as np
 
 from producerd import cli
-from producerd.core import sender, verdicts
 from producerd.core.budget import QueueBudget
-from producerd.core.lanes import Lanes
+from producerd.core.lanes.lanes import Lanes
 from producerd.core.ledger import Ledger
-from producerd.core.verdicts import STORED, Verdicts, judge
+from producerd.core.sending import sender, verdicts
+from producerd.core.sending.verdicts import STORED, Verdicts, judge
 
 PLANTS: Final[dict[str, Callable[[], None]]] = {}
 

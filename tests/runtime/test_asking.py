@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from producerd.config import StreamSettings
-from producerd.core.entries import RequestFailed
+from producerd.core.sending.answers import RequestFailed
 from producerd.errors import Code
 from producerd.runtime import asking
 from producerd.runtime.asking import Asking, Word, word_of

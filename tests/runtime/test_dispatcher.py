@@ -14,10 +14,12 @@ import pytest
 
 import producerd.runtime.dispatcher as module
 from producerd.config import StreamSettings
-from producerd.core import entries, intake, spans
 from producerd.core.budget import NodeInFlight
-from producerd.core.entries import Answer, EncodedRequest, RequestFailed, parse_answer
-from producerd.core.frame import Frame
+from producerd.core.encoding import entries
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.rows import intake, sorting
+from producerd.core.rows.frame import Frame
+from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.errors import Code, Outcome
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.kinesis import Address, StreamSummary
@@ -217,10 +219,10 @@ async def test_a_request_that_is_given_up_may_be_stored() -> None:
 async def test_a_frame_that_cannot_be_sorted_fails_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, records: int
 ) -> None:
-    sort_rows = spans.sort_rows
+    sort_rows = sorting.sort_rows
 
     def poisoned(parts: Any, *rest: Any) -> Any:
-        if any(bytes(part.data[:6]) == b"poison" for part in parts):
+        if any(bytes(part.rows.data[:6]) == b"poison" for part in parts):
             raise ZeroDivisionError("a bug")
         return sort_rows(parts, *rest)
 
@@ -364,7 +366,7 @@ async def test_large_work_is_done_beside_the_loop(monkeypatch: pytest.MonkeyPatc
 async def test_what_is_left_for_the_next_turn_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though nobody else asks for that turn: in the first one nothing is begun that would end."""
     sorted_: list[int] = []
-    sort_rows = spans.sort_rows
+    sort_rows = sorting.sort_rows
 
     def note(*arguments: Any) -> Any:
         sorted_.append(1)

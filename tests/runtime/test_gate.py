@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from producerd.core.budget import NodeBudget, QueueBudget
-from producerd.core.frame import RowEnd
+from producerd.core.gate import AdmissionGate, Member, Refusal, Refuses, Ticket
+from producerd.core.rows.frame import RowEnd
 from producerd.errors import Code, Outcome
-from producerd.runtime.gate import AdmissionGate, Member, Refusal, Refuses, Ticket
 from producerd.wire.columns import FLAG_RESENT, FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Layout
 
 LAW = pytest.mark.law("AdmissionGate")

@@ -21,9 +21,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError
 
-from producerd.core.entries import NOT_KINESIS, Answer, RequestFailed
-from producerd.core.retry import Kind, meaning_of
-from producerd.core.shards import map_from_listing
+from producerd.core.failures import Kind, meaning_of
+from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed
+from producerd.core.shards.shard_map import map_from_listing
 from producerd.errors import Code
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.sending import Sending

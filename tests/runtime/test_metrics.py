@@ -13,11 +13,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from producerd.config import Config, StreamSettings
-from producerd.core import retry
-from producerd.core.retry import meaning_of
+from producerd.core import failures
+from producerd.core.failures import meaning_of
+from producerd.core.gate import Refusal, Ticket
 from producerd.errors import Code
 from producerd.runtime.app import State
-from producerd.runtime.gate import Refusal, Ticket
 from producerd.runtime.metrics import (
     DISCARD_REASONS,
     ERROR_CODES,
@@ -296,7 +296,7 @@ def test_a_name_in_any_letters_is_one_label() -> None:
 
 
 def test_every_decision_on_a_failure_has_its_label() -> None:
-    assert {meaning.code for meaning in (*retry._MEANINGS.values(), meaning_of("whatever"))} == set(ERROR_CODES)
+    assert {meaning.code for meaning in (*failures._MEANINGS.values(), meaning_of("whatever"))} == set(ERROR_CODES)
 
 
 def test_records_are_counted_by_how_often_they_were_sent() -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final, get_args
 
 import pytest
 
-from producerd.core.sender import Cause
+from producerd.core.holding import Cause
 from producerd.runtime.page import ADVICE, HEADERS, KEPT_SECONDS, LOOK_SECONDS, SAMPLES, TEXT_CHARACTERS, Page
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer

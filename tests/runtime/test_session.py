@@ -12,7 +12,7 @@ import structlog
 
 import producerd.runtime.session as module
 from producerd.config import StreamSettings
-from producerd.core.spans import sort_rows
+from producerd.core.rows.sorting import sort_rows
 from producerd.errors import Code, Refused
 from producerd.runtime.asking import Word
 from producerd.runtime.session import Session, SessionRules
@@ -180,7 +180,7 @@ async def test_an_owner_of_state_that_fails_is_told_to_the_daemon_and_bytes_that
 
     host = StandInHost()
     session, transport = opened(host)
-    monkeypatch.setattr("producerd.core.intake.check", fail)
+    monkeypatch.setattr("producerd.core.rows.intake.check", fail)
     tell(session, reserve(1, rows(1)) + body(1, rows(1)))
     assert not host.failures
     close = transport.drain()[-1]
@@ -398,7 +398,7 @@ async def test_a_full_window_sends_what_of_it_lingers_and_no_other(frames_: int,
     assert job is not None
     assert len(job.frames) == frames_ + 1
     tell(other, reserve(2, one()) + body(2, one()))
-    pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+    pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
     while pipeline.take_request(1.0) is not None:
         pass
     host.stream.settle(1.0)

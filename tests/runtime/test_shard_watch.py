@@ -16,11 +16,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from producerd.config import StreamSettings
-from producerd.core import intake
-from producerd.core.entries import Answer, EncodedRequest, RequestFailed
-from producerd.core.frame import Frame
-from producerd.core.reading_times import READINGS_PER_MINUTE
-from producerd.core.shards import map_from_listing
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.rows import intake
+from producerd.core.rows.frame import Frame
+from producerd.core.sending.answers import Answer, RequestFailed
+from producerd.core.shards.reading_times import READINGS_PER_MINUTE
+from producerd.core.shards.shard_map import map_from_listing
 from producerd.errors import Code
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.kinesis import Address, StreamSummary

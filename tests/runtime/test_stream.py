@@ -9,14 +9,15 @@ import pytest
 import structlog
 
 from producerd.config import StreamSettings
-from producerd.core import intake
 from producerd.core.budget import NodeBudget, QueueBudget
-from producerd.core.frame import Frame
-from producerd.core.sender import Holding
-from producerd.core.shards import MAX_HASH_KEY, Shard, ShardMap
-from producerd.core.spans import sort_rows
+from producerd.core.gate import Refusal, Ticket
+from producerd.core.holding import Holding
+from producerd.core.rows import intake
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.sorting import sort_rows
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code
-from producerd.runtime.gate import Refusal, Ticket
 from producerd.runtime.stream import Stream
 from producerd.wire import columns
 from tests.daemon import rows
@@ -118,7 +119,7 @@ def test_rows_that_flow_are_not_told() -> None:
     stream.pipeline.press(29.0)
     job = stream.pipeline.take_job(29.0)
     assert job is not None
-    stream.pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+    stream.pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
     stream.pipeline.abandon()
     assert not told_at(stream, [31.0, 400.0])
     assert stream.pipeline.oldest_seconds(400.0) == 0.0
@@ -238,7 +239,7 @@ async def test_a_flush_is_done_when_the_last_row_that_was_there_has_ended() -> N
     assert flushing.told() | {"records": 100, "open": 100} == flushing.told()
     job = stream.pipeline.take_job(1.0)
     assert job is not None, "it lingers no more"
-    stream.pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+    stream.pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
     stream.pipeline.discard(owner)
     await flushing.done.wait()
     assert flushing.told() | {"records": 100, "discarded": 100, "open": 0} == flushing.told()
@@ -284,7 +285,7 @@ def test_a_stream_that_goes_plain_for_lack_of_a_list_is_told_once_and_so_is_its_
         for second in range(20):
             stream.pipeline.shard_map_failed("LimitExceededException", "Rate exceeded", float(second))
             if (job := stream.pipeline.take_job(float(second))) is not None:
-                stream.pipeline.sorted(job, [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))])
+                stream.pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
             stream.settle(float(second))
             told.append(stream.status(float(second))["reason"])
             assert stream.blocked(1, 30.0, float(second)).reason == told[-1]

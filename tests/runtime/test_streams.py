@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from producerd.config import Config, NodeSettings, StreamSettings
-from producerd.core.retry import HealthState
+from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Refused
 from producerd.runtime import streams as module
 from producerd.runtime.dispatcher import Dispatcher

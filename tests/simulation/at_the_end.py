@@ -8,10 +8,10 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from producerd.core.pacing import Pacer
-from producerd.core.retry import StreamHealth
+from producerd.core.lanes.pacing import Pacer
 from producerd.core.rules import PipelineRules
-from producerd.core.shards import Shard, ShardMap
+from producerd.core.sending.health import StreamHealth
+from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.core.stats import Histogram, StreamStats
 from producerd.errors import Outcome
 from producerd.testing.streams import SHARD_BYTES_PER_SECOND, SHARD_RECORDS_PER_SECOND

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from producerd.core import intake
-from producerd.core.frame import Frame, FrameResult, RowEnd
-from producerd.runtime.gate import Refusal, Ticket
+from producerd.core.gate import Refusal, Ticket
+from producerd.core.rows import intake
+from producerd.core.rows.frame import Frame, FrameResult, RowEnd
 from producerd.wire import columns
 from tests.simulation.rows import Row
 from tests.simulation.setting import make_body

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from producerd.core.entries import Answer, EncodedRequest, Piece, RequestFailed
-from producerd.core.frame import RowEnd
-from producerd.core.lane import ANY
-from producerd.core.requests import Request
-from producerd.core.shards import Shard, ShardMap
-from producerd.core.spans import IN_REQUEST, QUEUED, Span
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.lanes.lane import ANY, Piece
+from producerd.core.rows.frame import RowEnd
+from producerd.core.rows.job import IN_REQUEST, QUEUED
+from producerd.core.rows.spans import Span
+from producerd.core.sending.answers import Answer, RequestFailed
+from producerd.core.sending.requests import Request
+from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES
 from tests.simulation.callers import Sent, Session, WatchedFrame
@@ -193,7 +195,7 @@ class Laws:
         """What is on its way may be in the stream: nobody says how it ended before the answer does."""
         for request in self.sim.pipeline.sender.in_flight:
             for _, span in request.pieces:
-                if not (span.buffer.job.state[span.first : span.last] == IN_REQUEST).all():
+                if not (span.job.state[span.first : span.last] == IN_REQUEST).all():
                     raise LawBroken("Row", "a row of a request on its way has settled")
 
     def lanes_are_of_open_shards(self) -> None:
@@ -226,8 +228,7 @@ class Laws:
         """A row whose TTL has passed waits for nothing any more: it has settled, or is in a request."""
         now = self.sim.now
         for frame in [frame for frame in self.sim.pipeline.ledger.frames if frame.expires_at <= now]:
-            job = frame.job
-            rows = frame.unsettled if job is None else np.count_nonzero(job.state[job.positions_of(frame)] == QUEUED)
+            rows = self.sim.pipeline.ledger.waiting_rows(frame)
             if rows:
                 raise LawBroken("Row", f"{rows} rows of frame {frame.frame_id} still wait, and their TTL has passed")
 
@@ -317,7 +318,7 @@ class Laws:
         if not self.sim.pipeline.rules.entries.per_key:
             return
         for _, span in request.pieces:
-            for frame, rows in span.buffer.job.frames_of(slice(span.first, span.last)):
+            for frame, rows in span.job.frames_of(slice(span.first, span.last)):
                 assert isinstance(frame, WatchedFrame)
                 failed = frame.sent.session.first_failed
                 if failed is not None and (frame.frame_id, int(rows.max())) > failed:
@@ -363,8 +364,8 @@ class Laws:
 def _live(spans: Iterable[Span], state: int = QUEUED) -> int:
     return sum(
         [
-            int(np.count_nonzero(span.buffer.job.state[span.first : span.last] == state))
-            if span.buffer.job.has_gaps
+            int(np.count_nonzero(span.job.state[span.first : span.last] == state))
+            if span.job.has_gaps
             else span.last - span.first
             for span in spans
         ]

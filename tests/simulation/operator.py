@@ -8,8 +8,8 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from producerd.core.flushing import Flushing
-from producerd.core.frame import Frame
+from producerd.core.rows.flushing import Flushing
+from producerd.core.rows.frame import Frame
 from producerd.core.rules import PipelineRules
 from producerd.errors import Outcome
 from tests.simulation.laws import LawBroken

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from producerd.core.aggregation import Aggregate
+from producerd.core.kpl.aggregation import Aggregate
 from producerd.testing import hash_of
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from producerd.core.entries import EntryRules
-from producerd.core.rules import PipelineRules
+from producerd.core.rules import EntryRules, PipelineRules
 from producerd.wire import columns
 from producerd.wire.columns import Columns
 

@@ -1,4 +1,4 @@
-"""Reads the shards when `producerd.core.reading_times` says, as `producerd.runtime.shard_watch` does, without tasks."""
+"""Reads the shards when `core.shards.reading_times` says, as `producerd.runtime.shard_watch` does, without tasks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from producerd.core.reading_times import ShardReadings
-from producerd.core.shards import map_from_listing
+from producerd.core.shards.reading_times import ShardReadings
+from producerd.core.shards.shard_map import map_from_listing
 from producerd.errors import Code
 from tests.simulation.setting import ADDRESS
 

@@ -11,10 +11,11 @@ from math import inf
 from random import Random
 from typing import Any, Final, TypeVar
 
-from producerd.core.retry import _OF_KINESIS, HealthState, Kind, meaning_of
+from producerd.core.failures import _OF_KINESIS, Kind, meaning_of
+from producerd.core.gate import Refusal
 from producerd.core.rules import PipelineRules
+from producerd.core.sending.health import HealthState
 from producerd.errors import Code
-from producerd.runtime.gate import Refusal
 from producerd.testing import Fault
 from tests.simulation.at_the_end import hold_at_the_end
 from tests.simulation.callers import Session

@@ -11,15 +11,17 @@ from random import Random
 from typing import Any, Final
 
 from producerd.core.budget import QueueBudget
-from producerd.core.entries import Answer, EncodedRequest, RequestFailed, encode, parse_answer
-from producerd.core.frame import Frame
+from producerd.core.encoding.entries import EncodedRequest, encode
+from producerd.core.failures import refuses
+from producerd.core.gate import AdmissionGate
 from producerd.core.pipeline import Pipeline, SortJob
-from producerd.core.requests import Request
-from producerd.core.retry import refuses
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.job import Job
+from producerd.core.rows.sorting import SortedRows, sort_rows
 from producerd.core.rules import PipelineRules
-from producerd.core.spans import Job, SortedRows, sort_rows
+from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
+from producerd.core.sending.requests import Request
 from producerd.errors import Code, Outcome
-from producerd.runtime.gate import AdmissionGate
 from producerd.testing import FakeKinesis
 from tests.simulation.callers import Session
 from tests.simulation.consumer import Consumer
@@ -75,7 +77,6 @@ class Simulation:
         self._busy = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._sorted: list[SortedRows] = []  # of which the pipeline has made no job yet
         self._jobs: list[Job] = []  # that hold memory
         self._open_calls: dict[Request, None] = {}
         self._ranges: dict[Request, list[tuple[int, int]]] = {}
@@ -181,7 +182,9 @@ class Simulation:
     def buffer_bytes(self) -> int:
         """The charge of jobs and of their buffers, as long as they hold memory."""
         self._jobs = [job for job in self._jobs if job.live_buffers]
-        return sum([job.charge_bytes + sum([buffer.charge_bytes for buffer in job.buffers]) for job in self._jobs])
+        sorting = self.pipeline.ledger.sorting  # jobs are handed on in order: these wait for an earlier one
+        jobs = [job for job in self._jobs if job.frames[0] not in sorting]
+        return sum([job.charge_bytes + sum([buffer.charge_bytes for buffer in job.buffers]) for job in jobs])
 
     def outcomes(self) -> Counter[Outcome]:
         """How the rows of all acknowledged frames ended."""
@@ -231,7 +234,7 @@ class Simulation:
             self._in_worker(request.records, lambda: self._encode(request), lambda done: self._send(request, done))
             return True
         if (job := self.pipeline.take_job(self.now)) is not None:
-            records = sum([rows.records for rows in job.rows])
+            records = sum([frame.records for frame in job.frames])
             self._in_worker(records, lambda: self._sort(job), lambda done: self._has_sorted(job, done))
             return True
         return False
@@ -253,25 +256,20 @@ class Simulation:
         self.after(self.random.uniform(0, WORKER_SECONDS), finish)
 
     def _sort(self, job: SortJob) -> list[tuple[list[Frame], SortedRows | None]]:
-        poisoned = [bool(self.unsortable) and self.unsortable in bytes(rows.data) for rows in job.rows]
+        poisoned = [
+            bool(self.unsortable) and frame.rows is not None and self.unsortable in bytes(frame.rows.data)
+            for frame in job.frames
+        ]
         if not any(poisoned):
-            return [(job.frames, sort_rows(job.rows, job.shard_map, job.seed))]
+            return [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))]
         return [
-            ([frame], None if bad else sort_rows([rows], job.shard_map, job.seed))
-            for frame, rows, bad in zip(job.frames, job.rows, poisoned, strict=True)
+            ([frame], None if bad else sort_rows([frame], job.shard_map, job.seed))
+            for frame, bad in zip(job.frames, poisoned, strict=True)
         ]
 
     def _has_sorted(self, job: SortJob, results: list[tuple[list[Frame], SortedRows | None]]) -> None:
-        self._sorted += [rows for _, rows in results if rows is not None]
+        self._jobs += [rows.job for _, rows in results if rows is not None and rows.job.buffers]
         self.pipeline.sorted(job, results)
-        waiting = []
-        for rows in self._sorted:
-            found = getattr(rows.buffers[0], "job", None) if rows.buffers else None
-            if found is not None:
-                self._jobs.append(found)
-            elif rows.buffers:
-                waiting.append(rows)
-        self._sorted = waiting
 
     def _encode(self, request: Request) -> EncodedRequest | RequestFailed:
         if self.unencodable and any(self.unencodable in piece.span.buffer.data for piece in request.pieces):

@@ -15,8 +15,8 @@ from typing import Final
 import botocore.exceptions as boto_errors
 from aiohttp import ClientError as AiohttpError
 
-from producerd.core.entries import RequestFailed
-from producerd.core.retry import refuses
+from producerd.core.failures import refuses
+from producerd.core.sending.answers import RequestFailed
 from producerd.errors import Code
 from producerd.runtime.log_lines import without_secrets
 

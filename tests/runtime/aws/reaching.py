@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from yarl import URL
 
-from producerd.core.entries import Answer, EncodedRequest
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.sending.answers import Answer
 from producerd.runtime.aws.clients import Access, AwsClient, open_clients
 from producerd.runtime.kinesis import AioKinesis
 

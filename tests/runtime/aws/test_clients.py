@@ -10,7 +10,7 @@ import pytest
 
 from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
-from producerd.core.entries import Answer, RequestFailed
+from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.errors import Code, ConfigurationError
 from producerd.runtime.aws.clients import Access, access_of, accesses_of, open_clients
 from producerd.runtime.kinesis import AioKinesis, StreamSummary

@@ -9,8 +9,8 @@ import pytest
 from botocore.exceptions import ClientError
 from structlog.testing import capture_logs
 
-from producerd.core.entries import Answer, RequestFailed
-from producerd.core.retry import Kind, meaning_of
+from producerd.core.failures import Kind, meaning_of
+from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.errors import Code
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.kinesis import AioKinesis, StreamSummary

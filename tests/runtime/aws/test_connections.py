@@ -23,7 +23,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
-from producerd.core.entries import Answer, RequestFailed
+from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.runtime.aws import connections as module
 from producerd.runtime.aws.connections import MAX_HEAD_BYTES, Connections
 from producerd.runtime.aws.sending import MAX_ANSWER_BYTES, Sending

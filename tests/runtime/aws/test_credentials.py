@@ -14,8 +14,8 @@ from aiobotocore.credentials import AioCredentials, AioRefreshableCredentials
 from botocore.exceptions import CredentialRetrievalError, NoCredentialsError
 from structlog.testing import capture_logs
 
-from producerd.core.entries import Answer, RequestFailed
-from producerd.core.retry import meaning_of
+from producerd.core.failures import meaning_of
+from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.errors import Code
 from producerd.runtime.aws import credentials as module
 from producerd.runtime.aws.clock import ServiceClock

@@ -14,7 +14,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSPreparedRequest, AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
-from producerd.core.entries import Answer, RequestFailed
+from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.runtime.aws.clients import AwsClient
 from producerd.runtime.aws.sending import Sending
 from producerd.runtime.aws.template import RequestTemplate, SigV4

@@ -15,7 +15,7 @@ from itertools import repeat
 
 import pytest
 
-from producerd.core.entries import NOT_KINESIS, Answer, RequestFailed
+from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed
 from producerd.errors import Code
 from producerd.runtime.aws.sending import MAX_ANSWER_BYTES, most_answer_bytes
 from producerd.runtime.kinesis import AioKinesis

@@ -10,10 +10,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from producerd.core.entries import Answer, EncodedRequest
-from producerd.core.intake import Bool
-from producerd.core.requests import Request
-from producerd.core.shards import I32, KnownShards, Shard
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.rows.columns import Bool
+from producerd.core.sending.answers import Answer
+from producerd.core.sending.requests import Request
+from producerd.core.shards.hash_keys import I32
+from producerd.core.shards.knowledge import KnownShards
+from producerd.core.shards.shard_map import Shard
 
 STORED: Final = 0
 STRAYED: Final = -1

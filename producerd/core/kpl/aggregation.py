@@ -23,8 +23,8 @@ from collections.abc import Callable
 from hashlib import md5
 from typing import Final, NamedTuple
 
-from producerd.core.protobuf import NotProtobuf, fields
-from producerd.core.shards import MAX_HASH_KEY
+from producerd.core.kpl.protobuf import NotProtobuf, fields
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
 
 MAGIC: Final = b"\xf3\x89\x9a\xc2"
 DIGEST_BYTES: Final = 16

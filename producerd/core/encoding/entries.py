@@ -1,55 +1,32 @@
-"""Row ranges to entries to a request's body, and the service's answer back to what became of each entry.
+"""Row ranges to entries, and entries to the body of a PutRecords request.
 
 An *entry* is one future Kinesis record: a raw record, or a KPL aggregate of rows of one lane.  Rows of a request are
 numbered through its pieces; an entry is a range of these numbers, so that settling works on ranges and never on rows.
-Both directions are pure and may run in worker threads.
+Encoding is pure and may run in worker threads.
 """
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate, compress, pairwise
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import orjson
 from pybase64 import b64encode
 
-from producerd.core import columnar
-from producerd.core.aggregation import AGGREGATE_KEY, Aggregate, split
-from producerd.core.columnar import Aggregated, LaneRows, needs_escape
-from producerd.core.lane import Lane
-from producerd.core.shards import I32, ShardMap
-from producerd.core.spans import NULL_KEY, Span, explicit_hash_key_of, hash_key_of
-from producerd.errors import Code
-
-
-class Piece(NamedTuple):
-    """Some rows of a request: a span, and the lane that it was taken from."""
-
-    lane: Lane
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class EntryRules:
-    """How rows become entries.  Sizes count data + keys, as the service does.
-
-    ``per_key``: a request has at most one aggregate of a lane.
-    """
-
-    aggregate: bool
-    aggregate_max_bytes: int
-    aggregate_max_records: int
-    request_max_records: int
-    request_max_bytes: int
-    per_key: bool = False
-
+from producerd.core.encoding import columnar
+from producerd.core.encoding.columnar import Aggregated, LaneRows, needs_escape
+from producerd.core.kpl.aggregation import AGGREGATE_KEY, Aggregate, split
+from producerd.core.lanes.lane import Lane, Piece
+from producerd.core.rows.spans import NULL_KEY, Span, explicit_hash_key_of, hash_key_of
+from producerd.core.rules import EntryRules
+from producerd.core.shards.hash_keys import I32
+from producerd.core.shards.shard_map import ShardMap
 
 _NONE: Final[Mapping[Lane, int]] = MappingProxyType({})
 
@@ -212,7 +189,7 @@ class _Writer:
             key = keys[key_at[i] : key_at[i + 1]] or NULL_KEY
             value = data[data_at[i] : data_at[i + 1]]
             hash_key = explicit_hash_key_of(span, first + i)
-            if buffer.sealed is not None and buffer.sealed[first + i - base]:
+            if buffer.aggregates is not None and buffer.aggregates[first + i - base]:
                 if not self.close() or not self._split(bytes(value), span):
                     return False
             elif aggregate:
@@ -322,84 +299,3 @@ class _Writer:
 
 def _escape(key: bytes) -> bytes:
     return orjson.dumps(str(key, "utf-8"))[1:-1]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One result per entry.  ``shards`` and ``errors`` index the tables; each is -1 where the other one holds.
-
-    ``sequences``: for each shard the sequence number of one of its entries, 0 where the service gave no number.
-    """
-
-    shards: I32
-    shard_table: tuple[str, ...]
-    errors: I32
-    error_table: tuple[tuple[str, str], ...]
-    sequences: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFailed:
-    """No result per entry.  ``maybe_stored``: the service may have stored some of it all the same.
-
-    ``wrong_endpoint``: the endpoint's name does not exist, or its certificate is refused, and nothing there has ever
-    answered this daemon.
-    """
-
-    code: str
-    message: str
-    maybe_stored: bool
-    timed_out: bool = False
-    wrong_endpoint: bool = False
-
-
-NOT_KINESIS: Final = "NotKinesis"
-"""The code of a failure of ours: an answer with the status 200, or a result in one, that nobody can read."""
-MAX_TEXT: Final = 500
-"""Characters of what the service says of an entry; whoever answers may say megabytes."""
-_SEQUENCE_NUMBER: Final = re.compile("[0-9]{1,128}")
-
-
-def parse_answer(body: bytes, entries: int) -> Answer | RequestFailed:
-    """Read a PutRecords answer (HTTP 200).  Where the count does not match, nothing is known of any entry."""
-    if entries >= columnar.LEAST_RESULTS and (stored := columnar.stored(body, entries)) is not None:
-        return Answer(stored.shards, stored.shard_table, np.full(entries, -1, np.int32), (), stored.sequences)
-    try:
-        results: list[dict[str, Any]] = orjson.loads(body)["Records"]
-        count = len(results)
-        if count == entries:
-            return _read_results(results)
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        return RequestFailed(NOT_KINESIS, "an answer that is not PutRecords's", maybe_stored=True)
-    return RequestFailed(Code.RESULT_COUNT, f"{count} results for {entries} entries", maybe_stored=True)
-
-
-def _read_results(results: list[dict[str, Any]]) -> Answer:
-    shard_ids = [(result.get("ShardId") or None) if not result.get("ErrorCode") else None for result in results]
-    shard_places = {shard_id: place for place, shard_id in enumerate(dict.fromkeys(shard_ids))}
-    if not {type(shard_id) for shard_id in shard_places} <= {str, type(None)}:
-        raise TypeError("a shard's id is text")
-    shards = np.array([shard_places[shard_id] for shard_id in shard_ids], np.int32)
-    errors = np.full(len(results), -1, np.int32)
-    error_places: dict[tuple[str, str], int] = {}
-    if None in shard_places:
-        for row, shard_id in enumerate(shard_ids):
-            if shard_id is None:
-                errors[row] = error_places.setdefault(_error_of(results[row]), len(error_places))
-        shards[errors >= 0] = -1
-    first = dict(zip(reversed(shard_ids), range(len(results) - 1, -1, -1), strict=True))
-    sequences = [0] * len(shard_places)
-    for shard_id, place in shard_places.items():
-        text = results[first[shard_id]].get("SequenceNumber")
-        if shard_id is not None and isinstance(text, str) and _SEQUENCE_NUMBER.fullmatch(text):
-            sequences[place] = int(text)
-    shard_table = tuple(shard_id or "" for shard_id in shard_places)
-    return Answer(shards, shard_table, errors, tuple(error_places), tuple(sequences))
-
-
-def _error_of(result: Mapping[str, Any]) -> tuple[str, str]:
-    """Return code and message of a result without a shard.  Without a code it does not say that nothing is stored."""
-    code = result.get("ErrorCode")
-    if not isinstance(code, str) or not code:
-        return NOT_KINESIS, "a result with neither a shard nor an error"
-    return code[:MAX_TEXT], str(result.get("ErrorMessage"))[:MAX_TEXT]

@@ -7,14 +7,16 @@ lane.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from producerd.core.pacing import Pacer
-from producerd.core.shards import U64, Shard
-from producerd.core.spans import QUEUED, Span, reorder
+from producerd.core.lanes.pacing import Pacer
+from producerd.core.rows.spans import Span, records_of
+from producerd.core.shards.hash_keys import U64
+from producerd.core.shards.shard_map import Shard
 
 MAX_REQUESTS_PER_LANE: Final = 4
 """More in flight for one shard only reorders its rows; a shard takes 1 MiB/s."""
@@ -193,7 +195,7 @@ class Lane:
             if len(firsts) < span.records:
                 later = np.ones(span.records, np.bool_)
                 later[firsts] = False
-                reorder(span, np.argsort(later, kind="stable"))
+                span.reorder(np.argsort(later, kind="stable"))
             most_bytes = max_bytes - used if taken else max(max_bytes, first_row_bytes)
             count = _rows_that_fit(span, min(max_records - records, len(firsts)), max_bytes - used, most_bytes)
             front, rest = span.cut(span.first + count)
@@ -213,24 +215,27 @@ class Lane:
     def _first_is_live(self) -> bool:
         """Cut the first span to its first run of rows whose caller is still there; False where it had none."""
         span = self.spans[0]
-        job = span.buffer.job
-        if not job.has_gaps:
+        if not span.job.has_gaps:
             return True
-        state = job.state[span.first : span.last]
-        if not state.any():
+        start, stop = span.job.first_queued_run(span.first, span.last)
+        if (start, stop) == (span.first, span.last):
             return True
         self.spans.popleft()
-        live = state == QUEUED
-        start = int(live.argmax()) if live.any() else span.records
-        self.queued -= start
-        if start == span.records:
+        self.queued -= start - span.first
+        if start == stop:
             return False  # and its memory may be gone
-        stop = start + int((~live[start:]).argmax()) if not live[start:].all() else span.records
-        run, rest = span.cut(span.first + start)[1].cut(span.first + stop)
+        run, rest = span.cut(start)[1].cut(stop)
         if rest.records:
             self.spans.appendleft(rest)
         self.spans.appendleft(run)
         return True
+
+
+class Piece(NamedTuple):
+    """Some rows of a request: a span, and the lane that it was taken from."""
+
+    lane: Lane
+    span: Span
 
 
 def _alike(one: Span, other: Span) -> bool:
@@ -253,6 +258,6 @@ def _rows_that_fit(
     return max(count, 1 if max_records and int(sizes[1]) <= first_row_bytes else 0)
 
 
-def records_of(spans: list[Span]) -> int:
-    """The rows of some spans."""
-    return sum([span.last - span.first for span in spans])  # a list: a generator is a call for each
+def spans_of(pieces: Iterable[Piece]) -> list[Span]:
+    """The spans of some pieces, without their lanes."""
+    return [span for _, span in pieces]

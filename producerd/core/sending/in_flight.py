@@ -11,11 +11,11 @@ from math import inf
 from typing import Final
 
 from producerd.core.budget import NodeInFlight
-from producerd.core.entries import RequestFailed
-from producerd.core.lane import Lane
-from producerd.core.requests import Request
-from producerd.core.retry import InFlightWindow, RetryPolicy
+from producerd.core.lanes.lane import Lane
 from producerd.core.rules import PipelineRules
+from producerd.core.sending.answers import RequestFailed
+from producerd.core.sending.backoff import InFlightWindow, RetryPolicy
+from producerd.core.sending.requests import Request
 
 FAILURES_TO_HOLD: Final = 3
 """Whole-request failures in a row after which the stream, and not only some rows, waits."""

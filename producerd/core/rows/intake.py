@@ -13,12 +13,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from producerd.core.aggregation import FRAMING_BYTES, MAGIC, MAX_KEY_CHARACTERS, Undeliverable, parse
-from producerd.core.shards import I32, MAX_HASH_KEY
+from producerd.core.kpl.aggregation import FRAMING_BYTES, MAGIC, MAX_KEY_CHARACTERS, Undeliverable, parse
+from producerd.core.shards.hash_keys import I32, MAX_HASH_KEY
 from producerd.errors import Code, ProtocolError
 from producerd.wire.columns import Body
-
-Bool = npt.NDArray[np.bool_]
 
 _AGGREGATE_REFUSED: Final = (
     'data is an aggregated record, which consumers take apart: set aggregation = "kpl" (and ordering = "none"), '

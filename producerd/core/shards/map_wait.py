@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from producerd.core.retry import Kind, meaning_of
+from producerd.core.failures import Kind, meaning_of
 from producerd.errors import Code
 
 PLAIN_WAIT_SECONDS: Final = 1.0

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from producerd.core.budget import QueueBudget
-from producerd.core.frame import RowEnd
+from producerd.core.rows.frame import RowEnd
 from producerd.core.stats import Histogram
 from producerd.errors import Code
 from producerd.wire.columns import FLAG_RESENT, Layout

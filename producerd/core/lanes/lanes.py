@@ -13,26 +13,25 @@ from itertools import count
 from math import inf
 from typing import Final, NamedTuple
 
-from producerd.core.entries import EntryRules, Piece
-from producerd.core.lane import (
+from producerd.core.lanes.lane import (
     AGGREGATED_OVERHEAD_BYTES,
     ANY,
     ENTRY_OVERHEAD_BYTES,
     SLOW_LANE_PAUSE_SECONDS,
     Lane,
-    records_of,
+    Piece,
 )
-from producerd.core.pacing import Pacer
-from producerd.core.requests import Request
-from producerd.core.shards import Shard, ShardMap, one_lane
-from producerd.core.spans import RAW_FROM_STRAYS, Span, place
+from producerd.core.lanes.pacing import Pacer
+from producerd.core.rows.spans import RAW_FROM_STRAYS, Span, place, records_of
+from producerd.core.rules import EntryRules
+from producerd.core.sending.requests import Request
+from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
 
 SMALLEST_RETRY_BYTES: Final = 64 * 1024
 """After time-outs requests are halved down to this, or to one row."""
 FAULTY_ROWS: Final = 512
 """Rows whose requests failed twice in a row by a fault of the service go alone, and half as many each time, down to
 one: a record that makes the service fail must not sink its mates."""
-ONE_LANE: Final = one_lane()
 EVEN_USE: Final = 0.8
 """Where the other shards have stored this part of what the fullest one has, on average, all are as full as it is.
 Random keys differ by less, and a shard whose keys are to be spread by more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from producerd.core.frame import Frame
+from producerd.core.rows.frame import Frame
 from producerd.errors import Outcome
 
 

@@ -14,25 +14,31 @@ from collections.abc import Iterable
 from itertools import count, pairwise
 from math import inf
 from random import Random
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from producerd.core.budget import NodeInFlight
-from producerd.core.entries import NOT_KINESIS, Answer, EncodedRequest, Piece, RequestFailed
-from producerd.core.frame import RowEnd
-from producerd.core.in_flight import InFlight
-from producerd.core.intake import Bool
-from producerd.core.lane import Lane
-from producerd.core.lanes import ONE_LANE, Lanes, as_raw
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.failures import Kind, meaning_of
+from producerd.core.holding import Holding
+from producerd.core.lanes.lane import Lane, Piece, spans_of
+from producerd.core.lanes.lanes import Lanes, as_raw
+from producerd.core.lanes.pacing import Pacer
 from producerd.core.ledger import Ledger
-from producerd.core.pacing import Pacer
-from producerd.core.requests import Request, first_of
-from producerd.core.retry import HealthState, Kind, RetryPolicy, StreamHealth, meaning_of
+from producerd.core.rows.columns import Bool
+from producerd.core.rows.frame import RowEnd
+from producerd.core.rows.job import AWAITING_MAP
+from producerd.core.rows.spans import RAW_FROM_STRAYS
 from producerd.core.rules import PipelineRules
-from producerd.core.shards import KnownShards, ShardMap
-from producerd.core.spans import AWAITING_MAP, IN_REQUEST, QUEUED, RAW_FROM_STRAYS, SETTLED
-from producerd.core.verdicts import STORED, STRAYED, UNSURE, judge
+from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed
+from producerd.core.sending.backoff import RetryPolicy
+from producerd.core.sending.health import HealthState, StreamHealth
+from producerd.core.sending.in_flight import InFlight
+from producerd.core.sending.requests import Request, first_of
+from producerd.core.sending.verdicts import STORED, STRAYED, UNSURE, judge
+from producerd.core.shards.knowledge import KnownShards
+from producerd.core.shards.shard_map import ONE_LANE, ShardMap
 from producerd.errors import Code, Outcome
 
 WRONG_COUNTS_TO_GIVE_UP: Final = 3
@@ -53,22 +59,6 @@ LOW_USE: Final = 0.8
 _LOST_TRACK: Final = RowEnd(
     Outcome.UNKNOWN, Code.SHARD_MAP_MISSING, "stored, but not in the shards that the map names", maybe_stored=True
 )
-
-Cause = Literal["hot_shard", "shard_rate", "service", "shard_map", "in_flight", "node_limit", "paused", "daemon"]
-
-
-class Holding(NamedTuple):
-    """What holds the queue: the cause, and with ``hot_shard`` the shard and its share of the waiting bytes.
-
-    ``by_records``: it is the number of records that the shards refuse, and not their bytes.  ``throttled``: and
-    that below a shard's quota.
-    """
-
-    cause: Cause
-    shard_id: str = ""
-    share: float = 0.0
-    by_records: bool = False
-    throttled: bool = False
 
 
 class _Awaiting(NamedTuple):
@@ -282,7 +272,7 @@ class Sender:
     def _await_map(self, pieces: list[Piece], copies: list[tuple[str, int, int]], now: float) -> None:
         """An aggregate was stored, maybe in vain: a map will tell."""
         self.wants_shard_map = True
-        self.ledger.mark_maybe_stored(pieces, AWAITING_MAP)
+        self.ledger.mark_maybe_stored(spans_of(pieces), AWAITING_MAP)
         for lane in _lanes_of(pieces):
             lane.parcels += 1
         self._awaiting.append(_Awaiting(pieces, copies, now + self.rules.shard_map_wait_seconds))
@@ -308,10 +298,10 @@ class Sender:
             for shard, (_, lowest, highest) in zip(shards, waiting.copies, strict=True)
         )
         for _, span in pieces:
-            span.buffer.job.mark_maybe_stored(span.first, span.last, "" if delivered else "reshard")
-        _set_state(pieces, IN_REQUEST)
+            span.job.mark_maybe_stored(span.first, span.last, "" if delivered else "reshard")
+        _begin(pieces)
         if delivered and pieces:
-            self.ledger.store(pieces, now)
+            self.ledger.store(spans_of(pieces), now)
         else:
             if None in shards:  # what waits behind them has waited as long
                 for lane in lanes:
@@ -324,7 +314,7 @@ class Sender:
         again = []
         for lane, span in pieces:
             if span.strays >= STRAYS_TO_GIVE_UP:
-                self.ledger.end(Piece(lane, span), _LOST_TRACK)
+                self.ledger.end(span, _LOST_TRACK)
             else:
                 again.append(Piece(lane, self.ledger.retried(span)._replace(strays=span.strays + times)))
         return again
@@ -356,7 +346,7 @@ class Sender:
         return request if request.pieces else None
 
     def _start(self, request: Request) -> None:
-        _set_state(request.pieces, IN_REQUEST)
+        _begin(request.pieces)
         self.in_flight.start(request)
 
     def _bring_back(self, now: float) -> None:
@@ -371,10 +361,8 @@ class Sender:
         """Those rows whose caller is still there."""
         live: list[Piece] = []
         for lane, span in pieces:
-            state = span.buffer.job.state[span.first : span.last]
-            edges = np.flatnonzero(np.diff(np.concatenate(([SETTLED], state, [SETTLED])) == QUEUED))
-            for start, stop in edges.reshape(-1, 2).tolist():
-                live.append(Piece(lane, span.cut(span.first + stop)[0].cut(span.first + start)[1]))
+            for start, stop in span.job.queued_runs(span.first, span.last):
+                live.append(Piece(lane, span.cut(stop)[0].cut(start)[1]))
         return live
 
     # ---- answers
@@ -396,13 +384,12 @@ class Sender:
         self._pace(request, answer, now)
         if not classes.any():
             self.stats.last_error = ""  # all is well again
-            self.ledger.store(request.pieces, now)
+            self.ledger.store(request.spans, now)
             return
         starts = np.concatenate(([0], encoded.ends))
         for entry in partly:
-            self.ledger.mark_maybe_stored(
-                list(request.pieces_of(int(starts[entry]), int(starts[entry + 1]))), "reshard"
-            )
+            rows = request.pieces_of(int(starts[entry]), int(starts[entry + 1]))
+            self.ledger.mark_maybe_stored(spans_of(rows), "reshard")
         # Neighbouring entries with one verdict end together, but for aggregates whose shard is to be found out.
         cuts = (np.diff(classes) != 0) | (classes[1:] == UNSURE)
         back: list[Piece] = []
@@ -411,12 +398,12 @@ class Sender:
             pieces = [Piece(lane, span._replace(timeouts=0, wrong_counts=0, faults=0)) for lane, span in rows]
             verdict = int(classes[first])
             if verdict == STORED:
-                self.ledger.store(pieces, now)
+                self.ledger.store(spans_of(pieces), now)
             elif verdict == UNSURE:
                 if pieces:  # else it is one more part of the row before it
                     self._await_map(pieces, _copies(encoded, answer, first, pieces), now)
             elif verdict == STRAYED:
-                self.ledger.mark_maybe_stored(pieces, "reshard")
+                self.ledger.mark_maybe_stored(spans_of(pieces), "reshard")
                 back += self._strayed(pieces)
             else:
                 back += self._entry_failed(pieces, *answer.error_table[verdict - 1], now)
@@ -426,15 +413,15 @@ class Sender:
         """Entries that the service did not store, or maybe; returns the rows that go to the front of their lanes."""
         meaning = meaning_of(code)
         if code == NOT_KINESIS:
-            self.ledger.mark_maybe_stored(pieces, "service")
+            self.ledger.mark_maybe_stored(spans_of(pieces), "service")
         self.stats.record_errors[meaning.code] += sum([piece.span.records for piece in pieces])
         self.stats.last_error = f"{code}: {message}"
         if meaning.kind is Kind.THROTTLED:
-            self.ledger.throttled(pieces)
+            self.ledger.throttled(spans_of(pieces))
             if not self.rules.fail_if_throttled:
                 return [Piece(lane, self.ledger.retried(span)) for lane, span in pieces]
-            for piece in pieces:
-                self.ledger.end(piece, RowEnd(Outcome.NOT_STORED, meaning.code, message))
+            for _, span in pieces:
+                self.ledger.end(span, RowEnd(Outcome.NOT_STORED, meaning.code, message))
             return []
         if meaning.kind is Kind.PERMANENT:
             self._looks_permanent(meaning.code, message, now)
@@ -495,7 +482,7 @@ class Sender:
         self.stats.record_errors[meaning.code] += request.records
         self.stats.last_error = f"{failed.code}: {failed.message}"
         if failed.maybe_stored:
-            self.ledger.mark_maybe_stored(request.pieces, _maybe_cause(failed))
+            self.ledger.mark_maybe_stored(request.spans, _maybe_cause(failed))
         if meaning.kind is Kind.INVALID:
             self._halve(request, meaning.code, failed.message, now, maybe_stored=failed.maybe_stored)
             return
@@ -504,8 +491,8 @@ class Sender:
         else:
             self.in_flight.failed(request, failed, now)
         if meaning.kind is Kind.THROTTLED and self.rules.fail_if_throttled:
-            for piece in request.pieces:
-                self.ledger.end(piece, RowEnd(Outcome.NOT_STORED, meaning.code, failed.message))
+            for span in request.spans:
+                self.ledger.end(span, RowEnd(Outcome.NOT_STORED, meaning.code, failed.message))
         elif failed.code == Code.RESULT_COUNT:
             self._again_later(self._count_wrong(request.pieces, failed.message, WRONG_COUNTS_TO_GIVE_UP), now)
         elif failed.code == NOT_KINESIS:
@@ -523,9 +510,7 @@ class Sender:
         again = []
         for lane, span in pieces:
             if span.wrong_counts + 1 >= most:
-                self.ledger.end(
-                    Piece(lane, span), RowEnd(Outcome.UNKNOWN, Code.RESULT_COUNT, message, maybe_stored=True)
-                )
+                self.ledger.end(span, RowEnd(Outcome.UNKNOWN, Code.RESULT_COUNT, message, maybe_stored=True))
             else:
                 again.append(Piece(lane, span._replace(wrong_counts=span.wrong_counts + 1)))
         return again
@@ -540,7 +525,8 @@ class Sender:
         if request.records == 1:
             too_large = code != Code.INTERNAL and any(all(word in message for word in words) for words in TOO_LARGE)
             self.ledger.end(
-                request.pieces[0], RowEnd(Outcome.NOT_STORED, Code.RECORD_TOO_LARGE if too_large else code, message)
+                request.pieces[0].span,
+                RowEnd(Outcome.NOT_STORED, Code.RECORD_TOO_LARGE if too_large else code, message),
             )
             told, times = self._refused_alone
             self._refused_alone = (message, times + 1 if told == message else 1)
@@ -604,20 +590,25 @@ class Sender:
     def _requeue(self, pieces: list[Piece]) -> None:
         """Rows leave a request unsettled, to the front of their lanes."""
         if pieces:
-            _set_state(pieces, QUEUED)
+            _requeue(pieces)
             self.lanes.put_back(pieces)
             self._left_request(pieces)
 
     def _left_request(self, pieces: list[Piece]) -> None:
         """Rows are in no request any more: those that are to be sent no more end."""
-        _set_state(pieces, QUEUED)
+        _requeue(pieces)
         broken = self.health.state is HealthState.BROKEN
-        self.ledger.left_request(pieces, self.health.end if broken else None)
+        self.ledger.left_request(spans_of(pieces), self.health.end if broken else None)
 
 
-def _set_state(pieces: Iterable[Piece], state: int) -> None:
+def _begin(pieces: Iterable[Piece]) -> None:
     for _, span in pieces:
-        span.buffer.job.state[span.first : span.last] = state
+        span.job.begin(span.first, span.last)
+
+
+def _requeue(pieces: Iterable[Piece]) -> None:
+    for _, span in pieces:
+        span.job.requeue(span.first, span.last)
 
 
 def _lanes_of(pieces: Iterable[Piece]) -> list[Lane]:

@@ -8,22 +8,20 @@ tested against, byte by byte.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from hashlib import md5
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import pyarrow as pa
 from pybase64 import b64encode
 
-from producerd.core.aggregation import FRAMING_BYTES, MAGIC
-from producerd.core.gather import Buffer, Cells
-from producerd.core.intake import Bool
-from producerd.core.shards import I32
-from producerd.core.spans import NULL_KEY, Span, explicit_hash_key_of
+from producerd.core.encoding.gather import Buffer, Cells
+from producerd.core.kpl.aggregation import FRAMING_BYTES, MAGIC
+from producerd.core.rows.columns import Bool
+from producerd.core.rows.spans import NULL_KEY, Span, explicit_hash_key_of
+from producerd.core.shards.hash_keys import I32
 
 LEAST_ROWS: Final = 192
 LEAST_AGGREGATED_ROWS: Final = 256
@@ -32,7 +30,6 @@ LEAST_ROWS_OF_AGGREGATE: Final = 20
 """In the mean, for each lane: they pay for what is done for each aggregate."""
 MOST_ROW_BYTES: Final = 1_536
 MOST_AGGREGATED_BYTES: Final = 1_200
-LEAST_RESULTS: Final = 128
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -64,7 +61,7 @@ class Columns(NamedTuple):
 def columns_of(spans: Sequence[Span]) -> Columns:
     """Raises ValueError where a span's rows are gone: in a worker thread, when the daemon has given its request up."""
     keys, data, key_bytes, data_offsets, data_bytes = [], [], [], [], []
-    for buffer, first, last, *_ in spans:
+    for _, buffer, first, last, *_ in spans:
         a, b = first - buffer.first, last - buffer.first
         all_keys, all_data = memoryview(buffer.keys), memoryview(buffer.data)
         key_at, data_at = buffer.key_offsets[a : b + 1], buffer.data_offsets[a : b + 1]
@@ -98,7 +95,9 @@ def suits(spans: Sequence[Span]) -> bool:
     aggregate."""
     rows = sum([span.records for span in spans])
     bytes_ = sum([span.bytes for span in spans])
-    return rows >= LEAST_ROWS and bytes_ < rows * MOST_ROW_BYTES and all(span.buffer.sealed is None for span in spans)
+    return (
+        rows >= LEAST_ROWS and bytes_ < rows * MOST_ROW_BYTES and all(span.buffer.aggregates is None for span in spans)
+    )
 
 
 def suited(lanes: Sequence[LaneRows]) -> list[bool]:
@@ -320,66 +319,6 @@ def _headers(*columns: int | npt.NDArray[Any]) -> tuple[bytes, I32]:
             masks.append(width > place)
     matrix, mask = np.stack(parts, axis=1), np.stack(masks, axis=1)
     return matrix[mask].tobytes(), mask.sum(axis=1, dtype=np.int32)
-
-
-# ---- the service's answer
-
-_STORED: Final = re.compile(rb'\{"SequenceNumber":"([0-9]{1,128})","ShardId":"([\w.-]{1,128})"\}')
-_NAME: Final = re.compile(rb"[\w.-]+")
-
-
-class Stored(NamedTuple):
-    """Where entries were stored: for each the index of its shard in the table; for each shard the sequence number of
-    its first."""
-
-    shards: I32
-    shard_table: tuple[str, ...]
-    sequences: tuple[int, ...]
-
-
-def stored(answer: bytes, entries: int) -> Stored | None:
-    """An answer to PutRecords by which so many entries were stored, one and all.
-
-    Each result is as long as the others and differs in nothing but digits and its shard: so Kinesis writes them.  None:
-    it is not like that, and may still be an answer.
-    """
-    first = _STORED.search(answer)
-    if first is None:
-        return None
-    at, width = first.start(), len(first[0]) + 1
-    end = at + entries * width - 1
-    try:
-        if orjson.loads(b"%b0%b" % (answer[:at], answer[end:]))["Records"] != [0]:
-            return None
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return None
-    results = np.frombuffer(answer, np.uint8, entries * width, at).reshape(entries, width)
-    numbers, shards = (slice(first.start(group) - at, first.end(group) - at) for group in (1, 2))
-    digits = np.ascontiguousarray(results[:, numbers])
-    if (digits - ord("0")).max() > 9:
-        return None
-    expected = bytearray(first[0] + b",") * entries
-    alike = np.frombuffer(expected, np.uint8).reshape(entries, width)
-    alike[:, numbers] = digits
-    if answer.startswith(memoryview(expected)[:-1], at):
-        return Stored(np.zeros(entries, np.int32), (str(first[2], "ascii"),), (int(first[1]),))
-    alike[:, shards] = results[:, shards]
-    if not answer.startswith(memoryview(expected)[:-1], at):
-        return None
-    column = np.ascontiguousarray(results[:, shards]).view(f"V{len(first[2])}")[:, 0]
-    starts = np.append(0, np.flatnonzero(column[1:] != column[:-1]) + 1)  # entries come shard by shard
-    names = [column[row].tobytes() for row in starts]
-    if not all(map(_NAME.fullmatch, names)):
-        return None
-    places: dict[bytes, int] = {}
-    sequences: list[int] = []
-    for row, name in zip(starts, names, strict=True):
-        if name not in places:
-            places[name] = len(places)
-            sequences.append(int(results[row, numbers].tobytes()))
-    of_runs = np.fromiter(map(places.__getitem__, names), np.int32, len(names))
-    shard_table = tuple([str(name, "ascii") for name in places])
-    return Stored(np.repeat(of_runs, np.diff(starts, append=entries)), shard_table, tuple(sequences))
 
 
 # ---- Arrow.  Not pa.array and to_numpy, which load pandas where that is installed: 0.3 s and 35 MiB

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from producerd.core.intake import Rows
-from producerd.core.shards import I32
+from producerd.core.rows.intake import Rows
+from producerd.core.shards.hash_keys import I32
 from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES
-
-if TYPE_CHECKING:
-    from producerd.core.spans import Job
 
 MAX_CODES: Final = 256
 """Lines in an acknowledgement's code table (docs/protocol.md)."""
@@ -55,10 +52,15 @@ class FrameResult:
 
 
 class Frame:
-    """One accepted frame.  ``owner`` is whoever is told when it is finished; None once its caller is gone.
+    """One accepted frame.
 
-    ``patient``: an earlier daemon had these rows, or acknowledged others of their session.  They wait for a service
-    that cannot be reached, however long that takes.
+    - ``owner``: the session that receives its result; None once that session is gone.
+    - ``session``: the same, for the order of its rows; it stays.
+    - ``patient``: an earlier daemon had these rows, or acknowledged others of their session.  They wait for a service
+      that cannot be reached, however long that takes.
+    - ``rows``: its own buffers, until its rows are copied to span buffers.
+    - ``withdrawn_from``: from this row on, rows in no request have ended as ``withdrawn_as`` says (None: discarded),
+      and no row is sent again.
     """
 
     __slots__ = (
@@ -67,7 +69,6 @@ class Frame:
         "accepted_at",
         "charge_bytes",
         "frame_id",
-        "job",
         "owner",
         "patient",
         "possible_duplicates",
@@ -88,8 +89,7 @@ class Frame:
         self.owner = owner
         self.patient = patient
         self.frame_id = frame_id
-        self.rows: Rows | None = rows  # let go once the rows are copied to span buffers
-        self.job: Job | None = None
+        self.rows: Rows | None = rows
         self.records = rows.records
         self.charge_bytes = charge_bytes
         self.unsettled = rows.records
@@ -99,12 +99,16 @@ class Frame:
         self.possible_duplicates = 0
         self.spread_keys = rows.null_keys
         self.accepted_at = 0.0
-        self.session = owner  # stays, for the order of its rows
+        self.session = owner
         self.ttl_seconds = inf
-        self.withdrawn_from: int | None = None  # from this row on, rows in no request have ended, none is sent again
-        self.withdrawn_as: RowEnd | None = None  # None: discarded
+        self.withdrawn_from: int | None = None
+        self.withdrawn_as: RowEnd | None = None
         self._codes: dict[RowEnd, int] = {}
         self._code_of_row: I32 | None = None
+
+    def __repr__(self) -> str:
+        ended = ", ".join([f"{rows} {outcome.name.lower()}" for outcome, rows in self.tallies.items() if rows])
+        return f"<Frame {self.frame_id}: {self.unsettled} of {self.records} rows unsettled{ended and ', ' + ended}>"
 
     @property
     def row_charge_bytes(self) -> int:
@@ -123,9 +127,43 @@ class Frame:
         """Whether its rows go on waiting where the others of their stream end so."""
         return self.patient and end.code == Code.UNREACHABLE
 
+    # ---- what happens to it
+
+    def accept(self, now: float, ttl_seconds: float) -> None:
+        """The frame is accepted."""
+        self.accepted_at, self.ttl_seconds = now, ttl_seconds
+
+    def disown(self) -> None:
+        """Its session is gone: nobody receives its result."""
+        self.owner = None
+
+    def release_rows(self) -> None:
+        """Its own buffers are not needed any more."""
+        self.rows = None
+
+    def withdraw(self, from_row: int, end: RowEnd | None) -> None:
+        """Its rows from this one on are not sent any more.  The earliest such row counts."""
+        if self.withdrawn_from is None or from_row < self.withdrawn_from:
+            self.withdrawn_from, self.withdrawn_as = from_row, end
+
+    def add_retries(self, records: int) -> None:
+        """This many of its rows are sent again."""
+        self.retries += records
+
+    def add_throttles(self, records: int) -> None:
+        """This many of its rows were throttled."""
+        self.throttled += records
+
+    def add_copies(self, records: int) -> None:
+        """This many of its rows may be in the stream once more."""
+        self.possible_duplicates += records
+
+    # ---- how its rows end
+
     def end_bad_rows(self, *, take_good: bool) -> Counter[str]:
         """End the rows that intake found bad; the others too, unless ``take_good``.  Returns how many, by code."""
-        assert self.rows is not None
+        if self.rows is None:
+            raise AssertionError("bad rows end before the frame is accepted")
         ended: Counter[str] = Counter()
         left = np.ones(self.records, np.bool_)
         for bad in self.rows.bad:
@@ -142,12 +180,12 @@ class Frame:
         return ended
 
     def store(self, records: int) -> None:
-        """That many more of its rows are stored."""
+        """This many more of its rows are stored."""
         self.tallies[Outcome.STORED] += records
         self._settle(records)
 
     def end(self, rows: I32, end: RowEnd) -> None:
-        """These rows (their numbers in the frame) ended otherwise."""
+        """These rows (their numbers in the frame) ended, and were not stored for certain."""
         if self._code_of_row is None:
             self._code_of_row = np.full(self.records, -1, np.int32)
         self._code_of_row[rows] = self._code(end)
@@ -161,7 +199,7 @@ class Frame:
         return np.flatnonzero(self._code_of_row < 0).astype(np.int32)
 
     def drop(self, records: int) -> None:
-        """That many more of its rows have no caller any more; nobody will be told."""
+        """This many more of its rows have no caller any more, so that nobody receives how they ended."""
         self._settle(records)
 
     def result(self) -> FrameResult:

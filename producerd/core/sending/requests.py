@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from producerd.core.entries import EncodedRequest, EntryRules, Piece
-from producerd.core.lane import ANY, Lane
-from producerd.core.shards import ShardMap
-from producerd.core.spans import Job, Span
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.lanes.lane import ANY, Lane, Piece, spans_of
+from producerd.core.rows.spans import Span
+from producerd.core.rules import EntryRules
+from producerd.core.shards.shard_map import ShardMap
 
 
 class Request:
@@ -84,6 +85,10 @@ class Request:
         return int(self.ends[-1])
 
     @property
+    def spans(self) -> list[Span]:
+        return spans_of(self.pieces)
+
+    @property
     def lanes(self) -> list[Lane]:
         return list(dict.fromkeys([piece.lane for piece in self.pieces]))
 
@@ -124,15 +129,3 @@ def first_of(pieces: list[Piece], max_bytes: int) -> tuple[list[Piece], list[Pie
 def ends_of(pieces: Sequence[Piece]) -> npt.NDArray[np.int64]:
     """The number of rows up to the end of each piece."""
     return np.cumsum([piece.span.last - piece.span.first for piece in pieces])
-
-
-def runs_of(pieces: Sequence[Piece]) -> list[tuple[Job, int, int]]:
-    """The rows of some pieces as (job, first, last): neighbouring spans of a job together, to be settled at once."""
-    runs: list[tuple[Job, int, int]] = []
-    for _, span in pieces:
-        job = span.buffer.job
-        if runs and runs[-1][0] is job and runs[-1][2] == span.first:
-            runs[-1] = (job, runs[-1][1], span.last)
-        else:
-            runs.append((job, span.first, span.last))
-    return runs

@@ -1,0 +1,1 @@
+"""Rows to entries, and entries to the body of a request."""

@@ -1,0 +1,1 @@
+"""Amazon's format of aggregated records, both directions."""

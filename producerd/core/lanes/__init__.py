@@ -1,0 +1,1 @@
+"""Lanes: a line of rows for each shard, and its pace."""

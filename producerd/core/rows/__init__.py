@@ -1,0 +1,1 @@
+"""Rows of frames: checked, sorted into span buffers, and how each one ends."""

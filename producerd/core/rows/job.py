@@ -1,0 +1,171 @@
+"""Job: a batch of frames after sorting, where each of its rows is, and which of them have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from producerd.core.rows.buffers import JOB_CHARGE_BYTES, SpanBuffer
+from producerd.core.rows.frame import Frame
+from producerd.core.shards.hash_keys import I32
+
+MAYBE_CAUSES: Final = ("", "timeout", "connection", "service", "result_count", "reshard")
+"""What may have stored a row that is sent again: no answer in time; a connection that broke; an error of the service
+or of a proxy; the wrong number of results; an aggregate in a shard where a consumer drops it."""
+AWAITING_MAP: Final = "awaiting a map"
+"""An aggregate was stored in a shard whose range is not known: until that is decided its rows count as maybe stored."""
+_MARKS: Final = (*MAYBE_CAUSES, AWAITING_MAP)
+
+QUEUED: Final = 0
+IN_REQUEST: Final = 1
+SETTLED: Final = 2
+
+
+class Job:
+    """A batch of frames after sorting.
+
+    A row is named by its position in sorted order; ``order`` gives its number, counted through all frames.
+    ``state`` has one byte a row: QUEUED, IN_REQUEST or SETTLED.  It makes "a row settles exactly once" a check and not
+    a hope.  ``has_gaps``: some rows settled where they stood in their lanes.  ``maybe_stored`` is None until a send may
+    have stored some row; then it has for each row the place in `MAYBE_CAUSES` of what may have stored its last copy, or
+    0.
+    """
+
+    __slots__ = (
+        "buffers",
+        "charge_bytes",
+        "frames",
+        "has_gaps",
+        "live_buffers",
+        "maybe_stored",
+        "order",
+        "starts",
+        "state",
+    )
+
+    def __init__(self, frames: Sequence[Frame], order: I32, buffers: Sequence[SpanBuffer]) -> None:
+        self.frames = tuple(frames)
+        self.starts = np.cumsum([0, *(frame.records for frame in frames)])
+        self.order = order
+        self.state = np.zeros(len(order), np.uint8)
+        self.has_gaps = False
+        self.maybe_stored: npt.NDArray[np.uint8] | None = None
+        self.buffers = tuple(buffers)
+        self.live_buffers = len(buffers)
+        self.charge_bytes = JOB_CHARGE_BYTES * len(order)
+
+    def __repr__(self) -> str:
+        queued, in_request, settled = np.bincount(self.state, minlength=3).tolist()
+        return (
+            f"<Job of {len(self.frames)} frames: {queued} rows queued, {in_request} in requests, {settled} settled, "
+            f"{self.live_buffers} of {len(self.buffers)} buffers>"
+        )
+
+    # ---- where rows are
+
+    def begin(self, first: int, last: int) -> None:
+        """Queued rows are taken for a request."""
+        self.state[first:last] = IN_REQUEST
+
+    def requeue(self, first: int, last: int) -> None:
+        """Rows of a request wait again."""
+        self.state[first:last] = QUEUED
+
+    def settle(self, first: int, last: int) -> None:
+        """Rows of a request have ended.  Their memory is let go by `release`."""
+        state = self.state[first:last]
+        if not (state == IN_REQUEST).all():
+            raise AssertionError("a row settled twice")
+        state[:] = SETTLED
+
+    def release(self, buffer: SpanBuffer, records: int) -> int:
+        """Let go of the memory of rows that have settled.  Returns the charge that comes free."""
+        charge_bytes = buffer.settle(records)
+        if buffer.live:
+            return 0
+        self.live_buffers -= 1
+        if not self.live_buffers:
+            charge_bytes += self.charge_bytes
+            self.charge_bytes = 0
+        return charge_bytes
+
+    def end_queued(self, positions: npt.NDArray[np.intp]) -> int:
+        """Queued rows end where they stand, and their lanes skip them.  Returns the charge that comes free."""
+        self.state[positions] = SETTLED
+        self.has_gaps = True
+        return sum([self.release(buffer, records) for buffer, records in self._buffers_of(positions)])
+
+    def queued_runs(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The runs of rows among these that are queued, each as its first and its last (excluded)."""
+        state = self.state[first:last]
+        edges = np.flatnonzero(np.diff(np.concatenate(([SETTLED], state, [SETTLED])) == QUEUED)) + first
+        return [(start, stop) for start, stop in edges.reshape(-1, 2).tolist()]
+
+    def first_queued_run(self, first: int, last: int) -> tuple[int, int]:
+        """The first of `queued_runs`, or an empty one at ``last``."""
+        queued = self.state[first:last] == QUEUED
+        if not queued.any():
+            return last, last
+        start = int(queued.argmax())
+        rest = ~queued[start:]
+        return first + start, first + start + int(rest.argmax()) if rest.any() else last
+
+    def mark_maybe_stored(self, first: int, last: int, cause: str) -> None:
+        """Note what may have stored these rows: one of `MAYBE_CAUSES`, or `AWAITING_MAP`.  "" takes a mark away."""
+        if self.maybe_stored is None:
+            self.maybe_stored = np.zeros(len(self.order), np.uint8)
+        self.maybe_stored[first:last] = _MARKS.index(cause)
+
+    def reorder(self, first: int, last: int, order: npt.NDArray[np.intp]) -> None:
+        """Put queued rows in another order."""
+        for rows in (self.order, self.state, self.maybe_stored):
+            if rows is not None:
+                rows[first:last] = rows[first:last][order]
+
+    # ---- whose they are
+
+    def frames_of(self, positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, I32]]:
+        """The frames of some rows, each with its own numbers for them."""
+        rows = self.order[positions]
+        if len(self.frames) == 1:
+            yield self.frames[0], rows
+            return
+        places = np.searchsorted(self.starts, rows, side="right") - 1
+        for place in np.flatnonzero(np.bincount(places)).tolist():
+            yield self.frames[place], rows[places == place] - np.int32(self.starts[place])
+
+    def records_by_frame(self, *positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, int]]:
+        """The frames of some rows, each with how many of them it has."""
+        parts = [self.order[part] for part in positions]
+        if len(self.frames) == 1:
+            yield self.frames[0], sum(map(len, parts))
+            return
+        counts = np.bincount(self.starts.searchsorted(np.concatenate(parts), side="right") - 1)
+        for place in counts.nonzero()[0].tolist():
+            yield self.frames[place], int(counts[place])
+
+    def positions_of(self, frame: Frame, from_row: int = 0) -> npt.NDArray[np.intp]:
+        """Where a frame's rows are, from one of its numbers on."""
+        start = self.starts[self.frames.index(frame)]
+        return np.flatnonzero((self.order >= start + from_row) & (self.order < start + frame.records))
+
+    def queued_positions_of(self, frame: Frame, from_row: int = 0) -> npt.NDArray[np.intp]:
+        """Those of `positions_of` whose rows are queued."""
+        positions = self.positions_of(frame, from_row)
+        queued: npt.NDArray[np.intp] = positions[self.state[positions] == QUEUED]
+        return queued
+
+    def rows_of(self, frame: Frame, positions: npt.NDArray[np.intp]) -> I32:
+        """A frame's own numbers of rows that are at these positions."""
+        rows: I32 = self.order[positions] - np.int32(self.starts[self.frames.index(frame)])
+        return rows
+
+    def _buffers_of(self, positions: npt.NDArray[np.intp]) -> Iterator[tuple[SpanBuffer, int]]:
+        """The buffers of some rows, each with how many of them it holds."""
+        firsts = [buffer.first for buffer in self.buffers]
+        counts = np.bincount(np.searchsorted(firsts, positions, side="right") - 1)
+        for place in np.flatnonzero(counts).tolist():
+            yield self.buffers[place], int(counts[place])

@@ -1,0 +1,198 @@
+"""Rows of some frames sorted by shard and copied to span buffers.
+
+`sort_rows` is pure and may run in a worker thread: it hashes the keys, finds each row's shard, sorts stably (the order
+per key stays) and copies the rows to buffers of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from producerd.core.kpl.aggregation import parse
+from producerd.core.rows.buffers import SpanBuffer
+from producerd.core.rows.columns import Bool, Column, copy, gather
+from producerd.core.rows.frame import Frame
+from producerd.core.rows.intake import Rows
+from producerd.core.rows.job import Job
+from producerd.core.rows.spans import Span
+from producerd.core.shards.hash_keys import I32, U64, hash_keys, parse_hash_keys
+from producerd.core.shards.md5 import LEAST_TEXTS
+from producerd.core.shards.shard_map import ShardMap
+from producerd.wire.columns import RECORD_CHARGE_BYTES
+
+SPAN_BYTES: Final = 64 * 1024
+"""Charge of one span, and of one buffer, unless a single row is larger."""
+
+
+class SortedRows(NamedTuple):
+    """What `sort_rows` returns.  Each span stands with the index of its shard in the map."""
+
+    job: Job
+    spans: list[tuple[int, Span]]
+
+
+def sort_rows(frames: Sequence[Frame], shard_map: ShardMap, seed: int) -> SortedRows:
+    """Sort the rows of some frames by shard into span buffers.
+
+    Bad rows are left out.  ``seed`` spreads the rows that have no key.
+    """
+    checked = [frame.rows for frame in frames if frame.rows is not None]
+    high, low, explicit, aggregates = _hashes(checked, seed)
+    good = _good(checked)
+    shards = shard_map.locate(high, low)
+    if len(shard_map) > 1:
+        by_shard = np.argsort(shards.astype(np.uint16 if len(shard_map) < 65536 else np.uint32), kind="stable")
+        order = (by_shard if good is None else by_shard[good[by_shard]]).astype(np.int32)
+    else:
+        order = (np.arange(len(high)) if good is None else np.flatnonzero(good)).astype(np.int32)
+    keys: Column
+    data: Column
+    if len(checked) == 1 and good is None and (len(shard_map) == 1 or len(high) == 1):  # in order; buffers copy them
+        keys, data = (checked[0].keys, checked[0].key_offsets), (checked[0].data, checked[0].data_offsets)
+    else:
+        keys = gather([(rows.keys, rows.key_offsets) for rows in checked], order)
+        data = gather([(rows.data, rows.data_offsets) for rows in checked], order)
+    sizes = np.zeros(len(order) + 1, np.int64)
+    np.cumsum(np.diff(keys[1]) + np.diff(data[1]) + RECORD_CHARGE_BYTES, out=sizes[1:])
+    groups = list(_pack(_cut_spans(shards[order], sizes), sizes))
+    hashes = (high[order], low[order])
+    explicit = explicit[order] if explicit is not None else None
+    aggregates = aggregates[order] if aggregates is not None else None
+    buffers = []
+    for group in groups:
+        first, last = group[0][1], group[-1][2]
+        buffer = SpanBuffer(
+            first,
+            *copy(keys, first, last),
+            *copy(data, first, last),
+            (hashes[0][first:last].copy(), hashes[1][first:last].copy()),
+            _marks(explicit, first, last),
+            _marks(aggregates, first, last),
+        )
+        buffers.append(buffer)
+    job = Job(frames, order, buffers)
+    payload = sizes - RECORD_CHARGE_BYTES * np.arange(len(sizes))
+    spans = [
+        (shard, Span(job, buffer, a, b, int(payload[b] - payload[a])))
+        for buffer, group in zip(buffers, groups, strict=True)
+        for shard, a, b in group
+    ]
+    return SortedRows(job, spans)
+
+
+def _marks(marks: Bool | None, first: int, last: int) -> Bool | None:
+    return marks[first:last].copy() if marks is not None and marks[first:last].any() else None
+
+
+def _hashes(frames: Sequence[Rows], seed: int) -> tuple[U64, U64, Bool | None, Bool | None]:
+    """Return the high and the low halves of every row's hash key, and two masks, each None where it is empty.
+
+    The masks say which rows have an explicit hash key (given, or by chance), and which are aggregates themselves: these
+    have the hash key of their first record.
+    """
+    all_high, all_low = _hash_keys(frames)
+    all_explicit, all_aggregates = np.zeros((2, len(all_high)), np.bool_)
+    random: np.random.Generator | None = None
+    end = 0
+    for rows in frames:
+        start, end = end, end + rows.records
+        high, low = all_high[start:end], all_low[start:end]
+        explicit, aggregates = all_explicit[start:end], all_aggregates[start:end]
+        null = rows.key_offsets[1:] == rows.key_offsets[:-1]
+        if null.any():
+            random = random or np.random.default_rng(seed)  # 20 us: not for each job
+            count = int(null.sum())
+            high[null], low[null] = random.integers(0, 2**64, (2, count), dtype=np.uint64)
+            explicit |= null
+        if rows.hash_keys is not None and rows.hash_key_offsets is not None:
+            given = np.diff(rows.hash_key_offsets) > 0
+            for bad in rows.bad:
+                given[bad.rows] = False  # it may not even be a number
+            if given.any():
+                given_high, given_low = _parse_given(rows.hash_keys, rows.hash_key_offsets, given)
+                high[given], low[given] = given_high, given_low
+                explicit |= given
+        for row in rows.aggregates.tolist() if rows.aggregates is not None else ():
+            inside = parse(bytes(rows.data[rows.data_offsets[row] : rows.data_offsets[row + 1]]))
+            if not inside:
+                raise AssertionError("intake names only rows that can be split")
+            high[row], low[row] = divmod(inside[0].hash_key, 2**64)
+            aggregates[row] = explicit[row] = True
+    return (
+        all_high,
+        all_low,
+        all_explicit if all_explicit.any() else None,
+        all_aggregates if all_aggregates.any() else None,
+    )
+
+
+def _hash_keys(frames: Sequence[Rows]) -> tuple[U64, U64]:
+    """Hash the partition keys.  Those of small frames are hashed together: many keys at once take half the time."""
+    groups: list[list[Rows]] = [[]]
+    records = 0
+    for rows in frames:
+        if groups[-1] and max(records, rows.records) >= LEAST_TEXTS:
+            groups.append([])
+            records = 0
+        groups[-1].append(rows)
+        records += rows.records
+    highs, lows = zip(*map(_hash_keys_together, groups), strict=True)
+    return np.concatenate(highs), np.concatenate(lows)
+
+
+def _hash_keys_together(frames: Sequence[Rows]) -> tuple[U64, U64]:
+    if len(frames) == 1:
+        return hash_keys(frames[0].keys, frames[0].key_offsets)
+    keys = b"".join([rows.keys[rows.key_offsets[0] : rows.key_offsets[-1]] for rows in frames])
+    offsets = np.zeros(sum([rows.records for rows in frames]) + 1, np.int32)
+    np.concatenate([rows.key_offsets[1:] - rows.key_offsets[:-1] for rows in frames]).cumsum(out=offsets[1:])
+    return hash_keys(memoryview(keys), offsets)
+
+
+def _parse_given(hash_keys: memoryview, offsets: I32, given: Bool) -> tuple[U64, U64]:
+    texts, text_offsets = gather([(hash_keys, offsets)], np.flatnonzero(given).astype(np.int32))
+    return parse_hash_keys(texts, text_offsets)
+
+
+def _good(frames: Sequence[Rows]) -> Bool | None:
+    """Which rows are not bad, or None where all are good."""
+    if not any(rows.bad for rows in frames):
+        return None
+    masks = []
+    for rows in frames:
+        mask = np.ones(rows.records, np.bool_)
+        for bad in rows.bad:
+            mask[bad.rows] = False
+        masks.append(mask)
+    return np.concatenate(masks)
+
+
+def _cut_spans(shards: I32, sizes: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """(shard, first, last) of each span, in order."""
+    spans = []
+    edges = [0, *((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist(), len(shards)] if len(shards) else []
+    for start, end in pairwise(edges):
+        first = start
+        while first < end:
+            last = int(sizes.searchsorted(sizes[first] + SPAN_BYTES, side="right")) - 1
+            last = min(max(last, first + 1), end)
+            spans.append((int(shards[start]), first, last))
+            first = last
+    return spans
+
+
+def _pack(spans: Sequence[tuple[int, int, int]], sizes: npt.NDArray[np.int64]) -> Iterator[list[tuple[int, int, int]]]:
+    """Neighbouring spans that share a buffer."""
+    group: list[tuple[int, int, int]] = []
+    for span in spans:
+        if group and sizes[span[2]] - sizes[group[0][1]] > SPAN_BYTES:
+            yield group
+            group = []
+        group.append(span)
+    if group:
+        yield group

@@ -1,0 +1,1 @@
+"""Requests, their answers, and what each answer does to its rows."""

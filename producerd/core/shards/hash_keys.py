@@ -1,0 +1,48 @@
+"""Hash keys in columns.
+
+A hash key is an unsigned 128-bit number: the MD5 of a UTF-8 partition key, big endian, unless an explicit hash key is
+given.  In columns it is two uint64, the high and the low half.  (Amazon Kinesis API reference: PutRecords.)
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from producerd.core.shards import md5
+
+try:
+    # 136 ns a key where hashlib.md5 spends 456 on setting up OpenSSL.
+    from _md5 import md5 as _md5  # type: ignore[import-not-found, unused-ignore]
+except ImportError:
+    from functools import partial
+    from hashlib import md5 as _hashlib_md5
+
+    _md5 = partial(_hashlib_md5, usedforsecurity=False)
+
+U64 = npt.NDArray[np.uint64]
+I32 = npt.NDArray[np.int32]
+
+MAX_HASH_KEY: Final = 2**128 - 1
+_LOW: Final = 2**64 - 1
+
+
+def hash_keys(keys: memoryview, offsets: I32) -> tuple[U64, U64]:
+    """The hash keys of a column of partition keys: (high halves, low halves).  ``offsets`` index ``keys``."""
+    if len(offsets) > md5.LEAST_TEXTS and np.diff(offsets).max() <= md5.MOST_BYTES:
+        digests: Any = md5.digests(keys, offsets)
+    else:
+        digests = b"".join([_md5(keys[a:b]).digest() for a, b in pairwise(offsets.tolist())])
+    halves = np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
+    return halves[:, 0].astype(np.uint64), halves[:, 1].astype(np.uint64)
+
+
+def parse_hash_keys(hash_keys: memoryview, offsets: npt.NDArray[np.integer[Any]]) -> tuple[U64, U64]:
+    """Decimal explicit hash keys, checked by intake, as (high halves, low halves); an absent one (length 0) is 0."""
+    numbers = [int(bytes(hash_keys[a:b])) if a < b else 0 for a, b in pairwise(offsets.tolist())]
+    high = np.fromiter((number >> 64 for number in numbers), np.uint64, len(numbers))
+    low = np.fromiter((number & _LOW for number in numbers), np.uint64, len(numbers))
+    return high, low
