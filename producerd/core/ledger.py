@@ -46,6 +46,10 @@ class Ledger:
         self._failed_sessions: dict[object, None] = {}  # that are still there
         self._finished: list[Frame] = []
 
+    def drain(self) -> None:
+        """The daemon stops: frames accepted from now on go back to their sessions."""
+        self.draining = True
+
     # ---- frames come and go
 
     def accept(self, frame: Frame, now: float, ttl_seconds: float) -> None:

@@ -202,10 +202,11 @@ class Pipeline:
 
     def pause(self) -> None:
         """Start no request until `resume`, or until the daemon stops.  What is on its way ends as always."""
-        self.sender.paused = not self.ledger.draining
+        if not self.ledger.draining:
+            self.sender.pause()
 
     def resume(self) -> None:
-        self.sender.paused = False
+        self.sender.resume()
 
     # ---- frames come in
 
@@ -214,7 +215,7 @@ class Pipeline:
         self._idle_since = None
         self.ledger.accept(frame, now, self.rules.record_ttl_seconds)
         if self.shard_map is None:
-            self.sender.wants_shard_map = True
+            self.sender.want_shard_map()
         if frame.withdrawn_from == 0:
             return
         if not self._filling:
@@ -287,8 +288,8 @@ class Pipeline:
 
     def drain(self) -> None:
         """The daemon stops: rows with an owner that are in no request go back to it; the others are still sent."""
-        self.ledger.draining = True
-        self.sender.paused = False
+        self.ledger.drain()
+        self.sender.resume()
         for frame in [frame for frame in self.ledger.frames if frame.owner is not None]:
             self.ledger.withdraw(frame, RETURNED, "returned")
         if self._filling:
@@ -296,7 +297,7 @@ class Pipeline:
 
     def abandon(self) -> int:
         """The deadline: nothing in flight is left, every other row ends.  Returns how many had no caller to go to."""
-        self.ledger.draining = True
+        self.ledger.drain()
         orphans = 0
         for frame in list(self.ledger.frames):
             if frame.owner is None and frame.withdrawn_from != 0:
@@ -411,7 +412,7 @@ class Pipeline:
             self._refuse_unsorted()
         elif self.goes_plain or now >= self._map_wait.ends_at:
             if self.rules.entries.aggregate:
-                self._map_wait.plain = True
+                self._map_wait.go_plain()
                 self.sender.go_plain()
             return ONE_LANE
         return None

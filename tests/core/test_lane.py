@@ -114,9 +114,9 @@ def test_dead_rows_in_the_middle_cut_a_span_in_two() -> None:
 def test_a_lane_sends_with_rows_few_requests_and_no_hold_off() -> None:
     lane, _ = filled([10])
     assert lane.ready_at(5.0) <= 5.0
-    lane.hold_until = 5.5
+    lane.hold(5.5)
     assert lane.ready_at(5.0) == 5.5
-    lane.map_until = 7.5
+    lane.await_map(7.5)
     assert lane.ready_at(5.0) == 7.5
     lane.in_flight = MAX_REQUESTS_PER_LANE
     assert lane.ready_at(8.0) == inf

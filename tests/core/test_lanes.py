@@ -90,12 +90,12 @@ class Line:
         """As the sender takes it."""
         request = self.lanes.take(now, bytes_left, **options)
         for lane in request.lanes if request is not None else ():
-            lane.in_flight += 1
+            lane.sent()
         return request
 
     def end(self, request: Request) -> None:
         for lane in request.lanes:
-            lane.in_flight -= 1
+            lane.ended()
         self.lanes.released(request.lanes)
 
 
@@ -182,7 +182,7 @@ def test_a_lane_that_holds_off_delays_no_other() -> None:
     line = Line(even_map(3))
     for shard in range(3):
         line.fill(shard, 5)
-    line.lane("shard-0").hold_until = 10.0
+    line.lane("shard-0").hold(10.0)
     assert shards_of(line.take(now=1.0)) == ["shard-1", "shard-2"]
     assert line.take(now=9.9) is None
     assert shards_of(line.take(now=10.0)) == ["shard-0"]
@@ -306,13 +306,13 @@ def test_a_lane_that_goes_alone_shares_no_request_and_loses_no_turn() -> None:
     line = Line(even_map(4), request_max_records=10)
     for shard, rows in ((0, 2), (1, 2), (2, 20), (3, 2)):
         line.fill(shard, rows)
-    line.lane("shard-1").alone = True
+    line.lane("shard-1").slowed()
     assert shards_of(line.take()) == ["shard-0", "shard-2"], "it cannot go with these"
     assert shards_of(line.take()) == ["shard-1"], "and is the next"
     line = Line(even_map(2))
     for shard in range(2):
         line.fill(shard, 2)
-    line.lane("shard-0").alone = True
+    line.lane("shard-0").slowed()
     assert shards_of(line.take()) == ["shard-0"]
     assert shards_of(line.take()) == ["shard-1"]
 
@@ -322,7 +322,7 @@ def test_a_lane_that_goes_alone_is_passed_over_while_too_many_such_are_on_their_
     line = Line(even_map(2))
     line.fill(0, 5)
     line.fill(1, 5)
-    line.lane("shard-0").alone = True
+    line.lane("shard-0").slowed()
     assert shards_of(line.take(takes_slow=False)) == ["shard-1"]
     assert line.take(takes_slow=False) is None
     assert shards_of(line.take()) == ["shard-0"], "and it is still in line"
@@ -332,7 +332,7 @@ def test_a_lane_that_goes_alone_is_passed_over_while_too_many_such_are_on_their_
 def test_a_lane_that_timed_out_has_one_request_on_its_way() -> None:
     line = Line(even_map(1), request_max_records=1)
     line.fill(0, 5)
-    line.lane("shard-0").alone = line.lane("shard-0").timed_out = True
+    line.lane("shard-0").timed_out()
     request = line.take()
     assert request is not None
     assert line.take(now=100.0) is None
@@ -433,7 +433,7 @@ def test_when_no_map_comes_in_time_a_lane_s_aggregates_become_plain_records() ->
     line = Line(even_map(1), aggregate=True)
     line.fill(0, 20)
     lane = line.lane("shard-0")
-    lane.map_until = 10.0
+    lane.await_map(10.0)
     assert line.take(now=9.0) is None
     assert line.lanes.next_time() == 10.0
     request = line.take(now=10.0)
@@ -446,11 +446,11 @@ def test_what_was_not_sent_before_the_map_came_late_is_aggregated_again() -> Non
     line = Line(even_map(1), aggregate=True, request_max_records=5)
     line.fill(0, 20)
     lane = line.lane("shard-0")
-    lane.map_until = 10.0
+    lane.await_map(10.0)
     request = line.take(now=10.0)
     assert request is not None
     assert request.records == 5
-    lane.map_until = None
+    lane.map_came()
     rest = line.take(now=11.0)
     assert rest is not None
     assert rest.records == 15

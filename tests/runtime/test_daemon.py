@@ -125,6 +125,7 @@ def test_a_full_queue_blocks_the_second_caller_until_there_is_room(kinesis: Fake
         assert metrics["backpressure_active_seconds_total"] > 0.1
         assert metrics["queue_records"] == 95
         assert metrics["queue_limit_records"] == 100
+        until(lambda: running.metrics()["inflight_requests"] > 0, "the request that hangs")
         second.send(frames.Status(1))
         status = second.expect(frames.Blocked)
         assert (status.queue_records, status.queue_limit_records) == (95, 100)

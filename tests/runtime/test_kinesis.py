@@ -159,7 +159,7 @@ async def test_what_the_service_does_comes_back_as_a_value(
     fake.create_stream("flights")
     fake.script(fault)
     async with serve(fake) as server, reaching(server.url) as kinesis:
-        failed = await kinesis.put_records(FLIGHTS, request_of(), 0.3 if timed_out else 10)
+        failed = await kinesis.put_records(FLIGHTS, request_of(), 1.5 if timed_out else 10)
         assert isinstance(failed, RequestFailed)
         assert (failed.code, failed.maybe_stored, failed.timed_out) == (code, maybe_stored, timed_out)
         assert isinstance(await kinesis.put_records(FLIGHTS, request_of(), 5), Answer)

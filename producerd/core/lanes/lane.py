@@ -7,7 +7,7 @@ lane.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Final, NamedTuple
 
@@ -36,31 +36,37 @@ _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Lane:
-    """One shard's line, or the nameless one of all rows while the shards are not known.
+    """One shard's line of rows, or the nameless one of all rows while the shards are not known.
 
     Where records are aggregated the nameless lane keeps one shard's pace; otherwise only throttles pace it.
 
-    ``queued`` counts the rows that stand in ``spans``, among them rows whose caller is gone: `take` drops those.
+    - ``queued``: the rows in ``spans``, also those whose caller is gone: `take` drops these.
+    - ``in_flight``: its requests without an answer.  Of them ``slow_in_flight`` have been out for long, and nothing
+      waits for ``overdue_in_flight`` any more.
+    - ``set_aside``: requests of its rows that wait outside of the lane.
+    - ``alone``: its last request was slow or had no answer, so that it shares none until it answers in time.
+    - ``silent``: its last request had no answer.
+    - ``map_until``: an answer came from another shard, and a new map is awaited until then.
+    - ``sequence``: the highest sequence number in an answer of its shard.
     """
 
     __slots__ = (
+        "_throttles",
         "aggregate_max_bytes",
         "alone",
         "hold_until",
         "in_flight",
-        "listed",
         "map_until",
         "nameless",
         "overdue_in_flight",
         "pacer",
-        "parcels",
         "queued",
         "sequence",
+        "set_aside",
         "shard",
+        "silent",
         "slow_in_flight",
         "spans",
-        "throttles",
-        "timed_out",
     )
 
     def __init__(self, shard: Shard, pacer: Pacer | None, aggregate_max_bytes: int = 0) -> None:
@@ -70,22 +76,30 @@ class Lane:
         self.spans: deque[Span] = deque()
         self.pacer = pacer
         self.in_flight = 0
-        self.slow_in_flight = 0  # of them, those that have been out for long
-        self.overdue_in_flight = 0  # of them, those that nothing waits for any more
-        self.parcels = 0  # requests of its rows that wait outside of the lane
+        self.slow_in_flight = 0
+        self.overdue_in_flight = 0
+        self.set_aside = 0
         self.hold_until = 0.0
-        self.throttles = 0  # answers in a row that throttled it, where no pacer counts them
         self.queued = 0
-        self.listed = False  # whether it stands in line
-        self.alone = False  # its last request was slow or gave no answer: it shares none until it answers in time
-        self.timed_out = False  # of the two, it gave no answer
-        self.map_until: float | None = None  # an answer came from another shard: a new map is awaited until then
-        self.sequence = 0  # the highest sequence number seen in an answer
+        self.alone = False
+        self.silent = False
+        self.map_until: float | None = None
+        self.sequence = 0
+        self._throttles = 0  # answers in a row that throttled it, where no pacer counts them
+
+    def __repr__(self) -> str:
+        state = "".join([f", {name}" for name in ("alone", "silent") if getattr(self, name)])
+        return (
+            f"<Lane of {self.shard.shard_id or 'all shards'}: {self.queued} rows in {len(self.spans)} spans, "
+            f"{self.in_flight} requests in flight, {self.set_aside} set aside{state}>"
+        )
+
+    # ---- questions
 
     @property
     def waits_for_answers(self) -> bool:
         """Whether as many of its requests are in flight as may be.  Those known to be slow hold up no others."""
-        if self.timed_out:
+        if self.silent:
             return self.in_flight > self.overdue_in_flight
         return (
             self.in_flight - self.slow_in_flight >= MAX_REQUESTS_PER_LANE or self.in_flight >= MAX_REQUESTS_OF_SLOW_LANE
@@ -125,7 +139,102 @@ class Lane:
         allowance = self.pacer.allowance(now)
         return allowance.records < self.pacer.rate_records / 2 or allowance.bytes < self.pacer.rate_bytes / 2
 
+    # ---- what happens to its requests
+
+    def sent(self) -> None:
+        """A request has rows of it."""
+        self.in_flight += 1
+
+    def ended(self, *, slow: bool = False, overdue: bool = False) -> None:
+        """A request has none of its rows any more: it has its answer or has failed, or they did not fit."""
+        self.in_flight -= 1
+        self.slow_in_flight -= slow
+        self.overdue_in_flight -= overdue
+
+    def slowed(self) -> None:
+        """A request has been out for long."""
+        self.alone = True
+        self.slow_in_flight += 1
+
+    def passed_over(self) -> None:
+        """Nothing waits for one of its requests any more."""
+        self.overdue_in_flight += 1
+
+    def answered(self, *, late: bool) -> None:
+        """A request was answered.  If the lane answers in time while it is alone, it may share requests again."""
+        self.alone, self.silent = self.alone and late, False
+
+    def timed_out(self) -> None:
+        """A request had no answer in time."""
+        self.alone = self.silent = True
+
+    def read(self, number: int, before: int) -> bool:
+        """An answer has a sequence number of its shard, 0 for none.  Returns whether the number is too low.
+
+        ``before``: the lane's ``sequence`` when the request was sent.
+        """
+        fell = 0 < number < before
+        self.sequence = number if fell else max(self.sequence, number)
+        return fell
+
+    def pace(self, stored: int, throttled: int, sent_at: float, now: float, delay: Callable[[int], float]) -> None:
+        """An answer stored and throttled this many of its entries.
+
+        ``delay``: how many seconds a lane without a pacer waits after this many answers in a row that throttled it.
+        """
+        if self.pacer is not None:
+            self.pacer.answered(stored, throttled, sent_at, now)
+        elif throttled:
+            self._throttles += 1
+            self.hold_until = now + delay(self._throttles)
+        else:
+            self._throttles = 0
+
+    def give_back(self, entries: int, bytes_: int) -> None:
+        """A request sent this much less than the lane was charged for."""
+        if self.pacer is not None:
+            self.pacer.give_back(entries, bytes_)
+
+    # ---- what it waits for
+
+    def hold(self, until: float) -> None:
+        """It sends nothing before this time."""
+        self.hold_until = max(self.hold_until, until)
+
+    def put_aside(self) -> None:
+        """Rows of it wait outside, for a request of their own or for a map."""
+        self.set_aside += 1
+
+    def take_up(self) -> None:
+        """Rows that waited outside do so no more."""
+        self.set_aside -= 1
+
+    def await_map(self, until: float) -> None:
+        """An answer came from another shard: the lane waits for a new map, at most until this time.
+
+        A wait that has begun goes on as it is.
+        """
+        if self.map_until is None:
+            self.map_until = until
+
+    def map_came(self) -> None:
+        """It waits for a map no more."""
+        self.map_until = None
+
+    def map_is_late(self, now: float) -> None:
+        """No map came in time, and the next answer decides anew."""
+        self.map_until = now
+
+    def set_rules(self, aggregate_max_bytes: int, shard_rate_fraction: float, now: float) -> None:
+        """Other rules, from now on."""
+        self.aggregate_max_bytes = aggregate_max_bytes
+        if self.pacer is not None:
+            self.pacer.set_fraction(shard_rate_fraction, now)
+
+    # ---- rows come and go
+
     def extend(self, spans: list[Span]) -> None:
+        """Rows join at the end."""
         self.spans.extend(spans)
         self.queued += records_of(spans)
 

@@ -73,8 +73,9 @@ class Lanes:
         self._per_key = rules.per_key
         self._lanes: dict[Shard, Lane] = {}
         self._leaving: list[Lane] = []  # of closed shards, with requests on their way
-        self._ready: deque[Lane] = deque()  # with rows, longest-waiting first; each at most once
+        self._ready: deque[Lane] = deque()  # with rows, longest-waiting first
         self._held: list[tuple[float, int, Lane]] = []  # with rows, that wait for a time: a heap
+        self._listed: set[Lane] = set()  # those in one of the two, in which a lane stands at most once
         self._numbers = count()
 
     # ---- questions
@@ -192,14 +193,14 @@ class Lanes:
         for lane in gone:
             del self._lanes[lane.shard]
             moved += [Piece(lane, span) for span in lane.take_all()]
-            if lane.in_flight or lane.parcels:
+            if lane.in_flight or lane.set_aside:
                 self._leaving.append(lane)
         self.put_back(moved)
 
     def line_up(self, lane: Lane) -> None:
         """Put a lane in line if it has rows."""
-        if lane.queued and not lane.listed:
-            lane.listed = True
+        if lane.queued and lane not in self._listed:
+            self._listed.add(lane)
             self._ready.append(lane)
 
     def released(self, lanes: Iterable[Lane]) -> None:
@@ -207,9 +208,9 @@ class Lanes:
         left = False
         for lane in lanes:
             self.line_up(lane)
-            left = left or (lane in self._leaving and not lane.in_flight and not lane.parcels)
+            left = left or (lane in self._leaving and not lane.in_flight and not lane.set_aside)
         if left:
-            self._leaving = [lane for lane in self._leaving if lane.in_flight or lane.parcels]
+            self._leaving = [lane for lane in self._leaving if lane.in_flight or lane.set_aside]
             for lane in self._lanes.values():
                 self.line_up(lane)
 
@@ -217,12 +218,10 @@ class Lanes:
         """Other rules, from now on."""
         self._rules = rules
         for lane in self._lanes.values():
-            lane.aggregate_max_bytes = self._aggregate_bytes(lane.shard)
-            if lane.pacer is not None:
-                lane.pacer.set_fraction(shard_rate_fraction, now)
+            lane.set_rules(self._aggregate_bytes(lane.shard), shard_rate_fraction, now)
         held, self._held = self._held, []
         for _, _, lane in held:  # they may send sooner now
-            lane.listed = False
+            self._listed.remove(lane)
             self.line_up(lane)
 
     # ---- requests
@@ -244,20 +243,20 @@ class Lanes:
         """
         while self._held and self._held[0][0] <= now:
             lane = heapq.heappop(self._held)[2]
-            lane.listed = False
+            self._listed.remove(lane)
             self.line_up(lane)
         request = Request(self.map, min(self._rules.request_max_bytes, request_bytes))
         passed: list[Lane] = []
         while self._ready:
             lane = self._ready.popleft()
-            lane.listed = False
+            self._listed.remove(lane)
             due = lane.ready_at(now)
             if due > now or self._must_wait(lane):
                 self._hold(lane, due)
                 continue
             alone = lane.alone or lane.spans[0].failing
             if (alone and request.pieces) or (lane.alone and not takes_slow):
-                lane.listed = True
+                self._listed.add(lane)
                 passed.append(lane)
             elif self._take_from(lane, request, now, bytes_left) or (alone and request.pieces):
                 if request.pieces or not passes_larger:
@@ -305,7 +304,7 @@ class Lanes:
                 pacer.take(taken, paid, now)
                 request.pay(lane, taken, paid)
             if lane.alone:
-                lane.hold_until = max(lane.hold_until, now + SLOW_LANE_PAUSE_SECONDS)
+                lane.hold(now + SLOW_LANE_PAUSE_SECONDS)
         elif lane.queued and pacer is not None and not one_larger and (paced_bytes < room or not request.pieces):
             # Its first row is larger than what the bucket holds, or than a request.
             pacer.held()
@@ -314,7 +313,7 @@ class Lanes:
         if self._per_key and spans:
             return request.is_full(rules)  # what is left waits for the answer
         if lane.queued:
-            lane.listed = True
+            self._listed.add(lane)
             if spans:
                 self._ready.append(lane)
             else:
@@ -327,13 +326,13 @@ class Lanes:
         if not self._per_key:
             return False
         return (
-            lane.in_flight > 0 or lane.parcels > 0 or any(overlap(lane.shard, other.shard) for other in self._leaving)
+            lane.in_flight > 0 or lane.set_aside > 0 or any(overlap(lane.shard, other.shard) for other in self._leaving)
         )
 
     def _hold(self, lane: Lane, until: float) -> None:
         """It waits for a time; with inf it waits to be listed again."""
         if until < inf and not self._must_wait(lane):
-            lane.listed = True
+            self._listed.add(lane)
             heapq.heappush(self._held, (until, next(self._numbers), lane))
 
     def _place(self, span: Span) -> list[Piece]:

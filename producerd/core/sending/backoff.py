@@ -20,6 +20,10 @@ class RetryPolicy:
         self._random = random
         self.request_timeout_seconds = request_timeout_seconds
 
+    def set_timeout(self, request_timeout_seconds: float) -> None:
+        """Another time-out, for requests from now on."""
+        self.request_timeout_seconds = request_timeout_seconds
+
     def timeout(self, bytes_: int, timeouts: int) -> float:
         """Seconds to wait for the answer to a body of that size, whose rows had ``timeouts`` time-outs before."""
         base = self.request_timeout_seconds + bytes_ / self.UPLINK_BYTES_PER_SECOND

@@ -135,9 +135,9 @@ class InFlight:
 
     def start(self, request: Request) -> None:
         """A request is made, to be encoded and sent."""
-        for lane in request.lanes:
-            lane.in_flight += 1
-            request.sequences[lane] = lane.sequence
+        request.begin()
+        for lane in request.sequences:
+            lane.sent()
         self._requests[request] = None
         self.bytes += request.bytes
         self.node.take(self, request.bytes)
@@ -151,10 +151,9 @@ class InFlight:
         del self._requests[request]
         self.bytes -= request.bytes
         self.node.release(self, request.bytes)
+        overdue = request in self._overdue
         for lane in request.lanes:
-            lane.in_flight -= 1
-            lane.slow_in_flight -= request.slow
-            lane.overdue_in_flight -= request in self._overdue
+            lane.ended(slow=request.slow, overdue=overdue)
         self._overdue.pop(request, None)
         self._watched.pop(request, None)
 
@@ -163,16 +162,15 @@ class InFlight:
         lanes: list[Lane] = []
         for request in [other for other in self._watched if now >= other.sent_at + self._patience_seconds]:
             del self._watched[request]
-            request.slow = True  # one of its shards holds up the others' rows
+            request.slowed()
             for lane in request.lanes:
-                lane.alone = True
-                lane.slow_in_flight += 1
+                lane.slowed()
             lanes += request.lanes
         for request in self._requests if self.nothing_passes else ():
             if self._may_become_overdue(request) and now >= request.sent_at + PROBE_SECONDS:
                 self._overdue[request] = None
                 for lane in request.lanes:
-                    lane.overdue_in_flight += 1
+                    lane.passed_over()
                 lanes += request.lanes
         return lanes
 
@@ -186,13 +184,13 @@ class InFlight:
         self.window.answered(seconds, request.timeout_seconds)
         self._typical_seconds += (seconds - self._typical_seconds) / 16
         for lane in request.lanes:
-            lane.alone, lane.timed_out = lane.alone and late, False
+            lane.answered(late=late)
 
     def failed(self, request: Request, failed: RequestFailed, now: float) -> None:
         """It failed as a whole, maybe with no answer at all."""
         if failed.timed_out:
             for lane in request.lanes:
-                lane.alone = lane.timed_out = True
+                lane.timed_out()
         known = all(span.failing for _, span in request.pieces)
         its_own = known and now < self._answered_at + LATELY_SECONDS
         one_shard_hangs = failed.timed_out and request.sent_at < self._prompt_sent_at
@@ -208,6 +206,10 @@ class InFlight:
     def hold(self, now: float) -> None:
         """Send nothing for a while."""
         self.hold_until = now + self._policy.hold()
+
+    def stop_holding(self) -> None:
+        """Hold nothing back any more: something else sets the pace."""
+        self.hold_until = 0.0
 
     def may_send(self, now: float) -> bool:
         """Whether nothing is to be held back any more."""

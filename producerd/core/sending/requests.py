@@ -70,6 +70,18 @@ class Request:
         before = self.paid.get(lane, (0, 0))
         self.paid[lane] = (before[0] + entries, before[1] + bytes_)
 
+    def begin(self) -> None:
+        """It has all of its rows, and is to be encoded."""
+        self.sequences = {lane: lane.sequence for lane in self.lanes}
+
+    def sent(self, encoded: EncodedRequest, sent_at: float, timeout_seconds: float) -> None:
+        """It is encoded, and on its way."""
+        self.encoded, self.sent_at, self.timeout_seconds = encoded, sent_at, timeout_seconds
+
+    def slowed(self) -> None:
+        """It has had no answer for long: one of its shards holds up the others' rows."""
+        self.slow = True
+
     def is_full(self, rules: EntryRules) -> bool:
         return self.bytes >= self.max_bytes or self.entries >= rules.request_max_records
 

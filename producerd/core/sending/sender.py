@@ -170,7 +170,7 @@ class Sender:
             _, pieces = self._alone.popleft()
             lanes = _lanes_of(pieces)
             for lane in lanes:
-                lane.parcels -= 1
+                lane.take_up()
             first, others = first_of(self.lanes.renewed(self._live(pieces)), in_flight.request_bytes)
             self.lanes.put_back(others)
             request = self._request_of(first, now)
@@ -183,14 +183,12 @@ class Sender:
 
     def encoded(self, request: Request, encoded: EncodedRequest, now: float) -> None:
         """A request was cut into entries; rows that did not fit go back to the front of their lanes."""
-        request.encoded, request.sent_at = encoded, now
+        request.sent(encoded, now, self._policy.timeout(len(encoded.body), request.timeouts))
         self.in_flight.sent(request)
-        request.timeout_seconds = self._policy.timeout(len(encoded.body), request.timeouts)
         sent = encoded.of_lanes()
         for lane, (entries, bytes_) in request.paid.items():
             really = sent.get(lane, (0, 0))
-            if lane.pacer is not None:
-                lane.pacer.give_back(entries - really[0], bytes_ - really[1])
+            lane.give_back(entries - really[0], bytes_ - really[1])
         written = int(encoded.ends[-1])
         if written == request.records:
             return
@@ -198,7 +196,7 @@ class Sender:
         back = request.keep(written)
         left_out = [lane for lane in before if all(piece.lane is not lane for piece in request.pieces)]
         for lane in left_out:
-            lane.in_flight -= 1
+            lane.ended()
         self._requeue(back)
         self.lanes.released(left_out)
 
@@ -219,11 +217,23 @@ class Sender:
         """Other rules, from now on.  A request keeps its time-out, and what waits for a map its patience."""
         self.rules = rules
         self.health.set_times(rules.permanent_error_grace_seconds, rules.first_contact_timeout_seconds)
-        self._policy.request_timeout_seconds = rules.request_timeout_seconds
+        self._policy.set_timeout(rules.request_timeout_seconds)
         self.in_flight.set_rules(rules)
         self.lanes.set_rules(rules.entries, rules.shard_rate_fraction, now)
 
+    def pause(self) -> None:
+        """Start no request until `resume`."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Start requests again."""
+        self.paused = False
+
     # ---- the shard map
+
+    def want_shard_map(self) -> None:
+        """Rows are there that need a newer map."""
+        self.wants_shard_map = True
 
     def set_shard_map(self, shard_map: ShardMap, now: float, asked_at: float) -> None:
         """A new map: rows of shards that it does not have are sorted anew, and what waited for it goes on.
@@ -236,7 +246,7 @@ class Sender:
         self.known.learn(shard_map, asked_at, self.in_flight)
         self.lanes.learn(shard_map)
         for lane in self.lanes if was_blind else ():
-            lane.map_until = None
+            lane.map_came()
         self._decide_all(now)
         self.wants_shard_map = bool(self._awaiting) or any(lane.map_until is not None for lane in self.lanes)
 
@@ -274,7 +284,7 @@ class Sender:
         self.wants_shard_map = True
         self.ledger.mark_maybe_stored(spans_of(pieces), AWAITING_MAP)
         for lane in _lanes_of(pieces):
-            lane.parcels += 1
+            lane.put_aside()
         self._awaiting.append(_Awaiting(pieces, copies, now + self.rules.shard_map_wait_seconds))
         self._left_request(pieces)
 
@@ -291,7 +301,7 @@ class Sender:
             return
         lanes = _lanes_of(waiting.pieces)
         for lane in lanes:
-            lane.parcels -= 1
+            lane.take_up()
         pieces = self._live(waiting.pieces)
         delivered = all(
             shard is not None and shard.covers(lowest, highest)
@@ -305,7 +315,7 @@ class Sender:
         else:
             if None in shards:  # what waits behind them has waited as long
                 for lane in lanes:
-                    lane.map_until = now
+                    lane.map_is_late(now)
             self._requeue(self._strayed(pieces, RAW_FROM_STRAYS if None in shards else 1))
         self.lanes.released(lanes)
 
@@ -432,11 +442,8 @@ class Sender:
         """A shard's sequence numbers rise with time: where they fall, the id names another shard now."""
         numbers = dict(zip(answer.shard_table, answer.sequences, strict=True))
         for lane, before in request.sequences.items():
-            number = numbers.get(lane.shard.shard_id, 0)
-            if 0 < number < before:
+            if lane.read(numbers.get(lane.shard.shard_id, 0), before):
                 self.known.refute()
-                lane.sequence = 0
-            lane.sequence = max(lane.sequence, number)
 
     def _check_map(self, encoded: EncodedRequest, elsewhere: Bool, now: float) -> None:
         """Where other shards than the map's answer, aggregates wait for a new one, or go out as plain records.
@@ -449,11 +456,11 @@ class Sender:
         for place, lane in enumerate(encoded.lane_table):
             if place not in strayed:
                 if lane.map_until is not None and now >= lane.map_until:
-                    lane.map_until = None
+                    lane.map_came()
             elif lane.shard in self.lanes.map or blind:  # else a newer map is there already
                 self.wants_shard_map = True
-                if self.rules.entries.aggregate and lane.map_until is None:
-                    lane.map_until = now + self.rules.shard_map_wait_seconds
+                if self.rules.entries.aggregate:
+                    lane.await_map(now + self.rules.shard_map_wait_seconds)
 
     def _pace(self, request: Request, answer: Answer, now: float) -> None:
         """Tell each lane how many of its entries were throttled, and how many were not."""
@@ -468,13 +475,7 @@ class Sender:
             of_stored = of_stored[answer.errors < 0]
         stored = np.bincount(of_stored, minlength=lanes).tolist()
         for lane, lane_stored, lane_refused in zip(encoded.lane_table, stored, refused, strict=True):
-            if lane.pacer is not None:
-                lane.pacer.answered(lane_stored, lane_refused, request.sent_at, now)
-            elif lane_refused:
-                lane.throttles += 1
-                lane.hold_until = now + self._policy.delay(lane.throttles)
-            else:
-                lane.throttles = 0
+            lane.pace(lane_stored, lane_refused, request.sent_at, now, self._policy.delay)
 
     def _failed(self, request: Request, failed: RequestFailed, now: float) -> None:
         meaning = meaning_of(failed.code)
@@ -519,8 +520,7 @@ class Sender:
         """Somewhere in this request is an entry that the service refuses: halve it until that one stands alone."""
         charged = request.encoded.of_lanes() if request.encoded is not None else request.paid
         for lane, (entries, bytes_) in charged.items() if not maybe_stored else ():
-            if lane.pacer is not None:
-                lane.pacer.give_back(entries, bytes_)
+            lane.give_back(entries, bytes_)
         ends = request.encoded.ends if request.encoded is not None else None
         if request.records == 1:
             too_large = code != Code.INTERNAL and any(all(word in message for word in words) for words in TOO_LARGE)
@@ -549,7 +549,7 @@ class Sender:
         """Depth first: a bad entry, or a bad stream, is found after few requests."""
         self._alone.appendleft((max([int(np.diff(span.sizes()).max()) for _, span in pieces]), pieces))
         for lane in _lanes_of(pieces):
-            lane.parcels += 1
+            lane.put_aside()
         self._left_request(pieces)
 
     def _looks_permanent(self, code: str, message: str, now: float) -> None:
@@ -559,7 +559,7 @@ class Sender:
             self.wants_shard_map = True
         self.health.looks_permanent(code, message, now)
         if self.health.state is HealthState.BROKEN:
-            self.in_flight.hold_until = 0.0  # from here on probes set the pace
+            self.in_flight.stop_holding()  # from here on probes set the pace
             self.ledger.withdraw_all(self.health.end)
         elif self.health.state is HealthState.SUSPECT:
             self.in_flight.hold(now)
@@ -581,7 +581,7 @@ class Sender:
         if self.rules.entries.per_key:
             retried = self.lanes.renewed(retried)
             for lane, _ in retried:
-                lane.hold_until = max(lane.hold_until, due)
+                lane.hold(due)
             self._requeue(retried)
         else:
             heapq.heappush(self._later, (due, next(self._numbers), retried))

@@ -71,6 +71,10 @@ class MapWait:
         self._denied_at = min(self._denied_at, now) if self.denied else inf
         self.error = f"{code}: {message}"
 
+    def go_plain(self) -> None:
+        """No list came in time: rows to be aggregated go as plain records until it does."""
+        self.plain = True
+
     def over(self) -> None:
         """The list has come, or nobody wants it any more."""
         self.error, self.denied, self.plain, self._stream_fails = "", False, False, False
