@@ -23,6 +23,7 @@ from benchmarks.counter import Counter
 from producerd.config import StreamSettings
 from producerd.config.settings import NodeSettings
 from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.lanes.lane import Lane
 from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
@@ -128,9 +129,9 @@ def _keys(drawn: np.random.Generator, count: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(drawn.bytes(count * KEY_BYTES // 2).hex().encode(), np.uint8).reshape(count, KEY_BYTES)
 
 
-def answer_to(request: EncodedRequest, first_number: int = 1) -> bytes:
+def answer_to(request: EncodedRequest, lanes: Sequence[Lane], first_number: int = 1) -> bytes:
     """What the service says when all is stored.  A stream's sequence numbers rise."""
-    ends = [b'"ShardId":"%b"}' % lane.shard.shard_id.encode() for lane in request.lane_table]
+    ends = [b'"ShardId":"%b"}' % lane.shard.shard_id.encode() for lane in lanes]
     results = [
         b'{"SequenceNumber":"%056d",%b' % (number, ends[lane])
         for number, lane in enumerate(request.lanes.tolist(), first_number)
@@ -227,7 +228,8 @@ class _Walk:
         self.requests += 1
         self.entries += request.entries
         self.entry_bytes += request.payload_bytes
-        body, entries = answer_to(request, self.numbers + 1), request.entries
+        (lanes,) = [sent.lanes for sent in self.stream.pipeline.sender.in_flight if sent.encoded is request]
+        body, entries = answer_to(request, lanes, self.numbers + 1), request.entries
         self.numbers += entries
         self.counter.go_on()
         return parse_answer(body, entries)

@@ -86,7 +86,7 @@ def parse() -> Work:
     _, (request,) = _requests("none", 100)
     encoded = _encoding("none", request)[1]
     assert encoded.entries == RESULTS
-    return Work(partial(parse_answer, answer_to(encoded), RESULTS), RESULTS)
+    return Work(partial(parse_answer, answer_to(encoded, request.lanes), RESULTS), RESULTS)
 
 
 def acknowledge(aggregation: str) -> Work:
@@ -96,7 +96,7 @@ def acknowledge(aggregation: str) -> Work:
     for request in requests:
         encoded = _encoding(aggregation, request)[1]
         pipeline.encoded(request, encoded, _NOW)
-        answers.append(parse_answer(answer_to(encoded), encoded.entries))
+        answers.append(parse_answer(answer_to(encoded, request.lanes), encoded.entries))
     records = sum([request.records for request in requests])
 
     def do() -> None:
@@ -215,7 +215,7 @@ def _requests(aggregation: str, record_bytes: int, most: int = 1) -> tuple[Pipel
 def _encoding(aggregation: str, request: Request) -> tuple[Callable[[], Any], Any]:
     settings = StreamSettings(aggregation=aggregation)  # type: ignore[arg-type]
     rules = Stream(STREAM, settings, 1 << 20, 10_000).pipeline.rules.entries
-    work = partial(encode, _ADDRESS, request.pieces, rules, request.aggregate_bytes, request.shard_map)
+    work = partial(encode, _ADDRESS, request.numbered, rules, request.aggregate_bytes, request.shard_map)
     return work, work()
 
 

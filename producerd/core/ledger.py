@@ -19,7 +19,7 @@ from producerd.core.budget import QueueBudget
 from producerd.core.rows.flushing import Flushing
 from producerd.core.rows.frame import Frame, RowEnd
 from producerd.core.rows.job import MAYBE_CAUSES, Job
-from producerd.core.rows.spans import Span, runs_of
+from producerd.core.rows.spans import Span, records_of, runs_of
 from producerd.core.stats import StreamStats
 from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES
@@ -56,8 +56,7 @@ class Ledger:
         """A whole frame.  Its rows that ended already, the bad ones, are not accepted."""
         frame.accept(now, ttl_seconds)
         self.budget.release(frame.records - frame.unsettled, 0)
-        self.stats.ingest_records += frame.unsettled
-        self.stats.ingest_bytes += frame.charge_bytes
+        self.stats.accepted(frame.unsettled, frame.charge_bytes)
         self.frames[frame] = None
         if ttl_seconds < inf:
             self._expiring.setdefault(ttl_seconds, {})[frame] = None
@@ -143,7 +142,7 @@ class Ledger:
 
     def retried(self, span: Span) -> Span:
         """Count that rows are sent again.  Returns their span with one more attempt."""
-        self.stats.retried_records += span.records
+        self.stats.retried(span.records)
         for frame, records in span.job.records_by_frame(slice(span.first, span.last)):
             frame.add_retries(records)
         return span._replace(attempts=span.attempts + 1)
@@ -151,7 +150,7 @@ class Ledger:
     def throttled(self, spans: Sequence[Span]) -> None:
         """Count that rows were throttled."""
         for span in spans:
-            self.stats.throttled_records += span.records
+            self.stats.throttled(span.records)
             for frame, records in span.job.records_by_frame(slice(span.first, span.last)):
                 frame.add_throttles(records)
 
@@ -189,7 +188,6 @@ class Ledger:
             where = slice(first, last)
             job.settle(first, last)
             self._count_copies(job, where)
-            self.stats.delivered_records += last - first
             stored.setdefault(job, []).append(where)
         # Once a job: with many shards each run is short, and most frames have some rows in each.
         for job, runs in stored.items():
@@ -199,8 +197,7 @@ class Ledger:
                 self._finish(frame)
         for span in spans:
             self.stats.attempts.add(span.attempts + 1, span.last - span.first)
-            self.stats.delivered_bytes += span.bytes
-        self.stats.delivered_at = now
+        self.stats.delivered(records_of(spans), sum([span.bytes for span in spans]), now)
         self._release(spans)
 
     def _count_copies(self, job: Job, where: slice) -> None:

@@ -14,8 +14,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from producerd.core.encoding.entries import EncodedRequest
-
 ATTEMPT_BOUNDS: Final = (1, 2, 3, 5, 10, 20, 50)
 """Sends until a record was stored."""
 DELIVERY_SECONDS_BOUNDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -83,14 +81,51 @@ class StreamStats:
     flushes: Counter[str] = field(default_factory=Counter)  # by trigger: size, linger, flush, pressure, drain
     last_error: str = ""  # empty again once a request was stored whole
 
-    def request_ended(self, encoded: EncodedRequest, seconds: float) -> None:
-        """A request that was sent has its answer, or has none and was given up."""
+    # ---- one verb for each thing that happens
+
+    def accepted(self, records: int, bytes_: int) -> None:
+        """A frame was accepted."""
+        self.ingest_records += records
+        self.ingest_bytes += bytes_
+
+    def delivered(self, records: int, bytes_: int, now: float) -> None:
+        """Records were stored."""
+        self.delivered_records += records
+        self.delivered_bytes += bytes_
+        self.delivered_at = now
+
+    def retried(self, records: int) -> None:
+        """Records are sent again."""
+        self.retried_records += records
+
+    def throttled(self, records: int) -> None:
+        """A shard throttled records."""
+        self.throttled_records += records
+
+    def mispredicted(self, entries: int) -> None:
+        """Another shard than their lane's stored entries."""
+        self.shard_mispredictions += entries
+
+    def failed(self, error: str) -> None:
+        """The service refused entries or a request, or did not answer."""
+        self.last_error = error
+
+    def all_is_well(self) -> None:
+        """A request was stored whole."""
+        self.last_error = ""
+
+    def request_ended(self, body_bytes: int, row_ends: npt.NDArray[np.int32], seconds: float, *, split: bool) -> None:
+        """A request that was sent has its answer, or has none and was given up.
+
+        ``row_ends``: for each entry the number of rows up to its end.  ``split``: rows were split into several entries.
+        """
+        entries = len(row_ends)
         self.request_seconds.add(seconds)
-        self.request_bytes.add(len(encoded.body))
-        self.request_records.add(encoded.entries)
-        if encoded.ends[-1] == encoded.entries and not encoded.parts:
-            self.user_records.add(1, encoded.entries)
+        self.request_bytes.add(body_bytes)
+        self.request_records.add(entries)
+        if row_ends[-1] == entries and not split:
+            self.user_records.add(1, entries)
         else:
-            records = encoded.ends.copy()
-            records[1:] -= encoded.ends[:-1]
+            records = row_ends.copy()
+            records[1:] -= row_ends[:-1]
             self.user_records.add_each(records)

@@ -205,7 +205,7 @@ class Dispatcher:
 
     async def _send(self, stream: Stream, request: Request, inline: bool) -> Answer | RequestFailed:
         rules, sizes = stream.pipeline.rules.entries, request.aggregate_bytes
-        work = partial(encode, stream.address, request.pieces, rules, sizes, request.shard_map)
+        work = partial(encode, stream.address, request.numbered, rules, sizes, request.shard_map)
         encoded = work() if inline else await self._in_worker(work)
         stream.pipeline.encoded(request, encoded, self._loop.time())
         self.poke(stream)

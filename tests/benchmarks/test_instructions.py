@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from benchmarks.instructions.budgets import LOOSE, WIDER, Budgets, Figures
 from benchmarks.instructions.run import count
 from benchmarks.walk import Case, RecordsWrong, answer_to, walk
 from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.lanes.lane import Lane
 
 HERE = {"python": "3.11.7", "numpy": "2.4.6"}
 BUDGETS = Budgets(HERE, {"route": 1_000, "sort": 2_000})
@@ -156,9 +157,14 @@ def test_a_walk_takes_the_same_steps_each_time() -> None:
 
 
 def test_a_walk_in_which_records_are_not_stored_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(request: EncodedRequest, first_number: int = 1) -> bytes:
+    def refused(request: EncodedRequest, lanes: Sequence[Lane], first_number: int = 1) -> bytes:
         result = b'{"ErrorCode":"KMSAccessDeniedException","ErrorMessage":"no"}'
-        return answer_to(request, first_number).split(b"[")[0] + b"[" + b",".join([result] * request.entries) + b"]}"
+        return (
+            answer_to(request, lanes, first_number).split(b"[")[0]
+            + b"["
+            + b",".join([result] * request.entries)
+            + b"]}"
+        )
 
     monkeypatch.setattr(benchmarks.walk, "answer_to", refused)
     with pytest.raises(RecordsWrong, match="0 of 100 records are stored"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import astuple, replace
+from operator import itemgetter
 from random import Random
 from typing import Any
 
@@ -14,14 +15,13 @@ import pytest
 from producerd.core.encoding import columnar
 from producerd.core.encoding.entries import EncodedRequest, encode
 from producerd.core.kpl.aggregation import AGGREGATE_KEY
-from producerd.core.lanes.lane import Piece
 from producerd.core.rows.spans import RAW_FROM_STRAYS
 from producerd.core.rules import EntryRules
 from producerd.core.sending import answers
 from producerd.core.sending.answers import Answer, parse_answer
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from tests.core.rows import Row
-from tests.core.test_entries import SPECIAL_KEYS, drop, pieces_of
+from tests.core.test_entries import SPECIAL_KEYS, Numbered, drop, pieces_of
 from tests.runtime.odd_answers import mutated
 from tests.simulation.setting import ADDRESS, make_rules
 
@@ -63,22 +63,26 @@ def random_rules(random: Random, aggregate: bool) -> EntryRules:
 
 
 def told(encoded: EncodedRequest) -> tuple[object, ...]:
-    lanes = [encoded.lane_table[lane] for lane in encoded.lanes.tolist()]
-    return encoded.body, encoded.sha256, encoded.ends.tolist(), lanes, encoded.sizes.tolist(), encoded.parts
+    return (
+        encoded.body,
+        encoded.sha256,
+        encoded.ends.tolist(),
+        encoded.lanes.tolist(),
+        encoded.sizes.tolist(),
+        encoded.parts,
+    )
 
 
-def random_pieces(random: Random) -> list[Piece]:
+def random_pieces(random: Random) -> Numbered:
     """Rows of one lane or of many, of one job or of two: a lane has several spans then, or comes twice."""
     shards = random.choice([1, 1, 3, 20])
     pieces = pieces_of(random_rows(random), shards)
     if random.random() < 0.4:
-        lane_of = {lane.shard.shard_id: lane for lane, _ in pieces}
-        others = pieces_of(random_rows(random), shards)
-        pieces += [Piece(lane_of.get(lane.shard.shard_id, lane), span) for lane, span in others]
+        pieces += pieces_of(random_rows(random), shards)
         if random.random() < 0.5:
-            pieces.sort(key=lambda piece: piece.lane.shard.shard_id)
+            pieces.sort(key=itemgetter(0))
     if random.random() < 0.3:
-        pieces = [Piece(lane, span._replace(strays=random.choice([0, RAW_FROM_STRAYS]))) for lane, span in pieces]
+        pieces = [(lane, span._replace(strays=random.choice([0, RAW_FROM_STRAYS]))) for lane, span in pieces]
     return pieces
 
 
@@ -112,8 +116,7 @@ def test_both_twins_write_the_same(seed: int, aggregate: bool, twins: Twins) -> 
     random = Random(seed)
     rules = random_rules(random, aggregate)
     pieces = random_pieces(random)
-    lanes = {piece.lane for piece in pieces}
-    aggregate_bytes = {lane: random.choice([0, 41, 300, 5_000, 1 << 20]) for lane in lanes if random.random() < 0.5}
+    aggregate_bytes = [random.choice([0, 0, 0, 0, 41, 300, 5_000, 1 << 20]) for _ in range(20)]
     for _ in range(6):
         if not pieces:
             break
@@ -141,23 +144,25 @@ def test_an_aggregate_is_as_large_as_it_may_be_and_no_byte_larger(
     rows: int, keys: int, data_bytes: int, twins: Twins
 ) -> None:
     pieces = pieces_of([(b"%d" % (number % keys), bytes(data_bytes), None) for number in range(rows)])
-    lane = pieces[0].lane
     rules = make_rules(aggregate=True, request_max_bytes=10 << 20).entries
     twins.by_loop()
-    (size,) = encode(ADDRESS, pieces, rules, {lane: 10 << 20}).sizes.tolist()
+    (size,) = encode(ADDRESS, pieces, rules, [10 << 20]).sizes.tolist()
     blob_bytes = size - len(AGGREGATE_KEY)
     for limit in range(blob_bytes - 12, blob_bytes + 12):
         twins.by_loop()
-        plain = encode(ADDRESS, pieces, rules, {lane: limit})
+        plain = encode(ADDRESS, pieces, rules, [limit])
         assert plain.entries == (1 if limit >= blob_bytes else 2)
         twins.by_columns()
-        assert told(encode(ADDRESS, pieces, rules, {lane: limit})) == told(plain)
+        assert told(encode(ADDRESS, pieces, rules, [limit])) == told(plain)
 
 
 @pytest.mark.parametrize(("full", "cut_at"), [("entries", 3), ("bytes", 3), ("entries", 4)])
 def test_a_request_may_be_full_in_the_middle_of_a_lane(full: str, cut_at: int, twins: Twins) -> None:
     """Three lanes of 100 rows each, two aggregates for each lane: the rows behind the last entry go back."""
-    lanes = [pieces_of([(b"key %d" % lane, b"data %3d" % row, None) for row in range(100)])[0] for lane in range(3)]
+    lanes = [
+        (lane, pieces_of([(b"key %d" % lane, b"data %3d" % row, None) for row in range(100)])[0][1])
+        for lane in range(3)
+    ]
     rules = make_rules(aggregate=True, aggregate_max_records=60, request_max_bytes=1 << 20).entries
     twins.by_columns()
     whole = encode(ADDRESS, lanes, rules)

@@ -13,11 +13,9 @@ import pytest
 
 from producerd.core.encoding.entries import EncodedRequest, encode
 from producerd.core.kpl.aggregation import AGGREGATE_KEY, parse
-from producerd.core.lanes.lane import Lane, Piece
 from producerd.core.rows.spans import RAW_FROM_STRAYS, Span
 from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed, parse_answer
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
-from producerd.core.shards.shard_map import Shard
 from producerd.errors import Code
 from producerd.testing import FakeKinesis, hash_of
 from tests.core.rows import Row, content, even_map, rows_of, sorted_of
@@ -26,13 +24,16 @@ from tests.simulation.setting import ADDRESS, STREAM, make_rules
 SPECIAL_KEYS = [b'"', b"\\", b"\x00", b"\n\t\x1f", b"</script>", b"\x7f", "é€😀".encode(), "\u2028".encode(), b"%b{}"]
 
 
-def pieces_of(rows: list[Row], shards: int = 1) -> list[Piece]:
+Numbered = list[tuple[int, Span]]
+"""Spans with the numbers of their lanes."""
+
+
+def pieces_of(rows: list[Row], shards: int = 1) -> Numbered:
     result = sorted_of([rows_of(rows)], even_map(shards), 1)
-    lanes = {place: Lane(Shard(f"shard-{place}", 0, MAX_HASH_KEY), None) for place in range(shards)}
-    return [Piece(lanes[place], span) for place, span in result.spans]
+    return result.spans
 
 
-def users_of(pieces: list[Piece]) -> list[tuple[str, bytes, int, bool]]:
+def users_of(pieces: Numbered) -> list[tuple[str, bytes, int, bool]]:
     """key, data, hash, explicit of each row of a request, in order."""
     found = []
     for _, span in pieces:
@@ -55,18 +56,18 @@ def read_body(encoded: EncodedRequest) -> list[dict[str, Any]]:
     return entries
 
 
-def check(pieces: list[Piece], encoded: EncodedRequest, rules: Any) -> None:
+def check(pieces: Numbered, encoded: EncodedRequest, rules: Any) -> None:
     """Every entry holds exactly its rows, of its lane, within every bound."""
     entries = read_body(encoded)
     users = users_of(pieces)
-    lane_of_row = [piece.lane for piece in pieces for _ in range(piece.span.records)]
-    raw_of_row = [piece.span.raw for piece in pieces for _ in range(piece.span.records)]
+    lane_of_row = [lane for lane, span in pieces for _ in range(span.records)]
+    raw_of_row = [span.raw for _, span in pieces for _ in range(span.records)]
     assert len(entries) <= rules.request_max_records
     assert encoded.payload_bytes <= rules.request_max_bytes or len(entries) == 1
     start = 0
     for entry, end, lane in zip(entries, encoded.ends.tolist(), encoded.lanes.tolist(), strict=True):
         rows = users[start:end]
-        assert {encoded.lane_table[lane]} == set(lane_of_row[start:end]), "an entry is of one lane"
+        assert {lane} == set(lane_of_row[start:end]), "an entry is of one lane"
         data = base64.b64decode(entry["Data"], validate=True)
         hash_key = entry.get("ExplicitHashKey")
         if len(rows) == 1:
@@ -114,8 +115,8 @@ def test_entries_hold_their_rows_within_every_bound(seed: int) -> None:
     ).entries
     pieces = pieces_of(random_rows(random), random.choice([1, 4]))
     if random.random() < 0.4:
-        pieces = [Piece(lane, span._replace(strays=random.choice([0, RAW_FROM_STRAYS]))) for lane, span in pieces]
-    total = sum(piece.span.records for piece in pieces)
+        pieces = [(lane, span._replace(strays=random.choice([0, RAW_FROM_STRAYS]))) for lane, span in pieces]
+    total = sum(span.records for _, span in pieces)
     done = 0
     while pieces and done < 20:  # what is handed back makes the next request
         encoded = encode(ADDRESS, pieces, rules)
@@ -125,13 +126,13 @@ def test_entries_hold_their_rows_within_every_bound(seed: int) -> None:
     assert total
 
 
-def drop(pieces: list[Piece], rows: int) -> list[Piece]:
-    left: list[Piece] = []
+def drop(pieces: Numbered, rows: int) -> Numbered:
+    left: Numbered = []
     for lane, span in pieces:
         gone = min(rows, span.records)
         rows -= gone
         if gone < span.records:
-            left.append(Piece(lane, span.cut(span.first + gone)[1]))
+            left.append((lane, span.cut(span.first + gone)[1]))
     return left
 
 
@@ -319,4 +320,4 @@ def test_the_first_span_is_never_empty() -> None:
     pieces = pieces_of([(b"k", b"data", None)] * 3)
     encoded = encode(ADDRESS, pieces, rules)
     assert encoded.ends.tolist() == [1]
-    assert isinstance(pieces[0].span, Span)
+    assert isinstance(pieces[0][1], Span)

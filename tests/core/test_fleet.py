@@ -84,7 +84,7 @@ class Producer:
         request = self.pipeline.take_request(fleet.now)
         if request is None:
             return False
-        encoded = encode(ADDRESS, request.pieces, self.pipeline.rules.entries, request.aggregate_bytes)
+        encoded = encode(ADDRESS, request.numbered, self.pipeline.rules.entries, request.aggregate_bytes)
         self.pipeline.encoded(request, encoded, fleet.now)
 
         def arrives() -> None:

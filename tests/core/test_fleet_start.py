@@ -110,7 +110,7 @@ class Daemon:
         while (job := pipeline.take_job(fleet.now)) is not None:
             pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
         while (request := pipeline.take_request(fleet.now)) is not None:
-            encoded = encode(ADDRESS, request.pieces, pipeline.rules.entries, request.aggregate_bytes)
+            encoded = encode(ADDRESS, request.numbered, pipeline.rules.entries, request.aggregate_bytes)
             pipeline.encoded(request, encoded, fleet.now)
 
             def answered(_: int, body: bytes, request: object = request, entries: int = encoded.entries) -> None:

@@ -191,7 +191,7 @@ def test_one_aggregate_of_a_lane_is_in_flight_and_holds_its_rows_in_order(bound:
     seen: list[int] = []
     for _ in until_finished(frame):
         sents = desk.send_all()
-        lanes = [sent.encoded.lane_table[lane] for sent in sents for lane in sent.encoded.lanes.tolist()]
+        lanes = [sent.request.lanes[lane] for sent in sents for lane in sent.encoded.lanes.tolist()]
         assert 1 <= len(lanes) == len(set(lanes)), "each lane once"
         for sent in sents:
             seen += [int(user) for user in sent.users]
@@ -330,7 +330,7 @@ def test_a_shard_beside_those_that_split_does_not_wait() -> None:
     request = desk.pipeline.take_request(desk.now)
     assert request is not None
     one_entry = make_rules(request_max_records=1).entries
-    encoded = encode(ADDRESS, request.pieces, one_entry)
+    encoded = encode(ADDRESS, request.numbered, one_entry)
     desk.pipeline.encoded(request, encoded, desk.now)  # only the low shard's row is on its way
     low, high = even_map(2).shards
     middle = 2**126
@@ -367,7 +367,7 @@ def test_whatever_is_answered_the_rows_of_a_key_are_delivered_in_their_order_and
         aggregates_of: Counter[Shard] = Counter()
         for sent in under_way:
             for data, lane in zip(sent.data, sent.encoded.lanes.tolist(), strict=True):
-                shard = sent.encoded.lane_table[lane].shard
+                shard = sent.request.lanes[lane].shard
                 shards_of[shard] += 1
                 aggregates_of[shard] += parse(data) is not None
         assert all(shards_of[shard] == 1 for shard, found in aggregates_of.items() if found), "an aggregate goes alone"
@@ -379,7 +379,7 @@ def test_whatever_is_answered_the_rows_of_a_key_are_delivered_in_their_order_and
                 sent.fail(random.choice([LOST, UNSENT, UNSENT]))
                 continue
             good = [random.random() < 0.7 for _ in sent.entries]
-            table, where = sent.encoded.lane_table, sent.encoded.lanes.tolist()
+            table, where = sent.request.lanes, sent.encoded.lanes.tolist()
             results = [
                 {"SequenceNumber": "1", "ShardId": table[lane].shard.shard_id}
                 if ok

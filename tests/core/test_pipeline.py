@@ -120,7 +120,7 @@ class Sent:
         self.request = request
         rules = desk.pipeline.rules.entries
         rules = replace(rules, request_max_records=1) if one_entry else rules
-        self.encoded = encode(ADDRESS, request.pieces, rules, request.aggregate_bytes, request.shard_map)
+        self.encoded = encode(ADDRESS, request.numbered, rules, request.aggregate_bytes, request.shard_map)
         desk.pipeline.encoded(request, self.encoded, desk.now)
         self.entries: list[dict[str, Any]] = json.loads(bytes(self.encoded.body))["Records"]
 
@@ -148,7 +148,7 @@ class Sent:
         self.answer([{"SequenceNumber": "1", "ShardId": shard_id}] * len(self.entries))
 
     def stored_as_predicted(self) -> None:
-        table, lanes = self.encoded.lane_table, self.encoded.lanes.tolist()
+        table, lanes = self.request.lanes, self.encoded.lanes.tolist()
         self.answer([{"SequenceNumber": "1", "ShardId": table[lane].shard.shard_id} for lane in lanes])
 
     def throttle(self, entries: set[int]) -> None:
@@ -524,7 +524,7 @@ def test_a_request_that_could_not_be_made_fails_only_the_row_that_raises() -> No
     while not frame.finished:
         request = desk.pipeline.take_request(desk.now)
         assert request is not None
-        encoded = encode(ADDRESS, request.pieces, desk.pipeline.rules.entries)
+        encoded = encode(ADDRESS, request.numbered, desk.pipeline.rules.entries)
         if base64.b64encode(b"row 7") + b'"' in encoded.body:
             desk.pipeline.complete(request, internal, desk.now)
         else:
@@ -756,7 +756,7 @@ def test_rows_that_wait_in_lanes_are_sorted_anew_by_a_new_map() -> None:
     sent = desk.send()
     assert [int(data) for data in sent.users] == list(range(400))
     for entry, place in enumerate(sent.encoded.lanes.tolist()):
-        assert sent.all_in(entry, sent.encoded.lane_table[place].shard)
+        assert sent.all_in(entry, sent.request.lanes[place].shard)
     sent.fail(UNSENT)
     desk.pipeline.set_shard_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]), desk.now)
     desk.now += 6
@@ -925,7 +925,7 @@ def test_a_stream_made_again_with_the_same_shard_ids_gets_no_aggregate_of_the_ol
     again = desk.send()
     assert sorted(again.users) == [b"%d" % i for i in range(10)]
     for entry, lane in enumerate(again.encoded.lanes.tolist()):
-        assert again.all_in(entry, again.encoded.lane_table[lane].shard)
+        assert again.all_in(entry, again.request.lanes[lane].shard)
     again.stored_as_predicted()
     assert frame.result().stored == 10
     assert desk.is_empty()
@@ -1044,7 +1044,7 @@ def staged(stage: str) -> tuple[Desk, Frame, list[Any]]:
         request = desk.pipeline.take_request(desk.now)
         assert request is not None
         tight = make_rules(request_max_records=3).entries
-        desk.pipeline.encoded(request, encode(ADDRESS, request.pieces, tight), desk.now)
+        desk.pipeline.encoded(request, encode(ADDRESS, request.numbered, tight), desk.now)
         return desk, frame, [request]
     sent = desk.send()
     if stage == "encoded":
@@ -1242,10 +1242,10 @@ def test_a_lane_whose_rows_are_all_handed_back_is_in_no_request() -> None:
     desk.sort()
     request = desk.pipeline.take_request(desk.now)
     assert request is not None
-    assert len(request.lanes) == 2
+    before = len(request.lanes)
     one_entry = make_rules(aggregate=True, request_max_records=1).entries
-    desk.pipeline.encoded(request, encode(ADDRESS, request.pieces, one_entry), desk.now)
-    assert len(request.lanes) == 1
+    desk.pipeline.encoded(request, encode(ADDRESS, request.numbered, one_entry), desk.now)
+    assert (before, len(request.lanes)) == (2, 1)
     assert [lane.in_flight for lane in desk.pipeline.sender.lanes] == [1, 0]
     encoded = request.encoded
     assert encoded is not None

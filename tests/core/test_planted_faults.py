@@ -18,6 +18,7 @@ from producerd.core.gate import AdmissionGate, Ticket
 from producerd.core.lanes.lane import Lane, Piece, spans_of
 from producerd.core.lanes.lanes import Lanes
 from producerd.core.lanes.pacing import Pacer, _Bucket
+from producerd.core.lanes.taken import Taken
 from producerd.core.ledger import Ledger
 from producerd.core.pipeline import Pipeline
 from producerd.core.rows.flushing import Flushing
@@ -189,7 +190,7 @@ def what_strays_is_never_sent_raw(patch: pytest.MonkeyPatch) -> None:
         self._requeue([Piece(lane, self.ledger.retried(span)) for lane, span in pieces])
 
     patch.setattr(Sender, "_await_map", await_map)
-    patch.setattr(Sender, "_check_map", lambda self, encoded, elsewhere, now: setattr(self, "wants_shard_map", True))
+    patch.setattr(Sender, "_check_map", lambda self, *_: self.want_shard_map())
 
 
 # ---- order
@@ -230,9 +231,10 @@ ROOMY: dict[str, Any] = {"limit_records": 1_000, "limit_bytes": 1 << 20, "ending
 
 @breaks("QueueBudget", **ROOMY)
 def room_is_freed_at_the_send(patch: pytest.MonkeyPatch) -> None:
-    def start(self: Sender, request: Request) -> None:
-        really(self, request)
+    def start(self: Sender, taken: Taken) -> Request:
+        request = really(self, taken)
         self.ledger.budget.release(request.records, 0)
+        return request
 
     really = Sender._start
     patch.setattr(Sender, "_start", start)

@@ -87,7 +87,7 @@ def test_records_count_as_delivered_with_their_bytes_and_age_once_they_are_store
     encoded = sent.request.encoded
     assert encoded is not None
     desk.now += 1.0
-    stored = {"SequenceNumber": "1", "ShardId": encoded.lane_table[0].shard.shard_id}
+    stored = {"SequenceNumber": "1", "ShardId": sent.request.lanes[0].shard.shard_id}
     sent.answer([BROKEN, *[stored] * (encoded.entries - 1)])
     late = first.unsettled
     assert late

@@ -11,7 +11,8 @@ import pytest
 
 from producerd.core.encoding.entries import encode
 from producerd.core.kpl.aggregation import UserRecord, parse
-from producerd.core.lanes.lane import Lane, Piece
+from producerd.core.lanes.lane import Lane
+from producerd.core.lanes.taken import Taken
 from producerd.core.rows import intake
 from producerd.core.rows.spans import Span
 from producerd.core.sending.answers import Answer
@@ -48,9 +49,11 @@ def encoded(
 ) -> Request:
     lanes = [Lane(shard, None) for shard in shard_map.shards]
     rules = make_rules(aggregate=aggregate, aggregate_max_bytes=aggregate_max_bytes).entries
-    request = Request(shard_map)
-    request.pieces = [Piece(lanes[place], span) for place, span in spans]
-    request.encoded = encode(ADDRESS, request.pieces, rules, shard_map=shard_map)
+    taken = Taken()
+    for place, span in spans:
+        taken.add(lanes[place], [span], span.bytes, span.records, 0)
+    request = Request(taken, shard_map)
+    request.sent(encode(ADDRESS, request.numbered, rules, shard_map=shard_map), 0.0, 6.0)
     return request
 
 
@@ -228,7 +231,7 @@ def expected(
     errors = list(dict.fromkeys([result for result in results if not isinstance(result, str)]))
     classes, elsewhere = [], []
     for entry, result, place in zip(entries, results, request.encoded.lanes.tolist(), strict=True):
-        shard_of_lane = request.encoded.lane_table[place].shard
+        shard_of_lane = request.lanes[place].shard
         if not isinstance(result, str):
             classes.append(1 + errors.index(result))
             elsewhere.append(False)
@@ -267,7 +270,7 @@ def test_every_entry_is_judged_as_one_by_one(seed: int) -> None:
         known.refute()
     assert request.encoded is not None
     names = [*(shard.shard_id for shard in (*before.shards, *after.shards)), "unknown"]
-    likely = [request.encoded.lane_table[place].shard.shard_id for place in request.encoded.lanes.tolist()]
+    likely = [request.lanes[place].shard.shard_id for place in request.encoded.lanes.tolist()]
     results = [
         random.choice([right, right, right, random.choice(names), random.choice([THROTTLED, BROKEN])])
         for right in likely

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from producerd.core.encoding.entries import EncodedRequest
-from producerd.core.lanes.lane import ANY, Piece
+from producerd.core.lanes.lane import Piece
+from producerd.core.lanes.taken import ANY
 from producerd.core.rows.frame import RowEnd
 from producerd.core.rows.job import IN_REQUEST, QUEUED
 from producerd.core.rows.spans import Span
@@ -341,9 +342,9 @@ class Laws:
         elif (failed := self._failed.note(now)) > self.FEW_REQUESTS:
             raise LawBroken("RetryPolicy", f"{failed} requests failed in {self.OUTAGE_SECONDS:g} s, none was answered")
 
-    def request_reaches_its_shards(self, encoded: EncodedRequest, sent_at: float) -> None:
+    def request_reaches_its_shards(self, request: Request, encoded: EncodedRequest, sent_at: float) -> None:
         """See `shards_are_sent_what_they_take`.  Where rows go plain for lack of a map, their lane keeps that, too."""
-        for place, lane in enumerate(encoded.lane_table):
+        for place, lane in enumerate(request.lanes):
             if lane.shard.shard_id or self.sim.pipeline.rules.entries.aggregate:
                 entries = self.reached.setdefault(lane.shard, [])
                 entries.append((sent_at, encoded.sizes[encoded.lanes == place]))

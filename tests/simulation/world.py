@@ -280,7 +280,7 @@ class Simulation:
                     return RequestFailed(Code.INTERNAL, "the daemon failed", maybe_stored=False)
         rules = self.pipeline.rules.entries
         try:
-            return encode(ADDRESS, request.pieces, rules, request.aggregate_bytes, request.shard_map)
+            return encode(ADDRESS, request.numbered, rules, request.aggregate_bytes, request.shard_map)
         except ValueError as error:
             return RequestFailed(Code.INTERNAL, str(error), maybe_stored=False)
 
@@ -310,7 +310,7 @@ class Simulation:
         """The service has it, maybe after the caller gave up waiting."""
         reply = self.kinesis.handle("PutRecords", encoded.body, self.now)
         if reply.how in ("lost", "replaced") or reply.status == 200:
-            self.laws.request_reaches_its_shards(encoded, sent_at)
+            self.laws.request_reaches_its_shards(request, encoded, sent_at)
         if reply.how in ("reset", "lost"):
             failed = RequestFailed(Code.UNREACHABLE, "connection reset", maybe_stored=True)
             self._answer_after(reply.delay_seconds, request, failed)

@@ -11,9 +11,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import accumulate, compress, pairwise
-from types import MappingProxyType
-from typing import Final
+from itertools import accumulate, compress, groupby, pairwise
+from operator import itemgetter
 
 import numpy as np
 import orjson
@@ -22,30 +21,28 @@ from pybase64 import b64encode
 from producerd.core.encoding import columnar
 from producerd.core.encoding.columnar import Aggregated, LaneRows, needs_escape
 from producerd.core.kpl.aggregation import AGGREGATE_KEY, Aggregate, split
-from producerd.core.lanes.lane import Lane, Piece
 from producerd.core.rows.spans import NULL_KEY, Span, explicit_hash_key_of, hash_key_of
 from producerd.core.rules import EntryRules
 from producerd.core.shards.hash_keys import I32
 from producerd.core.shards.shard_map import ShardMap
-
-_NONE: Final[Mapping[Lane, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedRequest:
     """A PutRecords body and what its entries hold.
 
-    ``ends``: for each entry the number of the request's rows up to its end.  ``lanes``: for each entry the index of its
-    lane in ``lane_table``.  ``sizes``: for each entry its data + key, in bytes.  Rows from ``ends[-1]`` on did not fit
-    and go back.  ``parts``: where a row was an aggregate itself, its entries, each that is one again with the range of
-    the hash keys in it; all of them but the first are of no row (``ends`` repeats).
+    - ``ends``: for each entry the number of the request's rows up to its end.  Rows from ``ends[-1]`` on did not fit,
+      and go back.
+    - ``lanes``: for each entry the number of its lane.
+    - ``sizes``: for each entry its data + key, in bytes.
+    - ``parts``: the entries of rows that were aggregates themselves, each with the range of the hash keys in it where
+      it is an aggregate again.  All entries of such a row but the first are of no row (``ends`` repeats).
     """
 
     body: bytes | memoryview
     sha256: str
     ends: I32
     lanes: I32
-    lane_table: tuple[Lane, ...]
     sizes: I32
     parts: Mapping[int, tuple[int, int] | None]
 
@@ -57,41 +54,39 @@ class EncodedRequest:
     def payload_bytes(self) -> int:
         return int(self.sizes.sum())
 
-    def of_lanes(self) -> dict[Lane, tuple[int, int]]:
-        """Entries and bytes of each lane."""
-        if len(self.lane_table) == 1:
-            return {self.lane_table[0]: (self.entries, self.payload_bytes)}
-        entries = np.bincount(self.lanes, minlength=len(self.lane_table)).tolist()
-        sizes = np.bincount(self.lanes, self.sizes, minlength=len(self.lane_table)).tolist()
-        found: dict[Lane, tuple[int, int]] = {}
-        for lane, count, size in zip(self.lane_table, entries, sizes, strict=True):
-            before = found.get(lane, (0, 0))
-            found[lane] = (before[0] + count, before[1] + int(size))
-        return found
+    def of_lanes(self, lanes: int) -> list[tuple[int, int]]:
+        """Entries and bytes of each lane, by its number, of this many lanes."""
+        if lanes == 1:
+            return [(self.entries, self.payload_bytes)]
+        entries = np.bincount(self.lanes, minlength=lanes).tolist()
+        sizes = np.bincount(self.lanes, self.sizes, minlength=lanes).tolist()
+        return [(count, int(size)) for count, size in zip(entries, sizes, strict=True)]
 
 
 def encode(
     address: Mapping[str, str],
-    pieces: Sequence[Piece],
+    numbered: Sequence[tuple[int, Span]],
     rules: EntryRules,
-    aggregate_bytes: Mapping[Lane, int] = _NONE,
+    aggregate_bytes: Sequence[int] = (),
     shard_map: ShardMap | None = None,
 ) -> EncodedRequest:
     """Cut the rows of a request into entries and write its body.  At least one entry is written, however large.
 
-    ``address``: the members that name the stream, ``{"StreamName": ...}`` or ``{"StreamARN": ...}``.
-    ``aggregate_bytes``: the largest aggregate to make of a lane's rows, where it is not the rules'.  ``shard_map``: to
-    split rows by that are aggregates themselves.
+    - ``address``: the members that name the stream, ``{"StreamName": ...}`` or ``{"StreamARN": ...}``.
+    - ``numbered``: each span with the number of its lane.
+    - ``aggregate_bytes``: for each lane the largest aggregate to make of its rows, 0 for the rules' own limit.
+    - ``shard_map``: where rows are aggregates themselves, they are split by it.
     """
-    all_spans = [piece.span for piece in pieces]
+    all_spans = [span for _, span in numbered]
     if all(not rules.aggregate or span.raw for span in all_spans) and columnar.suits(all_spans):
         found = columnar.raw_request(all_spans, rules.request_max_records, rules.request_max_bytes, _head(address))
         if found is not None:
-            return _raw_request(pieces, *found)
+            return _raw_request(numbered, *found)
     writer = _Writer(address, rules, shard_map)
-    by_lane = list(_by_lane(pieces))
+    by_lane = list(_by_lane(numbered))
+    most_bytes = dict(enumerate(aggregate_bytes))
     lanes = [
-        LaneRows(spans, aggregate_bytes.get(lane, 0) or rules.aggregate_max_bytes, rules.aggregate_max_records)
+        LaneRows(spans, most_bytes.get(lane, 0) or rules.aggregate_max_bytes, rules.aggregate_max_records)
         for lane, spans in by_lane
     ]
     for (lane, spans), rows, aggregates in zip(by_lane, lanes, _aggregates(lanes, rules), strict=True):
@@ -109,26 +104,19 @@ def _aggregates(lanes: Sequence[LaneRows], rules: EntryRules) -> Iterator[list[A
     return (next(made) if suits else None for suits in suited)
 
 
-def _raw_request(pieces: Sequence[Piece], body: memoryview, sizes: I32) -> EncodedRequest:
+def _raw_request(numbered: Sequence[tuple[int, Span]], body: memoryview, sizes: I32) -> EncodedRequest:
     written = np.arange(1, len(sizes) + 1, dtype=np.int32)
-    places: dict[Lane, int] = {}
-    place_of = [places.setdefault(piece.lane, len(places)) for piece in pieces]
-    lanes = np.array(place_of, np.int32).repeat([piece.span.records for piece in pieces])
-    return EncodedRequest(body, sha256(body).hexdigest(), written, lanes[: len(sizes)], tuple(places), sizes, {})
+    lanes = np.array([lane for lane, _ in numbered], np.int32).repeat([span.records for _, span in numbered])
+    return EncodedRequest(body, sha256(body).hexdigest(), written, lanes[: len(sizes)], sizes, {})
 
 
 def _head(address: Mapping[str, str]) -> bytes:
     return orjson.dumps(dict(address))[:-1] + b',"Records":['
 
 
-def _by_lane(pieces: Sequence[Piece]) -> Iterator[tuple[Lane, list[Span]]]:
-    lane, spans = pieces[0].lane, [pieces[0].span]
-    for piece in pieces[1:]:
-        if piece.lane is not lane:
-            yield lane, spans
-            lane, spans = piece.lane, []
-        spans.append(piece.span)
-    yield lane, spans
+def _by_lane(numbered: Sequence[tuple[int, Span]]) -> Iterator[tuple[int, list[Span]]]:
+    for lane, run in groupby(numbered, itemgetter(0)):
+        yield lane, [span for _, span in run]
 
 
 class _Writer:
@@ -141,7 +129,7 @@ class _Writer:
         self._parts: list[bytes] = [_head(address)]
         self._ends: list[int] = []
         self._lanes: list[int] = []
-        self._lane_table: list[Lane] = []
+        self._lane = 0
         self._sizes: list[int] = []
         self._payload_bytes = 0
         self._aggregate_bytes = rules.aggregate_max_bytes
@@ -149,8 +137,8 @@ class _Writer:
         self._open: Aggregate | None = None
         self._first: tuple[bytes, bytes | None, bytes, bytes | memoryview] | None = None
 
-    def lane(self, lane: Lane, aggregate_bytes: int) -> None:
-        self._lane_table.append(lane)
+    def lane(self, number: int, aggregate_bytes: int) -> None:
+        self._lane = number
         self._aggregate_bytes = aggregate_bytes
 
     def aggregates(self, spans: Sequence[Span], aggregates: Sequence[Aggregated]) -> bool:
@@ -219,7 +207,6 @@ class _Writer:
             sha256(body).hexdigest(),
             np.array(self._ends, np.int32),
             np.array(self._lanes, np.int32),
-            tuple(self._lane_table),
             np.array(self._sizes, np.int32),
             self._shard_parts,
         )
@@ -238,7 +225,7 @@ class _Writer:
         self._sizes += sizes[:rows]
         self._payload_bytes += sum(sizes[:rows])
         self._ends += range(self._rows + 1, self._rows + rows + 1)
-        self._lanes += [len(self._lane_table) - 1] * rows
+        self._lanes += [self._lane] * rows
         self._rows += rows
         return rows == len(sizes)
 
@@ -294,7 +281,7 @@ class _Writer:
         self._sizes.append(key_bytes + len(value))
         self._payload_bytes += key_bytes + len(value)
         self._ends.append(end)
-        self._lanes.append(len(self._lane_table) - 1)
+        self._lanes.append(self._lane)
 
 
 def _escape(key: bytes) -> bytes:

@@ -31,7 +31,6 @@ AGGREGATED_OVERHEAD_BYTES: Final = 25
 """The same of a row without one in an aggregate of two or more: tags, lengths, and its part of what frames them."""
 LOOK_AHEAD_SPANS: Final = 32
 """How far behind rows that wait for their key's earlier row others are looked for."""
-ANY: Final = 2**62
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 

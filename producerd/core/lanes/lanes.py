@@ -15,16 +15,15 @@ from typing import Final, NamedTuple
 
 from producerd.core.lanes.lane import (
     AGGREGATED_OVERHEAD_BYTES,
-    ANY,
     ENTRY_OVERHEAD_BYTES,
     SLOW_LANE_PAUSE_SECONDS,
     Lane,
     Piece,
 )
 from producerd.core.lanes.pacing import Pacer
+from producerd.core.lanes.taken import ANY, Taken
 from producerd.core.rows.spans import RAW_FROM_STRAYS, Span, place, records_of
 from producerd.core.rules import EntryRules
-from producerd.core.sending.requests import Request
 from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
 
 SMALLEST_RETRY_BYTES: Final = 64 * 1024
@@ -234,7 +233,7 @@ class Lanes:
         request_bytes: int = ANY,
         takes_slow: bool = True,
         passes_larger: bool = False,
-    ) -> Request | None:
+    ) -> Taken | None:
         """Rows of few lanes, deep, the longest-waiting first.
 
         ``bytes_left``: the most that one large row may have; where the first has more nothing is taken, or, with
@@ -245,7 +244,7 @@ class Lanes:
             lane = heapq.heappop(self._held)[2]
             self._listed.remove(lane)
             self.line_up(lane)
-        request = Request(self.map, min(self._rules.request_max_bytes, request_bytes))
+        taken = Taken(min(self._rules.request_max_bytes, request_bytes))
         passed: list[Lane] = []
         while self._ready:
             lane = self._ready.popleft()
@@ -255,29 +254,29 @@ class Lanes:
                 self._hold(lane, due)
                 continue
             alone = lane.alone or lane.spans[0].failing
-            if (alone and request.pieces) or (lane.alone and not takes_slow):
+            if (alone and taken.pieces) or (lane.alone and not takes_slow):
                 self._listed.add(lane)
                 passed.append(lane)
-            elif self._take_from(lane, request, now, bytes_left) or (alone and request.pieces):
-                if request.pieces or not passes_larger:
+            elif self._take_from(lane, taken, now, bytes_left) or (alone and taken.pieces):
+                if taken.pieces or not passes_larger:
                     break
                 passed.append(self._ready.popleft())  # to which it went back, as its first row is larger
         self._ready.extendleft(reversed(passed))
-        return request if request.pieces else None
+        return taken if taken.pieces else None
 
-    def _take_from(self, lane: Lane, request: Request, now: float, bytes_left: int) -> bool:
+    def _take_from(self, lane: Lane, taken: Taken, now: float, bytes_left: int) -> bool:
         """Take what the request and the lane's pace allow; says whether the request is full."""
         rules, pacer = self._rules, lane.pacer
         front = lane.spans[0]
         no_map = lane.nameless or lane.map_until is not None  # none came in time: until one does, records go plain
         aggregates = rules.aggregate and not front.raw and not no_map
-        most_entries = rules.request_max_records - request.entries
+        most_entries = rules.request_max_records - taken.entries
         most_rows = max(1, FAULTY_ROWS >> front.faults) if front.failing else ANY
-        room = request.max_bytes - request.bytes
+        room = taken.max_bytes - taken.bytes
         if front.timeouts:
             room = min(room, max(SMALLEST_RETRY_BYTES, rules.request_max_bytes >> front.timeouts))
         paced_entries, paced_bytes, one_larger = ANY, ANY, True
-        first_row_bytes = 0 if request.pieces else bytes_left
+        first_row_bytes = 0 if taken.pieces else bytes_left
         largest = rules.aggregate_max_bytes
         if pacer is not None:
             paced_entries, paced_bytes, one_larger = pacer.allowance(now)
@@ -297,21 +296,18 @@ class Lanes:
         if spans:
             if no_map:
                 spans = as_raw(spans)
-            taken = size // largest + 1 if aggregates else records_of(spans)
-            paid = size if aggregates else size - ENTRY_OVERHEAD_BYTES * taken
-            request.add(lane, spans, size, taken, largest if aggregates else 0)
-            if pacer is not None:
-                pacer.take(taken, paid, now)
-                request.pay(lane, taken, paid)
+            made = size // largest + 1 if aggregates else records_of(spans)
+            taken.add(lane, spans, size, made, largest if aggregates else 0)
+            taken.pay(lane, made, size if aggregates else size - ENTRY_OVERHEAD_BYTES * made, now)
             if lane.alone:
                 lane.hold(now + SLOW_LANE_PAUSE_SECONDS)
-        elif lane.queued and pacer is not None and not one_larger and (paced_bytes < room or not request.pieces):
+        elif lane.queued and pacer is not None and not one_larger and (paced_bytes < room or not taken.pieces):
             # Its first row is larger than what the bucket holds, or than a request.
             pacer.held()
             self._hold(lane, pacer.ready_at(now, ANY))
             return False
         if self._per_key and spans:
-            return request.is_full(rules)  # what is left waits for the answer
+            return taken.is_full(rules)  # what is left waits for the answer
         if lane.queued:
             self._listed.add(lane)
             if spans:
@@ -319,7 +315,7 @@ class Lanes:
             else:
                 self._ready.appendleft(lane)
         cut_short = max_bytes >= room and (aggregates or entries == most_entries)  # by the request, not by its pace
-        return (lane.queued > 0 and (cut_short or not spans)) or request.is_full(rules)
+        return (lane.queued > 0 and (cut_short or not spans)) or taken.is_full(rules)
 
     def _must_wait(self, lane: Lane) -> bool:
         """With ``per_key``: whether rows of its range are on their way, in its own requests or in a closed shard's."""

@@ -135,8 +135,7 @@ class InFlight:
 
     def start(self, request: Request) -> None:
         """A request is made, to be encoded and sent."""
-        request.begin()
-        for lane in request.sequences:
+        for lane in request.lanes:
             lane.sent()
         self._requests[request] = None
         self.bytes += request.bytes

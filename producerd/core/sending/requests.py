@@ -8,20 +8,22 @@ import numpy as np
 import numpy.typing as npt
 
 from producerd.core.encoding.entries import EncodedRequest
-from producerd.core.lanes.lane import ANY, Lane, Piece, spans_of
+from producerd.core.lanes.lane import Piece, spans_of
+from producerd.core.lanes.taken import Taken
 from producerd.core.rows.spans import Span
-from producerd.core.rules import EntryRules
 from producerd.core.shards.shard_map import ShardMap
 
 
 class Request:
-    """Rows on their way to Kinesis.  ``bytes`` and ``entries`` are bounds until it is encoded.
+    """Rows on their way to Kinesis.  ``bytes`` is a bound until it is encoded.
 
-    ``max_bytes``: what it may have, or exactly one larger row.
-    ``shard_map``: the newest when it was taken.
-    ``aggregate_bytes``: the largest aggregate to make of each lane's rows.  ``paid``: the entries and bytes that lanes'
-    pacers were charged.  ``sequences``: the highest sequence number that each lane had seen when this was sent.
-    ``timeout_seconds``: how long to wait for the answer; ``timeouts``: how often in a row these rows had none.
+    - ``shard_map``: the newest when it was taken.
+    - ``lanes``: those that it has rows of; their places here are the numbers that encoding knows them by.
+    - ``aggregate_bytes``: for each of these lanes the largest aggregate to make of its rows, or 0.
+    - ``paid``: the entries and bytes that the pacers of lanes were charged.
+    - ``sequences``: the highest sequence number that each lane had seen when it was taken.
+    - ``timeout_seconds``: how long to wait for the answer; ``timeouts``: how often in a row these rows had none.
+    - ``slow``: it has had no answer for long.
     """
 
     __slots__ = (
@@ -29,8 +31,7 @@ class Request:
         "aggregate_bytes",
         "bytes",
         "encoded",
-        "entries",
-        "max_bytes",
+        "lanes",
         "paid",
         "pieces",
         "sent_at",
@@ -41,38 +42,24 @@ class Request:
         "timeouts",
     )
 
-    def __init__(self, shard_map: ShardMap, max_bytes: int = ANY) -> None:
+    def __init__(self, taken: Taken, shard_map: ShardMap) -> None:
         self.shard_map = shard_map
-        self.max_bytes = max_bytes
-        self.pieces: list[Piece] = []
-        self.bytes = 0
-        self.entries = 0
-        self.aggregate_bytes: dict[Lane, int] = {}
-        self.paid: dict[Lane, tuple[int, int]] = {}
-        self.sequences: dict[Lane, int] = {}
+        self.pieces = taken.pieces
+        self.bytes = taken.bytes
+        self.timeouts = taken.timeouts
+        self.paid = taken.paid
+        self.lanes = tuple(taken.aggregate_bytes)
+        self.aggregate_bytes = tuple(taken.aggregate_bytes.values())
+        self.sequences = {lane: lane.sequence for lane in self.lanes}
         self.encoded: EncodedRequest | None = None
         self.sent_at = 0.0
         self.timeout_seconds = 0.0
-        self.timeouts = 0
-        self.slow = False  # known, before its answer came
+        self.slow = False
         self._ends: npt.NDArray[np.int64] | None = None
 
-    def add(self, lane: Lane, spans: Sequence[Span], bytes_: int, entries: int, aggregate_bytes: int) -> None:
-        """More rows, before it is sent."""
-        self.pieces += [Piece(lane, span) for span in spans]
-        self.bytes += bytes_
-        self.entries += entries
-        self.aggregate_bytes[lane] = aggregate_bytes
-        self.timeouts = max(self.timeouts, max([span.timeouts for span in spans]))
-
-    def pay(self, lane: Lane, entries: int, bytes_: int) -> None:
-        """So much was charged to a lane's pacer."""
-        before = self.paid.get(lane, (0, 0))
-        self.paid[lane] = (before[0] + entries, before[1] + bytes_)
-
-    def begin(self) -> None:
-        """It has all of its rows, and is to be encoded."""
-        self.sequences = {lane: lane.sequence for lane in self.lanes}
+    def __repr__(self) -> str:
+        state = "to be encoded" if self.encoded is None else f"sent at {self.sent_at:.3f}"
+        return f"<Request of {self.records} rows, {self.bytes} bytes, {len(self.lanes)} lanes, {state}>"
 
     def sent(self, encoded: EncodedRequest, sent_at: float, timeout_seconds: float) -> None:
         """It is encoded, and on its way."""
@@ -81,9 +68,6 @@ class Request:
     def slowed(self) -> None:
         """It has had no answer for long: one of its shards holds up the others' rows."""
         self.slow = True
-
-    def is_full(self, rules: EntryRules) -> bool:
-        return self.bytes >= self.max_bytes or self.entries >= rules.request_max_records
 
     @property
     def ends(self) -> npt.NDArray[np.int64]:
@@ -101,8 +85,10 @@ class Request:
         return spans_of(self.pieces)
 
     @property
-    def lanes(self) -> list[Lane]:
-        return list(dict.fromkeys([piece.lane for piece in self.pieces]))
+    def numbered(self) -> list[tuple[int, Span]]:
+        """Its spans, each with the number of its lane."""
+        numbers = {lane: number for number, lane in enumerate(self.lanes)}
+        return [(numbers[lane], span) for lane, span in self.pieces]
 
     def pieces_of(self, first: int, last: int) -> Iterator[Piece]:
         """The pieces of its rows ``first`` to ``last`` (excluded), cut to them."""
@@ -119,9 +105,10 @@ class Request:
             first, place = end, place + 1
 
     def keep(self, records: int) -> list[Piece]:
-        """Leave it its first rows; returns the others."""
+        """Leave it its first rows; returns the others.  The numbers of its lanes stay: those left out are the last."""
         back = list(self.pieces_of(records, self.records))
         self.pieces = list(self.pieces_of(0, records))
+        self.lanes = tuple(dict.fromkeys([piece.lane for piece in self.pieces]))
         self._ends = None
         return back
 

@@ -25,6 +25,7 @@ from producerd.core.holding import Holding
 from producerd.core.lanes.lane import Lane, Piece, spans_of
 from producerd.core.lanes.lanes import Lanes, as_raw
 from producerd.core.lanes.pacing import Pacer
+from producerd.core.lanes.taken import Taken
 from producerd.core.ledger import Ledger
 from producerd.core.rows.columns import Bool
 from producerd.core.rows.frame import RowEnd
@@ -157,25 +158,21 @@ class Sender:
         while self._has_room:
             in_flight = self.in_flight
             if not self._alone:
-                request = self.lanes.take(
+                taken = self.lanes.take(
                     now,
                     in_flight.bytes_left,
                     request_bytes=in_flight.request_bytes,
                     takes_slow=in_flight.takes_slow,
                     passes_larger=in_flight.waits_with_larger,
                 )
-                if request is not None:
-                    self._start(request)
-                return request
+                return self._start(taken) if taken is not None else None
             _, pieces = self._alone.popleft()
             lanes = _lanes_of(pieces)
             for lane in lanes:
                 lane.take_up()
             first, others = first_of(self.lanes.renewed(self._live(pieces)), in_flight.request_bytes)
             self.lanes.put_back(others)
-            request = self._request_of(first, now)
-            if request is not None:
-                self._start(request)
+            request = self._start(self._taken_of(first, now)) if first else None
             self.lanes.released(lanes)
             if request is not None:
                 return request
@@ -185,16 +182,15 @@ class Sender:
         """A request was cut into entries; rows that did not fit go back to the front of their lanes."""
         request.sent(encoded, now, self._policy.timeout(len(encoded.body), request.timeouts))
         self.in_flight.sent(request)
-        sent = encoded.of_lanes()
-        for lane, (entries, bytes_) in request.paid.items():
-            really = sent.get(lane, (0, 0))
-            lane.give_back(entries - really[0], bytes_ - really[1])
+        for lane, sent in zip(request.lanes, encoded.of_lanes(len(request.lanes)), strict=True):
+            entries, bytes_ = request.paid.get(lane, sent)
+            lane.give_back(entries - sent[0], bytes_ - sent[1])
         written = int(encoded.ends[-1])
         if written == request.records:
             return
         before = request.lanes
         back = request.keep(written)
-        left_out = [lane for lane in before if all(piece.lane is not lane for piece in request.pieces)]
+        left_out = before[len(request.lanes) :]
         for lane in left_out:
             lane.ended()
         self._requeue(back)
@@ -203,8 +199,10 @@ class Sender:
     def complete(self, request: Request, outcome: Answer | RequestFailed, now: float) -> None:
         """A request's end: settles its rows, or puts them back."""
         self.in_flight.end(request)
-        if request.encoded is not None:
-            self.stats.request_ended(request.encoded, now - request.sent_at)
+        encoded = request.encoded
+        if encoded is not None:
+            seconds, split = now - request.sent_at, bool(encoded.parts)
+            self.stats.request_ended(len(encoded.body), encoded.ends, seconds, split=split)
         if isinstance(outcome, RequestFailed):
             self._tried(outcome, now)
             self._failed(request, outcome, now)
@@ -338,9 +336,9 @@ class Sender:
         row_bytes = self._alone[0][0] if self._alone else 0
         return self.in_flight.has_room(for_one=self.health.state is HealthState.SUSPECT, row_bytes=row_bytes)
 
-    def _request_of(self, pieces: list[Piece], now: float) -> Request | None:
-        """A request of just these rows, whatever their lanes' pace."""
-        request = Request(self.lanes.map)
+    def _taken_of(self, pieces: list[Piece], now: float) -> Taken:
+        """Just these rows, whatever their lanes' pace."""
+        taken = Taken()
         for lane in _lanes_of(pieces):
             spans = [piece.span for piece in pieces if piece.lane is lane]
             spans = as_raw(spans) if lane.nameless else spans
@@ -349,15 +347,15 @@ class Sender:
             if self.rules.entries.aggregate and not spans[0].raw:
                 aggregate_bytes = self.rules.entries.aggregate_max_bytes
                 entries = min(entries, bytes_ // aggregate_bytes + 1)
-            request.add(lane, spans, bytes_, entries, aggregate_bytes)
-            if lane.pacer is not None:
-                lane.pacer.take(entries, bytes_, now)
-                request.pay(lane, entries, bytes_)
-        return request if request.pieces else None
+            taken.add(lane, spans, bytes_, entries, aggregate_bytes)
+            taken.pay(lane, entries, bytes_, now)
+        return taken
 
-    def _start(self, request: Request) -> None:
-        _begin(request.pieces)
+    def _start(self, taken: Taken) -> Request:
+        _begin(taken.pieces)
+        request = Request(taken, self.lanes.map)
         self.in_flight.start(request)
+        return request
 
     def _bring_back(self, now: float) -> None:
         """Rows whose wait is over return to their lanes."""
@@ -389,11 +387,11 @@ class Sender:
         else:
             self.health.tried(None, now)
         classes, elsewhere, partly = judge(request, answer, self.known)
-        self._check_map(encoded, elsewhere, now)
+        self._check_map(request, encoded, elsewhere, now)
         self.stats.put_requests["partial" if answer.error_table else "ok"] += 1
         self._pace(request, answer, now)
         if not classes.any():
-            self.stats.last_error = ""  # all is well again
+            self.stats.all_is_well()
             self.ledger.store(request.spans, now)
             return
         starts = np.concatenate(([0], encoded.ends))
@@ -425,7 +423,7 @@ class Sender:
         if code == NOT_KINESIS:
             self.ledger.mark_maybe_stored(spans_of(pieces), "service")
         self.stats.record_errors[meaning.code] += sum([piece.span.records for piece in pieces])
-        self.stats.last_error = f"{code}: {message}"
+        self.stats.failed(f"{code}: {message}")
         if meaning.kind is Kind.THROTTLED:
             self.ledger.throttled(spans_of(pieces))
             if not self.rules.fail_if_throttled:
@@ -445,16 +443,16 @@ class Sender:
             if lane.read(numbers.get(lane.shard.shard_id, 0), before):
                 self.known.refute()
 
-    def _check_map(self, encoded: EncodedRequest, elsewhere: Bool, now: float) -> None:
+    def _check_map(self, request: Request, encoded: EncodedRequest, elsewhere: Bool, now: float) -> None:
         """Where other shards than the map's answer, aggregates wait for a new one, or go out as plain records.
 
         So they do where the map is in doubt, and cannot be read just now.
         """
         blind = self.known.blind
-        strayed = set(range(len(encoded.lane_table)) if blind else encoded.lanes[elsewhere].tolist())
-        self.stats.shard_mispredictions += int(np.count_nonzero(elsewhere))
-        for place, lane in enumerate(encoded.lane_table):
-            if place not in strayed:
+        strayed = set(range(len(request.lanes)) if blind else encoded.lanes[elsewhere].tolist())
+        self.stats.mispredicted(int(np.count_nonzero(elsewhere)))
+        for number, lane in enumerate(request.lanes):
+            if number not in strayed:
                 if lane.map_until is not None and now >= lane.map_until:
                     lane.map_came()
             elif lane.shard in self.lanes.map or blind:  # else a newer map is there already
@@ -466,7 +464,7 @@ class Sender:
         """Tell each lane how many of its entries were throttled, and how many were not."""
         encoded = request.encoded
         assert encoded is not None
-        lanes = len(encoded.lane_table)
+        lanes = len(request.lanes)
         refused, of_stored = [0] * lanes, encoded.lanes
         if answer.error_table:
             throttles = [meaning_of(code).kind is Kind.THROTTLED for code, _ in answer.error_table]
@@ -474,14 +472,14 @@ class Sender:
             refused = np.bincount(encoded.lanes[throttled], minlength=lanes).tolist()
             of_stored = of_stored[answer.errors < 0]
         stored = np.bincount(of_stored, minlength=lanes).tolist()
-        for lane, lane_stored, lane_refused in zip(encoded.lane_table, stored, refused, strict=True):
+        for lane, lane_stored, lane_refused in zip(request.lanes, stored, refused, strict=True):
             lane.pace(lane_stored, lane_refused, request.sent_at, now, self._policy.delay)
 
     def _failed(self, request: Request, failed: RequestFailed, now: float) -> None:
         meaning = meaning_of(failed.code)
         self.stats.put_requests["failed"] += 1
         self.stats.record_errors[meaning.code] += request.records
-        self.stats.last_error = f"{failed.code}: {failed.message}"
+        self.stats.failed(f"{failed.code}: {failed.message}")
         if failed.maybe_stored:
             self.ledger.mark_maybe_stored(request.spans, _maybe_cause(failed))
         if meaning.kind is Kind.INVALID:
@@ -518,9 +516,8 @@ class Sender:
 
     def _halve(self, request: Request, code: str, message: str, now: float, *, maybe_stored: bool) -> None:
         """Somewhere in this request is an entry that the service refuses: halve it until that one stands alone."""
-        charged = request.encoded.of_lanes() if request.encoded is not None else request.paid
-        for lane, (entries, bytes_) in charged.items() if not maybe_stored else ():
-            lane.give_back(entries, bytes_)
+        if not maybe_stored:
+            self._give_back(request)
         ends = request.encoded.ends if request.encoded is not None else None
         if request.records == 1:
             too_large = code != Code.INTERNAL and any(all(word in message for word in words) for words in TOO_LARGE)
@@ -545,6 +542,16 @@ class Sender:
             self._send_alone(second_half)
             self._send_alone(first_half)
 
+    def _give_back(self, request: Request) -> None:
+        """Nothing of a request was stored: its lanes are charged for nothing."""
+        if request.encoded is None:
+            for lane, (entries, bytes_) in request.paid.items():
+                lane.give_back(entries, bytes_)
+            return
+        charged = request.encoded.of_lanes(len(request.lanes))
+        for lane, (entries, bytes_) in zip(request.lanes, charged, strict=True):
+            lane.give_back(entries, bytes_)
+
     def _send_alone(self, pieces: list[Piece]) -> None:
         """Depth first: a bad entry, or a bad stream, is found after few requests."""
         self._alone.appendleft((max([int(np.diff(span.sizes()).max()) for _, span in pieces]), pieces))
@@ -553,7 +560,7 @@ class Sender:
         self._left_request(pieces)
 
     def _looks_permanent(self, code: str, message: str, now: float) -> None:
-        self.stats.last_error = f"{code}: {message}"
+        self.stats.failed(f"{code}: {message}")
         if code == Code.STREAM_NOT_FOUND and self.known.map is not None:
             self.known.forget()  # the next stream of that name is another one
             self.wants_shard_map = True

@@ -42,7 +42,7 @@ def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
     encoded = request.encoded
     assert encoded is not None
     places = {shard_id: place for place, shard_id in enumerate(answer.shard_table)}
-    shards = [lane.shard for lane in encoded.lane_table]
+    shards = [lane.shard for lane in request.lanes]
     # Where the id means another range by now, an answer that names it says nothing.
     expected = [places.get(shard.shard_id, -2) if known.get(shard.shard_id) == shard else -2 for shard in shards]
     predicted = [bool(shard.shard_id) for shard in shards]  # without shards only raw records are sent

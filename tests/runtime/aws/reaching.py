@@ -91,4 +91,4 @@ async def reaching(url: str | None = None, **over: Any) -> AsyncIterator[AioKine
 def request_of(body: bytes = BODY, entries: int = 2) -> EncodedRequest:
     ends = np.arange(1, entries + 1, dtype=np.int32)
     nothing = np.zeros(entries, np.int32)
-    return EncodedRequest(body, hashlib.sha256(body).hexdigest(), ends, nothing, (), nothing, {})
+    return EncodedRequest(body, hashlib.sha256(body).hexdigest(), ends, nothing, nothing, {})

@@ -1,0 +1,52 @@
+"""Taken: rows that lanes gave for one request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from producerd.core.lanes.lane import Lane, Piece
+from producerd.core.rows.spans import Span
+from producerd.core.rules import EntryRules
+
+ANY: Final = 2**62
+
+
+class Taken:
+    """Rows of some lanes, for one request.  ``bytes`` and ``entries`` are bounds of what encoding makes of them.
+
+    - ``max_bytes``: the most that they may have together, or exactly one larger row.
+    - ``aggregate_bytes``: for each lane the largest aggregate to make of its rows, or 0.
+    - ``paid``: the entries and bytes that the pacers of lanes were charged.
+    - ``timeouts``: how often in a row these rows had no answer.
+    """
+
+    __slots__ = ("aggregate_bytes", "bytes", "entries", "max_bytes", "paid", "pieces", "timeouts")
+
+    def __init__(self, max_bytes: int = ANY) -> None:
+        self.max_bytes = max_bytes
+        self.pieces: list[Piece] = []
+        self.bytes = 0
+        self.entries = 0
+        self.aggregate_bytes: dict[Lane, int] = {}
+        self.paid: dict[Lane, tuple[int, int]] = {}
+        self.timeouts = 0
+
+    def add(self, lane: Lane, spans: Sequence[Span], bytes_: int, entries: int, aggregate_bytes: int) -> None:
+        """Add rows of a lane."""
+        self.pieces += [Piece(lane, span) for span in spans]
+        self.bytes += bytes_
+        self.entries += entries
+        self.aggregate_bytes[lane] = aggregate_bytes
+        self.timeouts = max(self.timeouts, max([span.timeouts for span in spans]))
+
+    def pay(self, lane: Lane, entries: int, bytes_: int, now: float) -> None:
+        """Charge the pacer of a lane, where it has one, for rows of it."""
+        if lane.pacer is not None:
+            lane.pacer.take(entries, bytes_, now)
+            before = self.paid.get(lane, (0, 0))
+            self.paid[lane] = (before[0] + entries, before[1] + bytes_)
+
+    def is_full(self, rules: EntryRules) -> bool:
+        """Whether a request of these rules takes no more."""
+        return self.bytes >= self.max_bytes or self.entries >= rules.request_max_records
