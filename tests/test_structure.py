@@ -1,0 +1,97 @@
+"""The structure that docs/architecture.md promises: rooms without circles, and one owner for each attribute."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.import_arrows import imports
+
+ROOT = Path(__file__).resolve().parents[1]
+MOST_FLOORS = 8
+MOST_ARROWS = 45
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Each module of ours by its name."""
+    paths = [path for name in ("producerd", "spark_client") for path in (ROOT / name).rglob("*.py")]
+    named = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    return {name.removesuffix(".__init__"): ast.parse(path.read_bytes()) for name, path in named.items()}
+
+
+def arrows() -> dict[str, set[str]]:
+    """For each module those of ours that it imports, anywhere in it."""
+    found: dict[str, set[str]] = {}
+    for name, tree in modules().items():
+        package = tuple(name.split(".")[:-1])
+        named = {imported.name for imported in imports(tree, package)}
+        found[name] = {target for one in named for target in (one, one.rpartition(".")[0]) if target in modules()}
+        found[name] -= {name}
+    return found
+
+
+def floors(of: Mapping[str, set[str]]) -> dict[str, int]:
+    """How high each stands: one floor above the highest that it imports.  Raises ValueError for a circle."""
+    heights: dict[str, int] = {}
+
+    def height(name: str, path: tuple[str, ...]) -> int:
+        if name in path:
+            raise ValueError(" -> ".join((*path[path.index(name) :], name)))
+        if name not in heights:
+            heights[name] = 1 + max([height(other, (*path, name)) for other in sorted(of.get(name, ()))], default=0)
+        return heights[name]
+
+    for name in of:
+        height(name, ())
+    return heights
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    packages = {name.rpartition(".")[0] for name in modules()}
+    floors({name: others - packages for name, others in arrows().items()})
+
+
+def test_the_rooms_of_the_core_stand_on_few_floors() -> None:
+    """A room is a folder of core/ or a module in it."""
+    rooms: dict[str, set[str]] = {}
+    for name, others in arrows().items():
+        if name.startswith("producerd.core."):
+            inside = {other.split(".")[2] for other in others if other.startswith("producerd.core.")}
+            room = name.split(".")[2]
+            rooms[room] = rooms.get(room, set()) | inside - {room}
+    assert len(rooms) > 10
+    assert max(floors(rooms).values()) <= MOST_FLOORS
+    assert sum(map(len, rooms.values())) <= MOST_ARROWS
+
+
+def test_a_circle_is_found_and_named() -> None:
+    with pytest.raises(ValueError, match=r"^a -> b -> a$"):
+        floors({"a": {"b"}, "b": {"c", "a"}, "c": set()})
+
+
+def written(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
+    """Each attribute that is written: of whom, its name, and the line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            yield ast.unparse(node.value), node.attr, node.lineno
+
+
+def foreign_writes(tree: ast.Module) -> list[str]:
+    """Attributes that this module writes, of objects whose class stands in another."""
+    own = {attribute for whose, attribute, _ in written(tree) if whose == "self"}
+    return [f"{line}: {whose}.{attribute}" for whose, attribute, line in written(tree) if attribute not in own]
+
+
+@pytest.mark.parametrize("name", sorted(name for name in modules() if name.startswith("producerd.core.")))
+def test_no_module_writes_attributes_of_another_s_classes(name: str) -> None:
+    assert foreign_writes(modules()[name]) == []
+
+
+def test_a_foreign_write_is_found_and_named() -> None:
+    tree = ast.parse("class A:\n def f(self, b):\n  self.x = 1\n  b.x = 2\n  b.y += 3\n  self.b.z = 4\n  del b.w\n")
+    assert sorted(foreign_writes(tree)) == ["5: b.y", "6: self.b.z", "7: b.w"]
