@@ -26,7 +26,8 @@ from producerd.core.sending.answers import RequestFailed
 from producerd.errors import Code
 from producerd.runtime.aws.clients import Access, AwsClient, access_of, open_clients
 from producerd.runtime.aws.errors import NoCredentials, failure_of
-from producerd.runtime.kinesis import CONTROL_TIMEOUT_SECONDS, Address, AioKinesis, StreamSummary, address_of
+from producerd.runtime.aws.kinesis import CONTROL_TIMEOUT_SECONDS, AioKinesis
+from producerd.runtime.kinesis import Address, StreamSummary, address_of
 
 PATIENCE_SECONDS: Final = CONTROL_TIMEOUT_SECONDS
 KEY_OF_AWS: Final = "alias/aws/kinesis"

@@ -13,8 +13,9 @@ from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Refused
 from producerd.runtime.asking import Asking, Word
 from producerd.runtime.aws.clients import AwsClients, access_of
+from producerd.runtime.aws.kinesis import AioKinesis
 from producerd.runtime.dispatcher import Dispatcher
-from producerd.runtime.kinesis import AioKinesis, Kinesis
+from producerd.runtime.kinesis import Kinesis
 from producerd.runtime.logs import get_logger
 from producerd.runtime.shard_watch import ShardWatch
 from producerd.runtime.stream import Stream

@@ -26,8 +26,9 @@ from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed
 from producerd.core.shards.shard_map import map_from_listing
 from producerd.errors import Code
 from producerd.runtime.aws.clock import ServiceClock
+from producerd.runtime.aws.kinesis import MAX_PAGES, AioKinesis
 from producerd.runtime.aws.sending import Sending
-from producerd.runtime.kinesis import MAX_PAGES, AioKinesis, StreamSummary
+from producerd.runtime.kinesis import StreamSummary
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
 from tests.runtime.aws.reaching import BODY, FLIGHTS, reached, reaching, request_of

@@ -18,7 +18,7 @@ from yarl import URL
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.sending.answers import Answer
 from producerd.runtime.aws.clients import Access, AwsClient, open_clients
-from producerd.runtime.kinesis import AioKinesis
+from producerd.runtime.aws.kinesis import AioKinesis
 
 FLIGHTS = {"StreamName": "flights"}
 BODY = (

@@ -13,7 +13,8 @@ from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.errors import Code, ConfigurationError
 from producerd.runtime.aws.clients import Access, access_of, accesses_of, open_clients
-from producerd.runtime.kinesis import AioKinesis, StreamSummary
+from producerd.runtime.aws.kinesis import AioKinesis
+from producerd.runtime.kinesis import StreamSummary
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import serve
 from tests.runtime.aws.local_aws import local_aws

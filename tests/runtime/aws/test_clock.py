@@ -13,7 +13,8 @@ from producerd.core.failures import Kind, meaning_of
 from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.errors import Code
 from producerd.runtime.aws.clock import ServiceClock
-from producerd.runtime.kinesis import AioKinesis, StreamSummary
+from producerd.runtime.aws.kinesis import AioKinesis
+from producerd.runtime.kinesis import StreamSummary
 from producerd.testing import FakeKinesis
 from tests.daemon import until_on_loop
 from tests.runtime.aws.local_aws import LocalAws, local_aws

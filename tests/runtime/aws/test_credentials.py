@@ -20,7 +20,7 @@ from producerd.errors import Code
 from producerd.runtime.aws import credentials as module
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.credentials import RenewedCredentials
-from producerd.runtime.kinesis import AioKinesis
+from producerd.runtime.aws.kinesis import AioKinesis
 from producerd.testing import FakeKinesis
 from tests.daemon import until_on_loop
 from tests.runtime.aws.local_aws import local_aws, secret_of

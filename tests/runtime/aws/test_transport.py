@@ -17,8 +17,8 @@ import pytest
 
 from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed
 from producerd.errors import Code
+from producerd.runtime.aws.kinesis import AioKinesis
 from producerd.runtime.aws.sending import MAX_ANSWER_BYTES, most_answer_bytes
-from producerd.runtime.kinesis import AioKinesis
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
 from tests.daemon import until_on_loop
