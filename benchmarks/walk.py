@@ -162,7 +162,7 @@ class _Walk:
             max_connections=case.sessions,
             body_timeout_seconds=1e9,
         )
-        self.stream = Stream(STREAM, settings, largest, _NODE.max_frame_records)
+        self.stream = Stream(STREAM, settings, largest, _NODE.max_frame_records, touched=self._touched)
         self.frames = laid_out
         self.requests = self.entries = self.entry_bytes = 0  # since counting began
         self.numbers = 0  # the last sequence number
@@ -248,11 +248,11 @@ class _Walk:
     def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:  # noqa: ARG002
         raise AssertionError("nobody asks here")
 
-    def poke(self, stream: Stream) -> None:
-        self.dispatcher.poke(stream)
-
     def failed(self, error: Exception) -> None:
         self.wrong(error)
+
+    def _touched(self, stream: Stream) -> None:
+        self.dispatcher.look_at(stream)
 
     def ended(self, session: Session) -> None:
         pass

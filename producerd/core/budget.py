@@ -25,7 +25,7 @@ class NodeBudget:
         self.limit_bytes = limit_bytes
         self.floor_bytes = floor_bytes
         self.used_bytes = 0
-        self.has_freed = False  # since whoever hands room on has looked
+        self.has_freed = False  # since `take_freed`
         self.wanted_by: dict[QueueBudget, int] = {}  # streams with a frame that waits for room here, and its charge
         self._streams: dict[QueueBudget, None] = {}
 
@@ -44,6 +44,11 @@ class NodeBudget:
             self.wanted_by[stream] = charge_bytes
         else:
             self.wanted_by.pop(stream, None)
+
+    def take_freed(self) -> bool:
+        """Whether room has come free since this was asked last."""
+        freed, self.has_freed = self.has_freed, False
+        return freed
 
     def fits(self, stream: QueueBudget, charge_bytes: int) -> bool:
         """Whether the stream may take this much more, as far as the node goes."""

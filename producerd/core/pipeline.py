@@ -388,6 +388,10 @@ class Pipeline:
         if self.shard_map is None and not self._map_wait.denied:
             self._map_wait.begin(now, self.rules.shard_map_wait_seconds)
 
+    def set_cannot_aggregate(self, reason: str) -> None:
+        """Why the stream's rows must not be aggregated, as its shards do not follow the keys; "" where they may be."""
+        self.cannot_aggregate = reason
+
     def service_answered(self, now: float) -> None:
         """The service answered a call about this stream, whatever it said."""
         self._map_wait.answered(now)

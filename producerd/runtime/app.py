@@ -239,9 +239,6 @@ class Daemon:
         else:
             hear(Word(Service.FAILED, Code.DRAINING, "the daemon stops"))
 
-    def poke(self, stream: Stream) -> None:
-        self._streams.poke(stream)
-
     def failed(self, error: Exception) -> None:
         self._dispatcher.failed(error)
 
@@ -343,14 +340,11 @@ class Daemon:
             stream.gate.close(Refusal(Code.DRAINING, "the daemon stops"), now)
         if emptying_seconds:
             for stream in self._streams:
-                stream.resume(now)
-                stream.pipeline.hasten()
-                self.poke(stream)
+                stream.hasten(now)
             await self._quiet_within(emptying_seconds)
             self._quiet.clear()
         for stream in self._streams:
-            stream.pipeline.drain()
-            self.poke(stream)
+            stream.drain()
         if not await self._quiet_within(seconds):
             log.warning("the deadline of draining has passed", seconds=seconds)
         await self._dispatcher.give_up()

@@ -117,8 +117,6 @@ class Commands:
         """Deliver all that was accepted until now; what became of each record of it, and how many have not ended."""
         streams = list(self._streams) if name is None else [self._stream(name)]
         flushings = {stream.name: stream.flush_all() for stream in streams}
-        for stream in streams:
-            self._streams.poke(stream)
         try:
             async with asyncio.timeout(timeout_seconds):
                 for flushing in flushings.values():
@@ -145,7 +143,6 @@ class Commands:
     def resume(self, name: str) -> Told:
         stream = self._stream(name)
         stream.resume(self._loop.time())
-        self._streams.poke(stream)
         return {"stream": name, "paused": False}
 
     def log_level(self, level: logs.Level, seconds: float | None) -> Told:

@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 
 class Dispatcher:
-    """One for the node.  `poke` it after telling a pipeline anything; ``settled`` is called after streams settled.
+    """One for the node.  A stream that was touched is given to `look_at`; ``settled`` is called after streams settled.
 
     ``kinesis_of``: the way to a stream's service.
     """
@@ -62,7 +62,7 @@ class Dispatcher:
         self._sending: set[asyncio.Task[None]] = set()
         self._sorting: set[asyncio.Task[None]] = set()
         self._gives_up = False
-        self._poked: dict[Stream, None] = {}  # streams that may have work, in line
+        self._touched: dict[Stream, None] = {}  # streams that may have work, in line
         self._held_back: dict[Stream, None] = {}  # streams with work, by what all have on their way
         self._timers: dict[Stream, asyncio.TimerHandle] = {}
         self._pump_scheduled = False
@@ -84,9 +84,9 @@ class Dispatcher:
         if self._sending or self._sorting:
             await asyncio.wait(self._sending | self._sorting)
 
-    def poke(self, stream: Stream) -> None:
-        """A stream may have something to do, or somebody to tell: look at it once, after this turn of the loop."""
-        self._poked[stream] = None
+    def look_at(self, stream: Stream) -> None:
+        """Look at a stream once, after this turn of the loop: it may have work to do, or acknowledgements to send."""
+        self._touched[stream] = None
         self._schedule_pump()
 
     def _schedule_pump(self) -> None:
@@ -95,14 +95,14 @@ class Dispatcher:
             self._loop.call_soon(self._pump)
 
     def forget(self, stream: Stream) -> None:
-        self._poked.pop(stream, None)
+        self._touched.pop(stream, None)
         self._held_back.pop(stream, None)
         if (timer := self._timers.pop(stream, None)) is not None:
             timer.cancel()
 
     def _pump(self) -> None:
         try:
-            self._look_at_poked()
+            self._look_at_all()
         except Exception as error:
             self.failed(error)
 
@@ -110,22 +110,22 @@ class Dispatcher:
         """An owner of state has failed: the daemon must end, loudly, and not half work."""
         self._spawn(_raise(error), set())
 
-    def _look_at_poked(self) -> None:
+    def _look_at_all(self) -> None:
         self._pump_scheduled = False
         now = self._loop.time()
-        for stream in list(self._poked):
+        for stream in list(self._touched):
             stream.settle(now)
         self._inline_left = TURN_MICROSECONDS
-        while self._poked and self._free_workers > 0 and self._inline_left > 0:
-            stream = next(iter(self._poked))
-            del self._poked[stream]
+        while self._touched and self._free_workers > 0 and self._inline_left > 0:
+            stream = next(iter(self._touched))
+            del self._touched[stream]
             if self._start(stream, now) or stream.settle(now):  # rows may end, too, while work is looked for
-                self._poked[stream] = None  # to the end of the line
+                self._touched[stream] = None  # to the end of the line
             else:
                 if stream.pipeline.held_by_node:
                     self._held_back[stream] = None
                 self._set_timer(stream, now)
-        if self._poked and self._inline_left <= 0:
+        if self._touched and self._inline_left <= 0:
             self._schedule_pump()  # after the sockets have had their turn
         self._settled()
 
@@ -173,8 +173,8 @@ class Dispatcher:
         if (timer := self._timers.pop(stream, None)) is not None:
             timer.cancel()
         due = stream.pipeline.next_time()
-        if due is not None and due > now:  # what is due already waits for a worker or an answer, which pokes
-            self._timers[stream] = self._loop.call_at(due, self.poke, stream)
+        if due is not None and due > now:  # what is due already waits for a worker or an answer
+            self._timers[stream] = self._loop.call_at(due, self.look_at, stream)
 
     async def _carry(self, stream: Stream, request: Request, inline: bool) -> None:
         """Encode, send, complete."""
@@ -199,21 +199,21 @@ class Dispatcher:
         finally:
             stream.pipeline.complete(request, outcome, self._loop.time())
             for other in self._held_back:  # first, as they had to wait
-                self.poke(other)
+                self.look_at(other)
             self._held_back.clear()
-            self.poke(stream)
+            self.look_at(stream)
 
     async def _send(self, stream: Stream, request: Request, inline: bool) -> Answer | RequestFailed:
         rules, sizes = stream.pipeline.rules.entries, request.aggregate_bytes
         work = partial(encode, stream.address, request.numbered, rules, sizes, request.shard_map)
         encoded = work() if inline else await self._in_worker(work)
         stream.pipeline.encoded(request, encoded, self._loop.time())
-        self.poke(stream)
+        self.look_at(stream)
         return await self._kinesis_of(stream).put_records(stream.address, encoded, request.timeout_seconds)
 
     async def _sort(self, stream: Stream, job: SortJob) -> None:
         stream.pipeline.sorted(job, await self._in_worker(partial(_sort, stream.name, job)))
-        self.poke(stream)
+        self.look_at(stream)
 
     async def _in_worker(self, work: Callable[[], R]) -> R:
         """Do it in the worker that `_start` has set aside."""

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 import numpy as np
 
 from producerd import __version__
-from producerd.core.gate import Member, Refusal, Ticket
+from producerd.core.gate import Refusal, Ticket
 from producerd.core.rows.frame import Frame
 from producerd.errors import Code, ProducerdError, ProtocolError
 from producerd.runtime.asking import NOT_ASKED, Word
@@ -81,9 +81,6 @@ class Host(Protocol):
     def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
         """Ask the stream's service whether records could be stored; ``hear`` is called with its word."""
 
-    def poke(self, stream: Stream) -> None:
-        """A stream's pipeline or gate was told something."""
-
     def failed(self, error: Exception) -> None:
         """An owner of state has failed under a session's call: the daemon must end, loudly, and not half work."""
 
@@ -125,7 +122,7 @@ class Part:
         self.stream_id = stream_id
         self.stream = stream
         self.asks = False  # whether its service is being asked
-        self.member: Member = stream.gate.join(self, patient=resumed)
+        self.member = stream.join(self, patient=resumed)
 
     def may_receive(self, charge_bytes: int) -> bool:
         return self.session.may_receive(charge_bytes)
@@ -239,7 +236,7 @@ class Session(asyncio.BufferedProtocol):
         if not stays_paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
             for part in self._parts.values():
-                self.host.poke(part.stream)
+                part.stream.listen_again()
 
     @_guarded
     def connection_lost(self, exc: Exception | None) -> None:
@@ -403,18 +400,17 @@ class Session(asyncio.BufferedProtocol):
             return
         part = self._parts[message.stream_id] = Part(self, message.stream_id, stream, resumed=bool(message.resumed))
         if self._window_is_full:
-            stream.gate.window(part.member, self._loop.time(), is_full=True)
+            stream.set_window(part.member, self._loop.time(), is_full=True)
         max_bytes, max_records = part.stream.gate.largest_frame
         self._send(frames.Opened(message.stream_id, max_bytes, max_records, stream.max_record_bytes))
 
     def _reserve(self, message: frames.Reserve) -> None:
         part = self._part(message.stream_id)
         now = self._loop.time()
-        ticket = part.stream.gate.ask(part.member, message.frame_id, message.layout, now)
+        ticket = part.stream.reserve(part.member, message.frame_id, message.layout, now)
         if ticket.waiting:
             waiting = self._waiting[message.frame_id] = Waiting(part, ticket)
             waiting.timer = self._loop.call_later(FIRST_BLOCKED_SECONDS, self._report, waiting)
-            self.host.poke(part.stream)
 
     def _cancel(self, message: frames.Cancel) -> None:
         now = self._loop.time()
@@ -422,19 +418,16 @@ class Session(asyncio.BufferedProtocol):
             part, ticket = self._take_granted()
             self._unacked_bytes -= self._unacked.pop(ticket.frame_id)
             self._look_at_window()
-            part.stream.gate.cancel(ticket, now)
-            self.host.poke(part.stream)
+            part.stream.cancel(ticket, now)
         elif (waiting := self._waiting.get(message.frame_id)) is not None:
             why = waiting.part.stream.describe(self._loop.time())
-            waiting.part.stream.gate.cancel(waiting.ticket, now)
+            waiting.part.stream.cancel(waiting.ticket, now)
             self.refuse(waiting.part, message.frame_id, Refusal(Code.CANCELLED, why))
-            self.host.poke(waiting.part.stream)
 
     def _flush(self, message: frames.Flush) -> None:
         parts = list(self._parts.values()) if message.stream_id == 0 else [self._part(message.stream_id)]
         for part in parts:
-            part.stream.pipeline.flush(part)
-            self.host.poke(part.stream)
+            part.stream.flush(part)
 
     def _status(self, message: frames.Status) -> None:
         part = self._part(message.stream_id)
@@ -506,19 +499,10 @@ class Session(asyncio.BufferedProtocol):
 
     def _accept(self, part: Part, frame: Frame, ticket: Ticket) -> None:
         """A whole frame: to the pipeline, or back at once where its bad rows refuse it."""
-        stream = part.stream
-        stream.gate.received(ticket)
-        if frame.rows is not None and frame.rows.bad:
-            stream.rejected_records += frame.end_bad_rows(take_good=self._take_good)
-        if frame.finished:
-            if not self._take_good:
-                stream.pipeline.refused(part)
-            stream.budget.release(frame.records, frame.charge_bytes)
-            self.acknowledge(part, frame)
-        else:
-            stream.pipeline.submit(frame, self._loop.time())
+        if part.stream.accept(frame, ticket, self._loop.time(), take_good=self._take_good):
             self._look_at_window()
-        self.host.poke(stream)
+        else:
+            self.acknowledge(part, frame)
 
     def _look_at_window(self) -> None:
         """While another frame might find no room in it, the client may withhold that: nothing of it must linger.
@@ -533,8 +517,7 @@ class Session(asyncio.BufferedProtocol):
         if is_full is not self._window_is_full:
             self._window_is_full = is_full
             for part in self._parts.values():
-                part.stream.gate.window(part.member, self._loop.time(), is_full=is_full)
-                self.host.poke(part.stream)
+                part.stream.set_window(part.member, self._loop.time(), is_full=is_full)
 
     def _take_granted(self) -> tuple[Part, Ticket]:
         granted, self._granted = self._granted, None
@@ -601,16 +584,11 @@ class Session(asyncio.BufferedProtocol):
         now = self._loop.time()
         if self._granted is not None:
             part, ticket = self._take_granted()
-            part.stream.gate.cancel(ticket, now)
+            part.stream.cancel(ticket, now)
         for frame_id in list(self._waiting):
             self._forget_waiting(frame_id)
         for part in self._parts.values():
-            if self._deliver:
-                part.stream.pipeline.disown(part)
-            else:
-                part.stream.pipeline.discard(part)
-            part.stream.gate.leave(part.member, now)
-            self.host.poke(part.stream)
+            part.stream.leave(part.member, now, deliver=self._deliver)
         self._parts.clear()
 
 

@@ -21,7 +21,6 @@ from producerd.core.shards.map_wait import UNANSWERED
 from producerd.core.shards.reading_times import ShardReadings, SummaryReadings
 from producerd.core.shards.shard_map import ShardMap, map_from_listing
 from producerd.errors import Code
-from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.kinesis import Kinesis, StreamSummary
 from producerd.runtime.logs import get_logger
 from producerd.runtime.outage import Outage
@@ -40,26 +39,18 @@ NOT_BY_KEY: Final = (
 class ShardWatch:
     """One stream's watch.  `run` ends when it is cancelled."""
 
-    def __init__(self, stream: Stream, kinesis: Kinesis, dispatcher: Dispatcher) -> None:
+    def __init__(self, stream: Stream, kinesis: Kinesis) -> None:
         self._stream = stream
         self._kinesis = kinesis
-        self._dispatcher = dispatcher
         random = Random()
         self._readings = ShardReadings(random)
         self._summaries = SummaryReadings(random)
-        self._asked = self._asks()
-        self._asks_otherwise = asyncio.Event()
         self._summary_tried = asyncio.Event()
         self._made_anew = asyncio.Event()
         self._last_map: ShardMap | None = None
         self._missing = False
         self._listing = Outage("ListShards", stream=stream.name)
         self._describing = Outage("DescribeStreamSummary", stream=stream.name)
-
-    def look(self) -> None:
-        """The pipeline may want a map, or rows may await one."""
-        if self._asks() != self._asked:
-            self._asks_otherwise.set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -78,20 +69,15 @@ class ShardWatch:
     async def _until_due(self) -> None:
         """Wait until the shards are to be read.  Where nothing was sent for long that is when something is."""
         while True:
-            self._asks_otherwise.clear()
-            self._asked = wanted, awaited = self._asks()
+            self._stream.asks_otherwise.clear()
+            wanted, awaited = self._stream.asks_for_map
             seconds = self._readings.next_time(wanted=wanted, awaited=awaited) - _now()
             if seconds > 0:
-                await _within(seconds, self._asks_otherwise)
+                await _within(seconds, self._stream.asks_otherwise)
             elif wanted or not self._stream.pipeline.forget_shards(_now()):
                 return
             else:
                 self._readings.forgotten()
-
-    def _asks(self) -> tuple[bool, bool]:
-        """Whether the pipeline wants a newer map, and whether rows await it."""
-        pipeline = self._stream.pipeline
-        return pipeline.wants_shard_map, pipeline.awaits_map
 
     async def _read_map(self) -> None:
         stream, asked_at = self._stream, _now()
@@ -112,17 +98,15 @@ class ShardWatch:
         if self._missing or (self._last_map is not None and self._last_map.contradicts(shard_map)):
             self._made_anew.set()
         self._missing, self._last_map = False, shard_map
-        stream.pipeline.set_shard_map(shard_map, now, asked_at)
+        stream.learn_shards(shard_map, now, asked_at)
         self._readings.succeeded(now)
-        self._dispatcher.poke(stream)
 
     def _not_read(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
         self._listing.failed(code, message)
         self._missing |= meaning_of(code).code == Code.STREAM_NOT_FOUND  # the next one of that name is another
-        pipeline = self._stream.pipeline
-        pipeline.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint)
-        self._readings.failed(now, denied=pipeline.map_denied, unreachable=code == Code.UNREACHABLE)
-        self._dispatcher.poke(self._stream)
+        self._stream.shards_not_read(code, message, now, wrong_endpoint=wrong_endpoint)
+        denied = self._stream.pipeline.map_denied
+        self._readings.failed(now, denied=denied, unreachable=code == Code.UNREACHABLE)
 
     # ---- the summary
 
@@ -134,31 +118,24 @@ class ShardWatch:
             if isinstance(summary, RequestFailed):
                 self._describing.failed(summary.code, summary.message)
                 if summary.code not in UNANSWERED:
-                    self._answered()
+                    self._stream.service_answered(_now())
                 await asyncio.sleep(self._summaries.failed())
             else:
                 self._describing.ended()
                 self._learn(summary)
-                self._answered()
+                self._stream.service_answered(_now())
                 await _within(self._summaries.succeeded(), self._made_anew)
             self._made_anew.clear()
 
-    def _answered(self) -> None:
-        """From then on a list that does not come is no sign that the service cannot be reached."""
-        self._stream.pipeline.service_answered(_now())
-        self._dispatcher.poke(self._stream)
-
     def _learn(self, summary: StreamSummary) -> None:
         stream = self._stream
-        stream.max_record_bytes = summary.max_record_bytes
         reason = NOT_BY_KEY if self._aggregates and summary.record_distribution_strategy == "AUTO" else ""
         if reason != stream.pipeline.cannot_aggregate:
             if reason:
                 log.error("the stream cannot be aggregated for", stream=stream.name, why=reason)
             else:
                 log.info("the stream can be aggregated for", stream=stream.name)
-            stream.pipeline.cannot_aggregate = reason
-            self._dispatcher.poke(stream)
+        stream.learn_summary(summary.max_record_bytes, reason)
 
     # ---- when
 

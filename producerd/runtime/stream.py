@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from producerd.config import StreamSettings
 from producerd.core.budget import NodeBudget, NodeInFlight, QueueBudget
 from producerd.core.failures import meaning_of
-from producerd.core.gate import AdmissionGate
+from producerd.core.gate import AdmissionGate, Caller, Member, Ticket
 from producerd.core.holding import Holding
 from producerd.core.pipeline import Pipeline
 from producerd.core.rows import flushing, intake
@@ -21,11 +21,12 @@ from producerd.core.rows.frame import Frame
 from producerd.core.rows.intake import Rows
 from producerd.core.rules import EntryRules, PipelineRules
 from producerd.core.sending.health import HealthState
+from producerd.core.shards.shard_map import ShardMap
 from producerd.errors import Code
 from producerd.runtime.kinesis import address_of
 from producerd.runtime.logs import get_logger
 from producerd.wire import frames
-from producerd.wire.columns import Body
+from producerd.wire.columns import Body, Layout
 
 log = get_logger("producerd.stream")
 
@@ -70,7 +71,12 @@ class Flushing:
 
 
 class Stream:
-    """One stream.  Its pipeline and gate are told things by sessions and by the dispatcher, both on the loop thread."""
+    """One stream, on the loop thread.
+
+    Sessions, the operator and the shards' watch call its verbs.  Each verb ends with a call of ``touched``, so that the
+    dispatcher looks at the stream; the dispatcher itself takes work from ``pipeline``.  ``asks_otherwise`` is set when
+    what the pipeline wants of the shards' list has changed.
+    """
 
     def __init__(
         self,
@@ -80,6 +86,9 @@ class Stream:
         max_frame_records: int,
         node: NodeBudget | None = None,
         in_flight: NodeInFlight | None = None,
+        *,
+        touched: Callable[[Stream], None] = lambda _: None,
+        credentials: Credentials | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -91,8 +100,10 @@ class Stream:
         )
         self.max_record_bytes = MAX_RECORD_BYTES_UNTIL_KNOWN
         self.rejected_records: Counter[str] = Counter()  # by code
-        self.wants_map: Callable[[], None] = lambda: None  # the watch of its shards
-        self.credentials: Credentials | None = None
+        self.credentials = credentials
+        self.asks_otherwise = asyncio.Event()
+        self._touched = touched
+        self._asked = self.asks_for_map
         self.cause_seconds: dict[str, float] = defaultdict(float)  # in which some caller waited, by what held the queue
         self.record_rate_bound_seconds = 0.0  # of them, those in which shards took no more records, but more bytes
         self._active_seconds = 0.0  # their sum
@@ -122,8 +133,9 @@ class Stream:
             owner.finished(frame)
         self.gate.pump(now)
         pressed = self._press(now)
-        if self.pipeline.wants_shard_map:
-            self.wants_map()
+        if (asks := self.asks_for_map) != self._asked:
+            self._asked = asks
+            self.asks_otherwise.set()
         self._tell_health()
         self._tell_plain(now)
         self._look_what_holds(now)
@@ -133,7 +145,119 @@ class Stream:
             self._idle_since = now
         return pressed or bool(finished)
 
-    # ---- the operator.  Poke the dispatcher afterwards
+    @property
+    def asks_for_map(self) -> tuple[bool, bool]:
+        """Whether the pipeline wants a newer list of the shards, and whether rows await it."""
+        return self.pipeline.wants_shard_map, self.pipeline.awaits_map
+
+    # ---- sessions
+
+    def join(self, caller: Caller, *, patient: bool) -> Member:
+        """A session opens the stream."""
+        member = self.gate.join(caller, patient=patient)
+        self._touched(self)
+        return member
+
+    def reserve(self, member: Member, frame_id: int, layout: Layout, now: float) -> Ticket:
+        """A session asks for room.  The gate calls it back, maybe before this returns."""
+        ticket = self.gate.ask(member, frame_id, layout, now)
+        if ticket.waiting:
+            self._touched(self)
+        return ticket
+
+    def cancel(self, ticket: Ticket, now: float) -> None:
+        """A session wants the room no more."""
+        self.gate.cancel(ticket, now)
+        self._touched(self)
+
+    def accept(self, frame: Frame, ticket: Ticket, now: float, *, take_good: bool) -> bool:
+        """A frame is whole.  Returns False where its bad rows refuse it: then it is finished.
+
+        ``take_good``: the good rows of such a frame are taken.
+        """
+        self.gate.received(ticket)
+        if frame.rows is not None and frame.rows.bad:
+            self.rejected_records += frame.end_bad_rows(take_good=take_good)
+        if accepted := not frame.finished:
+            self.pipeline.submit(frame, now)
+        else:
+            if not take_good:
+                self.pipeline.refused(frame.owner)
+            self.budget.release(frame.records, frame.charge_bytes)
+        self._touched(self)
+        return accepted
+
+    def set_window(self, member: Member, now: float, *, is_full: bool) -> None:
+        """A session's window is full, or has room again."""
+        self.gate.window(member, now, is_full=is_full)
+        self._touched(self)
+
+    def listen_again(self) -> None:
+        """A session reads again, and may receive frames."""
+        self._touched(self)
+
+    def flush(self, owner: Owner) -> None:
+        """Send what a session has sent without lingering."""
+        self.pipeline.flush(owner)
+        self._touched(self)
+
+    def leave(self, member: Member, now: float, *, deliver: bool) -> None:
+        """A session is gone.  ``deliver``: its rows are still to be sent; else those in no request are discarded."""
+        if deliver:
+            self.pipeline.disown(member.caller)
+        else:
+            self.pipeline.discard(member.caller)
+        self.gate.leave(member, now)
+        self._touched(self)
+
+    # ---- the watch of its shards
+
+    def learn_shards(self, shard_map: ShardMap, now: float, asked_at: float) -> None:
+        """The list of its shards was read; what it says held after ``asked_at``."""
+        self.pipeline.set_shard_map(shard_map, now, asked_at)
+        self._touched(self)
+
+    def shards_not_read(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
+        """A reading of its shards failed."""
+        self.pipeline.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint)
+        self._touched(self)
+
+    def service_answered(self, now: float) -> None:
+        """The service answered a call about it."""
+        self.pipeline.service_answered(now)
+        self._touched(self)
+
+    def learn_summary(self, max_record_bytes: int, cannot_aggregate: str) -> None:
+        """Its summary was read.  ``cannot_aggregate``: why its rows must not be aggregated, or ""."""
+        self.max_record_bytes = max_record_bytes
+        self.pipeline.set_cannot_aggregate(cannot_aggregate)
+        self._touched(self)
+
+    # ---- the node
+
+    def press(self, now: float) -> bool:
+        """The node is full, and a caller waits: send what lingers.  See `Pipeline.press`."""
+        pressed = self.pipeline.press(now)
+        if pressed:
+            self._touched(self)
+        return pressed
+
+    def take_room(self) -> None:
+        """Room of the node came free, for which a caller of this stream waits."""
+        self._touched(self)
+
+    def hasten(self, now: float) -> None:
+        """The queue is to be emptied: nothing lingers any more, and a pause ends."""
+        self.resume(now)
+        self.pipeline.hasten()
+        self._touched(self)
+
+    def drain(self) -> None:
+        """The daemon stops: see `Pipeline.drain`."""
+        self.pipeline.drain()
+        self._touched(self)
+
+    # ---- the operator
 
     def reload(self, settings: StreamSettings, now: float) -> None:
         """Other settings, from now on, those aside that need a restart.  Nothing is dropped; see `Pipeline.set_rules`.
@@ -143,6 +267,7 @@ class Stream:
         self.settings = settings
         self.pipeline.set_rules(_rules(settings), now)
         self.gate.set_limits(settings.queue_limit, settings.queue_limit_bytes, now)
+        self._touched(self)
 
     def pause(self, now: float) -> None:
         """Send nothing until `resume`.  Callers are let in until the queue is full."""
@@ -156,11 +281,14 @@ class Stream:
             self.pipeline.resume()
             self._look_anew(now)
             log.info("stream resumed", stream=self.name)
+            self._touched(self)
 
     def flush_all(self) -> Flushing:
         """Send what was accepted until now without lingering, and tell how each row of it ends."""
         done = asyncio.Event()
-        return Flushing(self.pipeline.flush_all(done.set), done)
+        flushing = Flushing(self.pipeline.flush_all(done.set), done)
+        self._touched(self)
+        return flushing
 
     @property
     def health(self) -> str:

@@ -84,17 +84,22 @@ class Streams:
             self._check_new(name)
             node = self.config.node
             settings = self.config.stream(name)
-            stream = Stream(name, settings, node.max_frame_bytes, node.max_frame_records, self.budget, self.in_flight)
-            self._known[name] = stream
             client = self._clients.of(access_of(node, settings))
-            stream.credentials = client.credentials
+            stream = self._known[name] = Stream(
+                name,
+                settings,
+                node.max_frame_bytes,
+                node.max_frame_records,
+                self.budget,
+                self.in_flight,
+                touched=self._touched,
+                credentials=client.credentials,
+            )
             kinesis = AioKinesis(client, self._executor)
             self._services[stream] = kinesis
             self._askings[stream] = Asking(stream, kinesis, self._tasks)
-            watch = ShardWatch(stream, kinesis, self._dispatcher)
-            stream.wants_map = watch.look
-            self._watches[stream] = self._tasks.create_task(watch.run())
-        self.poke(stream)
+            self._watches[stream] = self._tasks.create_task(ShardWatch(stream, kinesis).run())
+            self._touched(stream)
         return stream
 
     def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
@@ -102,19 +107,16 @@ class Streams:
         if (asking := self._askings.get(stream)) is not None:
             asking.ask(hear)
 
-    def poke(self, stream: Stream) -> None:
-        """Something of the stream was touched: its pipeline, or its gate."""
-        if stream in self._watches:  # else it is forgotten, and a session's end came late
-            self._dispatcher.poke(stream)
-
     def hand_room_on(self, now: float) -> None:
         """Room of the node that came free goes to who waits for it, who holds least first; all send what they hold."""
         if not self.budget.wanted_by:
             return
-        freed, self.budget.has_freed = self.budget.has_freed, False
+        freed = self.budget.take_freed()
         for stream in sorted(self, key=lambda stream: stream.budget.used_bytes):
-            if (freed and stream.budget in self.budget.wanted_by) or stream.pipeline.press(now):
-                self.poke(stream)
+            if freed and stream.budget in self.budget.wanted_by:
+                stream.take_room()
+            else:
+                stream.press(now)
 
     def reload(self, config: Config, now: float) -> None:
         """Other settings, of which nothing differs for an open stream that it could not change."""
@@ -122,9 +124,13 @@ class Streams:
         self._share()
         for stream in self:
             stream.reload(config.stream(stream.name), now)
-            self.poke(stream)
 
     # ---- inside
+
+    def _touched(self, stream: Stream) -> None:
+        """Something happened to a stream."""
+        if stream in self._watches:  # else it is forgotten, and a session's end came late
+            self._dispatcher.look_at(stream)
 
     def _check_new(self, name: str) -> None:
         node = self.config.node

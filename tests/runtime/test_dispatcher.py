@@ -116,7 +116,7 @@ class Bench:
         frame = self.frames[number] = Frame(self, number, checked, layout.charge_bytes)
         self.stream.budget.take(layout.records, layout.charge_bytes)
         self.stream.pipeline.submit(frame, asyncio.get_running_loop().time())
-        self.dispatcher.poke(self.stream)
+        self.dispatcher.look_at(self.stream)
         return frame
 
     async def until_finished(self) -> None:

@@ -104,9 +104,6 @@ class StandInHost:
     def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
         hear(self.word)
 
-    def poke(self, stream: Stream) -> None:
-        pass
-
     def failed(self, error: Exception) -> None:
         self.failures.append(error)
 

@@ -106,8 +106,8 @@ class Watched:
     watch: ShardWatch
 
     def suspect(self) -> None:
-        self.stream.pipeline.sender.wants_shard_map = True
-        self.watch.look()
+        self.stream.pipeline.sender.want_shard_map()
+        self.stream.settle(asyncio.get_running_loop().time())
 
     @property
     def shards(self) -> int:
@@ -122,11 +122,12 @@ def watch(
 
     async def live() -> None:
         with ThreadPoolExecutor(1) as pool:
-            stream = Stream("flights", settings or StreamSettings(), 1 << 20, 10_000)
-            watch = ShardWatch(stream, kinesis, Dispatcher(lambda _: kinesis, pool, 1))
+            dispatcher = Dispatcher(lambda _: kinesis, pool, 1)
+            touched = dispatcher.look_at
+            stream = Stream("flights", settings or StreamSettings(), 1 << 20, 10_000, touched=touched)
+            watch = ShardWatch(stream, kinesis)
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(watch.run())
-                watch.look()
                 await story(Watched(stream, watch))
                 running.cancel()
 
@@ -317,7 +318,7 @@ def rows_wait(watched: Watched) -> None:
     stream.pipeline.submit(Frame(None, 1, checked, frame.layout.charge_bytes), now)
     stream.pipeline.press(now)
     stream.pipeline.take_job(now)
-    watched.watch.look()
+    stream.settle(now)
 
 
 def test_while_rows_wait_the_list_is_read_again_at_most_once_in_two_seconds_and_never_much_later() -> None:

@@ -26,10 +26,8 @@ class Watch:
 
     ended: list[str]
 
-    def __init__(self, stream: Stream, kinesis: Any, dispatcher: Any) -> None:
+    def __init__(self, stream: Stream, kinesis: Any) -> None:
         self.stream = stream
-
-    def look(self) -> None: ...
 
     async def run(self) -> None:
         try:
@@ -74,13 +72,12 @@ async def test_a_stream_that_nobody_uses_is_forgotten_unless_it_is_listed(monkey
         assert opened is not None
         assert paused is not None
         caller: Any = SimpleNamespace()
-        member = opened.gate.join(caller)
+        member = opened.join(caller, patient=False)
         paused.pause(0.0)
         await until_on_loop(lambda: streams.get("idle") is None)
         assert [stream.name for stream in streams] == ["listed", "open", "paused"]
         await until_on_loop(lambda: Watch.ended == ["idle"])
-        opened.gate.leave(member, 0.0)
-        streams.poke(opened)
+        opened.leave(member, 0.0, deliver=False)
         await until_on_loop(lambda: streams.get("open") is None)
         assert streams.open("idle") is not None, "it may come again"
     assert sorted(Watch.ended) == ["idle", "idle", "listed", "open", "paused"]
