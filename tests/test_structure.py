@@ -83,15 +83,25 @@ def written(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
 
 def foreign_writes(tree: ast.Module) -> list[str]:
     """Attributes that this module writes, of objects whose class stands in another."""
+    fields = [node for each in ast.walk(tree) if isinstance(each, ast.ClassDef) for node in each.body]
     own = {attribute for whose, attribute, _ in written(tree) if whose == "self"}
+    own |= {ast.unparse(field.target) for field in fields if isinstance(field, ast.AnnAssign)}
     return [f"{line}: {whose}.{attribute}" for whose, attribute, line in written(tree) if attribute not in own]
 
 
-@pytest.mark.parametrize("name", sorted(name for name in modules() if name.startswith("producerd.core.")))
+OWNED = ("producerd.core.", "producerd.runtime.")
+REACHES_INTO_LIBRARIES = "producerd.runtime.aws.internals"
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(filter(lambda n: n.startswith(OWNED), modules())) - {REACHES_INTO_LIBRARIES})
+)
 def test_no_module_writes_attributes_of_another_s_classes(name: str) -> None:
     assert foreign_writes(modules()[name]) == []
 
 
 def test_a_foreign_write_is_found_and_named() -> None:
-    tree = ast.parse("class A:\n def f(self, b):\n  self.x = 1\n  b.x = 2\n  b.y += 3\n  self.b.z = 4\n  del b.w\n")
-    assert sorted(foreign_writes(tree)) == ["5: b.y", "6: self.b.z", "7: b.w"]
+    tree = ast.parse(
+        "class A:\n v: int\n def f(self, b):\n  self.x = 1\n  b.x = b.v = 2\n  b.y += 3\n  self.b.z = 4\n  del b.w\n"
+    )
+    assert sorted(foreign_writes(tree)) == ["6: b.y", "7: self.b.z", "8: b.w"]

@@ -268,7 +268,7 @@ class Daemon:
         """
         if self._drained.empties_for_seconds is None and not self._drain_asked.is_set():
             seconds = self.config.node.drain_timeout_seconds if seconds is None else seconds
-            self._drained.empties_for_seconds = seconds
+            self._drained.empty_for(seconds)
             log.info("draining", by="producerctl", seconds=seconds)
             self._drain_asked.set()
         await self._settled.wait()
@@ -310,7 +310,7 @@ class Daemon:
             read = reload(self.config, loaded, [stream.name for stream in self._streams])
             check_fits(read.config, limit)
         except ConfigurationError as error:
-            self._metrics.reload_succeeded = False
+            self._metrics.reload_failed()
             log.error("settings are refused, the old ones stay", problems=list(error.problems))
             raise
         self.config = read.config
@@ -348,11 +348,12 @@ class Daemon:
         if not await self._quiet_within(seconds):
             log.warning("the deadline of draining has passed", seconds=seconds)
         await self._dispatcher.give_up()
-        self._drained.undelivered_records = sum([stream.pipeline.abandon() for stream in self._streams])
+        undelivered = sum([stream.pipeline.abandon() for stream in self._streams])
         for stream in self._streams:
             stream.settle(self._loop.time())
         stats = [stream.pipeline.stats for stream in self._streams]
-        self._drained.returned_records = sum([each.discarded_records["returned"] for each in stats])
+        returned = sum([each.discarded_records["returned"] for each in stats])
+        self._drained.end(returned_records=returned, undelivered_records=undelivered)
         self._settled.set()
 
     async def _quiet_within(self, seconds: float) -> bool:

@@ -41,6 +41,14 @@ class Drained:
     undelivered_records: int = 0
     """Of no caller, so that nobody could have them back: they are lost."""
 
+    def empty_for(self, seconds: float) -> None:
+        """Deliver the queues for this long first."""
+        self.empties_for_seconds = seconds
+
+    def end(self, *, returned_records: int, undelivered_records: int) -> None:
+        """Nothing is left of any row."""
+        self.returned_records, self.undelivered_records = returned_records, undelivered_records
+
 
 class Node(Protocol):
     """The daemon, as commands see it."""

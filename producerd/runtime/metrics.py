@@ -150,6 +150,10 @@ class Metrics:
         # A stream that has settings is told of before anybody opens it, by one that nobody ever will.
         self._unopened = [Stream(name, config.stream(name), 1, 1) for name in config.streams]
 
+    def reload_failed(self) -> None:
+        """Settings were read and refused."""
+        self.reload_succeeded = False
+
     def snapshot(
         self, streams: Iterable[Stream], *, state: str, is_ready: bool, connections: int, now: float
     ) -> Snapshot:

@@ -23,6 +23,7 @@ from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.errors import ConfigurationError
 from producerd.runtime.aside import aside
+from producerd.runtime.aws import internals
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.connections import Connections
 from producerd.runtime.aws.credentials import RenewedCredentials, role_credentials
@@ -212,7 +213,11 @@ def check_accesses(accesses: Iterable[Access]) -> None:
 
 @asynccontextmanager
 async def open_clients(accesses: Iterable[Access]) -> AsyncIterator[AwsClients]:
-    """Clients until the block ends.  Raises ConfigurationError where one of these accesses cannot work."""
+    """Clients until the block ends.
+
+    Raises ConfigurationError where one of these accesses cannot work, or an installed library lacks what is needed.
+    """
+    internals.check()
     check_accesses(accesses)
     session = get_session()
     # botocore's models take 40 to 80 ms to read: once for all clients, before the daemon serves.

@@ -53,7 +53,7 @@ class Connections:
         head = b"%b%b\r\n" % (self._head, lines.encode())
         connection = self._waiting() or await self._connect()
         try:
-            sending.body_written = True
+            sending.write()
             answer = await connection.ask(head, sending.body, sending.answer_bytes)
         except (ConnectionError, HttpParserError, HttpParserUpgrade) as error:
             raise boto_errors.ConnectionClosedError(endpoint_url=self._url, error=error) from None

@@ -20,6 +20,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.credentials import AioAssumeRoleCredentialFetcher, AioDeferredRefreshableCredentials
 from botocore.credentials import ReadOnlyCredentials, RefreshableCredentials
 
+from producerd.runtime.aws import internals
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.errors import failure_of
 from producerd.runtime.outage import Outage
@@ -74,7 +75,7 @@ class RenewedCredentials:
     @property
     def expires_at(self) -> float | None:
         """When what signs now expires, in seconds since 1970; None: it does not say, or nothing is there yet."""
-        ends = getattr(self._source, "_expiry_time", None)
+        ends = internals.expiry_of(self._source)
         return None if ends is None else float(ends.timestamp())
 
     @property
@@ -128,7 +129,7 @@ class RenewedCredentials:
     async def _resolved(self) -> Any:
         source = await self._resolve()
         if isinstance(source, RefreshableCredentials):
-            source._time_fetcher = self._clock.now  # else what is fresh looks expired to a clock that is ahead
+            internals.tell_time(source, self._clock.now)  # else what is fresh looks expired to a clock that is ahead
         return source
 
     async def _frozen_of(self, source: Any) -> ReadOnlyCredentials | None:
@@ -153,11 +154,11 @@ async def _handed_out_by(source: Any) -> Any:
     botocore refuses credentials that it has just received and that look expired.  The service has to judge them:
     a clock that is ahead learns the time by the service's refusal alone.
     """
-    before = getattr(source, "_frozen_credentials", None)
+    before = internals.received_by(source)
     try:
         return await source.get_frozen_credentials()
     except RuntimeError:
-        received = getattr(source, "_frozen_credentials", None)
+        received = internals.received_by(source)
         if received is before:
             raise
         return received

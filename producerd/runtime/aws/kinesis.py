@@ -146,7 +146,7 @@ class AioKinesis:
     ) -> _T | RequestFailed:
         offset = self._client.clock.offset
         if sending is not None:
-            sending.body_written = False
+            sending.begin()
         try:
             async with asyncio.timeout(timeout_seconds):
                 answer = await ask()

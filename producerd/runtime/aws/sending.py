@@ -43,6 +43,18 @@ class Sending:
         self.body_written = False
         self.sent: tuple[Any, AWSPreparedRequest] | None = None  # the AbortingSession and botocore's request
 
+    def begin(self) -> None:
+        """It is tried, maybe again: nothing of the body is written."""
+        self.body_written = False
+
+    def write(self) -> None:
+        """The body is about to be written."""
+        self.body_written = True
+
+    def note(self, session: Any, request: AWSPreparedRequest) -> None:
+        """botocore sends it by this session, as this request."""
+        self.sent = session, request
+
     def let_go(self) -> None:
         """Of what it sent, once it has ended: the contexts of connections and their timers hold on to it."""
         self.body, self.sent = b"", None
@@ -80,7 +92,7 @@ class NotedBody(Payload):
         return str(self._value, encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        self._sending.body_written = True
+        self._sending.write()
         if len(self._value) > MOST_COPIED_BYTES:
             writer.send_headers()
         await writer.write(self._value)

@@ -18,6 +18,7 @@ import botocore.exceptions as boto_errors
 from aiobotocore.httpsession import AIOHTTPSession
 from botocore.httpsession import mask_proxy_url
 
+from producerd.runtime.aws import internals
 from producerd.runtime.aws.sending import (
     MAX_ANSWER_BYTES,
     NotedBody,
@@ -49,15 +50,8 @@ class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
     async def _create_connector(self, proxy_url: str | None) -> Any:
         connector = await super()._create_connector(proxy_url)
         if proxy_url is None:
-            self._tls = connector._ssl
-        release = connector._release
-
-        def release_or_abort(key: Any, protocol: Any, *, should_close: bool = False) -> None:
-            if should_close:
-                protocol.abort()
-            release(key, protocol, should_close=should_close)
-
-        connector._release = release_or_abort
+            self._tls = internals.tls_of(connector)
+        internals.abort_what_closes(connector)
         return connector
 
     async def _get_session(self, proxy_url: str | None) -> Any:
@@ -68,12 +62,12 @@ class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
 
     def tls_without_proxy(self, url: str) -> ssl.SSLContext | None:
         """What connections to a host are made with, once it was called.  None: a proxy is asked for it."""
-        return None if self._proxy_config.proxy_url_for(url) else self._tls
+        return None if internals.proxy_of(self, url) else self._tls
 
     def posts(self, url: str) -> Posts:
         """To a URL that something was sent to."""
-        proxy_url = self._proxy_config.proxy_url_for(url)
-        sent_by = self._sessions[proxy_url]
+        proxy_url = internals.proxy_of(self, url)
+        sent_by = internals.sent_by(self, proxy_url)
         session = aiohttp.ClientSession(
             connector=sent_by.connector,
             connector_owner=False,
@@ -81,18 +75,17 @@ class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
-        self._exit_stack.push_async_callback(session.close)
+        internals.opened_by(self).push_async_callback(session.close)
         return Posts(session, url, proxy_url)
 
     async def send(self, request: Any) -> Any:
-        request.stream_output = True  # else it is read there, whatever its size
-        most_bytes = MAX_ANSWER_BYTES
-        if (sending := this_sending.get()) is not None and request.body is sending.body:
-            sending.sent = self, request
-            request.body = NotedBody(sending)
-            most_bytes = sending.answer_bytes
+        most_bytes, body = MAX_ANSWER_BYTES, request.body
+        if (sending := this_sending.get()) is not None and body is sending.body:
+            sending.note(self, request)
+            most_bytes, body = sending.answer_bytes, NotedBody(sending)
+        internals.send_as(request, body)
         answer = await super().send(request)
-        answer._content = await _body_of(answer.raw, most_bytes)
+        internals.put_content(answer, await _body_of(answer.raw, most_bytes))
         return answer
 
 

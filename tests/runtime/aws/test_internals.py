@@ -1,0 +1,31 @@
+"""What is reached for in aiobotocore, botocore and aiohttp is there, and where it is not the daemon says so."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+from botocore.credentials import RefreshableCredentials
+
+from producerd.errors import ConfigurationError
+from producerd.runtime.aws import internals
+from producerd.runtime.aws.clients import open_clients
+
+
+def test_the_installed_libraries_have_what_is_reached_for() -> None:
+    internals.check()
+
+
+async def test_a_library_without_it_ends_the_start_and_is_named_with_its_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(aiohttp.BaseConnector, "_release")
+    monkeypatch.setattr(RefreshableCredentials, "__init__", lambda self: None)
+    with pytest.raises(ConfigurationError) as caught:
+        async with open_clients([]):
+            pass
+    problems = caught.value.problems
+    assert len(problems) == 4
+    assert problems[0].startswith(
+        f"aiohttp {aiohttp.__version__} has no _release in TCPConnector, which producerd needs"
+    )
+    assert "_time_fetcher" in problems[1]
