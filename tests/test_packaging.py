@@ -94,7 +94,8 @@ def test_the_wheel_holds_the_packages_their_types_and_the_licence_and_nothing_el
         for top in ("producerd", "spark_client")
         for path in (ROOT / top).rglob("*.py")
     }
-    assert {*modules, "pyspark_producerd.py"} <= names
+    page = {f"producerd/runtime/page/page.{kind}" for kind in ("html", "css", "js")}
+    assert {*modules, *page, "pyspark_producerd.py"} <= names
 
 
 def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(

@@ -29,7 +29,7 @@ from producerd.runtime.commands import Commands, NoSuchStream, Told
 from producerd.runtime.listener import Listener
 from producerd.runtime.log_lines import UNLIMITED
 from producerd.runtime.metrics import CONTENT_TYPE
-from producerd.runtime.page import HEADERS
+from producerd.runtime.page.page import HEADERS
 from producerd.runtime.peers import may_administer, peer_of
 
 log = logs.get_logger("producerd.admin")

@@ -41,7 +41,7 @@ from producerd.runtime.aws.clients import accesses_of, check_accesses, open_clie
 from producerd.runtime.commands import Commands, Drained, Told
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.listener import Listener, Passed
-from producerd.runtime.page import Page
+from producerd.runtime.page.page import Page
 from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams

@@ -21,7 +21,10 @@ from typing import Any, Final, get_args
 import pytest
 
 from producerd.core.holding import Cause
-from producerd.runtime.page import ADVICE, HEADERS, KEPT_SECONDS, LOOK_SECONDS, SAMPLES, TEXT_CHARACTERS, Page
+from producerd.runtime.page.page import HEADERS, KEPT_SECONDS, LOOK_SECONDS, Page
+from producerd.runtime.page.pictures import SAMPLES
+from producerd.runtime.page.standing import ADVICE
+from producerd.runtime.page.text import TEXT_CHARACTERS
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire.columns import lay_out
