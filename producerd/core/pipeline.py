@@ -82,6 +82,10 @@ class Pipeline:
         self._only_by_map: deque[list[Frame]] = deque()  # batches with aggregates as rows, which cannot go plain
         self._jobs: deque[SortJob] = deque()  # taken and not sorted, in order
 
+    def __repr__(self) -> str:
+        places = ", ".join([f"{rows} {place}" for place, rows in self.census().items() if rows])
+        return f"<Pipeline, {self.health.state.value}: {places or 'no rows'}>"
+
     # ---- questions
 
     @property
@@ -155,6 +159,15 @@ class Pipeline:
         if waits and self.shard_map is None:
             due = min(due, self._map_wait.ends_at)
         return due if due < inf else None
+
+    def census(self) -> dict[str, int]:
+        """How many rows there are in each place.  Together they are `queued_records`; looks at every row."""
+        batches = (self._filling, *self._sealed, *self._only_by_map)
+        return {
+            "filling": sum([frame.unsettled for batch in batches for frame in batch]),
+            "sorting": sum([frame.unsettled for frame in self.ledger.sorting]),
+            **self.sender.census(),
+        }
 
     def oldest_seconds(self, now: float) -> float:
         """How long ago the oldest frame was accepted that has rows left; 0 where there is none."""

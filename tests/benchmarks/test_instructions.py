@@ -57,13 +57,6 @@ def test_budgets_are_tight_and_of_these_versions(counted: dict[str, float]) -> N
 
 
 @on_qemu
-def test_a_count_is_the_same_each_time(counted: dict[str, float]) -> None:
-    few = ("route", "encode kpl 100 B", "acknowledge none")
-    again = count(few, lambda _: None)
-    assert again == pytest.approx({name: counted[name] for name in few}, rel=0.01)
-
-
-@on_qemu
 def test_what_does_not_run_under_qemu_is_told() -> None:
     with pytest.raises(qemu.Failed, match="nothing ended with exit code 1 under qemu"):
         qemu.run("benchmarks.nothing")
@@ -130,7 +123,7 @@ def test_a_machine_without_qemu_is_told_what_to_install(
 # --------------------------------------------------------------------------------------------------- what is counted
 
 
-@pytest.mark.parametrize("name", hot.PIECES)
+@pytest.mark.parametrize("name", ["sort 100 B", "encode kpl 100 B", "acknowledge none"])
 def test_a_piece_of_work_is_done_and_takes_something(name: str) -> None:
     counter = Counter()
     assert counter.unit == "cpu_ns"

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from producerd.core.encoding.entries import EncodedRequest
-from producerd.core.lanes.lane import Piece
 from producerd.core.lanes.taken import ANY
 from producerd.core.rows.frame import RowEnd
-from producerd.core.rows.job import IN_REQUEST, QUEUED
-from producerd.core.rows.spans import Span
+from producerd.core.rows.job import IN_REQUEST
 from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.core.sending.requests import Request
 from producerd.core.shards.shard_map import Shard, ShardMap
@@ -94,6 +91,7 @@ class Laws:
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
+        self._may_expire = False  # whether any frame of this run has a time-to-live
         self.allowed_codes: set[str] | None = None
         self.seen: set[str] = set()  # where rows were
         self.longest_timeout_seconds = 0.0
@@ -173,17 +171,7 @@ class Laws:
     def every_accepted_row_is_somewhere(self) -> None:
         """accepted = settled + filling + sorting + queued + in flight + awaiting a map, in records."""
         pipeline = self.sim.pipeline
-        sender, stats = pipeline.sender, pipeline.stats
-        sealed = [*pipeline._sealed, *pipeline._only_by_map]
-        places = {
-            "filling": sum([frame.unsettled for batch in (pipeline._filling, *sealed) for frame in batch]),
-            "sorting": sum([frame.unsettled for frame in pipeline.ledger.sorting]),
-            "queued": sum([_live(lane.spans) for lane in sender.lanes])
-            + sum([_live_of(pieces) for _, _, pieces in sender._later])
-            + sum([_live_of(pieces) for _, pieces in sender._alone]),
-            "in flight": sum([_live_of(request.pieces, IN_REQUEST) for request in sender.in_flight]),
-            "awaiting a map": sum([_live_of(waiting.pieces) for waiting in sender._awaiting]),
-        }
+        stats, places = pipeline.stats, pipeline.census()
         unsettled = sum([frame.unsettled for frame in pipeline.ledger.frames])
         self.seen.update([place for place, rows in places.items() if rows])
         if sum(places.values()) != unsettled:
@@ -227,8 +215,9 @@ class Laws:
 
     def expired_rows_have_ended(self) -> None:
         """A row whose TTL has passed waits for nothing any more: it has settled, or is in a request."""
-        now = self.sim.now
-        for frame in [frame for frame in self.sim.pipeline.ledger.frames if frame.expires_at <= now]:
+        now, pipeline = self.sim.now, self.sim.pipeline
+        self._may_expire |= pipeline.rules.record_ttl_seconds < inf
+        for frame in [frame for frame in pipeline.ledger.frames if frame.expires_at <= now] if self._may_expire else ():
             rows = self.sim.pipeline.ledger.waiting_rows(frame)
             if rows:
                 raise LawBroken("Row", f"{rows} rows of frame {frame.frame_id} still wait, and their TTL has passed")
@@ -360,18 +349,3 @@ class Laws:
         for (_, end), (start, _) in pairwise(ranges):
             if start <= end:
                 raise LawBroken("per_key", "two entries with one hash key are in flight at once")
-
-
-def _live(spans: Iterable[Span], state: int = QUEUED) -> int:
-    return sum(
-        [
-            int(np.count_nonzero(span.job.state[span.first : span.last] == state))
-            if span.job.has_gaps
-            else span.last - span.first
-            for span in spans
-        ]
-    )
-
-
-def _live_of(pieces: Iterable[Piece], state: int = QUEUED) -> int:
-    return _live([piece.span for piece in pieces], state)

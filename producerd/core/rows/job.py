@@ -98,6 +98,10 @@ class Job:
         self.has_gaps = True
         return sum([self.release(buffer, records) for buffer, records in self._buffers_of(positions)])
 
+    def count(self, first: int, last: int, state: int) -> int:
+        """How many rows among these are in a state."""
+        return int(np.count_nonzero(self.state[first:last] == state))
+
     def queued_runs(self, first: int, last: int) -> list[tuple[int, int]]:
         """The runs of rows among these that are queued, each as its first and its last (excluded)."""
         state = self.state[first:last]

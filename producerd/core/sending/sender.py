@@ -29,8 +29,8 @@ from producerd.core.lanes.taken import Taken
 from producerd.core.ledger import Ledger
 from producerd.core.rows.columns import Bool
 from producerd.core.rows.frame import RowEnd
-from producerd.core.rows.job import AWAITING_MAP
-from producerd.core.rows.spans import RAW_FROM_STRAYS
+from producerd.core.rows.job import AWAITING_MAP, IN_REQUEST, QUEUED
+from producerd.core.rows.spans import RAW_FROM_STRAYS, Span
 from producerd.core.rules import PipelineRules
 from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed
 from producerd.core.sending.backoff import RetryPolicy
@@ -145,6 +145,16 @@ class Sender:
         if lane.waits_for_answers:
             return Holding("in_flight")
         return Holding("shard_rate", by_records=by_records, throttled=throttled)
+
+    def census(self) -> dict[str, int]:
+        """How many rows there are in each place that the sender has for them.  Looks at every row: ask it seldom."""
+        return {
+            "queued": sum([_count(lane.spans, QUEUED) for lane in self.lanes]),
+            "delayed": sum([_count(spans_of(pieces), QUEUED) for _, _, pieces in self._later]),
+            "alone": sum([_count(spans_of(pieces), QUEUED) for _, pieces in self._alone]),
+            "in flight": sum([_count(request.spans, IN_REQUEST) for request in self.in_flight]),
+            "awaiting a map": sum([_count(spans_of(waiting.pieces), QUEUED) for waiting in self._awaiting]),
+        }
 
     # ---- requests
 
@@ -616,6 +626,10 @@ def _begin(pieces: Iterable[Piece]) -> None:
 def _requeue(pieces: Iterable[Piece]) -> None:
     for _, span in pieces:
         span.job.requeue(span.first, span.last)
+
+
+def _count(spans: Iterable[Span], state: int) -> int:
+    return sum([span.job.count(span.first, span.last, state) for span in spans])
 
 
 def _lanes_of(pieces: Iterable[Piece]) -> list[Lane]:
