@@ -82,6 +82,10 @@ class Ledger:
 
     # ---- sorting
 
+    def sort(self, frames: Sequence[Frame]) -> None:
+        """The rows of some frames are being sorted."""
+        self.sorting.update(dict.fromkeys(frames))
+
     def sorted(self, job: Job) -> None:
         """The rows of some frames are sorted: their charge moves from the frames' own buffers to the span buffers."""
         charge_bytes = job.charge_bytes + sum([buffer.charge_bytes for buffer in job.buffers])

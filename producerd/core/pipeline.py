@@ -13,7 +13,6 @@ exactly once.  A frame is handed out by `take_finished` exactly once, after its 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Container, Sequence
 from math import inf
 from random import Random
@@ -21,6 +20,7 @@ from typing import Final
 
 from producerd.core.budget import NodeInFlight, QueueBudget
 from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.filling import Filling, SortJob
 from producerd.core.holding import Holding
 from producerd.core.lanes.lanes import Lanes, ShardState
 from producerd.core.ledger import RETURNED, Ledger
@@ -36,22 +36,9 @@ from producerd.core.shards.shard_map import ONE_LANE, ShardMap
 from producerd.core.stats import StreamStats
 from producerd.errors import Code, Outcome
 
-MIB: Final = 1024 * 1024
 IDLE_SECONDS: Final = 600.0
 _EXPIRED: Final = RowEnd(Outcome.NOT_STORED, Code.EXPIRED, "not stored within record_ttl_seconds")
 _UNSORTABLE: Final = RowEnd(Outcome.NOT_STORED, Code.INTERNAL, "the daemon could not sort these rows; see its log")
-
-
-class SortJob:
-    """Work for `sort_rows`.  ``results``: its frames in order, each part with its rows, or None."""
-
-    __slots__ = ("frames", "results", "seed", "shard_map")
-
-    def __init__(self, frames: list[Frame], shard_map: ShardMap, seed: int) -> None:
-        self.frames = frames
-        self.shard_map = shard_map
-        self.seed = seed
-        self.results: Sequence[tuple[Sequence[Frame], SortedRows | None]] | None = None
 
 
 class Pipeline:
@@ -73,14 +60,7 @@ class Pipeline:
         self._random = random
         self._map_wait = MapWait(aggregates=rules.entries.aggregate)
         self._idle_since: float | None = None  # as far as `forget_shards` has seen
-        self._hastens = False
-        self._filling: list[Frame] = []
-        self._filling_records = 0
-        self._filling_bytes = 0
-        self._filling_since = 0.0
-        self._sealed: deque[list[Frame]] = deque()
-        self._only_by_map: deque[list[Frame]] = deque()  # batches with aggregates as rows, which cannot go plain
-        self._jobs: deque[SortJob] = deque()  # taken and not sorted, in order
+        self._filling = Filling(budget, self.stats)
 
     def __repr__(self) -> str:
         places = ", ".join([f"{rows} {place}" for place, rows in self.census().items() if rows])
@@ -152,19 +132,18 @@ class Pipeline:
 
     def next_time(self) -> float | None:
         """When something is due that no other call will bring about."""
-        due = min(self.sender.next_time(), self.ledger.next_expiry())
-        if self._filling:
-            due = min(due, self._filling_since + self.rules.linger_seconds)
-        waits = self._sealed or (self._only_by_map and self._map_wait.denied)
+        filling = self._filling
+        lingers_until = filling.linger_ends_at(self.rules.linger_seconds)
+        due = min(self.sender.next_time(), self.ledger.next_expiry(), lingers_until)
+        waits = filling.has_batch or (filling.has_only_by_map and self._map_wait.denied)
         if waits and self.shard_map is None:
             due = min(due, self._map_wait.ends_at)
         return due if due < inf else None
 
     def census(self) -> dict[str, int]:
         """How many rows there are in each place.  Together they are `queued_records`; looks at every row."""
-        batches = (self._filling, *self._sealed, *self._only_by_map)
         return {
-            "filling": sum([frame.unsettled for batch in batches for frame in batch]),
+            "filling": self._filling.rows,
             "sorting": sum([frame.unsettled for frame in self.ledger.sorting]),
             **self.sender.census(),
         }
@@ -175,7 +154,7 @@ class Pipeline:
 
     def holding(self, now: float) -> Holding:
         """What holds the queue.  Looks at every span: ask it seldom."""
-        waits = self._sealed and self.shard_map is None and now < self._map_wait.ends_at
+        waits = self._filling.has_batch and self.shard_map is None and now < self._map_wait.ends_at
         holding = self.sender.holding(now)
         if (waits or self.goes_plain) and holding.cause not in ("paused", "service", "in_flight"):
             return Holding("shard_map")
@@ -231,19 +210,7 @@ class Pipeline:
             self.sender.want_shard_map()
         if frame.withdrawn_from == 0:
             return
-        if not self._filling:
-            self._filling_since = now
-        self._filling.append(frame)
-        self._filling_records += frame.records
-        self._filling_bytes += frame.charge_bytes
-        largest = max(MIB, len(self.sender.lanes.map) * self.rules.entries.aggregate_max_bytes)
-        if (
-            self._filling_bytes + frame.charge_bytes > min(self.budget.limit_bytes // 4, largest)  # with one more
-            or self._filling_records >= self.budget.limit_records // 4
-        ):
-            self._seal("size")
-        elif self._hastens:
-            self._seal("drain")
+        self._filling.add(frame, now, len(self.sender.lanes.map) * self.rules.entries.aggregate_max_bytes)
 
     def refused(self, owner: object) -> None:
         """A frame of this owner was not accepted, for its bad rows: with ``per_key`` none of its later rows is."""
@@ -251,13 +218,11 @@ class Pipeline:
 
     def flush(self, owner: object) -> None:
         """Send what an owner has in the filling batch without lingering."""
-        if any(frame.owner is owner for frame in self._filling):
-            self._seal("flush")
+        self._filling.seal_of((owner,), "flush")
 
     def flush_all(self, done: Callable[[], object]) -> Flushing:
         """Send what was accepted until now without lingering; ``done`` is called when the last row of it has ended."""
-        if self._filling:
-            self._seal("flush")
+        self._filling.seal("flush")
         flushing = Flushing(self.ledger.frames, done)
         self.ledger.flushings.add(flushing)
         return flushing
@@ -267,13 +232,11 @@ class Pipeline:
 
         ``owners``: nobody but these waits, for what they sent.  Returns whether it did.
         """
-        work_waits = self._sealed or self.ledger.sorting or self.sender.have_work(now)
-        if work_waits or not self._filling:
+        if self._filling.has_batch or self.ledger.sorting or self.sender.have_work(now):
             return False
-        if owners is not None and not any(frame.owner in owners for frame in self._filling):
-            return False
-        self._seal("pressure")
-        return True
+        if owners is not None:
+            return self._filling.seal_of(owners, "pressure")
+        return self._filling.seal_all("pressure")
 
     def discard(self, owner: object) -> None:
         """An owner is gone and wants nothing more: its rows that are in no request end now."""
@@ -281,10 +244,7 @@ class Pipeline:
         for frame in [frame for frame in self.ledger.frames if frame.owner is owner]:
             frame.disown()
             self.ledger.withdraw(frame, None, "disconnected")
-        for line in (self._sealed, self._only_by_map):  # else what waits for a map would hold on to what has ended
-            living = [frames for frames in line if _of_callers(frames)]
-            line.clear()
-            line.extend(living)
+        self._filling.drop_ended()
 
     def disown(self, owner: object) -> None:
         """An owner is gone, and its rows are still to be delivered."""
@@ -295,9 +255,7 @@ class Pipeline:
 
     def hasten(self) -> None:
         """The queue is to be emptied: from now on nothing lingers, neither what is accepted later."""
-        self._hastens = True
-        if self._filling:
-            self._seal("drain")
+        self._filling.hasten()
 
     def drain(self) -> None:
         """The daemon stops: rows with an owner that are in no request go back to it; the others are still sent."""
@@ -305,8 +263,7 @@ class Pipeline:
         self.sender.resume()
         for frame in [frame for frame in self.ledger.frames if frame.owner is not None]:
             self.ledger.withdraw(frame, RETURNED, "returned")
-        if self._filling:
-            self._seal("drain")
+        self._filling.seal("drain")
 
     def abandon(self) -> int:
         """The deadline: nothing in flight is left, every other row ends.  Returns how many had no caller to go to."""
@@ -325,47 +282,30 @@ class Pipeline:
     # ---- jobs
 
     def take_job(self, now: float) -> SortJob | None:
-        """The next sealed batch to sort, if there is one and it can be sorted now."""
-        if self._filling and now >= self._filling_since + self.rules.linger_seconds:
-            self._seal("linger")
-        if self._only_by_map and self._cannot_sort(now):
+        """The next batch to sort, if there is one and it can be sorted now."""
+        filling = self._filling
+        if now >= filling.linger_ends_at(self.rules.linger_seconds):
+            filling.seal("linger")
+        if filling.has_only_by_map and self._cannot_sort(now):
             self._refuse_unsorted()
-        while self._only_by_map and not _of_callers(self._only_by_map[0]):
-            self._only_by_map.popleft()
-        while self._sealed:
-            frames = _of_callers(self._sealed[0])
-            if not frames:
-                self._sealed.popleft()
-                continue
-            shard_map = self._map_for_sorting(now)
-            if shard_map is None:
-                return None
-            self._sealed.popleft()
-            if self.goes_plain and not (frames := self._without_aggregates(frames)):
-                continue
-            self.ledger.sorting.update(dict.fromkeys(frames))
-            job = SortJob(frames, shard_map, self._random.getrandbits(63))
-            self._jobs.append(job)
-            return job
-        return None
+        filling.skip_ended()
+        if not filling.has_batch or (shard_map := self._map_for_sorting(now)) is None:
+            return None
+        if not (frames := filling.next_batch(plain=self.goes_plain)):
+            return None
+        self.ledger.sort(frames)
+        return filling.begin(frames, shard_map, self._random.getrandbits(63))
 
     def sorted(self, job: SortJob, results: Sequence[tuple[Sequence[Frame], SortedRows | None]]) -> None:
         """A job is sorted, as a whole or in parts; None for one that could not be.  Lanes get jobs in their order."""
-        job.results = results
-        while self._jobs and self._jobs[0].results is not None:
-            job = self._jobs.popleft()
-            for frames, rows in job.results or ():
+        for ended in self._filling.end(job, results):
+            for frames, rows in ended.results or ():
                 if rows is not None:
                     self.ledger.sorted(rows.job)
-                    self.sender.lanes.append(job.shard_map, rows.spans)
+                    self.sender.lanes.append(ended.shard_map, rows.spans)
                 else:
                     for frame in frames:
                         self.ledger.unsortable(frame, _UNSORTABLE)
-
-    def _seal(self, trigger: str) -> None:
-        self._sealed.append(self._filling)
-        self._filling, self._filling_records, self._filling_bytes = [], 0, 0
-        self.stats.flushes[trigger] += 1
 
     # ---- requests
 
@@ -388,8 +328,7 @@ class Pipeline:
         """A new map; what it says held after ``asked_at``, when the reading began."""
         self._map_wait.over()
         self._map_wait.answered(now)
-        self._sealed.extendleft(reversed(self._only_by_map))
-        self._only_by_map.clear()
+        self._filling.map_came()
         self.stats.shard_map_refreshes["ok"] += 1
         self.sender.set_shard_map(shard_map, now, now if asked_at is None else asked_at)
 
@@ -444,18 +383,7 @@ class Pipeline:
     def _refuse_unsorted(self) -> None:
         """Rows that need the list end.  Those that went plain before are sent, unless shards do not follow the keys."""
         self.ledger.withdraw_all(self._map_missing_end(), unsorted=not self.cannot_aggregate)
-        self._sealed.clear()  # all of it has ended
-        self._only_by_map.clear()
-
-    def _without_aggregates(self, frames: list[Frame]) -> list[Frame]:
-        """Those that may go plain.  A row that is an aggregate is split by shard, and waits with its frame."""
-        plain: list[Frame] = []
-        waiting: list[Frame] = []
-        for frame in frames:
-            (plain if frame.rows is None or frame.rows.aggregates is None else waiting).append(frame)
-        if waiting:
-            self._only_by_map.append(waiting)
-        return plain
+        self._filling.drop_ended()
 
     def _map_missing_end(self) -> RowEnd:
         return RowEnd(
@@ -465,8 +393,3 @@ class Pipeline:
             or f'aggregation = "kpl" needs the stream\'s shards, and ListShards is denied ({self.map_error}); '
             'allow kinesis:ListShards, or set aggregation = "none"',
         )
-
-
-def _of_callers(frames: list[Frame]) -> list[Frame]:
-    """Those of which not every row has ended."""
-    return [frame for frame in frames if frame.withdrawn_from != 0]

@@ -88,6 +88,10 @@ class StreamStats:
         self.ingest_records += records
         self.ingest_bytes += bytes_
 
+    def flushed(self, trigger: str) -> None:
+        """A batch was sealed."""
+        self.flushes[trigger] += 1
+
     def delivered(self, records: int, bytes_: int, now: float) -> None:
         """Records were stored."""
         self.delivered_records += records

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from producerd.core.encoding.entries import encode
-from producerd.core.pipeline import SortJob
+from producerd.core.filling import SortJob
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import SortedRows, sort_rows
 from producerd.core.sending.answers import Answer, RequestFailed

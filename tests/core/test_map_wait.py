@@ -200,8 +200,7 @@ def test_a_body_that_comes_after_a_refusal_is_told_in_time_too() -> None:
     desk.now += 0.1
     assert desk.pipeline.take_job(desk.now) is None
     assert desk.finished() == [late]
-    assert desk.pipeline.next_time() is None
-    assert not desk.pipeline._sealed, "nothing is kept of batches that ended"
+    assert desk.pipeline.next_time() is None, "nothing is kept of batches that ended"
     assert desk.is_empty()
 
 
@@ -387,7 +386,7 @@ def test_rows_that_wait_for_the_list_alone_can_end_before_it_comes(end: str) -> 
     frame = service.submit([seal([UserRecord(b"k", LOW, b"inside")])])
     desk.until_plain()
     assert not desk.begin()
-    assert desk.pipeline._only_by_map
+    assert desk.pipeline.census()["filling"] == 1
     assert not desk.finished()
     if end == "its caller leaves":
         desk.pipeline.discard("caller")
@@ -399,7 +398,7 @@ def test_rows_that_wait_for_the_list_alone_can_end_before_it_comes(end: str) -> 
         desk.pipeline.cannot_aggregate = "AUTO"
     assert not desk.begin()
     assert frame.finished
-    assert not desk.pipeline._only_by_map, "nothing is kept of it"
+    assert not desk.pipeline.census()["filling"], "nothing is kept of it"
     assert desk.is_empty()
 
 

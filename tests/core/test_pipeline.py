@@ -13,8 +13,9 @@ import pytest
 
 from producerd.core.budget import NodeInFlight, QueueBudget
 from producerd.core.encoding.entries import encode
+from producerd.core.filling import SortJob
 from producerd.core.kpl.aggregation import parse
-from producerd.core.pipeline import Pipeline, SortJob
+from producerd.core.pipeline import Pipeline
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.answers import RequestFailed, parse_answer

@@ -172,8 +172,8 @@ ZERO_WHEN_IDLE: Final = frozenset(
         "live_buffers",
         "_waiting",
         "_unreceived_bytes",
-        "_filling_records",
-        "_filling_bytes",
+        "_records",
+        "_bytes",
     ]
 )
 MAY_STAY: Final = frozenset(["_members", "_streams", "_failed_sessions", "_lanes"])

@@ -13,8 +13,9 @@ from typing import Any, Final
 from producerd.core.budget import QueueBudget
 from producerd.core.encoding.entries import EncodedRequest, encode
 from producerd.core.failures import refuses
+from producerd.core.filling import SortJob
 from producerd.core.gate import AdmissionGate
-from producerd.core.pipeline import Pipeline, SortJob
+from producerd.core.pipeline import Pipeline
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.job import Job
 from producerd.core.rows.sorting import SortedRows, sort_rows
