@@ -487,6 +487,7 @@ def test_ranges_overlap_if_one_hash_key_is_in_both() -> None:
     assert overlap(low, MERGED.shards[0])
     assert overlap(MERGED.shards[0], high)
     assert overlap(Shard("x", 5, 5), Shard("y", 5, 9))
+    assert overlap(Shard("y", 5, 9), Shard("x", 0, 5))
     assert not overlap(Shard("x", 5, 5), Shard("y", 6, 9))
 
 

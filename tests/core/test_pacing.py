@@ -754,3 +754,15 @@ def test_throttles_at_random_leave_a_lane_a_few_entries_a_second() -> None:
     model.run(60.0)
     entries_per_second = model.watch(60.0).used * 1_000
     assert 2 <= entries_per_second <= 50
+
+
+def test_a_row_that_waits_for_a_full_bucket_lets_the_pace_grow() -> None:
+    """It used all that it had, though what it took alone would not show that."""
+    for held in (False, True):
+        pacer = Pacer()
+        pacer.take(1, 1_000, 0.0)
+        if held:
+            pacer.held()
+        before = pacer.rate_bytes
+        pacer.answered(1, 0, 0.0, 0.2)
+        assert (pacer.rate_bytes > before) is held

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from producerd.core.shards.reading_times import AWAITED_SECONDS, READINGS_PER_MINUTE, ShardReadings
+from producerd.core.shards.reading_times import AWAITED_SECONDS, READINGS_PER_MINUTE, ShardReadings, about
 
 
 @pytest.mark.law("RetryPolicy")
@@ -38,3 +38,12 @@ def test_readings_for_rows_that_wait_do_not_keep_later_ones_waiting() -> None:
     readings.began(now, awaited=True)
     readings.succeeded(now)
     assert readings.next_time(wanted=True, awaited=False) <= now + 8.0
+
+
+@pytest.mark.law("RetryPolicy")
+def test_readings_that_nobody_asked_for_are_about_a_minute_apart_and_spread() -> None:
+    """A daemon that reads its summary does so about every ten minutes."""
+    random = Random(1)
+    times = [about(600.0, random) for _ in range(1_000)]
+    assert 450.0 <= min(times) < 470.0
+    assert 730.0 < max(times) <= 750.0

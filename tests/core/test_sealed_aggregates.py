@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from producerd.core.encoding.entries import encode
 from producerd.core.kpl.aggregation import MAGIC, Aggregate, UserRecord, parse, split
+from producerd.core.lanes.lanes import as_raw
 from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame
 from producerd.core.sending.answers import RequestFailed, parse_answer
@@ -21,9 +23,10 @@ from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
 from producerd.testing import FakeKinesis, Fault, Stream, deaggregate
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, lay_out
+from tests.core.rows import even_map, sorted_of
 from tests.core.test_frame import on_the_wire
 from tests.core.test_pipeline import INVALID, THROTTLED, Desk, Sent, ends_of
-from tests.simulation.setting import STREAM, make_body
+from tests.simulation.setting import ADDRESS, STREAM, make_body, make_rules
 
 LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
 GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
@@ -489,3 +492,13 @@ def test_a_row_of_which_some_was_stored_is_not_told_as_not_stored() -> None:
     service.desk.send().answer([SLOW_DOWN, SLOW_DOWN])
     assert ends_of(frame) == {0: (Outcome.NOT_STORED, Code.THROTTLED, False)}
     assert service.desk.is_empty()
+
+
+def test_as_many_records_as_a_request_takes_go_out_plain_where_the_map_is_not_believed() -> None:
+    users = [UserRecord(b"k%d" % i, None, b"%d" % i) for i in range(3)]
+    rows = intake.check(body_of([seal(users)]), 1 << 20, takes_aggregates=True)
+    ((_, span),) = sorted_of([rows], even_map(1)).spans
+    (plain,) = as_raw([span])
+    rules = make_rules(aggregate=True, request_max_records=3).entries
+    encoded = encode(ADDRESS, [(0, plain)], rules, shard_map=even_map(1))
+    assert encoded.entries == 3

@@ -13,6 +13,7 @@ from producerd.core.pipeline import _EXPIRED
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.job import MAYBE_CAUSES
 from producerd.core.sending.answers import RequestFailed, parse_answer
+from producerd.core.sending.backoff import RetryPolicy
 from producerd.core.sending.in_flight import SLOW_SECONDS, SLOW_SHARE
 from producerd.core.sending.sender import WRONG_COUNTS_TO_GIVE_UP
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
@@ -867,3 +868,35 @@ def test_a_lane_that_waits_for_a_map_is_named_so() -> None:
     desk.send().stored("unknown")
     assert holding_of(desk) == ("shard_map", "")
     assert [state.waits_for for state in desk.pipeline.shards(desk.now)] == ["shard map"]
+
+
+def test_a_refused_request_of_aggregates_is_halved_between_two_of_them() -> None:
+    """Else the rows of one aggregate would be sent in two halves, and each half would hold what was refused."""
+    desk = Desk(aggregate=True, aggregate_max_records=6, request_max_records=50)
+    desk.submit(12 + 2)
+    desk.sort()
+    sent = desk.send()
+    assert sent.encoded.ends.tolist() == [6, 12, 14]
+    sent.fail(INVALID)
+    assert [again.request.records for again in desk.send_all()] == [6, 8]
+
+
+def test_rows_wait_as_long_as_the_one_among_them_that_was_sent_most_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def delay(_: RetryPolicy, attempts: int) -> float:
+        asked.append(attempts)
+        return 1.0
+
+    monkeypatch.setattr(RetryPolicy, "delay", delay)
+    desk = Desk(max_in_flight_requests=1)
+    desk.submit(1)
+    desk.sort()
+    desk.send().fail(UNSENT)
+    desk.submit(1)
+    desk.sort()
+    desk.now += 2.0
+    sent = desk.send()
+    assert sorted(span.attempts for span in sent.request.spans) == [0, 1]
+    sent.fail(UNSENT)
+    assert asked == [0, 1]

@@ -361,3 +361,13 @@ def test_a_shard_says_whether_its_range_holds_all_of_some_hash_keys() -> None:
         high = np.array([number >> 64 for number in numbers], np.uint64)
         low = np.array([number & 2**64 - 1 for number in numbers], np.uint64)
         assert Shard("s", start, end).holds(high, low) == all(start <= number <= end for number in numbers)
+
+
+@pytest.mark.parametrize(("silence_seconds", "doubted"), [(20.0, False), (20.001, True)])
+def test_a_map_is_doubted_after_a_longer_silence_than_a_stream_can_be_made_anew_in(
+    silence_seconds: float, doubted: bool
+) -> None:
+    known = KnownShards()
+    known.learn(ONE_LANE, 100.0, [])
+    known.stored(100.0, 100.0 + silence_seconds)
+    assert known.doubted is doubted

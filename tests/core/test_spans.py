@@ -330,3 +330,11 @@ def test_rows_that_are_all_of_one_shard_are_placed_without_being_touched() -> No
     keys = span.buffer.keys
     assert place(span, even_map(1)) == [(0, span)]
     assert span.buffer.keys is keys
+
+
+def test_the_range_of_a_span_s_hash_keys_counts_both_halves() -> None:
+    """The lowest of the low halves among the lowest high ones, and the highest among the highest."""
+    numbers = [(7 << 64) + 5, (7 << 64) + 3, (9 << 64) + 1, (9 << 64) + 8, (8 << 64) + 99]
+    result = sorted_of([rows_of([(b"k", b"d", b"%d" % number) for number in numbers])], even_map(1))
+    ((_, span),) = result.spans
+    assert span.hash_range() == (min(numbers), max(numbers))

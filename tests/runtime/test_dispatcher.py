@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 import producerd.runtime.dispatcher as module
 from producerd.config import StreamSettings
@@ -20,6 +21,7 @@ from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.rows import intake, sorting
 from producerd.core.rows.frame import Frame
 from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
+from producerd.core.sending.backoff import RetryPolicy
 from producerd.errors import Code, Outcome
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.kinesis import Address, StreamSummary
@@ -37,6 +39,7 @@ class StandInKinesis:
     def __init__(self) -> None:
         self.hangs = False
         self.raises: Exception | None = None
+        self.fails: RequestFailed | None = None
         self.records = 0
         self.requests = 0
 
@@ -46,6 +49,8 @@ class StandInKinesis:
         self.requests += 1
         if self.raises is not None:
             raise self.raises
+        if self.fails is not None:
+            return self.fails
         if self.hangs:
             await asyncio.Event().wait()
         self.records += request.entries
@@ -381,3 +386,24 @@ async def test_what_is_left_for_the_next_turn_is_not_forgotten(monkeypatch: pyte
         for each in streams:
             await each.until_finished()
     assert len(sorted_) == len(streams)
+
+
+async def test_the_fifth_time_out_of_the_same_rows_makes_a_line_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wait in ("delay", "hold"):
+        monkeypatch.setattr(RetryPolicy, wait, lambda *_: 0.0)
+    timed_out = RequestFailed(Code.UNREACHABLE, "no answer", maybe_stored=True, timed_out=True)
+    lines_at: list[int] = []
+    with capture_logs() as logs:
+        async with bench() as on:
+            on.kinesis.fails = timed_out
+            on.submit(rows(1))
+            for requests in range(1, 8):
+                await until_on_loop(lambda requests=requests: on.completed.total() >= requests)  # type: ignore[misc]
+                if len([line for line in logs if line["event"].startswith("the same records had no answer")]) > len(
+                    lines_at
+                ):
+                    lines_at.append(requests)
+                if requests == 6:
+                    on.kinesis.fails = None
+            await on.until_finished()
+    assert lines_at == [5]

@@ -780,3 +780,16 @@ def test_a_record_that_the_node_can_never_hold_names_the_nodes_setting() -> None
     frame_id = caller.ask(20_001)
     assert caller.refusals[frame_id].code == Code.RECORD_TOO_LARGE
     assert "node_queue_limit_bytes = 20000" in caller.refusals[frame_id].message
+
+
+@LAW
+@pytest.mark.parametrize("more", [1, 2])
+def test_who_holds_exactly_an_equal_share_may_take_of_the_last_eighth_and_who_holds_more_not(more: int) -> None:
+    """Of 32 records 4 are kept free, and each of two sessions has a share of 14."""
+    gate = make_gate(limit_records=32)
+    other, caller = Caller(gate), Caller(gate)
+    for who, records in ((other, 8), (other, 7), (caller, 8), (caller, 5)):
+        who.ask(10_000, records)
+        who.receive()
+    caller.ask(10_000, more)
+    assert bool(caller.incomplete) is (more == 1)

@@ -380,3 +380,11 @@ async def test_no_credentials_are_a_value_with_botocores_words(monkeypatch: pyte
     async with reaching("http://127.0.0.1:1") as kinesis:
         failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
     assert failed == RequestFailed(Code.CREDENTIALS, "Unable to locate credentials", maybe_stored=False)
+
+
+@pytest.mark.parametrize(("kib", "is_taken"), [(1 << 20, True), ((1 << 20) + 1, False)])
+async def test_a_record_size_beyond_any_reason_is_no_summary(kib: int, is_taken: bool) -> None:
+    answer = json.dumps({"StreamDescriptionSummary": SUMMARY | {"MaxRecordSizeInKiB": kib}}).encode()
+    async with recording(answer) as (url, _), reaching(url) as kinesis:
+        summary = await kinesis.describe_stream_summary(FLIGHTS)
+    assert isinstance(summary, StreamSummary) is is_taken

@@ -154,7 +154,7 @@ async def test_messages_and_bodies_may_come_in_any_pieces(piece: int) -> None:
         tell(session, body(number, frame) + frames.encode(frames.Status(1)), piece)
         (blocked,) = transport.drain()
         assert isinstance(blocked, frames.Blocked)
-        assert blocked.queue_records == 5 * number
+        assert (blocked.queue_records, blocked.seconds) == (5 * number, 0.0)
     session.connection_lost(None)
 
 
@@ -212,7 +212,7 @@ async def test_a_caller_blocked_for_long_makes_a_line_on_both_sides_and_again(
         assert isinstance(message, frames.Blocked)
         assert (message.queue_records, message.queue_limit_records) == (10, 10)
         assert message.last_error == "InternalFailure: the disks are on fire"
-        assert message.seconds > 0
+        assert 0 < message.seconds < 60, "since it asked, and not since the machine started"
     line = reports()[0]
     assert line["stream"] == "flights"
     assert "10 of 10 records" in line["why"]
@@ -489,4 +489,16 @@ async def test_a_daemon_that_stood_still_waits_for_a_body_once_more_and_then_no_
     assert session._timer.when() == pytest.approx(now + RULES.body_timeout_seconds, abs=1)
     session._late("a body", now - 3_600, True)
     assert transport.closed
+    session.connection_lost(None)
+
+
+async def test_a_session_whose_client_reads_nothing_does_not_read_either() -> None:
+    """What is left in its buffer is answered when it reads again, and only then it is listened to."""
+    session, transport = opened(StandInHost())
+    session.pause_writing()
+    session._listen_again()
+    before = transport.reading
+    session.resume_writing()
+    await asyncio.sleep(0)
+    assert (before, transport.reading) == (False, True)
     session.connection_lost(None)

@@ -209,6 +209,8 @@ def test_the_bytes_of_a_tally_are_those_of_stored_rows(daemon: FakeDaemon) -> No
     with Connection(HELLO, [daemon.path], reconnect_timeout_seconds=10) as session:
         session.put("s", lay_out([b"k0", b"key 1", b"k2"], [b"data 0", b"d", b"data two"], [b"7", b"8", b"9"]))
         session.flush(10)
+        assert session.draining is None, "the next daemon does not stop"
+        assert session.reason("another") == "there is no daemon that knows of them"
     tally = session.tally
     assert (tally.records, tally.stored) == (3, 2)
     assert tally.payload_bytes == len(b"k0data 07k2data two9")

@@ -49,6 +49,16 @@ def test_a_partition_is_sent_over_one_connection(daemon: FakeDaemon) -> None:
     assert len(daemon.sessions) == 1
 
 
+@pytest.mark.parametrize(("batch_id", "told"), [(None, 7), (3, 3)])
+def test_a_task_says_which_batch_it_is_of(
+    batch_id: int | None, told: int, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan knows, or Spark's local property."""
+    monkeypatch.setattr("spark_client.task.local_property", {"streaming.sql.batchId": "7"}.get)
+    send(daemon, batch(["a"]), batch_id=batch_id)
+    assert [hello.batch_id for hello in daemon.hellos] == [told]
+
+
 def test_an_empty_partition_opens_no_connection(daemon: FakeDaemon) -> None:
     assert send(daemon) == send(daemon, batch([]), batch([])) == []
     assert daemon.sessions == []
