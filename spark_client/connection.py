@@ -128,6 +128,13 @@ class Connection:
         self._last_frame_id = 0
         self._next_row = 0
 
+    def __repr__(self) -> str:
+        return (
+            f"<Connection to {', '.join(map(str, self._paths))}: streams {', '.join(self._streams) or 'none'}, "
+            f"{len(self._unacked)} frames with {self._unacked_bytes} bytes not acknowledged, "
+            f"{len(self._again)} to be sent again>"
+        )
+
     def __enter__(self) -> Connection:
         return self
 

@@ -178,6 +178,13 @@ class Session(asyncio.BufferedProtocol):
         self.who = "a client that said nothing yet"
         self.ended_as = ""  # why the connection ended: one of `DISCONNECT_REASONS`
 
+    def __repr__(self) -> str:
+        streams = ", ".join([part.stream.name for part in self._parts.values()])
+        return (
+            f"<Session {self.session_id} of {self.who}: streams {streams or 'none'}, {len(self._unacked)} frames with "
+            f"{self._unacked_bytes} bytes not acknowledged, {len(self._waiting)} waiting>"
+        )
+
     # ---- the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

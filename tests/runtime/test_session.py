@@ -155,6 +155,8 @@ async def test_messages_and_bodies_may_come_in_any_pieces(piece: int) -> None:
         (blocked,) = transport.drain()
         assert isinstance(blocked, frames.Blocked)
         assert (blocked.queue_records, blocked.seconds) == (5 * number, 0.0)
+    assert repr(session).startswith("<Session 1 of test pid 0: streams flights, 3 frames with ")
+    assert repr(session).endswith(" bytes not acknowledged, 0 waiting>")
     session.connection_lost(None)
 
 

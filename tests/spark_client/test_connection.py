@@ -211,6 +211,7 @@ def test_the_bytes_of_a_tally_are_those_of_stored_rows(daemon: FakeDaemon) -> No
         session.flush(10)
         assert session.draining is None, "the next daemon does not stop"
         assert session.reason("another") == "there is no daemon that knows of them"
+        assert repr(session).endswith(": streams s, 0 frames with 0 bytes not acknowledged, 0 to be sent again>")
     tally = session.tally
     assert (tally.records, tally.stored) == (3, 2)
     assert tally.payload_bytes == len(b"k0data 07k2data two9")

@@ -1,0 +1,26 @@
+"""The stateful objects print themselves with their numbers, so that a failed test or a debugger shows what is so."""
+
+from __future__ import annotations
+
+from tests.core.test_pipeline import Desk
+
+
+def test_a_row_s_way_shows_in_what_each_owner_prints() -> None:
+    desk = Desk()
+    frame = desk.submit(5)
+    assert repr(desk.pipeline) == "<Pipeline, unproven: 5 filling>"
+    assert repr(frame) == "<Frame 1: 5 of 5 rows unsettled>"
+    desk.sort()
+    (lane,) = desk.pipeline.sender.lanes
+    assert repr(lane) == "<Lane of shard-0: 5 rows in 1 spans, 0 requests in flight, 0 set aside>"
+    job = lane.spans[0].job
+    assert repr(job) == "<Job of 1 frames: 5 rows queued, 0 in requests, 0 settled, 1 of 1 buffers>"
+    sent = desk.send()
+    assert repr(sent.request).startswith("<Request of 5 rows, ")
+    assert repr(sent.request).endswith(" 1 lanes, sent at 100.000>")
+    assert repr(desk.pipeline) == "<Pipeline, unproven: 5 in flight>"
+    sent.throttle({0, 1})
+    assert repr(desk.pipeline) == "<Pipeline, working: 2 queued>"
+    assert repr(frame) == "<Frame 1: 2 of 5 rows unsettled, 3 stored>"
+    assert repr(job) == "<Job of 1 frames: 2 rows queued, 0 in requests, 3 settled, 1 of 1 buffers>"
+    assert repr(lane.spans[0].buffer).startswith("<SpanBuffer from 0: 2 rows, ")
