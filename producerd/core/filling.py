@@ -82,7 +82,7 @@ class Filling:
     def add(self, frame: Frame, now: float, largest_bytes: int) -> None:
         """Add an accepted frame.  The batch is sealed where one more such frame would make it too large.
 
-        ``largest_bytes``: what the stream's requests may take at once; a batch of less pays for the work on it.
+        A batch has at most a quarter of the queue's limits, and at most ``largest_bytes`` or a MiB, or is one frame.
         """
         if not self._frames:
             self._since = now
@@ -97,25 +97,18 @@ class Filling:
         elif self._hastens:
             self.seal("drain")
 
-    def seal(self, trigger: str) -> None:
-        """Add no more to the filling batch, if there is one."""
-        if self._frames:
-            self._batches.append(self._frames)
-            self._frames, self._records, self._bytes = [], 0, 0
-            self._stats.flushed(trigger)
+    def seal(self, trigger: str) -> bool:
+        """Add no more to the filling batch.  Returns whether there was one."""
+        if not self._frames:
+            return False
+        self._batches.append(self._frames)
+        self._frames, self._records, self._bytes = [], 0, 0
+        self._stats.flushed(trigger)
+        return True
 
     def seal_of(self, owners: Container[object], trigger: str) -> bool:
         """Seal the filling batch where it has a frame of one of these.  Returns whether it has."""
-        found = any(frame.owner in owners for frame in self._frames)
-        if found:
-            self.seal(trigger)
-        return found
-
-    def seal_all(self, trigger: str) -> bool:
-        """Seal the filling batch.  Returns whether there was one."""
-        found = bool(self._frames)
-        self.seal(trigger)
-        return found
+        return any(frame.owner in owners for frame in self._frames) and self.seal(trigger)
 
     def hasten(self) -> None:
         """From now on nothing lingers."""

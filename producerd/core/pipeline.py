@@ -236,7 +236,7 @@ class Pipeline:
             return False
         if owners is not None:
             return self._filling.seal_of(owners, "pressure")
-        return self._filling.seal_all("pressure")
+        return self._filling.seal("pressure")
 
     def discard(self, owner: object) -> None:
         """An owner is gone and wants nothing more: its rows that are in no request end now."""

@@ -69,8 +69,7 @@ class ShardWatch:
     async def _until_due(self) -> None:
         """Wait until the shards are to be read.  Where nothing was sent for long that is when something is."""
         while True:
-            self._stream.asks_otherwise.clear()
-            wanted, awaited = self._stream.asks_for_map
+            wanted, awaited = self._stream.read_asks()
             seconds = self._readings.next_time(wanted=wanted, awaited=awaited) - _now()
             if seconds > 0:
                 await _within(seconds, self._stream.asks_otherwise)

@@ -75,7 +75,7 @@ class Stream:
 
     Sessions, the operator and the shards' watch call its verbs.  Each verb ends with a call of ``touched``, so that the
     dispatcher looks at the stream; the dispatcher itself takes work from ``pipeline``.  ``asks_otherwise`` is set when
-    what the pipeline wants of the shards' list has changed.
+    the pipeline wants something else of the shards' list than `read_asks` returned last.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Stream:
         self.credentials = credentials
         self.asks_otherwise = asyncio.Event()
         self._touched = touched
-        self._asked = self.asks_for_map
+        self._asks_read = self._asks
         self.cause_seconds: dict[str, float] = defaultdict(float)  # in which some caller waited, by what held the queue
         self.record_rate_bound_seconds = 0.0  # of them, those in which shards took no more records, but more bytes
         self._active_seconds = 0.0  # their sum
@@ -133,8 +133,7 @@ class Stream:
             owner.finished(frame)
         self.gate.pump(now)
         pressed = self._press(now)
-        if (asks := self.asks_for_map) != self._asked:
-            self._asked = asks
+        if self._asks != self._asks_read:
             self.asks_otherwise.set()
         self._tell_health()
         self._tell_plain(now)
@@ -144,11 +143,6 @@ class Stream:
         elif self._idle_since is None:
             self._idle_since = now
         return pressed or bool(finished)
-
-    @property
-    def asks_for_map(self) -> tuple[bool, bool]:
-        """Whether the pipeline wants a newer list of the shards, and whether rows await it."""
-        return self.pipeline.wants_shard_map, self.pipeline.awaits_map
 
     # ---- sessions
 
@@ -211,6 +205,19 @@ class Stream:
         self._touched(self)
 
     # ---- the watch of its shards
+
+    @property
+    def _asks(self) -> tuple[bool, bool]:
+        return self.pipeline.wants_shard_map, self.pipeline.awaits_map
+
+    def read_asks(self) -> tuple[bool, bool]:
+        """Return whether the pipeline wants a newer list of the shards, and whether rows await it.
+
+        `asks_otherwise` is set as soon as that has changed.
+        """
+        self.asks_otherwise.clear()
+        self._asks_read = self._asks
+        return self._asks_read
 
     def learn_shards(self, shard_map: ShardMap, now: float, asked_at: float) -> None:
         """The list of its shards was read; what it says held after ``asked_at``."""

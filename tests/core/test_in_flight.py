@@ -1,4 +1,4 @@
-"""What is on its way bounds what may be sent beside it, and what is late is known."""
+"""Requests in flight bound what may be sent next to them, and a late one is known."""
 
 from __future__ import annotations
 

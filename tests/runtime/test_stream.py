@@ -16,7 +16,7 @@ from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
-from producerd.core.shards.shard_map import Shard, ShardMap
+from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
 from producerd.errors import Code
 from producerd.runtime.stream import Stream
 from producerd.wire import columns
@@ -298,3 +298,15 @@ def test_a_stream_that_goes_plain_for_lack_of_a_list_is_told_once_and_so_is_its_
     assert (begins["log_level"], begins["event"]) == ("warning", "records go plain until the shards are known")
     assert begins["why"] == "ListShards: LimitExceededException: Rate exceeded"
     assert (ends["log_level"], ends["event"], ends["plain_seconds"]) == ("info", "records are aggregated again", 10.0)
+
+
+def test_what_the_pipeline_wants_of_the_shards_is_told_against_what_their_watch_has_read() -> None:
+    """Not against what was so at the last look: a wish that came and went and came between two looks would be lost."""
+    stream = Stream("flights", StreamSettings(), 1 << 20, 10_000)
+    assert stream.read_asks() == (True, False)
+    stream.learn_shards(ONE_LANE, 0.0, 0.0)
+    assert stream.read_asks() == (False, False)
+    stream.pipeline.sender.want_shard_map()
+    assert not stream.asks_otherwise.is_set()
+    stream.settle(0.0)
+    assert stream.asks_otherwise.is_set()

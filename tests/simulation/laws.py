@@ -76,7 +76,7 @@ class _Lately(deque[float]):
 class Laws:
     """Each method is a law.  ``allowed_codes``: for what reasons rows may end otherwise than STORED, in this run.
 
-    They look at the owners' own collections, so that nothing can hide between what an owner says and what it holds.
+    They count what the owners hold, by `Pipeline.census` and by the owners' own collections, against what went in.
     """
 
     FEW_REQUESTS: Final = 60

@@ -221,7 +221,7 @@ class Lane:
         self.map_until = None
 
     def map_is_late(self, now: float) -> None:
-        """No map came in time, and the next answer decides anew."""
+        """No map came in time, and the next answer decides again."""
         self.map_until = now
 
     def set_rules(self, aggregate_max_bytes: int, shard_rate_fraction: float, now: float) -> None:
@@ -369,3 +369,8 @@ def _rows_that_fit(
 def spans_of(pieces: Iterable[Piece]) -> list[Span]:
     """The spans of some pieces, without their lanes."""
     return [span for _, span in pieces]
+
+
+def lanes_of(pieces: Iterable[Piece]) -> list[Lane]:
+    """The lanes of some pieces, each once, in the order of their first pieces."""
+    return list(dict.fromkeys([lane for lane, _ in pieces]))

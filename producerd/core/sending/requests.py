@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from producerd.core.encoding.entries import EncodedRequest
-from producerd.core.lanes.lane import Piece, spans_of
+from producerd.core.lanes.lane import Piece, lanes_of, spans_of
 from producerd.core.lanes.taken import Taken
 from producerd.core.rows.spans import Span
 from producerd.core.shards.shard_map import ShardMap
@@ -108,7 +108,7 @@ class Request:
         """Leave it its first rows; returns the others.  The numbers of its lanes stay: those left out are the last."""
         back = list(self.pieces_of(records, self.records))
         self.pieces = list(self.pieces_of(0, records))
-        self.lanes = tuple(dict.fromkeys([piece.lane for piece in self.pieces]))
+        self.lanes = tuple(lanes_of(self.pieces))
         self._ends = None
         return back
 

@@ -22,7 +22,7 @@ from producerd.core.budget import NodeInFlight
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.failures import Kind, meaning_of
 from producerd.core.holding import Holding
-from producerd.core.lanes.lane import Lane, Piece, spans_of
+from producerd.core.lanes.lane import Piece, lanes_of, spans_of
 from producerd.core.lanes.lanes import Lanes, as_raw
 from producerd.core.lanes.pacing import Pacer
 from producerd.core.lanes.taken import Taken
@@ -177,7 +177,7 @@ class Sender:
                 )
                 return self._start(taken) if taken is not None else None
             _, pieces = self._alone.popleft()
-            lanes = _lanes_of(pieces)
+            lanes = lanes_of(pieces)
             for lane in lanes:
                 lane.take_up()
             first, others = first_of(self.lanes.renewed(self._live(pieces)), in_flight.request_bytes)
@@ -291,7 +291,7 @@ class Sender:
         """An aggregate was stored, maybe in vain: a map will tell."""
         self.wants_shard_map = True
         self.ledger.mark_maybe_stored(spans_of(pieces), AWAITING_MAP)
-        for lane in _lanes_of(pieces):
+        for lane in lanes_of(pieces):
             lane.put_aside()
         self._awaiting.append(_Awaiting(pieces, copies, now + self.rules.shard_map_wait_seconds))
         self._left_request(pieces)
@@ -307,7 +307,7 @@ class Sender:
         if None in shards and now < waiting.until:
             self._awaiting.append(waiting)
             return
-        lanes = _lanes_of(waiting.pieces)
+        lanes = lanes_of(waiting.pieces)
         for lane in lanes:
             lane.take_up()
         pieces = self._live(waiting.pieces)
@@ -349,7 +349,7 @@ class Sender:
     def _taken_of(self, pieces: list[Piece], now: float) -> Taken:
         """Just these rows, whatever their lanes' pace."""
         taken = Taken()
-        for lane in _lanes_of(pieces):
+        for lane in lanes_of(pieces):
             spans = [piece.span for piece in pieces if piece.lane is lane]
             spans = as_raw(spans) if lane.nameless else spans
             bytes_, entries = sum([span.bytes for span in spans]), sum([span.records for span in spans])
@@ -565,7 +565,7 @@ class Sender:
     def _send_alone(self, pieces: list[Piece]) -> None:
         """Depth first: a bad entry, or a bad stream, is found after few requests."""
         self._alone.appendleft((max([int(np.diff(span.sizes()).max()) for _, span in pieces]), pieces))
-        for lane in _lanes_of(pieces):
+        for lane in lanes_of(pieces):
             lane.put_aside()
         self._left_request(pieces)
 
@@ -630,10 +630,6 @@ def _requeue(pieces: Iterable[Piece]) -> None:
 
 def _count(spans: Iterable[Span], state: int) -> int:
     return sum([span.job.count(span.first, span.last, state) for span in spans])
-
-
-def _lanes_of(pieces: Iterable[Piece]) -> list[Lane]:
-    return list(dict.fromkeys([piece.lane for piece in pieces]))
 
 
 def _copies(encoded: EncodedRequest, answer: Answer, entry: int, pieces: list[Piece]) -> list[tuple[str, int, int]]:
