@@ -112,29 +112,42 @@ def test_the_clock_of_a_process_is_that_of_its_processor_time() -> None:
     assert before <= told <= time.process_time()
 
 
-def reaped_seconds() -> float:
-    spent = os.times()
-    return spent.children_user + spent.children_system
+# It stands for the JVM: one child that burns, one whose child burns, and in the end its own view of what it reaped.
+JVM = r"""
+import os, subprocess, sys
+burn = sys.argv[1]
+shell = ["/bin/sh", "-c", '"$1" -c "$2"; true', "sh", sys.executable, burn]
+children = [
+    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    for command in ([sys.executable, "-c", burn], shell)
+]
+for child in children:
+    child.stdout.readline()
+print(flush=True)
+input()
+for child in children:
+    child.communicate(b"\n")
+spent = os.times()
+print(spent.children_user + spent.children_system, flush=True)
+input()
+"""
 
 
 def test_workers_are_all_that_runs_below_the_jvm_or_has_ended_there() -> None:
-    """Here this process is the JVM: what it used itself does not count."""
-    before, reaped = workers_cpu_seconds(os.getpid()), reaped_seconds()
-    until = time.process_time() + 0.2
-    while time.process_time() < until:
-        pass
-    burner = subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    shell = f"{sys.executable} -c 'import sys; exec(sys.argv[1])' '{BURN}'; true"
-    grandchild = subprocess.Popen(["/bin/sh", "-c", shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    for process in (burner, grandchild):
-        assert process.stdout is not None
-        process.stdout.readline()
-    running = workers_cpu_seconds(os.getpid())
-    assert running - before >= 0.6
-    for process in (burner, grandchild):
-        process.communicate(b"\n")
-    ended = workers_cpu_seconds(os.getpid())
-    assert ended - before == pytest.approx(reaped_seconds() - reaped, abs=0.011)  # a tick
+    """A process of its own, as this one may have other children that run; what the JVM itself used does not count."""
+    command = [sys.executable, "-c", f"{BURN.removesuffix('input()' + chr(10))}{JVM}", BURN]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as jvm:
+        assert jvm.stdin is not None
+        assert jvm.stdout is not None
+        for _ in range(2):  # the JVM has burned; its children have
+            jvm.stdout.readline()
+        running = workers_cpu_seconds(jvm.pid)
+        print(file=jvm.stdin, flush=True)
+        reaped = float(jvm.stdout.readline())
+        ended = workers_cpu_seconds(jvm.pid)
+        jvm.communicate("\n")
+    assert running >= 0.6
+    assert ended == pytest.approx(reaped, abs=0.001)
 
 
 # -------------------------------------------------------------------------------------------------------------- rows
