@@ -11,6 +11,7 @@ from producerd.config import NodeSettings, StreamSettings
 from producerd.config.settings import OF_ONE_STREAM, Settings, needs_restart
 from producerd.config.text import allowed, assignment
 from producerd.config.values import MIB
+from producerd.core.holding import ADVICE
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
 from spark_client.options import OPTIONS
 from tests.faults.oracle import Law
@@ -53,6 +54,12 @@ def metrics() -> str:
             labels = ", ".join(of_a_stream + (label if family.label else []))
             lines.append(f"| `{PREFIX}{family.name}` | {family.kind} | {labels} | {family.meaning} |")
     return "\n".join(lines)
+
+
+def causes() -> str:
+    """One line a cause of a held queue: what to do."""
+    lines = [f"| `{cause}` | {advice.format(stream='NAME')} |" for cause, advice in ADVICE.items()]
+    return "\n".join(["| cause | what to do |", "|---|---|", *lines])
 
 
 def laws() -> str:
@@ -104,6 +111,7 @@ TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("spark.md", "options"): options,
     ("configuration.md", "node settings"): lambda: settings(NodeSettings),
     ("configuration.md", "stream settings"): lambda: settings(StreamSettings),
+    ("operations.md", "causes"): causes,
     ("operations.md", "metrics"): metrics,
     ("reliability.md", "laws"): laws,
     ("reliability.md", "scenarios"): scenarios,

@@ -14,7 +14,7 @@ from producerd.config import StreamSettings
 from producerd.core.budget import NodeBudget, NodeInFlight, QueueBudget
 from producerd.core.failures import meaning_of
 from producerd.core.gate import AdmissionGate, Caller, Member, Ticket
-from producerd.core.holding import Holding
+from producerd.core.holding import Facts, Holding, Limit, sentence
 from producerd.core.pipeline import Pipeline
 from producerd.core.rows import flushing, intake
 from producerd.core.rows.frame import Frame
@@ -386,69 +386,23 @@ class Stream:
         )
 
     def _reason(self, holding: Holding) -> str:
-        """One sentence for people: what holds the queue, as far as is known."""
-        health = self.pipeline.health
-        if health.state is HealthState.BROKEN:
-            verb = "cannot be reached" if health.code == Code.UNREACHABLE else "is refused by the service"
-            return f"the stream {verb}: {health.code}: {health.message}"
-        if holding.cause == "paused":
-            return f"paused by the operator: producerctl resume {self.name}"
-        node = self.budget.node
-        if holding.cause == "node_limit":
-            return (
-                f"the queues of all streams together are at their limit, {node.used_bytes:,} of "
-                f"node_queue_limit_bytes = {node.limit_bytes:,}: `producerctl status` shows who holds them"
-            )
-        limit = "the queue is at its limit: " if self.gate.wants_room() else ""
-        return limit + self._what_holds(holding)
-
-    def _what_holds(self, holding: Holding) -> str:
-        cause, shard_id, share, by_records, throttled = holding
-        if cause == "hot_shard":
-            holds = f"{shard_id} holds {share:.0%} of what waits"
-            if throttled:
-                return (
-                    f"{holds} and throttles below 1 MiB/s and 1,000 records/s: see who else writes to it, or split it"
-                )
-            return f"{holds}: spread its keys, or split the shard"
-        if cause == "shard_rate" and throttled:
-            return "the shards throttle below 1 MiB/s and 1,000 records/s each, as if others wrote to them: add shards"
-        if cause == "shard_rate":
-            return "the shards take no more, each 1 MiB/s and 1,000 records/s: add shards" + (
-                self._advice_to_aggregate() if by_records else ""
-            )
-        if cause == "shard_map":
-            error = f" (ListShards: {self.pipeline.map_error})" if self.pipeline.map_error else ""
-            if self.pipeline.goes_plain:
-                return f"no list of the shards came{error}: until one does, records go plain, at one shard's pace"
-            return f"the stream's shards are not known, or have changed{error}"
-        if cause == "service":
-            return self._service_holds()
-        if cause == "in_flight" and self.pipeline.held_by_node:
-            node = self.pipeline.sender.in_flight.node
-            return (
-                f"the requests of all streams together are at their limit, {node.used_bytes:,} of "
-                f"node_max_in_flight_bytes = {node.limit_bytes:,}"
-            )
-        return "records wait for their answers" if cause == "in_flight" else "records are on their way"
-
-    def _service_holds(self) -> str:
-        code = meaning_of(self.pipeline.sender.in_flight.failed_as).code
-        if code == Code.UNREACHABLE:
-            return "the service cannot be reached: look at region, endpoint_url and this host's network"
-        if code == Code.THROTTLED:
-            return "the service throttles whole requests: look who else calls it in this account"
-        return "the service does not take them"
-
-    def _advice_to_aggregate(self) -> str:
-        """Where it is the number of records that the shards refuse."""
-        records, bytes_ = self.budget.used_records, self.budget.used_bytes
-        if self.pipeline.rules.entries.aggregate or not records or bytes_ >= records * 1024:
-            return ""
-        times = 1024 * records // bytes_
-        if times < 2:
-            return ""
-        return f'; at {bytes_ // records} bytes a record aggregation = "kpl" would send up to {times} times more'
+        """Return one sentence for people: what holds the queue, as far as is known."""
+        budget, pipeline = self.budget, self.pipeline
+        health, in_flight = pipeline.health, pipeline.sender.in_flight
+        facts = Facts(
+            stream=self.name,
+            refused_as=(health.code, health.message) if health.state is HealthState.BROKEN else None,
+            failed_as=meaning_of(in_flight.failed_as).code,
+            map_error=pipeline.map_error,
+            aggregates=pipeline.rules.entries.aggregate,
+            goes_plain=pipeline.goes_plain,
+            is_full=self.gate.wants_room(),
+            used_records=budget.used_records,
+            used_bytes=budget.used_bytes,
+            queues=Limit(budget.node.used_bytes, budget.node.limit_bytes),
+            in_flight=Limit(in_flight.node.used_bytes, in_flight.node.limit_bytes) if pipeline.held_by_node else None,
+        )
+        return sentence(holding, facts)
 
     def describe(self, now: float) -> str:
         """The numbers in one line: queue against limits, requests in flight, last error."""

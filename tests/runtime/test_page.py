@@ -20,10 +20,9 @@ from typing import Any, Final, get_args
 
 import pytest
 
-from producerd.core.holding import Cause
+from producerd.core.holding import ADVICE, Cause
 from producerd.runtime.page.page import HEADERS, KEPT_SECONDS, LOOK_SECONDS, Page
 from producerd.runtime.page.pictures import SAMPLES
-from producerd.runtime.page.standing import ADVICE
 from producerd.runtime.page.text import TEXT_CHARACTERS
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
@@ -242,8 +241,8 @@ def test_a_minute_after_callers_were_blocked_the_stream_is_calm_again() -> None:
 
 
 @pytest.mark.parametrize("cause", get_args(Cause))
-def test_each_cause_has_its_advice(cause: str) -> None:
-    """In words that fit what docs/operations.md says of it; where nothing is wrong, there is none."""
+def test_each_cause_has_its_advice(cause: Cause) -> None:
+    """Where nothing is wrong, there is none."""
     stream = stream_of(cause=cause, reason="because `it` is so", oldest_record_seconds=60.0, queue_records=5)
     said = text_of(Node(stream).html())
     assert "Why because it is so What to do " in said
@@ -265,7 +264,7 @@ def test_a_record_that_failed_hides_not_what_holds_the_others() -> None:
     said = text_of(node.html())
     assert "✕ 3 records failed in the last ten minutes: RECORD_TOO_LARGE and EXPIRED" in said
     assert "Their callers were told why" in said
-    assert "Spread the keys of that shard" in said
+    assert "spread the keys of the shard that is named" in said
 
 
 @pytest.mark.parametrize("health", ["broken", "suspect"])
@@ -281,7 +280,7 @@ def test_what_a_refused_stream_wants_is_its_error_mended(health: str) -> None:
 
 
 def test_what_to_do_about_a_pause_is_to_end_it() -> None:
-    assert "What to do producerctl resume flights sends again" in text_of(Node(stream_of(paused=True)).html())
+    assert "producerctl resume flights sends again what it holds" in text_of(Node(stream_of(paused=True)).html())
 
 
 def test_the_node_says_how_it_is() -> None:
@@ -520,7 +519,7 @@ def test_a_browser_shows_why_a_real_daemons_stream_is_slow(
         shown = sections(html)
         assert list(shown) == ["flights", "orders"]
         said = text_of(shown["flights"])
-        assert "What to do Spread the keys of that shard, or split it." in said
+        assert "What to do Other shards have room: spread the keys of the shard that is named, or split it." in said
         assert max(heights(shown["flights"], "area blocked")) > 0
         assert max(heights(shown["flights"], "area queue")) > 10
         assert "● working" in text_of(shown["orders"])

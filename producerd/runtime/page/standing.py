@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+from producerd.core.holding import ADVICE
 from producerd.runtime.page.text import count_of, duration_of
 
 LATELY_SAMPLES: Final = 12
@@ -14,20 +15,6 @@ BLOCKED_SHARE: Final = 0.1
 OLD_SECONDS: Final = 30.0
 """A record that has waited for this long makes a line in the log, too."""
 
-ADVICE: Final = {
-    "hot_shard": "Spread the keys of that shard, or split it. `producerctl shards {stream}` shows each shard.",
-    "shard_rate": 'Add shards; with many small records set aggregation = "kpl". If shards throttle below their quota, '
-    "see who else writes to the stream.",
-    "service": "The last error says why the service takes nothing: permissions, credentials, the network, an outage.",
-    "shard_map": "The list of shards has not come: see whether kinesis:ListShards is allowed, or throttled. After a "
-    "split it comes within seconds.",
-    "in_flight": "Answers are late: look at the way to the service, and at slow shards with "
-    "`producerctl shards {stream}`. max_in_flight_requests and max_in_flight_bytes bound what waits for answers.",
-    "node_limit": "See to the streams that hold much of it; or raise node_queue_limit_bytes, if the memory is there.",
-    "paused": "`producerctl resume {stream}` sends again what it holds.",
-    "daemon": "Nothing but the daemon's own work holds it. If it stays so, the daemon has too little CPU.",
-}
-"""By cause, as in docs/operations.md."""
 REFUSED: Final = (
     "Correct what the error names: the stream's name, permissions, credentials, its key, or the endpoint. The daemon "
     "tries again every few seconds and needs no restart."
