@@ -19,6 +19,7 @@ from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import SortedRows, sort_rows
 from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.core.sending.requests import Request
+from producerd.core.turn import take
 from producerd.errors import Code
 from producerd.runtime.kinesis import Kinesis
 from producerd.runtime.logs import get_logger
@@ -133,23 +134,22 @@ class Dispatcher:
         """Start one piece of the stream's work, if there is any."""
         if self._tasks is None or self._gives_up:
             return False
-        if (request := stream.pipeline.take_request(now)) is not None:
-            explicit = any(piece.span.buffer.explicit is not None for piece in request.pieces)
-            inline = self._does_inline(request.records, request.bytes, row_by_row=explicit)
+        work = take(stream.pipeline, now)
+        if isinstance(work, Request):
+            explicit = any(piece.span.buffer.explicit is not None for piece in work.pieces)
+            inline = self._does_inline(work.records, work.bytes, row_by_row=explicit)
             self._free_workers -= not inline
-            self._spawn(self._carry(stream, request, inline), self._sending)
-        elif (job := stream.pipeline.take_job(now)) is not None:
-            checked = [frame.rows for frame in job.frames if frame.rows is not None]
+            self._spawn(self._carry(stream, work, inline), self._sending)
+        elif work is not None:
+            checked = [frame.rows for frame in work.frames if frame.rows is not None]
             records, bytes_ = sum([rows.records for rows in checked]), sum([len(rows.data) for rows in checked])
             has_aggregates = any(rows.aggregates is not None for rows in checked)
             if self._does_inline(records, bytes_, row_by_row=has_aggregates):
-                stream.pipeline.sorted(job, _sort(stream.name, job))
+                stream.pipeline.sorted(work, _sort(stream.name, work))
             else:
                 self._free_workers -= 1
-                self._spawn(self._sort(stream, job), self._sorting)
-        else:
-            return False
-        return True
+                self._spawn(self._sort(stream, work), self._sorting)
+        return work is not None
 
     def _does_inline(self, records: int, bytes_: int, *, row_by_row: bool) -> bool:
         """Whether the loop thread does it, which is charged to this turn then.

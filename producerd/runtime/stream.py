@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, Protocol
 
 from producerd.config import StreamSettings
+from producerd.core import turn
 from producerd.core.budget import NodeBudget, NodeInFlight, QueueBudget
 from producerd.core.failures import meaning_of
 from producerd.core.gate import AdmissionGate, Caller, Member, Ticket
@@ -123,16 +124,11 @@ class Stream:
         return intake.check(body, self.max_record_bytes, takes_aggregates=takes_aggregates)
 
     def settle(self, now: float) -> bool:
-        """Acknowledge what is finished, hand the room to whoever waits for it, and have the shards looked at.
+        """Settle as in `turn.settle`, log what has changed, and have the shards read if they are wanted.
 
         Returns whether there may be work that was not there before.
         """
-        finished = self.pipeline.take_finished()
-        for frame in finished:
-            owner: Owner = frame.owner
-            owner.finished(frame)
-        self.gate.pump(now)
-        pressed = self._press(now)
+        may_have_work = turn.settle(self.pipeline, self.gate, now)
         if self._asks != self._asks_read:
             self.asks_otherwise.set()
         self._tell_health()
@@ -142,7 +138,7 @@ class Stream:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
-        return pressed or bool(finished)
+        return may_have_work
 
     # ---- sessions
 
@@ -319,12 +315,6 @@ class Stream:
         return self.pipeline.idle and not self.gate.sessions and not self.pipeline.paused
 
     # ---- what holds it
-
-    def _press(self, now: float) -> bool:
-        """Whoever waits, for room or for what it sent, must not wait for rows that linger."""
-        if self.gate.wants_room():
-            return self.pipeline.press(now)
-        return bool(self.gate.withholding) and self.pipeline.press(now, self.gate.withholding)
 
     def _look_what_holds(self, now: float) -> None:
         active_seconds = self.gate.active_seconds(now)

@@ -22,6 +22,7 @@ from producerd.core.rows.sorting import SortedRows, sort_rows
 from producerd.core.rules import PipelineRules
 from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.core.sending.requests import Request
+from producerd.core.turn import settle, take
 from producerd.errors import Code, Outcome
 from producerd.testing import FakeKinesis
 from tests.simulation.callers import Session
@@ -162,7 +163,7 @@ class Simulation:
             failed = RequestFailed(Code.UNREACHABLE, "given up", maybe_stored=request.encoded is not None)
             self._complete(request, failed)
         orphans = self.pipeline.abandon()
-        self._acknowledge()
+        self._settle()
         self.laws.hold()
         self.gave_up = False  # if anything could still be sent, it would
         return orphans
@@ -208,37 +209,30 @@ class Simulation:
     def _pump(self) -> int:
         """Do what can be done now; returns how much work was begun."""
         for begun in count():
-            self._acknowledge()
-            self.gate.pump(self.now)
-            if self.gate.wants_room():
-                self.pipeline.press(self.now)
+            self._settle()
             self.watch.look()
             self.laws.hold()
             if self.gave_up or self._busy >= self._workers:
                 return begun
-            if not self._start() and not self._acknowledge():  # rows end too while work is looked for
+            if (work := take(self.pipeline, self.now)) is not None:
+                self._start(work)
+            elif not self._settle():  # rows end too while work is looked for
                 self.laws.hold_at_rest()
                 return begun
         raise AssertionError
 
-    def _acknowledge(self) -> bool:
-        """Says whether there was anybody to tell."""
-        finished = self.pipeline.take_finished()
-        for frame in finished:
-            frame.owner.finished(frame)
+    def _settle(self) -> bool:
+        may_have_work = settle(self.pipeline, self.gate, self.now)
         self.laws.settled_frames_are_told()
-        return bool(finished)
+        return may_have_work
 
-    def _start(self) -> bool:
-        if (request := self.pipeline.take_request(self.now)) is not None:
-            self.laws.request_is_taken(request)
-            self._in_worker(request.records, lambda: self._encode(request), lambda done: self._send(request, done))
-            return True
-        if (job := self.pipeline.take_job(self.now)) is not None:
-            records = sum([frame.records for frame in job.frames])
-            self._in_worker(records, lambda: self._sort(job), lambda done: self._has_sorted(job, done))
-            return True
-        return False
+    def _start(self, work: Request | SortJob) -> None:
+        if isinstance(work, Request):
+            self.laws.request_is_taken(work)
+            self._in_worker(work.records, lambda: self._encode(work), lambda done: self._send(work, done))
+        else:
+            records = sum([frame.records for frame in work.frames])
+            self._in_worker(records, lambda: self._sort(work), lambda done: self._has_sorted(work, done))
 
     # ---- worker threads
 
