@@ -31,8 +31,8 @@ from producerd.core.rules import PipelineRules
 from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.core.sending.requests import Request
 from producerd.core.sending.sender import Sender
-from producerd.core.shards.map_wait import MapWait
-from producerd.core.shards.shard_map import ONE_LANE, ShardMap
+from producerd.core.shards.knowledge import KnownShards
+from producerd.core.shards.shard_map import ShardMap
 from producerd.core.stats import StreamStats
 from producerd.errors import Code, Outcome
 
@@ -54,11 +54,11 @@ class Pipeline:
         self.budget = budget
         self.stats = StreamStats()
         self.ledger = Ledger(budget, self.stats, keeps_order=rules.entries.per_key)
-        self.sender = Sender(rules, self.ledger, random, in_flight)
+        self.known = KnownShards(random, aggregates=rules.entries.aggregate)
+        self.sender = Sender(rules, self.ledger, self.known, random, in_flight)
         self.health = self.sender.health
         self.cannot_aggregate = ""  # why not, where the stream's shards do not follow the keys
         self._random = random
-        self._map_wait = MapWait(aggregates=rules.entries.aggregate)
         self._idle_since: float | None = None  # as far as `forget_shards` has seen
         self._filling = Filling(budget, self.stats)
 
@@ -102,11 +102,11 @@ class Pipeline:
 
     @property
     def shard_map(self) -> ShardMap | None:
-        return self.sender.known.map
+        return self.known.map
 
     @property
     def wants_shard_map(self) -> bool:
-        return self.sender.wants_shard_map
+        return self.known.wanted
 
     @property
     def awaits_map(self) -> bool:
@@ -116,7 +116,7 @@ class Pipeline:
     @property
     def goes_plain(self) -> bool:
         """Whether rows to be aggregated go as plain records, at one shard's pace, for lack of a list of the shards."""
-        return self._map_wait.plain
+        return self.known.goes_plain
 
     def refuses(self, now: float, *, patient: bool = False, probes: bool = True, owner: object = None) -> RowEnd | None:
         """Why a caller's frame is not to be taken on now, or None.  Asked once for each frame: it spends the probe.
@@ -135,9 +135,8 @@ class Pipeline:
         filling = self._filling
         lingers_until = filling.linger_ends_at(self.rules.linger_seconds)
         due = min(self.sender.next_time(), self.ledger.next_expiry(), lingers_until)
-        waits = filling.has_batch or (filling.has_only_by_map and self._map_wait.denied)
-        if waits and self.shard_map is None:
-            due = min(due, self._map_wait.ends_at)
+        if filling.has_batch or filling.has_only_by_map:
+            due = min(due, self.known.next_time(of_refusal=not filling.has_batch))
         return due if due < inf else None
 
     def census(self) -> dict[str, int]:
@@ -154,7 +153,7 @@ class Pipeline:
 
     def holding(self, now: float) -> Holding:
         """What holds the queue.  Looks at every span: ask it seldom."""
-        waits = self._filling.has_batch and self.shard_map is None and now < self._map_wait.ends_at
+        waits = self._filling.has_batch and self.known.waits(now)
         holding = self.sender.holding(now)
         if (waits or self.goes_plain) and holding.cause not in ("paused", "service", "in_flight"):
             return Holding("shard_map")
@@ -163,12 +162,7 @@ class Pipeline:
     @property
     def map_error(self) -> str:
         """Why the last reading of the shards failed, or ""."""
-        return self._map_wait.error
-
-    @property
-    def map_denied(self) -> bool:
-        """Whether the last reading of the shards was denied."""
-        return self._map_wait.denied
+        return self.known.error
 
     @property
     def lanes(self) -> Lanes:
@@ -207,7 +201,7 @@ class Pipeline:
         self._idle_since = None
         self.ledger.accept(frame, now, self.rules.record_ttl_seconds)
         if self.shard_map is None:
-            self.sender.want_shard_map()
+            self.known.want()
         if frame.withdrawn_from == 0:
             return
         self._filling.add(frame, now, len(self.sender.lanes.map) * self.rules.entries.aggregate_max_bytes)
@@ -326,27 +320,30 @@ class Pipeline:
 
     def set_shard_map(self, shard_map: ShardMap, now: float, asked_at: float | None = None) -> None:
         """A new map; what it says held after ``asked_at``, when the reading began."""
-        self._map_wait.over()
-        self._map_wait.answered(now)
         self._filling.map_came()
         self.stats.shard_map_refreshes["ok"] += 1
         self.sender.set_shard_map(shard_map, now, now if asked_at is None else asked_at)
 
     def shard_map_failed(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
         """ListShards failed.  ``wrong_endpoint``: as for `RequestFailed`."""
-        self._map_wait.failed(code, message, now)
         self.stats.shard_map_refreshes["failed"] += 1
         self.sender.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint)
-        if self.shard_map is None and not self._map_wait.denied:
-            self._map_wait.begin(now, self.rules.shard_map_wait_seconds)
 
     def set_cannot_aggregate(self, reason: str) -> None:
         """Why the stream's rows must not be aggregated, as its shards do not follow the keys; "" where they may be."""
         self.cannot_aggregate = reason
 
+    def next_reading(self) -> float:
+        """Return when the list of the shards is to be read; ``inf`` where nothing needs it."""
+        return self.known.next_reading(awaited=self.awaits_map)
+
+    def reading_began(self, now: float) -> None:
+        """The list of the shards is being read."""
+        self.known.reading_began(now, awaited=self.awaits_map)
+
     def service_answered(self, now: float) -> None:
         """The service answered a call about this stream, whatever it said."""
-        self._map_wait.answered(now)
+        self.known.service_answered(now)
 
     def forget_shards(self, now: float) -> bool:
         """Asked now and then: once nothing came for long, the map and the lanes go; says whether they did."""
@@ -357,28 +354,23 @@ class Pipeline:
         if now < self._idle_since + IDLE_SECONDS:
             return False
         self.sender.forget_shards()
-        self._map_wait.over()
         return True
 
     def _map_for_sorting(self, now: float) -> ShardMap | None:
         if self.shard_map is not None:
             return self.shard_map
-        self._map_wait.begin(now, self.rules.shard_map_wait_seconds)
+        shard_map = self.known.for_sorting(now, self.rules.shard_map_wait_seconds)
         if self._cannot_sort(now):
             self._refuse_unsorted()
-        elif self.goes_plain or now >= self._map_wait.ends_at:
-            if self.rules.entries.aggregate:
-                self._map_wait.go_plain()
-                self.sender.go_plain()
-            return ONE_LANE
-        return None
+            return None
+        if shard_map is not None and self.rules.entries.aggregate:
+            self.known.go_plain()
+            self.sender.go_plain()
+        return shard_map
 
     def _cannot_sort(self, now: float) -> bool:
         """Whether rows are refused: shards do not follow the keys, or nobody may read their list."""
-        if not self.rules.entries.aggregate:
-            return False
-        missing = self.shard_map is None and self._map_wait.denied and now >= self._map_wait.ends_at
-        return missing or bool(self.cannot_aggregate)
+        return self.known.is_denied(now) or (self.rules.entries.aggregate and bool(self.cannot_aggregate))
 
     def _refuse_unsorted(self) -> None:
         """Rows that need the list end.  Those that went plain before are sent, unless shards do not follow the keys."""

@@ -18,7 +18,7 @@ from typing import Final
 from producerd.core.failures import meaning_of
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.shards.map_wait import UNANSWERED
-from producerd.core.shards.reading_times import ShardReadings, SummaryReadings
+from producerd.core.shards.reading_times import SummaryReadings
 from producerd.core.shards.shard_map import ShardMap, map_from_listing
 from producerd.errors import Code
 from producerd.runtime.kinesis import Kinesis, StreamSummary
@@ -42,9 +42,7 @@ class ShardWatch:
     def __init__(self, stream: Stream, kinesis: Kinesis) -> None:
         self._stream = stream
         self._kinesis = kinesis
-        random = Random()
-        self._readings = ShardReadings(random)
-        self._summaries = SummaryReadings(random)
+        self._summaries = SummaryReadings(Random())
         self._summary_tried = asyncio.Event()
         self._made_anew = asyncio.Event()
         self._last_map: ShardMap | None = None
@@ -69,18 +67,15 @@ class ShardWatch:
     async def _until_due(self) -> None:
         """Wait until the shards are to be read.  Where nothing was sent for long that is when something is."""
         while True:
-            wanted, awaited = self._stream.read_asks()
-            seconds = self._readings.next_time(wanted=wanted, awaited=awaited) - _now()
+            seconds = self._stream.next_reading() - _now()
             if seconds > 0:
-                await _within(seconds, self._stream.asks_otherwise)
-            elif wanted or not self._stream.pipeline.forget_shards(_now()):
+                await _within(seconds, self._stream.reading_changed)
+            elif self._stream.pipeline.wants_shard_map or not self._stream.pipeline.forget_shards(_now()):
                 return
-            else:
-                self._readings.forgotten()
 
     async def _read_map(self) -> None:
         stream, asked_at = self._stream, _now()
-        self._readings.began(asked_at, awaited=stream.pipeline.awaits_map)
+        stream.reading_began(asked_at)
         pages = await self._kinesis.list_shards(stream.address)
         now = _now()
         if isinstance(pages, RequestFailed):
@@ -98,14 +93,11 @@ class ShardWatch:
             self._made_anew.set()
         self._missing, self._last_map = False, shard_map
         stream.learn_shards(shard_map, now, asked_at)
-        self._readings.succeeded(now)
 
     def _not_read(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
         self._listing.failed(code, message)
         self._missing |= meaning_of(code).code == Code.STREAM_NOT_FOUND  # the next one of that name is another
         self._stream.shards_not_read(code, message, now, wrong_endpoint=wrong_endpoint)
-        denied = self._stream.pipeline.map_denied
-        self._readings.failed(now, denied=denied, unreachable=code == Code.UNREACHABLE)
 
     # ---- the summary
 

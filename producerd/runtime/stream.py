@@ -75,8 +75,8 @@ class Stream:
     """One stream, on the loop thread.
 
     Sessions, the operator and the shards' watch call its verbs.  Each verb ends with a call of ``touched``, so that the
-    dispatcher looks at the stream; the dispatcher itself takes work from ``pipeline``.  ``asks_otherwise`` is set when
-    the pipeline wants something else of the shards' list than `read_asks` returned last.
+    dispatcher looks at the stream; the dispatcher itself takes work from ``pipeline``.  ``reading_changed`` is set
+    when the shards' list is to be read at another time than `next_reading` returned last.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class Stream:
         self.max_record_bytes = MAX_RECORD_BYTES_UNTIL_KNOWN
         self.rejected_records: Counter[str] = Counter()  # by code
         self.credentials = credentials
-        self.asks_otherwise = asyncio.Event()
+        self.reading_changed = asyncio.Event()
         self._touched = touched
-        self._asks_read = self._asks
+        self._reads_next = self.pipeline.next_reading()
         self.cause_seconds: dict[str, float] = defaultdict(float)  # in which some caller waited, by what held the queue
         self.record_rate_bound_seconds = 0.0  # of them, those in which shards took no more records, but more bytes
         self._active_seconds = 0.0  # their sum
@@ -129,8 +129,8 @@ class Stream:
         Returns whether there may be work that was not there before.
         """
         may_have_work = turn.settle(self.pipeline, self.gate, now)
-        if self._asks != self._asks_read:
-            self.asks_otherwise.set()
+        if self.pipeline.next_reading() != self._reads_next:
+            self.reading_changed.set()
         self._tell_health()
         self._tell_plain(now)
         self._look_what_holds(now)
@@ -202,18 +202,15 @@ class Stream:
 
     # ---- the watch of its shards
 
-    @property
-    def _asks(self) -> tuple[bool, bool]:
-        return self.pipeline.wants_shard_map, self.pipeline.awaits_map
+    def next_reading(self) -> float:
+        """Return when the list of its shards is to be read.  `reading_changed` is set as soon as that has changed."""
+        self.reading_changed.clear()
+        self._reads_next = self.pipeline.next_reading()
+        return self._reads_next
 
-    def read_asks(self) -> tuple[bool, bool]:
-        """Return whether the pipeline wants a newer list of the shards, and whether rows await it.
-
-        `asks_otherwise` is set as soon as that has changed.
-        """
-        self.asks_otherwise.clear()
-        self._asks_read = self._asks
-        return self._asks_read
+    def reading_began(self, now: float) -> None:
+        """The list of its shards is being read."""
+        self.pipeline.reading_began(now)
 
     def learn_shards(self, shard_map: ShardMap, now: float, asked_at: float) -> None:
         """The list of its shards was read; what it says held after ``asked_at``."""

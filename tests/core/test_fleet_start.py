@@ -23,7 +23,7 @@ from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.answers import parse_answer
-from producerd.core.shards.reading_times import AWAITED_SECONDS, ShardReadings, SummaryReadings
+from producerd.core.shards.reading_times import AWAITED_SECONDS, SummaryReadings
 from producerd.core.shards.shard_map import map_from_listing
 from producerd.runtime.shard_watch import SUMMARY_PATIENCE_SECONDS
 from producerd.testing import FakeKinesis, Fault
@@ -86,7 +86,7 @@ class Daemon:
         self.listed_at: list[float] = []
         random = Random(number)
         self.pipeline = Pipeline(make_rules(aggregate=True), QueueBudget(1_000, 1 << 20), random)
-        self._readings, self._summaries = ShardReadings(random), SummaryReadings(random)
+        self._summaries = SummaryReadings(random)
         self._reads_shards = self._reading = False
         self._looks: set[float] = set()
         fleet.after(0.0, self._begin)
@@ -138,13 +138,12 @@ class Daemon:
         if self._reading or not self._reads_shards:
             return
         fleet, pipeline = self.fleet, self.pipeline
-        wanted, awaited = pipeline.wants_shard_map, pipeline.awaits_map
-        due = self._readings.next_time(wanted=wanted, awaited=awaited)
+        due = pipeline.next_reading()
         if due > fleet.now:
             self._pump_at(due)
             return
         self._reading = True
-        self._readings.began(fleet.now, awaited=awaited)
+        pipeline.reading_began(fleet.now)
         self.listed_at.append(fleet.now)
         fleet.call("ListShards", orjson.dumps({**ADDRESS, "ShardFilter": {"Type": "AT_LATEST"}}), self._listed)
 
@@ -153,10 +152,8 @@ class Daemon:
         self._reading = False
         if status == 200:
             self.pipeline.set_shard_map(map_from_listing([orjson.loads(body)]), now, self.listed_at[-1])
-            self._readings.succeeded(now)
         else:
             self.pipeline.shard_map_failed(*error_of(body), now)
-            self._readings.failed(now, denied=self.pipeline.map_denied, unreachable=False)
         self.pump()
 
     def _describe(self) -> None:

@@ -190,7 +190,7 @@ def what_strays_is_never_sent_raw(patch: pytest.MonkeyPatch) -> None:
         self._requeue([Piece(lane, self.ledger.retried(span)) for lane, span in pieces])
 
     patch.setattr(Sender, "_await_map", await_map)
-    patch.setattr(Sender, "_check_map", lambda self, *_: self.want_shard_map())
+    patch.setattr(Sender, "_check_map", lambda self, *_: self.known.want())
 
 
 # ---- order
@@ -345,8 +345,8 @@ def a_map_that_never_learns(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("ShardMap", **SPLITS)
 def nobody_asks_for_a_newer_map(patch: pytest.MonkeyPatch) -> None:
-    known_at_all = property(lambda self: self.known.map is None, lambda self, value: None)
-    patch.setattr(Sender, "wants_shard_map", known_at_all, raising=False)
+    known_at_all = property(lambda self: self.map is None, lambda self, value: None)
+    patch.setattr(KnownShards, "wanted", known_at_all, raising=False)
 
 
 # ---- no list of the shards

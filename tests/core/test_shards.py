@@ -16,6 +16,7 @@ from producerd.core.shards import md5
 from producerd.core.shards.hash_keys import MAX_HASH_KEY, hash_keys, parse_hash_keys
 from producerd.core.shards.knowledge import KnownShards
 from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap, map_from_listing
+from producerd.errors import Code
 from producerd.testing import FakeKinesis
 
 EDGES_64 = [0, 1, 2**63 - 1, 2**63, 2**64 - 1]
@@ -206,20 +207,20 @@ def quarters() -> ShardMap:
 
 
 def known_from(shard_map: ShardMap, now: float = 0.0) -> KnownShards:
-    known = KnownShards()
-    known.learn(shard_map, now, ())
+    known = KnownShards(Random(1), aggregates=True)
+    known.learn(shard_map, now, asked_at=now, in_flight=())
     return known
 
 
 def test_nothing_is_known_before_a_map_was_read() -> None:
-    known = KnownShards()
+    known = KnownShards(Random(1), aggregates=True)
     assert (known.map, known.get("shard-0"), known.doubted) == (None, None, False)
 
 
 @pytest.mark.law("ShardMap")
 def test_a_closed_shard_s_range_is_kept_until_the_requests_sent_before_are_answered_and_not_longer() -> None:
     known = known_from(map_of([0]))
-    known.learn(halves(), 1.0, ["first", "second"])
+    known.learn(halves(), 1.0, asked_at=1.0, in_flight=["first", "second"])
     assert known.get("shard-0") == Shard("shard-0", 0, MAX_HASH_KEY)
     assert known.get("low") == Shard("low", 0, MIDDLE - 1)
     known.answered("sent later")
@@ -232,7 +233,7 @@ def test_a_closed_shard_s_range_is_kept_until_the_requests_sent_before_are_answe
 @pytest.mark.law("ShardMap")
 def test_without_a_request_on_its_way_nothing_of_a_closed_shard_is_kept() -> None:
     known = known_from(map_of([0]))
-    known.learn(halves(), 1.0, [])
+    known.learn(halves(), 1.0, asked_at=1.0, in_flight=[])
     assert known.get("shard-0") is None
 
 
@@ -240,8 +241,8 @@ def test_without_a_request_on_its_way_nothing_of_a_closed_shard_is_kept() -> Non
 def test_shards_that_close_one_after_the_other_are_kept_for_the_requests_of_their_time() -> None:
     """A request from before the first split may be answered by the parent or by a child that is closed, too."""
     known = known_from(map_of([0]))
-    known.learn(halves(), 1.0, ["old"])
-    known.learn(quarters(), 2.0, ["old", "young"])
+    known.learn(halves(), 1.0, asked_at=1.0, in_flight=["old"])
+    known.learn(quarters(), 2.0, asked_at=2.0, in_flight=["old", "young"])
     for shard_id in ("shard-0", "low", "a", "high"):
         assert known.get(shard_id) is not None
     assert set(known._closed) == {"shard-0", "low"}
@@ -255,8 +256,8 @@ def test_shards_that_close_one_after_the_other_are_kept_for_the_requests_of_thei
 @pytest.mark.law("ShardMap")
 def test_the_same_map_read_again_changes_nothing() -> None:
     known = known_from(map_of([0]))
-    known.learn(halves(), 1.0, ["old"])
-    known.learn(halves(), 2.0, ["old"])
+    known.learn(halves(), 1.0, asked_at=1.0, in_flight=["old"])
+    known.learn(halves(), 2.0, asked_at=2.0, in_flight=["old"])
     assert known.get("shard-0") is not None
     known.answered("old")
     assert known.get("shard-0") is None
@@ -265,10 +266,10 @@ def test_the_same_map_read_again_changes_nothing() -> None:
 @pytest.mark.law("ShardMap")
 def test_a_map_that_contradicts_is_of_another_stream_and_nothing_of_the_first_is_kept() -> None:
     known = known_from(halves("shard-0", "shard-1"))
-    known.learn(map_of([0, 7]), 1.0, ["old"])
+    known.learn(map_of([0, 7]), 1.0, asked_at=1.0, in_flight=["old"])
     assert known.get("shard-0") == Shard("shard-0", 0, 6)
     known = known_from(halves("shard-0", "shard-1"))
-    known.learn(map_of([0]), 1.0, ["old"])
+    known.learn(map_of([0]), 1.0, asked_at=1.0, in_flight=["old"])
     assert known.get("shard-0") == Shard("shard-0", 0, MAX_HASH_KEY)
     assert known.get("shard-1") is None
 
@@ -295,7 +296,7 @@ def test_a_map_is_believed_while_things_are_stored_and_doubted_after_a_silence()
     assert [doubted_at(now) for now in (119.0, 138.0, 157.0)] == [False] * 3
     assert doubted_at(157.0 + KnownShards.CONTINUITY_SECONDS + 0.1)
     assert doubted_at(178.0), "until it is read again"
-    known.learn(halves(), 180.0, ())
+    known.learn(halves(), 180.0, asked_at=180.0, in_flight=())
     assert not doubted_at(199.0)
 
 
@@ -325,30 +326,34 @@ def test_a_doubt_that_only_silence_raised_ends_when_the_map_cannot_be_read() -> 
         tell(*told)
         return known.doubted
 
-    denied = partial(known.not_read, denied=True)
+    def not_read(code: str, now: float) -> None:
+        known.not_read(code, "", now, wait_seconds=10.0)
+
+    denied = partial(not_read, "AccessDeniedException")
     assert doubted_after(known.stored, 60.0, 60.0)
-    assert doubted_after(partial(known.not_read, denied=False), 61.0)
-    blind = [known.blind]
+    assert doubted_after(not_read, Code.UNREACHABLE, 61.0)
+    blind = [known.is_blind]
     assert not doubted_after(denied, 61.0)
     assert not doubted_after(known.stored, 80.0, 80.0)
     assert doubted_after(known.stored, 120.0, 120.0)
-    assert [*blind, known.blind] == [True, False], "who was denied it once believes it soon"
+    assert [*blind, known.is_blind] == [True, False], "who was denied it once believes it soon"
     assert not doubted_after(denied, 120.0)
     assert not doubted_after(known.stored, 130.0, 130.0)
     assert doubted_after(known.refute)
     assert doubted_after(denied, 81.0)
-    assert not doubted_after(known.learn, halves(), 82.0, ())
-    assert not known.refuted
+    known.learn(halves(), 140.0, asked_at=140.0, in_flight=())
+    assert doubted_after(known.stored, 190.0, 190.0)
+    assert not doubted_after(denied, 191.0), "the newer map was not refuted"
 
 
 @pytest.mark.law("ShardMap")
 def test_of_a_stream_that_is_gone_nothing_is_known() -> None:
     known = known_from(map_of([0]))
-    known.learn(halves(), 1.0, ["old"])
+    known.learn(halves(), 1.0, asked_at=1.0, in_flight=["old"])
     known.refute()
     known.forget()
     assert (known.map, known.get("low"), known.get("shard-0"), known.doubted) == (None, None, None, False)
-    known.learn(map_of([0, 7]), 2.0, ["old"])
+    known.learn(map_of([0, 7]), 2.0, asked_at=2.0, in_flight=["old"])
     assert known.get("low") is None
 
 
@@ -367,7 +372,7 @@ def test_a_shard_says_whether_its_range_holds_all_of_some_hash_keys() -> None:
 def test_a_map_is_doubted_after_a_longer_silence_than_a_stream_can_be_made_anew_in(
     silence_seconds: float, doubted: bool
 ) -> None:
-    known = KnownShards()
-    known.learn(ONE_LANE, 100.0, [])
+    known = KnownShards(Random(1), aggregates=True)
+    known.learn(ONE_LANE, 100.0, asked_at=100.0, in_flight=[])
     known.stored(100.0, 100.0 + silence_seconds)
     assert known.doubted is doubted

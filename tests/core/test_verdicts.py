@@ -31,8 +31,8 @@ HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_K
 
 
 def known_from(shard_map: ShardMap) -> KnownShards:
-    known = KnownShards()
-    known.learn(shard_map, 0.0, ())
+    known = KnownShards(Random(1), aggregates=True)
+    known.learn(shard_map, 0.0, asked_at=0.0, in_flight=())
     return known
 
 
@@ -111,7 +111,7 @@ def test_an_aggregate_in_a_child_is_delivered_if_the_child_owns_all_of_it() -> N
     for hash_keys, verdict in (((1, 2), STORED), ((1, 2**127 - 1), STORED), ((1, 2**127), STRAYED)):
         request = request_of(at(*hash_keys), even_map(1))
         known = known_from(even_map(1))
-        known.learn(HALVES, 1.0, [request])
+        known.learn(HALVES, 1.0, asked_at=1.0, in_flight=[request])
         assert told(judge(request, answer("low"), known)) == ([verdict], [True])
 
 
@@ -129,7 +129,7 @@ def test_an_aggregate_of_rows_of_several_frames_is_looked_at_as_a_whole() -> Non
 def test_one_in_a_shard_that_closed_meanwhile_is_believed() -> None:
     request = request_of(at(1, MAX_HASH_KEY), even_map(1))
     known = known_from(even_map(1))
-    known.learn(HALVES, 1.0, [request])
+    known.learn(HALVES, 1.0, asked_at=1.0, in_flight=[request])
     assert told(judge(request, answer("shard-0"), known)) == ([STORED], [False])
 
 
@@ -139,7 +139,7 @@ def test_where_the_id_means_another_range_by_now_its_lane_says_nothing() -> None
     for hash_keys, verdict in (((1, 2), STORED), ((1, MAX_HASH_KEY), STRAYED)):
         request = request_of(at(*hash_keys), even_map(1))
         known = known_from(even_map(1))
-        known.learn(even_map(2), 1.0, [request])
+        known.learn(even_map(2), 1.0, asked_at=1.0, in_flight=[request])
         assert told(judge(request, answer("shard-0"), known)) == ([verdict], [True])
 
 
@@ -154,7 +154,8 @@ def test_in_doubt_no_aggregate_is_believed_and_every_raw_record_is() -> None:
 def test_before_the_shards_are_known_nothing_is_elsewhere() -> None:
     nameless = ShardMap([Shard("", 0, MAX_HASH_KEY)])
     request = request_of(at(1, 2), nameless, aggregate=False)
-    assert told(judge(request, answer("shard-7", "shard-9"), KnownShards())) == ([STORED] * 2, [False] * 2)
+    known = KnownShards(Random(1), aggregates=True)
+    assert told(judge(request, answer("shard-7", "shard-9"), known)) == ([STORED] * 2, [False] * 2)
 
 
 # ---- rows that were aggregates themselves
@@ -265,7 +266,7 @@ def test_every_entry_is_judged_as_one_by_one(seed: int) -> None:
     )
     known = known_from(before)
     if random.random() < 0.7:
-        known.learn(after, 1.0, [request])
+        known.learn(after, 1.0, asked_at=1.0, in_flight=[request])
     if random.random() < 0.2:
         known.refute()
     assert request.encoded is not None

@@ -106,7 +106,7 @@ class Watched:
     watch: ShardWatch
 
     def suspect(self) -> None:
-        self.stream.pipeline.sender.want_shard_map()
+        self.stream.pipeline.known.want()
         self.stream.settle(asyncio.get_running_loop().time())
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import Any
 
 import pytest
@@ -303,10 +304,10 @@ def test_a_stream_that_goes_plain_for_lack_of_a_list_is_told_once_and_so_is_its_
 def test_what_the_pipeline_wants_of_the_shards_is_told_against_what_their_watch_has_read() -> None:
     """Not against what was so at the last look: a wish that came and went and came between two looks would be lost."""
     stream = Stream("flights", StreamSettings(), 1 << 20, 10_000)
-    assert stream.read_asks() == (True, False)
+    assert stream.next_reading() == -inf, "at once"
     stream.learn_shards(ONE_LANE, 0.0, 0.0)
-    assert stream.read_asks() == (False, False)
-    stream.pipeline.sender.want_shard_map()
-    assert not stream.asks_otherwise.is_set()
+    assert stream.next_reading() >= 45.0
+    stream.pipeline.known.want()
+    assert not stream.reading_changed.is_set()
     stream.settle(0.0)
-    assert stream.asks_otherwise.is_set()
+    assert stream.reading_changed.is_set()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from producerd.core.lanes.pacing import Pacer
 from producerd.core.rules import PipelineRules
 from producerd.core.sending.health import StreamHealth
+from producerd.core.shards.reading_times import ShardReadings
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.core.stats import Histogram, StreamStats
 from producerd.errors import Outcome
@@ -178,8 +179,10 @@ ZERO_WHEN_IDLE: Final = frozenset(
 )
 MAY_STAY: Final = frozenset(["_members", "_streams", "_failed_sessions", "_lanes"])
 """Lanes: at most one for each open shard.  What is in all of these is looked at."""
-VALUES: Final = (StreamStats, Histogram, ShardMap, PipelineRules, StreamHealth, Pacer, Shard, Session, Random)
-"""Bounded by what they are: codes, bounds, shards, settings."""
+VALUES: Final = (
+    *(StreamStats, Histogram, ShardMap, PipelineRules, StreamHealth, Pacer, Shard, ShardReadings, Session, Random),
+)
+"""Bounded by what they are: codes, bounds, shards, settings, the last six readings."""
 
 
 def _leftovers(path: str, thing: Any, seen: set[int] | None = None) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Reads the shards when `core.shards.reading_times` says, as `producerd.runtime.shard_watch` does, without tasks."""
+"""Reads the shards when the pipeline says, as `producerd.runtime.shard_watch` does, without tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from producerd.core.shards.reading_times import ShardReadings
 from producerd.core.shards.shard_map import map_from_listing
 from producerd.errors import Code
 from tests.simulation.setting import ADDRESS
@@ -27,7 +26,6 @@ class ShardWatch:
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self._readings = ShardReadings(sim.random)
         self._reading = False
         self._looks_at = inf
 
@@ -36,14 +34,11 @@ class ShardWatch:
         sim = self.sim
         if self._reading:
             return
-        wanted, awaited = sim.pipeline.wants_shard_map, sim.pipeline.awaits_map
-        due = self._readings.next_time(wanted=wanted, awaited=awaited)
+        due = sim.pipeline.next_reading()
         if due > sim.now:
             self._look_at(due)
-        elif wanted or not sim.pipeline.forget_shards(sim.now):
-            self._read(awaited=awaited)
-        else:
-            self._readings.forgotten()
+        elif sim.pipeline.wants_shard_map or not sim.pipeline.forget_shards(sim.now):
+            self._read()
 
     def _look_at(self, due: float) -> None:
         """Once, though many ask for it."""
@@ -56,10 +51,10 @@ class ShardWatch:
             self._looks_at = inf
             self.look()
 
-    def _read(self, *, awaited: bool) -> None:
+    def _read(self) -> None:
         sim, asked_at = self.sim, self.sim.now
         self._reading = True
-        self._readings.began(asked_at, awaited=awaited)
+        sim.pipeline.reading_began(asked_at)
         body = orjson.dumps({**ADDRESS, "ShardFilter": {"Type": "AT_LATEST"}})
         reply = sim.kinesis.handle("ListShards", body, asked_at)
         seconds = max(reply.delay_seconds, 0.01)
@@ -76,12 +71,10 @@ class ShardWatch:
         shard_map = map_from_listing([orjson.loads(body)])
         self.sim.pipeline.set_shard_map(shard_map, self.sim.now, asked_at)
         self.sim.laws.map_is_learnt(shard_map)
-        self._readings.succeeded(self.sim.now)
         self.look()
 
     def _failed(self, code: str, message: str) -> None:
         pipeline, now = self.sim.pipeline, self.sim.now
         self._reading = False
         pipeline.shard_map_failed(code, message, now)
-        self._readings.failed(now, denied=pipeline.map_denied, unreachable=code == Code.UNREACHABLE)
         self.look()

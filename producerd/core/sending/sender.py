@@ -77,15 +77,21 @@ class _Awaiting(NamedTuple):
 class Sender:
     """See the module's text.  The ledger is told how rows end."""
 
-    def __init__(self, rules: PipelineRules, ledger: Ledger, random: Random, node: NodeInFlight | None = None) -> None:
+    def __init__(
+        self,
+        rules: PipelineRules,
+        ledger: Ledger,
+        known: KnownShards,
+        random: Random,
+        node: NodeInFlight | None = None,
+    ) -> None:
         self.rules = rules
         self.paused = False
         self.ledger = ledger
         self.stats = ledger.stats
         self.health = StreamHealth(rules.permanent_error_grace_seconds, random, rules.first_contact_timeout_seconds)
-        self.known = KnownShards()
+        self.known = known
         self.lanes = self._make_lanes()
-        self.wants_shard_map = True
         self._policy = RetryPolicy(random, rules.request_timeout_seconds)
         self.in_flight = InFlight(rules, self._policy, node)
         self._later: list[tuple[float, int, list[Piece]]] = []  # rows that wait out a delay: a heap
@@ -239,10 +245,6 @@ class Sender:
 
     # ---- the shard map
 
-    def want_shard_map(self) -> None:
-        """Rows are there that need a newer map."""
-        self.wants_shard_map = True
-
     def set_shard_map(self, shard_map: ShardMap, now: float, asked_at: float) -> None:
         """A new map: rows of shards that it does not have are sorted anew, and what waited for it goes on.
 
@@ -250,13 +252,14 @@ class Sender:
         ranges: these are other shards.
         """
         self.health.tried(None, now)
-        was_blind = self.known.blind
-        self.known.learn(shard_map, asked_at, self.in_flight)
+        was_blind = self.known.is_blind
+        self.known.learn(shard_map, now, asked_at=asked_at, in_flight=self.in_flight)
         self.lanes.learn(shard_map)
         for lane in self.lanes if was_blind else ():
             lane.map_came()
         self._decide_all(now)
-        self.wants_shard_map = bool(self._awaiting) or any(lane.map_until is not None for lane in self.lanes)
+        if self._awaiting or any(lane.map_until is not None for lane in self.lanes):
+            self.known.want()
 
     def shard_map_failed(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
         """ListShards failed.  A stream that does not exist, or credentials that fail, are the stream's own failure.
@@ -266,12 +269,11 @@ class Sender:
         self._tried(RequestFailed(code, message, maybe_stored=False, wrong_endpoint=wrong_endpoint), now)
         meaning = meaning_of(code)
         unreadable = self.known.map is None and meaning.code == Code.CREDENTIALS and meaning.kind is Kind.PERMANENT
-        if meaning.code == Code.STREAM_NOT_FOUND or unreadable:
-            if self.ledger.frames or self.known.map is not None:
-                self._looks_permanent(meaning.code, message, now)
-            return
+        concerns_stream = meaning.code == Code.STREAM_NOT_FOUND or unreadable
+        if concerns_stream and (self.ledger.frames or self.known.map is not None):
+            self._looks_permanent(meaning.code, message, now)
         was_doubted = self.known.doubted
-        self.known.not_read(now, denied=meaning.kind is Kind.PERMANENT)
+        self.known.not_read(code, message, now, self.rules.shard_map_wait_seconds)
         if was_doubted and not self.known.doubted:
             self._decide_all(now)
 
@@ -283,13 +285,12 @@ class Sender:
         """Nothing waits and nothing is in flight; the map is read again when it is needed."""
         if self.in_flight:
             raise AssertionError("requests are in flight whose answers name these shards")
-        self.known.forget()
+        self.known.rest()
         self.lanes = self._make_lanes()
-        self.wants_shard_map = False
 
     def _await_map(self, pieces: list[Piece], copies: list[tuple[str, int, int]], now: float) -> None:
         """An aggregate was stored, maybe in vain: a map will tell."""
-        self.wants_shard_map = True
+        self.known.want()
         self.ledger.mark_maybe_stored(spans_of(pieces), AWAITING_MAP)
         for lane in lanes_of(pieces):
             lane.put_aside()
@@ -458,7 +459,7 @@ class Sender:
 
         So they do where the map is in doubt, and cannot be read just now.
         """
-        blind = self.known.blind
+        blind = self.known.is_blind
         strayed = set(range(len(request.lanes)) if blind else encoded.lanes[elsewhere].tolist())
         self.stats.mispredicted(int(np.count_nonzero(elsewhere)))
         for number, lane in enumerate(request.lanes):
@@ -466,7 +467,7 @@ class Sender:
                 if lane.map_until is not None and now >= lane.map_until:
                     lane.map_came()
             elif lane.shard in self.lanes.map or blind:  # else a newer map is there already
-                self.wants_shard_map = True
+                self.known.want()
                 if self.rules.entries.aggregate:
                     lane.await_map(now + self.rules.shard_map_wait_seconds)
 
@@ -572,8 +573,7 @@ class Sender:
     def _looks_permanent(self, code: str, message: str, now: float) -> None:
         self.stats.failed(f"{code}: {message}")
         if code == Code.STREAM_NOT_FOUND and self.known.map is not None:
-            self.known.forget()  # the next stream of that name is another one
-            self.wants_shard_map = True
+            self.known.forget()
         self.health.looks_permanent(code, message, now)
         if self.health.state is HealthState.BROKEN:
             self.in_flight.stop_holding()  # from here on probes set the pace
