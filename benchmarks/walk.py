@@ -172,7 +172,8 @@ class _Walk:
 
     async def run(self, records: int, warm_records: int) -> Cost:
         self.stream.pipeline.set_shard_map(shard_map(self.case.shards), self.loop.time())
-        self.dispatcher = Dispatcher(lambda _: self, _OnTheSpot(), 1)
+        self.dispatcher = Dispatcher(_OnTheSpot(), 1)
+        self.dispatcher.add(self.stream, self)
         stopped = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.dispatcher.run(stopped))

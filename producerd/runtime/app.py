@@ -1,66 +1,34 @@
-"""The daemon: builds everything, owns every task, and walks STARTING -> SERVING -> DRAINING -> STOPPED.
-
-SIGTERM or SIGINT drains: nobody is let in any more, what is in a request is finished, rows that have no caller are
-still delivered, and every other row is given back to its caller.  It ends when all that is done, or at
-``drain_timeout_seconds``; a second signal ends it at once.  `producerctl drain` has the queues delivered before that,
-and gives back only what is left then.  SIGHUP reads the settings again.
-"""
+"""App: the process around the daemon: its threads, sockets, signals and exit code."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
-from enum import Enum
-from math import inf
+from contextlib import AsyncExitStack, closing
 from typing import Final
 
 import uvloop
 
-from producerd import __version__
-from producerd.config import Config, NodeSettings
-from producerd.config.cgroup import MemoryLimit, memory_limit
-from producerd.config.memory import check_fits
-from producerd.config.reload import reload
-from producerd.core.gate import Refusal
+from producerd.config import Config
 from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.shards.shard_map import ONE_LANE
-from producerd.errors import Code, ConfigurationError, Refused
-from producerd.runtime import admin, allocator, logs, metrics, systemd
-from producerd.runtime.acceptor import Acceptor
-from producerd.runtime.aside import aside
-from producerd.runtime.asking import Word
-from producerd.runtime.aws.clients import accesses_of, check_accesses, open_clients
-from producerd.runtime.commands import Commands, Drained, Told
-from producerd.runtime.dispatcher import Dispatcher
+from producerd.errors import ConfigurationError
+from producerd.runtime import admin, allocator, logs, systemd
+from producerd.runtime.aws.clients import accesses_of, open_clients
+from producerd.runtime.daemon import Daemon
 from producerd.runtime.listener import Listener, Passed
 from producerd.runtime.page.page import Page
-from producerd.runtime.session import Session, SessionRules
-from producerd.runtime.stream import Stream
-from producerd.runtime.streams import Streams
 from producerd.wire.columns import lay_out, parse_body
-from producerd.wire.frames import Service
 
 log = logs.get_logger("producerd")
 
-LAST_WORDS_SECONDS: Final = 1.0
-"""How long the last acknowledgements may take to leave before the connections are cut."""
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
 """A worker lets go of the interpreter sooner: the loop is late by 0.8 ms instead of 2.1."""
-
-
-class State(Enum):
-    STARTING = "starting"
-    SERVING = "serving"
-    DRAINING = "draining"
-    STOPPED = "stopped"
 
 
 def run(config: Config, load: Callable[[], Config]) -> int:
@@ -83,13 +51,55 @@ def _run(config: Config, load: Callable[[], Config]) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            exit_code = runner.run(Daemon(config, load).run())
+            exit_code = runner.run(live(config, load))
     except* ConfigurationError as group:
         problems = [problem for error in _leaves(group) for problem in error.problems]
         raise ConfigurationError(problems) from None
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # all is done: one that comes late must not change the exit code
     return exit_code
+
+
+async def live(config: Config, load: Callable[[], Config]) -> int:
+    """Open what a daemon needs, have it serve, and close everything.  Returns the exit code."""
+    loop, node = asyncio.get_running_loop(), config.node
+    passed = systemd.take_sockets()
+    async with AsyncExitStack() as stack:
+        notifier = stack.enter_context(closing(systemd.Notifier()))
+        executor = ThreadPoolExecutor(node.worker_threads, thread_name_prefix="producerd-worker")
+        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        await loop.run_in_executor(executor, _sort_one_row)
+        clients = await stack.enter_async_context(open_clients(accesses_of(config)))
+        listener = (
+            Passed(passed.records, node.socket_mode, node.socket_group, unit=passed.unit)
+            if passed.records is not None
+            else Listener(node.socket, node.socket_mode, node.socket_group)
+        )
+        stack.callback(listener.close)
+        daemon = Daemon(config, load, clients=clients, executor=executor, notifier=notifier, listener=listener)
+        stack.callback(daemon.close)
+        daemon.watch()
+        if node.metrics_address is not None:
+            page = Page(daemon.commands.status)
+            page.watch(loop)
+            stack.callback(page.stop)
+            bound = await stack.enter_async_context(
+                admin.serve(
+                    node.metrics_address,
+                    render_metrics=daemon.render_metrics,
+                    render_page=page.html,
+                    unready=lambda: daemon.unready,
+                )
+            )
+            log.info("metrics", address=f"http://{bound[0]}:{bound[1]}/metrics")
+        admin_listener = (
+            Passed(passed.admin, 0o600, unit="the socket unit with FileDescriptorName=admin")
+            if passed.admin is not None
+            else Listener(node.admin_path, 0o600, setting="admin_socket")
+        )
+        stack.callback(admin_listener.close)
+        admin_acceptor = await stack.enter_async_context(admin.serve_socket(admin_listener, daemon.commands))
+        return await daemon.serve(admin_acceptor)
 
 
 def _leaves(group: BaseExceptionGroup[ConfigurationError]) -> list[ConfigurationError]:
@@ -104,322 +114,3 @@ def _sort_one_row() -> None:
     columns = lay_out([b"key"], [b"data"])
     body = parse_body(columns.body_prefix(1) + b"".join(map(bytes, columns.parts)), columns.layout.flags)
     sort_rows([Frame(None, 0, intake.check(body, 1024), 0)], ONE_LANE, 0)
-
-
-def _session_rules(node: NodeSettings) -> SessionRules:
-    return SessionRules(
-        allowed_uids=node.allowed_uids,
-        window_bytes=node.session_window_bytes,
-        window_frames=node.session_window_frames,
-        max_frame_bytes=node.max_frame_bytes,
-        max_frame_records=node.max_frame_records,
-        max_connections=node.max_connections,
-        body_timeout_seconds=node.body_timeout_seconds,
-    )
-
-
-class Daemon:
-    """One node's daemon.  `run` is its whole life."""
-
-    def __init__(self, config: Config, load: Callable[[], Config]) -> None:
-        self.config = config
-        self._load = load
-        self.state = State.STARTING
-        self.rules = _session_rules(config.node)
-        self._streams = Streams(config)
-        self._sessions: dict[Session, None] = {}
-        self._session_numbers = 0
-        self._metrics = metrics.Metrics(config, memory_limit().bytes)
-        self._drained = Drained()
-        self._signals = 0
-
-    async def run(self) -> int:
-        self._loop = asyncio.get_running_loop()
-        self._drain_asked = asyncio.Event()
-        self._quiet = asyncio.Event()
-        self._settled = asyncio.Event()
-        self._hang_up = asyncio.Event()
-        self._reloading = asyncio.Lock()
-        self._rendering = asyncio.Lock()
-        self._rendered = -inf, b""  # when it was begun
-        self._all_gone = asyncio.Event()
-        node = self.config.node
-        passed = systemd.take_sockets()
-        async with AsyncExitStack() as stack:
-            self._notifier = systemd.Notifier()
-            stack.callback(self._notifier.close)
-            executor = ThreadPoolExecutor(node.worker_threads, thread_name_prefix="producerd-worker")
-            stack.callback(executor.shutdown, wait=False, cancel_futures=True)
-            self._metrics.loop_lag.watch(self._loop)
-            stack.callback(self._metrics.loop_lag.stop)
-            await self._loop.run_in_executor(executor, _sort_one_row)
-            clients = await stack.enter_async_context(open_clients(accesses_of(self.config)))
-            self._dispatcher = Dispatcher(
-                self._streams.service_of, executor, node.worker_threads, self._streams_settled
-            )
-            self._streams.through(self._dispatcher, clients, executor)
-            listener = (
-                Passed(passed.records, node.socket_mode, node.socket_group, unit=passed.unit)
-                if passed.records is not None
-                else Listener(node.socket, node.socket_mode, node.socket_group)
-            )
-            stack.callback(listener.close)
-            self._acceptor = Acceptor(listener, self._make_session)
-            for signal_number in (signal.SIGTERM, signal.SIGINT):
-                self._loop.add_signal_handler(signal_number, self._on_signal, signal_number)
-            self._loop.add_signal_handler(signal.SIGHUP, self._hang_up.set)
-            commands = Commands(self, self._streams)
-            if node.metrics_address is not None:
-                page = Page(commands.status)
-                page.watch(self._loop)
-                stack.callback(page.stop)
-                bound = await stack.enter_async_context(
-                    admin.serve(
-                        node.metrics_address,
-                        render_metrics=self._render_metrics,
-                        render_page=page.html,
-                        unready=lambda: self.unready,
-                    )
-                )
-                log.info("metrics", address=f"http://{bound[0]}:{bound[1]}/metrics")
-            admin_listener = (
-                Passed(passed.admin, 0o600, unit="the socket unit with FileDescriptorName=admin")
-                if passed.admin is not None
-                else Listener(node.admin_path, 0o600, setting="admin_socket")
-            )
-            stack.callback(admin_listener.close)
-            self._admin_acceptor = await stack.enter_async_context(admin.serve_socket(admin_listener, commands))
-            return await self._serve()
-
-    async def _serve(self) -> int:
-        stopped = asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            carrying = tasks.create_task(self._dispatcher.run(stopped))
-            tasks.create_task(self._streams.run(stopped))
-            reloading = tasks.create_task(self._reload_on_signal())
-            giving_back = tasks.create_task(allocator.give_back_when_quiet(self._streams.taken_records))
-            await self._acceptor.start()
-            looking = [tasks.create_task(acceptor.run()) for acceptor in (self._acceptor, self._admin_acceptor)]
-            self.state = State.SERVING
-            gc.collect()
-            gc.freeze()  # what exists now stays: the collector need not look at it again
-            gc.enable()  # `producerd serve` starts without it
-            socket_path, region = str(self._acceptor.listener.path), self.config.node.region or "-"
-            log.info("serving", version=__version__, socket=socket_path, region=region)
-            self._notifier.ready(self._status_line)
-            await self._drain_asked.wait()
-            self.state = State.DRAINING
-            self._notifier.stopping()
-            self._acceptor.close()
-            for look in looking:
-                look.cancel()
-            await self._drain()
-            stopped.set()
-            reloading.cancel()
-            giving_back.cancel()
-            await carrying
-            await self._say_last_words()
-        self.state = State.STOPPED
-        returned, undelivered = self._drained.returned_records, self._drained.undelivered_records
-        if undelivered:
-            log.error("records were lost: their callers had gone", records=undelivered)
-        log.info("stopped", records_returned=returned, records_without_a_caller_undelivered=undelivered)
-        return 1 if undelivered else 0
-
-    # ---- what sessions need
-
-    def open_stream(self, name: str) -> Stream:
-        if self.state is not State.SERVING:
-            raise Refused("the daemon stops", code=Code.DRAINING)
-        return self._streams.open(name)
-
-    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
-        if self.state is State.SERVING:
-            self._streams.ask_service(stream, hear)
-        else:
-            hear(Word(Service.FAILED, Code.DRAINING, "the daemon stops"))
-
-    def failed(self, error: Exception) -> None:
-        self._dispatcher.failed(error)
-
-    def ended(self, session: Session) -> None:
-        self._sessions.pop(session, None)
-        self._metrics.disconnects[session.ended_as] += 1
-        if not self._sessions:
-            self._all_gone.set()
-
-    def _make_session(self) -> asyncio.BaseProtocol:
-        self._session_numbers += 1
-        session = Session(self, self._session_numbers)
-        self._sessions[session] = None
-        return session
-
-    @property
-    def full(self) -> bool:
-        """Whether one client more than allowed is connected."""
-        return len(self._sessions) > self.config.node.max_connections
-
-    # ---- the end
-
-    async def drain(self, seconds: float | None) -> Drained:
-        """Deliver what is queued, for so long or as `drain_timeout_seconds` has it; then stop, as by SIGTERM.
-
-        Returns when nothing is left of any row, before the daemon ends.
-        """
-        if self._drained.empties_for_seconds is None and not self._drain_asked.is_set():
-            seconds = self.config.node.drain_timeout_seconds if seconds is None else seconds
-            self._drained.empty_for(seconds)
-            log.info("draining", by="producerctl", seconds=seconds)
-            self._drain_asked.set()
-        await self._settled.wait()
-        return self._drained
-
-    def _on_signal(self, number: int) -> None:
-        self._signals += 1
-        name = signal.Signals(number).name
-        if self._signals > 1:
-            log.warning("stopping at once", signal=name)
-        else:
-            log.info("draining", signal=name, seconds=self.config.node.drain_timeout_seconds)
-        if self._drain_asked.is_set():
-            self._quiet.set()  # whatever it is at goes no further
-        self._drain_asked.set()
-
-    # ---- other settings
-
-    async def reload(self) -> Told:
-        """Read the settings again.  Raises ConfigurationError where they do not hold: then the old ones stay."""
-        async with self._reloading:
-            for acceptor in (self._acceptor, self._admin_acceptor):
-                await acceptor.look()
-            return await self._reload()
-
-    async def _reload(self) -> Told:
-        def look() -> tuple[Config, MemoryLimit]:
-            try:
-                loaded = self._load()
-                check_accesses(accesses_of(loaded))
-                return loaded, memory_limit()
-            except ConfigurationError:
-                raise
-            except Exception as error:  # files of others may hold anything; what runs must not end by what they hold
-                raise ConfigurationError([f"settings cannot be read: {type(error).__name__}: {error}"]) from error
-
-        try:
-            loaded, limit = await aside(look)
-            read = reload(self.config, loaded, [stream.name for stream in self._streams])
-            check_fits(read.config, limit)
-        except ConfigurationError as error:
-            self._metrics.reload_failed()
-            log.error("settings are refused, the old ones stay", problems=list(error.problems))
-            raise
-        self.config = read.config
-        self.rules = _session_rules(read.config.node)
-        self._streams.reload(read.config, self._loop.time())
-        self._metrics.reload(read.config, limit.bytes)
-        logs.reconfigure(read.config.node.log_level)
-        ready = {} if self.unready is None else {"unready": self.unready}
-        log.info("settings read again", changed=list(read.changes), needs_restart=list(read.needs_restart), **ready)
-        return {"changed": read.changes, "needs_restart": read.needs_restart, "unready": self.unready}
-
-    async def _reload_on_signal(self) -> None:
-        while True:
-            await self._hang_up.wait()
-            self._hang_up.clear()
-            with suppress(ConfigurationError):  # it was told
-                await self.reload()
-
-    async def _drain(self) -> None:
-        """Finish and give back, until all is done or the deadline."""
-        seconds = self.config.node.drain_timeout_seconds
-        emptying_seconds = self._drained.empties_for_seconds or 0.0
-        for session in list(self._sessions):
-            session.drain(seconds + emptying_seconds)
-        now = self._loop.time()
-        for stream in self._streams:
-            stream.gate.close(Refusal(Code.DRAINING, "the daemon stops"), now)
-        if emptying_seconds:
-            for stream in self._streams:
-                stream.hasten(now)
-            await self._quiet_within(emptying_seconds)
-            self._quiet.clear()
-        for stream in self._streams:
-            stream.drain()
-        if not await self._quiet_within(seconds):
-            log.warning("the deadline of draining has passed", seconds=seconds)
-        await self._dispatcher.give_up()
-        undelivered = sum([stream.pipeline.abandon() for stream in self._streams])
-        for stream in self._streams:
-            stream.settle(self._loop.time())
-        stats = [stream.pipeline.stats for stream in self._streams]
-        returned = sum([each.discarded_records["returned"] for each in stats])
-        self._drained.end(returned_records=returned, undelivered_records=undelivered)
-        self._settled.set()
-
-    async def _quiet_within(self, seconds: float) -> bool:
-        """Wait until no row is left, or a signal wants it to go on."""
-        if not self._streams.are_quiet:
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._quiet.wait()
-            except TimeoutError:
-                return False
-        return True
-
-    def _streams_settled(self) -> None:
-        """By a session's word or by an answer: the node may have room again, and the end of draining may have come."""
-        self._streams.hand_room_on(self._loop.time())
-        if self.state is State.DRAINING and self._streams.are_quiet:
-            self._quiet.set()
-
-    async def _say_last_words(self) -> None:
-        """The last acknowledgements leave; then the connections end."""
-        for session in list(self._sessions):
-            session.close(Code.DRAINING, "the daemon has stopped")
-        if self._sessions:
-            self._all_gone.clear()  # it is set since the first time that nobody was connected
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORDS_SECONDS):
-                    await self._all_gone.wait()
-
-    # ---- what is asked of it
-
-    @property
-    def state_name(self) -> str:
-        return self.state.value
-
-    @property
-    def unready(self) -> str | None:
-        """Why clients are not served; None while they are."""
-        return self._acceptor.problem if self.state is State.SERVING else self.state.value
-
-    @property
-    def connections(self) -> int:
-        return len(self._sessions)
-
-    def _status_line(self) -> str:
-        records = sum([stream.budget.used_records for stream in self._streams])
-        if self.state is State.SERVING:
-            if self._acceptor.problem is not None:
-                return self._acceptor.problem
-            return f"serving: {len(self._streams):,} streams, {records:,} records queued"
-        seconds = self.config.node.drain_timeout_seconds + (self._drained.empties_for_seconds or 0.0)
-        return f"{self.state.value}: {records:,} records left, at most {seconds:g} s"
-
-    async def _render_metrics(self) -> bytes:
-        """One at a time, and of all who ask meanwhile for all together: of 64 streams it takes 0.1 s of CPU."""
-        asked_at = time.monotonic()
-        async with self._rendering:
-            began_at, text = self._rendered
-            if began_at < asked_at:
-                began_at = time.monotonic()
-                snapshot = self._metrics.snapshot(
-                    self._streams,
-                    state=self.state.value,
-                    is_ready=self.unready is None,
-                    connections=self.connections,
-                    now=self._loop.time(),
-                )
-                text = await asyncio.to_thread(metrics.text, snapshot)
-                self._rendered = began_at, text
-            return text

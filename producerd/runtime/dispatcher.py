@@ -42,19 +42,18 @@ R = TypeVar("R")
 
 
 class Dispatcher:
-    """One for the node.  A stream that was touched is given to `look_at`; ``settled`` is called after streams settled.
+    """Carries the work of the node's streams: each is added with its way to Kinesis, and looked at when touched.
 
-    ``kinesis_of``: the way to a stream's service.
+    ``settled`` is called each time that streams have settled.
     """
 
     def __init__(
         self,
-        kinesis_of: Callable[[Stream], Kinesis],
         executor: Executor,
         workers: int,
         settled: Callable[[], None] = lambda: None,
     ) -> None:
-        self._kinesis_of = kinesis_of
+        self._kinesis: dict[Stream, Kinesis] = {}
         self._settled = settled
         self._executor = executor
         self._free_workers = workers
@@ -85,10 +84,19 @@ class Dispatcher:
         if self._sending or self._sorting:
             await asyncio.wait(self._sending | self._sorting)
 
+    def add(self, stream: Stream, kinesis: Kinesis) -> None:
+        """Carry this stream's work to Kinesis from now on."""
+        self._kinesis[stream] = kinesis
+        self.look_at(stream)
+
     def look_at(self, stream: Stream) -> None:
-        """Look at a stream once, after this turn of the loop: it may have work to do, or acknowledgements to send."""
-        self._touched[stream] = None
-        self._schedule_pump()
+        """Look at a stream once, after this turn of the loop: it may have work to do, or acknowledgements to send.
+
+        A stream that was forgotten is left alone: the end of its last session may come late.
+        """
+        if stream in self._kinesis:
+            self._touched[stream] = None
+            self._schedule_pump()
 
     def _schedule_pump(self) -> None:
         if not self._pump_scheduled:
@@ -96,6 +104,8 @@ class Dispatcher:
             self._loop.call_soon(self._pump)
 
     def forget(self, stream: Stream) -> None:
+        """Carry this stream's work no more.  None of it is on its way."""
+        del self._kinesis[stream]
         self._touched.pop(stream, None)
         self._held_back.pop(stream, None)
         if (timer := self._timers.pop(stream, None)) is not None:
@@ -209,7 +219,7 @@ class Dispatcher:
         encoded = work() if inline else await self._in_worker(work)
         stream.pipeline.encoded(request, encoded, self._loop.time())
         self.look_at(stream)
-        return await self._kinesis_of(stream).put_records(stream.address, encoded, request.timeout_seconds)
+        return await self._kinesis[stream].put_records(stream.address, encoded, request.timeout_seconds)
 
     async def _sort(self, stream: Stream, job: SortJob) -> None:
         stream.pipeline.sorted(job, await self._in_worker(partial(_sort, stream.name, job)))

@@ -15,7 +15,6 @@ from producerd.runtime.asking import Asking, Word
 from producerd.runtime.aws.clients import AwsClients, access_of
 from producerd.runtime.aws.kinesis import AioKinesis
 from producerd.runtime.dispatcher import Dispatcher
-from producerd.runtime.kinesis import Kinesis
 from producerd.runtime.logs import get_logger
 from producerd.runtime.shard_watch import ShardWatch
 from producerd.runtime.stream import Stream
@@ -32,23 +31,20 @@ LOOK_SECONDS: Final = 60.0
 class Streams:
     """See the module's text.  Iterates over the streams that are known; `run` encloses their watches."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, dispatcher: Dispatcher, clients: AwsClients, executor: Executor) -> None:
         node = config.node
         self.config = config
+        self._dispatcher, self._clients, self._executor = dispatcher, clients, executor
+        self._tasks = asyncio.TaskGroup()  # which `run` enters
         self.budget = NodeBudget(node.node_queue_limit_bytes, node.floor_bytes)
         self.in_flight = NodeInFlight(node.node_max_in_flight_bytes, node.in_flight_floor_bytes)
         self._known: dict[str, Stream] = {}
-        self._services: dict[Stream, Kinesis] = {}
         self._watches: dict[Stream, asyncio.Task[None]] = {}
         self._askings: dict[Stream, Asking] = {}
 
-    def through(self, dispatcher: Dispatcher, clients: AwsClients, executor: Executor) -> None:
-        """What carries the streams' work; before any is opened."""
-        self._dispatcher, self._clients, self._executor = dispatcher, clients, executor
-
     async def run(self, stopped: asyncio.Event) -> None:
         """Own every stream's watch until ``stopped``."""
-        async with asyncio.TaskGroup() as self._tasks:
+        async with self._tasks:
             forgetting = self._tasks.create_task(self._forget_idle())
             await stopped.wait()
             for task in (forgetting, *self._watches.values()):
@@ -64,9 +60,6 @@ class Streams:
 
     def get(self, name: str) -> Stream | None:
         return self._known.get(name)
-
-    def service_of(self, stream: Stream) -> Kinesis:
-        return self._services[stream]
 
     @property
     def are_quiet(self) -> bool:
@@ -92,14 +85,13 @@ class Streams:
                 node.max_frame_records,
                 self.budget,
                 self.in_flight,
-                touched=self._touched,
+                touched=self._dispatcher.look_at,
                 credentials=client.credentials,
             )
             kinesis = AioKinesis(client, self._executor)
-            self._services[stream] = kinesis
             self._askings[stream] = Asking(stream, kinesis, self._tasks)
             self._watches[stream] = self._tasks.create_task(ShardWatch(stream, kinesis).run())
-            self._touched(stream)
+            self._dispatcher.add(stream, kinesis)
         return stream
 
     def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
@@ -126,11 +118,6 @@ class Streams:
             stream.reload(config.stream(stream.name), now)
 
     # ---- inside
-
-    def _touched(self, stream: Stream) -> None:
-        """Something happened to a stream."""
-        if stream in self._watches:  # else it is forgotten, and a session's end came late
-            self._dispatcher.look_at(stream)
 
     def _check_new(self, name: str) -> None:
         node = self.config.node
@@ -170,7 +157,7 @@ class Streams:
         self._watches.pop(stream).cancel()
         self._askings.pop(stream).close()
         self._dispatcher.forget(stream)
-        del self._known[stream.name], self._services[stream]
+        del self._known[stream.name]
         self._share()
 
     def _share(self) -> None:

@@ -91,6 +91,7 @@ class Notifier:
         self._regularly = {"WATCHDOG": "1"} if watched else {}
         self._owed: dict[str, str] = {}  # one value for each word: it cannot grow
         self._timer: asyncio.TimerHandle | None = None
+        self._status: Callable[[], str] = str  # empty until `ready`
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address[:1] in ("/", "@") else None
 

@@ -96,6 +96,7 @@ class Bench:
         self.stopped = stopped
         settings = StreamSettings(linger_seconds=0, max_in_flight_requests=2).model_copy(update=settings_)
         self.stream = Stream("flights", settings, 1 << 20, 10_000)
+        dispatcher.add(self.stream, kinesis)
         self.stream.pipeline.shard_map_failed("AccessDeniedException", "no", 0.0)  # nobody waits for it
         self.finishes: Counter[int] = Counter()
         self.frames: dict[int, Frame] = {}
@@ -139,7 +140,7 @@ class Bench:
 async def bench(workers: int = 1, **settings: Any) -> AsyncIterator[Bench]:
     kinesis, stopped = StandInKinesis(), asyncio.Event()
     with ThreadPoolExecutor(workers) as pool:
-        dispatcher = Dispatcher(lambda _: kinesis, pool, workers)
+        dispatcher = Dispatcher(pool, workers)
         async with asyncio.TaskGroup() as group:
             group.create_task(dispatcher.run(stopped))
             await asyncio.sleep(0)
@@ -280,13 +281,14 @@ async def test_what_one_stream_has_on_its_way_holds_another_back_no_longer_than_
     kinesis, stopped = Holding(), asyncio.Event()
     settings = StreamSettings(linger_seconds=0, request_max_bytes=65_536)
     with ThreadPoolExecutor(1) as pool:
-        dispatcher = Dispatcher(lambda _: kinesis, pool, 1)
+        dispatcher = Dispatcher(pool, 1)
         async with asyncio.TaskGroup() as group:
             group.create_task(dispatcher.run(stopped))
             await asyncio.sleep(0)
             benches = [Bench(dispatcher, kinesis, stopped, {}) for _ in range(2)]
             for on, name in zip(benches, ("first", "second"), strict=True):
                 on.stream = Stream(name, settings, 1 << 20, 10_000, in_flight=node)
+                dispatcher.add(on.stream, kinesis)
                 on.stream.pipeline.shard_map_failed("AccessDeniedException", "no", 0.0)
             first, second = benches
             first.submit(rows(40, size=10_000))

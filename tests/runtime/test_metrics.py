@@ -17,7 +17,7 @@ from producerd.core import failures
 from producerd.core.failures import meaning_of
 from producerd.core.gate import Refusal, Ticket
 from producerd.errors import Code
-from producerd.runtime.app import State
+from producerd.runtime.daemon import State
 from producerd.runtime.metrics import (
     DISCARD_REASONS,
     ERROR_CODES,

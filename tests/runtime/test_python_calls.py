@@ -26,7 +26,7 @@ import pytest
 import uvloop
 
 from producerd.config import Config, NodeSettings, StreamSettings
-from producerd.runtime.app import Daemon
+from producerd.runtime.app import live
 from producerd.wire import frames
 from tests.daemon import ROOT, WireClient, directory, rows, until
 
@@ -105,7 +105,7 @@ def calls_of_frames(endpoint: str, aggregation: str, sizes: dict[int, int], path
         thread = threading.Thread(target=drive, args=(asyncio.get_running_loop(),))
         thread.start()
         try:
-            return await Daemon(config, lambda: config).run()
+            return await live(config, lambda: config)
         finally:
             thread.join()
 

@@ -122,9 +122,10 @@ def watch(
 
     async def live() -> None:
         with ThreadPoolExecutor(1) as pool:
-            dispatcher = Dispatcher(lambda _: kinesis, pool, 1)
+            dispatcher = Dispatcher(pool, 1)
             touched = dispatcher.look_at
             stream = Stream("flights", settings or StreamSettings(), 1 << 20, 10_000, touched=touched)
+            dispatcher.add(stream, kinesis)
             watch = ShardWatch(stream, kinesis)
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(watch.run())

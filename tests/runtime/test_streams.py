@@ -47,9 +47,8 @@ async def streams_of(config: Config) -> AsyncIterator[Streams]:
     stopped = asyncio.Event()
     clients: Any = SimpleNamespace(of=lambda access: SimpleNamespace(credentials=None))
     with ThreadPoolExecutor(1) as executor:
-        streams = Streams(config)
-        dispatcher = Dispatcher(streams.service_of, executor, 1)
-        streams.through(dispatcher, clients, executor)
+        dispatcher = Dispatcher(executor, 1)
+        streams = Streams(config, dispatcher, clients, executor)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(dispatcher.run(stopped))
             tasks.create_task(streams.run(stopped))
