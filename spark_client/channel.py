@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProtocolError, Refused
 from producerd.wire import frames
-from producerd.wire.columns import Buffer
+from producerd.wire.columns import Buffer, Columns
 from producerd.wire.frames import MessageType
 from producerd.wire.machine import Machine, Side, frame_id_of
 
@@ -135,9 +135,13 @@ class Channel:
     def tell(self, message: frames.Message) -> None:
         data = frames.encode(message)
         self.machine.sent(MessageType(data[0]), frame_id_of(message))
-        self.send(data)
+        self._send(data)
 
-    def send(self, *parts: Buffer) -> None:
+    def send_body(self, frame_id: int, columns: Columns) -> None:
+        self.machine.sent(MessageType.BODY, frame_id)
+        self._send(frames.body_header(columns.layout), columns.body_prefix(frame_id), *columns.parts)
+
+    def _send(self, *parts: Buffer) -> None:
         """Send all of it, however long that takes: the daemon reads what it granted, or the socket ends (Lost)."""
         left = [memoryview(part).cast("B") for part in parts if len(part)]
         while left:
@@ -226,7 +230,7 @@ def _greet(path: str, hello: frames.Hello, deadline: float) -> tuple[Channel, fr
     except BaseException:
         channel.close()
         raise
-    channel.machine.window_frames = answer.window_frames
+    channel.machine.set_window(answer.window_frames)
     return channel, answer
 
 

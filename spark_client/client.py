@@ -42,9 +42,10 @@ from producerd.errors import (
 from producerd.wire import frames
 from spark_client.batches import Rows
 from spark_client.channel import LEAST_SECONDS, socket_paths
-from spark_client.connection import ANSWER_SECONDS, Connection
+from spark_client.connection import Connection
 from spark_client.options import MOST_SECONDS, is_seconds, refuse
 from spark_client.results import MAX_FAILURES_TOLD, as_line
+from spark_client.session import ANSWER_SECONDS
 from spark_client.tally import Tally
 
 LOG: Final = logging.getLogger("producerd.client")
@@ -101,12 +102,13 @@ class KinesisClient:
         )
         paths = socket_paths(socket)
 
-        def connect() -> Connection:
+        def connect(acknowledged: Callable[[], object]) -> Connection:
             return Connection(
                 hello,
                 paths,
                 connect_timeout_seconds=connect_timeout_seconds,
                 reconnect_timeout_seconds=reconnect_timeout_seconds,
+                acknowledged=acknowledged,
             )
 
         self._owner = _Owner(connect)
@@ -201,7 +203,7 @@ _Step = tuple["Future[Any]", Callable[[Connection], Any]]
 class _Owner:
     """Owns the connection, in a thread of its own; everybody else hands it steps."""
 
-    def __init__(self, connect: Callable[[], Connection]) -> None:
+    def __init__(self, connect: Callable[[Callable[[], object]], Connection]) -> None:
         self._connect = connect
         self._connection: Connection | None = self._connected()
         self._pid = os.getpid()
@@ -375,11 +377,9 @@ class _Owner:
 
     def _connected(self) -> Connection:
         try:
-            connection = self._connect()
+            return self._connect(self._settle)  # also while a call waits for room
         except ProducerdError as error:
             raise as_line(error) from None
-        connection.acknowledged = self._settle  # also while a call waits for room
-        return connection
 
     def _settle(self) -> None:
         """Tell the callers whose records have all ended."""

@@ -17,8 +17,8 @@ from producerd import __version__
 from producerd.errors import ProducerdError
 from producerd.wire import frames
 from spark_client.channel import LEAST_SECONDS, ask, dial, socket_paths
-from spark_client.connection import describe
 from spark_client.results import names_of
+from spark_client.session import describe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

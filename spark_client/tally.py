@@ -60,6 +60,30 @@ class Tally:
         ]
         return tuple(sorted(found, key=lambda failure: (failure.code == Code.FRAME_REFUSED, failure.records)))
 
+    def add_taken(self, records: int) -> None:
+        """Count rows that were handed to a daemon."""
+        self.taken += records
+
+    def add_resent(self, records: int) -> None:
+        """Count rows that were handed to one more daemon."""
+        self.resent += records
+
+    def add_lost(self, records: int) -> None:
+        """Count rows that a lost daemon had: it may have stored them, and they are sent again."""
+        self.possible_duplicates += records
+
+    def add_payload(self, payload_bytes: int) -> None:
+        """Count the bytes of stored rows."""
+        self.payload_bytes += payload_bytes
+
+    def add_blocked(self, seconds: float) -> None:
+        """Count a wait for room."""
+        self.seconds_blocked += seconds
+
+    def add_flushing(self, seconds: float) -> None:
+        """Count a wait for the last acknowledgements."""
+        self.seconds_flushing += seconds
+
     def settle(self, ack: Ack, rows: Sequence[int], stream: str, *, sends_again: bool = False) -> list[int]:
         """Add the end of one frame of a stream; ``rows`` are the numbers of its rows.
 

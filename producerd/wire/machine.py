@@ -92,12 +92,16 @@ class Machine:
         self.window_frames = window_frames
         self.state = SessionState.CONNECTED
         self._frames: dict[int, FrameState] = {}
-        self._last_frame_id = 0
+        self.last_frame_id = 0
 
     @property
     def outstanding(self) -> int:
         """Frames in any state but IDLE."""
         return len(self._frames)
+
+    def set_window(self, window_frames: int) -> None:
+        """Allow as many open frames as WELCOME says."""
+        self.window_frames = window_frames
 
     def frame_state(self, frame_id: int) -> FrameState:
         return self._frames.get(frame_id, FrameState.IDLE)
@@ -126,12 +130,12 @@ class Machine:
         if new is None:
             raise ProtocolError(f"{type_.name} of frame {frame_id}, which is {old.value}")
         if type_ is M.RESERVE:
-            if frame_id <= self._last_frame_id:
-                raise ProtocolError(f"RESERVE of frame {frame_id} after frame {self._last_frame_id}")
+            if frame_id <= self.last_frame_id:
+                raise ProtocolError(f"RESERVE of frame {frame_id} after frame {self.last_frame_id}")
             if len(self._frames) >= self.window_frames:
                 raise ProtocolError(f"RESERVE of frame {frame_id} passes the window of {self.window_frames} frames")
-            self._last_frame_id = frame_id
-        elif not 0 < frame_id <= self._last_frame_id:
+            self.last_frame_id = frame_id
+        elif not 0 < frame_id <= self.last_frame_id:
             raise ProtocolError(f"{type_.name} of frame {frame_id}, which was never reserved")
         if new is FrameState.IDLE:
             self._frames.pop(frame_id, None)

@@ -25,7 +25,7 @@ from producerd.errors import (
 )
 from producerd.wire import frames
 from producerd.wire.columns import Body, Columns, lay_out
-from spark_client import channel, connection
+from spark_client import channel
 from spark_client.channel import socket_paths
 from spark_client.connection import Connection
 from spark_client.tally import Tally
@@ -55,7 +55,7 @@ def rows(count: int, size: int = 10) -> Columns:
 
 @pytest.fixture(autouse=True)
 def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("spark_client.session.ANSWER_SECONDS", 0.3)
 
 
 def test_hello_says_who_the_task_is(daemon: FakeDaemon) -> None:
@@ -211,7 +211,10 @@ def test_the_bytes_of_a_tally_are_those_of_stored_rows(daemon: FakeDaemon) -> No
         session.flush(10)
         assert session.draining is None, "the next daemon does not stop"
         assert session.reason("another") == "there is no daemon that knows of them"
-        assert repr(session).endswith(": streams s, 0 frames with 0 bytes not acknowledged, 0 to be sent again>")
+        assert repr(session) == (
+            f"<Connection with 0 frames to be sent again: <DaemonSession 1 with a daemon at {daemon.path}: streams s, "
+            "0 of 64 frames open, 0 of 8388608 bytes sent>>"
+        )
     tally = session.tally
     assert (tally.records, tally.stored) == (3, 2)
     assert tally.payload_bytes == len(b"k0data 07k2data two9")
@@ -767,8 +770,8 @@ def test_who_has_waited_for_long_in_all_is_told_why_once(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, waits_for: str
 ) -> None:
     """Also where no single wait is long, and where the queue has room and only the answers take so long."""
-    monkeypatch.setattr("spark_client.connection.SLOW_SECONDS", 0.15)
-    monkeypatch.setattr("spark_client.connection.LONG_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("spark_client.session.SLOW_SECONDS", 0.15)
+    monkeypatch.setattr("spark_client.session.LONG_WAIT_SECONDS", 0.05)
 
     def script(session: Session) -> None:
         session.start()
@@ -803,8 +806,8 @@ def test_a_loop_of_quick_waits_is_told_nothing(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each put waits for its grant and its answer; thousands of them are no wait, however long they take in all."""
-    monkeypatch.setattr("spark_client.connection.SLOW_SECONDS", 1.0)
-    monkeypatch.setattr("spark_client.connection.LONG_WAIT_SECONDS", 3_600.0)
+    monkeypatch.setattr("spark_client.session.SLOW_SECONDS", 1.0)
+    monkeypatch.setattr("spark_client.session.LONG_WAIT_SECONDS", 3_600.0)
 
     def script(session: Session) -> None:
         session.start()
@@ -827,8 +830,8 @@ def test_a_wait_that_is_the_rest_of_a_long_one_is_told_of_though_it_is_short(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else it would be cut into ever shorter ones, none of which counts."""
-    monkeypatch.setattr("spark_client.connection.SLOW_SECONDS", 0.1)
-    monkeypatch.setattr("spark_client.connection.LONG_WAIT_SECONDS", 3_600.0)
+    monkeypatch.setattr("spark_client.session.SLOW_SECONDS", 0.1)
+    monkeypatch.setattr("spark_client.session.LONG_WAIT_SECONDS", 3_600.0)
 
     def script(session: Session) -> None:
         session.start()
@@ -867,7 +870,7 @@ def test_rows_that_came_back_end_with_the_frame_that_they_are_sent_again_in(send
 
 def test_who_waits_for_a_silent_daemon_says_so(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """Again and again, also where it waits for ever: nothing hangs without a line."""
-    monkeypatch.setattr(connection, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr("spark_client.session.SILENT_SECONDS", 0.05)
 
     def script(session: Session) -> None:
         session.start()
@@ -885,12 +888,13 @@ def test_who_waits_for_a_silent_daemon_says_so(daemon: FakeDaemon, monkeypatch: 
                 said.set()
 
     listener = Listener()
-    connection.LOG.addHandler(listener)
+    log = logging.getLogger("producerd.client")
+    log.addHandler(listener)
     daemon.runs(script)
     try:
         with connect(daemon) as session:
             session.put("s", rows(3))
             session.flush()
     finally:
-        connection.LOG.removeHandler(listener)
+        log.removeHandler(listener)
     assert said.is_set()

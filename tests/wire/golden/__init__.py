@@ -195,7 +195,7 @@ def talk(path: str) -> tuple[Tally, str]:
         )
         session.flush(PATIENCE_SECONDS)
         said = session.reason("flights")
-        session._channel.tell(frames.Close("", "the session is over"))
+        session._session._channel.tell(frames.Close("", "the session is over"))
     return session.tally, said
 
 

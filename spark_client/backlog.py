@@ -1,0 +1,123 @@
+"""The frames that no daemon has acknowledged, whether the present daemon has them or the next one must get them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from producerd.errors import ProtocolError
+from producerd.wire import frames
+from producerd.wire.columns import FLAG_RESENT, Columns, Layout
+from spark_client.tally import Tally
+
+
+@dataclass(frozen=True)
+class UnackedFrame:
+    """A frame that no daemon has acknowledged.
+
+    ``tally`` counts its rows and names them by their numbers in ``rows``.  ``first`` is the number of rows that were
+    put before it, by which frames are sent again in their order.
+    """
+
+    stream: str
+    columns: Columns
+    rows: Sequence[int]
+    tally: Tally
+    first: int
+
+    def resent(self) -> UnackedFrame:
+        """Return this frame marked as sent again."""
+        return dataclasses.replace(self, columns=_marked(self.columns))
+
+    def part(self, places: Sequence[int]) -> UnackedFrame:
+        """Return some rows of this frame as a frame of their own, marked as sent again."""
+        rows = [self.rows[place] for place in places]
+        columns = _marked(self.columns.take(places))
+        return dataclasses.replace(self, columns=columns, rows=rows, first=self.first + places[0])
+
+
+class Backlog:
+    """What a client still has to see acknowledged.
+
+    A frame is either in ``sent``, under the id that the present session gave it, or in ``again``, the frames of an
+    earlier daemon and rows that a daemon gave back.  The next session sends those in their order.
+
+    Without ``sends_again`` returned rows end as failures.  ``acknowledged`` is called after each acknowledgement.
+    """
+
+    def __init__(self, *, sends_again: bool, acknowledged: Callable[[], object]) -> None:
+        self.sent: dict[int, UnackedFrame] = {}
+        self.sent_bytes = 0
+        self.again: list[UnackedFrame] = []
+        self.failed_returned_records = 0
+        self._sends_again = sends_again
+        self._acknowledged = acknowledged
+        self._has_stored = False
+
+    def __str__(self) -> str:
+        owed = [*self.sent.values(), *self.again]
+        return f"{len(owed)} frames with {sum(len(frame.rows) for frame in owed)} records are not acknowledged"
+
+    @property
+    def returned_records(self) -> int:
+        """The rows that are to be sent again, or that nobody sends again."""
+        return self.failed_returned_records + sum(len(frame.rows) for frame in self.again)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether an earlier daemon stored rows of this client, or had some that are sent again."""
+        return self._has_stored or bool(self.again)
+
+    def add(self, frame_id: int, frame: UnackedFrame) -> None:
+        """Keep a frame that is being sent."""
+        self.sent[frame_id] = frame
+        self.sent_bytes += frame.columns.layout.charge_bytes
+
+    def settle(self, ack: frames.Ack) -> None:
+        """End a frame as the daemon says; rows that it gave back are kept to be sent again."""
+        frame = self.sent.pop(ack.frame_id)
+        columns, layout, tally = frame.columns, frame.columns.layout, frame.tally
+        if ack.records != layout.records:
+            raise ProtocolError(f"ACK of {ack.records} records for a frame of {layout.records}")
+        self.sent_bytes -= layout.charge_bytes
+        not_stored = [place for place, _ in ack.failed_rows()]
+        tally.add_payload(
+            _payload_bytes(layout) - (_payload_bytes(columns.take(not_stored).layout) if not_stored else 0)
+        )
+        self._has_stored |= ack.stored > 0
+        back = tally.settle(ack, frame.rows, frame.stream, sends_again=self._sends_again)
+        if back:
+            self.again.append(frame.part(back))
+        if not self._sends_again:
+            self.failed_returned_records += ack.returned
+        self._acknowledged()
+
+    def lose(self) -> None:
+        """The daemon is gone: whatever it did not acknowledge is sent again, and may be stored twice."""
+        for frame in self.sent.values():
+            frame.tally.add_lost(len(frame.rows))
+            self.again.append(frame.resent())
+        self.again.sort(key=lambda frame: frame.first)
+        self.sent.clear()
+        self.sent_bytes = 0
+
+    def split_first(self) -> None:
+        """Halve the first frame to be sent again, as the daemon takes none so large."""
+        frame = self.again[0]
+        places, middle = range(len(frame.rows)), len(frame.rows) // 2
+        self.again[:1] = [frame.part(places[:middle]), frame.part(places[middle:])]
+
+    def pop_first(self) -> UnackedFrame:
+        """Take out the first frame to be sent again, and count it as resent."""
+        frame = self.again.pop(0)
+        frame.tally.add_resent(len(frame.rows))
+        return frame
+
+
+def _marked(columns: Columns) -> Columns:
+    return Columns(dataclasses.replace(columns.layout, flags=columns.layout.flags | FLAG_RESENT), columns.parts)
+
+
+def _payload_bytes(layout: Layout) -> int:
+    return layout.key_bytes + layout.data_bytes + layout.hash_key_bytes

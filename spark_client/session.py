@@ -1,0 +1,379 @@
+"""One session with one daemon: streams are opened, frames reserved, sent and acknowledged.
+
+Nothing runs in the background.  The client settles acknowledgements whenever it reads anything: while it waits for the
+window or for a GRANT, and in `DaemonSession.flush`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from producerd.errors import (
+    BackpressureTimeout,
+    Code,
+    ConnectionFailed,
+    FlushTimeout,
+    Outcome,
+    ProtocolError,
+    Refused,
+)
+from producerd.wire import frames
+from producerd.wire.columns import Layout
+from spark_client.backlog import Backlog, UnackedFrame
+from spark_client.channel import LEAST_SECONDS, Late, Lost, closed, dial
+
+LOG: Final = logging.getLogger("producerd.client")
+ANSWER_SECONDS: Final = 2.0
+"""How long a caller whose time-out has ended waits for the daemon's reason.  A daemon answers at once, or it hangs."""
+SLOW_SECONDS: Final = 30.0
+LOG_AGAIN_SECONDS: Final = 300.0
+"""The daemon reports to a blocked caller after as long, and as often."""
+LONG_WAIT_SECONDS: Final = 0.25
+"""Waits that are shorter do not count, as a loop of puts has thousands of them."""
+SILENT_SECONDS: Final = 360.0
+"""A daemon reports every 5 minutes why there is no room, but never why acknowledgements take so long."""
+
+
+class Deadline(NamedTuple):
+    """When a time-out of ``seconds`` ends, by `time.monotonic`; None waits for ever."""
+
+    seconds: float | None
+    at: float | None
+
+    @staticmethod
+    def after(seconds: float | None) -> Deadline:
+        return Deadline(seconds, None if seconds is None else time.monotonic() + max(seconds, LEAST_SECONDS))
+
+
+class OpenStream(NamedTuple):
+    """A stream that the daemon has opened: its number, and the largest frame that it takes now (charge, records)."""
+
+    number: int
+    max_frame_bytes: int
+    max_frame_records: int
+
+
+class WaitTime:
+    """How long a client has waited in all, whichever daemon it waited for, and when the log reports that next."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.logs_at = SLOW_SECONDS
+
+    def add(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def end(self) -> None:
+        """Count the wait that lasted until the log was due, however short its last part was."""
+        self.seconds = max(self.seconds, self.logs_at)
+
+    def logged(self) -> None:
+        self.logs_at = self.seconds + LOG_AGAIN_SECONDS
+
+
+class DaemonSession:
+    """The client's side of one session, from WELCOME to its end.  `producerd.runtime.session` is the daemon's side.
+
+    The constructor looks for a daemon at ``paths``, as `dial` does.  When the session is over, every call raises
+    ConnectionFailed: with DAEMON_LOST when the socket ended, with DRAINING when the daemon stops and takes no more
+    frames.  ``backlog`` has the frames that the daemon did not acknowledge.
+    """
+
+    def __init__(
+        self,
+        hello: frames.Hello,
+        paths: Sequence[str],
+        timeout_seconds: float,
+        backlog: Backlog,
+        wait_time: WaitTime,
+    ) -> None:
+        self.streams: dict[str, OpenStream] = {}
+        self.draining: frames.Draining | None = None
+        self.has_progressed = False
+        self._opening: dict[str, int] = {}  # the numbers of streams whose OPEN is not answered
+        self._last_number = 0
+        self._backlog = backlog
+        self._wait_time = wait_time
+        self._resumed = backlog.is_resumed
+        self._channel, self._welcome = dial(hello, paths, timeout_seconds)
+
+    def __repr__(self) -> str:
+        machine, welcome, backlog = self._channel.machine, self._welcome, self._backlog
+        return (
+            f"<DaemonSession {welcome.session_id} with {welcome.daemon or 'a daemon'} at {self._channel.path}: "
+            f"streams {', '.join(self.streams) or 'none'}, {machine.outstanding} of {machine.window_frames} frames "
+            f"open, {backlog.sent_bytes} of {welcome.window_bytes} bytes sent>"
+        )
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def cut(self) -> None:
+        """From any thread: end the session, and wake the thread that waits in it."""
+        self._channel.cut()
+
+    # ---------------------------------------------------------------------------------------------------------- streams
+
+    def open(self, stream: str, deadline: Deadline) -> None:
+        """Open a stream.  An OPEN that an earlier call did not wait for long enough is not sent twice."""
+        if stream not in self.streams and stream not in self._opening:
+            self._last_number += 1
+            self._tell(frames.Open(self._last_number, stream, int(self._resumed)))
+            self._opening[stream] = self._last_number
+        number = self._opening.get(stream)
+        try:
+            while stream in self._opening:
+                answer = self._read(deadline.at)
+                self._settle(answer)
+                if isinstance(answer, frames.Refused) and (answer.frame_id, answer.stream_id) == (0, number):
+                    raise self._refusal(answer)
+        except Late:
+            text = f"stream {stream} was not opened within {deadline.seconds} s: the daemon does not answer"
+            raise BackpressureTimeout(text) from None
+
+    def largest_frame(self, stream: str) -> tuple[int, int]:
+        """Return the most (charge, records) that a frame may have now, for a stream that is not open by WELCOME."""
+        limits = self.streams.get(stream, self._welcome)
+        return limits.max_frame_bytes, limits.max_frame_records
+
+    # ----------------------------------------------------------------------------------------------------------- frames
+
+    def reserve(self, frame: UnackedFrame, deadline: Deadline) -> int:
+        """Return the frame's id when the daemon grants it, or 0 if its only record can never be taken.
+
+        That record then ends in the frame's tally.
+        """
+        layout = frame.columns.layout
+        if self._backlog.failed_returned_records or self.draining:
+            raise self._drained()
+        try:
+            if layout.charge_bytes > self._welcome.max_frame_bytes and not self._window_has_room(layout):
+                self._tell(frames.Flush())  # a daemon sends what lingers by itself where no usual frame has room
+            while not self._window_has_room(layout):
+                self._settle_next(deadline.at)
+        except Late:
+            raise _no_room(frame, deadline, self.reason(frame.stream)) from None
+        frame_id = self._channel.machine.last_frame_id + 1
+        self._tell(frames.Reserve(frame_id, self.streams[frame.stream].number, layout))
+        try:
+            answer = self._answer_to_reserve(frame_id, deadline.at)
+        except Late:
+            answer = self._cancel(frame_id, frame, deadline)
+        if isinstance(answer, frames.Grant):
+            return frame_id
+        if answer.code == Code.RECORD_TOO_LARGE and layout.records == 1:
+            why = frames.RowCode(Outcome.NOT_STORED, answer.code, answer.message)
+            frame.tally.refuse(frame.rows[0], why, frame.stream)
+            return 0
+        if answer.code == Code.TOO_LARGE:
+            self._shrink(frame.stream, layout, answer)
+        raise self._refusal(answer)
+
+    def send(self, frame_id: int, frame: UnackedFrame) -> None:
+        """Send a granted frame whole, however long that takes."""
+        self._backlog.add(frame_id, frame)
+        try:
+            self._channel.send_body(frame_id, frame.columns)
+        except Lost:
+            self._read_to_the_end()
+
+    def hasten(self) -> None:
+        """Have every frame sent to Kinesis without lingering."""
+        if self._backlog.sent:
+            self._tell(frames.Flush())
+
+    def flush(self, deadline: Deadline) -> None:
+        """Wait until every frame is acknowledged, none of which lingers."""
+        self.hasten()
+        try:
+            while self._backlog.sent:
+                self._settle_next(deadline.at)
+        except Late:
+            reason = self.reason(self._first_stream())
+            if self._backlog.sent:  # the last ACK may have come before the reason did
+                raise FlushTimeout(f"{self._backlog} after {deadline.seconds} s: {reason}") from None
+        if self._backlog.returned_records:
+            raise self._drained()
+
+    def settle_arrived(self) -> None:
+        """Settle what has arrived, without waiting."""
+        if not self._backlog.sent:
+            self.has_progressed = True  # nothing was sent: should the session end now, no frame is to blame
+        with contextlib.suppress(Late):
+            while True:
+                self._settle(self._read(time.monotonic()))
+
+    def hear_out(self) -> None:
+        """Settle what a daemon that stops still says: it acknowledges what it can, and gives the rest back."""
+        at = time.monotonic() + (self.draining.deadline_seconds if self.draining else 0) + ANSWER_SECONDS
+        with contextlib.suppress(Late, Lost, ConnectionFailed):
+            while self._backlog.sent:
+                self._settle(self._channel.read(at))
+
+    def reason(self, stream: str) -> str:
+        """Return the daemon's reason why rows of an open stream wait, or that it gave none."""
+        self._tell(frames.Status(self.streams[stream].number))
+        at = time.monotonic() + ANSWER_SECONDS
+        try:
+            while True:
+                message = self._read(at)
+                if isinstance(message, frames.Blocked):
+                    return describe(message)
+                self._settle(message)
+        except Late:
+            return "the daemon does not answer"
+
+    def log_long_wait(self) -> None:
+        """Log now and then how long this client has waited in all, and for what."""
+        wait_time = self._wait_time
+        if wait_time.seconds >= wait_time.logs_at and self._backlog.sent:
+            wait_time.logged()
+            stream = self._first_stream()
+            text = "stream %s: this task has waited for more than %.0f s; %s: %s"
+            LOG.warning(text, stream, wait_time.seconds, str(self._backlog), self.reason(stream))
+
+    def _first_stream(self) -> str:
+        return next(iter(self._backlog.sent.values())).stream
+
+    def _window_has_room(self, layout: Layout) -> bool:
+        """Both sides keep the window: else acknowledgements pile up, or both block writing.  One frame always fits."""
+        machine, backlog = self._channel.machine, self._backlog
+        if machine.outstanding >= machine.window_frames:
+            return False
+        return not backlog.sent or backlog.sent_bytes + layout.charge_bytes <= self._welcome.window_bytes
+
+    def _cancel(self, frame_id: int, frame: UnackedFrame, deadline: Deadline) -> frames.Refused:
+        """Withdraw a RESERVE and raise; return only a refusal that crossed the CANCEL.  A GRANT that did so is void."""
+        self._tell(frames.Cancel(frame_id))
+        try:
+            answer = self._answer_to_reserve(frame_id, time.monotonic() + ANSWER_SECONDS)
+        except Late:  # should an answer still come, the machine knows that the frame is cancelled, and _settle drops it
+            reason = "the daemon does not answer"
+        else:
+            if isinstance(answer, frames.Refused) and answer.code != Code.CANCELLED:
+                return answer
+            reason = answer.message if isinstance(answer, frames.Refused) else "room came just too late"
+        raise _no_room(frame, deadline, reason)
+
+    def _shrink(self, stream: str, layout: Layout, refused: frames.Refused) -> None:
+        most_bytes, most_records = refused.max_frame_bytes, refused.max_frame_records or layout.records
+        if layout.records > 1 and layout.charge_bytes <= most_bytes and layout.records <= most_records:
+            raise ProtocolError(f"a frame of {layout.charge_bytes} bytes was refused as larger than {most_bytes}")
+        number, max_bytes, max_records = self.streams[stream]
+        self.streams[stream] = OpenStream(number, min(max_bytes, most_bytes), min(max_records, most_records))
+
+    def _refusal(self, refused: frames.Refused) -> Refused | ConnectionFailed:
+        if refused.code == Code.DRAINING:
+            return self._drained()
+        return Refused(
+            refused.message,
+            code=refused.code,
+            max_frame_bytes=refused.max_frame_bytes,
+            max_frame_records=refused.max_frame_records,
+        )
+
+    def _drained(self) -> ConnectionFailed:
+        text = f"the daemon stops: it gave {self._backlog.returned_records} records back and takes no more"
+        return ConnectionFailed(text, code=Code.DRAINING)
+
+    # --------------------------------------------------------------------------------------------------------- messages
+
+    def _settle(self, message: frames.Message) -> None:
+        """Take note of a message.  The answer to a RESERVE that was cancelled is void."""
+        if isinstance(message, frames.Ack):
+            self.has_progressed = True
+            self._backlog.settle(message)
+        elif isinstance(message, frames.Opened):
+            self._opened(message)
+        elif isinstance(message, frames.Refused) and not message.frame_id:
+            self._opening = {name: number for name, number in self._opening.items() if number != message.stream_id}
+        elif isinstance(message, frames.Blocked):
+            name = next((name for name, stream in self.streams.items() if stream.number == message.stream_id), "?")
+            LOG.warning("stream %s: blocked for %.0f s: %s", name, message.seconds, describe(message))
+        elif isinstance(message, frames.Draining):
+            self.draining = message
+        elif isinstance(message, frames.Close):
+            raise closed(message, f"; {self._backlog}")
+
+    def _opened(self, opened: frames.Opened) -> None:
+        for name in [name for name, number in self._opening.items() if number == opened.stream_id]:
+            self.streams[name] = OpenStream(
+                self._opening.pop(name),
+                min(opened.max_frame_bytes, self._welcome.max_frame_bytes),
+                min(opened.max_frame_records, self._welcome.max_frame_records),
+            )
+
+    def _settle_next(self, until: float | None) -> None:
+        """Wait for a message that answers nothing; log why it takes long."""
+        logs_at = time.monotonic() + max(0.0, self._wait_time.logs_at - self._wait_time.seconds)
+        try:
+            self._settle(self._read(logs_at if until is None else min(logs_at, until)))
+        except Late:
+            if until is not None and until <= logs_at:
+                raise
+            self._wait_time.end()
+        self.log_long_wait()
+
+    def _answer_to_reserve(self, frame_id: int, until: float | None) -> frames.Grant | frames.Refused:
+        """Return the GRANT or REFUSED of this frame; settle what comes before it."""
+        while True:
+            message = self._read(until)
+            if isinstance(message, (frames.Grant, frames.Refused)) and message.frame_id == frame_id:
+                return message
+            self._settle(message)
+
+    def _tell(self, message: frames.Message) -> None:
+        try:
+            self._channel.tell(message)
+        except Lost:
+            self._read_to_the_end()
+
+    def _read_to_the_end(self) -> None:
+        while True:
+            self._settle(self._read(None))
+
+    def _read(self, until: float | None) -> frames.Message:
+        """Return the next message; log when none comes for long."""
+        while True:
+            began = time.monotonic()
+            soon = began + SILENT_SECONDS
+            try:
+                return self._channel.read(soon if until is None else min(soon, until))
+            except Late:
+                if until is not None and until <= soon:
+                    raise
+                text = "the daemon on host %s has said nothing for %g s, and is waited for: %s"
+                LOG.warning(text, socket.gethostname(), SILENT_SECONDS, str(self._backlog))
+            except Lost:
+                text = f"the daemon on host {socket.gethostname()} is gone: {self._backlog}"
+                raise ConnectionFailed(text, code=Code.DAEMON_LOST) from None
+            finally:
+                seconds = time.monotonic() - began
+                if seconds >= LONG_WAIT_SECONDS:
+                    self._wait_time.add(seconds)
+
+
+def _no_room(frame: UnackedFrame, deadline: Deadline, reason: str) -> BackpressureTimeout:
+    return BackpressureTimeout(f"no room for stream {frame.stream} within {deadline.seconds or 0:.4g} s: {reason}")
+
+
+def describe(blocked: frames.Blocked) -> str:
+    """Return BLOCKED as one line with its numbers."""
+    line = (
+        f"{blocked.reason}; queue {blocked.queue_records:,} of {blocked.queue_limit_records:,} records, "
+        f"{blocked.queue_bytes:,} of {blocked.queue_limit_bytes:,} bytes, "
+        f"{blocked.requests_in_flight} requests in flight"
+    )
+    if blocked.shard:
+        line += f", {blocked.shard} holds {blocked.share:.0%}"
+    if blocked.last_error:
+        line += f", last error: {blocked.last_error}"
+    return line
