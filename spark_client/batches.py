@@ -113,7 +113,7 @@ def by_stream(batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[str | Non
         start += count
 
 
-class Rows:
+class PlainRows:
     """Records without Arrow, each as (data, key, hash key), ready to be cut."""
 
     def __init__(self, rows: Sequence[tuple[bytes, bytes | None, bytes | None]]) -> None:

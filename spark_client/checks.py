@@ -26,7 +26,7 @@ from producerd.errors import Code, ProducerdError, Refused
 from producerd.wire import frames
 from producerd.wire.frames import Service
 from spark_client.channel import Channel, ask, dial, socket_paths
-from spark_client.options import Options
+from spark_client.options import WriterOptions
 from spark_client.results import ERRORS, marked, names_of
 from spark_client.task import SPECULATION, speculates
 
@@ -162,7 +162,7 @@ def check(
     The error is about the worst problem and begins with ``PRODUCERD[CODE]:``; each
     further problem is a line of its own, with the hosts that have it.  Executors that come later are not seen.
     """
-    Options(stream, socket=socket, connect_timeout_seconds=connect_timeout_seconds)  # names what does not hold
+    WriterOptions(stream, socket=socket, connect_timeout_seconds=connect_timeout_seconds)  # names what does not hold
     application_id = spark.conf.get("spark.app.id", None) or ""
     ask = (socket, spark.conf.get("spark.producerd.socket", None), stream, application_id, connect_timeout_seconds)
     driver, missing = installed()

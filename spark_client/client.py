@@ -40,7 +40,7 @@ from producerd.errors import (
     RowFailure,
 )
 from producerd.wire import frames
-from spark_client.batches import Rows
+from spark_client.batches import PlainRows
 from spark_client.channel import LEAST_SECONDS, socket_paths
 from spark_client.connection import Connection
 from spark_client.options import MOST_SECONDS, is_seconds, refuse
@@ -111,7 +111,7 @@ class KinesisClient:
                 acknowledged=acknowledged,
             )
 
-        self._owner = _Owner(connect)
+        self._owner = _ConnectionThread(connect)
 
     def put(
         self,
@@ -149,7 +149,7 @@ class KinesisClient:
             raise ValueError("stream: name one, here or for the whole client")
         if not isinstance(name, str):
             raise TypeError(f"stream is {type(name).__name__}: give the Kinesis stream's name")
-        rows = Rows([_encoded(place, record) for place, record in enumerate(records)])
+        rows = PlainRows([_encoded(place, record) for place, record in enumerate(records)])
         return self._owner.put(name, rows, timeout_seconds)
 
     def flush(self, timeout_seconds: float | None = None) -> None:
@@ -200,7 +200,7 @@ class _Put:
 _Step = tuple["Future[Any]", Callable[[Connection], Any]]
 
 
-class _Owner:
+class _ConnectionThread:
     """Owns the connection, in a thread of its own; everybody else hands it steps."""
 
     def __init__(self, connect: Callable[[Callable[[], object]], Connection]) -> None:
@@ -220,7 +220,7 @@ class _Owner:
 
     # ------------------------------------------------------------------------------------------ in any caller's thread
 
-    def put(self, stream: str, rows: Rows, timeout_seconds: float | None) -> Future[None]:
+    def put(self, stream: str, rows: PlainRows, timeout_seconds: float | None) -> Future[None]:
         put, left = _Put(stream), _clock(timeout_seconds)
 
         def step(connection: Connection) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from producerd.errors import BadColumn, Code
 from spark_client.batches import DATA, HASH_KEY, KEY, STREAM
-from spark_client.options import OPTIONS, Options, from_text, refuse
+from spark_client.options import OPTIONS, WriterOptions, from_text, refuse
 from spark_client.results import PartitionResult, marked, merge
 from spark_client.selection import OPTION_OF, PAYLOAD_TYPES, bad_column, bad_data, found, named
 from spark_client.task import Plan, local_property, refuse_speculation, send
@@ -79,7 +79,7 @@ class ProducerdDataSource(datasource.DataSource):
         return _StreamWriter(_Sink.of(from_text(self.options), schema))
 
 
-class _Report(datasource.WriterCommitMessage):
+class _CommitMessage(datasource.WriterCommitMessage):
     """What a task commits with: its `PartitionResult`, or nothing for an empty partition."""
 
     def __init__(self, line: str | None) -> None:
@@ -89,12 +89,12 @@ class _Report(datasource.WriterCommitMessage):
 class _Sink(NamedTuple):
     """The options, and where in a row each column stands that is sent.  Picklable."""
 
-    options: Options
+    options: WriterOptions
     places: dict[str, int]
     binary: frozenset[str]
 
     @staticmethod
-    def of(options: Options, schema: StructType) -> _Sink:
+    def of(options: WriterOptions, schema: StructType) -> _Sink:
         """Raises BadColumn where the schema does not have what the options name."""
         names = schema.names
         places, binary = {}, set()
@@ -114,12 +114,12 @@ class _Sink(NamedTuple):
                 binary.add(column)
         return _Sink(options, places, frozenset(binary))
 
-    def send(self, batches: Iterable[pa.RecordBatch]) -> _Report:
+    def send(self, batches: Iterable[pa.RecordBatch]) -> _CommitMessage:
         """Send one task's partition."""
         if not self.options.allow_speculation:
             refuse_speculation(local_property("spark.speculation"))
         result = send(Plan.of(self.options), map(self._sent, batches))
-        return _Report(result.to_line() if result is not None else None)
+        return _CommitMessage(result.to_line() if result is not None else None)
 
     def _sent(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns that are sent, by our own names."""
@@ -140,7 +140,9 @@ class _Sink(NamedTuple):
 
     def settle(self, batch_id: int | None, messages: Iterable[datasource.WriterCommitMessage | None]) -> None:
         """Sum up what the tasks did.  Raises RecordsFailed, one line, where rows failed that may not be skipped."""
-        lines = [message.line for message in messages if isinstance(message, _Report) and message.line is not None]
+        lines = [
+            message.line for message in messages if isinstance(message, _CommitMessage) and message.line is not None
+        ]
         results = map(PartitionResult.from_line, lines)
         options = self.options
         merge(batch_id, options.stream, results, skip_bad_records=options.skips_bad_records).log(LOG)
@@ -154,7 +156,7 @@ class _BatchWriter(datasource.DataSourceArrowWriter):
     def __init__(self, sink: _Sink) -> None:
         self._sink = sink
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> _Report:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> _CommitMessage:
         return self._sink.send(iterator)
 
     def commit(self, messages: list[datasource.WriterCommitMessage | None]) -> None:
@@ -165,7 +167,7 @@ class _StreamWriter(_STREAM_BASE):  # type: ignore[misc]  # which of the two it 
     def __init__(self, sink: _Sink) -> None:
         self._sink = sink
 
-    def write(self, iterator: Iterator[Any]) -> _Report:
+    def write(self, iterator: Iterator[Any]) -> _CommitMessage:
         return self._sink.send(iterator if STREAMS_ARROW else self._sink.batches(iterator))
 
     def commit(self, messages: list[datasource.WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's

@@ -44,7 +44,7 @@ JsonOption = Union[str, int, float, bool]
 
 
 @dataclass(frozen=True)
-class Options:
+class WriterOptions:
     """A writer's options.  Raises ConfigurationError, naming all that do not hold."""
 
     stream: str | None = None
@@ -89,7 +89,7 @@ class Option(NamedTuple):
 
     @property
     def default(self) -> Any:
-        return next(field.default for field in dataclasses.fields(Options) if field.name == self.name)
+        return next(field.default for field in dataclasses.fields(WriterOptions) if field.name == self.name)
 
     @property
     def camel(self) -> str:
@@ -98,7 +98,7 @@ class Option(NamedTuple):
         return first + "".join(map(str.capitalize, others))
 
 
-def from_text(given: Mapping[str, str]) -> Options:
+def from_text(given: Mapping[str, str]) -> WriterOptions:
     """The options of ``df.write.format("producerd")``; durations may have Spark's units, and "none" waits for ever."""
     known = {option.camel.lower(): option for option in OPTIONS if option.read}
     problems, values = [], {}
@@ -116,7 +116,7 @@ def from_text(given: Mapping[str, str]) -> Options:
         elif plain not in OF_SPARK:
             problems.append(f"{name}: no option of producerd; {_instead(plain, known)}")
     refuse(problems)
-    return Options(**values)
+    return WriterOptions(**values)
 
 
 def refuse_unknown(given: Mapping[str, Any]) -> None:

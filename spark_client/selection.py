@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-    from spark_client.options import JsonOption, Options
+    from spark_client.options import JsonOption, WriterOptions
 
 ALIASES: Final = {KEY: "partitionKey", HASH_KEY: "explicitHashKey"}
 """What Spark's Kinesis sources produce (Databricks', AWS's), taken where our own default name is absent."""
@@ -57,7 +57,7 @@ LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Where Spark 4 logs each error of analysis, with the JVM's stack."""
 
 
-def select(df: DataFrame, options: Options) -> DataFrame:
+def select(df: DataFrame, options: WriterOptions) -> DataFrame:
     """The columns ``partition_key``, ``data``, and if wanted ``explicit_hash_key`` and ``stream``.
 
     All are strings, but for data, which may be binary.
@@ -102,7 +102,7 @@ def _quietly() -> Iterator[None]:
             logger.removeFilter(is_of_another)
 
 
-def _whole_row(df: DataFrame, options: Options) -> str:
+def _whole_row(df: DataFrame, options: WriterOptions) -> str:
     """The row as JSON: timestamps with microseconds, unless the user's own options of `to_json` say otherwise."""
     legacy = str(df.sparkSession.conf.get("spark.sql.legacy.timeParserPolicy", "CORRECTED")).upper() == "LEGACY"
     zone = LEGACY_ZONE_FORMAT if legacy else ZONE_FORMAT
@@ -147,7 +147,7 @@ def _resolved(df: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
     return df, {field.name: field.dataType for field in df.schema.fields}
 
 
-def named(options: Options, columns: Sequence[str], *, data: str) -> dict[str, Any]:
+def named(options: WriterOptions, columns: Sequence[str], *, data: str) -> dict[str, Any]:
     """What is sent as each of our columns, as the options name it; ``data``: what is where they name none."""
     wanted: dict[str, Any] = {KEY: options.partition_key, DATA: data if options.data is None else options.data}
     if options.explicit_hash_key is not None:

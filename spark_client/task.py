@@ -29,7 +29,7 @@ from spark_client.results import PartitionResult, marked
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from spark_client.options import Options
+    from spark_client.options import WriterOptions
 
 NO_STREAM: Final = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "its stream is null or empty")
 ODD_STREAM: Final = frames.RowCode(
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
     batch_id: int | None = None
 
     @staticmethod
-    def of(options: Options, **known: Any) -> Plan:
+    def of(options: WriterOptions, **known: Any) -> Plan:
         """What tasks must know of a writer's options, and what only the driver knows."""
         return Plan(
             options.stream,

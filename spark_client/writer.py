@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import Code, ProducerdError
 from spark_client.interrupts import cancelled_on_interrupt, insist
-from spark_client.options import JsonOption, Options, refuse_unknown
+from spark_client.options import JsonOption, WriterOptions, refuse_unknown
 from spark_client.progress import Progress
 from spark_client.results import BatchResult, PartitionResult, error_in, marked, merge
 from spark_client.selection import select
@@ -82,7 +82,7 @@ class KinesisBatchWriter:
         refuse_unknown(unknown)
         self.last_result: BatchResult | None = None
         self._row_bytes = 0.0
-        self._options = Options(
+        self._options = WriterOptions(
             stream,
             partition_key,
             data,

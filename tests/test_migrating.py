@@ -30,7 +30,7 @@ from producerd.errors import Code, ConfigurationError
 from producerd.runtime.metrics import Metrics
 from producerd.runtime.metrics import text as metrics_text
 from producerd.runtime.stream import Stream
-from spark_client.options import OPTIONS, Options, from_text
+from spark_client.options import OPTIONS, WriterOptions, from_text
 from spark_client.selection import ALIASES
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -112,7 +112,7 @@ def is_assignment(text: str) -> bool:
     if name == "on_disconnect":
         return value in ('"deliver"', '"discard"')
     try:
-        Options(**{name: ast.literal_eval(value)})
+        WriterOptions(**{name: ast.literal_eval(value)})
     except (ConfigurationError, TypeError):
         return False
     return True
@@ -260,7 +260,7 @@ def test_every_example_calls_what_is_there_with_what_it_takes(text: str) -> None
             spark_client.KinesisBatchWriter(**bind(spark_client.KinesisBatchWriter, call))
         elif name == "write_batch":
             options = {word.arg: word.value for word in call.keywords if word.arg}
-            Options(**{option: ast.literal_eval(value) for option, value in options.items()})
+            WriterOptions(**{option: ast.literal_eval(value) for option, value in options.items()})
             assert len(call.args) <= len(["df", "batch_id"])
         elif name in ("KinesisClient", "Record"):
             bind(getattr(spark_client, name), call)

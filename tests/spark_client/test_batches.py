@@ -12,7 +12,7 @@ import pytest
 
 from producerd.errors import BadColumn
 from producerd.wire.columns import Columns, parse_body
-from spark_client.batches import Batch, Rows, by_stream
+from spark_client.batches import Batch, PlainRows, by_stream
 from tests.spark_client.fake_daemon import Row, rows_of
 
 KEYS = ["N101", None, "", "schlüssel", "N2", "a much longer key than the others", None, "k"]
@@ -251,7 +251,7 @@ def test_plain_records_are_cut_as_arrow_batches_are() -> None:
     )
     for _ in range(50):
         most_bytes, most_records = rng.randrange(1_000, 6_000), rng.randrange(1, 60)
-        whole, listed, start = Batch(arrow), Rows(plain), 0
+        whole, listed, start = Batch(arrow), PlainRows(plain), 0
         while start < 300:
             stop = listed.cut(start, most_bytes, most_records)
             assert stop == whole.cut(start, most_bytes, most_records)

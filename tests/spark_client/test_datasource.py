@@ -14,7 +14,7 @@ pytest.importorskip("pyspark.sql.datasource", reason="Spark's data sources in Py
 from producerd.errors import BadColumn, ConfigurationError
 from spark_client import datasource
 from spark_client.datasource import ProducerdDataSource
-from spark_client.options import Options
+from spark_client.options import WriterOptions
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session, in_turn
 from tests.spark_client.shipped import run_with_zip
 
@@ -230,7 +230,7 @@ def test_rows_one_by_one_become_the_same_batches(spark: SparkSession) -> None:
     from pyspark.sql.types import StructType
 
     schema: Any = StructType.fromDDL("extra int, partitionKey long, data binary, stream string")
-    sink = datasource._Sink.of(Options(), schema)
+    sink = datasource._Sink.of(WriterOptions(), schema)
     rows = [(1, 7, bytearray(b"a"), "s"), (2, None, None, None)] * 1_100
     batches = [sink._sent(batch) for batch in sink.batches(iter(rows))]
     assert [batch.num_rows for batch in batches] == [1_000, 1_000, 200]

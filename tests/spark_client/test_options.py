@@ -10,13 +10,13 @@ import pytest
 
 from producerd.errors import ConfigurationError
 from spark_client import KinesisBatchWriter
-from spark_client.options import OPTIONS, Options, from_text, seconds
+from spark_client.options import OPTIONS, WriterOptions, from_text, seconds
 
 
 def test_the_writer_the_table_and_the_values_have_the_same_names_and_defaults() -> None:
     signature = inspect.signature(KinesisBatchWriter).parameters
     of_the_writer = {name: parameter.default for name, parameter in signature.items() if name != "unknown"}
-    assert of_the_writer == {field.name: field.default for field in dataclasses.fields(Options)}
+    assert of_the_writer == {field.name: field.default for field in dataclasses.fields(WriterOptions)}
     assert list(of_the_writer) == [option.name for option in OPTIONS]
 
 
@@ -38,7 +38,7 @@ def test_text_is_read_without_regard_to_case(given: dict[str, str], found: dict[
     options = from_text(given)
     if not found:
         found = {"partition_key": "tail", "explicit_hash_key": "h", "data": "d"}
-    assert options == dataclasses.replace(Options(), **found)
+    assert options == dataclasses.replace(WriterOptions(), **found)
 
 
 @pytest.mark.parametrize(
