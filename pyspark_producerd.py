@@ -1,4 +1,4 @@
-"""Where Spark 4 looks for the data source of ``format("producerd")``: in modules named ``pyspark_*``, by this name."""
+"""Spark 4 finds the data source of ``format("producerd")`` here: it looks for ``DefaultSource`` in ``pyspark_*``."""
 
 from spark_client.datasource import ProducerdDataSource as DefaultSource
 

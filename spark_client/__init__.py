@@ -1,6 +1,6 @@
-"""producerd's Spark client: records from Spark into Kinesis, through the daemon of each executor's node.
+"""producerd's Spark client: it writes records from Spark to Kinesis, through the daemon of each executor's node.
 
-Importing this needs only the standard library; pyspark, pyarrow and pandas are imported where a DataFrame is at hand.
+Importing this package needs only the standard library.  It imports pyspark, pyarrow and pandas when they are used.
 """
 
 from producerd import __version__

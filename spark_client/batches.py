@@ -1,9 +1,11 @@
-"""Arrow record batches become frames of bounded size without a look at any row; so do lists of plain records.
+"""Arrow record batches become frames of bounded size without a look at any row, and so do lists of plain records.
 
-A `Batch` keeps Arrow's own offset and value buffers; a frame is a slice of each.  Where to cut is found by binary
-search: Arrow's offsets are the prefix sums of the lengths, so that a frame costs O(log rows) steps and no copy.
-Copied, each by one vectorised call of Arrow's, are only columns of another layout (dictionaries, views, numbers),
-columns with nulls (a null slot may hide bytes that nobody should send), and 64-bit offsets, slice by slice.
+A `Batch` keeps Arrow's own offset and value buffers, and a frame is a slice of each.  Arrow's offsets are the prefix
+sums of the lengths.  So binary search finds where to cut, in O(log rows) steps and without a copy.
+
+Some columns are copied, each by one vectorised call of Arrow: those of another layout (dictionaries, views, numbers),
+and those with nulls, as the slot of a null may hide bytes that must not be sent.  64-bit offsets are copied slice by
+slice.
 """
 
 from __future__ import annotations
@@ -33,14 +35,15 @@ KEY: Final = "partition_key"
 DATA: Final = "data"
 HASH_KEY: Final = "explicit_hash_key"
 PLAIN: Final = ("string", "binary", "large_string", "large_binary")
-"""Arrow's types that are stored as offsets and bytes."""
+"""The Arrow types that are stored as offsets and bytes."""
 
 
 class Batch:
-    """The rows of one record batch, ready to be cut: columns ``data`` and, if present, the keys and hash keys.
+    """The rows of one record batch, ready to be cut: ``data``, and keys and hash keys if the batch has them.
 
-    Keys and hash keys of any type that Arrow can write as text are; null, like a key column that is missing, is
-    sent as length 0.  ``data`` must be text or bytes, else BadColumn; its nulls are marked for the daemon to refuse.
+    Keys and hash keys may be of any type that Arrow can write as text.  Nulls, and the rows of a missing key column,
+    are sent with length 0.  ``data`` must be text or bytes, else the constructor raises BadColumn.  Its nulls are
+    marked, and the daemon refuses them.
     """
 
     def __init__(self, batch: pa.RecordBatch) -> None:
@@ -54,12 +57,12 @@ class Batch:
         self._columns = [column for column in (self._keys, self._data, self._hash_keys) if column is not None]
 
     def charge_bytes(self, start: int, stop: int) -> int:
-        """What a frame of these rows counts against limits; the same number as its layout's."""
+        """Return what a frame of these rows counts against limits, which is also its layout's number."""
         rows = sum(column.size(start, stop) for column in self._columns)
         return rows + RECORD_CHARGE_BYTES * (stop - start) + FRAME_CHARGE_BYTES
 
     def cut(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
-        """Where the frame that begins at ``start`` ends: as late as both bounds allow, or behind exactly one row."""
+        """Return where the frame that begins at ``start`` ends, as `Cuttable` asks."""
         low, high = start + 1, max(start + 1, min(self.records, start + max_frame_records))
         while low < high:
             middle = (low + high + 1) // 2
@@ -70,7 +73,7 @@ class Batch:
         return low
 
     def columns(self, start: int, stop: int) -> Columns:
-        """The frame of rows ``start`` to ``stop``: views into Arrow's buffers, which they keep alive."""
+        """Return the frame of rows ``start`` to ``stop``, as views that keep Arrow's buffers alive."""
         records = stop - start
         keys, data, hash_keys = self._keys, self._data, self._hash_keys
         validity = self._validity.bits(start, stop) if self._validity else None
@@ -91,9 +94,9 @@ class Batch:
 
 
 def by_stream(batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[str | None, Batch, Sequence[int]]]:
-    """The rows of each stream that the column ``stream`` names, and their numbers, counted on from ``first_row``.
+    """Yield each stream that the column ``stream`` names, with its rows and their numbers, from ``first_row`` on.
 
-    Rows of one stream stay in order.  Sorted as a whole, by one call of Arrow's; not at all where all rows are alike.
+    Rows of one stream stay in order.  One call of Arrow sorts the batch, unless all rows name the same stream.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -124,19 +127,19 @@ class PlainRows:
         self._charged = [0, *itertools.accumulate(sizes)]
 
     def cut(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
-        """Where the frame that begins at ``start`` ends: as late as both bounds allow, or behind exactly one row."""
+        """Return where the frame that begins at ``start`` ends, as `Cuttable` asks."""
         most = self._charged[start] + max_frame_bytes - FRAME_CHARGE_BYTES
         fits = bisect.bisect_right(self._charged, most, lo=start) - 1
         return max(start + 1, min(fits, start + max_frame_records, self.records))
 
     def columns(self, start: int, stop: int) -> Columns:
-        """The frame of rows ``start`` to ``stop``, copied."""
+        """Return the frame of rows ``start`` to ``stop``, copied."""
         data, keys, hash_keys = zip(*self._rows[start:stop])
         return lay_out(keys, data, hash_keys if self._has_hash_keys else None)
 
 
 class _Column:
-    """A column of text or bytes in Arrow's layout.  Nulls are emptied, as their slots may hold anything."""
+    """A column of text or bytes in Arrow's layout.  Nulls become empty, as their slots may hold anything."""
 
     def __init__(self, array: pa.Array) -> None:
         if array.null_count:
@@ -145,7 +148,7 @@ class _Column:
         wide = str(array.type).startswith("large_")
         size = 8 if wide else OFFSET_BYTES
         first, end = array.offset * size, (array.offset + len(array) + 1) * size
-        # An empty array may come without offsets at all.
+        # An empty array may have no offsets.
         raw = memoryview(offsets)[first:end] if len(array) else memoryview(bytes(size))
         self._at = raw.cast("B").cast("q" if wide else "i")
         self._raw = None if wide else raw
@@ -164,7 +167,7 @@ class _Column:
 
 
 def _narrowed(offsets: memoryview) -> memoryview:
-    """64-bit offsets as 32-bit ones, from 0 on."""
+    """Return 64-bit offsets as 32-bit ones that begin at 0."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -174,14 +177,14 @@ def _narrowed(offsets: memoryview) -> memoryview:
 
 
 class _Bitmap:
-    """Which rows are not null, sliced at any bit."""
+    """Which rows are not null, to be sliced at any bit."""
 
     def __init__(self, present: pa.BooleanArray) -> None:
         self._bits = memoryview(present.buffers()[1])
         self._offset = present.offset
 
     def bits(self, start: int, stop: int) -> bytes | None:
-        """Rows ``start`` to ``stop`` from bit 0 on; None where all are present.  One shift of one large integer."""
+        """Return rows ``start`` to ``stop`` from bit 0 on, by one shift of a large integer; None if all are present."""
         first, end = self._offset + start, self._offset + stop
         all_present = (1 << (stop - start)) - 1
         bits = int.from_bytes(self._bits[first // 8 : (end + 7) // 8], "little") >> (first % 8)
@@ -190,18 +193,18 @@ class _Bitmap:
 
 
 def _plain_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows; Arrow cannot take from views."""
+    """Return the same rows without views, from which Arrow cannot take."""
     columns = [_plain(column) if str(column.type).endswith("_view") else column for column in batch.columns]
     return type(batch).from_arrays(columns, names=batch.schema.names)
 
 
 def _text(array: pa.Array) -> pa.Array:
-    """Keys as text or bytes; numbers are written in decimal."""
+    """Return keys as text or bytes, with numbers written in decimal."""
     return _plain(array if _holds_bytes(array.type) else array.cast("string"))
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """The same values, stored as offsets and bytes."""
+    """Return the same values, stored as offsets and bytes."""
     kind = str(array.type)
     if not _holds_bytes(array.type):
         raise BadColumn(f"data of type {kind} cannot be sent: give text or bytes, for example by to_json or a cast")
@@ -211,6 +214,6 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def _holds_bytes(kind: Any) -> bool:
-    # Types by name: pyarrow has views since 16, and a cluster's own may be older.
+    # Types are compared by name, as pyarrow has views since 16 and a cluster's may be older.
     name = str(kind.value_type if str(kind).startswith("dictionary<") else kind)
     return name in PLAIN or name in ("string_view", "binary_view") or name.startswith("fixed_size_binary[")

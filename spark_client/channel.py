@@ -1,8 +1,8 @@
-"""Messages over a unix socket: each is checked against the protocol's tables, sent whole or received whole.
+"""Messages over a unix socket: each is checked against the protocol's tables, and sent or received whole.
 
-`dial` finds the daemon and greets it.  The socket never blocks; `poll` does, so that sending can receive too: two full
-socket buffers never wait for each other.  When the socket ends, what it still holds is read first, as it may say why
-(a CLOSE) or that rows are safe (ACKs).
+`dial` finds the daemon and greets it.  Only `poll` blocks, never the socket, so that `Channel` can receive while it
+sends.  Otherwise two full socket buffers would wait for each other.  When the socket ends, `Channel` first returns the
+messages that it still holds: a CLOSE may say why it ended, and ACKs say which rows are safe.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ T = TypeVar("T", frames.Opened, frames.Blocked)
 
 DEFAULT_SOCKET: Final = "/run/producerd/producerd.sock"
 MAX_SOCKET_PATH_BYTES: Final = 107
-"""sockaddr_un holds 108, with the zero that ends it."""
+"""A sockaddr_un holds 108 bytes, of which the last is zero."""
 DIAL_AGAIN_SECONDS: Final = 0.1
 LEAST_SECONDS: Final = 0.1
-"""A daemon needs a moment to answer: with a shorter time-out none would ever be found, or never have room."""
+"""The shortest time-out.  A daemon needs a moment to answer, so a shorter one would never find it, or room in it."""
 RECEIVE_BYTES: Final = 64 * 1024
 ADMIN_SUFFIX: Final = ".admin.sock"
-"""How the admin socket's default name ends, where the clients' socket is NAME.sock."""
+"""The end of the admin socket's default name, if the clients' socket is NAME.sock."""
 MAX_PARTS: Final = 1024
-"""IOV_MAX of Linux: the most buffers that one sendmsg takes."""
+"""The most buffers that one sendmsg takes, which is IOV_MAX of Linux."""
 
 
 class Late(Exception):
@@ -41,11 +41,14 @@ class Late(Exception):
 
 
 class Lost(Exception):
-    """The socket is at its end, and everything that it held has been read."""
+    """The socket has ended, and every message that it held was returned."""
 
 
 def socket_paths(argument: str | None = None, configured: str | None = None) -> tuple[str, ...]:
-    """Where to look: the argument, PRODUCERD_SOCKET, Spark's `spark.producerd.socket`; else both usual places."""
+    """Return the paths at which to look for the daemon.
+
+    That is the argument, else PRODUCERD_SOCKET, else Spark's `spark.producerd.socket`, else both usual places.
+    """
     named = argument or os.environ.get("PRODUCERD_SOCKET") or configured
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     usual = [DEFAULT_SOCKET] + ([os.path.join(runtime, "producerd", "producerd.sock")] if runtime else [])
@@ -57,10 +60,11 @@ def socket_paths(argument: str | None = None, configured: str | None = None) -> 
 
 
 def dial(hello: frames.Hello, paths: Sequence[str], timeout_seconds: float) -> tuple[Channel, frames.Welcome]:
-    """A session with the daemon at the first path where one answers; absent ones are tried again until the time-out.
+    """Return a channel to the daemon at the first path where one answers, and its WELCOME.
 
-    Raises ConnectionFailed: DAEMON_ABSENT, NOT_AUTHORIZED (at once), or what the daemon's CLOSE says;
-    ConfigurationError where the path is the admin socket's.
+    While none answers, `dial` tries all paths again until the time-out.  Raises ConnectionFailed: with DAEMON_ABSENT,
+    with NOT_AUTHORIZED (at once), or with the code of the daemon's CLOSE.  Raises ConfigurationError if the path is the
+    admin socket's.
     """
     deadline = time.monotonic() + max(timeout_seconds, LEAST_SECONDS)
     while True:
@@ -68,7 +72,7 @@ def dial(hello: frames.Hello, paths: Sequence[str], timeout_seconds: float) -> t
         for path in paths:
             try:
                 return _greet(path, hello, deadline)
-            except (OSError, Late, Lost) as error:  # Lost: a daemon that stops, or one that starts right behind it
+            except (OSError, Late, Lost) as error:  # Lost: a daemon that stops, perhaps before the next one starts
                 troubles.append(error)
         denied = [isinstance(error, PermissionError) for error in troubles]
         if all(denied) or time.monotonic() >= deadline:
@@ -77,15 +81,15 @@ def dial(hello: frames.Hello, paths: Sequence[str], timeout_seconds: float) -> t
 
 
 def closed(message: frames.Close, owed: str = "") -> ProtocolError | ConnectionFailed:
-    """The error that a daemon's CLOSE means."""
+    """Return the error that a daemon's CLOSE means."""
     text = f"the daemon on host {socket.gethostname()} closed the session: {message.message}{owed}"
     return ProtocolError(text) if message.code == Code.PROTOCOL else ConnectionFailed(text, code=message.code)
 
 
 def ask(channel: Channel, question: frames.Message, wanted: type[T], seconds: float) -> T:
-    """The answer to an OPEN or a STATUS.
+    """Return the daemon's answer to an OPEN or a STATUS.
 
-    Raises Refused where the daemon refuses it, and ConnectionFailed where it closes the session or does not answer.
+    Raises Refused if the daemon refuses it, and ConnectionFailed if it closes the session or does not answer.
     """
     try:
         channel.tell(question)
@@ -104,7 +108,7 @@ def ask(channel: Channel, question: frames.Message, wanted: type[T], seconds: fl
 
 
 class Channel:
-    """One side of one session, the client's.  ``machine`` knows what may be sent and what may come."""
+    """The client's socket in one session.  ``machine`` checks that each message may be sent or received now."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -125,7 +129,7 @@ class Channel:
         self._socket.close()
 
     def cut(self) -> None:
-        """From any thread: end the session, so that who waits in it is woken; closing it would wake nobody."""
+        """From any thread: end the session and wake the thread that waits in it, which `close` would not do."""
         with contextlib.suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -142,7 +146,7 @@ class Channel:
         self._send(frames.body_header(columns.layout), columns.body_prefix(frame_id), *columns.parts)
 
     def _send(self, *parts: Buffer) -> None:
-        """Send all of it, however long that takes: the daemon reads what it granted, or the socket ends (Lost)."""
+        """Send all parts, however long that takes: the daemon reads what it granted, or the socket ends (Lost)."""
         left = [memoryview(part).cast("B") for part in parts if len(part)]
         while left:
             try:
@@ -162,7 +166,7 @@ class Channel:
                 left[0] = left[0][sent:]
 
     def read(self, deadline: float | None) -> frames.Message:
-        """The next message.  Raises Late when there is none by then, Lost when there will be none."""
+        """Return the next message.  Raises Late if none comes before the deadline, and Lost if none can come."""
         while True:
             message = self._parse()
             if message is not None:
@@ -182,7 +186,7 @@ class Channel:
                 raise _admin_socket(self.path) from None
             raise
         if header.type is MessageType.BODY:
-            raise ProtocolError("BODY from the daemon")  # said now, as its length has no bound
+            raise ProtocolError("BODY from the daemon")  # raised before it arrives, as its length has no bound
         end = frames.HEADER.size + header.payload_bytes
         if len(self._received) < end:
             return None
@@ -198,7 +202,7 @@ class Channel:
             raise Late
 
     def _receive(self) -> None:
-        """Take what has arrived, if anything."""
+        """Receive what has arrived, if anything."""
         try:
             data = self._socket.recv(RECEIVE_BYTES)
         except BlockingIOError:
@@ -219,12 +223,12 @@ class Channel:
 def _greet(path: str, hello: frames.Hello, deadline: float) -> tuple[Channel, frames.Welcome]:
     channel = Channel(path)
     try:
-        with contextlib.suppress(Lost):  # a daemon that does not want this client may have closed already, saying why
+        with contextlib.suppress(Lost):  # a daemon that refuses this client may have sent CLOSE and gone
             channel.tell(hello)
         answer = channel.read(deadline)
         if isinstance(answer, frames.Close):
             raise closed(answer)
-        assert isinstance(answer, frames.Welcome)  # the machine lets nothing else pass
+        assert isinstance(answer, frames.Welcome)  # as the machine refuses every other message
         if not hello.min_version <= answer.version <= hello.max_version or answer.window_frames < 1:
             raise ProtocolError(f"WELCOME: version {answer.version}, a window of {answer.window_frames} frames")
     except BaseException:
@@ -253,7 +257,7 @@ def _absent(paths: Sequence[str], troubles: Sequence[Exception], seconds: float,
 
 
 def _admin_socket(path: str) -> ConfigurationError:
-    """The path is a socket of the daemon, and the wrong one."""
+    """Return the error for a path that leads to the daemon's other socket."""
     named = path[: -len(ADMIN_SUFFIX)] + ".sock" if path.endswith(ADMIN_SUFFIX) else DEFAULT_SOCKET
     text = (
         f"{path} is the admin socket on host {socket.gethostname()}: it answers in HTTP, for producerctl. Clients need "

@@ -1,8 +1,8 @@
-"""Is this cluster ready to write?  One small Spark job asks every executor, and all that is wrong is told at once.
+"""Checks whether a cluster is ready to write: a small Spark job asks every executor, and one error names all problems.
 
-The job has the tasks that Spark gives a job by default, one for each slot, and each holds its slot for a moment: so
-every executor that is there now gets one.  No task fails and no task needs more than Python: a plain UDF asks for no
-Arrow, which may be what is missing.
+The job has one task for each slot, which is Spark's default, and each task holds its slot for a moment.  So every
+executor that is there now gets one.  No task fails, and none needs more than Python.  A plain UDF does not use Arrow,
+which may be missing.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 
 MOST_SLOTS: Final = 1 << 20
 FIRST_OF_ITS_PARTITION: Final = "monotonically_increasing_id() % 8589934592 = 0"
-"""Spark numbers each partition's rows from a multiple of 2^33 on."""
+"""True for the first row of each partition, as Spark numbers a partition's rows from a multiple of 2^33 on."""
 HOLD_SECONDS: Final = 0.3
 MOST_RECORD_BYTES: Final = 10 * 1024 * 1024
-"""Of any stream in Kinesis."""
+"""The largest record that any stream in Kinesis can take."""
 ANSWER_SECONDS: Final = 2.0
 SERVICE_SECONDS: Final = 30.0
-"""How long the daemon may take to ask the service: two time-outs of 10 s, and as long to find credentials."""
+"""How long the daemon may take to ask the service: two time-outs of 10 s, and another 10 s to find credentials."""
 READY: Final = "ready"
 SAME_CLIENT: Final = (
     "install the driver's producerd wheel on every node, or ship its client zip (--py-files, or "
     "spark.addArtifact(..., pyfile=True) under Connect); PYSPARK_PYTHON says which Python the executors run"
 )
 WORST_FIRST: Final = (Code.CONFIGURATION, Code.VERSION_MISMATCH, Code.ARROW_MISSING)
-"""What keeps every batch from being written comes before what is wrong with a daemon or a stream."""
+"""Codes of problems that prevent every batch.  They come before problems of one daemon or stream."""
 PYTHON_DIFFERS: Final = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n]*)")
 
 
 class Installed(NamedTuple):
-    """What a process has; None: it cannot be imported, or is too old for this Spark."""
+    """The versions in a process.  None means that a library cannot be imported, or is too old for this Spark."""
 
     python: str = ""
     spark: str = ""
@@ -64,11 +64,13 @@ class Installed(NamedTuple):
 
 
 class ExecutorCheck(NamedTuple):
-    """What one executor's tasks found.  ``pid`` is that of its JVM; ``socket`` is where ``daemon`` answered.
+    """What one executor's tasks found.  ``pid`` is its JVM's process; ``socket`` is where ``daemon`` answered.
 
-    The limits are the daemon's: a session's window, and the largest frame in charge and records.  With a stream the
-    frame is the stream's, and the queue's limits and filling are told, and the stream's last error, if it has one.
-    ``service`` is then "ready" and how the service was asked, or "not verified" and why.
+    The limits are the daemon's: a session's window, and the largest frame in charge and records.
+
+    With a stream, the largest frame is the stream's.  Then there are also the queue's limits and filling, and the
+    stream's last error, if it has one.  ``service`` begins with "ready" and says how the daemon asked the service, or
+    with "not verified" and says why.
     """
 
     host: str
@@ -97,7 +99,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class ClusterCheck:
-    """A cluster that is ready to write: one line an executor, as a table in a notebook, as text elsewhere."""
+    """A cluster that is ready to write, shown as one line for each executor: a table in a notebook, else text."""
 
     stream: str | None
     driver: Installed
@@ -137,7 +139,7 @@ class ClusterCheck:
         return f"{ready}: {_count(len(self.executors), 'executor')} on {_count(hosts, 'host')}"
 
     def _table(self) -> tuple[list[tuple[str, str]], list[str], list[list[str]]]:
-        """What is the same on all executors, as pairs; then the header and the rows of what tells them apart."""
+        """Return what is the same on all executors as pairs, then the header and the rows of what differs."""
         cells = [_cells(executor) for executor in self.executors]
         differ = [n for n in cells[0] if n in ("host", "executor") or len({row[n] for row in cells}) > 1]
         driver = ", ".join(f"{name} {cell}" for name, cell in _software(self.driver).items())
@@ -155,14 +157,18 @@ def check(
 ) -> ClusterCheck:
     """Run one job over all executors; return what they have, or raise one error that names every problem.
 
-    With ``stream`` each daemon asks the service whether it could store records of that stream, and stores none: at AWS
-    by a dry run of PutRecords, elsewhere by ListShards.  Where it may not list shards the stream counts as not
-    verified.  ``socket``, ``connect_timeout_seconds`` and ``allow_speculation`` as for `KinesisBatchWriter`.
+    With ``stream`` each daemon asks the service whether it could store records of that stream, and stores none.  At AWS
+    it asks by a dry run of PutRecords, elsewhere by ListShards.  If it may not list shards, the stream counts as not
+    verified.
 
-    The error is about the worst problem and begins with ``PRODUCERD[CODE]:``; each
-    further problem is a line of its own, with the hosts that have it.  Executors that come later are not seen.
+    ``socket``, ``connect_timeout_seconds`` and ``allow_speculation`` are as for `KinesisBatchWriter`.
+
+    The error has the code of the worst problem.  Each problem is a line that begins with ``PRODUCERD[CODE]:`` and names
+    the hosts that have it.  The check does not see executors that come later.
     """
-    WriterOptions(stream, socket=socket, connect_timeout_seconds=connect_timeout_seconds)  # names what does not hold
+    WriterOptions(
+        stream, socket=socket, connect_timeout_seconds=connect_timeout_seconds
+    )  # raises for values that are not valid
     application_id = spark.conf.get("spark.app.id", None) or ""
     ask = (socket, spark.conf.get("spark.producerd.socket", None), stream, application_id, connect_timeout_seconds)
     driver, missing = installed()
@@ -186,13 +192,13 @@ def check(
 
 
 def _run(spark: SparkSession, task: Callable[[int], str]) -> list[Mapping[str, Any]]:
-    """What each task reports."""
+    """Return each task's report."""
     connect = type(spark).__module__.startswith("pyspark.sql.connect")
     functions = importlib.import_module("pyspark.sql.connect.functions" if connect else "pyspark.sql.functions")
     try:
         slots = spark.range(MOST_SLOTS).where(FIRST_OF_ITS_PARTITION)
         rows = slots.select(functions.udf(task, "string", useArrow=False)("id")).collect()
-    except Exception as error:  # Spark's errors share no root; only one is put in our words
+    except Exception as error:  # Spark's errors share no base class; only one becomes ours
         differs = PYTHON_DIFFERS.search(str(error))
         if differs is None:
             raise
@@ -203,7 +209,7 @@ def _run(spark: SparkSession, task: Callable[[int], str]) -> list[Mapping[str, A
 
 
 def _on_executor(ask: tuple[Any, ...]) -> Callable[[int], str]:
-    """The task.  Its inner function is pickled by value, so that it also runs where our modules are not found."""
+    """Return the task.  It is pickled by value, so that it also runs where our modules are not found."""
     version, cure, code = __version__, SAME_CLIENT, Code.CONFIGURATION
 
     def task(_: int) -> str:
@@ -225,14 +231,14 @@ def _on_executor(ask: tuple[Any, ...]) -> Callable[[int], str]:
 def _merged(
     reports: Sequence[Mapping[str, Any]],
 ) -> tuple[tuple[ExecutorCheck, ...], dict[Problem, list[ExecutorCheck]]]:
-    """One line an executor, and which of them have which problem."""
+    """Return one `ExecutorCheck` for each executor, and the executors that have each problem."""
     executors: dict[tuple[str, int], ExecutorCheck] = {}
     having: dict[Problem, dict[tuple[str, int], ExecutorCheck]] = {}
     for report in reports:
         host, pid, user, *rest = report["executor"]
         theirs = Installed(*rest[0][: len(Installed._fields)]) if rest else Installed()
-        told = ExecutorCheck(host, pid, user, theirs, *rest[1 : len(ExecutorCheck._fields) - 3])
-        one = executors.setdefault((host, pid), told)
+        checked = ExecutorCheck(host, pid, user, theirs, *rest[1 : len(ExecutorCheck._fields) - 3])
+        one = executors.setdefault((host, pid), checked)
         for problem in report["problems"]:
             having.setdefault(Problem(*problem), {})[host, pid] = one
     ordered = tuple(executors[key] for key in sorted(executors))
@@ -244,10 +250,10 @@ def _where(having: Sequence[ExecutorCheck], total: int) -> str:
 
 
 def _error(problems: Mapping[Problem, Sequence[str]]) -> ProducerdError:
-    """The worst problem's, with a line for each that says where it is."""
+    """Return the worst problem's error, with a line for each problem that says where it is."""
 
     def rank(problem: Problem) -> int:
-        if problem.code == Code.SPECULATION_ENABLED:  # an option allows it
+        if problem.code == Code.SPECULATION_ENABLED:  # last, as an option allows it
             return len(WORST_FIRST) + 1
         return WORST_FIRST.index(problem.code) if problem.code in WORST_FIRST else len(WORST_FIRST)
 
@@ -264,29 +270,29 @@ def _error(problems: Mapping[Problem, Sequence[str]]) -> ProducerdError:
 def probe(
     socket: str | None, configured: str | None, stream: str | None, application_id: str, connect_timeout_seconds: float
 ) -> str:
-    """What this executor has and what is wrong here, as JSON."""
+    """Return what this executor has and which problems, as JSON."""
     has, problems = installed()
     executor = ExecutorCheck(sockets.gethostname(), jvm_pid(), _user(), has)
     try:
         paths = socket_paths(socket, configured)
         executor = _ask_daemon(executor, paths, stream, application_id, connect_timeout_seconds)
     except ProducerdError as error:
-        # The hosts are named once, by who reads this.
+        # The driver names the hosts, once.
         problems.append(Problem(error.code, str(error).replace(f" on host {executor.host}", "")))
     time.sleep(HOLD_SECONDS)
     return json.dumps({"executor": executor, "problems": problems})
 
 
 def installed() -> tuple[Installed, list[Problem]]:
-    """The versions that this process has, and what is missing of what Spark needs for Arrow."""
+    """Return the versions in this process, and a problem for each library that Spark lacks for Arrow."""
     problems: list[Problem] = []
 
     def version(module: str) -> str | None:
         try:
-            # Spark's own question: also too old a version is an ImportError.
+            # Spark's own check raises an ImportError also for too old a version.
             getattr(importlib.import_module("pyspark.sql.pandas.utils"), f"require_minimum_{module}_version")()
             return str(importlib.import_module(module).__version__)
-        except Exception as error:  # a broken installation raises whatever it likes
+        except Exception as error:  # a broken installation may raise anything
             text = f"{module} cannot be used ({error}): pip install 'producerd[spark]' there"
             problems.append(Problem(Code.ARROW_MISSING, text))
             return None
@@ -298,7 +304,10 @@ def installed() -> tuple[Installed, list[Problem]]:
 
 
 def jvm_pid(proc: str = "/proc") -> int:
-    """The JVM of this worker; where /proc does not say, the process that forked the worker: an executor has one."""
+    """Return the pid of this worker's JVM, or of the process that forked the worker if /proc does not say.
+
+    Either differs from executor to executor.
+    """
     pid = os.getppid()
     while pid:
         try:
@@ -362,11 +371,11 @@ def _ask_stream(executor: ExecutorCheck, channel: Channel, stream: str) -> Execu
 
 
 def _ask_old_daemon(channel: Channel) -> frames.Blocked:
-    """What a daemon of version 0.1 knows: the first to open a stream reads its shards, and keeps the error."""
+    """Return what a daemon of version 0.1 knows: it reads a stream's shards when it opens it, and keeps the error."""
     time.sleep(HOLD_SECONDS)
     status = ask(channel, frames.Status(1), frames.Blocked, ANSWER_SECONDS)
     code, _, message = status.last_error.partition(": ")
-    if code == Code.STREAM_NOT_FOUND:  # other errors may pass, or be of a right that plain records do not need
+    if code == Code.STREAM_NOT_FOUND:  # other errors may pass, or concern a right that plain records do not need
         return dataclasses.replace(status, service=Service.FAILED, service_code=code, service_message=message)
     return dataclasses.replace(status, service_message="this daemon is of a version that cannot ask the service")
 
@@ -404,7 +413,7 @@ def _cells(executor: ExecutorCheck) -> dict[str, str]:
 
 
 def _largest_record(size_bytes: int) -> str:
-    if size_bytes == MOST_RECORD_BYTES:  # what a daemon says as long as it does not know
+    if size_bytes == MOST_RECORD_BYTES:  # what a daemon reports while it does not know
         return f"{_size(size_bytes)}, or not known yet"
     return _size(size_bytes) if size_bytes else ""
 

@@ -1,13 +1,12 @@
-"""Kinesis for a plain Python program, through the daemon of its node.
+"""A plain Python program writes to Kinesis through the daemon of its node.
 
-`KinesisClient.put` returns when the daemon has taken a record on, and so blocks while the queue is full; the future
-that it returns is done when the record is stored.  With ``on_disconnect="deliver"`` the daemon delivers what it has
-taken on even if this process dies.
+`KinesisClient.put` returns when the daemon has taken a record, and so blocks while the queue is full.  The future that
+it returns is done when the record is stored.  With ``on_disconnect="deliver"`` the daemon delivers what it has taken
+even if this process dies.
 
-Theory of operation: one thread owns the connection.  Callers of any thread hand it steps and wait for their end; while
-there is none it settles the acknowledgements that arrive.  So a caller that is interrupted, or whose time-out passes,
-never leaves a message half-sent.  Callbacks of futures run in that thread: a call from there is refused, as it would
-wait for itself.
+One thread owns the connection.  Callers of any thread hand it steps and wait until these end.  Between steps it settles
+the acknowledgements that arrive.  So a caller that is interrupted, or whose time-out passes, never leaves a message
+half-sent.  Callbacks of futures run in that thread.  A call from there is refused, as it would wait for itself.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from spark_client.batches import PlainRows
 from spark_client.channel import LEAST_SECONDS, socket_paths
 from spark_client.connection import Connection
 from spark_client.options import MOST_SECONDS, is_seconds, refuse
-from spark_client.results import MAX_FAILURES_TOLD, as_line
+from spark_client.results import MAX_FAILURES_NAMED, as_line
 from spark_client.session import ANSWER_SECONDS
 from spark_client.tally import Tally
 
@@ -53,7 +52,7 @@ CLOSED: Final = "the client was closed before the acknowledgement"
 
 
 class Record(NamedTuple):
-    """One record.  Text is sent as UTF-8; a null or empty partition key spreads it over all shards."""
+    """One record.  Text is sent as UTF-8.  Without a partition key, or with an empty one, it may go to any shard."""
 
     data: bytes | bytearray | memoryview | str
     partition_key: str | None = None
@@ -61,12 +60,14 @@ class Record(NamedTuple):
 
 
 class KinesisClient:
-    """Puts records into ``stream``, or into the stream that a call names.  Connects at once, or raises.
+    """Puts records into ``stream``, or into the stream that a call names.  The constructor connects, or raises.
 
-    ``socket``, ``connect_timeout_seconds`` and ``reconnect_timeout_seconds`` as for `KinesisBatchWriter`.
-    ``on_disconnect``: what becomes of records that the daemon has taken on when this process is gone, "deliver" or
-    "discard".  Safe to use from many threads: their calls take turns, so that one which waits for room holds up the
-    others.  Not to be used in a child process after a fork (make another one there), nor in a future's callback.
+    ``socket``, ``connect_timeout_seconds`` and ``reconnect_timeout_seconds`` are as for `KinesisBatchWriter`.
+    ``on_disconnect`` says what the daemon does with this process's records when the process is gone: "deliver" or
+    "discard".
+
+    Many threads may use one client.  Their calls take turns, so one that waits for room holds up the others.  After a
+    fork the child process must make its own client.  A future's callback must not use the client either.
     """
 
     def __init__(
@@ -124,9 +125,9 @@ class KinesisClient:
     ) -> Future[None]:
         """Hand one record to the daemon; wait while there is no room for it.
 
-        Returns a future that is done when the record is stored, or raises RecordsFailed where it cannot be.  Raises
-        BackpressureTimeout when there was no room in time (nothing was taken), Refused for a stream that takes none,
-        ConnectionFailed without a daemon, TypeError for data that is neither text nor bytes.
+        Returns a future that is done when the record is stored, and that raises RecordsFailed if it cannot be.  Raises
+        BackpressureTimeout if there was no room in time (then nothing was taken), Refused if the stream takes no
+        records, ConnectionFailed without a daemon, and TypeError for data that is not text or bytes.
         """
         record = Record(data, partition_key, explicit_hash_key)
         return self.put_many([record], stream=stream, timeout_seconds=timeout_seconds)
@@ -138,11 +139,11 @@ class KinesisClient:
         stream: str | None = None,
         timeout_seconds: float | None = None,
     ) -> Future[None]:
-        """Hand records to the daemon, in order, many at a time: `Record` or tuples like it.
+        """Hand records to the daemon in order, many at a time.  Each is a `Record`, or a tuple like it.
 
-        The future is done when the last one is stored; it raises RecordsFailed naming, by place, those that cannot be,
-        and the others are stored all the same.  Where an error ends the call, its ``taken`` says how many were taken
-        before, always the first ones: go on with the next.  `flush` waits for them.
+        The future is done when the last one is stored.  It raises RecordsFailed if some cannot be, and names them by
+        place; the others are stored all the same.  If an error ends the call, its ``taken`` counts the records that
+        were taken before, which are the first ones.  Go on with the next.  `flush` waits for those taken.
         """
         name = stream or self._stream
         if not name:
@@ -153,14 +154,14 @@ class KinesisClient:
         return self._owner.put(name, rows, timeout_seconds)
 
     def flush(self, timeout_seconds: float | None = None) -> None:
-        """Have everything sent without lingering, and wait until all that was put so far is stored.
+        """Have everything sent without lingering, and wait until every record that was put so far is stored.
 
         Raises FlushTimeout with the daemon's reason, and RecordsFailed for records that failed since the last flush.
         """
         self._owner.flush(timeout_seconds)
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Flush, and end the session.  Calls of other threads that wait for room end with ConnectionFailed."""
+        """Flush, and end the session.  Calls of other threads that wait for room raise ConnectionFailed."""
         self._owner.admit()
         try:
             self.flush(timeout_seconds)
@@ -181,13 +182,13 @@ class KinesisClient:
     ) -> None:
         if kind is None:
             self.close()
-        else:  # an error must not wait for an outage to end; what becomes of the records, `on_disconnect` says
+        else:  # an error must not wait for an outage to end; the daemon does as `on_disconnect` says
             self._owner.end()
 
 
 @dataclass
 class _Put:
-    """One call's records, until the last of those that were taken has ended."""
+    """One call's records, until the last that was taken has ended."""
 
     stream: str
     tally: Tally = field(default_factory=Tally)
@@ -201,14 +202,14 @@ _Step = tuple["Future[Any]", Callable[[Connection], Any]]
 
 
 class _ConnectionThread:
-    """Owns the connection, in a thread of its own; everybody else hands it steps."""
+    """A thread that owns the connection.  Callers of other threads hand it steps."""
 
     def __init__(self, connect: Callable[[Callable[[], object]], Connection]) -> None:
         self._connect = connect
         self._connection: Connection | None = self._connected()
         self._pid = os.getpid()
-        self._puts: list[_Put] = []  # that have not ended; the thread's
-        self._lock = threading.Lock()  # of the next four
+        self._puts: list[_Put] = []  # that have not ended; only the thread changes it
+        self._lock = threading.Lock()  # guards the next four
         self._failed_records = 0  # since the last flush
         self._failures: list[RowFailure] = []  # the first of them
         self._steps: deque[_Step] = deque()
@@ -244,7 +245,7 @@ class _ConnectionThread:
         self.admit()
         left, puts = _clock(timeout_seconds), list(self._puts)
         if puts:
-            hastening = self._submit(Connection.hasten)  # whether it could be, the futures tell
+            hastening = self._submit(Connection.hasten)  # the futures show whether that worked
             try:
                 wait([put.future for put in puts], left())
             finally:
@@ -269,7 +270,7 @@ class _ConnectionThread:
         return reason
 
     def end(self) -> None:
-        """End the session; what is not acknowledged is the daemon's to deliver or to discard."""
+        """End the session.  The daemon then delivers or discards what it has not acknowledged."""
         if os.getpid() != self._pid:
             return  # the session is the parent's
         with self._lock:
@@ -280,7 +281,7 @@ class _ConnectionThread:
         self._wake()
 
     def admit(self) -> None:
-        """Raise where no call may be made."""
+        """Raise an error if this process and thread may not call the client."""
         if os.getpid() != self._pid:
             raise as_line(ProducerdError("this client is of another process: after a fork, make one in the child"))
         if threading.current_thread() is self._thread:
@@ -291,7 +292,7 @@ class _ConnectionThread:
             raise as_line(ProducerdError(text))
 
     def _do(self, step: Callable[[Connection], Any], left: Callable[[], float | None]) -> Any:
-        """The step's result.  Raises StillRuns if it could not begin in time: then it never does."""
+        """Return the step's result.  Raises StillRuns if the step could not begin in time, and then it never does."""
         submitted = self._submit(step)
         done, seconds = submitted[0], left()
         try:
@@ -299,8 +300,8 @@ class _ConnectionThread:
         except StillRuns:
             if self._withdraw(submitted):
                 raise
-            return done.result()  # its own time-out is over, too
-        except BaseException:  # its own, or the caller is interrupted
+            return done.result()  # it has begun, and its own time-out is over, too
+        except BaseException:  # the step's own error, or the caller is interrupted
             self._withdraw(submitted)
             raise
 
@@ -315,7 +316,7 @@ class _ConnectionThread:
         return submitted
 
     def _withdraw(self, submitted: _Step) -> bool:
-        """Whether it had not begun; nothing of it is kept."""
+        """Withdraw a step, and return whether it had not begun."""
         with self._lock:
             waits = submitted in self._steps
             if waits:
@@ -323,7 +324,7 @@ class _ConnectionThread:
         return waits
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # enough wakings wait already, or the thread has ended
+        with contextlib.suppress(OSError):  # enough bytes are there to wake it, or the thread has ended
             self._waker.send(b"\0", socket.MSG_DONTWAIT)
 
     # ---------------------------------------------------------------------------------------------------- in the thread
@@ -341,7 +342,7 @@ class _ConnectionThread:
         self._waker.close()
 
     def _wait(self) -> None:
-        """Until there is a step, or something arrives."""
+        """Wait until there is a step, or until something arrives."""
         if self._steps or (self._connection is not None and self._connection.is_behind):
             return
         poll = select.poll()
@@ -356,10 +357,10 @@ class _ConnectionThread:
         try:
             if self._connection is None:
                 if done is None:
-                    return  # nobody needs one
+                    return  # no caller needs a connection
                 self._connection = self._connected()
             result = step(self._connection)
-        except Exception as error:  # whatever it is, it is the caller's
+        except Exception as error:  # of whatever kind, it is raised in the caller
             if self._ends and isinstance(error, ConnectionFailed):
                 error.args = (CLOSED,)
             if not isinstance(error, (BackpressureTimeout, Refused)):
@@ -382,7 +383,7 @@ class _ConnectionThread:
             raise as_line(error) from None
 
     def _settle(self) -> None:
-        """Tell the callers whose records have all ended."""
+        """End the futures of calls whose records have all ended."""
         ended = [put for put in self._puts if put.tally.records == put.tally.taken]
         self._puts = [put for put in self._puts if put.tally.records != put.tally.taken]
         for put in ended:
@@ -395,7 +396,7 @@ class _ConnectionThread:
                 _end(put.future, None)
 
     def _give_up(self, error: Exception) -> None:
-        """Let the connection go, and all that waits for its acknowledgements."""
+        """Close the connection, and end the futures that wait for its acknowledgements with an error."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -409,7 +410,7 @@ class _ConnectionThread:
     def _fail(self, put: _Put, error: ProducerdError, failures: Sequence[RowFailure]) -> None:
         with self._lock:
             self._failed_records += sum(failure.records for failure in failures)
-            self._failures += [f._replace(rows=()) for f in failures[: MAX_FAILURES_TOLD - len(self._failures)]]
+            self._failures += [f._replace(rows=()) for f in failures[: MAX_FAILURES_NAMED - len(self._failures)]]
         _end(put.future, error)
 
 
@@ -419,27 +420,27 @@ def _end(future: Future[None], error: ProducerdError | None) -> None:
             future.set_result(None)
         else:
             future.set_exception(error)
-    except BaseException:  # of a callback, and the thread is everybody's; Future itself logs an Exception
+    except BaseException:  # raised by a callback, in the thread of all callers; Future itself logs an Exception
         LOG.exception("a callback of a future ended by")
 
 
 def _records_failed(text: str, failures: Sequence[RowFailure]) -> RecordsFailed:
-    told = "; ".join(
+    named = "; ".join(
         f"{failure.code} {failure.records} ({failure.message})"
         + (f", records {', '.join(map(str, failure.rows))}" if failure.rows else "")
-        for failure in failures[:MAX_FAILURES_TOLD]
+        for failure in failures[:MAX_FAILURES_NAMED]
     )
-    return as_line(RecordsFailed(f"{text}: {told}", failures))
+    return as_line(RecordsFailed(f"{text}: {named}", failures))
 
 
 def _clock(timeout_seconds: float | None) -> Callable[[], float | None]:
-    """How much of a time-out is left; None for ever."""
+    """Return a function that returns how many seconds of a time-out are left; None waits for ever."""
     ends = None if timeout_seconds is None else time.monotonic() + min(timeout_seconds, MOST_SECONDS)
     return lambda: None if ends is None else max(0.0, ends - time.monotonic())
 
 
 def _encoded(place: int, record: Any) -> tuple[bytes, bytes | None, bytes | None]:
-    """A record's bytes.  Raises TypeError or ValueError naming its place, never what it holds."""
+    """Return a record's bytes.  Raises TypeError or ValueError that names its place, never what it holds."""
     if not isinstance(record, tuple) or not 1 <= len(record) <= len(Record._fields):
         raise TypeError(f"record {place}: give a Record or a tuple (data, partition_key, explicit_hash_key)")
     given: tuple[Any, Any, Any] = Record(*record)

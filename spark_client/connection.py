@@ -21,7 +21,7 @@ from spark_client.session import DaemonSession, Deadline, WaitTime
 from spark_client.tally import Tally
 
 LOG: Final = logging.getLogger("producerd.client")
-MOST_IN_VAIN: Final = 5
+MOST_FRUITLESS_SESSIONS: Final = 5
 """Sessions in a row that may end before anything is acknowledged.  After more, the rows themselves must end them."""
 
 
@@ -69,7 +69,7 @@ class Connection:
         self._backlog = Backlog(sends_again=reconnect_timeout_seconds > 0, acknowledged=acknowledged)
         self._wait_time = WaitTime()
         self._to_open: list[str] = []  # that the present daemon does not know yet
-        self._in_vain = 0  # sessions in a row that acknowledged nothing
+        self._fruitless_sessions = 0  # that have ended since the last acknowledgement
         self._next_row = 0
         self._session = self._connect(connect_timeout_seconds)
 
@@ -278,9 +278,11 @@ class Connection:
             last.hear_out()
         last.close()
         self._backlog.lose()
-        self._in_vain = 1 if last.has_progressed else self._in_vain + 1
-        if self._in_vain > MOST_IN_VAIN:
-            raise ConnectionFailed(f"{ended}; {MOST_IN_VAIN} daemons in a row were", code=ended.code)
+        self._fruitless_sessions = 1 if last.has_progressed else self._fruitless_sessions + 1
+        if self._fruitless_sessions > MOST_FRUITLESS_SESSIONS:
+            raise ConnectionFailed(
+                f"{ended}; {MOST_FRUITLESS_SESSIONS} daemons in a row ended before any acknowledgement", code=ended.code
+            )
         LOG.warning("%s; looking for it for %g s", ended, self._reconnect_timeout_seconds)
         try:
             self._session = self._connect(self._reconnect_timeout_seconds)

@@ -1,11 +1,11 @@
-"""``df.write.format("producerd")`` and ``df.writeStream.format("producerd")``: Kinesis as a sink of Spark 4's own.
+"""Spark 4's data source for ``df.write.format("producerd")`` and ``df.writeStream.format("producerd")``.
 
-Each task sends its partition as `KinesisBatchWriter`'s tasks do and commits with its report; the driver's commit sums
-them up and raises where rows failed, so that Spark repeats the batch but never, for them, a task alone.
+Each task sends its partition as `KinesisBatchWriter`'s tasks do, and commits with its report.  The driver's commit sums
+the reports up and raises if rows failed.  So Spark repeats the batch for failed rows, and never a task alone.
 
-Spark runs these classes in Python processes of its own, beside the driver and on the executors, with no session at
-hand.  What `KinesisBatchWriter` asks of the session or sets there (``spark.producerd.socket``, the size of Arrow
-batches) is not used here, except ``spark.speculation``: a task sees that, and refuses it before it sends a row.
+Spark runs these classes in Python processes of its own, next to the driver and on the executors, without a session.  So
+they use nothing that `KinesisBatchWriter` reads or sets there, such as ``spark.producerd.socket`` or the size of Arrow
+batches.  The exception is ``spark.speculation``: a task can see it, and refuses it before it sends a row.
 """
 
 from __future__ import annotations
@@ -40,28 +40,26 @@ ONLY_WRITES: Final = (
 OF_TABLES: Final = (
     "A table USING producerd needs its columns, and each INSERT INTO its options, WITH ('stream' = 'NAME')"
 )
-"""Spark does not hand on what stands in OPTIONS (...)."""
+"""What to give instead, as Spark does not hand on what stands in OPTIONS (...)."""
 _CAMEL: Final = {option.name: option.camel for option in OPTIONS}
 OPTION: Final = {column: _CAMEL[OPTION_OF.get(column, column)] for column in (KEY, DATA, HASH_KEY, STREAM)}
 """The option that names each column."""
 KEY_TYPES: Final = (*PAYLOAD_TYPES, "byte", "short", "integer", "long")
-"""What Arrow writes as text just as Spark's own cast does; and decimals without a scale."""
-
-
+"""Types that Arrow writes as text just as Spark's own cast does.  Decimals without a scale are such a type, too."""
 STREAMS_ARROW: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
-"""Spark 4.0 hands its streaming sinks rows, later ones Arrow batches."""
+"""Whether Spark hands its streaming sinks Arrow batches.  Spark 4.0 hands them rows."""
 _STREAM_BASE: Any = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)
 
 
 class ProducerdDataSource(datasource.DataSource):
-    """The data source.  Raises ConfigurationError for its options, all at once, and BadColumn for its columns."""
+    """The data source.  Raises one ConfigurationError for all its options, and BadColumn for its columns."""
 
     @classmethod
     def name(cls) -> str:
         return "producerd"
 
     def schema(self) -> Any:
-        """Spark asks for it where a DataFrame is to be read, and for a table that is given no columns."""
+        """Refuse: Spark asks for a schema to read a DataFrame, and for a table that was given no columns."""
         refuse([f"{ONLY_WRITES}. {OF_TABLES}"])
 
     def reader(self, schema: StructType) -> Any:  # noqa: ARG002 - Spark's shape
@@ -80,14 +78,14 @@ class ProducerdDataSource(datasource.DataSource):
 
 
 class _CommitMessage(datasource.WriterCommitMessage):
-    """What a task commits with: its `PartitionResult`, or nothing for an empty partition."""
+    """A task's commit: its `PartitionResult` as a line, or None for an empty partition."""
 
     def __init__(self, line: str | None) -> None:
         self.line = line
 
 
 class _Sink(NamedTuple):
-    """The options, and where in a row each column stands that is sent.  Picklable."""
+    """The options, and the place in a row of each column that is sent.  It can be pickled."""
 
     options: WriterOptions
     places: dict[str, int]
@@ -95,7 +93,7 @@ class _Sink(NamedTuple):
 
     @staticmethod
     def of(options: WriterOptions, schema: StructType) -> _Sink:
-        """Raises BadColumn where the schema does not have what the options name."""
+        """Return the sink for a schema.  Raises BadColumn if the schema lacks a column that the options name."""
         names = schema.names
         places, binary = {}, set()
         for column, given in named(options, names, data=DATA).items():
@@ -122,11 +120,11 @@ class _Sink(NamedTuple):
         return _CommitMessage(result.to_line() if result is not None else None)
 
     def _sent(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns that are sent, by our own names."""
+        """Return the columns that are sent, under our own names."""
         return type(batch).from_arrays([batch.column(at) for at in self.places.values()], names=[*self.places])
 
     def batches(self, rows: Iterator[Sequence[Any]]) -> Iterator[pa.RecordBatch]:
-        """Rows as Spark's Arrow batches would have them; no larger than a few frames."""
+        """Yield rows as Spark's Arrow batches would have them, each no larger than a few frames."""
         import pyarrow as pa
 
         while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
@@ -139,7 +137,7 @@ class _Sink(NamedTuple):
             yield pa.RecordBatch.from_arrays(columns, names=[str(at) for at in range(len(columns))])
 
     def settle(self, batch_id: int | None, messages: Iterable[datasource.WriterCommitMessage | None]) -> None:
-        """Sum up what the tasks did.  Raises RecordsFailed, one line, where rows failed that may not be skipped."""
+        """Sum up and log the tasks' reports.  Raises RecordsFailed if rows failed that may not be skipped."""
         lines = [
             message.line for message in messages if isinstance(message, _CommitMessage) and message.line is not None
         ]
@@ -163,7 +161,7 @@ class _BatchWriter(datasource.DataSourceArrowWriter):
         self._sink.settle(None, messages)
 
 
-class _StreamWriter(_STREAM_BASE):  # type: ignore[misc]  # which of the two it is shows at run time
+class _StreamWriter(_STREAM_BASE):  # type: ignore[misc]  # one of two classes, known at run time
     def __init__(self, sink: _Sink) -> None:
         self._sink = sink
 

@@ -1,7 +1,7 @@
-"""A job that nobody waits for any more ends: Ctrl-C, or a notebook's stop button, while a batch is written.
+"""Ctrl-C, or a notebook's stop button, cancels the Spark job that writes a batch.
 
-Spark itself cancels jobs then only in a script, and all of them: a notebook's kernel has its own handler of the signal,
-and a client of Spark Connect has none.  The job would go on and hold the daemon's queue.
+Spark itself cancels jobs only in a script, and then all of them.  A notebook's kernel has its own handler of the
+signal, and a client of Spark Connect has none.  There the job would go on and hold the daemon's queue.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 ATTEMPTS: Final = 3
-"""How often a call that tidies up is made: py4j's next connection may be closed, too."""
+"""How often `insist` makes a call, as py4j's next connection may be closed, too."""
 
 
 @contextmanager
 def cancelled_on_interrupt(spark: Any) -> Iterator[str]:
-    """Where this thread is interrupted, cancel the jobs that it started meanwhile, and no others.
+    """If this thread is interrupted in the block, cancel the jobs that it started there, and no others.
 
-    They have a tag of their own, which is given to the block.  Their group stays as it is: by that a streaming query
-    cancels its jobs when it stops.
+    These jobs have a tag of their own, which the block gets.  Their group does not change, as a streaming query cancels
+    its jobs by group when it stops.
     """
     tag = f"producerd-{uuid.uuid4()}"
     if type(spark).__module__.startswith("pyspark.sql.connect"):
@@ -47,7 +47,7 @@ def cancelled_on_interrupt(spark: Any) -> Iterator[str]:
 
 
 def insist(call: Callable[..., object], *arguments: Any) -> None:
-    """Make a call that tidies up, at most `ATTEMPTS` times, and raise nothing: the caller must see how the batch ended.
+    """Make a call that tidies up, at most `ATTEMPTS` times, and raise nothing, so that the batch's own error shows.
 
     When a thread is interrupted while it waits for py4j's answer, py4j may find its next connections closed.  A session
     that has ended answers none of the calls.

@@ -1,7 +1,7 @@
-"""What a writer may be told, once: its names, what holds of each, and how the data source reads it from text.
+"""The options of a writer: their names, which values are valid, and how the data source reads them from text.
 
-Python spells them in snake_case, the data source in camelCase and without regard to case, as Spark hands its options
-over in lower case.  Everything that does not hold is said at once.
+Python spells them in snake_case.  The data source spells them in camelCase, and ignores case, as Spark hands options
+over in lower case.  One error names every value that is not valid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 OF_SPARK: Final = frozenset(("checkpointlocation", "queryname"))
-"""What Spark hands to every data source beside the options that are meant for it."""
+"""Options of Spark's own, which every data source gets in addition to its own options."""
 ELSEWHERE: Final = {
     "jsonoptions": "it has no payload by default: give to_json(struct(*), map(...)) as the column data",
     "streamname": "it is called stream",
@@ -34,18 +34,18 @@ ELSEWHERE: Final = {
         "a setting of the daemon, in [defaults] or for one stream",
     ),
 }
-"""What users of other connectors look for here, and where it is."""
+"""Options that users of other connectors look for here, and where they are."""
 MOST_SECONDS: Final = 1_000_000
-"""poll() takes no more than 24 days."""
+"""The longest time-out, as poll() takes no more than 24 days."""
 SECONDS_OF: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 """Spark's units of time (JavaUtils.timeStringAs)."""
 JsonOption = Union[str, int, float, bool]
-"""What Spark takes as the value of one of its own options, as text."""
+"""A value that Spark takes for one of its own options, as text."""
 
 
 @dataclass(frozen=True)
 class WriterOptions:
-    """A writer's options.  Raises ConfigurationError, naming all that do not hold."""
+    """A writer's options.  The constructor raises ConfigurationError, which names every option that is not valid."""
 
     stream: str | None = None
     partition_key: str | Column = "partition_key"
@@ -79,7 +79,10 @@ class WriterOptions:
 
 
 class Option(NamedTuple):
-    """One option: what it does, what it must be, and how text says so (None: not an option of the data source)."""
+    """One option: its meaning, which values it takes, and how to read it from text.
+
+    ``read`` is None if it is not an option of the data source.
+    """
 
     name: str
     meaning: str
@@ -93,13 +96,16 @@ class Option(NamedTuple):
 
     @property
     def camel(self) -> str:
-        """Its name in the data source."""
+        """The option's name in the data source."""
         first, *others = self.name.split("_")
         return first + "".join(map(str.capitalize, others))
 
 
 def from_text(given: Mapping[str, str]) -> WriterOptions:
-    """The options of ``df.write.format("producerd")``; durations may have Spark's units, and "none" waits for ever."""
+    """Return the options of ``df.write.format("producerd")``.
+
+    Durations may have Spark's units, and "none" waits for ever.
+    """
     known = {option.camel.lower(): option for option in OPTIONS if option.read}
     problems, values = [], {}
     for name, text in given.items():
@@ -114,16 +120,17 @@ def from_text(given: Mapping[str, str]) -> WriterOptions:
             if not holds:
                 problems.append(f"{option.camel}={text!r}: {option.want.replace('None', repr('none'))}")
         elif plain not in OF_SPARK:
-            problems.append(f"{name}: no option of producerd; {_instead(plain, known)}")
+            problems.append(f"{name}: not an option of producerd; {_instead(plain, known)}")
     refuse(problems)
     return WriterOptions(**values)
 
 
 def refuse_unknown(given: Mapping[str, Any]) -> None:
-    """Raise a ConfigurationError for arguments in Python that are no options."""
+    """Raise a ConfigurationError for arguments in Python that are not options."""
     known = {option.name.replace("_", ""): option for option in OPTIONS}
     refuse(
-        f"{name}: no option of producerd; {_instead(name.replace('_', '').lower(), known, 'name')}" for name in given
+        f"{name}: not an option of producerd; {_instead(name.replace('_', '').lower(), known, 'name')}"
+        for name in given
     )
 
 
@@ -142,7 +149,7 @@ def _instead(plain: str, known: Mapping[str, Option], spelled: str = "camel") ->
 
 
 def seconds(text: str) -> float | None:
-    """ "5", "5s", "500ms", "2min": a number of seconds; "none" is None.  Raises ValueError."""
+    """Return a duration such as "5", "5s", "500ms" or "2min" in seconds, and None for "none".  Raises ValueError."""
     if text.strip().lower() == "none":
         return None
     match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", text.lower())
@@ -152,7 +159,7 @@ def seconds(text: str) -> float | None:
 
 
 def boolean(text: str) -> bool:
-    """ "true" or "false".  Raises ValueError."""
+    """Return whether the text is "true" and not "false".  Raises ValueError for any other text."""
     if text.strip().lower() not in ("true", "false"):
         raise ValueError(text)
     return text.strip().lower() == "true"
@@ -163,7 +170,7 @@ def _is_name(value: Any) -> bool:
 
 
 def is_seconds(value: Any) -> bool:
-    """Whether it can be a time-out."""
+    """Return whether a value can be a time-out."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and math.isfinite(value) and 0 <= value <= MOST_SECONDS
 

@@ -1,7 +1,7 @@
-"""What a driver says of a write that takes long: how many tasks still run, where, for how long, and what holds them.
+"""The driver logs of a write that takes long how many tasks still run, where, for how long, and what holds them.
 
-A task that waits writes its reason to an executor's log, where nobody looks first.  So the driver counts the tasks by
-Spark's own status store, and asks the daemon at its own paths for the cause, where one answers.
+A task that waits writes its reason to an executor's log, where few look first.  So the driver counts the tasks in
+Spark's own status store.  If a daemon answers at the driver's own paths, the driver asks it for the cause.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 LOG: Final = logging.getLogger("producerd.client")
 FIRST_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 300.0
-"""As a daemon reports to a caller that is blocked."""
+"""The daemon reports to a blocked caller as often."""
 ANSWER_SECONDS: Final = 2.0
 MOST_TASKS: Final = 200
-"""Each is some calls of the JVM: of more than these the hosts are not looked up."""
+"""Tasks whose hosts are looked up at most, as each takes several calls of the JVM."""
 
 
 class Running(NamedTuple):
@@ -46,7 +46,7 @@ class Running(NamedTuple):
 class Progress:
     """Logs a line after 30 s, and then every 5 minutes, until the block ends.
 
-    ``tag`` is the job tag of the write.  Under Spark Connect nothing is known of tasks.
+    ``tag`` is the job tag of the write.  Under Spark Connect the driver cannot see tasks.
     """
 
     def __init__(self, spark: SparkSession, plan: Plan, tag: str) -> None:
@@ -71,7 +71,9 @@ class Progress:
             seconds = AGAIN_SECONDS
             try:
                 line = self._line()
-            except Exception as error:  # Spark may be stopping, and its errors share no root: the write must go on
+            except (
+                Exception
+            ) as error:  # Spark may be stopping, and its errors share no base class; the write must go on
                 line = f"nothing is known of its tasks ({type(error).__name__})"
             if not self._over.is_set():
                 ran_seconds = time.monotonic() - self._began
@@ -84,7 +86,7 @@ class Progress:
             counted = (
                 f"{running.tasks} of {running.of} tasks still run, the longest for {running.longest_seconds:.0f} s"
             )
-        cause = daemons_word(self._plan)
+        cause = cause_of_wait(self._plan)
         if cause:
             return f"{counted}; {cause}"
         hosts = names_of(running.hosts) if running is not None and running.hosts else "the executors' hosts"
@@ -92,7 +94,7 @@ class Progress:
 
 
 def running_tasks(spark: SparkSession, tag: str) -> Running | None:
-    """The running tasks of the jobs with this tag, by Spark's status store; None under Spark Connect."""
+    """Return the running tasks of jobs with this tag, from Spark's status store; None under Spark Connect."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         return None
     jvm: Any = spark.sparkContext._jvm
@@ -112,15 +114,15 @@ def running_tasks(spark: SparkSession, tag: str) -> Running | None:
             of += stage.numTasks()
             status = jvm.java.util.Collections.singletonList(jvm.org.apache.spark.status.api.v1.TaskStatus.RUNNING)
             by_id = jvm.org.apache.spark.status.api.v1.TaskSorting.ID
-            told = store.taskList(stage_id, stage.attemptId(), 0, MOST_TASKS, by_id, status)
-            for task in (told.apply(place) for place in range(told.size())):
+            listed = store.taskList(stage_id, stage.attemptId(), 0, MOST_TASKS, by_id, status)
+            for task in (listed.apply(place) for place in range(listed.size())):
                 hosts.add(task.host())
                 longest_seconds = max(longest_seconds, (now_ms - task.launchTime().getTime()) / 1000)
     return Running(tasks, of, longest_seconds, sorted(hosts))
 
 
-def daemons_word(plan: Plan) -> str:
-    """Why rows of the plan's stream wait, in the words of a daemon on the driver's host; "" where none answers."""
+def cause_of_wait(plan: Plan) -> str:
+    """Return why rows of the plan's stream wait, as a daemon on the driver's host says; "" if none answers."""
     if plan.stream is None:
         return ""
     hello = frames.Hello(frames.VERSION, frames.VERSION, client=f"spark_client {__version__}, driver")
@@ -128,7 +130,7 @@ def daemons_word(plan: Plan) -> str:
         channel, _ = dial(hello, socket_paths(plan.socket, plan.configured_socket), LEAST_SECONDS)
         with closing(channel):
             ask(channel, frames.Open(1, plan.stream), frames.Opened, ANSWER_SECONDS)
-            told = ask(channel, frames.Status(1), frames.Blocked, ANSWER_SECONDS)
+            blocked = ask(channel, frames.Status(1), frames.Blocked, ANSWER_SECONDS)
     except ProducerdError:
         return ""
-    return f"the daemon at {channel.path}: {describe(told)}"
+    return f"the daemon at {channel.path}: {describe(blocked)}"

@@ -1,7 +1,7 @@
-"""What a batch's tasks report, and what that means for the batch: its result, or one clear line.
+"""What a batch's tasks report, and what follows for the batch: its result, or one clear line.
 
-A task's report travels as one line of JSON, as its error does behind a marker that Spark buries in its own text.
-Rows are named by partition and number within it, never by what they hold.
+A task's report travels as one line of JSON.  Its error is a line with a marker, as Spark buries it in its own text.
+Both name rows by their partition and their number in it, never by what they hold.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from producerd.errors import (
 from spark_client.tally import MAX_ROWS_NAMED
 
 SKIPPED_CODES: Final = frozenset((Code.RECORD_INVALID, Code.RECORD_TOO_LARGE))
-"""What ``on_bad_record="skip"`` covers: rows that no attempt could ever store."""
+"""The failures that ``on_bad_record="skip"`` covers, because no attempt could ever store these rows."""
 MAX_LINE_CHARACTERS: Final = 2000
-MAX_FAILURES_TOLD: Final = 5
-MAX_HOSTS_TOLD: Final = 20
+MAX_FAILURES_NAMED: Final = 5
+MAX_HOSTS_NAMED: Final = 20
 MARKER: Final = re.compile(r"PRODUCERD\[([^\]\s]+)\]: [^\n]*")
 RAISED: Final = re.compile(rf"(?<=ProducerdError: ){MARKER.pattern}")
-"""As Python names what a task raised.  The mark alone may stand in a row that another error quotes."""
+"""The marker as Python shows an error that a task raised.  Another error may quote a row that has the marker alone."""
 ERRORS: Final[Mapping[str, type[ProducerdError]]] = {
     Code.BACKPRESSURE_TIMEOUT: BackpressureTimeout,
     Code.FLUSH_TIMEOUT: FlushTimeout,
@@ -48,33 +48,32 @@ ERRORS: Final[Mapping[str, type[ProducerdError]]] = {
         ConnectionFailed,
     ),
 }
-"""Which error a task's code becomes in the driver; any other code is the daemon's refusal."""
-
+"""The error that a task's code becomes in the driver.  Any other code is a refusal by the daemon."""
 
 _REPEAT: Final = "what is not acknowledged has to be sent again, as Spark does when it repeats a batch"
-MEND: Final = 'mend these rows, or leave them out with on_bad_record="skip" (data source: onBadRecord)'
+FIX_ROWS: Final = 'fix these rows, or leave them out with on_bad_record="skip" (data source: onBadRecord)'
 Error = TypeVar("Error", bound=ProducerdError)
 ADVICE: Final[Mapping[str, str]] = {
     Code.STREAM_NOT_FOUND: "check the stream's name, and the region and account of the daemon",
     Code.ACCESS_DENIED: "allow it to the role that the daemon runs with",
-    Code.CREDENTIALS: "the daemon's own are meant, not Spark's: give them to its process",
+    Code.CREDENTIALS: "the daemon needs its own, and does not use Spark's: give them to its process",
     Code.KMS: "allow the stream's key to the role that the daemon runs with",
     Code.DAEMON_LOST: f"see the daemon's log on that host; {_REPEAT}",
     Code.DRAINING: f"once it is back, {_REPEAT}",
     Code.BACKPRESSURE_TIMEOUT: "put_timeout_seconds is how long a task waits for that",
     Code.FLUSH_TIMEOUT: "flush_timeout_seconds is how long a task waits for that",
 }
-"""What to do about a code, where the daemon's message does not say it."""
+"""What to do about a code, if the daemon's message does not say so."""
 
 
 def names_of(hosts: Iterable[str]) -> str:
-    """The hosts in order, each once, and not all of them where they are many."""
+    """Return the hosts in order, each once, but only the first of many."""
     ordered = sorted(set(hosts))
-    return ", ".join(ordered[:MAX_HOSTS_TOLD]) + (", ..." if len(ordered) > MAX_HOSTS_TOLD else "")
+    return ", ".join(ordered[:MAX_HOSTS_NAMED]) + (", ..." if len(ordered) > MAX_HOSTS_NAMED else "")
 
 
 class SkippedRow(NamedTuple):
-    """A row that ``on_bad_record="skip"`` left out, by its number in its partition."""
+    """A row that ``on_bad_record="skip"`` left out, with its number in its partition."""
 
     partition: int
     row: int
@@ -84,8 +83,8 @@ class SkippedRow(NamedTuple):
 class PartitionResult(NamedTuple):
     """What one task sent.
 
-    ``records`` are all rows, of which ``failures`` counts those that are not STORED, skipped ones too; ``bytes`` are
-    those of stored rows.
+    ``records`` counts all rows.  ``failures`` has those that are not STORED, skipped rows included.  ``bytes`` counts
+    stored rows only.
     """
 
     partition: int
@@ -102,7 +101,7 @@ class PartitionResult(NamedTuple):
     failures: tuple[RowFailure, ...] = ()
 
     def failed(self, skip_bad_records: bool) -> list[RowFailure]:
-        """The failures that fail the batch."""
+        """Return the failures that fail the batch."""
         return [failure for failure in self.failures if not (skip_bad_records and failure.code in SKIPPED_CODES)]
 
     def to_line(self) -> str:
@@ -114,19 +113,20 @@ class PartitionResult(NamedTuple):
         return PartitionResult._make([*plain, tuple(map(_failure, failures))])
 
 
-def _failure(told: list[Any]) -> RowFailure:
-    failure = RowFailure._make(told)
+def _failure(fields: list[Any]) -> RowFailure:
+    failure = RowFailure._make(fields)
     return failure._replace(rows=tuple(failure.rows))
 
 
 class BatchResult(NamedTuple):
-    """A batch that is stored whole, skipped rows aside.
+    """A batch that is stored whole, except for skipped rows.
 
-    ``records`` are all of the batch, of which ``skipped`` were left out; ``skipped_rows`` names the first 20 of these.
-    ``bytes`` are the keys, data and hash keys of the records that were stored.  ``retries`` and ``throttled`` count by
-    row, ``spread_keys`` are null or empty keys, ``resent`` went to a second daemon as the first one was lost or gave
-    them back.  All tasks together waited ``seconds_blocked`` for room, and ``seconds_flushing`` for their last
-    acknowledgements.
+    - ``records``: all records of the batch.  ``skipped`` of them were left out; ``skipped_rows`` has the first 20.
+    - ``bytes``: the keys, data and hash keys of the records that were stored.
+    - ``retries`` and ``throttled``: counted by row.  ``spread_keys``: null or empty keys.
+    - ``resent``: records that a second daemon took, because the first one was lost or gave them back.
+    - ``seconds_blocked``: how long all tasks together waited for room.
+    - ``seconds_flushing``: how long they waited for their last acknowledgements.
     """
 
     batch_id: int | None
@@ -144,16 +144,16 @@ class BatchResult(NamedTuple):
     partitions: tuple[PartitionResult, ...]
 
     def __str__(self) -> str:
-        """What a log line and a notebook show."""
+        """Return the line that a log and a notebook show."""
         batch = "" if self.batch_id is None else f"batch {self.batch_id}: "
-        told = ("skipped", "retries", "throttled", "possible_duplicates", "spread_keys", "resent")
-        counts = "".join(f", {value} {name.replace('_', ' ')}" for name in told if (value := getattr(self, name)))
+        counted = ("skipped", "retries", "throttled", "possible_duplicates", "spread_keys", "resent")
+        counts = "".join(f", {value} {name.replace('_', ' ')}" for name in counted if (value := getattr(self, name)))
         tasks = f"{len(self.partitions)} task{'' if len(self.partitions) == 1 else 's'}"
         waited = f"{self.seconds_blocked:.1f} s blocked, {self.seconds_flushing:.1f} s flushing"
         return f"{batch}{self.records} records, {self.bytes} bytes in {tasks}, {waited}{counts}"
 
     def log(self, logger: logging.Logger) -> None:
-        """One line; a warning where rows were left out."""
+        """Log one line, as a warning if rows were left out."""
         level = logging.WARNING if self.skipped else logging.INFO
         rows = ", ".join(f"{row.partition}:{row.row} {row.code}" for row in self.skipped_rows)
         logger.log(level, "%s%s", self, f"; skipped (partition:row): {rows}" if rows else "")
@@ -162,9 +162,9 @@ class BatchResult(NamedTuple):
 def merge(
     batch_id: int | None, stream: str | None, results: Iterable[PartitionResult], *, skip_bad_records: bool
 ) -> BatchResult:
-    """All tasks' results in one; raises RecordsFailed, one line, where rows failed that the batch may not skip.
+    """Return all tasks' results in one.  Raises RecordsFailed, one line, if rows failed that the batch may not skip.
 
-    ``stream`` is None where each row named its own.
+    ``stream`` is None if each row named its own.
     """
     partitions = tuple(sorted(results))
     failed = [(p, failure) for p in partitions for failure in p.failed(skip_bad_records)]
@@ -190,7 +190,7 @@ def merge(
 
 
 def _records_failed(stream: str | None, failed: Sequence[tuple[PartitionResult, RowFailure]]) -> RecordsFailed:
-    """One line: counts by code, and the first rows as partition:row."""
+    """Return an error of one line, with counts by code and the first rows as partition:row."""
     merged: dict[tuple[str, str, str], RowFailure] = {}
     named: dict[tuple[str, str, str], list[str]] = {}
     for p, failure in failed:
@@ -200,45 +200,45 @@ def _records_failed(stream: str | None, failed: Sequence[tuple[PartitionResult, 
             records=known.records + failure.records, maybe_stored=known.maybe_stored or failure.maybe_stored
         )
         named.setdefault(kind, []).extend(f"{p.partition}:{row}" for row in failure.rows)
-    # As in a Tally: bad rows before the good ones that they took with them, then the rarest.
+    # In a Tally's order: bad rows before the good rows that were refused with them, then the rarest.
     kinds = sorted(merged, key=lambda kind: (kind[0] == Code.FRAME_REFUSED, merged[kind].records))
-    told = "; ".join(
+    listed = "; ".join(
         f"{code} {merged[kind].records}"
         + (f" of stream {of}" if of and stream is None else "")
         + f" ({message})"
-        # Which good rows shared a frame with bad ones helps nobody.
+        # Nobody needs the names of good rows that shared a frame with bad ones.
         + (f", rows {', '.join(named[kind][:MAX_ROWS_NAMED])}" if code != Code.FRAME_REFUSED else "")
-        for kind in kinds[:MAX_FAILURES_TOLD]
+        for kind in kinds[:MAX_FAILURES_NAMED]
         for code, message, of in [kind]
     )
     bad = sum(failure.records for _, failure in failed if failure.code != Code.FRAME_REFUSED)
-    beside = sum(failure.records for _, failure in failed) - bad
+    in_same_frames = sum(failure.records for _, failure in failed) - bad
     count = f"{bad} record{'' if bad == 1 else 's'} failed" + (
-        f", {beside} beside them were not taken" if beside else ""
+        f", {in_same_frames} in the same frames were not taken" if in_same_frames else ""
     )
     first = failed[0][0]
     where = f"host {first.host}, partition {first.partition}" + (f", stream {stream}" if stream else "")
-    mend = f"; {MEND}" if kinds[0][0] in SKIPPED_CODES else ""
+    advice = f"; {FIX_ROWS}" if kinds[0][0] in SKIPPED_CODES else ""
     return RecordsFailed(
-        marked(kinds[0][0], f"{where}: {count}; named as partition:row: {told}{mend}"),
+        marked(kinds[0][0], f"{where}: {count}; named as partition:row: {listed}{advice}"),
         [merged[kind] for kind in kinds],
     )
 
 
 def marked(code: str, text: str) -> str:
-    """One line that `error_in` finds again in whatever Spark wraps around it; it ends with what to do."""
+    """Return one line that ends with what to do, and that `error_in` finds in whatever text Spark wraps around it."""
     line = " ".join(text.split()) + (f"; {ADVICE[code]}" if code in ADVICE else "")
     return f"PRODUCERD[{code}]: " + (line if len(line) <= MAX_LINE_CHARACTERS else line[:MAX_LINE_CHARACTERS] + " ...")
 
 
 def as_line(error: Error) -> Error:
-    """The same error, its message one marked line."""
+    """Return the same error, with one marked line as its message."""
     if not MARKER.match(str(error)):
         error.args = (marked(error.code, str(error)),)
     return error
 
 
 def error_in(text: str) -> ProducerdError | None:
-    """The error of the task whose line is in this text."""
+    """Return the error of the task whose line is in this text, if there is one."""
     found = RAISED.search(text)
     return ERRORS.get(found[1], Refused)(found[0].strip(), code=found[1]) if found else None

@@ -1,8 +1,8 @@
-"""The columns that are sent, as the options name them; what Spark cannot resolve is a BadColumn before any job starts.
+"""Selects the columns to send, as the options name them, and raises BadColumn before any job starts.
 
-An option is a column's name, taken literally whatever dots or spaces it has; else any SQL expression; or a Column.
-A name that no column has is refused without a question to Spark: Spark 4 prints 8,000 characters of the JVM's stack
-for each such question.  Classic and Connect DataFrames both: no SparkContext is touched.
+An option is a column's name, or any SQL expression, or a Column.  A name is taken literally, with any dots or spaces
+that it has.  A name that no column has is refused without asking Spark, as Spark 4 prints 8,000 characters of the JVM's
+stack for each such question.  Nothing here uses a SparkContext, so that DataFrames of Spark Connect work, too.
 """
 
 from __future__ import annotations
@@ -27,40 +27,39 @@ if TYPE_CHECKING:
     from spark_client.options import JsonOption, WriterOptions
 
 ALIASES: Final = {KEY: "partitionKey", HASH_KEY: "explicitHashKey"}
-"""What Spark's Kinesis sources produce (Databricks', AWS's), taken where our own default name is absent."""
+"""Names that the Kinesis sources of Databricks and AWS produce.  They are used if our own default name is absent."""
 SOURCE_STREAM: Final = "streamName"
-"""Where AWS's Kinesis source names the stream that a row was read from: nothing goes back there unasked."""
+"""The column in which AWS's Kinesis source names the stream of a row.  No row goes back there unasked."""
 OPTION_OF: Final = {STREAM: "stream_column"}
-"""The option that names a column, where it is not called as the column is."""
+"""The option that names a column, if the two have different names."""
 TIMESTAMP_FORMAT: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
-"""ISO 8601 with all six digits that Spark's timestamps have; `to_json` by itself writes three."""
+"""ISO 8601 with the six digits of the second that Spark's timestamps have.  By default `to_json` writes three."""
 ZONE_FORMAT: Final = "XXXXX"
 LEGACY_ZONE_FORMAT: Final = "XXX"
 """Spark's legacy formatter refuses XXXXX, which adds the seconds of old zones' offsets (+00:53:28)."""
-MAX_NAMES_TOLD: Final = 50
+MAX_COLUMNS_NAMED: Final = 50
 PAYLOAD_TYPES: Final = ("string", "varchar", "char", "binary")
-
 
 NAME_PART: Final = re.compile(r"`((?:[^`]|``)+)`|([^\W\d]\w*)")
 NAME: Final = re.compile(rf"(?:{NAME_PART.pattern})(?:\.(?:{NAME_PART.pattern}))*")
-"""A name as SQL has it, with its parts."""
+"""A name in SQL, with its parts."""
 NO_COLUMNS: Final = frozenset(
     (
         *("null", "true", "false", "user", "current_user", "session_user", "_metadata"),
         *("current_date", "current_time", "current_timestamp", "localtimestamp"),
     )
 )
-"""Single words that Spark resolves although no column of the DataFrame has the name."""
+"""Single words that Spark resolves although no column of the DataFrame has that name."""
 QUALIFIERS: Final = frozenset(("_metadata", "session", "system"))
-"""First parts of names that are no column's: a file's metadata, variables."""
+"""First parts of names that do not name a column, but a file's metadata or a variable."""
 LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""Where Spark 4 logs each error of analysis, with the JVM's stack."""
+"""The loggers to which Spark 4 writes each error of analysis, with the JVM's stack."""
 
 
 def select(df: DataFrame, options: WriterOptions) -> DataFrame:
-    """The columns ``partition_key``, ``data``, and if wanted ``explicit_hash_key`` and ``stream``.
+    """Return the columns ``partition_key`` and ``data``, and if wanted ``explicit_hash_key`` and ``stream``.
 
-    All are strings, but for data, which may be binary.
+    All are strings, except that ``data`` may be binary.
     """
     wanted = named(options, df.columns, data=_whole_row(df, options) if options.data is None else "")
     errors = importlib.import_module("pyspark.errors")
@@ -81,7 +80,7 @@ def select(df: DataFrame, options: WriterOptions) -> DataFrame:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep Spark 4 from printing the errors of this thread's questions: the error that is raised has them."""
+    """Keep Spark 4 from printing the errors of this thread's questions, as the error that is raised quotes them."""
     asking = threading.get_ident()
 
     def is_of_another(record: logging.LogRecord) -> bool:
@@ -103,25 +102,29 @@ def _quietly() -> Iterator[None]:
 
 
 def _whole_row(df: DataFrame, options: WriterOptions) -> str:
-    """The row as JSON: timestamps with microseconds, unless the user's own options of `to_json` say otherwise."""
+    """Return an SQL expression for the row as JSON.
+
+    Its timestamps have microseconds, unless the user's own options of `to_json` say otherwise.
+    """
     legacy = str(df.sparkSession.conf.get("spark.sql.legacy.timeParserPolicy", "CORRECTED")).upper() == "LEGACY"
     zone = LEGACY_ZONE_FORMAT if legacy else ZONE_FORMAT
     formats = {"timestampFormat": f"{TIMESTAMP_FORMAT}{zone}", "timestampNTZFormat": TIMESTAMP_FORMAT}
     every = [*formats.items(), *(options.json_options or {}).items()]
-    settings = {name.lower(): value for name, value in every}  # their names have no case
+    settings = {name.lower(): value for name, value in every}  # Spark ignores the case of their names
     return f"to_json(struct(*), map({', '.join(_literal(text) for pair in settings.items() for text in pair)}))"
 
 
 def _literal(value: JsonOption) -> str:
-    """A text in SQL, whatever the session's settings make of quotes and backslashes."""
+    """Return a text as SQL that does not depend on how the session reads quotes and backslashes."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def _at_once(df: DataFrame, wanted: Mapping[str, Any]) -> tuple[DataFrame, dict[str, Any]]:
-    """Spark parses one text for each column: 4 ms, where Columns made call by call take 12 (pyspark 4.3).
+    """Select the columns by one text for each, which Spark parses.
 
-    Not for Columns, and not for text that is more than an expression, such as one with an alias.
+    That takes 4 ms, and 12 with Columns that are made call by call (pyspark 4.3).  It does not work for Columns, nor
+    for text that is more than an expression, such as one with an alias.
     """
     if not all(isinstance(given, str) for given in wanted.values()):
         return _one_by_one(df, wanted)
@@ -143,12 +146,12 @@ def _one_by_one(df: DataFrame, wanted: Mapping[str, Any]) -> tuple[DataFrame, di
 
 
 def _resolved(df: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
-    """Connect resolves columns only when it is asked for their types."""
+    """Return the DataFrame and its types.  Spark Connect resolves columns only when it is asked for their types."""
     return df, {field.name: field.dataType for field in df.schema.fields}
 
 
 def named(options: WriterOptions, columns: Sequence[str], *, data: str) -> dict[str, Any]:
-    """What is sent as each of our columns, as the options name it; ``data``: what is where they name none."""
+    """Return what to send as each of our columns, as the options name it; ``data`` is the payload if they name none."""
     wanted: dict[str, Any] = {KEY: options.partition_key, DATA: data if options.data is None else options.data}
     if options.explicit_hash_key is not None:
         wanted[HASH_KEY] = options.explicit_hash_key
@@ -164,7 +167,7 @@ def named(options: WriterOptions, columns: Sequence[str], *, data: str) -> dict[
 
 
 def found(name: str, columns: Sequence[str]) -> str | None:
-    """The column of this name, or of its alias; Spark's names have no case, unless it is told that they have."""
+    """Return the column of this name, or of its alias.  Case is ignored, as in Spark by default."""
     for wanted in (name, ALIASES.get(name, name)):
         same = [column for column in columns if column.lower() == wanted.lower()]
         if same:
@@ -173,7 +176,7 @@ def found(name: str, columns: Sequence[str]) -> str | None:
 
 
 def no_stream(columns: Sequence[str]) -> BadColumn:
-    """Neither an option nor a column of the default name says the stream."""
+    """Return the error for rows without a stream: no option names one, and no column has the default name."""
     ways = "give its name with the option stream, or a column `stream` (in SQL: INSERT INTO t WITH ('stream' = 'NAME'))"
     source = found(SOURCE_STREAM, columns)
     if source:
@@ -181,24 +184,27 @@ def no_stream(columns: Sequence[str]) -> BadColumn:
             f"give its name with the option stream; or, to write each row to the stream that its column `{source}` "
             f'names, stream_column="{source}" (data source: streamColumn)'
         )
-    return BadColumn(marked(Code.BAD_COLUMN, f"no stream: {ways}; columns: {_told(columns)}"))
+    return BadColumn(marked(Code.BAD_COLUMN, f"no stream: {ways}; columns: {_names(columns)}"))
 
 
 def bad_column(option: str, name: str, columns: Sequence[str], why: str, fields: Sequence[str] = ()) -> BadColumn:
-    """A column that is not there, with those that are; ``fields``: those of structs, which may be meant, too."""
+    """Return the error for a missing column, with the columns that exist.
+
+    ``fields`` are the fields of structs, one of which the user may mean.
+    """
     near = difflib.get_close_matches(name, [*columns, *fields])
     hint = f", did you mean {' or '.join(near)}?" if near else ","
-    return BadColumn(marked(Code.BAD_COLUMN, f"{option}={name!r}: {why}{hint} columns: {_told(columns)}"))
+    return BadColumn(marked(Code.BAD_COLUMN, f"{option}={name!r}: {why}{hint} columns: {_names(columns)}"))
 
 
 def bad_data(given: Any, has: str) -> BadColumn:
-    """A payload that is neither text nor bytes."""
+    """Return the error for a payload that is not text or bytes."""
     text = f"data={given!s} has type {has}: give a string or binary column, such as to_json(...) or a cast"
     return BadColumn(marked(Code.BAD_COLUMN, text))
 
 
-def _told(columns: Sequence[str]) -> str:
-    return ", ".join(columns[:MAX_NAMES_TOLD])
+def _names(columns: Sequence[str]) -> str:
+    return ", ".join(columns[:MAX_COLUMNS_NAMED])
 
 
 def _column(df: DataFrame, option: str, given: Any) -> Column:
@@ -207,9 +213,12 @@ def _column(df: DataFrame, option: str, given: Any) -> Column:
 
 
 def _expression(df: DataFrame, option: str, given: str) -> str:
-    """In SQL: the column of this name, or the expression.  Raises BadColumn for a name that Spark cannot resolve."""
+    """Return SQL for the column of this name, or for the expression.
+
+    Raises BadColumn for a name that Spark cannot resolve.
+    """
     name = given if given != option else found(option, df.columns) or given
-    parts = _parts(name)
+    parts = _name_parts(name)
     column = _column_named(df, option, name) or (_column_named(df, option, parts[0]) if len(parts) == 1 else None)
     if column is not None:
         return "`" + column.replace("`", "``") + "`"
@@ -219,17 +228,17 @@ def _expression(df: DataFrame, option: str, given: str) -> str:
     return name
 
 
-def _parts(text: str) -> list[str]:
-    """The parts of a name in SQL; none where the text is more than a name."""
+def _name_parts(text: str) -> list[str]:
+    """Return the parts of a name in SQL, or none if the text is more than a name."""
     if not NAME.fullmatch(text):
         return []
     return [quoted.replace("``", "`") or plain for quoted, plain in NAME_PART.findall(text)]
 
 
 def _column_named(df: DataFrame, option: str, name: str) -> str | None:
-    """The column of this name, dots and all; names have no case, unless the session says that they have."""
+    """Return the column of this whole name, with its dots.  Case is ignored unless the session says otherwise."""
     same = [column for column in df.columns if column.lower() == name.lower()]
-    if same not in ([], [name]) and _have_case(df):
+    if same not in ([], [name]) and _is_case_sensitive(df):
         same = [column for column in same if column == name]
     if len(same) > 1:
         raise BadColumn(
@@ -238,12 +247,12 @@ def _column_named(df: DataFrame, option: str, name: str) -> str | None:
     return same[0] if same else None
 
 
-def _have_case(df: DataFrame) -> bool:
+def _is_case_sensitive(df: DataFrame) -> bool:
     return str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
 def _may_resolve(df: DataFrame, parts: Sequence[str]) -> bool:
-    """Whether Spark may know this name, which no column has as a whole: a struct's field, one that is qualified, ..."""
+    """Return whether Spark may know a name that no column has as a whole, such as the field of a struct."""
     first, *others = (part.lower() for part in parts)
     if not others:
         return first in NO_COLUMNS
@@ -256,14 +265,14 @@ def _may_resolve(df: DataFrame, parts: Sequence[str]) -> bool:
 
 
 def _paths(kind: DataType, before: str = "") -> Iterator[str]:
-    """The names of a struct's fields, and of their fields."""
+    """Yield the names of a struct's fields, and of their fields."""
     for field in getattr(kind, "fields", ()):
         yield before + field.name
         yield from _paths(field.dataType, f"{before}{field.name}.")
 
 
 def _culprit(df: DataFrame, wanted: dict[str, Any], error: Exception) -> BadColumn:
-    """Which of the columns Spark meant: each is resolved alone."""
+    """Return the error of the column that Spark cannot resolve, after trying each of them alone."""
     for option, given in wanted.items():
         try:
             df.select(_column(df, option, given)).schema  # noqa: B018 - Connect resolves a column only here
@@ -279,6 +288,6 @@ def _unresolved(df: DataFrame, option: str, given: Any, error: Exception) -> Bad
 
 
 def _functions(df: DataFrame) -> Any:
-    """``pyspark.sql.functions`` of the DataFrame's own kind."""
+    """Return ``pyspark.sql.functions`` for the DataFrame's own kind."""
     connect = type(df).__module__.startswith("pyspark.sql.connect")
     return importlib.import_module("pyspark.sql.connect.functions" if connect else "pyspark.sql.functions")

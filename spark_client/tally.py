@@ -1,6 +1,6 @@
-"""How a session's rows ended: exact counts, and the first rows of each kind of failure by number.
+"""How rows ended: exact counts, and the first rows of each kind of failure by number.
 
-Bounded whatever happens: at most `MAX_FAILURES` kinds, each naming at most `MAX_ROWS_NAMED` rows.
+A tally's memory is bounded: it has at most `MAX_FAILURES` kinds, and each names at most `MAX_ROWS_NAMED` rows.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ class _Failure:
 
 @dataclass
 class Tally:
-    """What became of the rows put so far.
+    """How the rows put so far ended.
 
-    ``payload_bytes`` are the keys, data and hash keys of the ``stored`` rows.
-    ``taken`` were handed to a daemon, of which ``records`` have ended.
-    ``resent``: records that were handed to a second daemon, as the first one was lost or gave them back.
-    ``seconds_blocked`` were waited for room, ``seconds_flushing`` for the last acknowledgements.
+    - ``taken``: rows that a daemon took, of which ``records`` have ended.
+    - ``payload_bytes``: the keys, data and hash keys of the ``stored`` rows.
+    - ``resent``: rows that a second daemon took, because the first one was lost or gave them back.
+    - ``seconds_blocked``: how long the client waited for room.
+    - ``seconds_flushing``: how long it waited for the last acknowledgements.
     """
 
     taken: int = 0
@@ -50,9 +51,9 @@ class Tally:
 
     @property
     def failures(self) -> tuple[RowFailure, ...]:
-        """The rows that are not STORED, by code, message and stream; rows as they were numbered by put().
+        """The rows that are not STORED, by code, message and stream, under the numbers that put() gave them.
 
-        What matters comes first: bad rows before the good ones that they took with them, then the rarest.
+        The most telling come first: bad rows before the good rows that were refused with them, then the rarest.
         """
         found = [
             RowFailure(code, message, failure.records, failure.maybe_stored, tuple(failure.rows), stream)
@@ -61,15 +62,15 @@ class Tally:
         return tuple(sorted(found, key=lambda failure: (failure.code == Code.FRAME_REFUSED, failure.records)))
 
     def add_taken(self, records: int) -> None:
-        """Count rows that were handed to a daemon."""
+        """Count rows that a daemon took."""
         self.taken += records
 
     def add_resent(self, records: int) -> None:
-        """Count rows that were handed to one more daemon."""
+        """Count rows that one more daemon took."""
         self.resent += records
 
     def add_lost(self, records: int) -> None:
-        """Count rows that a lost daemon had: it may have stored them, and they are sent again."""
+        """Count rows that a lost daemon may have stored, and that are sent again."""
         self.possible_duplicates += records
 
     def add_payload(self, payload_bytes: int) -> None:
@@ -87,7 +88,8 @@ class Tally:
     def settle(self, ack: Ack, rows: Sequence[int], stream: str, *, sends_again: bool = False) -> list[int]:
         """Add the end of one frame of a stream; ``rows`` are the numbers of its rows.
 
-        With ``sends_again`` rows that came back end with another frame: returns their places in this one.
+        Return the places of the rows that are sent again.  Those end with another frame.  Without ``sends_again`` there
+        are none, and rows that the daemon gave back are failures.
         """
         back = []
         for place, why in ack.failed_rows():
@@ -106,7 +108,7 @@ class Tally:
         return back
 
     def refuse(self, row: int, why: RowCode, stream: str = "") -> None:
-        """Add one record that was refused before it was sent."""
+        """Add one row that was refused before it was sent."""
         self.records += 1
         self._fail(row, why, stream)
 

@@ -1,12 +1,13 @@
-"""One Spark task: its Arrow batches go to this node's daemon as they are, and it reports how its records ended.
+"""One Spark task sends its Arrow batches to this node's daemon as they are, and reports how its records ended.
 
-A daemon that stops or is lost is waited for, and what it did not acknowledge goes to its successor.  What another
-attempt may mend (no daemon in time, no room) fails the task, so that Spark tries it again.
-Rows that ended otherwise than STORED are in the report instead: the daemon has tried them as often as is worth it, and
-another attempt would only store the partition's good rows once more.
+If the daemon stops or is lost, the task waits for the next one, and sends what was not acknowledged again.  The task
+fails only where another attempt may help, as without a daemon or without room, and then Spark tries it again.
 
-Runs on the executors.  Functions stand at the module's top and get plain values, so that they are pickled by reference
-and found in an installed wheel and in a zip shipped by ``--py-files`` alike.
+Rows that are not STORED are in the report instead.  The daemon has tried them as often as makes sense, and another
+attempt would only store the partition's good rows once more.
+
+This code runs on the executors.  Its functions stand at the module's top and get plain values.  So they are pickled by
+reference, and work from an installed wheel as from a zip that ``--py-files`` ships.
 """
 
 from __future__ import annotations
@@ -37,8 +38,6 @@ ODD_STREAM: Final = frames.RowCode(
     Code.RECORD_INVALID,
     "its stream has what cannot be a name: 1 to 128 of a-z A-Z 0-9 _ . -",
 )
-
-
 SPECULATION: Final = (
     "spark.speculation=true runs slow tasks twice, and both copies write: set it to false, or give "
     "allow_speculation=True (data source: allowSpeculation) and expect duplicates"
@@ -46,9 +45,9 @@ SPECULATION: Final = (
 
 
 class Plan(NamedTuple):
-    """What each task must know.  Plain values: it travels to the workers."""
+    """What each task must know, in plain values, as it travels to the workers."""
 
-    stream: str | None  # None: each row names its own
+    stream: str | None  # None if each row names its own
     socket: str | None = None
     configured_socket: str | None = None
     skip_bad_records: bool = False
@@ -61,7 +60,7 @@ class Plan(NamedTuple):
 
     @staticmethod
     def of(options: WriterOptions, **known: Any) -> Plan:
-        """What tasks must know of a writer's options, and what only the driver knows."""
+        """Return a plan with a writer's options and with what only the driver knows."""
         return Plan(
             options.stream,
             options.socket,
@@ -75,18 +74,21 @@ class Plan(NamedTuple):
 
 
 def speculates(setting: str | None) -> bool:
-    """Whether ``spark.speculation`` may run a task twice at a time."""
+    """Return whether this value of ``spark.speculation`` lets two copies of a task run at once."""
     return str(setting).lower() == "true"
 
 
 def refuse_speculation(setting: str | None) -> None:
-    """Raise SPECULATION_ENABLED where a task may run twice at a time."""
+    """Raise SPECULATION_ENABLED if two copies of a task may run at once."""
     if speculates(setting):
         raise ProducerdError(marked(Code.SPECULATION_ENABLED, SPECULATION), code=Code.SPECULATION_ENABLED)
 
 
 def local_property(name: str) -> str | None:
-    """What Spark hands this task under a name, configuration included; under Connect's ``foreachBatch`` nothing."""
+    """Return a property that Spark hands this task, configuration included.
+
+    Under Spark Connect's ``foreachBatch`` there is none.
+    """
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -95,7 +97,7 @@ def local_property(name: str) -> str | None:
 
 
 def send_partition(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Send a partition, flush, and yield one `PartitionResult`; without rows, open no connection and yield nothing."""
+    """Send a partition, flush, and yield one `PartitionResult`.  Without rows open no connection and yield nothing."""
     result = send(plan, batches)
     if result is not None:
         import pyarrow as pa
@@ -104,7 +106,10 @@ def send_partition(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
 
 
 def send(plan: Plan, batches: Iterable[pa.RecordBatch]) -> PartitionResult | None:
-    """Send a partition and flush; None if it has no rows.  Raises one marked line where the task cannot go on."""
+    """Send a partition, flush, and return its result, or None if it has no rows.
+
+    If the task cannot go on, raise an error of one marked line.
+    """
     hello = _hello(plan)
     try:
         return _send(plan, hello, (batch for batch in batches if batch.num_rows))
@@ -126,7 +131,7 @@ def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) ->
         rows = 0
         for batch in itertools.chain([first], batches):
             if _report(connection, hello).failed(plan.skip_bad_records):
-                break  # the batch has failed: what is left of it would only be stored twice
+                break  # the batch has failed, so its other rows would only be stored twice
             _put(connection, plan, batch, rows)
             rows += batch.num_rows
         connection.flush(plan.flush_timeout_seconds)
@@ -138,10 +143,10 @@ def _put(connection: Connection, plan: Plan, batch: pa.RecordBatch, first_row: i
     if plan.stream is not None:
         connection.put_batch(plan.stream, Batch(batch), plan.put_timeout_seconds)
         return
-    for stream, part, rows in by_stream(batch, first_row):
+    for stream, of_stream, rows in by_stream(batch, first_row):
         refusal = _refusal(connection, stream, plan.put_timeout_seconds)
         if refusal is None:
-            connection.put_batch(str(stream), part, plan.put_timeout_seconds, rows=rows)
+            connection.put_batch(str(stream), of_stream, plan.put_timeout_seconds, rows=rows)
         else:
             named = "" if refusal in (NO_STREAM, ODD_STREAM) else str(stream)
             for row in rows:
@@ -149,14 +154,17 @@ def _put(connection: Connection, plan: Plan, batch: pa.RecordBatch, first_row: i
 
 
 def _refusal(connection: Connection, stream: str | None, timeout_seconds: float | None) -> frames.RowCode | None:
-    """Why no row can go to this stream: in the report, as another attempt would only store the others' rows again."""
+    """Return why no row can go to this stream, if none can.
+
+    The report names such rows, as another attempt would only store the other streams' rows again.
+    """
     if not stream:
         return NO_STREAM
     try:
         connection.open(stream, timeout_seconds)
     except Refused as refused:
         if refused.code == Code.STREAM_NOT_FOUND:
-            return ODD_STREAM  # not the daemon's text: that quotes the row
+            return ODD_STREAM  # the daemon's text would quote the row
         return frames.RowCode(Outcome.NOT_STORED, refused.code, str(refused))
     return None
 
@@ -180,7 +188,7 @@ def _report(connection: Connection, hello: frames.Hello) -> PartitionResult:
 
 
 def _hello(plan: Plan) -> frames.Hello:
-    """Who this task is.  Spark's local properties say most of it, but under Connect workers do not have them."""
+    """Return HELLO for this task, mostly from Spark's local properties.  Under Spark Connect workers have none."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

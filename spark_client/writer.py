@@ -1,10 +1,10 @@
-"""A DataFrame's rows into a Kinesis stream, through the daemon of each executor's node.
+"""Writes a DataFrame's rows to Kinesis, through the daemon of each executor's node.
 
-`KinesisBatchWriter` (for ``foreachBatch``) and `write_batch` return only when the daemon has acknowledged every
-record, so that Spark commits a batch only then; otherwise they raise one clear line.  After a failure Spark repeats
-the batch: at least once, always.
+`KinesisBatchWriter` (for ``foreachBatch``) and `write_batch` return only when the daemon has acknowledged every record,
+and Spark commits the batch only then.  Otherwise they raise one clear line, and Spark repeats the batch.  So every row
+is stored at least once.
 
-The driver selects the columns to send and runs one ``mapInArrow`` job; each of its tasks opens one connection, sends
+The driver selects the columns to send and runs one ``mapInArrow`` job.  Each of its tasks opens one connection, sends
 its Arrow batches as they are, and yields one small row that says how its records ended (`spark_client.task`).
 """
 
@@ -30,34 +30,47 @@ if TYPE_CHECKING:
 
 LOG: Final = logging.getLogger("producerd.client")
 ARROW_BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Spark 4 otherwise makes Arrow batches of 64 MB and more (268 MB on 4.0), each held whole by a Python worker."""
+"""The bound for Spark 4, which otherwise makes Arrow batches of 64 MB and more (268 MB on 4.0).
+
+A Python worker holds each of them whole.
+"""
 ARROW_BATCH_RECORDS: Final = 500
-"""Spark 3.5 has no bound in bytes: its 10,000 rows were 300 MB.  So many where the size of a row is unknown."""
+"""The bound for Spark 3.5 while the size of a row is unknown.
+
+Spark 3.5 has no bound in bytes, and its default of 10,000 rows was 300 MB.
+"""
 MOST_ARROW_BATCH_RECORDS: Final = 10_000
-"""As many as a frame has."""
+"""The default of ``max_frame_records``, the most records that a frame has."""
 
 
 class KinesisBatchWriter:
     """Writes each micro-batch: ``df.writeStream.foreachBatch(KinesisBatchWriter(stream="flights", ...))``.
 
-    ``stream``: the Kinesis stream's name; None: the column ``stream``, or ``stream_column``, names one for each row.
+    ``stream`` is the Kinesis stream's name.  If it is None, the column ``stream``, or ``stream_column``, names one for
+    each row.
 
-    ``partition_key``, ``data``, ``explicit_hash_key``: a column's name, any SQL expression, or a Column.  Keys are
-    cast to string; a null or empty partition key spreads its record over all shards (``null_key="spread"``).  ``data``
-    must be string or binary and is sent as it is; by default it is ``to_json(struct(*))``, the whole row as JSON, in
-    which null fields are left out and timestamps have microseconds; ``json_options`` are Spark's own for that.  By
-    default explicit hash keys come from the column of that name, if there is one.
+    ``partition_key``, ``data`` and ``explicit_hash_key`` are each a column's name, any SQL expression, or a Column.
+    Keys are cast to string.  A record with a null or empty partition key may go to any shard (``null_key="spread"``).
+    Explicit hash keys come by default from the column of that name, if there is one.
 
-    ``on_bad_record``: "fail" refuses the frame around a record that can never be stored; "skip" leaves just that
-    record out and lists it in the result.  Time-outs are in seconds, None waits for ever: ``put`` for room in the
-    queue, ``flush`` for the last acknowledgement, ``connect`` for a daemon that is starting, ``reconnect`` for one that
-    was there and is lost or restarts: what it did not acknowledge is sent again (0: the task fails, Spark tries it).
-    ``allow_speculation``: under ``spark.speculation`` records may be stored twice.
+    ``data`` must be string or binary, and is sent as it is.  By default it is ``to_json(struct(*))``, the whole row as
+    JSON, without null fields, and with microseconds in timestamps.  ``json_options`` are Spark's own options for it.
 
-    Options that do not hold raise ConfigurationError here, all at once.  Picklable, where its columns are strings.
+    ``on_bad_record`` says what to do with a record that can never be stored.  "fail" refuses its frame; "skip" leaves
+    only this record out and lists it in the result.
 
-    ``last_result`` is the `BatchResult` of the batch that was written last, in classic Spark; under Spark Connect
-    ``foreachBatch`` runs beside the server, and what happens there never comes back.
+    Time-outs are in seconds.  ``put_timeout_seconds`` is for room in the queue, ``flush_timeout_seconds`` for the last
+    acknowledgement; None waits for ever.  ``connect_timeout_seconds`` is for a daemon that is starting.
+    ``reconnect_timeout_seconds`` is for a daemon that was lost or restarts.  What it did not acknowledge is then sent
+    again.  With 0 the task fails, and Spark tries it again.
+
+    ``allow_speculation`` lets it write under ``spark.speculation``, which may store records twice.
+
+    The constructor raises one ConfigurationError for all options that are not valid.  A writer can be pickled if its
+    columns are strings.
+
+    ``last_result`` is the `BatchResult` of the last batch, in classic Spark.  Under Spark Connect ``foreachBatch`` runs
+    in another process next to the server, and its results do not come back.
     """
 
     def __init__(
@@ -100,17 +113,17 @@ class KinesisBatchWriter:
         )
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch, as ``foreachBatch`` asks; `write` without its result."""
+        """Write one micro-batch for ``foreachBatch``, as `write` does, and return nothing."""
         try:
             self.write(df, batch_id)
-        except ProducerdError as error:  # the traceback becomes part of query.exception(), and hides the one line
+        except ProducerdError as error:  # a traceback in query.exception() would hide the one line
             raise error.with_traceback(None) from None
 
     def write(self, df: DataFrame, batch_id: int | None = None) -> BatchResult:
-        """Write one batch; return when every record is acknowledged.
+        """Write one batch, and return its result when every record is acknowledged.
 
-        Raises ConnectionFailed, BackpressureTimeout, FlushTimeout, Refused, BadColumn or RecordsFailed; what else Spark
-        raises is left as it is.  Where the caller is interrupted, the job is cancelled.
+        Raises ConnectionFailed, BackpressureTimeout, FlushTimeout, Refused, BadColumn or RecordsFailed.  Other errors
+        of Spark's pass as they are.  If the caller is interrupted, the job is cancelled.
         """
         _check_arrow()
         options, spark = self._options, df.sparkSession
@@ -143,10 +156,10 @@ def write_batch(df: DataFrame, batch_id: int | None = None, **options: Any) -> B
 
 
 def _collect(reports: DataFrame) -> Sequence[Any]:
-    """Run the job.  A task's own line is raised alone; whatever else Spark raises is left as it is."""
+    """Run the job.  Raises a task's own error as its one line.  Other errors of Spark's pass as they are."""
     try:
         return reports.collect()
-    except Exception as error:  # Spark's errors share no root, and only our marker matters here
+    except Exception as error:  # Spark's errors share no base class, and only our marker matters
         ours = error_in(str(error))
         if ours is None:
             raise
@@ -155,7 +168,10 @@ def _collect(reports: DataFrame) -> Sequence[Any]:
 
 @contextmanager
 def _bounded_arrow_batches(spark: Any, row_bytes: float) -> Iterator[None]:
-    """Have Spark make Arrow batches that a worker can hold, while this batch runs; ``row_bytes``: of rows as before."""
+    """In the block have Spark make Arrow batches that a worker can hold.
+
+    ``row_bytes`` is the size of a row in the batch before, or 0.
+    """
     if int(spark.version.split(".")[0]) >= 4:
         name, ours = "spark.sql.execution.arrow.maxBytesPerBatch", ARROW_BATCH_BYTES
     else:
@@ -163,7 +179,7 @@ def _bounded_arrow_batches(spark: Any, row_bytes: float) -> Iterator[None]:
         if row_bytes:
             ours = max(1, min(MOST_ARROW_BATCH_RECORDS, int(ARROW_BATCH_BYTES / row_bytes)))
     before = spark.conf.get(name, None)
-    if before == str(ours):  # another thread writes on this session, and will put the old value back
+    if before == str(ours):  # another thread writes in this session, and will restore the old value
         yield
         return
     spark.conf.set(name, str(ours))

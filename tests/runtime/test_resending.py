@@ -18,7 +18,7 @@ from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import frames
 from producerd.wire.columns import Columns, lay_out
-from spark_client.connection import MOST_IN_VAIN, Connection
+from spark_client.connection import MOST_FRUITLESS_SESSIONS, Connection
 from tests.daemon import DaemonProcess, daemon, directory, rows, until
 
 HELLO = frames.Hello(1, 1, client="test", pid=os.getpid())
@@ -213,7 +213,7 @@ def test_daemons_that_all_die_of_what_they_are_sent_are_not_fed_for_ever(node: C
             time.sleep(0.05)
 
     try:
-        with pytest.raises(ConnectionFailed, match=f"{MOST_IN_VAIN} daemons in a row"):
+        with pytest.raises(ConnectionFailed, match=f"{MOST_FRUITLESS_SESSIONS} daemons in a row"):
             put_for_ever()
     finally:
         dying.set()

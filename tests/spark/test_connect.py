@@ -49,7 +49,9 @@ def test_the_data_source_is_found_by_a_client_of_spark_connect(
     assert "error" not in result, result
     assert kinesis.ids(stream) == Counter(range(rows))
     result = client.ask("save", rows=rows, strem=stream, socket=str(running.socket))
-    assert "PRODUCERD[CONFIGURATION]: strem: no option of producerd; did you mean stream?" in result.get("error", "")
+    assert "PRODUCERD[CONFIGURATION]: strem: not an option of producerd; did you mean stream?" in result.get(
+        "error", ""
+    )
 
 
 def test_a_query_of_spark_connect_stores_every_row_once_and_a_repeated_batch_twice(

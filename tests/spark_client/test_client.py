@@ -27,7 +27,7 @@ from producerd.errors import (
 from producerd.wire import frames
 from producerd.wire.columns import Body
 from spark_client import KinesisClient, Record
-from spark_client.connection import MOST_IN_VAIN
+from spark_client.connection import MOST_FRUITLESS_SESSIONS
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Script, Session, close_with, in_turn, serve
 
 
@@ -627,7 +627,7 @@ def test_what_is_sent_again_keeps_the_order_of_the_calls(daemon: FakeDaemon) -> 
 
 def test_an_idle_client_outlives_any_number_of_daemons(daemon: FakeDaemon) -> None:
     """What was never sent did not end them."""
-    last = MOST_IN_VAIN + 3
+    last = MOST_FRUITLESS_SESSIONS + 3
     daemon.runs(*[in_turn(Session.welcome)] * last, serve)
     with client_of(daemon) as client:
         while len(daemon.sessions) <= last:

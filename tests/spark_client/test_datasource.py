@@ -205,7 +205,7 @@ def test_failed_rows_fail_the_batch_in_one_line_and_no_task_is_repeated(
         query.awaitTermination(60)
     text = str(query.exception())
     assert "RecordsFailed: PRODUCERD[RECORD_INVALID]: host " in text
-    assert "RECORD_INVALID 1 (data is null), rows 0:8; mend these rows" in text
+    assert "RECORD_INVALID 1 (data is null), rows 0:8; fix these rows" in text
     assert len(daemon.sessions) == 1
     assert not list(tmp_path.glob("checkpoint/commits/[0-9]*"))
 
@@ -220,8 +220,9 @@ def test_a_wrong_option_is_one_line_of_the_querys_exception(kinesis_rows: DataFr
     query = started(kinesis_rows, tmp_path, strem="s")
     with pytest.raises(Exception, match="strem"):
         query.awaitTermination(60)
-    assert "ConfigurationError: PRODUCERD[CONFIGURATION]: strem: no option of producerd; did you mean stream?" in str(
-        query.exception()
+    assert (
+        "ConfigurationError: PRODUCERD[CONFIGURATION]: strem: not an option of producerd; did you mean stream?"
+        in str(query.exception())
     )
 
 

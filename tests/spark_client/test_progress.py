@@ -17,7 +17,7 @@ import pytest
 
 from producerd.wire import frames
 from spark_client import progress, write_batch
-from spark_client.progress import Progress, Running, daemons_word, running_tasks
+from spark_client.progress import Progress, Running, cause_of_wait, running_tasks
 from spark_client.task import Plan
 from tests.spark_client.fake_daemon import FakeDaemon, Session
 
@@ -119,10 +119,10 @@ def test_a_batch_that_waits_is_told_of_on_the_driver_with_the_daemon_s_cause(
 
 def test_a_daemon_at_the_driver_s_own_path_is_asked_for_the_cause(daemon: FakeDaemon) -> None:
     daemon.runs(says)
-    word = daemons_word(Plan("flights", daemon.path))
+    word = cause_of_wait(Plan("flights", daemon.path))
     assert word.startswith(f"the daemon at {daemon.path}: the service cannot be reached; queue 12 of 100 records")
     assert word.endswith("last error: no name")
-    assert daemons_word(Plan(None, daemon.path)) == "", "the rows name their streams, and the driver knows none"
+    assert cause_of_wait(Plan(None, daemon.path)) == "", "the rows name their streams, and the driver knows none"
 
 
 def line_of(

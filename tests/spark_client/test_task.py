@@ -167,10 +167,10 @@ def test_failed_rows_are_one_line_with_counts_and_the_first_rows() -> None:
         merge(7, "s", [result(0), result(2, bad_row, beside), result(1, beside)], skip_bad_records=False)
     assert str(caught.value) == (
         "PRODUCERD[RECORD_TOO_LARGE]: host host1, partition 1, stream s: "
-        "1 record failed, 198 beside them were not taken; named as partition:row: "
+        "1 record failed, 198 in the same frames were not taken; named as partition:row: "
         "RECORD_TOO_LARGE 1 (over 1 MiB), rows 2:17; "
         "FRAME_REFUSED 198 (refused with the frame); "
-        'mend these rows, or leave them out with on_bad_record="skip" (data source: onBadRecord)'
+        'fix these rows, or leave them out with on_bad_record="skip" (data source: onBadRecord)'
     )
     assert caught.value.code == Code.RECORD_TOO_LARGE
     assert [failure.records for failure in caught.value.failures] == [1, 198]

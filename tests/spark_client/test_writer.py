@@ -131,7 +131,7 @@ def test_each_row_goes_to_the_stream_of_its_own(daemon: FakeDaemon, spark: Spark
     assert Counter(daemon.rows_of_streams) == Counter(
         (f"s{i % 3}", (b"%d" % i, b"d%d" % i, None)) for i in range(6_000) if i != 5_000
     )
-    with pytest.raises(RecordsFailed, match=r"RECORD_INVALID 1 \(its stream is null or empty\), rows 0:5000; mend"):
+    with pytest.raises(RecordsFailed, match=r"RECORD_INVALID 1 \(its stream is null or empty\), rows 0:5000; fix"):
         write_batch(df, data="data", socket=daemon.path)
 
 
@@ -349,7 +349,7 @@ def test_failed_rows_are_one_line_and_spark_does_not_store_the_good_ones_again(
     assert text.startswith("PRODUCERD[RECORD_INVALID]: host ")
     assert text.endswith(
         "partition 0, stream s: 1 record failed; named as partition:row: RECORD_INVALID 1 (data is null), rows 0:8; "
-        'mend these rows, or leave them out with on_bad_record="skip" (data source: onBadRecord)'
+        'fix these rows, or leave them out with on_bad_record="skip" (data source: onBadRecord)'
     )
     assert caught.value.failures[0].rows == (8,)
     assert caught.value.__cause__ is None
