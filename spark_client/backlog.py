@@ -1,4 +1,4 @@
-"""The frames that no daemon has acknowledged, whether the present daemon has them or the next one must get them."""
+"""The frames that no daemon has acknowledged: the present daemon has them, or they must be sent again."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from spark_client.tally import Tally
 class UnackedFrame:
     """A frame that no daemon has acknowledged.
 
-    ``tally`` counts its rows and names them by their numbers in ``rows``.  ``first`` is the number of rows that were
-    put before it, by which frames are sent again in their order.
+    ``tally`` counts its rows, and names them by their numbers in ``rows``.  ``first`` counts the rows that were put
+    before it, and so gives the order in which frames are sent again.
     """
 
     stream: str
@@ -38,19 +38,20 @@ class UnackedFrame:
 
 
 class Backlog:
-    """What a client still has to see acknowledged.
+    """All frames of a client that no daemon has acknowledged.
 
-    A frame is either in ``sent``, under the id that the present session gave it, or in ``again``, the frames of an
-    earlier daemon and rows that a daemon gave back.  The next session sends those in their order.
+    - ``sent``: the frames whose body went to the present daemon, by id.  The session's `Machine` knows their states.
+    - ``again``: frames to be sent again, because their daemon was lost or gave them back.
+    - ``given_up_records``: how many records came back without ``sends_again``.  They have ended as failures.
 
-    Without ``sends_again`` returned rows end as failures.  ``acknowledged`` is called after each acknowledgement.
+    ``acknowledged`` is called after each acknowledgement.
     """
 
     def __init__(self, *, sends_again: bool, acknowledged: Callable[[], object]) -> None:
         self.sent: dict[int, UnackedFrame] = {}
         self.sent_bytes = 0
         self.again: list[UnackedFrame] = []
-        self.failed_returned_records = 0
+        self.given_up_records = 0
         self._sends_again = sends_again
         self._acknowledged = acknowledged
         self._has_stored = False
@@ -61,21 +62,21 @@ class Backlog:
 
     @property
     def returned_records(self) -> int:
-        """The rows that are to be sent again, or that nobody sends again."""
-        return self.failed_returned_records + sum(len(frame.rows) for frame in self.again)
+        """How many records are to be sent again, or came back and have ended."""
+        return self.given_up_records + sum(len(frame.rows) for frame in self.again)
 
     @property
     def is_resumed(self) -> bool:
-        """Whether an earlier daemon stored rows of this client, or had some that are sent again."""
+        """Whether a session that begins now goes on with an earlier one, which stored rows or left some."""
         return self._has_stored or bool(self.again)
 
     def add(self, frame_id: int, frame: UnackedFrame) -> None:
-        """Keep a frame that is being sent."""
+        """Keep a frame whose body is being sent."""
         self.sent[frame_id] = frame
         self.sent_bytes += frame.columns.layout.charge_bytes
 
     def settle(self, ack: frames.Ack) -> None:
-        """End a frame as the daemon says; rows that it gave back are kept to be sent again."""
+        """End a frame as its ACK says, and keep the rows that the daemon gave back to be sent again."""
         frame = self.sent.pop(ack.frame_id)
         columns, layout, tally = frame.columns, frame.columns.layout, frame.tally
         if ack.records != layout.records:
@@ -90,11 +91,11 @@ class Backlog:
         if back:
             self.again.append(frame.part(back))
         if not self._sends_again:
-            self.failed_returned_records += ack.returned
+            self.given_up_records += ack.returned
         self._acknowledged()
 
     def lose(self) -> None:
-        """The daemon is gone: whatever it did not acknowledge is sent again, and may be stored twice."""
+        """Keep what a lost daemon did not acknowledge to be sent again, in order.  It may be stored twice."""
         for frame in self.sent.values():
             frame.tally.add_lost(len(frame.rows))
             self.again.append(frame.resent())
@@ -103,7 +104,7 @@ class Backlog:
         self.sent_bytes = 0
 
     def split_first(self) -> None:
-        """Halve the first frame to be sent again, as the daemon takes none so large."""
+        """Halve the first frame to be sent again, as it is larger than the daemon takes."""
         frame = self.again[0]
         places, middle = range(len(frame.rows)), len(frame.rows) // 2
         self.again[:1] = [frame.part(places[:middle]), frame.part(places[middle:])]

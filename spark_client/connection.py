@@ -22,7 +22,7 @@ from spark_client.tally import Tally
 
 LOG: Final = logging.getLogger("producerd.client")
 MOST_FRUITLESS_SESSIONS: Final = 5
-"""Sessions in a row that may end before anything is acknowledged.  After more, the rows themselves must end them."""
+"""Sessions in a row that may end without an acknowledgement.  After more, the rows must be what ends them."""
 
 
 class Cuttable(Protocol):
@@ -127,7 +127,7 @@ class Connection:
         tally: Tally | None = None,
         together: bool = False,
     ) -> None:
-        """Put a batch frame by frame, each as large as it may be; cut again where the daemon wants smaller ones.
+        """Put a batch frame by frame, each as large as the daemon takes it now.
 
         The time-out holds for each frame, or for all of them ``together``.
         """
@@ -175,7 +175,7 @@ class Connection:
         def step(session: DaemonSession, deadline: Deadline) -> None:
             nonlocal granted
             if granted:
-                return  # by a daemon that was lost then; the backlog was sent again
+                return  # by a daemon that was then lost, so the frame was sent again with the backlog
             began = time.monotonic()
             try:
                 frame_id = session.reserve(frame, deadline)
@@ -210,7 +210,7 @@ class Connection:
             return str(ended)  # the next call finds it lost, too, and looks for another one
 
     def flush(self, timeout_seconds: float | None = None) -> None:
-        """Have every frame sent without lingering and wait until all are acknowledged; the tally says how they ended.
+        """Have every frame sent to Kinesis without lingering, and wait until all are acknowledged.
 
         Raises FlushTimeout with the daemon's reason, and ConnectionFailed(DRAINING) if rows came back.
         """
@@ -224,7 +224,7 @@ class Connection:
 
         try:
             self._lasting(step, timeout_seconds)
-        except BackpressureTimeout as full:  # for what is sent again
+        except BackpressureTimeout as full:  # raised for a frame that is sent again
             raise FlushTimeout(f"{self._backlog} after {timeout_seconds} s: {full}") from None
 
     # -------------------------------------------------------------------------------------------------- the next daemon
@@ -233,7 +233,7 @@ class Connection:
         return DaemonSession(self._hello, self._paths, timeout_seconds, self._backlog, self._wait_time)
 
     def _lasting(self, step: Callable[[DaemonSession, Deadline], None], timeout_seconds: float | None = None) -> None:
-        """Do a step with the present daemon, or else with the next one; each has the whole time-out."""
+        """Do a step with the present daemon or, if it is lost, with the next one.  Each has the whole time-out."""
         while True:
             deadline = Deadline.after(timeout_seconds)
             try:
@@ -253,12 +253,12 @@ class Connection:
                 del self._to_open[0]
             while self._backlog.again:
                 self._send_again(deadline)
-        except Refused as refused:  # of what was taken before: not the answer to what is asked for now
+        except Refused as refused:  # concerns what was put before, and not the present call
             stream = self._to_open[0] if self._to_open else self._backlog.again[0].stream
             raise ConnectionFailed(f"stream {stream}: {refused}; {self._backlog}", code=refused.code) from None
 
     def _send_again(self, deadline: Deadline) -> None:
-        """Send the first frame of the backlog again, or split it if the daemon takes none so large."""
+        """Send the first frame again, or split it if it is larger than the daemon takes."""
         frame = self._backlog.again[0]
         try:
             frame_id = self._session.reserve(frame, deadline)
@@ -272,7 +272,7 @@ class Connection:
                 self._session.send(frame_id, frame)
 
     def _find_next(self, ended: ConnectionFailed) -> None:
-        """Settle what the last daemon still says, and connect to the next one."""
+        """Settle the last messages of this daemon, and connect to the next one."""
         last = self._session
         if ended.code == Code.DRAINING:
             last.hear_out()

@@ -1,4 +1,4 @@
-"""One session with one daemon: streams are opened, frames reserved, sent and acknowledged.
+"""One session with one daemon, which opens streams, and grants and acknowledges frames.
 
 Nothing runs in the background.  The client settles acknowledgements whenever it reads anything: while it waits for the
 window or for a GRANT, and in `DaemonSession.flush`.
@@ -32,11 +32,11 @@ ANSWER_SECONDS: Final = 2.0
 """How long a caller whose time-out has ended waits for the daemon's reason.  A daemon answers at once, or it hangs."""
 SLOW_SECONDS: Final = 30.0
 LOG_AGAIN_SECONDS: Final = 300.0
-"""The daemon reports to a blocked caller after as long, and as often."""
+"""The log reports a wait after the same times as the daemon reports to a blocked caller."""
 LONG_WAIT_SECONDS: Final = 0.25
-"""Waits that are shorter do not count, as a loop of puts has thousands of them."""
+"""The shortest wait that counts, as a loop of puts has thousands of short ones."""
 SILENT_SECONDS: Final = 360.0
-"""A daemon reports every 5 minutes why there is no room, but never why acknowledgements take so long."""
+"""How long a daemon is silent before the log says so.  It must exceed the 5 minutes between reports of no room."""
 
 
 class Deadline(NamedTuple):
@@ -59,7 +59,7 @@ class OpenStream(NamedTuple):
 
 
 class WaitTime:
-    """How long a client has waited in all, whichever daemon it waited for, and when the log reports that next."""
+    """How long a client has waited in all, for any daemon, and after how long the log reports that next."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -69,7 +69,7 @@ class WaitTime:
         self.seconds += seconds
 
     def end(self) -> None:
-        """Count the wait that lasted until the log was due, however short its last part was."""
+        """Count a wait that lasted until the log was due, even if it was too short to count."""
         self.seconds = max(self.seconds, self.logs_at)
 
     def logged(self) -> None:
@@ -77,11 +77,13 @@ class WaitTime:
 
 
 class DaemonSession:
-    """The client's side of one session, from WELCOME to its end.  `producerd.runtime.session` is the daemon's side.
+    """The client's side of a session.  Its name tells it from the daemon's side, `producerd.runtime.session.Session`.
 
-    The constructor looks for a daemon at ``paths``, as `dial` does.  When the session is over, every call raises
-    ConnectionFailed: with DAEMON_LOST when the socket ended, with DRAINING when the daemon stops and takes no more
-    frames.  ``backlog`` has the frames that the daemon did not acknowledge.
+    The constructor finds a daemon as `dial` does.  At the session's end calls raise ConnectionFailed: with DAEMON_LOST
+    if the socket has ended, or with DRAINING if the daemon stops and takes no more frames.  ``backlog`` then has the
+    frames that the daemon did not acknowledge.
+
+    ``has_progressed`` is whether the daemon acknowledged a frame, or the client waited without any.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class DaemonSession:
     # ---------------------------------------------------------------------------------------------------------- streams
 
     def open(self, stream: str, deadline: Deadline) -> None:
-        """Open a stream.  An OPEN that an earlier call did not wait for long enough is not sent twice."""
+        """Open a stream.  After a call that timed out, wait for the answer to its OPEN and send no other."""
         if stream not in self.streams and stream not in self._opening:
             self._last_number += 1
             self._tell(frames.Open(self._last_number, stream, int(self._resumed)))
@@ -140,23 +142,25 @@ class DaemonSession:
             raise BackpressureTimeout(text) from None
 
     def largest_frame(self, stream: str) -> tuple[int, int]:
-        """Return the most (charge, records) that a frame may have now, for a stream that is not open by WELCOME."""
+        """Return the most (charge, records) that a stream's frame may have now: by OPENED, or before it by WELCOME."""
         limits = self.streams.get(stream, self._welcome)
         return limits.max_frame_bytes, limits.max_frame_records
 
     # ----------------------------------------------------------------------------------------------------------- frames
 
     def reserve(self, frame: UnackedFrame, deadline: Deadline) -> int:
-        """Return the frame's id when the daemon grants it, or 0 if its only record can never be taken.
+        """Return the frame's id when the daemon grants it.
 
-        That record then ends in the frame's tally.
+        Return 0 if its only record can never be taken, which is then in the frame's tally.
         """
         layout = frame.columns.layout
-        if self._backlog.failed_returned_records or self.draining:
+        if self._backlog.given_up_records or self.draining:
             raise self._drained()
         try:
             if layout.charge_bytes > self._welcome.max_frame_bytes and not self._window_has_room(layout):
-                self._tell(frames.Flush())  # a daemon sends what lingers by itself where no usual frame has room
+                self._tell(
+                    frames.Flush()
+                )  # unasked, a daemon flushes only if the window lacks room for max_frame_bytes
             while not self._window_has_room(layout):
                 self._settle_next(deadline.at)
         except Late:
@@ -178,7 +182,7 @@ class DaemonSession:
         raise self._refusal(answer)
 
     def send(self, frame_id: int, frame: UnackedFrame) -> None:
-        """Send a granted frame whole, however long that takes."""
+        """Send a frame that the daemon granted, however long that takes."""
         self._backlog.add(frame_id, frame)
         try:
             self._channel.send_body(frame_id, frame.columns)
@@ -191,7 +195,7 @@ class DaemonSession:
             self._tell(frames.Flush())
 
     def flush(self, deadline: Deadline) -> None:
-        """Wait until every frame is acknowledged, none of which lingers."""
+        """Have every frame sent to Kinesis without lingering, and wait until all are acknowledged."""
         self.hasten()
         try:
             while self._backlog.sent:
@@ -212,7 +216,7 @@ class DaemonSession:
                 self._settle(self._read(time.monotonic()))
 
     def hear_out(self) -> None:
-        """Settle what a daemon that stops still says: it acknowledges what it can, and gives the rest back."""
+        """Settle the last messages of a daemon that stops: it acknowledges what it can, and gives the rest back."""
         at = time.monotonic() + (self.draining.deadline_seconds if self.draining else 0) + ANSWER_SECONDS
         with contextlib.suppress(Late, Lost, ConnectionFailed):
             while self._backlog.sent:
@@ -244,18 +248,24 @@ class DaemonSession:
         return next(iter(self._backlog.sent.values())).stream
 
     def _window_has_room(self, layout: Layout) -> bool:
-        """Both sides keep the window: else acknowledgements pile up, or both block writing.  One frame always fits."""
+        """Return whether the frame fits the window, as one frame alone always does.
+
+        Without a window acknowledgements would pile up, or both sides would block writing.
+        """
         machine, backlog = self._channel.machine, self._backlog
         if machine.outstanding >= machine.window_frames:
             return False
         return not backlog.sent or backlog.sent_bytes + layout.charge_bytes <= self._welcome.window_bytes
 
     def _cancel(self, frame_id: int, frame: UnackedFrame, deadline: Deadline) -> frames.Refused:
-        """Withdraw a RESERVE and raise; return only a refusal that crossed the CANCEL.  A GRANT that did so is void."""
+        """Withdraw a RESERVE and raise BackpressureTimeout, or return a refusal that crossed the CANCEL.
+
+        A GRANT that crossed it is void.
+        """
         self._tell(frames.Cancel(frame_id))
         try:
             answer = self._answer_to_reserve(frame_id, time.monotonic() + ANSWER_SECONDS)
-        except Late:  # should an answer still come, the machine knows that the frame is cancelled, and _settle drops it
+        except Late:  # should an answer still come, the machine knows of the CANCEL, and _settle ignores it
             reason = "the daemon does not answer"
         else:
             if isinstance(answer, frames.Refused) and answer.code != Code.CANCELLED:
@@ -287,7 +297,7 @@ class DaemonSession:
     # --------------------------------------------------------------------------------------------------------- messages
 
     def _settle(self, message: frames.Message) -> None:
-        """Take note of a message.  The answer to a RESERVE that was cancelled is void."""
+        """Handle a message that no call waits for.  It ignores the answer to a RESERVE that was cancelled."""
         if isinstance(message, frames.Ack):
             self.has_progressed = True
             self._backlog.settle(message)
@@ -312,7 +322,7 @@ class DaemonSession:
             )
 
     def _settle_next(self, until: float | None) -> None:
-        """Wait for a message that answers nothing; log why it takes long."""
+        """Wait for the next message and settle it.  Log what the client waits for if it has waited for long."""
         logs_at = time.monotonic() + max(0.0, self._wait_time.logs_at - self._wait_time.seconds)
         try:
             self._settle(self._read(logs_at if until is None else min(logs_at, until)))
@@ -341,7 +351,7 @@ class DaemonSession:
             self._settle(self._read(None))
 
     def _read(self, until: float | None) -> frames.Message:
-        """Return the next message; log when none comes for long."""
+        """Return the next message.  Log a line whenever the daemon has been silent for long."""
         while True:
             began = time.monotonic()
             soon = began + SILENT_SECONDS

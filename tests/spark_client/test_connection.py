@@ -220,6 +220,23 @@ def test_the_bytes_of_a_tally_are_those_of_stored_rows(daemon: FakeDaemon) -> No
     assert tally.payload_bytes == len(b"k0data 07k2data two9")
 
 
+def test_the_frames_of_a_session_show_in_what_the_connection_prints(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.welcome(window_frames=8)
+        session.opened()
+        for body in [session.take_frame(), session.take_frame()]:
+            session.ack(body)
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        session.put("s", rows(1, 100))
+        assert repr(session).endswith("streams s, 1 of 8 frames open, 1158 of 8388608 bytes sent>>")
+        session.put("s", rows(1, 100))
+        session.flush(10)
+        assert repr(session).endswith("streams s, 0 of 8 frames open, 0 of 8388608 bytes sent>>")
+
+
 def test_flush_waits_for_the_last_acknowledgement(daemon: FakeDaemon) -> None:
     acked = threading.Event()
 
@@ -775,28 +792,29 @@ def test_who_has_waited_for_long_in_all_is_told_why_once(
 
     def script(session: Session) -> None:
         session.start()
-        if waits_for == "acknowledgements":
-            body = session.take_frame()
-            session.expect(frames.Flush)
-        for _ in range(3 if waits_for == "room" else 0):
-            reserve = session.expect(frames.Reserve)
-            time.sleep(0.06)
-            session.send(frames.Grant(reserve.frame_id))
-            body = session.expect(Body)
-        session.expect(frames.Status)
-        session.send(frames.Blocked(1, 0.0, "the service does not take them", 5, 9))
-        if waits_for == "room":
-            session.expect(frames.Flush)
-        for number in range(1, body.frame_id + 1):
-            session.send(frames.Ack(number, 10, 10, 0, 0, 0))
+        while True:
+            message = session.read()
+            if isinstance(message, frames.Reserve):
+                time.sleep(0.06 if waits_for == "room" else 0.0)
+                session.send(frames.Grant(message.frame_id))
+            elif isinstance(message, frames.Status):
+                session.send(frames.Blocked(1, 0.0, "the service does not take them", 5, 9))
+            if isinstance(message, frames.Status if waits_for == "acknowledgements" else frames.Flush):
+                break
+        for body in session.bodies:
+            session.ack(body)
         session.await_end()
+
+    def lines() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
 
     daemon.runs(script)
     with connect(daemon) as session:
-        for _ in range(3 if waits_for == "room" else 1):
+        session.put("s", rows(10))
+        while waits_for == "room" and not lines():
             session.put("s", rows(10))
         session.flush()
-    (line,) = [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
+    (line,) = lines()
     assert line.startswith("stream s: this task has waited for more than 0 s; ")
     assert "the service does not take them; queue 5 of 9 records" in line
     assert session.tally.seconds_flushing > 0
