@@ -94,7 +94,7 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which `./dev build` put its two files, made from a copy of this tree."""
-    from tests.test_dev import load
+    from tools.packaging import build
 
     tree = tmp_path_factory.mktemp("tree")
     # Not what an earlier build made, nor what other tests are making: a file that goes meanwhile would be an error.
@@ -102,7 +102,5 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT, tree, ignore=others, dirs_exist_ok=True)
     (tree / "build" / "lib" / "producerd").mkdir(parents=True)
     (tree / "build" / "lib" / "producerd" / "of_another_day.py").touch()
-    dev = load(ROOT / "dev")  # with the packages of this environment, but at work in the copy
-    dev.ROOT = tree
-    assert dev.build([]) == 0
+    assert build(tree) == 0
     return tree / "dist"

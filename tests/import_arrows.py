@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-OURS = ("producerd", "spark_client", "pyspark_producerd")
+SHIPPED = ("producerd", "spark_client", "pyspark_producerd")
+OURS = (*SHIPPED, "tools")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,9 @@ RULES: dict[str, Rule] = {
         others=None,
     ),
     # The command line answers at once: it loads the daemon only to run it.
-    "producerd/cli.py": Rule(ours=OURS, others=None, lazily=frozenset({"producerd.runtime"})),
-    "producerd/ctl/": Rule(ours=OURS, others=None, lazily=frozenset({"producerd.runtime"})),
-    "producerd/": Rule(ours=OURS, others=None),
+    "producerd/cli.py": Rule(ours=SHIPPED, others=None, lazily=frozenset({"producerd.runtime"})),
+    "producerd/ctl/": Rule(ours=SHIPPED, others=None, lazily=frozenset({"producerd.runtime"})),
+    "producerd/": Rule(ours=SHIPPED, others=None),
     # Its classes are Spark's own: whoever imports it has a Spark.
     "spark_client/datasource.py": Rule(
         ours=("spark_client", "producerd.errors"), others=SPARK, lazily=frozenset({"pandas", "pyarrow"})
@@ -64,6 +65,8 @@ RULES: dict[str, Rule] = {
     # An executor has the standard library; pyarrow and pyspark are loaded by the calls that need them.
     "spark_client/": Rule(ours=("spark_client", "producerd.wire", "producerd.errors"), others=SPARK, lazily=SPARK),
     "pyspark_producerd.py": Rule(ours=("spark_client",), others=frozenset({"pyspark"})),
+    # It runs before anything is installed.
+    "tools/": Rule(ours=("tools",)),
 }
 
 # Third parties that one module, or one package, hides from all others.

