@@ -58,6 +58,10 @@ COMMANDS = {
         "the same oracle against AWS itself, which charges for it: it asks before it starts [--region R, --yes]",
         lambda arguments: become("tests.faults.aws_smoke", arguments, variables()),
     ),
+    "mutate": Command(
+        "whether the tests notice small faults in the code [MODULE ..., --seed S, --count N, --json]",
+        lambda arguments: become("tools.mutate", arguments, variables()),
+    ),
     "lock": Command(
         "the lock files from pyproject.toml; --upgrade: with the newest versions [uv's options]", write_locks
     ),

@@ -1,0 +1,129 @@
+"""`./dev mutate` plants faults in a copy, names the test that notices each one, and fails when one survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tools import ROOT
+from tools.mutate import EQUIVALENTS, failure_in, faults, files_for, main
+
+MODULE = "toy/limit.py"
+SOURCE = """
+def limited(value):
+    return min(value, 9)
+"""
+TEST = """
+from toy.limit import limited
+
+
+def test_a_small_value_stays():
+    assert limited(3) == 3
+"""
+EQUIVALENT = """
+[[equivalent]]
+module = "toy/limit.py"
+function = "limited"
+statement = "return min(value, 9)"
+fault = "9 -> 10"
+reason = "nobody has a value above 8"
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree with one module, which has two faults, and one test."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # faster
+    for name, text in {MODULE: SOURCE, "tests/toy/test_limit.py": TEST, EQUIVALENTS: ""}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def verdicts(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
+    return {row["fault"]: (row["verdict"], row["by"]) for row in json.loads(capsys.readouterr().out)}
+
+
+CAUGHT = ("caught by", "tests/toy/test_limit.py::test_a_small_value_stays")
+
+
+def test_a_fault_that_a_test_notices_is_caught_and_one_that_survives_fails_the_command(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["toy", "--json", "--workers", "1"], toy) == 1
+    assert verdicts(capsys) == {"min -> max": CAUGHT, "9 -> 10": ("SURVIVED", "")}
+    assert (toy / MODULE).read_text() == SOURCE
+
+
+def test_a_fault_that_is_known_to_change_nothing_is_not_planted(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (toy / EQUIVALENTS).write_text(EQUIVALENT)
+    assert main([MODULE, "--json", "--workers", "1"], toy) == 0
+    assert verdicts(capsys) == {"min -> max": CAUGHT, "9 -> 10": ("equivalent", "nobody has a value above 8")}
+
+
+def test_a_test_that_fails_without_a_fault_notices_none(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (toy / "tests/toy/test_limit.py").write_text(TEST.replace("== 3", "== 4"))
+    assert main(["toy", "--json", "--workers", "1", "--count", "1"], toy) == 1
+    assert "fails without a fault, too" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_the_tests(toy: Path) -> None:
+    started = toy / "started"
+    slow = f"import os, pathlib, time\npathlib.Path({str(started)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
+    (toy / "tests/toy/test_limit.py").write_text(f"{TEST}    pass\n{slow}")
+    driver = f"from tools import mutate; mutate.run_alone(['toy'], mutate.Path({str(toy)!r}))"
+    with subprocess.Popen([sys.executable, "-c", driver], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        while not started.exists() or not started.read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 128 + signal.SIGINT
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "planted"),
+    [
+        ("def f(a, b):\n    return a < b", ["< -> <=", "< -> >"]),
+        ("def f(a, b):\n    return a and not b", ["operand dropped: a", "operand dropped: not b", "not dropped"]),
+        ("def f(a: bool) -> bool:\n    return a", ["not"]),
+        ("def f(a) -> int | None:\n    return a", ["result None"]),
+        ("def f(a, b=0.5):\n    if a:\n        a.go()", ["0.5 -> 5.0", "never taken", "deleted"]),
+        ("class A:\n    def __init__(self, a):\n        self.a = a", []),
+        ("class A:\n    def f(self):\n        self.a = None", ["deleted"]),
+        ("@g(1)\ndef f(a: Literal[1]) -> g[1]:\n    'Text.'", []),
+        ("if TYPE_CHECKING:\n    a = 1", []),
+        ("a = zip(b, c, strict=True)", []),
+    ],
+)
+def test_faults_are_those_that_somebody_may_make(source: str, planted: list[str]) -> None:
+    found = list(faults("a.py", source))
+    assert sorted(each.fault.fault for each in found) == sorted(planted)
+    sources = {each.source(source) for each in found}
+    assert len(sources) == len(found)
+    for changed in sources:
+        compile(changed, "a.py", "exec")
+
+
+def test_the_tests_that_import_a_module_come_first() -> None:
+    first, then = files_for("producerd/wire/columns.py", ROOT)
+    assert first[0] == "tests/wire/test_columns.py"
+    places = [file.startswith("tests/wire/") for file in (*first, *then)]
+    assert places == sorted(places, reverse=True), "then those of its package, then those elsewhere"
+    assert False in places
+    assert len({*first, *then}) == len(places)
+
+
+def test_a_test_that_fails_or_hangs_is_named() -> None:
+    hung = 'Timeout (0:01:30)!\nThread 0x7f (most recent call first):\n  File "/x/a.py", line 1 in wait\n'
+    hung += '  File "/tmp/0/tests/core/test_x.py", line 7 in test_it_ends\n  File "/y/pytest.py", line 2 in call\n'
+    assert failure_in(hung) == "tests/core/test_x.py::test_it_ends"
+    assert failure_in("FAILED tests/a.py::test_b[1 - 2] - assert 1\n") == "tests/a.py::test_b[1 - 2]"
