@@ -6,7 +6,6 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from benchmarks.backpressure.curves import NAMES, Curves, Sample, curves, increa
 from benchmarks.backpressure.kinesis import CountingStream, Stored
 from benchmarks.backpressure.picture import draw
 from benchmarks.backpressure.record import FILE, read, write
-from benchmarks.backpressure.run import BATCHES, CASES, LEAST_SECONDS, QUEUE_LIMIT, Bench, Figures, Run, parsed
+from benchmarks.backpressure.run import BATCHES, CASES, QUEUE_LIMIT, Bench, Figures, Run, parsed
 from benchmarks.backpressure.spark_job import Batch
 from benchmarks.daemon.run import RecordsWrong
 
@@ -150,11 +149,6 @@ def test_the_limits_differ_in_queue_limit_alone_and_one_holds_a_whole_micro_batc
     assert without["queue_limit"] > BENCH.batch_records > QUEUE_LIMIT
 
 
-def test_the_shortest_run_has_micro_batches_that_do_not_fit_the_queue() -> None:
-    assert Bench.lasting(100, print).batch_records == 1_000_000
-    assert Bench.lasting(LEAST_SECONDS, print).batch_records == 2 * QUEUE_LIMIT
-
-
 @pytest.mark.parametrize(("blocked", "told"), [(0.0, True), (0.1, False)])
 def test_a_run_whose_queue_never_reached_its_limit_is_told(
     blocked: float, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -165,14 +159,6 @@ def test_a_run_whose_queue_never_reached_its_limit_is_told(
     monkeypatch.setattr(Bench, "run", lambda _, case: found[CASES.index(case)])
     command.measure(BENCH, tmp_path)
     assert ("NEVER BLOCKED: with_limit" in capsys.readouterr().err) == told
-
-
-def test_where_there_is_nothing_to_redraw_it_is_said_what_to_run_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        command.main(["--redraw", "--pictures", str(tmp_path)])
-    assert f"first run `./dev bench backpressure --pictures {tmp_path}`" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------- figures, pictures
@@ -221,29 +207,6 @@ def paths(picture: Path) -> dict[str, list[list[float]]]:
     return found
 
 
-def test_each_run_has_a_picture_with_each_curve_to_the_same_scales(tmp_path: Path) -> None:
-    pictures = [*draw(runs(), tmp_path)]
-    assert [path.name for path in pictures] == ["backpressure-without-limit.svg", "backpressure-with-limit.svg"]
-    bursts, even = map(paths, pictures)
-    assert [*bursts] == [*even] == [*NAMES]
-    assert all(len(points) >= 40 for curves in (bursts, even) for points in curves.values())
-    assert bursts["stored"] == even["stored"], "the same numbers at the same places"
-    heights = {name: [y for _, y in bursts[name]] for name in NAMES}
-    assert len({round(y) for y in heights["accepted"]}) == 2
-    assert max(heights["blocked"]) == min(heights["blocked"])
-    for path in pictures:
-        text = path.read_text()
-        assert all(words in text for words in ("batch 4", "accepted from Spark, records/s", "seconds"))
-        assert re.search(r'<g id="patch_1">\s*<path [^>]*fill: #ffffff', text), "its own ground, for dark pages"
-
-
-def test_the_same_runs_give_the_same_pictures(tmp_path: Path) -> None:
-    first, second = ([path.read_bytes() for path in draw(runs(), tmp_path / name)] for name in "ab")
-    assert first == second
-    renamed = [replace(run, figures=replace(run.figures, case="other")) for run in runs()[:1]]
-    assert [path.name for path in draw(renamed, tmp_path)] == ["backpressure-other.svg"]
-
-
 # ----------------------------------------------------------------------------------------------------- what is shown
 
 
@@ -274,6 +237,3 @@ def test_the_data_are_of_a_run_of_the_command_as_it_comes() -> None:
     for run in figures_of_the_readme():
         assert run.limits == Bench.lasting(SECONDS, print).limits(run.case)
         assert run.totals["records"] == BATCHES * run.totals["batch_records"]
-
-
-# ------------------------------------------------------------------------------------------------------------ the run

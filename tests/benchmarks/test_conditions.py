@@ -7,25 +7,14 @@ import platform
 import signal
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import benchmarks.machine
-from benchmarks.daemon.run import Bench as DaemonBench
-from benchmarks.instructions import budgets, qemu
-from benchmarks.latency.run import Bench as LatencyBench
 from benchmarks.machine import machine, processor
-from benchmarks.memory.run import Bench as MemoryBench
 
 ROOT = Path(__file__).resolve().parents[2]
-NOBODY: Any = None
-
-
-def quiet(_: str) -> None:
-    pass
 
 
 @pytest.mark.parametrize(
@@ -50,38 +39,6 @@ def test_the_processor_is_named_as_the_kernel_does_else_as_the_platform(
     assert machine().startswith(f"{os.cpu_count()} cores, {platform.machine()}, {name}, load ")
 
 
-def test_conditions_name_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks.backpressure.run import Bench as BackpressureBench
-
-    monkeypatch.setattr(benchmarks.machine, "processor", lambda: "the processor")
-    benches: list[Any] = [
-        DaemonBench(NOBODY, NOBODY, NOBODY, "", 1, 1, quiet),
-        LatencyBench(NOBODY, NOBODY, NOBODY, 1, 1, quiet),
-        MemoryBench({}, (), 1, quiet),
-        BackpressureBench(1, quiet),
-    ]
-    for bench in benches:
-        assert f" cores, {platform.machine()}, the processor, load " in bench.conditions
-
-
-def test_a_count_of_instructions_names_the_machine(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = import_module("benchmarks.instructions.__main__")
-    monkeypatch.setattr(qemu, "missing", lambda: "")
-    monkeypatch.setattr(budgets, "versions", lambda: {"python": "3"})
-    monkeypatch.setattr(command, "count", lambda *_: {})
-    command.main(["--json"])
-    assert f" cores, {platform.machine()}, {processor()}, load " in capsys.readouterr().err
-
-
-def test_deliveries_name_the_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    command = import_module("benchmarks.delivery.__main__")
-    monkeypatch.setattr(command.Bench, "rows", lambda *_: [])
-    assert command.main(["--json"]) == 0
-    assert f" cores, {platform.machine()}, {processor()}, load " in capsys.readouterr().err
-
-
 INTERRUPTED = """
 import time
 from benchmarks.interrupts import interrupts
@@ -103,11 +60,3 @@ def test_a_benchmark_that_is_interrupted_says_so_when_it_has_cleaned_up(signum: 
         process.send_signal(signum)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (128 + signum, "cleaned up\n", "interrupted\n")
-
-
-def test_what_is_not_interrupted_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    from benchmarks.interrupts import interrupts
-
-    with pytest.raises(RuntimeError), interrupts():
-        raise RuntimeError
-    assert capsys.readouterr().err == ""

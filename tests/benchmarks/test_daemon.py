@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import os
 import re
@@ -13,23 +11,19 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pybase64 import b64encode
 
 import benchmarks.daemon.run
-from benchmarks.daemon.__main__ import cases
 from benchmarks.daemon.client import KEY_BYTES, put_all, rows
 from benchmarks.daemon.run import (
-    CASES,
     FEW_RECORDS,
     Bench,
     Case,
     Figures,
     RecordsWrong,
-    Run,
     forget_peak,
     peak_rss_bytes,
     warn_of_few,
@@ -149,25 +143,6 @@ def test_sessions_put_together_what_was_asked_or_a_few_more() -> None:
 # --------------------------------------------------------------------------------------------------------------- cases
 
 
-def test_every_size_is_there_with_and_without_aggregation_by_one_thread_and_two() -> None:
-    assert len(CASES) == len(set(CASES)) == 3 * 2 * 2
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [("100", 4), ("1024,kpl", 2), ("10240,none,2", 1)],
-)
-def test_cases_are_chosen_by_how_they_begin(text: str, found: int) -> None:
-    assert len(cases(text)) == found
-    assert all(str(case).startswith(text) for case in cases(text))
-
-
-@pytest.mark.parametrize("text", ["10", "100,", "none", "100,none,1,"])
-def test_what_is_no_case_is_refused_and_those_there_are_are_named(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="100,none,1 100,none,2"):
-        cases(text)
-
-
 # ------------------------------------------------------------------------------------------------------------- figures
 
 
@@ -200,19 +175,6 @@ def a_run(arrived: list[str], put: str) -> benchmarks.daemon.run.Run:
 
 def test_a_run_in_which_every_record_arrives_once_has_figures() -> None:
     assert a_run(["1000", "1104"], "104").records_per_second > 0
-
-
-def test_what_is_told_is_what_was_put_not_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    nobody: Any = None
-    told: list[str] = []
-    children: Any = SimpleNamespace(start=lambda *_: SimpleNamespace(line=lambda _: "ready", stop=lambda _: 0))
-    daemon = SimpleNamespace(process=Process(os.getpid()))
-    monkeypatch.setattr(Bench, "_daemon", lambda *_: contextlib.nullcontext(daemon))
-    monkeypatch.setattr(Bench, "_run", lambda *_: Run(812.0, 1.0, 1.0, 1.0, 1.0, 40_000))
-    bench: Any = Bench(children, Path(), nobody, "https://sink", 5, 2, told.append)
-    bench._best("100,none,1", "producerd", [], 100, 5)
-    assert told[0] == "100,none,1: 2 runs ..."
-    assert told[1].startswith("  40,000 records in each: 812 ns a record")
 
 
 def test_few_records_are_told_to_say_nothing() -> None:

@@ -22,7 +22,6 @@ from benchmarks.delivery.producerd import Session, StoredRows
 from benchmarks.delivery.run import Run, Start, judged, run
 from benchmarks.delivery.scenarios import Load, Scenario, Stage, slow_shard, slow_uplink, split
 from benchmarks.judges import Handed
-from benchmarks.table import table
 from producerd.errors import ConnectionFailed, Outcome
 from producerd.testing import Entry, FakeKinesis, UserRecord
 from producerd.wire.frames import Ack, RowCode
@@ -147,19 +146,6 @@ class Mute:
         self.was_told.set()
 
 
-def test_while_a_scenario_runs_it_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmarks.delivery.run, "TOLD_SECONDS", 0.01)
-    producer = Mute()
-
-    @contextlib.contextmanager
-    def mute(stage: Stage, scenario: Scenario) -> Iterator[Mute]:
-        stage.kinesis.results["stored"] += 1_234
-        yield producer
-
-    run(Scenario("nothing", "none", 1, (), begins=0.0, ends=0.0), mute, producer.note)
-    assert any(line.endswith(" s: 0 PutRecords, 1,234 entries stored") for line in producer.told)
-
-
 @pytest.mark.parametrize("early", [True, False])
 def test_a_fault_may_stand_before_the_producer_starts(early: bool) -> None:
     met: list[str] = []
@@ -174,34 +160,6 @@ def test_a_fault_may_stand_before_the_producer_starts(early: bool) -> None:
     scenario = Scenario("nothing", "none", 1, (), begins=0.0, ends=0.0, begin=lambda _: met.append("fault"))
     run(replace(scenario, begins_before_start=early), mute)
     assert met == (["fault", "start"] if early else ["start", "fault"])
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_the_kpl_goes_through_one_scenario(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--json", "--with-kpl"]) == 0
-    with_kpl = json.loads(capsys.readouterr().out)
-    assert command.main(["--json"]) == 0
-    assert len(with_kpl) == len(json.loads(capsys.readouterr().out)) + 1
-
-
-def test_the_table_has_a_line_for_each_row_under_the_names_of_the_keys() -> None:
-    names, values = table(Figures, [ROW]).splitlines()
-    assert dict(zip(names.split(), values.replace("fake Kinesis", "fake").split(), strict=True)) == {
-        "producer": "producerd",
-        "scenario": "split",
-        "aggregation": "kpl",
-        "judge": "fake",
-        "acknowledged": "30,000",
-        "readable": "30,000",
-        "duplicates": "1",
-        "requests": "12",
-        "recovery_seconds": "0.5",
-        "recovered": "True",
-        "others_throughput_ratio": "-",
-        "others_longest_gap_seconds": "-",
-        "goodput_ratio": "-",
-        "verdict": "ok",
-    }
 
 
 def test_what_cannot_be_run_is_told_and_leaves_no_row(

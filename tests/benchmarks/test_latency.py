@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from benchmarks.latency.run import RECORDS, WARM, Figures, echo_until_closed, times
+from benchmarks.latency.run import RECORDS, WARM, Figures, times
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,18 +19,6 @@ def test_every_round_trip_is_made_and_those_before_are_not_counted() -> None:
     found = times(lambda: calls.append(None), 300)
     assert len(calls) == WARM + 300
     assert 0 < found.p50 <= found.p99
-
-
-def test_the_echo_ends_when_its_peer_does() -> None:
-    near, far = socket.socketpair()
-    with near, far:
-        echo = threading.Thread(target=echo_until_closed, args=(far,))
-        echo.start()
-        near.sendall(b"abc")
-        assert near.recv(64) == b"abc"
-        near.shutdown(socket.SHUT_WR)
-        echo.join(10)
-        assert not echo.is_alive()
 
 
 @pytest.mark.slow

@@ -80,10 +80,3 @@ def test_a_missing_tool_is_named(
     monkeypatch.setenv("PATH", str(tools))
     with pytest.raises(maven.Unavailable, match=message):
         maven.command(project, "Judge")
-
-
-def test_a_java_home_without_a_compiler_is_passed_over(
-    tools: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jre"))
-    assert maven.command(project, "Judge")[0] == str(tools / "java")

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from benchmarks.daemon.run import RecordsWrong
-from benchmarks.memory.__main__ import CASES, REQUESTS_QUEUE_BYTES, main
+from benchmarks.memory.__main__ import CASES, main
 from benchmarks.memory.job import equal_shards, frames_of
-from benchmarks.memory.run import LARGE_BYTES, LARGE_RECORDS, SHARDS, Bench, Figures, frame_of, full_frame
+from benchmarks.memory.run import SHARDS, Bench, Figures, full_frame
 from producerd.core.shards.hash_keys import parse_hash_keys
 from producerd.errors import BackpressureTimeout
 from producerd.wire.columns import Columns, parse_body
@@ -68,28 +68,6 @@ def test_a_record_that_is_missing_or_came_twice_untold_ends_it(
             bench._check(daemon, [caller])
 
 
-@pytest.mark.parametrize("chosen", [[], ["--only", "start", "requests"]])
-def test_a_queue_without_room_for_the_large_records_is_refused_before_anything_starts(
-    chosen: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["--queue-limit-bytes", "16 MiB", *chosen])
-    told = capsys.readouterr().err
-    assert "queue_limit_bytes 16 MiB: the case requests needs 32 MiB or more; without it: --only start stuck" in told
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [(["--set", "no_such=1"], 'no_such = "1" (--set)'), (["--queue-limit-bytes", "x"], 'queue_limit_bytes = "x"')],
-)
-def test_a_setting_that_the_daemon_would_refuse_is_refused_before_anything_starts(
-    given: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(given)
-    assert told in capsys.readouterr().err
-
-
 def test_callers_that_wait_too_long_end_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def full(_: Bench) -> Figures:
         raise BackpressureTimeout("no room")
@@ -97,12 +75,6 @@ def test_callers_that_wait_too_long_end_it(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(Bench, "start", full)
     assert main(["--only", "start"]) == 1
     assert "FAILED: no room" in capsys.readouterr().err
-
-
-def test_the_room_that_the_large_records_need_is_reckoned_from_them() -> None:
-    kept_for_others = 1 / 8
-    charged = LARGE_RECORDS * frame_of(1, LARGE_BYTES).layout.charge_bytes
-    assert charged < REQUESTS_QUEUE_BYTES * (1 - kept_for_others) < 1.3 * charged
 
 
 @pytest.mark.slow

@@ -305,29 +305,6 @@ def test_json_has_the_same_keys_in_each_row_and_what_is_absent_its_reason(capsys
 
 
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize(
-    ("chosen", "conditions"),
-    [
-        (["boto3"], "2 cores"),
-        (["aws-sdk-go", "aws-sdk-rust"], "2 cores; told by go version"),
-        (["official-kpl", "aws-sdk-java", "boto3"], "2 cores; told by /a/jdk/bin/java -version"),
-    ],
-)
-def test_conditions_name_each_toolchain_that_is_used_and_there(
-    chosen: list[str], conditions: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command.main(["--json", "--bytes", "100", "--only", *chosen]) == 0
-    assert capsys.readouterr().err.splitlines()[0] == conditions
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_few_records_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    for records, count in (("1", 1), ("500000", 0)):
-        assert command.main(["--json", "--bytes", "100", "--only", "boto3", "--records", records]) == 0
-        assert capsys.readouterr().err.count("FEW RECORDS") == count
-
-
-@pytest.mark.usefixtures("stand_in")
 def test_a_ratio_is_to_ours_for_the_same_aggregation(capsys: pytest.CaptureFixture[str]) -> None:
     answer = told(capsys, "--only", "producerd", "boto3", "--bytes", "100")
     assert [(row["producer"], row["aggregation"], row["ratio_to_ours"]) for row in answer] == [
@@ -377,15 +354,6 @@ def test_another_producer_that_fails_is_measured_once_more_and_that_is_told(
     out, err = capsys.readouterr()
     assert [row["cpu_ns_per_record"] for row in json.loads(out) if row["producer"] == "boto3"] == [3_000, 4_000]
     assert "boto3 is measured once more: boto3 was told 100 records" in err
-
-
-@pytest.mark.parametrize("arguments", [["--only", "kpl"], ["--bytes", "99"]])
-def test_what_is_not_there_is_refused_and_what_there_is_is_named(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        command.main(arguments)
-    assert "choose from" in capsys.readouterr().err
 
 
 def test_every_rivals_version_is_pinned() -> None:
@@ -461,15 +429,6 @@ def test_what_go_keeps_lies_beside_what_it_builds_and_what_a_user_told_it_holds(
     assert len(set(kept)) == 3
     assert all(Path(path).is_relative_to(builds.BUILT) for path in kept)
     assert goenv == str(tmp_path / "home" / ".config" / "go" / "env")
-
-
-def test_the_version_of_a_toolchain_is_what_it_says_first_and_nothing_where_there_is_none() -> None:
-    def said(script: str) -> str:
-        return builds.told_version([sys.executable, "-c", f"import sys; {script}"])
-
-    assert said("print('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\\nopenjdk 17\\nmore', file=sys.stderr)") == "openjdk 17"
-    assert said("sys.exit('broken')") == ""
-    assert builds.told_version(["/no/such/tool", "version"]) == ""
 
 
 def test_nothing_is_left_of_a_build_that_fails_and_why_is_told(

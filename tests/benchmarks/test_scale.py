@@ -32,10 +32,6 @@ def test_a_point_of_each_dimension_is_walked(dimension: str, value: int, aggrega
     assert cost.mean_entry_bytes == 116 if aggregation == "none" else cost.mean_entry_bytes > 116
 
 
-def test_a_queue_is_never_quite_empty_and_otherwise_as_full_as_it_is_meant_to_be() -> None:
-    assert [case("queue_percent", "kpl", value)[0].queued_share for value in (0, 50, 100)] == [0.01, 0.5, 1.0]
-
-
 def test_every_curve_begins_with_its_reference_and_holds_what_is_promised_to_be_flat() -> None:
     for dimension in DIMENSIONS.values():
         assert dimension.values[0] == dimension.reference

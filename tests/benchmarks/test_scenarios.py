@@ -39,14 +39,6 @@ def offered_rows(loads: tuple[Load, ...], until: float) -> float:
     return sum(min(load.rows, load.rows_per_second * (min(load.ends, until) - load.begins)) for load in loads)
 
 
-def test_each_scenario_is_there_once_and_every_kind_of_fault_is_there() -> None:
-    assert len({name_of(scenario) for scenario in ALL}) == len(ALL)
-    assert {scenario.name for scenario in ALL} == {
-        *("split", "merge", "reshards", "hot_shard", "slow_shard", "partial_failures"),
-        *("lost_replies", "slow_uplink", "outage", "socket_deleted", "throttled_start", "storm"),
-    }
-
-
 @pytest.mark.parametrize("scenario", ALL, ids=name_of)
 def test_the_fault_ends_in_time_and_with_time_left_to_recover(scenario: Scenario) -> None:
     assert 0 <= scenario.begins <= scenario.ends < LONGEST_SECONDS

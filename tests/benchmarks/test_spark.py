@@ -22,7 +22,6 @@ from benchmarks.spark.paths import ALONE, BOTO3, PATHS, Place, put_all, put_part
 from benchmarks.spark.run import RUNS, Bench, Figures, RowsMissing
 from benchmarks.table import table
 
-ROOT = Path(__file__).resolve().parents[2]
 BURN = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()\n"
 
 
