@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tools import ROOT
+from tools import ROOT, mutate
 from tools.mutate import EQUIVALENTS, failure_in, faults, files_for, main
 
 MODULE = "toy/limit.py"
 SOURCE = """
+LARGEST = 5
+
+
 def limited(value):
     return min(value, 9)
 """
@@ -54,18 +57,25 @@ def verdicts(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
 CAUGHT = ("caught by", "tests/toy/test_limit.py::test_a_small_value_stays")
 
 
-def test_a_fault_that_a_test_notices_is_caught_and_one_that_survives_fails_the_command(
+def test_a_survivor_fails_the_command_but_no_fault_that_changes_nothing(
     toy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["toy", "--json", "--workers", "1"], toy) == 1
-    assert verdicts(capsys) == {"min -> max": CAUGHT, "9 -> 10": ("SURVIVED", "")}
-    assert (toy / MODULE).read_text() == SOURCE
-
-
-def test_a_fault_that_is_known_to_change_nothing_is_not_planted(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (toy / EQUIVALENTS).write_text(EQUIVALENT)
-    assert main([MODULE, "--json", "--workers", "1"], toy) == 0
-    assert verdicts(capsys) == {"min -> max": CAUGHT, "9 -> 10": ("equivalent", "nobody has a value above 8")}
+    assert main(["toy", "--json", "--workers", "1"], toy) == 1
+    assert verdicts(capsys) == {
+        "9 -> 10": ("equivalent", "nobody has a value above 8"),
+        "min -> max": CAUGHT,
+        "5 -> 6": ("SURVIVED", ""),
+    }
+    assert (toy / MODULE).read_text() == SOURCE
+    (toy / MODULE).write_text(SOURCE.replace("LARGEST = 5", ""))
+    assert main([MODULE, "--workers", "1"], toy) == 0
+
+
+def test_an_equivalent_that_cannot_be_planted_any_more_is_named(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (toy / EQUIVALENTS).write_text(EQUIVALENT.replace("9", "8"))
+    main(["toy", "--count", "0"], toy)
+    assert "toy/limit.py limited: `return min(value, 8)`: 8 -> 10" in capsys.readouterr().err
 
 
 def test_a_test_that_fails_without_a_fault_notices_none(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +94,7 @@ def test_an_interrupt_ends_the_tests(toy: Path) -> None:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 128 + signal.SIGINT
+        assert process.wait(60) == 128 + signal.SIGINT
     with pytest.raises(ProcessLookupError):
         os.kill(int(started.read_text()), 0)
 
@@ -122,8 +132,19 @@ def test_the_tests_that_import_a_module_come_first() -> None:
     assert len({*first, *then}) == len(places)
 
 
-def test_a_test_that_fails_or_hangs_is_named() -> None:
-    hung = 'Timeout (0:01:30)!\nThread 0x7f (most recent call first):\n  File "/x/a.py", line 1 in wait\n'
-    hung += '  File "/tmp/0/tests/core/test_x.py", line 7 in test_it_ends\n  File "/y/pytest.py", line 2 in call\n'
-    assert failure_in(hung) == "tests/core/test_x.py::test_it_ends"
+def test_a_test_that_hangs_is_named_too(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mutate, "TEST_SECONDS", 1)
+    (toy / MODULE).write_text(
+        "def limited(value):\n    going = True\n    while not going:\n        pass\n    return value\n"
+    )
+    main(["toy", "--json", "--workers", "1"], toy)
+    assert verdicts(capsys)["True -> False"] == CAUGHT
+
+
+def test_a_test_is_named_with_its_parameters() -> None:
     assert failure_in("FAILED tests/a.py::test_b[1 - 2] - assert 1\n") == "tests/a.py::test_b[1 - 2]"
+    assert (
+        failure_in("tests/a.py::test_b[1 2] PASSED [ 1%]\ntests/a.py::test_b[2 3] Timeout") == "tests/a.py::test_b[2 3]"
+    )

@@ -244,7 +244,6 @@ class Trees:
     """
 
     def __init__(self, root: Path, folder: Path, workers: int) -> None:
-        self._root = root
         self._free: SimpleQueue[Path] = SimpleQueue()
         self._groups: set[int] = set()
         self._stopped = False
@@ -268,9 +267,8 @@ class Trees:
             path.write_text(planted.source(text))
             # Byte code is known by the second of the source's last change, and many runs are shorter.
             os.utime(path, (0, random.randrange(2**31)))
-            noticed = next(
-                filter(None, (self._failing(tree, files) for files in files_for(planted.fault.module, tree))), ""
-            )
+            steps = (self._failing(tree, files) for files in files_for(planted.fault.module, tree))
+            noticed = next(filter(None, steps), "")
             path.write_text(text)
             return noticed if self._holds_without(tree, noticed) else ""
         finally:
@@ -284,7 +282,7 @@ class Trees:
         with self._lock:
             if test not in self._holds:
                 self._holds[test] = not self._failing(tree, [test])
-                if not self._holds[test]:
+                if not (self._holds[test] or self._stopped):
                     print(f"{test} fails without a fault, too", file=sys.stderr)
             return self._holds[test]
 
@@ -292,7 +290,7 @@ class Trees:
         """Return the first test that fails or hangs, or an empty string."""
         if not tests:
             return ""
-        quiet = ["-x", "-q", "-rfE", "-m", "not slow", "-p", "no:cacheprovider"]
+        quiet = ["-x", "-v", "--tb=no", "-rfE", "-m", "not slow", "-p", "no:cacheprovider"]
         limit = ["-o", f"faulthandler_timeout={TEST_SECONDS}", "-o", "faulthandler_exit_on_timeout=true"]
         command = [sys.executable, "-m", "pytest", *quiet, *limit, *tests]
         env = dict(os.environ, PYTHONPATH=str(tree))
@@ -325,12 +323,11 @@ PASSED = (0, 5)
 
 
 def failure_in(output: str) -> str:
-    """Return the test that failed, or the one that hung, by what pytest printed."""
+    """Return the test that failed by what pytest printed, or the last that began, if it hung or crashed."""
     if failed := re.search(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$", output, re.MULTILINE):
         return failed[1]
-    if hung := re.search(r'^  File ".*?(tests/[^"]+)", line \d+ in (test_\w+)$', output, re.MULTILINE):
-        return f"{hung[1]}::{hung[2]}"
-    return ""
+    began = re.findall(r"^(tests/\S+?::\S+?(?:\[.*?\])?) ", output, re.MULTILINE)
+    return began[-1] if began else ""
 
 
 def kill(group: int) -> None:
@@ -368,42 +365,42 @@ def modules_of(names: list[str], root: Path) -> list[str]:
     return sorted(file.relative_to(root).as_posix() for file in files)
 
 
-def chosen(
-    modules: list[str], root: Path, seed: int, count: int, known: dict[Fault, str]
-) -> tuple[list[Planted], list[Planted]]:
-    """Draw `count` faults that are not known to change nothing.  Return also those that were passed over."""
-    drawn = [planted for module in modules for planted in faults(module, (root / module).read_text())]
-    random.Random(seed).shuffle(drawn)
-    real = [planted for planted in drawn if planted.fault not in known][:count]
-    before = drawn[: drawn.index(real[-1])] if len(real) == count else drawn
-    return real, [planted for planted in before if planted.fault in known]
-
-
 def main(arguments: list[str], root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(
         prog="./dev mutate", description="Plant small faults, and see which the tests notice."
     )
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"a file or folder (default: {' '.join(MODULES)})")
-    parser.add_argument("--seed", type=int, default=1, help="which faults are drawn (default: 1)")
-    parser.add_argument("--count", type=int, default=150, help="how many (default: 150)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="which faults are drawn (default: 1)")
+    parser.add_argument("--count", type=int, default=150, metavar="N", help="how many (default: 150)")
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--workers", type=int, default=cores, help=f"how many at once (default: a core each, {cores})")
+    parser.add_argument(
+        "--workers", type=int, default=cores, metavar="N", help=f"how many at once (default: a core each, {cores})"
+    )
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
     options = parser.parse_args(arguments)
     if absent := [name for name in options.modules if not (root / name).exists()]:
         parser.error(f"not there: {' '.join(absent)}")
-    known = read_equivalents(root / EQUIVALENTS)
     modules = modules_of(options.modules or MODULES, root)
-    drawn, skipped = chosen(modules, root, options.seed, options.count, known)
+    every = [planted for module in modules for planted in faults(module, (root / module).read_text())]
+    random.Random(options.seed).shuffle(every)
+    known = read_equivalents(root / EQUIVALENTS)
+    drawn: list[Planted] = []
+    passed_over: list[Planted] = []
+    for planted in every:
+        if len(drawn) < options.count:
+            (passed_over if planted.fault in known else drawn).append(planted)
+    for gone in known.keys() - {planted.fault for planted in every}:
+        if gone.module in modules or not (root / gone.module).exists():
+            print(f"{EQUIVALENTS}: cannot be planted any more: {gone}", file=sys.stderr)
 
     out = sys.stderr if options.json else sys.stdout
     rows: list[Row] = []
 
     def tell(planted: Planted, verdict: str, by: str = "", seconds: float = 0.0) -> None:
         rows.append(Row(line=planted.line, verdict=verdict, by=by, seconds=round(seconds, 1), **asdict(planted.fault)))
-        print(f"{len(rows)}/{len(drawn) + len(skipped)} {rows[-1]}", file=out, flush=True)
+        print(f"{len(rows)}/{len(passed_over) + len(drawn)} {rows[-1]}", file=out, flush=True)
 
-    for planted in skipped:
+    for planted in passed_over:
         tell(planted, "equivalent", known[planted.fault])
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
         trees = Trees(root, Path(folder), options.workers)
