@@ -39,7 +39,8 @@ COMMANDS = {
         test,
     ),
     "check": Command(
-        "formatting, lint, types, the import arrows, and Python 3.9 for the client's side", lambda _: check()
+        "formatting, lint, types, the import arrows, the voice of the texts, and Python 3.9 for the client's side",
+        lambda _: check(),
     ),
     "build": Command("the wheel, and the zip for Spark's --py-files, to dist/", lambda _: build()),
     "bench": Command(

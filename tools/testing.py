@@ -83,6 +83,7 @@ def check() -> int:
         "lint": ["-m", "ruff", "check", "--quiet", "."],
         "types": ["-m", "mypy"],
         "arrows": ["tests/import_arrows.py"],
+        "voice": ["-m", "tools.voice"],
         "python 3.9": [vermin, "-t=3.9-", "--no-tips", "--violations", "--quiet", *old_python],
     }
     codes = {name: run([str(OWN.python), *step]) for name, step in steps.items()}
