@@ -1,4 +1,4 @@
-"""``python -m producerd`` is the command ``producerd``."""
+"""Run the command ``producerd`` as ``python -m producerd``."""
 
 import sys
 

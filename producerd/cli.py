@@ -1,7 +1,7 @@
-"""The command ``producerd``: what can be known without the daemon's dependencies is answered without them.
+"""The command ``producerd``, with one function for each subcommand, which returns the exit code.
 
-``--version``, the help and usage errors need the standard library alone; ``check`` and ``config print`` read settings
-and nothing else.  Each command returns its exit code.
+Each subcommand imports only what it needs.  So ``--version``, the help and usage errors need only the standard library,
+and ``check`` and ``config print`` need only the packages that read settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from producerd.errors import ConfigurationError
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_CONFIGURATION: Final = 78
-"""EX_CONFIG: starting again would not help, so a service manager should not (RestartPreventExitStatus=78)."""
+"""EX_CONFIG of sysexits.h.  Starting again would not help, so systemd must not (RestartPreventExitStatus=78)."""
 EXIT_INTERRUPTED: Final = 130
 OURS: Final = ("producerd", "spark_client")
 EXIT_CODES: Final = """\
@@ -40,7 +40,7 @@ exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
-    if sys.version_info < (3, 11):  # noqa: UP036 - the client's side of the same wheel runs on 3.9
+    if sys.version_info < (3, 11):  # noqa: UP036 - the wheel installs on 3.9, for the client's side
         return _refuse(f"producerd: needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     run: Callable[[argparse.Namespace], int] = parsed.run
     try:
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         extra = "demo" if parsed.command == "demo" else "daemon"
         return _refuse(f'producerd: the package {error.name} is missing: pip install "producerd[{extra}]"')
-    except BrokenPipeError:  # of `| head`
+    except BrokenPipeError:  # as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -83,28 +83,30 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "check",
         parents=[settings],
-        help="read the settings and say what holds",
+        help="read the settings and print what they mean",
         epilog=EXIT_CODES,
         formatter_class=form,
     )
-    check.add_argument("--online", action="store_true", help="ask AWS, too: credentials, and each listed stream")
+    check.add_argument(
+        "--online", action="store_true", help="also ask AWS about the credentials and each listed stream"
+    )
     check.add_argument(
         "--stream",
         dest="streams",
         action="append",
         default=[],
         metavar="NAME",
-        help="with --online: a stream that is not listed, too (may be repeated)",
+        help="with --online: also ask about a stream that is not listed (may be repeated)",
     )
     check.set_defaults(run=_check)
     config = commands.add_parser("config", help="settings as text").add_subparsers(metavar="WHAT", required=True)
     show = config.add_parser("print", parents=[settings], help="the settings in effect, as a configuration file")
-    show.add_argument("--origin", action="store_true", help="say behind each setting where it came from")
+    show.add_argument("--origin", action="store_true", help="name the source of each setting in a comment")
     show.set_defaults(run=_config_print)
     schema = config.add_parser("schema", help="a JSON Schema of the configuration file, for editors")
     schema.set_defaults(run=_config_schema)
     demo = commands.add_parser(
-        "demo", help="real flights from Spark through a daemon into an embedded Kinesis, compared"
+        "demo", help="send real flights from Spark through a daemon into an embedded Kinesis, and compare"
     )
     demo.set_defaults(run=_demo)
     _add_demo_options(demo)
@@ -114,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 def _settings_options() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument(
-        "-c", "--config", type=Path, metavar="FILE", help="TOML file; else the one that PRODUCERD_CONFIG names"
+        "-c", "--config", type=Path, metavar="FILE", help="TOML file (default: the one that PRODUCERD_CONFIG names)"
     )
     options.add_argument(
         "--set",
@@ -122,7 +124,7 @@ def _settings_options() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help='one setting, over file and environment; for one stream: streams."NAME".KEY=VALUE',
+        help='set one setting, over file and environment; for one stream: streams."NAME".KEY=VALUE',
     )
     return options
 
@@ -131,25 +133,26 @@ def _add_demo_options(demo: argparse.ArgumentParser) -> None:
     demo.add_argument(
         "--records",
         type=_whole(LEAST_ROWS, ALL_ROWS),
-        help=f"flights to send (all {ALL_ROWS:,}; without aggregation {ROWS_UNAGGREGATED:,})",
+        help=f"flights to send (default: all {ALL_ROWS:,}; without aggregation {ROWS_UNAGGREGATED:,})",
     )
-    demo.add_argument("--shards", type=_whole(1, 64), default=4, help="shards of the stream (%(default)s)")
+    demo.add_argument("--shards", type=_whole(1, 64), default=4, help="shards of the stream (default: %(default)s)")
     demo.add_argument(
         "--queue-limit",
         type=_whole(1, 1_000_000),
-        help=f"records that the daemon takes on before callers wait ({QUEUE_LIMIT:,}, or an eighth of --records)",
+        help="records that the daemon queues before callers wait "
+        f"(default: {QUEUE_LIMIT:,}, or an eighth of --records if that is less)",
     )
     demo.add_argument(
-        "--aggregation", choices=("kpl", "none"), default="kpl", help="how records are packed (%(default)s)"
+        "--aggregation", choices=("kpl", "none"), default="kpl", help="how records are packed (default: %(default)s)"
     )
     demo.add_argument(
         "--endpoint-url",
         type=_url,
         metavar="URL",
-        help="a Kinesis that is there already, AWS's own included, with your credentials: a stream of --shards is made "
-        "there, paced as a real one, and deleted at the end (an embedded Kinesis)",
+        help="use this Kinesis, which may be AWS's own, with your credentials: the demo creates a stream of --shards "
+        "there, paces it as a real one, and deletes it at the end (default: an embedded Kinesis)",
     )
-    # For the tests: tamper with what was read back, to show that the comparison can fail.
+    # For the tests: change what was read back, to show that the comparison can fail.
     demo.add_argument("--break", dest="tamper", choices=("drop", "duplicate", "corrupt"), help=argparse.SUPPRESS)
 
 
@@ -170,14 +173,14 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the settings are about to be read; unhandled it would end the daemon
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it would end the daemon, which reads the settings now anyway
     from producerd.config import load
     from producerd.config.memory import check_fits
 
     config = load(parsed.config, parsed.sets)
     check_fits(config)
-    gc.disable()  # until the daemon serves: looking through what is being loaded took a fifth of the start
-    from producerd.runtime.app import run  # after the settings: a wrong one is told before half a second of imports
+    gc.disable()  # until the daemon serves: collecting garbage during the imports took a fifth of the start
+    from producerd.runtime.app import run  # after the settings: a wrong one is reported before 0.5 s of imports
 
     return run(config, partial(load, parsed.config, parsed.sets))
 

@@ -1,18 +1,18 @@
-"""Every error that producerd raises on purpose, the codes that travel with it, and how a row may end.
+"""Every error that producerd raises on purpose, the codes of these errors, and the ways in which a row may end.
 
 ::
 
     ProducerdError                 .code, and a message that says what to do
-    |-- ConfigurationError         settings that do not hold; .problems, one line each (exit 78)
+    |-- ConfigurationError         invalid settings; .problems has one line for each (exit code 78)
     |-- ProtocolError              bytes or messages that docs/protocol.md does not allow
     |-- ConnectionFailed           DAEMON_ABSENT, DAEMON_LOST, VERSION_MISMATCH, NOT_AUTHORIZED
-    |-- Refused                    the daemon said no: the stream's or the frame's code
+    |-- Refused                    the daemon refused a stream or a frame; .code says why
     |-- BackpressureTimeout        no room in the queue within the caller's time-out; nothing was taken
     |-- FlushTimeout               rows were still unacknowledged when the caller's time-out ended
     |-- BadColumn                  a column that is missing or of a type that cannot be sent
-    `-- RecordsFailed              rows that ended otherwise than STORED; .failures, counted by code
+    `-- RecordsFailed              rows that did not end as STORED; .failures counts them by code
 
-Policy hangs on ``.code``, never on the text.  This module runs on Python 3.9 (the client's side).
+Programs decide by ``.code``, never by the text.  This module belongs to the client's side and runs on Python 3.9.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any, Final, NamedTuple
 
 
 class Code:
-    """The codes of docs/names.md.  Text, not an enumeration: a service's own code passes through unchanged."""
+    """The error codes.  They are text and not an enumeration, so that an AWS service's own code passes unchanged."""
 
-    # To a caller.
+    # Of errors that a caller receives.
     DAEMON_ABSENT: Final = "DAEMON_ABSENT"
     DAEMON_LOST: Final = "DAEMON_LOST"
     VERSION_MISMATCH: Final = "VERSION_MISMATCH"
@@ -46,22 +46,22 @@ class Code:
     ARROW_MISSING: Final = "ARROW_MISSING"
     SPECULATION_ENABLED: Final = "SPECULATION_ENABLED"
     INTERNAL: Final = "INTERNAL"
-    CANCELLED: Final = "CANCELLED"  # the answer to CANCEL: the RESERVE was withdrawn, nothing was taken
+    CANCELLED: Final = "CANCELLED"  # the answer to CANCEL: the daemon withdrew the RESERVE and took nothing
     PROTOCOL: Final = "PROTOCOL"
     CONFIGURATION: Final = "CONFIGURATION"
-    # To a row.
+    # Of rows.
     RECORD_TOO_LARGE: Final = "RECORD_TOO_LARGE"
     RECORD_INVALID: Final = "RECORD_INVALID"
-    FRAME_REFUSED: Final = "FRAME_REFUSED"  # a good row of a frame that was refused for its bad ones
+    FRAME_REFUSED: Final = "FRAME_REFUSED"  # a good row in a frame that the daemon refused because of other rows
     EXPIRED: Final = "EXPIRED"
     THROTTLED: Final = "THROTTLED"
     RESULT_COUNT: Final = "RESULT_COUNT"
     PREDECESSOR_FAILED: Final = "PREDECESSOR_FAILED"
-    SERVICE_FAULT: Final = "SERVICE_FAULT"  # InternalFailure and every other transient code of the service
+    SERVICE_FAULT: Final = "SERVICE_FAULT"  # InternalFailure and every other transient code of Kinesis
 
 
 class Outcome(IntEnum):
-    """How a row ends.  STORED needs no code; the others name one."""
+    """The way in which a row ends.  Each one except STORED comes with a code that says why."""
 
     STORED = 0
     NOT_STORED = 1
@@ -70,9 +70,10 @@ class Outcome(IntEnum):
 
 
 class ProducerdError(Exception):
-    """The base of every error raised on purpose.  ``code`` is one of `Code` or a code of the service.
+    """The base of every error that producerd raises on purpose.
 
-    ``taken``: how many records of the call that raised it were taken before, the first ones.
+    ``code`` is one of `Code` or a code of an AWS service.  ``taken`` counts the records that the daemon had accepted
+    when the call raised the error; they are the first ones of the call.
     """
 
     code: str = Code.INTERNAL
@@ -84,7 +85,7 @@ class ProducerdError(Exception):
             self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as what it is made of: Spark and multiprocessing carry errors between processes."""
+        """Pickle the error with all its attributes: Spark and multiprocessing carry errors between processes."""
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
@@ -96,7 +97,7 @@ def _rebuild(kind: type[ProducerdError], arguments: tuple[Any, ...], state: dict
 
 
 class ConfigurationError(ProducerdError):
-    """Settings that do not hold.  ``problems`` has one line for each, all found at once."""
+    """Invalid settings.  ``problems`` has one line for each problem, and all of them at once."""
 
     code = Code.CONFIGURATION
 
@@ -106,21 +107,22 @@ class ConfigurationError(ProducerdError):
 
 
 class ProtocolError(ProducerdError):
-    """Bytes, or an order of messages, that docs/protocol.md does not allow.  Ends one session, never another."""
+    """Bytes or an order of messages that docs/protocol.md does not allow.  It ends only the session that sent them."""
 
     code = Code.PROTOCOL
 
 
 class ConnectionFailed(ProducerdError):
-    """No session with the daemon, or no longer."""
+    """The client could not open a session with the daemon, or it lost the session."""
 
     code = Code.DAEMON_ABSENT
 
 
 class Refused(ProducerdError):
-    """The daemon refused a stream or a frame, and nothing of it was taken.
+    """The daemon refused a stream or a frame, and took nothing of it.
 
-    ``max_frame_bytes`` (charge) and ``max_frame_records`` are given with TOO_LARGE: cut the frame and try again.
+    With TOO_LARGE the error has the limits: ``max_frame_bytes`` (as the daemon charges them) and ``max_frame_records``.
+    A caller can cut the frame to these limits and try again.
     """
 
     def __init__(self, message: str, *, code: str, max_frame_bytes: int = 0, max_frame_records: int = 0) -> None:
@@ -130,25 +132,29 @@ class Refused(ProducerdError):
 
 
 class BackpressureTimeout(ProducerdError):
-    """No room within the caller's time-out.  Nothing of the frame was taken."""
+    """The queue had no room for a frame within the caller's time-out.  The daemon took nothing of the frame."""
 
     code = Code.BACKPRESSURE_TIMEOUT
 
 
 class FlushTimeout(ProducerdError):
-    """Rows were still unacknowledged when the caller's time-out ended.  They may yet be stored."""
+    """Rows were still unacknowledged when the caller's time-out ended.  Kinesis may still store them."""
 
     code = Code.FLUSH_TIMEOUT
 
 
 class BadColumn(ProducerdError):
-    """A column that is missing, or of a type that cannot be sent."""
+    """A column is missing, or has a type that the client cannot send."""
 
     code = Code.BAD_COLUMN
 
 
 class RowFailure(NamedTuple):
-    """What became of some rows of a stream: ``records`` of them ended with ``code``; ``rows`` names the first few."""
+    """A count of rows of one stream that ended with the same code and message.
+
+    ``records`` is the count, ``rows`` has the indices of the first few, and ``maybe_stored`` says whether Kinesis may
+    have stored them.
+    """
 
     code: str
     message: str
@@ -159,9 +165,9 @@ class RowFailure(NamedTuple):
 
 
 class RecordsFailed(ProducerdError):
-    """Rows that ended otherwise than STORED.
+    """Rows did not end as STORED.
 
-    ``failures`` has one `RowFailure` for each code and message; the first gives ``code``.
+    ``failures`` has one `RowFailure` for each code and message.  The error's own ``code`` is the code of the first.
     """
 
     def __init__(self, message: str, failures: Sequence[RowFailure]) -> None:

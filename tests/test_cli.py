@@ -74,7 +74,7 @@ def test_check_says_ok_and_what_holds(tmp_path: Path) -> None:
     assert lines == [
         "OK: the settings hold",
         "region: not set here: AWS_REGION or a profile of AWS must name one",
-        "endpoint: that of the region",
+        "endpoint: the default of the region",
         "socket: /run/x.sock, mode 0660; at most 256 connections",
         "producerctl: /run/x.admin.sock",
         "metrics: 127.0.0.1:9474",

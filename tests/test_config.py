@@ -201,7 +201,7 @@ class TestWhereAStreamIs:
     @pytest.mark.parametrize(
         ("given", "reason"),
         [
-            (["region=us-east-1"], "region is not that of stream_arn"),
+            (["region=us-east-1"], "region differs from the region in stream_arn"),
             (["stream_name=y"], "give stream_arn or stream_name, not both"),
             (["external_id=42"], "external_id needs a role_arn in the same table"),
         ],
@@ -290,7 +290,7 @@ class TestProblems:
             "aggregate_max_bytes must not be larger than request_max_bytes",
             "allowed: the ARN of a role, arn:aws:iam::ACCOUNT:role/NAME",
             "give stream_arn or stream_name, not both",
-            "region is not that of stream_arn; leave it out",
+            "region differs from the region in stream_arn; leave it out",
         ], "and nothing of what only a wrong value would make wrong: the role of x, and how long records live"
 
     @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ class TestProblems:
         line = problem("node_max_in_flight_bytes=8388607")
         assert line == (
             'node_max_in_flight_bytes = "8388607" (--set), max_streams = 64 (default): each stream owns '
-            "node_max_in_flight_bytes / (2 x max_streams) = 65,535 of what is on its way, which must hold one request "
+            "node_max_in_flight_bytes / (2 x max_streams) = 65,535 of the unanswered requests, which must hold one request "
             "of 64 KiB"
         )
         assert load(None, ["node_max_in_flight_bytes=8 MiB"], NOBODY).node.in_flight_floor_bytes == 64 * KIB

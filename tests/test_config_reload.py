@@ -114,7 +114,7 @@ def test_old_and_new_settings_that_do_not_agree_are_refused_and_named() -> None:
     assert line.startswith(
         'node_queue_limit_bytes = "16 MiB", max_streams = 64, max_frame_bytes = "1 MiB": each stream'
     )
-    assert line.endswith("; a restart would take all that was read")
+    assert line.endswith("; a restart would apply all new settings")
     assert before == settings(), "what is in effect stays"
 
 

@@ -1,11 +1,12 @@
-"""Settings: if a `Config` exists, every value in it is valid, and it never changes.
+"""The settings.  Every value of a `Config` is valid, and a `Config` never changes.
 
-A setting comes from ``--set``, else from the environment (``PRODUCERD_`` + upper case), else from the TOML file, else
-from its default.  `load` finds every problem at once, and each problem is one line that names the key, the value, what
-is allowed and where the value came from.  Node settings stand at the file's top level, those of a stream in
-``[defaults]`` and, for one stream, in ``[streams."NAME"]``; a stream's own table is laid over the defaults.
+`load` takes each setting from the first source that has it: ``--set``, the environment (``PRODUCERD_`` + upper case),
+the TOML file, the default.  It reports every problem at once.  A problem is one line with the key, the value, what is
+allowed, and the source of the value.
 
-Sizes are whole bytes or text with a unit ("64 MiB"); durations are seconds, in keys that end in ``_seconds``.
+Settings of the node are at the file's top level.  Settings of streams are in ``[defaults]``; a table
+``[streams."NAME"]`` overrides them for one stream.  Sizes are whole bytes or text with a unit ("64 MiB").  Durations
+are seconds, in keys that end in ``_seconds``.
 """
 
 from producerd.config.settings import STREAM_NAME, Config, NodeSettings, StreamSettings

@@ -1,9 +1,9 @@
-"""The memory limit of this process: the least of its cgroup and of all that this lies in, of version 1 and version 2.
+"""Find the memory limit of this process: the lowest limit of its cgroup and the cgroups around it, versions 1 and 2.
 
-``/proc/self/cgroup`` names the process's cgroup in each hierarchy, ``/proc/self/mountinfo`` where hierarchies are
-mounted and from which of their directories on (cgroups(7), proc(5)).  In a container the two need not agree: it may see
-its own cgroup as "/", or be told a path that is not below the mount.  Then the mount's root counts, which is the
-container's own cgroup.  What cannot be read is no limit, and said.
+``/proc/self/cgroup`` names the process's cgroup in each hierarchy.  ``/proc/self/mountinfo`` names the place where each
+hierarchy is mounted, and which directory of it (cgroups(7), proc(5)).  In a container the two may disagree: the
+cgroup's path may be "/", or may not lie below the mount.  Then the mount's root counts, because it is the container's
+own cgroup. A file that cannot be read counts as no limit, and the result says so.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 NO_LIMIT_BYTES: Final = 2**62
-"""Version 1 says "none" as the largest number of whole pages below 2^63, 9223372036854771712 where pages have 4 KiB."""
+"""The least number that means "no limit".  Version 1 writes the largest whole number of pages below 2^63 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """``bytes``: None where there is no limit, as far as is known.  ``path``: of the file that says so."""
+    """A limit in bytes, or None if there is none, and the path of the file that sets it."""
 
     bytes: int | None = None
     path: str = ""
     problem: str = ""
-    """What could not be read, or ""."""
+    """The reason why a limit may be missing here, or ""."""
 
 
 class _Mount(NamedTuple):
     root: str
-    """The hierarchy's directory that is mounted."""
+    """The directory of the hierarchy that is mounted."""
     point: str
     version: int
 
 
 def memory_limit(system: Path = Path("/")) -> MemoryLimit:
-    """``system``: below which /proc and the mounts are."""
+    """Return the lowest limit that holds for this process.  ``system`` is the folder that has /proc and the mounts."""
     try:
         cgroups = (system / "proc/self/cgroup").read_text()
         mountinfo = (system / "proc/self/mountinfo").read_text()
@@ -53,12 +53,12 @@ def memory_limit(system: Path = Path("/")) -> MemoryLimit:
 
 
 def memory_limit_bytes() -> int | None:
-    """The same as a number; None where there is no limit, or none is known."""
+    """Return the lowest limit in bytes, or None if there is no limit or it cannot be read."""
     return memory_limit().bytes
 
 
 def _paths(cgroups: str) -> Iterator[tuple[int, str]]:
-    """The process's path in each hierarchy that may limit its memory, by version."""
+    """Yield the version and the process's path of each hierarchy that may limit its memory."""
     for line in cgroups.splitlines():
         number, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
@@ -87,7 +87,7 @@ def _unescaped(path: str) -> str:
 
 
 def _directories(system: Path, paths: dict[int, str], mounts: list[_Mount]) -> Iterator[tuple[Path, int]]:
-    """The process's cgroups with all that they lie in, as far as the mounts show them."""
+    """Yield the process's cgroups and the cgroups around them, each with its version, as far as they are mounted."""
     for version, path in paths.items():
         of_version = [mount for mount in mounts if mount.version == version]
         for mount in of_version:
@@ -103,8 +103,8 @@ def _directories(system: Path, paths: dict[int, str], mounts: list[_Mount]) -> I
 
 
 def _below(path: str, root: str) -> str | None:
-    """The path as seen from a mount; None where it does not lie there."""
-    if ".." in path.split("/"):  # a process outside its own namespace
+    """Return the path relative to a mount's root, or None if it does not lie below it."""
+    if ".." in path.split("/"):  # the process is outside its own namespace
         return None
     prefix = root.rstrip("/")
     return path.removeprefix(prefix).lstrip("/") if path == prefix or path.startswith(f"{prefix}/") else None
@@ -114,7 +114,7 @@ def _limit_of(directory: Path, version: int) -> MemoryLimit:
     path = directory / ("memory.max" if version == 2 else "memory.limit_in_bytes")
     try:
         text = path.read_text().strip()
-    except FileNotFoundError:  # the root of all has none, and where the controller is not turned on
+    except FileNotFoundError:  # the hierarchy's root has no such file, nor has a cgroup without the controller
         return MemoryLimit()
     except (OSError, UnicodeDecodeError) as error:
         return MemoryLimit(problem=str(error))

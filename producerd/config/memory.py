@@ -1,8 +1,8 @@
-"""How much memory a daemon needs at most with its settings, and how much it may have.
+"""Compare the memory that a daemon may need with the memory limit of its cgroup.
 
-The sum is the law "process" of docs/architecture.md with the limits that the settings set.  What the system allows is
-the least memory limit of the process's cgroup and all that it lies in: `producerd.config.cgroup`.  Where the one does
-not fit the other, a daemon would be killed in the middle of an incident, when its queues fill: it does not start.
+The need is the law "process" of docs/architecture.md, computed from the settings.  `producerd.config.cgroup` reads the
+limit.  If the need is larger, the daemon does not start.  Otherwise the kernel would kill it during an incident, when
+its queues fill.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from producerd.config.values import KIB, MIB, size
 from producerd.errors import ConfigurationError
 
 IDLE_BYTES: Final = 160 * MIB
-"""Resident memory of a daemon that has sent nothing, with some air: 117 MiB measured, half in libraries."""
+"""Resident memory of a daemon that has sent nothing: 117 MiB measured, half of it libraries, and a margin."""
 QUEUED_FACTOR: Final = 1.2
+"""Resident bytes per queued byte, measured."""
 IN_FLIGHT_FACTOR: Final = 4.2
+"""Resident bytes per byte of unanswered requests, measured."""
 LARGEST_RECORD_BYTES: Final = 10 * MIB
-"""The most that any stream takes; one of all streams' records may pass node_max_in_flight_bytes (`NodeInFlight`)."""
+"""Size of the largest record of any stream.  One such record may exceed node_max_in_flight_bytes (`NodeInFlight`)."""
 JOB_FACTOR: Final = 8
+"""Resident bytes per byte of a job in a worker, measured."""
 CONNECTION_BYTES: Final = 32 * KIB
 WAITING_FRAME_BYTES: Final = 1.1 * KIB
-"""A connection with 64 RESERVEs that wait has 94 KiB; 250 with 4,096 each had 1,278 MiB."""
+"""Memory of one waiting RESERVE.  A connection with 64 of them has 94 KiB; 250 with 4,096 each had 1,278 MiB."""
 LANE_BYTES: Final = 4 * KIB
 LANES_OF_A_STREAM: Final = 64
-"""Assumed, as the settings do not say how many shards streams have: 1,000 more are 4 MiB."""
+"""Open shards per stream, an assumption, because the settings do not count shards.  1,000 more need 4 MiB."""
 
 
 class Term(NamedTuple):
-    """A part of the sum: what it is for, and which settings it comes from."""
+    """One part of the sum: its name, its bytes, and the settings that it comes from."""
 
     name: str
     bytes: int
@@ -42,7 +45,7 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The sum, term by term."""
+    """The memory that a daemon needs, as a sum of terms."""
 
     terms: tuple[Term, ...]
 
@@ -55,12 +58,12 @@ class Need:
 
 
 def needed_bytes(config: Config) -> Need:
-    """What a daemon with these settings holds at most, as resident memory."""
+    """Return the resident memory that a daemon with these settings needs at most."""
     node = config.node
     streams = [*config.streams.values()]
     if node.streams_allowed == "any" or not streams:
         streams.append(config.defaults)
-    # What a job holds is charged: pipeline.submit seals at a quarter of the limit, after the frame that reached it.
+    # Filling closes a batch at a quarter of the stream's limit, after the frame that reached the quarter.
     job_bytes = min(node.node_queue_limit_bytes, max(s.queue_limit_bytes for s in streams) // 4 + node.max_frame_bytes)
     connection_bytes = CONNECTION_BYTES + int(WAITING_FRAME_BYTES * node.session_window_frames)
     lanes = node.max_streams * LANES_OF_A_STREAM
@@ -100,7 +103,7 @@ def needed_bytes(config: Config) -> Need:
 
 
 def check_fits(config: Config, limit: MemoryLimit | None = None) -> None:
-    """Raises ConfigurationError where the daemon might need more than its cgroup lets it have."""
+    """Raise ConfigurationError if the daemon may need more memory than its cgroup allows."""
     limit = memory_limit() if limit is None else limit
     need = needed_bytes(config)
     if limit.bytes is None or need.bytes <= limit.bytes:
@@ -119,7 +122,7 @@ def check_fits(config: Config, limit: MemoryLimit | None = None) -> None:
 
 
 def in_words(config: Config, limit: MemoryLimit | None = None) -> str:
-    """What `check_fits` found, where it raised nothing."""
+    """Return need and limit as a line for `producerd check`, after `check_fits` raised nothing."""
     limit = memory_limit() if limit is None else limit
     may = f"the limit of this cgroup is {mib(limit.bytes)}" if limit.bytes is not None else "no limit is set"
     if limit.problem:
@@ -128,7 +131,7 @@ def in_words(config: Config, limit: MemoryLimit | None = None) -> str:
 
 
 def lowered(config: Config, limit_bytes: int) -> Config | None:
-    """The settings with the largest limits that fit, all lowered alike; None where none do."""
+    """Lower all limits by the same percentage until they fit.  Return None if no percentage fits."""
     for percent in range(99, 0, -1):
         candidate = _scaled(config, percent)
         if needed_bytes(candidate).bytes <= limit_bytes:
@@ -138,7 +141,7 @@ def lowered(config: Config, limit_bytes: int) -> Config | None:
 
 
 def _scaled(config: Config, percent: int) -> Config:
-    """The node's limits at so much of what they are, and what must follow them."""
+    """Return the settings with the node's limits at this percentage, and with the settings that depend on them."""
     node = config.node
     queue_bytes, in_flight_bytes = (
         _rounded(limit * percent // 100) for limit in (node.node_queue_limit_bytes, node.node_max_in_flight_bytes)

@@ -1,8 +1,7 @@
-"""Reload: what comes of settings that were read anew while the daemon runs.
+"""Compute the settings of a running daemon after it has read its sources again.
 
-Settings that a running daemon can change are the new ones at once; those that need a restart (`AtStart`) stay as they
-were, for a stream while it is open.  Whatever is neither in effect nor as it was is said.  The result agrees in itself
-as every `Config` does, or there is none.
+Most settings change at once.  A setting that needs a restart (`AtStart`) keeps its value; for a stream, as long as the
+stream is open.  The result lists both kinds of changes.  It is a valid `Config`, or `reload` raises an error.
 """
 
 from __future__ import annotations
@@ -22,7 +21,11 @@ _S = TypeVar("_S", bound=Settings)
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """``config`` is to be in effect; ``changes`` has what it changes, ``needs_restart`` what it leaves, a line each."""
+    """The settings after a reload: ``config`` holds from now on.
+
+    ``changes`` has a line for each setting that changes, ``needs_restart`` a line for each one that keeps its old
+    value.
+    """
 
     config: Config
     changes: tuple[str, ...]
@@ -30,7 +33,7 @@ class Reload:
 
 
 def reload(current: Config, loaded: Config, open_streams: Collection[str]) -> Reload:
-    """``current`` is in effect, ``loaded`` was read anew.  Raises ConfigurationError where they cannot be mixed."""
+    """Mix the settings in effect with newly loaded ones.  Raise ConfigurationError if the mixture is not valid."""
     config = _mixed(current, loaded, open_streams)
     if problems := list(_problems(config)):
         raise ConfigurationError(problems)
@@ -43,33 +46,33 @@ def _mixed(current: Config, loaded: Config, open_streams: Collection[str]) -> Co
     streams = dict(loaded.streams)
     for name in open_streams:
         settings = _kept(current.stream(name), loaded.stream(name))
-        if settings != streams.get(name, defaults):  # a table that is gone stays while its stream cannot do without
+        if settings != streams.get(name, defaults):  # an open stream keeps its table even if the file lost it
             streams[name] = settings
     mixed = Config(_kept(current.node, loaded.node), defaults, MappingProxyType(streams))
     return Config(mixed.node, defaults, mixed.streams, MappingProxyType(dict(_origins(mixed, current, loaded))))
 
 
 def _kept(before: _S, after: _S) -> _S:
-    """The new settings, with those that need a restart as they were."""
+    """Return the new settings, with the old values of those that need a restart."""
     fields = type(after).model_fields
     return after.model_copy(update={name: getattr(before, name) for name in fields if needs_restart(fields[name])})
 
 
 def _problems(config: Config) -> Iterator[str]:
-    """What is wrong together, now that old and new stand beside each other."""
+    """Yield a line for each conflict between old and new values."""
     for place, settings in _tables(config):
         for conflict in settings.conflicts():
             values = ", ".join(f"{place}{assignment(key, getattr(settings, key))}" for key in conflict.keys)
-            yield f"{values}: {conflict.message}; a restart would take all that was read"
+            yield f"{values}: {conflict.message}; a restart would apply all new settings"
     if len(config.streams) > config.node.max_streams:
         yield (
-            f"max_streams = {config.node.max_streams}: {len(config.streams)} streams have settings of their own, with "
-            "those that are open and not listed any more; a restart would take all that was read"
+            f"max_streams = {config.node.max_streams}: {len(config.streams)} streams have settings of their own, "
+            "including open streams that are not listed any more; a restart would apply all new settings"
         )
 
 
 def _tables(config: Config) -> Iterator[tuple[str, Settings]]:
-    """Every table, by what its keys begin with."""
+    """Yield every table, with the prefix of its keys."""
     yield "", config.node
     yield "defaults.", config.defaults
     for name, settings in config.streams.items():
@@ -77,7 +80,7 @@ def _tables(config: Config) -> Iterator[tuple[str, Settings]]:
 
 
 def _differences(before: Config, after: Config) -> Iterator[str]:
-    """A line each; what streams have from the defaults is said there."""
+    """Yield a line for each difference.  A stream's line is left out if its defaults have the same line."""
     old, new = dict(_tables(before)), dict(_tables(after))
     of_defaults = list(_changed(before.defaults, after.defaults))
     for place in old | new:
@@ -94,8 +97,8 @@ def _differences(before: Config, after: Config) -> Iterator[str]:
 def _changed(before: Settings, after: Settings) -> Iterator[str]:
     for name, value in after:
         if value != getattr(before, name):
-            told = f"{_value(name, getattr(before, name))} -> {_value(name, value)}"
-            yield f"{name}: {'changed' if name == 'external_id' else told}"  # it is kept as a secret
+            change = f"{_value(name, getattr(before, name))} -> {_value(name, value)}"
+            yield f"{name}: {'changed' if name == 'external_id' else change}"  # an external id is a secret
 
 
 def _value(name: str, value: object) -> str:
@@ -103,7 +106,7 @@ def _value(name: str, value: object) -> str:
 
 
 def _origins(mixed: Config, current: Config, loaded: Config) -> Iterator[tuple[str, str]]:
-    """Of each value: where the new settings have it from, if they have it, else where it was from."""
+    """Yield each value's key and source: its source in the new settings if they have this value, else in the old."""
     sources = [(config, dict(_tables(config))) for config in (loaded, current)]
     for place, settings in _tables(mixed):
         for name, value in settings:

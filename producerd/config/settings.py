@@ -1,4 +1,4 @@
-"""Every setting: its type, range and default, and what it does."""
+"""Every setting, with its type, range and default.  The docstring of a setting is its description in the docs."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ from producerd.config.values import (
 )
 
 RECORDS: Final = 2**32 - 1
-STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # as the service has it
+STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+"""Pattern of a stream's name, from the API reference of Kinesis."""
 LEAST_REQUEST_BYTES: Final = 64 * KIB
-"""To what a PutRecords is cut where there is little room, and no further."""
+"""Smallest size to which the daemon cuts a PutRecords when there is little room."""
 
 _T = TypeVar("_T")
 _AT_START: Final = "at start"
 AtStart = Annotated[_T, _AT_START]
-"""A setting that nothing changes while the daemon runs; one of a stream, while that stream is open.
+"""A setting that keeps its value while the daemon runs or, for a setting of a stream, while the stream is open.
 
-Either something stands on it that cannot be made anew under load (sockets, threads, clients of AWS), or others were
-told it (a session's windows and largest frame), or rows that wait were made for it (aggregation, ordering).
+There are three reasons.  The daemon cannot replace sockets, threads and AWS clients under load.  Clients have received
+a session's windows and largest frame.  Waiting rows were prepared for one kind of aggregation and ordering.
 """
 
 
@@ -55,16 +56,16 @@ def _in(low: float, high: float, *, default: float) -> Any:
 
 
 def _say(words: str) -> dict[str, JsonValue]:
-    """What is allowed, where no range says it."""
+    """Return the words for what is allowed, for a setting without a range."""
     return {"allowed": words}
 
 
 def _name(pattern: str, words: str) -> Any:
-    """A name that may be left out."""
+    """Return the field of a name that may be left out."""
     return Field(default=None, pattern=pattern, json_schema_extra=_say(words))
 
 
-# Patterns as the services have them, and what is allowed in words.
+# Patterns from the API references of AWS, each with words for what is allowed.
 _REGION_NAME: Final = "[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"  # a label of a host's name
 _REGION: Final = (f"^{_REGION_NAME}$", "an AWS region such as eu-west-1")
 _ROLE: Final = (
@@ -80,17 +81,19 @@ _URL: Final = "a URL http(s)://HOST[:PORT][/PATH] without user, query and fragme
 
 
 class Conflict(NamedTuple):
-    """Settings that are right, each alone, and wrong together."""
+    """Settings whose values are each valid, but not together, and the message that says why."""
 
     message: str
     keys: tuple[str, ...]
 
 
 class Settings(BaseModel):
+    """One table of settings.  Its values are valid, each alone and all together, and never change."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     later: ClassVar[frozenset[str]] = frozenset()
-    """Names that docs/names.md has and this version has not."""
+    """Names of settings that are planned and not supported yet."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -100,77 +103,77 @@ class Settings(BaseModel):
         return self
 
     def conflicts(self) -> Iterator[Conflict]:
-        """What is wrong together."""
+        """Yield the settings whose values do not fit together."""
         raise NotImplementedError
 
 
 def needs_restart(info: FieldInfo) -> bool:
-    """Whether a setting is read at the start alone."""
+    """Return whether a change of the setting needs a restart."""
     return _AT_START in info.metadata
 
 
 class NodeSettings(Settings):
-    """What holds for the whole daemon."""
+    """The settings of the whole daemon."""
 
     socket: AtStart[SocketPath] = Field(
         default_factory=default_socket, json_schema_extra=_say(f"a path of 1 to {SOCKET_PATH_BYTES} bytes")
     )
     """Path of the unix socket that Spark's tasks connect to."""
     socket_mode: AtStart[Mode] = Field(default=0o660, json_schema_extra=_say('an octal mode in quotes, such as "0660"'))
-    """Who may connect, as an octal file mode."""
+    """File mode of the socket, in octal: it says which users may connect."""
     socket_group: AtStart[Name] = Field(
         default=None, pattern=r"^[^\s:]+$", json_schema_extra=_say("the name of a group")
     )
-    """Group that owns the socket; empty: the daemon's own."""
+    """Group that owns the socket; empty: the daemon's own group."""
     allowed_uids: Uids = Field(
         default=frozenset(), json_schema_extra=_say('a list of user ids and names, or text such as "1000,spark"')
     )
-    """Users whose processes may connect, of those whom mode and group let in; empty: all of them."""
+    """Users whose processes may connect, in addition to the check of mode and group; empty: all users."""
     admin_socket: AtStart[AdminPath] = Field(
         default=None, json_schema_extra=_say(f"a path of 1 to {SOCKET_PATH_BYTES} bytes, or empty")
     )
-    """Path of the unix socket of producerctl, for the daemon's own user; empty: NAME.admin.sock beside ``socket``."""
+    """Path of the unix socket of producerctl, for the daemon's own user; empty: NAME.admin.sock next to ``socket``."""
     metrics_listen: AtStart[Listen] = Field(
         default="127.0.0.1:9474", json_schema_extra=_say('host:port with a port from 0 to 65535, or ""')
     )
     """host:port of GET /metrics and /-/ready; empty: off; port 0: any free port."""
     region: AtStart[Name] = _name(*_REGION)
-    """AWS region; empty: AWS's own settings say it."""
+    """AWS region; empty: the region in AWS's own settings."""
     endpoint_url: AtStart[Url] = Field(default=None, json_schema_extra=_say(_URL))
-    """Address of Kinesis; empty: that of the region."""
+    """Address of Kinesis; empty: the region's own address."""
     role_arn: AtStart[Name] = _name(*_ROLE)
-    """Role that is assumed for every stream that names none; empty: the daemon's own credentials are used."""
+    """Role that the daemon assumes for every stream that names none; empty: the daemon's own credentials."""
     external_id: AtStart[Name] = _name(*_EXTERNAL)
-    """What the role of ``role_arn`` asks of whoever assumes it."""
+    """External ID that the role of ``role_arn`` requires."""
     max_streams: Count = _in(1, 10_000, default=64)
-    """Streams that the daemon carries at the same time."""
+    """Streams that may be open at the same time."""
     streams_allowed: Literal["any", "listed"] = "any"
-    """Streams that a client may open; "listed": those with a table of their own."""
+    """Streams that a client may open; "listed": only streams with a table of their own."""
     node_queue_limit_bytes: Bytes = _in(64 * KIB, 1024 * GIB, default=256 * MIB)
-    """Bytes that all streams together may take on and not settle; each has its own limit, too."""
+    """Bytes that the queues of all streams may hold together, in addition to each stream's own limit."""
     node_max_in_flight_bytes: Bytes = _in(64 * KIB, 1024 * GIB, default=64 * MIB)
-    """Bytes of all unanswered PutRecords: half for whoever comes first, and a part of the other half for each of
-    ``max_streams``."""
+    """Bytes of unanswered PutRecords of all streams: any stream may use one half; the other half is shared equally
+    among ``max_streams``."""
     worker_threads: AtStart[Count] = _in(1, 16, default=1)
-    """Threads for pieces of work that would take the loop's over 16 ms: batches of many MiB, to sort and encode."""
+    """Threads that sort and encode large batches, which would block the event loop for over 16 ms."""
     max_connections: Count = _in(1, 65_536, default=256)
     """Client connections at the same time."""
     max_frame_bytes: AtStart[Bytes] = _in(4 * KIB, 64 * MIB, default=MIB)
-    """Largest frame that a client may send, in bytes; one larger record goes alone."""
+    """Largest frame that a client may send, in bytes; a larger record is sent in a frame of its own."""
     max_frame_records: AtStart[Count] = _in(1, 1_000_000, default=10_000)
     """Largest frame that a client may send, in records."""
     session_window_bytes: AtStart[Bytes] = _in(4 * KIB, GIB, default=8 * MIB)
-    """Bytes that one connection may have unacknowledged, or one frame."""
+    """Bytes that one connection may have unacknowledged; one frame is always allowed."""
     session_window_frames: AtStart[Count] = _in(1, 4_096, default=64)
     """Frames that one connection may have unacknowledged."""
     drain_timeout_seconds: Seconds = _in(0, 86_400, default=60)
-    """Seconds from SIGTERM until the daemon ends, whatever is still queued."""
+    """Seconds after SIGTERM at which the daemon ends, even if records are still queued."""
     body_timeout_seconds: AtStart[Seconds] = _in(0.05, 3_600, default=10)
-    """Seconds in which a granted frame must arrive whole."""
+    """Seconds in which a client must send a granted frame completely."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least severe messages that are written."""
+    """Least severe messages that the daemon logs."""
     log_format: AtStart[Literal["text", "json"]] = "text"
-    """One line a message, for people or as JSON."""
+    """Format of the log, which has one line per message: text for people, or JSON."""
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from _conflicts_of_role(self)
@@ -183,7 +186,7 @@ class NodeSettings(Settings):
         if self.in_flight_floor_bytes < LEAST_REQUEST_BYTES:
             message = (
                 "each stream owns node_max_in_flight_bytes / (2 x max_streams) = "
-                f"{size(self.in_flight_floor_bytes)} of what is on its way, which must hold one request of "
+                f"{size(self.in_flight_floor_bytes)} of the unanswered requests, which must hold one request of "
                 f"{size(LEAST_REQUEST_BYTES)}"
             )
             yield Conflict(message, ("node_max_in_flight_bytes", "max_streams"))
@@ -194,48 +197,52 @@ class NodeSettings(Settings):
 
     @property
     def floor_bytes(self) -> int:
-        """What each stream may have of the node's queues, whatever the others hold."""
+        """Bytes of the node's queues that each stream may use, no matter how much the others hold."""
         return self.node_queue_limit_bytes // (2 * self.max_streams)
 
     @property
     def in_flight_floor_bytes(self) -> int:
-        """What each stream may have in unanswered PutRecords, or one request, whatever the others have."""
+        """Bytes of unanswered PutRecords that each stream may have, no matter how many the others have.
+
+        One request is always allowed.
+        """
         return self.node_max_in_flight_bytes // (2 * self.max_streams)
 
     @property
     def admin_path(self) -> Path:
-        """Where producerctl connects."""
+        """Path of the socket that producerctl connects to."""
         return self.admin_socket or self.socket.with_suffix(".admin.sock")
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        """Host and port of ``metrics_listen``; None: off."""
+        """Host and port of ``metrics_listen``, or None if metrics are off."""
         return split_listen(self.metrics_listen) if self.metrics_listen else None
 
 
 class StreamSettings(Settings):
-    """What holds for one stream."""
+    """The settings of one stream."""
 
     stream_name: AtStart[Name] = _name(f"^{STREAM_NAME.pattern}$", "1 to 128 of a-z A-Z 0-9 _ . -")
-    """The stream's name in Kinesis; empty: that of its table."""
+    """The stream's name in Kinesis; empty: the name of its table."""
     stream_arn: AtStart[Name] = _name(*_STREAM_ARN)
-    """The stream's ARN, in place of its name: also for a stream of another account."""
+    """The stream's ARN, in place of its name; needed for a stream of another account."""
     region: AtStart[Name] = _name(*_REGION)
-    """AWS region of the stream; empty: that of its ARN, else of the node."""
+    """AWS region of the stream; empty: the region in its ARN, else the node's."""
     endpoint_url: AtStart[Url] = Field(default=None, json_schema_extra=_say(_URL))
-    """Address of Kinesis for the stream; empty: that of the node."""
+    """Address of Kinesis for the stream; empty: the node's."""
     role_arn: AtStart[Name] = _name(*_ROLE)
-    """Role that is assumed for the stream; empty: that of the node."""
+    """Role that the daemon assumes for the stream; empty: the node's."""
     external_id: AtStart[Name] = _name(*_EXTERNAL)
-    """What the role of the stream's ``role_arn`` asks of whoever assumes it."""
+    """External ID that the stream's ``role_arn`` requires."""
     queue_limit: Count = _in(1, RECORDS, default=1_000_000)
-    """Records of the stream that may be taken on and not settled; at it, callers wait."""
+    """Records that the stream's queue may hold, from their acceptance to their end; when it is full, callers wait."""
     queue_limit_bytes: Bytes = _in(2 * KIB, 1024 * GIB, default=64 * MIB)
-    """The same in bytes: key, data and hash key, 32 for each record, 1,024 for each frame."""
+    """Bytes that the stream's queue may hold: key, data and hash key, 32 for each record, 1,024 for each frame."""
     linger_seconds: Seconds = _in(0, 3_600, default=0.1)
-    """Longest time that a record waits for others to be sent with, in seconds."""
+    """Longest time in seconds that a record waits for others to share its request."""
     aggregation: AtStart[Literal["none", "kpl"]] = "none"
-    """One record as one Kinesis record, or ("kpl") many in one: then only KCL and the like can read the stream."""
+    """"none": one Kinesis record per record; "kpl": many records in one, so that readers must use the KCL or
+    deaggregate records themselves."""
     aggregate_max_bytes: Bytes = _in(KIB, MIB, default=51_200)
     """Largest aggregate, in bytes."""
     aggregate_max_records: Count = _in(1, RECORDS, default=RECORDS)
@@ -243,32 +250,34 @@ class StreamSettings(Settings):
     request_max_records: Count = _in(1, 500, default=500)
     """Kinesis records in one PutRecords."""
     request_max_bytes: Bytes = _in(LEAST_REQUEST_BYTES, 10 * MIB, default=MIB)
-    """Bytes in one PutRecords; one larger record goes alone."""
+    """Bytes in one PutRecords; a larger record is sent in a request of its own."""
     max_in_flight_requests: Count = _in(1, 1_024, default=24)
     """PutRecords that may be unanswered at the same time."""
     max_in_flight_bytes: Bytes = _in(64 * KIB, 4 * GIB, default=32 * MIB)
-    """Bytes in unanswered PutRecords, or one request."""
+    """Bytes in unanswered PutRecords; one request is always allowed."""
     transport: AtStart[Literal["aiobotocore", "direct"]] = "aiobotocore"
-    """How PutRecords are sent: by AWS's client, or ("direct", where no proxy is) over our own connections: less CPU."""
+    """How the daemon sends PutRecords: with AWS's client, or "direct", over connections of its own, which needs less
+    CPU and works only without a proxy."""
     connect_timeout_seconds: AtStart[Seconds] = _in(0.05, 300, default=5)
-    """Seconds in which a connection to Kinesis must be made."""
+    """Seconds after which an attempt to connect to Kinesis fails."""
     request_timeout_seconds: Seconds = _in(0.05, 300, default=6)
-    """Seconds in which PutRecords must be answered; 1 more for each 256 KiB in it."""
+    """Seconds in which Kinesis must answer a PutRecords, plus 1 for each 256 KiB in it."""
     record_ttl_seconds: Seconds = _in(0, 365 * 86_400, default=0)
-    """Seconds after which a record that is not stored fails; 0: never, callers wait."""
+    """Seconds after which a record that is not stored fails; 0: it never fails, and callers wait."""
     on_throttle: Literal["retry", "fail"] = "retry"
-    """What becomes of a record that its shard's limit refuses: sent again, or failed."""
+    """What the daemon does with a record that exceeds its shard's limit: send it again, or let it fail."""
     ordering: AtStart[Literal["none", "per_key"]] = "none"
-    """Whether records of one key and one caller are stored in the order in which they were sent."""
+    """"per_key": Kinesis stores records of one key and one caller in the order in which the caller sent them."""
     shard_rate_fraction: Fraction = _in(0.001, 10_000, default=1.0)
-    """Of each shard's 1 MiB/s and 1,000 records/s, how much this daemon sends at most."""
+    """Highest share of each shard's 1 MiB/s and 1,000 records/s that this daemon sends."""
     shard_map_wait_seconds: Seconds = _in(0.5, 3_600, default=10)
-    """Longest wait for a list of shards, in seconds; without one "kpl" goes plain, or is refused if that is denied."""
+    """Longest wait for a list of shards, in seconds; without a list, the daemon sends records of "kpl" unaggregated, or
+    refuses the stream if it may not list shards."""
     permanent_error_grace_seconds: Seconds = _in(0, 86_400, default=60)
-    """Seconds for which a stream that has worked may be refused before its records fail."""
+    """Seconds for which Kinesis may refuse a stream that has worked before, until its records fail."""
     first_contact_timeout_seconds: Seconds = _in(0, 86_400, default=60)
-    """Seconds for which records wait where the endpoint's name does not exist, or its certificate is refused, and
-    nothing there has ever answered the daemon; 0: for ever."""
+    """Seconds that records wait for an endpoint that has never answered the daemon, if its name does not exist or its
+    certificate is refused; 0: forever."""
 
     later = frozenset({"wire_format"})
 
@@ -281,23 +290,23 @@ class StreamSettings(Settings):
         if self.stream_arn is not None and self.stream_name is not None:
             yield Conflict("give stream_arn or stream_name, not both", ("stream_arn", "stream_name"))
         if self.stream_arn is not None and self.region not in (None, self.stream_region):
-            yield Conflict("region is not that of stream_arn; leave it out", ("stream_arn", "region"))
+            yield Conflict("region differs from the region in stream_arn; leave it out", ("stream_arn", "region"))
 
     @property
     def stream_region(self) -> str | None:
-        """The region that the stream's own settings name."""
+        """Region that the stream's own settings name, or None."""
         return self.region if self.stream_arn is None else self.stream_arn.split(":")[3]
 
     def queue_seconds(self, shards: int) -> float:
-        """How long this many shards take to empty a full queue, at the rate at which they are sent to."""
+        """Return the seconds in which the daemon empties a full queue into this many shards, at its highest rate."""
         shard_seconds = self.queue_limit_bytes / MIB
-        if self.aggregation == "none":  # else records are no measure
+        if self.aggregation == "none":  # an aggregate counts as one record, however many it has
             shard_seconds = min(shard_seconds, self.queue_limit / 1_000)
         return shard_seconds / self.shard_rate_fraction / shards
 
 
 OF_ONE_STREAM: Final = ("stream_name", "stream_arn")
-"""What `[defaults]` cannot have: it would make one stream of all."""
+"""Settings that ``[defaults]`` cannot have, because all streams would become the same stream."""
 
 
 def _conflicts_of_role(settings: NodeSettings | StreamSettings) -> Iterator[Conflict]:
@@ -311,10 +320,10 @@ _KEYS_OF_FIT: Final = ("aggregate_max_bytes", "request_max_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All settings.  ``streams`` has what the named streams use, already laid over ``defaults``.
+    """All settings.  ``streams`` has the full settings of each named stream, with ``defaults`` filled in.
 
-    ``origins`` says where a value came from, by its key in a file (``socket``, ``defaults.queue_limit``,
-    ``streams."a".region``); what is not in it is a default.
+    ``origins`` names the source of a value by its key in a file (``socket``, ``defaults.queue_limit``,
+    ``streams."a".region``).  A key that is missing there has its default.
     """
 
     node: NodeSettings = field(default_factory=NodeSettings)
@@ -323,4 +332,5 @@ class Config:
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
     def stream(self, name: str) -> StreamSettings:
+        """Return the settings of a stream, which may have no table of its own."""
         return self.streams.get(name, self.defaults)

@@ -1,4 +1,7 @@
-"""Where values come from: file, environment, ``--set``, each over the one before; and every problem on the way."""
+"""Read settings from the file, the environment and ``--set``, and collect every problem.
+
+A later source overrides an earlier one.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,15 @@ from producerd.errors import ConfigurationError
 PREFIX: Final = "PRODUCERD_"
 _S = TypeVar("_S", bound=Settings)
 _FOR_OTHERS: Final = re.compile(r"CONFIG|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
-"""PRODUCERD_CONFIG names the file; the others are what Kubernetes gives each pod beside a Service named producerd*."""
+"""Variables that are not settings: PRODUCERD_CONFIG names the file, and Kubernetes sets the others.
+
+It gives them to each pod in a namespace that has a Service named producerd*.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """One value as somebody wrote it: under which key, and where."""
+    """One value as a user wrote it, with its key and its source."""
 
     value: object
     key: str
@@ -47,13 +53,13 @@ class _Given:
 
     @property
     def source(self) -> str:
-        """Where to change it."""
+        """The place in which a user can change the value."""
         return f"{self.origin} {self.key}" if self.origin == "environment" else self.origin
 
 
 @dataclass(slots=True)
 class _Sheet:
-    """Everything given so far, later sources over earlier ones, and every problem met on the way."""
+    """The values read so far, in which later sources replace earlier ones, and the problems found so far."""
 
     node: dict[str, _Given] = field(default_factory=dict)
     defaults: dict[str, _Given] = field(default_factory=dict)
@@ -68,7 +74,7 @@ class _Sheet:
 
     def put_default(self, name: str, given: _Given) -> None:
         if name in OF_ONE_STREAM:
-            self.problems.append(f'{given}: it is that of one stream: it belongs in [streams."NAME"]')
+            self.problems.append(f'{given}: a setting of one stream: it belongs in [streams."NAME"]')
         elif self._of_streams(name, given):
             self.defaults[name] = given
 
@@ -93,7 +99,7 @@ class _Sheet:
 
 
 def load(path: Path | None = None, sets: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
-    """The settings of file, environment and ``--set``.  Raises `ConfigurationError` with every problem."""
+    """Return the settings of file, environment and ``--set``.  Raise `ConfigurationError` with every problem."""
     sheet = _Sheet()
     named = path or environ.get(f"{PREFIX}CONFIG")
     if named:
@@ -111,7 +117,7 @@ def _read_file(sheet: _Sheet, path: Path) -> None:
     except OSError as error:
         sheet.problems.append(f"{origin}: cannot be read: {error.strerror}")
         return
-    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits, of thousands of brackets
+    except (ValueError, RecursionError) as error:  # tomllib raises either one for thousands of digits or brackets
         sheet.problems.append(f"{origin}: not TOML: {error}")
         return
     for name, value in document.items():
@@ -166,20 +172,20 @@ def _read_set(sheet: _Sheet, text: str) -> None:
 
 
 def _dotted(key: str) -> list[str] | None:
-    """The parts of a dotted key, quoted as TOML has it."""
+    """Return the names in a dotted key, which may be quoted as in TOML, or None if it is not a key."""
     try:
         node: object = tomllib.loads(f"{key.strip()} = 0") if "\n" not in key else None
     except tomllib.TOMLDecodeError:
         return None
-    parts = []
+    names = []
     while isinstance(node, dict) and len(node) == 1:
-        ((part, node),) = node.items()
-        parts.append(part)
-    return parts
+        ((name, node),) = node.items()
+        names.append(name)
+    return names
 
 
 def _put_anywhere(sheet: _Sheet, name: str, given: _Given) -> None:
-    """Environment and --set have no tables: the name says where it belongs."""
+    """Put a value into the node's table or the defaults, by its name: the environment has no tables."""
     of_node = NodeSettings.model_fields.keys() | NodeSettings.later
     if name not in of_node and name in StreamSettings.model_fields.keys() | StreamSettings.later:
         sheet.put_default(name, given)
@@ -204,7 +210,7 @@ ELSEWHERE: Final = {
     "failifthrottled": "on_throttle",
     "loglevel": "log_level",
 }
-"""What Flink's sink and the KPL call what is here called otherwise, without capitals (docs/migrating.md)."""
+"""Our names for settings of Flink's sink and the KPL, by their names in lower case (docs/migrating.md)."""
 
 
 def _known(model: type[Settings], name: str, given: _Given, problems: list[str], also: Iterable[str] = ()) -> bool:
@@ -255,9 +261,9 @@ def _origins(sheet: _Sheet) -> Iterator[tuple[str, str]]:
 def _build(
     model: type[_S], given: Mapping[str, _Given], problems: list[str], without: Collection[str] = ()
 ) -> _S | None:
-    """The settings; None, and every problem, where some do not hold.
+    """Return the settings, or None if some are invalid, and append every problem.
 
-    What is wrong alone hides what is wrong together, so the others are looked at once more ``without`` it.
+    An invalid value hides conflicts between the others, so a second pass checks those ``without`` the invalid ones.
     """
     try:
         built = model.model_validate({name: item.value for name, item in given.items() if name not in without})
@@ -282,9 +288,9 @@ def _explained(model: type[Settings], given: Mapping[str, _Given], conflict: Con
 
 
 def _misfits(node: NodeSettings, sheet: _Sheet) -> Iterator[str]:
-    """What no single table can show."""
+    """Yield the problems that no single table shows."""
     if node.streams_allowed == "listed" and not sheet.streams:
-        yield f'{sheet.node["streams_allowed"]}: no stream is listed: nobody could send; add a [streams."NAME"]'
+        yield f'{sheet.node["streams_allowed"]}: no stream is listed, so no client could send; add a [streams."NAME"]'
     if len(sheet.streams) > node.max_streams:
         limit = sheet.node.get("max_streams", _Given(node.max_streams, "max_streams", "default"))
-        yield f"{limit}: allowed: at least {len(sheet.streams)}, as so many streams are listed"
+        yield f"{limit}: allowed: at least {len(sheet.streams)}, the number of listed streams"

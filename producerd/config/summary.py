@@ -1,4 +1,4 @@
-"""What settings come to, in words: for `producerd check`."""
+"""Describe settings in words, for `producerd check`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _IN_WORDS = ("queue_limit", "queue_limit_bytes", "max_in_flight_requests", "max_
 
 
 def summary(config: Config) -> Iterator[str]:
-    """The lines of a check that found nothing wrong; warnings come last."""
+    """Yield the lines that describe valid settings, with the warnings last."""
     node = config.node
     yield "OK: the settings hold"
     yield f"region: {node.region or 'not set here: AWS_REGION or a profile of AWS must name one'}"
-    yield f"endpoint: {node.endpoint_url or 'that of the region'}"
+    yield f"endpoint: {node.endpoint_url or 'the default of the region'}"
     users = f"; user ids {', '.join(map(str, sorted(node.allowed_uids)))} only" if node.allowed_uids else ""
     yield f"socket: {node.socket}, mode {node.socket_mode:04o}{users}; at most {node.max_connections:,} connections"
     yield f"producerctl: {node.admin_path}"
@@ -47,7 +47,10 @@ def in_seconds(seconds: float) -> str:
 
 
 def queue_warning(settings: StreamSettings, shards: int | None = None) -> str:
-    """What is odd about the time for which a stream's queue lasts, or "".  ``shards``: None where nobody has asked."""
+    """Return a warning if a stream's queue is too short or too long for its rate, or "".
+
+    ``shards`` is None if the number of shards is not known.
+    """
     seconds = settings.queue_seconds(shards or 1)
     of = "one shard, and less of more (--online counts them)" if shards is None else f"its {shards:,} shards"
     by_records = settings.queue_seconds(1) < settings.queue_limit_bytes / MIB / settings.shard_rate_fraction

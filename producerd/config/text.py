@@ -1,4 +1,4 @@
-"""Settings as text: a file that would give the same ones, what each may be, and what to show of a value."""
+"""Write settings as text: as a configuration file, as a JSON Schema, and in messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from producerd.config.values import KIB, size
 
 
 def allowed(name: str, info: FieldInfo) -> str:
-    """What a setting may be, in words."""
+    """Return in words which values a setting allows."""
     extra = info.json_schema_extra
     if isinstance(extra, dict):
         return str(extra["allowed"])
@@ -36,16 +36,17 @@ def allowed(name: str, info: FieldInfo) -> str:
 
 
 _SECRET: Final = re.compile(r'(?<=//).*@|(?<=")[^"/]*:[^"/]*@')
-"""User and password of a URL, also of one without a scheme."""
+"""User and password of a URL, even if the URL has no scheme."""
 
 
 def shown(value: object) -> str:
+    """Return a value for a message, without passwords and at most 200 characters long."""
     text = _SECRET.sub("***@", json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def as_toml(config: Config, *, origins: bool = False) -> str:
-    """A file that would give the same settings; with ``origins`` each line says in a comment where it came from."""
+    """Return a file that gives the same settings.  With ``origins`` a comment names the source of each."""
 
     def block(settings: Settings, key: str, without: Sequence[str] = ()) -> str:
         lines = {name: assignment(name, value) for name, value in settings if name not in without}
@@ -63,14 +64,14 @@ def as_toml(config: Config, *, origins: bool = False) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """A JSON Schema (2020-12) of the file, for editors."""
+    """Return a JSON Schema (2020-12) of the file, for editors."""
     streams = _table_schema(StreamSettings)
     defaults = _table_schema(StreamSettings, without=OF_ONE_STREAM)
     whole = _table_schema(NodeSettings)
     whole["properties"] |= {
-        "defaults": {"description": "What holds for every stream that has no value of its own.", **defaults},
+        "defaults": {"description": "Settings of every stream that has no value of its own.", **defaults},
         "streams": {
-            "description": "One table for each stream, over the defaults.",
+            "description": "One table for each stream, which overrides the defaults.",
             "type": "object",
             "propertyNames": {"pattern": f"^{STREAM_NAME.pattern}$"},
             "additionalProperties": streams,
@@ -86,40 +87,41 @@ def _table_schema(model: type[Settings], without: Collection[str] = ()) -> dict[
 
 
 def plain(info: FieldInfo) -> str:
-    """What a setting does, in one line and without marks."""
+    """Return a setting's description in one line, without markup."""
     return " ".join(str(info.description).split()).replace("``", "")
 
 
 def _value_schema(name: str, info: FieldInfo) -> dict[str, Any]:
-    told: dict[str, Any] = {"description": f"{plain(info)} Allowed: {allowed(name, info)}."}
+    value: dict[str, Any] = {"description": f"{plain(info)} Allowed: {allowed(name, info)}."}
     if needs_restart(info):
-        told["description"] += " A change needs a restart."
+        value["description"] += " A change needs a restart."
     if info.default is not PydanticUndefined:
-        told["default"] = (
+        value["default"] = (
             "" if info.default is None else f"{info.default:04o}" if name == "socket_mode" else info.default
         )
     if name == "allowed_uids":
         users = {"type": "array", "items": {"type": ["integer", "string"]}}
-        return {**told, "default": [], "anyOf": [users, {"type": "string"}]}
+        return {**value, "default": [], "anyOf": [users, {"type": "string"}]}
     if get_origin(info.annotation) is Literal:
-        return {**told, "enum": list(get_args(info.annotation))}
+        return {**value, "enum": list(get_args(info.annotation))}
     limits = {"minimum": "ge", "maximum": "le"}
     found = {word: getattr(m, side) for word, side in limits.items() for m in info.metadata if hasattr(m, side)}
     if not found:
-        return {**told, "type": "string"}
+        return {**value, "type": "string"}
     if name.endswith("_bytes"):
-        return {**told, "anyOf": [{"type": "integer", **found}, {"type": "string"}]}
-    return {**told, "type": "number" if info.annotation is float else "integer", **found}
+        return {**value, "anyOf": [{"type": "integer", **found}, {"type": "string"}]}
+    return {**value, "type": "number" if info.annotation is float else "integer", **found}
 
 
 def differing(settings: Settings, without: Collection[str] = ()) -> list[str]:
-    """The settings that differ from their defaults, as a file has them; of an external id only that there is one."""
+    """Return the lines of the settings that differ from their defaults, without the value of an external ID."""
     fields = type(settings).model_fields
     names = [name for name in fields if name not in without and getattr(settings, name) != fields[name].default]
     return [f"{name} is set" if name == "external_id" else assignment(name, getattr(settings, name)) for name in names]
 
 
 def assignment(name: str, value: object) -> str:
+    """Return a setting as a line of a file."""
     if value is None:
         return f'{name} = ""'
     if name == "socket_mode":

@@ -1,4 +1,4 @@
-"""How single values are read: sizes, modes, paths, addresses.  What cannot be read raises ValueError."""
+"""Types of single values, which read sizes, modes, paths and addresses from text.  They raise ValueError."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": KIB, "MIB": MIB, "GIB": GIB}
-"""No bare "m": it is 10^6 to some and 2^20 to Spark."""
+"""Bytes of each unit of size.  A bare "m" is missing, because it may mean 10^6 or, as in Spark, 2^20."""
 SOCKET_PATH_BYTES: Final = 107
-"""Linux's sockaddr_un holds 108 bytes with the closing zero."""
+"""Longest path of a unix socket.  Linux's sockaddr_un holds 108 bytes with the closing zero."""
 NO_UID: Final = 2**32 - 1
-"""What the kernel says where there is no user: (uid_t)-1."""
+"""The kernel's number for "no user", (uid_t)-1."""
 _URL_FORM: Final = re.compile(r"https?://[^\s/?#@]+(/[\w.~%/+:=,-]*)?", re.ASCII)
 _HOST_LABEL: Final = re.compile(r"(?!-)[a-zA-Z0-9-]{1,63}(?<!-)")
-"""RFC 1123.  No underscores, though container networks have them: botocore makes no client for such a host."""
+"""A label of a host's name (RFC 1123).  Underscores are not allowed, because botocore refuses such a host."""
 
 
 def _not_bool(value: object) -> object:
-    if isinstance(value, bool):  # Python takes True for 1
+    if isinstance(value, bool):  # for Python True is a number
         raise ValueError("not a number")
     return value
 
@@ -46,16 +46,16 @@ def _to_bytes(value: object) -> object:
 
 
 def _to_mode(value: object) -> int:
-    """Octal text only: TOML's plain 660 would be another mode than 0660."""
+    """Read a file mode from octal text.  A number is refused: in TOML 660 is decimal, and another mode than 0660."""
     if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
         raise ValueError("not an octal mode")
     return int(value, 8)
 
 
 def _to_uids(value: object) -> frozenset[int]:
-    """A list, or its items with commas between them.  Who has which id is asked of the system (pwd), here and once."""
+    """Read user ids from a list or from text with commas, and look up the ids of names once, here (pwd)."""
     if isinstance(value, str):
-        value = [part.strip() for part in value.split(",")] if value.strip() else []
+        value = [item.strip() for item in value.split(",")] if value.strip() else []
     if not isinstance(value, list | frozenset):
         raise ValueError("not a list")
     return frozenset(map(_to_uid, value))
@@ -85,14 +85,14 @@ def _to_url(value: object) -> object:
     if value is None or value == "":
         return None
     if isinstance(value, str) and _URL_FORM.fullmatch(value):
-        parts = urlsplit(value)
-        if parts.port != 0 and _is_host(parts.hostname or ""):  # `port` itself raises on 99999
+        url = urlsplit(value)
+        if url.port != 0 and _is_host(url.hostname or ""):  # `port` itself raises on 99999
             return value
     raise ValueError("not a URL")
 
 
 def _is_host(name: str) -> bool:
-    """An IP address, or the name of a host: its last label is not a number."""
+    """Return whether this is an IP address or the name of a host, whose last label is not a number."""
     try:
         return bool(ipaddress.ip_address(name))
     except ValueError:
@@ -107,7 +107,7 @@ def _to_listen(value: object) -> object:
 
 
 def split_listen(text: str) -> tuple[str, int]:
-    """``host:port`` or ``[v6 address]:port``."""
+    """Return host and port of ``host:port`` or ``[v6 address]:port``.  Raise ValueError for any other text."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]]+)):(\d{1,5})", text)
     if match is None or int(match[3]) > 65_535:
         raise ValueError("not host:port")
@@ -132,7 +132,7 @@ Name = Annotated[str | None, BeforeValidator(_blank_is_none)]
 
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
-    """The system's place if this process may write there, else that of the user."""
+    """Return the socket's path in /run/producerd if this process may write there, else in the user's folder."""
     system, user = Path("/run/producerd"), environ.get("XDG_RUNTIME_DIR", "")
     if user and os.geteuid() != 0 and not os.access(system, os.W_OK):
         return Path(user, "producerd", "producerd.sock")
@@ -140,7 +140,7 @@ def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def size(count: int) -> str:
-    """Bytes in the largest unit that divides them."""
+    """Return a number of bytes in the largest unit that divides it."""
     for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if count and count % factor == 0:
             return f"{count // factor:,} {unit}"
