@@ -96,7 +96,7 @@ def test_flush_fails_where_records_do(capsys: pytest.CaptureFixture[str]) -> Non
         until(lambda: status(capsys, running)["streams"][0]["queue_records"] == 1)
         code, out, err = asked(capsys, running, "flush", "gone")
         assert (code, out) == (1, "gone: 1 record: 1 not stored\n")
-        assert err == "producerctl: not all of them are stored; their callers were told\n"
+        assert err == "producerctl: not all of them are stored; their callers know it\n"
 
 
 def test_flush_counts_records_whose_caller_has_gone_meanwhile(
@@ -404,7 +404,7 @@ def test_another_user_may_not_administer_even_where_the_sockets_mode_lets_it(ser
         running.socket.parent.chmod(0o755)
         done = by(OTHER_UID, "--admin-socket", str(admin), "status")
         assert done.returncode == 1
-        assert "it answers to the daemon's own user and to root alone: try sudo" in done.stderr
+        assert "it answers only to the daemon's own user and to root: try sudo" in done.stderr
         admin.chmod(0o666)
         done = by(OTHER_UID, "--admin-socket", str(admin), "drain")
         assert done.returncode == 1
@@ -460,7 +460,7 @@ def test_a_flush_whose_records_go_back_to_their_callers_has_failed(server: FakeS
         running.signal(signal.SIGTERM)
         out, err = flushing.communicate(timeout=15)
         assert (flushing.returncode, out) == (1, "flights: 7 records: 7 returned\n")
-        assert err == "producerctl: not all of them are stored; their callers were told\n"
+        assert err == "producerctl: not all of them are stored; their callers know it\n"
 
 
 def test_settings_that_cannot_be_read_at_all_are_refused_too(server: FakeServer) -> None:

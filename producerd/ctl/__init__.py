@@ -1,6 +1,6 @@
-"""The command ``producerctl``: asks the daemon of this machine, over its admin socket, and tells it what to do.
+"""The command ``producerctl``: ask the daemon of this machine about its state, and control it, over its admin socket.
 
-The standard library alone, so that it answers at once.
+The command imports only the standard library, so that it starts at once.
 """
 
 from producerd.ctl.commands import main

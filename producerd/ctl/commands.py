@@ -1,4 +1,4 @@
-"""The commands of ``producerctl``, and how their line is read."""
+"""The commands of ``producerctl`` and the parser of its command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXIT_CODES: Final = "exit codes: 0 done; 1 no daemon answers, or it could not do
 LEVELS: Final = ("debug", "info", "warning", "error")
 FLUSH_SECONDS: Final = 60.0
 BYTES_AT_ONCE: Final = 256 * 1024
-"""Of what `put` reads, and the line that passes it: few large lines take no more memory than many small ones."""
+"""Number of bytes after which `put` sends the lines that it has read, so that its memory does not grow with them."""
 UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 CLEAR: Final = "\x1b[H\x1b[J"
 
@@ -42,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Failed as failed:
         print(f"producerctl: {failed}", file=sys.stderr)
         return EXIT_FAILED
-    except OSError as error:  # of the standard output: it is not flushed once more at the end
+    except OSError as error:  # of the standard output, which Python would flush again at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # of `| head`
+        if not isinstance(error, BrokenPipeError):  # as with `| head`
             print(f"producerctl: {error.strerror or error}", file=sys.stderr)
             return EXIT_FAILED
     except KeyboardInterrupt:
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="producerctl",
-        description="What the producerd of this machine does, and why; and orders to it.",
+        description="Show what the daemon of this machine does and why, and control it.",
         epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"producerctl {__version__}")
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         "--admin-socket",
         metavar="PATH",
         default=os.environ.get("PRODUCERD_ADMIN_SOCKET"),
-        help="the daemon's admin_socket; else the one that PRODUCERD_ADMIN_SOCKET names, else the default ones",
+        help="the daemon's admin_socket (default: the one that PRODUCERD_ADMIN_SOCKET names, else the default paths)",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
@@ -76,42 +76,44 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("stream", metavar="STREAM", help="its name, as clients use it", **options)
 
     def as_json(added: argparse.ArgumentParser) -> None:
-        added.add_argument("--json", action="store_true", help="as JSON, with everything that is known")
+        added.add_argument("--json", action="store_true", help="print JSON, with everything that the daemon knows")
 
-    as_json(command("status", _status, "each stream: its queue, and what holds it"))
-    top = command("top", _top, "the same as it goes on, with rates")
-    top.add_argument("--every", type=_seconds, default=2.0, metavar="TIME", help="how often (2s)")
+    as_json(command("status", _status, "show each stream: its queue, and why records wait in it"))
+    top = command("top", _top, "show each stream again and again, with rates")
+    top.add_argument("--every", type=_seconds, default=2.0, metavar="TIME", help="time between two (default: 2s)")
     top.add_argument("--count", type=_times, metavar="N", help="end after N times")
-    shards = command("shards", _shards, "each shard of a stream: what waits for it, and why")
+    shards = command("shards", _shards, "show each shard of a stream: what waits for it, and why")
     of_stream(shards)
     as_json(shards)
-    flush = command("flush", _flush, "deliver all that was accepted until now, and say what became of it")
+    flush = command("flush", _flush, "deliver all records accepted until now, and show how they ended")
     of_stream(flush, nargs="?")
     flush.add_argument(
         "--timeout",
         type=_seconds,
         default=FLUSH_SECONDS,
         metavar="TIME",
-        help=f"wait so long at most ({FLUSH_SECONDS:.0f}s)",
+        help=f"wait at most this long (default: {FLUSH_SECONDS:.0f}s)",
     )
-    drain = command("drain", _drain, "take nothing more, deliver what is queued, and stop the daemon")
+    drain = command("drain", _drain, "stop the daemon after it has delivered its queues; it accepts nothing more")
     drain.add_argument(
-        "--timeout", type=_seconds, metavar="TIME", help="deliver for so long at most (drain_timeout_seconds)"
+        "--timeout", type=_seconds, metavar="TIME", help="deliver for at most this long (drain_timeout_seconds)"
     )
-    command("reload", _reload, "have the daemon read its settings again")
-    of_stream(command("pause", _pause, "send nothing of a stream until `resume`; callers wait when its queue is full"))
-    of_stream(command("resume", _resume, "send again what a stream holds"))
-    loglevel = command("loglevel", _loglevel, "write more, or fewer, messages")
+    command("reload", _reload, "let the daemon read its settings again")
+    of_stream(
+        command("pause", _pause, "send no records of a stream until `resume`; callers wait when its queue is full")
+    )
+    of_stream(command("resume", _resume, "send the records of a stream again"))
+    loglevel = command("loglevel", _loglevel, "log more or fewer messages")
     loglevel.add_argument("level", choices=LEVELS)
     loglevel.add_argument(
-        "--for", dest="seconds", type=_seconds, metavar="TIME", help="and then as before; such as 10m"
+        "--for", dest="seconds", type=_seconds, metavar="TIME", help="return to the former level after this time (10m)"
     )
     put = command("put", _put, "put each line of the standard input into a stream, as a record")
     of_stream(put)
-    put.add_argument("--key", metavar="KEY", help="partition key of all of them; else they are spread over all shards")
-    put.add_argument("--socket", metavar="PATH", help="the daemon's socket for clients; else the default ones")
+    put.add_argument("--key", metavar="KEY", help="partition key of all records (default: spread over all shards)")
+    put.add_argument("--socket", metavar="PATH", help="the daemon's socket for clients (default: the default paths)")
     command(
-        "dump", _dump, "all that the daemon knows of itself, as JSON, for a report of a fault; no records, no secrets"
+        "dump", _dump, "print the daemon's whole state as JSON, for a report of a fault; it has no records or secrets"
     )
     return parser
 
@@ -133,23 +135,23 @@ def _times(text: str) -> int:
 
 
 def _status(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
-    told = daemon.get("/status")
-    yield from [json.dumps(told, indent=2)] if parsed.json else tables.status(told)
+    reply = daemon.get("/status")
+    yield from [json.dumps(reply, indent=2)] if parsed.json else tables.status(reply)
 
 
 def _top(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
     before = daemon.get("/status")
     for _ in islice(numbers(), parsed.count):
         time.sleep(parsed.every)
-        told = daemon.get("/status")
-        text = "\n".join(tables.rates(told, before))
+        reply = daemon.get("/status")
+        text = "\n".join(tables.rates(reply, before))
         yield f"{CLEAR}{text}" if sys.stdout and sys.stdout.isatty() else f"{text}\n"
-        before = told
+        before = reply
 
 
 def _shards(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
-    told = daemon.get(f"{_path(parsed.stream)}/shards")
-    yield from [json.dumps(told, indent=2)] if parsed.json else tables.shards(told)
+    reply = daemon.get(f"{_path(parsed.stream)}/shards")
+    yield from [json.dumps(reply, indent=2)] if parsed.json else tables.shards(reply)
 
 
 def _dump(daemon: Daemon, _parsed: argparse.Namespace) -> Lines:
@@ -161,24 +163,24 @@ def _dump(daemon: Daemon, _parsed: argparse.Namespace) -> Lines:
 
 def _flush(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
     target = "/flush" if parsed.stream is None else f"{_path(parsed.stream)}/flush"
-    told = daemon.post(target, {"timeout_seconds": parsed.timeout}, partial(_progress, daemon, "to be delivered"))
-    if not told["streams"]:
+    reply = daemon.post(target, {"timeout_seconds": parsed.timeout}, partial(_progress, daemon, "to be delivered"))
+    if not reply["streams"]:
         yield "no client has opened a stream yet"
-    for name, ended in sorted(told["streams"].items()):
+    for name, ended in sorted(reply["streams"].items()):
         words = [
             f"{number:,} {what.replace('_', ' ')}" for what, number in ended.items() if number and what != "records"
         ]
         yield f"{name}: {count(ended['records'], 'record')}" + (f": {', '.join(words)}" if words else "")
-    left = sum(ended["open"] for ended in told["streams"].values())
+    left = sum(ended["open"] for ended in reply["streams"].values())
     if left:
         raise Failed(f"{count(left, 'record')} had not ended after {parsed.timeout:g} s; `producerctl status` says why")
-    if any(ended[how] for ended in told["streams"].values() for how in ("not_stored", "unknown", "returned")):
-        raise Failed("not all of them are stored; their callers were told")
+    if any(ended[how] for ended in reply["streams"].values() for how in ("not_stored", "unknown", "returned")):
+        raise Failed("not all of them are stored; their callers know it")
 
 
 def _drain(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
-    told = daemon.post("/drain", {"timeout_seconds": parsed.timeout}, partial(_progress, daemon, "left"))
-    returned, undelivered = told["returned_records"], told["undelivered_records"]
+    reply = daemon.post("/drain", {"timeout_seconds": parsed.timeout}, partial(_progress, daemon, "left"))
+    returned, undelivered = reply["returned_records"], reply["undelivered_records"]
     if undelivered:
         raise Failed(
             f"the daemon stops with {count(undelivered, 'record')} undelivered that have no caller: they are lost"
@@ -188,13 +190,13 @@ def _drain(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
 
 
 def _reload(daemon: Daemon, _parsed: argparse.Namespace) -> Lines:
-    told = daemon.post("/reload")
-    yield from (f"changed: {change}" for change in told["changed"])
-    yield from (f"needs a restart: {setting}" for setting in told["needs_restart"])
-    if not told["changed"] and not told["needs_restart"]:
+    reply = daemon.post("/reload")
+    yield from (f"changed: {change}" for change in reply["changed"])
+    yield from (f"needs a restart: {setting}" for setting in reply["needs_restart"])
+    if not reply["changed"] and not reply["needs_restart"]:
         yield "nothing has changed"
-    if told.get("unready"):  # a daemon of 0.1.0 does not say
-        raise Failed(f"the settings were read, but {told['unready']}")
+    if reply.get("unready"):  # a daemon of 0.1.0 does not send it
+        raise Failed(f"the settings were read, but {reply['unready']}")
 
 
 def _pause(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
@@ -238,11 +240,11 @@ def _path(stream: str) -> str:
 
 
 def _progress(daemon: Daemon, words: str) -> None:
-    """How far a long command is, for whoever sits at a terminal."""
+    """Print how far a long command is, if the standard error is a terminal."""
     if sys.stderr.isatty():
         try:
             streams = daemon.get("/status")["streams"]
         except Failed:
-            return  # the answer that is waited for says more
+            return  # the answer to the command itself will say more
         records = sum(stream["queue_records"] for stream in streams)
         print(f"\r{count(records, 'record')} {words}  ", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The daemon of this machine, over its admin socket: HTTP, and JSON both ways."""
+"""Ask the daemon of this machine over its admin socket, which speaks HTTP with JSON in both directions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from collections.abc import Callable
 from typing import Any, Final
 
 TIMEOUT_SECONDS: Final = 10.0
-"""For what is answered at once."""
+"""Time-out of a request that the daemon answers at once."""
 LOOK_SECONDS: Final = 1.0
-"""How often whoever waits for a long command hears how far it is."""
+"""Time between two reports on how far a long command is."""
 
 
 class Failed(Exception):
-    """What to say before the exit with 1."""
+    """A command failed.  The message is what `producerctl` prints before it exits with 1."""
 
 
 class Daemon:
-    """Asks at the given path, or at the default ones.  Raises Failed with what the daemon says, or why none answers."""
+    """The daemon that answers at a path, or at the first default path.
+
+    Each request returns the JSON object of the answer.  It raises Failed with the daemon's error, or with the reason
+    why no daemon answers.
+    """
 
     def __init__(self, path: str | None) -> None:
         self._paths = [path] if path else _default_paths()
@@ -32,7 +36,7 @@ class Daemon:
     def post(
         self, target: str, given: dict[str, Any] | None = None, meanwhile: Callable[[], None] | None = None
     ) -> Any:
-        """``meanwhile``: for a command that may take long; it is called every second until the answer comes."""
+        """Send a command.  Until its answer comes, call ``meanwhile`` every second."""
         return self._ask("POST", target, given, meanwhile)
 
     def _ask(self, method: str, target: str, given: dict[str, Any] | None, meanwhile: Callable[[], None] | None) -> Any:
@@ -49,7 +53,7 @@ class Daemon:
                 if not isinstance(body, dict):
                     raise ValueError("an answer that is not producerd's")
             except PermissionError:
-                problems.append(f"{path}: it answers to the daemon's own user and to root alone: try sudo")
+                problems.append(f"{path}: it answers only to the daemon's own user and to root: try sudo")
                 continue
             except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
                 problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
@@ -73,12 +77,12 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
     def wait(self, meanwhile: Callable[[], None]) -> None:
-        """Until the answer begins."""
+        """Call ``meanwhile`` every second until the answer begins."""
         while not select.select([self.sock], [], [], LOOK_SECONDS)[0]:
             meanwhile()
 
 
 def _default_paths() -> list[str]:
-    """Where the daemon's admin socket is if neither it nor `socket` is set."""
+    """Return the paths of the daemon's admin socket if the settings name neither it nor `socket`."""
     user = os.environ.get("XDG_RUNTIME_DIR")
     return [f"{folder}/producerd/producerd.admin.sock" for folder in ("/run", user) if folder]

@@ -1,4 +1,4 @@
-"""What the daemon says, as text for people."""
+"""Write the daemon's answers as tables and sentences for people."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, Final
 
 SHARDS_SHOWN: Final = 20
 MIB: Final = 1 << 20
-Told = Mapping[str, Any]
+Reply = Mapping[str, Any]
 
 
-def status(told: Told) -> Iterator[str]:
-    """Each stream: its queue, and what holds it."""
-    yield _head(told)
-    if told["state"] == "serving" and told.get("unready"):  # a daemon of 0.1.0 does not say
-        yield told["unready"]
-    streams = _sorted(told)
+def status(reply: Reply) -> Iterator[str]:
+    """Yield the lines of `producerctl status`: each stream's queue, and why records wait in it."""
+    yield _head(reply)
+    if reply["state"] == "serving" and reply.get("unready"):  # a daemon of 0.1.0 does not send it
+        yield reply["unready"]
+    streams = _sorted(reply)
     if not streams:
         yield "no client has opened a stream yet"
         return
@@ -39,17 +39,17 @@ def status(told: Told) -> Iterator[str]:
     yield from _why(streams)
 
 
-def rates(told: Told, before: Told) -> Iterator[str]:
-    """What each stream did since ``before``."""
-    yield _head(told)
-    seconds = max(told["uptime_seconds"] - before["uptime_seconds"], 0.001)
+def rates(reply: Reply, before: Reply) -> Iterator[str]:
+    """Yield the lines of `producerctl top`: what each stream did since the earlier reply ``before``."""
+    yield _head(reply)
+    seconds = max(reply["uptime_seconds"] - before["uptime_seconds"], 0.001)
     earlier = {stream["stream"]: stream for stream in before["streams"]}
-    streams = _sorted(told)
+    streams = _sorted(reply)
     rows = []
     for stream in streams:
         then = earlier.get(stream["stream"], {})
 
-        def rate(name: str, stream: Told = stream, then: Told = then) -> float:
+        def rate(name: str, stream: Reply = stream, then: Reply = then) -> float:
             return float(max(0.0, stream[name] - then.get(name, 0)) / seconds)
 
         rows.append(
@@ -89,11 +89,11 @@ def rates(told: Told, before: Told) -> Iterator[str]:
     yield from _why(streams)
 
 
-def shards(told: Told) -> Iterator[str]:
-    """Each shard of a stream: what waits for it, and why."""
-    known = told["shards"]
+def shards(reply: Reply) -> Iterator[str]:
+    """Yield the lines of `producerctl shards`: what waits for each shard of a stream, and why."""
+    known = reply["shards"]
     if not known:
-        yield f"{told['stream']}: its shards are not known"
+        yield f"{reply['stream']}: its shards are not known"
         return
     busy = [shard for shard in known if shard["waiting_records"] or shard["in_flight"] or shard["use"] >= 0.005]
     busy.sort(key=lambda shard: (shard["waiting_bytes"], shard["use"]), reverse=True)
@@ -122,23 +122,25 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _head(told: Told) -> str:
-    used, limit = told["node_queue_bytes"] / MIB, told["node_queue_limit_bytes"] / MIB
+def _head(reply: Reply) -> str:
+    used, limit = reply["node_queue_bytes"] / MIB, reply["node_queue_limit_bytes"] / MIB
     queues = f"queues {used:,.1f} of {limit:,.0f} MiB"
-    level = f", log level {told['log_level']}" if told["log_level"] != "info" else ""
-    return f"producerd {told['version']}: {told['state']}, {count(told['connections'], 'connection')}, {queues}{level}"
+    level = f", log level {reply['log_level']}" if reply["log_level"] != "info" else ""
+    return (
+        f"producerd {reply['version']}: {reply['state']}, {count(reply['connections'], 'connection')}, {queues}{level}"
+    )
 
 
-def _sorted(told: Told) -> list[Told]:
-    return sorted(told["streams"], key=lambda stream: str(stream["stream"]))
+def _sorted(reply: Reply) -> list[Reply]:
+    return sorted(reply["streams"], key=lambda stream: str(stream["stream"]))
 
 
-def _health(stream: Told) -> str:
+def _health(stream: Reply) -> str:
     return "paused" if stream["paused"] else str(stream["health"])
 
 
-def _full(stream: Told) -> float:
-    """How full its queue is, by whichever limit is nearer."""
+def _full(stream: Reply) -> float:
+    """Return how full a stream's queue is, from 0 to 1, by the limit that is nearer."""
     return float(
         max(
             stream["queue_records"] / stream["queue_limit_records"],
@@ -147,7 +149,7 @@ def _full(stream: Told) -> float:
     )
 
 
-def _why(streams: Sequence[Told]) -> Iterator[str]:
+def _why(streams: Sequence[Reply]) -> Iterator[str]:
     for stream in streams:
         if stream["reason"]:
             yield _plain(f"{stream['stream']}: {stream['reason']}")
@@ -156,11 +158,11 @@ def _why(streams: Sequence[Told]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """A service's own words, without what a terminal would obey."""
+    """Return a message of AWS without control characters, which a terminal would obey."""
     return "".join([character if character.isprintable() else " " for character in text])
 
 
-def _shard_row(shard: Told) -> tuple[str, ...]:
+def _shard_row(shard: Reply) -> tuple[str, ...]:
     waits = shard["waits_for"] or "-"
     return (
         shard["shard_id"],

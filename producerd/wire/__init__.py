@@ -1,4 +1,4 @@
-"""The bytes between a client and the daemon, as docs/protocol.md describes them.
+"""The protocol between a client and the daemon, as docs/protocol.md specifies it.
 
-Standard library only, no asyncio, no socket, no clock; runs on Python 3.9.  Both sides share it.
+Both sides share these modules.  They run on Python 3.9, need only the standard library, and use no socket and no clock.
 """

@@ -1,4 +1,4 @@
-"""A frame's rows as columns in Arrow's layout.
+"""The rows of a frame, as columns in Arrow's layout.
 
 A body is one run of bytes: a prefix, the offsets of each column (int32, little endian, records + 1 of them), an
 optional validity bitmap of the data column (Arrow's: bit i of byte i // 8, least significant first, 1 = present),
@@ -6,10 +6,10 @@ then the bytes of each column::
 
     prefix | key offsets | data offsets | [hash key offsets] | [validity] | keys | data | [hash keys]
 
-Offsets may start anywhere, as those of an Arrow slice do: only differences count, so that a slice is sent without a
-pass over its rows.  A null or empty key has length 0, and so has an absent explicit hash key.
+The first offset may be any number, as in a slice of an Arrow array.  Only differences count, so a client can send a
+slice without a pass over its rows.  A null or empty key has length 0, and so has an absent explicit hash key.
 
-Parsing here checks lengths only, never a row: `producerd.core.rows.intake` checks rows in bulk.
+The functions here check lengths, not rows.  `producerd.core.rows.intake` checks the rows of a frame in bulk.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Final, Union
 from producerd.errors import ProtocolError
 
 RECORD_CHARGE_BYTES: Final = 32
-"""What a record costs in memory beside its own bytes: offsets 8, hash 16, order 4, state 1, and 3 to spare."""
+"""Memory charged for a record in addition to its own bytes: offsets 8, hash 16, order 4, state 1, and 3 to spare."""
 FRAME_CHARGE_BYTES: Final = 1024
-"""What a frame costs beside its records: its objects, its tallies and its acknowledgement."""
+"""Memory charged for a frame in addition to its records: its objects, its counts and its acknowledgement."""
 MAX_COLUMN_BYTES: Final = 2**31 - 1
-"""Offsets are int32."""
+"""Size of the largest column.  Offsets are int32."""
 
 PREFIX: Final = struct.Struct("<QIIII")  # frame id, records, key bytes, data bytes, hash key bytes
 OFFSET_BYTES: Final = 4
@@ -42,7 +42,7 @@ Buffer = Union[bytes, bytearray, memoryview]
 
 @dataclass(frozen=True)
 class Layout:
-    """How large a body is: what RESERVE announces and the body must repeat.  Lengths in bytes."""
+    """The size of a body: records, and the bytes of each column.  RESERVE announces it, and the body must repeat it."""
 
     records: int
     key_bytes: int
@@ -52,7 +52,7 @@ class Layout:
 
     @property
     def charge_bytes(self) -> int:
-        """What the frame counts against limits: keys, data and hash keys, 32 a record, and 1 KiB."""
+        """Bytes that the frame counts against limits: keys, data and hash keys, 32 for each record, and 1 KiB."""
         return (
             self.key_bytes
             + self.data_bytes
@@ -63,13 +63,14 @@ class Layout:
 
     @property
     def body_bytes(self) -> int:
-        """The payload of the BODY message.  Always below `charge_bytes`, so that the charge covers the buffer."""
+        """Bytes in the payload of the BODY message: always fewer than `charge_bytes`, so the charge covers the
+        buffer."""
         offsets = OFFSET_BYTES * (self.records + 1) * (3 if self.flags & FLAG_HASH_KEYS else 2)
         validity = (self.records + 7) // 8 if self.flags & FLAG_VALIDITY else 0
         return PREFIX.size + offsets + validity + self.key_bytes + self.data_bytes + self.hash_key_bytes
 
     def check(self) -> None:
-        """Raise ProtocolError unless these numbers can be a frame's."""
+        """Raise ProtocolError unless a frame can have these numbers."""
         if self.records < 1:
             raise ProtocolError("a frame without records")
         if self.flags & ~KNOWN_FLAGS:
@@ -82,7 +83,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Body:
-    """Views into one received body; nothing is copied."""
+    """A received body, as views of its columns.  Nothing is copied."""
 
     frame_id: int
     layout: Layout
@@ -96,7 +97,7 @@ class Body:
 
 
 def parse_body(payload: Buffer, flags: int) -> Body:
-    """Cut a BODY's payload into its columns.  Raises ProtocolError unless its length is what its prefix says."""
+    """Cut the payload of a BODY into its columns.  Raise ProtocolError if its length is not the one in its prefix."""
     view = memoryview(payload)
     if len(view) < PREFIX.size:
         raise ProtocolError(f"a body of {len(view)} bytes is shorter than its prefix")
@@ -124,17 +125,18 @@ def parse_body(payload: Buffer, flags: int) -> Body:
 
 @dataclass(frozen=True)
 class Columns:
-    """A frame ready to send: its layout and the parts of its body behind the prefix, in order, as buffers."""
+    """A frame ready to send: its layout, and the buffers that follow the prefix in its body, in order."""
 
     layout: Layout
     parts: tuple[Buffer, ...]
 
     def body_prefix(self, frame_id: int) -> bytes:
+        """Return the first bytes of the body, which the buffers follow."""
         layout = self.layout
         return PREFIX.pack(frame_id, layout.records, layout.key_bytes, layout.data_bytes, layout.hash_key_bytes)
 
     def take(self, rows: Sequence[int]) -> Columns:
-        """A frame of these of its rows, copied."""
+        """Return a frame with a copy of these rows."""
         flags = self.layout.flags
         count = 3 if flags & FLAG_HASH_KEYS else 2
         columns = [_values(self.parts[i], self.parts[i - count], rows) for i in range(count)]
@@ -148,7 +150,8 @@ class Columns:
 def lay_out(
     keys: Sequence[bytes | None], data: Sequence[bytes | None], hash_keys: Sequence[bytes | None] | None = None
 ) -> Columns:
-    """Lay rows of Python bytes out as columns, for callers without Arrow.  ``None`` data is marked, not refused."""
+    """Lay out rows of Python bytes as columns, for callers without Arrow.  Data may be ``None`` and is marked as
+    absent."""
     columns = [_column(keys), _column(data)]
     if hash_keys is not None:
         columns.append(_column(hash_keys))

@@ -1,11 +1,11 @@
-"""The messages between a client and the daemon, to bytes and back.
+"""Encode and decode the messages between a client and the daemon.
 
-A message is an 8-byte header and a payload.  A payload is the message's fields in order, each of a fixed kind, then
-any number of optional fields (tag, length, value); a reader skips the tags it does not know, by their length.  All
-numbers are little endian.  docs/protocol.md is the specification; the tables here repeat it.
+A message is an 8-byte header and a payload.  A payload has the message's required fields in order, each of a fixed
+kind, then any number of optional fields (tag, length, value).  A reader skips a tag that it does not know, by its
+length.  All numbers are little endian.  docs/protocol.md is the specification, and the tables here repeat it.
 
-Every function is pure: any bytes give a message or a ProtocolError, and nothing is allocated beyond what a header
-that was checked allows.
+Every function is pure.  Any bytes give a message or a ProtocolError, and no function allocates more than a checked
+header allows.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from producerd.errors import Outcome, ProtocolError
 from producerd.wire.columns import KNOWN_FLAGS, Layout
 
 VERSION: Final = 1
-"""The version this code speaks; HELLO offers a range."""
+"""Version of the protocol that this code speaks.  HELLO offers a range of versions."""
 
 HEADER: Final = struct.Struct("<BBHI")  # type, flags, zero, payload length
 MAX_CONTROL_BYTES: Final = 16 * 1024
-"""Largest payload of a message that is neither BODY nor ACK: bounds what either side buffers for one."""
+"""Largest payload of a message other than BODY and ACK.  It bounds what either side buffers for one."""
 MAX_ACK_BYTES: Final = 4 * 1024 * 1024
-"""Largest ACK: a bitmap and two bytes a row, for the most rows a frame may have, and the code table."""
+"""Largest payload of an ACK: bitmap, two bytes for each row of the largest frame, and the code table."""
 MAX_TEXT_BYTES: Final = 2048
-"""Texts are cut to this when they are written: a service's message must not pass MAX_CONTROL_BYTES."""
+"""Longest text in UTF-8.  `encode` cuts longer ones, so that an AWS message does not exceed MAX_CONTROL_BYTES."""
 MAX_CODES: Final = 256
-"""Different codes in one ACK; the daemon folds what is beyond."""
+"""Highest number of different codes in one ACK.  The daemon merges the codes beyond it."""
 
 
 class MessageType(IntEnum):
+    """The types of messages, with the numbers that a header has."""
+
     HELLO = 1
     WELCOME = 2
     OPEN = 3
@@ -52,31 +54,31 @@ class MessageType(IntEnum):
 
 
 class OnDisconnect(IntEnum):
-    """What becomes of accepted rows whose caller is gone."""
+    """What the daemon does with accepted rows after their caller has disconnected."""
 
     DISCARD = 0
     DELIVER = 1
 
 
 class BadRows(IntEnum):
-    """What becomes of a frame in which some rows cannot be sent."""
+    """What the daemon does with a frame in which some rows are invalid."""
 
     REFUSE_FRAME = 0
     TAKE_GOOD = 1
 
 
 class Service(IntEnum):
-    """What the service said when a STATUS had the daemon ask it."""
+    """What Kinesis answered when the daemon asked about a stream because of a STATUS."""
 
     NOT_ASKED = 0
     READY = 1
-    NOT_VERIFIED = 2  # the daemon may not ask, so the answer says nothing about records
+    NOT_VERIFIED = 2  # the daemon may not ask, so it does not know whether it can store records
     FAILED = 3
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The client's first message: versions it speaks, what to do with its rows, and who it is."""
+    """The client's first message: the versions that it speaks, what to do with its rows, and its identity."""
 
     min_version: int
     max_version: int
@@ -95,7 +97,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """The daemon's answer: the version chosen, and the window and frame sizes of this session."""
+    """The daemon's answer to HELLO: the chosen version, and the session's limits for its window and its frames."""
 
     version: int
     session_id: int
@@ -109,10 +111,10 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Open:
-    """Names a stream for this session.  ``stream_id`` is the client's choice, from 1.
+    """The client opens a stream in this session, under a ``stream_id`` of its own choice, from 1.
 
-    ``resumed`` is 1 where this session continues one with an earlier daemon, which acknowledged some of its rows or
-    still had some.  The daemon then waits for the service however long it takes.
+    ``resumed`` is 1 if the client continues a session with an earlier daemon, which acknowledged some of its rows or
+    still had some.  Then the daemon waits for Kinesis without a time limit.
     """
 
     stream_id: int
@@ -122,7 +124,8 @@ class Open:
 
 @dataclass(frozen=True)
 class Opened:
-    """The largest frame (charge, records) and record (key + data) that the stream takes now."""
+    """The daemon opened a stream.  The fields have the largest frame (charged bytes, records) and record (key +
+    data)."""
 
     stream_id: int
     max_frame_bytes: int
@@ -132,7 +135,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Reserve:
-    """Asks for room for one frame.  ``frame_id`` rises within the session, from 1."""
+    """The client asks for room for one frame.  ``frame_id`` rises within the session, from 1."""
 
     frame_id: int
     stream_id: int
@@ -141,14 +144,14 @@ class Reserve:
 
 @dataclass(frozen=True)
 class Grant:
-    """Room is taken for this frame: send its body now, whole."""
+    """The daemon has reserved room for a frame.  The client must send the whole body now."""
 
     frame_id: int
 
 
 @dataclass(frozen=True)
 class Refused:
-    """No, and why.  ``frame_id`` is 0 where an OPEN is refused.  With TOO_LARGE the new maximum is given."""
+    """The daemon refuses a RESERVE or, with ``frame_id`` 0, an OPEN.  With TOO_LARGE it gives the new maximum."""
 
     frame_id: int
     stream_id: int
@@ -160,14 +163,14 @@ class Refused:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Withdraws a RESERVE.  A GRANT that crosses it is void on both sides."""
+    """The client withdraws a RESERVE.  A GRANT that crosses the CANCEL is void on both sides."""
 
     frame_id: int
 
 
 @dataclass(frozen=True)
 class RowCode:
-    """One line of an ACK's code table."""
+    """One line of the code table of an ACK: how some rows ended, and why."""
 
     outcome: int
     code: str
@@ -177,10 +180,11 @@ class RowCode:
 
 @dataclass(frozen=True)
 class Ack:
-    """A frame's end: how many rows ended how, which are not STORED, and why.
+    """The end of a frame: how many rows ended in which way, which ones are not STORED, and why.
 
-    ``bitmap`` has bit i set (least significant first) where row i is not STORED, and is empty where all are.
-    ``code_rows`` has one uint16 per set bit, in row order: its place in ``codes``; empty where ``codes`` has one line.
+    ``bitmap`` has bit i set (least significant first) if row i is not STORED.  It is empty if all rows are STORED.
+    ``code_rows`` has one uint16 for each set bit, in row order: an index into ``codes``.  It is empty if ``codes`` has
+    only one line.
     """
 
     frame_id: int
@@ -198,7 +202,7 @@ class Ack:
     codes: tuple[RowCode, ...] = ()
 
     def failed_rows(self) -> Iterator[tuple[int, RowCode]]:
-        """(row, its code) for each row that is not STORED, in row order."""
+        """Yield the index and the code of each row that is not STORED, in row order."""
         places: Iterator[int] | None = None
         if self.code_rows:
             places = iter(memoryview(self.code_rows).cast("H"))
@@ -211,16 +215,19 @@ class Ack:
 
 @dataclass(frozen=True)
 class Flush:
-    """Send what this session has in the stream (0: in every stream) without lingering.  The ACKs are the answer."""
+    """The client asks the daemon to send this session's rows of a stream (0: of all streams) without lingering.
+
+    The ACKs of the frames are the answer.
+    """
 
     stream_id: int = 0
 
 
 @dataclass(frozen=True)
 class Status:
-    """Asks for one BLOCKED about a stream, at once: what a caller quotes when its time-out ends.
+    """The client asks for one BLOCKED about a stream at once.  A caller quotes it when its time-out ends.
 
-    With ``asks_service`` 1 the daemon asks the service whether records can be stored, and then answers.
+    With ``asks_service`` 1 the daemon first asks Kinesis whether it can store records.
     """
 
     stream_id: int
@@ -229,9 +236,9 @@ class Status:
 
 @dataclass(frozen=True)
 class Blocked:
-    """Why rows of a stream wait.  Sent while a caller is blocked, and as the answer to STATUS.
+    """The daemon says why rows of a stream wait, while a caller is blocked and as the answer to a STATUS.
 
-    ``service`` is a `Service`, with the code and the message of a service that did not say yes.
+    ``service`` is a `Service`.  If Kinesis refused, the other two fields have its code and message.
     """
 
     stream_id: int
@@ -252,7 +259,7 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Draining:
-    """The daemon stops: it grants nothing any more, and gives back what it cannot send within the deadline."""
+    """The daemon stops: it grants no more frames, and returns the rows that it cannot send within the deadline."""
 
     deadline_seconds: float
     message: str = ""
@@ -260,7 +267,7 @@ class Draining:
 
 @dataclass(frozen=True)
 class Close:
-    """The sender ends the session, and why."""
+    """Either side ends the session, and says why."""
 
     code: str
     message: str
@@ -272,7 +279,7 @@ Message = Union[
 
 
 class _Kind(NamedTuple):
-    """A field's kind.  ``struct`` is None for the kinds that carry their own length."""
+    """The kind of a field.  ``struct`` is None for kinds that carry their own length."""
 
     name: str
     struct: struct.Struct | None
@@ -400,15 +407,17 @@ _DEFAULTS: Final = {
 
 
 class Header(NamedTuple):
+    """The checked header of a message."""
+
     type: MessageType
     flags: int
     payload_bytes: int
 
 
 def parse_header(data: bytes | bytearray | memoryview, at: int = 0) -> Header:
-    """Read the header at ``at``; its 8 bytes must be there.  The length is within its type's bound.
+    """Return the header in the 8 bytes from ``at``.  Raise ProtocolError if the payload is too long for its type.
 
-    A BODY's length has no bound of its own: it must equal what was granted, which the caller compares.
+    The length of a BODY has no bound here: the caller compares it with the frame that the daemon granted.
     """
     number, flags, zero, payload_bytes = HEADER.unpack_from(data, at)
     try:
@@ -428,32 +437,33 @@ def parse_header(data: bytes | bytearray | memoryview, at: int = 0) -> Header:
 
 
 def number_of(message: Message) -> MessageType:
-    """The type of a message."""
+    """Return the type of a message."""
     return _BY_CLASS[type(message)].number
 
 
 def body_header(layout: Layout) -> bytes:
-    """The header of a BODY message; the prefix and the columns follow."""
+    """Return the header of a BODY message.  The prefix and the columns follow it."""
     return HEADER.pack(MessageType.BODY, layout.flags, 0, layout.body_bytes)
 
 
 def encode(message: Message) -> bytes:
-    """One message, header and payload.  Texts beyond MAX_TEXT_BYTES are cut."""
+    """Return header and payload of a message, with texts cut to MAX_TEXT_BYTES."""
     schema = _BY_CLASS[type(message)]
-    parts = [_write(kind, getattr(message, name)) for name, kind in schema.required]
+    written_fields = [_write(kind, getattr(message, name)) for name, kind in schema.required]
     defaults = _DEFAULTS[schema.message]
     for tag, name, kind in schema.optional:
         value = getattr(message, name)
         if value != defaults[name]:
             written = _write(kind, value, framed=False)
-            parts += [_TAG.pack(tag, len(written)), written]
-    payload = b"".join(parts)
+            written_fields += [_TAG.pack(tag, len(written)), written]
+    payload = b"".join(written_fields)
     flags = message.layout.flags if isinstance(message, Reserve) else 0
     return HEADER.pack(schema.number, flags, 0, len(payload)) + payload
 
 
 def decode(header: Header, payload: bytes | bytearray | memoryview) -> Message:
-    """The message of a whole payload.  Raises ProtocolError for any payload that docs/protocol.md does not allow."""
+    """Return the message in a whole payload.  Raise ProtocolError for a payload that docs/protocol.md does not
+    allow."""
     schema = _BY_NUMBER.get(header.type)
     if schema is None or len(payload) != header.payload_bytes:
         raise ProtocolError(f"{header.type.name}: {len(payload)} payload bytes, not a message")
@@ -505,7 +515,7 @@ def _check_ack(ack: Ack) -> None:
 
 
 def _write(kind: _Kind, value: Any, *, framed: bool = True) -> bytes:
-    """A field's bytes.  ``framed``: with its own length in front, for the kinds that have no fixed one."""
+    """Return the bytes of a field.  ``framed`` puts the length in front, for kinds without a fixed one."""
     if kind is LAYOUT:
         assert kind.struct is not None
         return kind.struct.pack(value.records, value.key_bytes, value.data_bytes, value.hash_key_bytes)
@@ -531,7 +541,7 @@ def _cut_text(text: str) -> bytes:
 
 
 class _Reader:
-    """Reads fields from a payload; checks each length before it uses it."""
+    """A reader of the fields in a payload, which checks each length before it uses it."""
 
     def __init__(self, view: memoryview, header: Header) -> None:
         self._view = view
@@ -552,7 +562,7 @@ class _Reader:
         return layout.unpack(self.take(layout.size))
 
     def field(self, kind: _Kind) -> Any:
-        """One field, in place."""
+        """Read a field at this place in the payload."""
         if kind is LAYOUT:
             records, key_bytes, data_bytes, hash_key_bytes = self.unpack(_LAYOUT)
             return Layout(records, key_bytes, data_bytes, hash_key_bytes, self._header.flags)
@@ -562,7 +572,7 @@ class _Reader:
         return _Reader(self.take(size), self._header).whole(kind)
 
     def whole(self, kind: _Kind) -> Any:
-        """One field that fills what this reader holds."""
+        """Read a field that fills the rest of the payload."""
         if kind is TEXT:
             if self.left > MAX_TEXT_BYTES:
                 raise ProtocolError(f"{self._header.type.name}: a text of {self.left} bytes passes {MAX_TEXT_BYTES}")

@@ -1,7 +1,7 @@
-"""Which message may follow which, for each side, as tables.
+"""The order of messages in a session, as tables for each side.
 
-A session is connected, greeted by HELLO, open from WELCOME on, and closed by either side's CLOSE or the end of the
-socket.  Within it each frame lives on its own::
+A session is connected, greeted by HELLO, open from WELCOME on, and closed by a CLOSE of either side or the end of the
+socket.  Within the session each frame has a state of its own::
 
     client                                      daemon
     IDLE --RESERVE--> RESERVED                  IDLE --RESERVE--> RESERVED
@@ -12,8 +12,8 @@ socket.  Within it each frame lives on its own::
     SENT --ACK--> IDLE                          IDLE --CANCEL--> IDLE        (a REFUSED that crossed it)
                                                 SENT --ACK--> IDLE
 
-Each RESERVE is answered by exactly one GRANT or REFUSED, each body by exactly one ACK.  At most ``window_frames``
-frames are in any state but IDLE, so that neither RESERVEs nor acknowledgements can pile up.
+The daemon answers each RESERVE with exactly one GRANT or REFUSED, and each body with exactly one ACK.  At most
+``window_frames`` frames are in a state other than IDLE, which bounds the waiting RESERVEs and acknowledgements.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ from producerd.wire.frames import MessageType as M
 
 
 class Side(Enum):
+    """The two sides of a session."""
+
     CLIENT = "client"
     DAEMON = "daemon"
 
 
 class SessionState(Enum):
+    """The states of a session, in the order in which it passes through them."""
+
     CONNECTED = "connected"
     GREETED = "greeted"
     OPEN = "open"
@@ -39,6 +43,8 @@ class SessionState(Enum):
 
 
 class FrameState(Enum):
+    """The states of a frame.  A frame is IDLE before its RESERVE and after its end."""
+
     IDLE = "idle"
     RESERVED = "reserved"
     CANCELLING = "cancelling"
@@ -52,9 +58,9 @@ SESSION: Final[dict[tuple[SessionState, M], SessionState]] = {
     (_S.CONNECTED, M.HELLO): _S.GREETED,
     (_S.GREETED, M.WELCOME): _S.OPEN,
     **{(_S.OPEN, type_): _S.OPEN for type_ in M if type_ not in (M.HELLO, M.WELCOME)},
-    **{(state, M.CLOSE): _S.CLOSED for state in SessionState},  # CLOSED too: two of them may cross
+    **{(state, M.CLOSE): _S.CLOSED for state in SessionState},  # CLOSED too: the CLOSEs of both sides may cross
 }
-"""(state, message of either side) -> state; what is missing is forbidden."""
+"""The next state of a session, by its state and a message of either side.  A missing pair is forbidden."""
 
 _BOTH: Final = {
     (_F.IDLE, M.RESERVE): _F.RESERVED,
@@ -69,21 +75,21 @@ FRAME: Final[dict[Side, dict[tuple[FrameState, M], FrameState]]] = {
     Side.CLIENT: {**_BOTH, (_F.CANCELLING, M.GRANT): _F.IDLE},
     Side.DAEMON: {**_BOTH, (_F.GRANTED, M.CANCEL): _F.IDLE, (_F.IDLE, M.CANCEL): _F.IDLE},
 }
-"""(state, message) -> state of one frame, as each side sees it; what is missing is forbidden."""
+"""The next state of a frame, by its state and a message, as each side sees it.  A missing pair is forbidden."""
 
 SENDER: Final = {
     **dict.fromkeys((M.HELLO, M.OPEN, M.RESERVE, M.CANCEL, M.BODY, M.FLUSH, M.STATUS), Side.CLIENT),
     **dict.fromkeys((M.WELCOME, M.OPENED, M.GRANT, M.REFUSED, M.ACK, M.BLOCKED, M.DRAINING), Side.DAEMON),
 }
-"""Who may send what; CLOSE is anybody's."""
+"""The side that may send each message.  Both sides may send CLOSE, which is missing here."""
 _NAMES_A_FRAME: Final = frozenset({M.RESERVE, M.GRANT, M.CANCEL, M.BODY, M.ACK})
-"""Always; REFUSED does with an id, and without one (0) it answers an OPEN."""
+"""Messages that always name a frame.  A REFUSED names one too, unless its id is 0: then it answers an OPEN."""
 
 
 class Machine:
-    """One side's view of one session: each message sent or received is told to it, in order.
+    """One side's view of one session.  The side reports each message that it sends or receives, in order.
 
-    Raises ProtocolError for what the tables forbid, before any state changes.
+    A message that the tables forbid raises ProtocolError before any state changes.
     """
 
     def __init__(self, side: Side, window_frames: int) -> None:
@@ -96,7 +102,7 @@ class Machine:
 
     @property
     def outstanding(self) -> int:
-        """Frames in any state but IDLE."""
+        """Number of frames in a state other than IDLE."""
         return len(self._frames)
 
     def set_window(self, window_frames: int) -> None:
@@ -104,14 +110,15 @@ class Machine:
         self.window_frames = window_frames
 
     def frame_state(self, frame_id: int) -> FrameState:
+        """Return the state of a frame, which may not have been reserved yet."""
         return self._frames.get(frame_id, FrameState.IDLE)
 
     def sent(self, type_: M, frame_id: int = 0) -> None:
-        """This side sends a message; ``frame_id`` for those that name a frame (REFUSED of an OPEN has 0)."""
+        """Note that this side sends a message.  ``frame_id`` is 0 if the message names no frame."""
         self._step(self._side, type_, frame_id)
 
     def received(self, type_: M, frame_id: int = 0) -> None:
-        """The other side's message arrived."""
+        """Note that a message of the other side has arrived.  ``frame_id`` is 0 if the message names no frame."""
         self._step(self._peer, type_, frame_id)
 
     def _step(self, sender: Side, type_: M, frame_id: int) -> None:
@@ -144,5 +151,5 @@ class Machine:
 
 
 def frame_id_of(message: frames.Message) -> int:
-    """The frame that a message names, or 0."""
+    """Return the id of the frame that a message names, or 0."""
     return getattr(message, "frame_id", 0)
