@@ -26,7 +26,7 @@ from producerd.core.encoding.entries import encode
 from producerd.core.pipeline import Pipeline
 from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame
-from producerd.core.rows.intake import Rows
+from producerd.core.rows.intake import CheckedRows
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.answers import parse_answer
 from producerd.core.sending.requests import Request
@@ -190,7 +190,7 @@ def _body(columns: Columns) -> bytearray:
     return bytearray(columns.body_prefix(1) + b"".join(map(bytes, columns.parts)))
 
 
-def _rows(columns: Columns) -> Rows:
+def _rows(columns: Columns) -> CheckedRows:
     return intake.check(parse_body(_body(columns), 0), MAX_RECORD_BYTES)
 
 

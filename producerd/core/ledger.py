@@ -222,9 +222,9 @@ class Ledger:
         job.settle(span.first, span.last)
         self.stats.failed_records[end.code] += span.records
         maybe = job.maybe_stored[where] if job.maybe_stored is not None else None
-        for chosen, told in _by_maybe(end, maybe, np.arange(span.first, span.last)):
+        for chosen, row_end in _by_maybe(end, maybe, np.arange(span.first, span.last)):
             for frame, rows in job.frames_of(chosen):
-                frame.end(rows, told)
+                frame.end(rows, row_end)
                 self._finish(frame)
         self._release([span])
         if self._keeps_order:
@@ -278,8 +278,8 @@ class Ledger:
         else:
             rows = job.rows_of(frame, positions)
             maybe = job.maybe_stored[positions] if job.maybe_stored is not None else None
-            for chosen, told in _by_maybe(end, maybe, rows):
-                frame.end(chosen, told)
+            for chosen, row_end in _by_maybe(end, maybe, rows):
+                frame.end(chosen, row_end)
         self._finish(frame)
 
     def _end_unsorted(self, frame: Frame, end: RowEnd | None, reason: str) -> None:
@@ -336,5 +336,5 @@ def _by_maybe(
         return [(rows, end)]
     maybe = causes != 0
     outcome = Outcome.UNKNOWN if end.outcome is Outcome.NOT_STORED else end.outcome
-    parts = [(rows[~maybe], end), (rows[maybe], end._replace(outcome=outcome, maybe_stored=True))]
-    return [(chosen, told) for chosen, told in parts if len(chosen)]
+    halves = [(rows[~maybe], end), (rows[maybe], end._replace(outcome=outcome, maybe_stored=True))]
+    return [(chosen, row_end) for chosen, row_end in halves if len(chosen)]

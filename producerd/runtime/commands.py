@@ -131,7 +131,7 @@ class Commands:
                     await flushing.done.wait()
         except TimeoutError:
             pass  # the numbers say it
-        return {"streams": {name: flushing.told() for name, flushing in flushings.items()}}
+        return {"streams": {name: flushing.counts() for name, flushing in flushings.items()}}
 
     async def drain(self, timeout_seconds: float | None) -> Told:
         drained = await self._node.drain(timeout_seconds)

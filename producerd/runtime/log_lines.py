@@ -22,7 +22,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from producerd.runtime.repeats import Kind, Repeats
+from producerd.runtime.repeats import LineKind, Repeats
 
 MAX_HELD_BYTES: Final = 1 << 20
 """Some 5,000 lines."""
@@ -153,9 +153,11 @@ class LogLines(logging.Handler):
         return True
 
 
-def _kind_of(record: logging.LogRecord) -> Kind:
+def _kind_of(record: logging.LogRecord) -> LineKind:
     """Ours have their event and values in ``msg``, others their template."""
     if isinstance(record.msg, dict):
         stream = record.msg.get("stream")
-        return Kind(record.name, record.levelno, str(record.msg.get("event")), None if stream is None else str(stream))
-    return Kind(record.name, record.levelno, str(record.msg))
+        return LineKind(
+            record.name, record.levelno, str(record.msg.get("event")), None if stream is None else str(stream)
+        )
+    return LineKind(record.name, record.levelno, str(record.msg))

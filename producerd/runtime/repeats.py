@@ -18,7 +18,7 @@ MAX_KINDS: Final = 1_000
 MAX_EVENT_CHARACTERS: Final = 200
 
 
-class Kind(NamedTuple):
+class LineKind(NamedTuple):
     """What makes two messages the same."""
 
     logger: str
@@ -41,10 +41,10 @@ class Repeats:
         self._most = most
         self._within_seconds = within_seconds
         self._max_kinds = max_kinds
-        self._windows: dict[Kind, _Window] = {}  # in the order in which they end, as all are as long
-        self._closed_early: list[tuple[Kind, int]] = []  # until `ended` is asked
+        self._windows: dict[LineKind, _Window] = {}  # in the order in which they end, as all are as long
+        self._closed_early: list[tuple[LineKind, int]] = []  # until `ended` is asked
 
-    def passes(self, kind: Kind, now: float) -> int | None:
+    def passes(self, kind: LineKind, now: float) -> int | None:
         """How many like it were held back before it; None where it is held back itself."""
         kind = kind._replace(event=kind.event[:MAX_EVENT_CHARACTERS])
         window = self._windows.get(kind)
@@ -66,14 +66,14 @@ class Repeats:
         """When to ask `ended` again."""
         return next((window.ends_at for window in self._windows.values()), None)
 
-    def ended(self, now: float = inf) -> list[tuple[Kind, int]]:
+    def ended(self, now: float = inf) -> list[tuple[LineKind, int]]:
         """What was held back, and has not been told, of each kind whose window has ended."""
         ended, self._closed_early = self._closed_early, []
         while (end := self.next_end) is not None and end <= now:
             self._close_oldest(ended)
         return ended
 
-    def _close_oldest(self, told: list[tuple[Kind, int]]) -> None:
+    def _close_oldest(self, told: list[tuple[LineKind, int]]) -> None:
         kind = next(iter(self._windows))
         if held_back := self._windows.pop(kind).held_back:
             told.append((kind, held_back))

@@ -19,7 +19,7 @@ from producerd.core.holding import Facts, Holding, Limit, sentence
 from producerd.core.pipeline import Pipeline
 from producerd.core.rows import flushing, intake
 from producerd.core.rows.frame import Frame
-from producerd.core.rows.intake import Rows
+from producerd.core.rows.intake import CheckedRows
 from producerd.core.rules import EntryRules, PipelineRules
 from producerd.core.sending.health import HealthState
 from producerd.core.shards.shard_map import ShardMap
@@ -57,7 +57,7 @@ class Owner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Flushing:
+class FlushProgress:
     """What a stream had accepted at a moment: ``done`` is set when the last row of it has ended.
 
     Whoever waits no more lets go of it.
@@ -66,9 +66,9 @@ class Flushing:
     rows: flushing.Flushing
     done: asyncio.Event
 
-    def told(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         """How many records it is about, and how they ended until now."""
-        return self.rows.told()
+        return self.rows.counts()
 
 
 class Stream:
@@ -117,7 +117,7 @@ class Stream:
         self._told_health = HealthState.UNPROVEN
         self._went_plain_at: float | None = None
 
-    def check(self, body: Body) -> Rows:
+    def check(self, body: Body) -> CheckedRows:
         """A frame's rows; raises ProtocolError."""
         entries = self.pipeline.rules.entries
         takes_aggregates = entries.aggregate and not entries.per_key
@@ -283,10 +283,10 @@ class Stream:
             log.info("stream resumed", stream=self.name)
             self._touched(self)
 
-    def flush_all(self) -> Flushing:
+    def flush_all(self) -> FlushProgress:
         """Send what was accepted until now without lingering, and tell how each row of it ends."""
         done = asyncio.Event()
-        flushing = Flushing(self.pipeline.flush_all(done.set), done)
+        flushing = FlushProgress(self.pipeline.flush_all(done.set), done)
         self._touched(self)
         return flushing
 

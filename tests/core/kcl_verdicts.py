@@ -52,7 +52,7 @@ def disagreements(mutants: Sequence[Mutant], verdicts: Sequence[Verdict]) -> lis
     return [f"{m.name}: {is_}, not {be}" for m, is_, be in zip(mutants, found, should, strict=True) if is_ != be]
 
 
-def _decisions(rows: intake.Rows) -> list[str]:
+def _decisions(rows: intake.CheckedRows) -> list[str]:
     decisions = ["taken"] * rows.records
     for row in rows.aggregates.tolist() if rows.aggregates is not None else ():
         decisions[row] = "split"

@@ -22,7 +22,7 @@ class Mutant(NamedTuple):
     payload: bytes
 
 
-def sealed(message: bytes) -> bytes:
+def framed(message: bytes) -> bytes:
     return MAGIC + message + hashlib.md5(message, usedforsecurity=False).digest()
 
 
@@ -172,13 +172,13 @@ def message(*rows: bytes, keys: tuple[bytes, ...] = (b"key",), hash_keys: tuple[
     return b"".join([*texts, *(field(3, row) for row in rows)])
 
 
-NESTED: Final = sealed(message(row(), row(0, 0)))
+NESTED: Final = framed(message(row(), row(0, 0)))
 ODD_DATA: Final = {
     "an aggregate": NESTED,
-    "an aggregate of none": sealed(field(1, b"key")),
-    "an aggregate that no one reads": sealed(message(row(9))),
-    "a seal without a message": sealed(b""),
-    "a seal on no message": sealed(b"\xff"),
+    "an aggregate of none": framed(field(1, b"key")),
+    "an aggregate that no one reads": framed(message(row(9))),
+    "a seal without a message": framed(b""),
+    "a seal on no message": framed(b"\xff"),
 }
 
 
@@ -187,15 +187,15 @@ def named() -> Iterator[Mutant]:
     right = row(data=b"first"), row(0, 0, b"second")
 
     def mutant(name: str, *rows: bytes, more: bytes = b"", **tables: tuple[bytes, ...]) -> Mutant:
-        return Mutant(name, sealed(message(right[0], *rows, right[1], **tables) + more))
+        return Mutant(name, framed(message(right[0], *rows, right[1], **tables) + more))
 
     yield mutant("two records")
     yield mutant("another record", row(0, 0, b"third"))
-    yield Mutant("no message", sealed(b""))
-    yield Mutant("one byte", sealed(b"\xff"))
-    yield Mutant("no records", sealed(message()))
-    yield Mutant("one record", sealed(message(row())))
-    yield Mutant("tables behind the records", sealed(field(3, row(0, 0)) + message()))
+    yield Mutant("no message", framed(b""))
+    yield Mutant("one byte", framed(b"\xff"))
+    yield Mutant("no records", framed(message()))
+    yield Mutant("one record", framed(message(row())))
+    yield Mutant("tables behind the records", framed(field(3, row(0, 0)) + message()))
     for name, key in ODD_KEYS.items():
         yield mutant(f"a key that {name}", row(1), keys=(b"key", key))
         yield mutant(f"a key that {name}, of a record with a hash key", row(1, 0), keys=(b"key", key))
@@ -213,13 +213,13 @@ def named() -> Iterator[Mutant]:
     for name, data in ODD_DATA.items():
         yield mutant(f"data that are {name}", row(data=data))
         yield mutant(f"data that are {name}, with a hash key", row(0, 0, data))
-        yield Mutant(f"one record whose data are {name}", sealed(message(row(data=data))))
+        yield Mutant(f"one record whose data are {name}", framed(message(row(data=data))))
     for name, inside in ODD_TAGS.items():
         yield mutant(f"a tag {name}", row(more=field(4, inside)))
     for name, odd in ODD_FIELDS.items():
         yield mutant(f"{name}, at the end", more=odd)
         yield mutant(f"{name}, in a record", row(more=odd))
-        yield Mutant(f"{name}, at the beginning", sealed(odd + message(*right)))
+        yield Mutant(f"{name}, at the beginning", framed(odd + message(*right)))
     parts = {"a key": field(1, 0), "a hash key": field(2, 0), "data": field(3, b"data")}
     for name in parts:
         without = b"".join(part for other, part in parts.items() if other != name)
@@ -230,11 +230,11 @@ def named() -> Iterator[Mutant]:
         yield mutant(f"the {name} twice, the first one wrong", twice + row(0, 0))
         yield mutant(f"the {name} twice, the second one wrong", row(0, 0) + twice)
     for size in range(1, 30):
-        yield Mutant(f"cut short by {size}", sealed(message(*right)[:-size]))
+        yield Mutant(f"cut short by {size}", framed(message(*right)[:-size]))
     for size in (2, 5, 9, 10, 11):
         yield mutant(f"an index of {size} bytes", tag(1, VARINT) + varint(0, size) + field(3, b"data"))
         yield mutant(f"a length of {size} bytes", field(1, 0) + tag(3, BYTES) + varint(4, size) + b"data")
-    whole = sealed(message(*right))
+    whole = framed(message(*right))
     yield Mutant("a wrong digest", whole[:-1] + bytes([whole[-1] ^ 1]))
     yield Mutant("another magic", b"\xf4" + whole[1:])
     yield Mutant("a byte behind it", whole + b"\x00")
@@ -270,7 +270,7 @@ class _Maker:
         whole = bytearray(b"".join(parts))
         if random.random() < 0.25:
             self._damage(whole)
-        payload = sealed(bytes(whole))
+        payload = framed(bytes(whole))
         return payload if random.random() > 0.01 else payload[: random.randrange(len(payload))]
 
     def _odd(self) -> bool:

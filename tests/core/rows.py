@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame
-from producerd.core.rows.intake import Rows
+from producerd.core.rows.intake import CheckedRows
 from producerd.core.rows.sorting import SortedRows, sort_rows
 from producerd.core.rows.spans import Span
 from producerd.core.shards.shard_map import Shard, ShardMap
@@ -23,14 +23,16 @@ def even_map(shards: int) -> ShardMap:
     return ShardMap(Shard(f"shard-{i}", edges[i], edges[i + 1] - 1) for i in range(shards))
 
 
-def rows_of(rows: list[Row]) -> Rows:
+def rows_of(rows: list[Row]) -> CheckedRows:
     """Some rows, checked as a frame of them is."""
     keys, data, hashes = ([row[i] for row in rows] for i in range(3))
     explicit = hashes if any(value is not None for value in hashes) else None
     return intake.check(make_body(lay_out(keys, data, explicit)), 1 << 20)
 
 
-def sorted_of(checked: Sequence[Rows], shard_map: ShardMap, seed: int = 1, charge_bytes: int = 10**9) -> SortedRows:
+def sorted_of(
+    checked: Sequence[CheckedRows], shard_map: ShardMap, seed: int = 1, charge_bytes: int = 10**9
+) -> SortedRows:
     """The rows of some frames, numbered from 0, after sorting."""
     frames = [Frame(None, number, rows, charge_bytes) for number, rows in enumerate(checked)]
     return sort_rows(frames, shard_map, seed)

@@ -9,20 +9,20 @@ from random import Random
 import pytest
 from aws_kinesis_agg.deaggregator import iter_deaggregate_records
 
-from producerd.core.kpl.aggregation import MAGIC, Aggregate, Undeliverable, UserRecord, parse, varint
+from producerd.core.kpl.aggregation import MAGIC, Aggregate, InnerRecord, Undeliverable, parse, varint
 from producerd.testing.aggregates import deaggregate
 from tests.core.mutants import mutants
 
 ANY = 2**40
 
 
-def random_record(random: Random) -> UserRecord:
+def random_record(random: Random) -> InnerRecord:
     key = random.choice([b"k%d" % random.randint(0, 200), "é€😀".encode() * random.randint(1, 60), b"x" * 256])
     hash_key = random.choice([None, b"0", b"%d" % random.getrandbits(128), b"7"])
-    return UserRecord(key, hash_key, random.randbytes(random.choice([0, 1, 127, 128, 300, 16_384])))
+    return InnerRecord(key, hash_key, random.randbytes(random.choice([0, 1, 127, 128, 300, 16_384])))
 
 
-def filled(records: list[UserRecord], limit_bytes: int = ANY) -> tuple[Aggregate, int]:
+def filled(records: list[InnerRecord], limit_bytes: int = ANY) -> tuple[Aggregate, int]:
     aggregate = Aggregate()
     for count, record in enumerate(records):
         if not aggregate.add(*record, limit_bytes):
@@ -74,18 +74,20 @@ def test_a_record_that_is_refused_leaves_nothing_behind() -> None:
     assert not aggregate.add(b"new key", b"99", b"x" * 100, 100)
     assert (aggregate.to_bytes(), aggregate.records) == (before, 1)
     assert aggregate.add(b"b", b"5", b"2", 100)
-    assert parse(aggregate.to_bytes()) == [UserRecord(b"a", None, b"1"), UserRecord(b"b", b"5", b"2")]
+    assert parse(aggregate.to_bytes()) == [InnerRecord(b"a", None, b"1"), InnerRecord(b"b", b"5", b"2")]
 
 
 def test_tables_hold_each_key_once_in_order_of_first_use() -> None:
-    once, _ = filled([UserRecord(b"key-a", b"123456789", b"1")])
-    twice, _ = filled([UserRecord(b"key-a", b"123456789", b"1")] * 2)
+    once, _ = filled([InnerRecord(b"key-a", b"123456789", b"1")])
+    twice, _ = filled([InnerRecord(b"key-a", b"123456789", b"1")] * 2)
     assert twice.to_bytes().count(b"key-a") == twice.to_bytes().count(b"123456789") == 1
     assert twice.size - once.size == len(b"\x1a\x07\x08\x00\x10\x00\x1a\x011")
 
 
 def test_the_bytes_of_a_known_aggregate_never_change() -> None:
-    aggregate, _ = filled([UserRecord(b"a", None, b"one"), UserRecord(b"b", b"7", b"two"), UserRecord(b"a", b"7", b"")])
+    aggregate, _ = filled(
+        [InnerRecord(b"a", None, b"one"), InnerRecord(b"b", b"7", b"two"), InnerRecord(b"a", b"7", b"")]
+    )
     message = b"\x0a\x01a\x0a\x01b" + b"\x12\x017"
     message += (
         b"\x1a\x07\x08\x00\x1a\x03one" + b"\x1a\x09\x08\x01\x10\x00\x1a\x03two" + b"\x1a\x06\x08\x00\x10\x00\x1a\x00"
@@ -110,7 +112,7 @@ def test_varints(number: int, encoded: str) -> None:
 
 
 def test_whatever_is_no_aggregate_is_a_plain_record() -> None:
-    blob = filled([UserRecord(b"k", b"1", b"data"), UserRecord(b"l", None, b"more")])[0].to_bytes()
+    blob = filled([InnerRecord(b"k", b"1", b"data"), InnerRecord(b"l", None, b"more")])[0].to_bytes()
     assert parse(b"") is None
     assert parse(MAGIC) is None
     assert parse(MAGIC + hashlib.md5(b"", usedforsecurity=False).digest()) is None

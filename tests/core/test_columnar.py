@@ -69,7 +69,7 @@ def told(encoded: EncodedRequest) -> tuple[object, ...]:
         encoded.ends.tolist(),
         encoded.lanes.tolist(),
         encoded.sizes.tolist(),
-        encoded.parts,
+        encoded.fragments,
     )
 
 

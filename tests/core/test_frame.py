@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from producerd.core.rows.frame import MAX_CODES, Frame, FrameResult, RowEnd
-from producerd.core.rows.intake import Rows
+from producerd.core.rows.intake import CheckedRows
 from producerd.errors import Code, Outcome
 from producerd.wire import frames
 from tests.core.rows import rows_of
@@ -16,7 +16,7 @@ from tests.core.rows import rows_of
 OUTCOMES = (Outcome.NOT_STORED, Outcome.UNKNOWN, Outcome.RETURNED)
 
 
-def good_rows(records: int) -> Rows:
+def good_rows(records: int) -> CheckedRows:
     return rows_of([(b"k", b"d", None)] * records)
 
 

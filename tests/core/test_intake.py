@@ -40,7 +40,7 @@ def reasons_of(key: bytes, value: bytes | None, hash_key: bytes, max_record_byte
     return found
 
 
-def reasons_found(rows: intake.Rows) -> dict[int, set[str]]:
+def reasons_found(rows: intake.CheckedRows) -> dict[int, set[str]]:
     found: dict[int, set[str]] = {}
     for bad in rows.bad:
         (reason,) = [word for word in (NULL, NOT_UTF8, LONG, LARGE, HASH) if word in bad.message]

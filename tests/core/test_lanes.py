@@ -14,7 +14,7 @@ from producerd.core.encoding.entries import encode
 from producerd.core.lanes.lane import MAX_REQUESTS_PER_LANE, Lane, Piece
 from producerd.core.lanes.lanes import Lanes, overlap
 from producerd.core.lanes.pacing import Allowance, Pacer
-from producerd.core.rows.intake import Rows
+from producerd.core.rows.intake import CheckedRows
 from producerd.core.rows.job import Job
 from producerd.core.rules import EntryRules
 from producerd.core.sending.requests import Request
@@ -65,7 +65,7 @@ class Line:
     def add(self, rows: list[Row], by: ShardMap | None = None) -> Job:
         """Sorted by a map, and in their lanes."""
         by = by or self.lanes.map
-        checked: Rows = rows_of(rows)
+        checked: CheckedRows = rows_of(rows)
         result = sorted_of([checked], by, 1)
         job = result.job
         self.jobs.append(job)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from producerd.core.kpl.aggregation import UserRecord, parse
+from producerd.core.kpl.aggregation import InnerRecord, parse
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.health import HealthState
 from producerd.core.shards.map_wait import MapWait
@@ -17,7 +17,7 @@ from producerd.errors import Code, Outcome
 from producerd.testing.streams import SHARD_RECORDS_PER_SECOND
 from tests.core.rows import even_map
 from tests.core.test_pipeline import INVALID, Desk, Sent, ends_of, spread
-from tests.core.test_sealed_aggregates import LOW, Service, seal
+from tests.core.test_sealed_aggregates import LOW, Service, aggregate_of
 from tests.simulation.setting import make_rules
 
 DENIED = ("AccessDeniedException", "no ListShards for you")
@@ -343,7 +343,7 @@ def test_while_the_shards_are_not_known_nothing_is_in_doubt_and_plain_records_fl
 def of_shards(service: Service, count: int) -> bytes:
     """An aggregate with a record for each of that many shards."""
     keys = [b"%d" % shard.start for shard in service.map().shards[:count]]
-    return seal([UserRecord(b"k", key, b"inside " + key) for key in keys])
+    return aggregate_of([InnerRecord(b"k", key, b"inside " + key) for key in keys])
 
 
 def late_service() -> Service:
@@ -355,7 +355,7 @@ def late_service() -> Service:
 def test_rows_that_are_aggregates_wait_for_the_list_and_hold_up_no_others() -> None:
     service = late_service()
     desk = service.desk
-    sealed = service.submit([b"plain", of_shards(service, 4)])
+    given = service.submit([b"plain", of_shards(service, 4)])
     other = service.submit([b"another"])
     assert isinstance(desk, Late)
     desk.until_plain()
@@ -363,7 +363,7 @@ def test_rows_that_are_aggregates_wait_for_the_list_and_hold_up_no_others() -> N
     desk.sort()
     for sent in desk.send_all():
         service.answer(sent)
-    assert (sealed.finished, other.finished, later.finished) == (False, True, True)
+    assert (given.finished, other.finished, later.finished) == (False, True, True)
     assert desk.try_send() is None
     assert desk.pipeline.next_time() is None
     assert desk.pipeline.awaits_map
@@ -372,7 +372,7 @@ def test_rows_that_are_aggregates_wait_for_the_list_and_hold_up_no_others() -> N
     desk.sort()
     for sent in desk.send_all():
         service.answer(sent)
-    assert sealed.result().stored == 2
+    assert given.result().stored == 2
     assert service.stream.read().dropped_aggregates == 0
     assert len(service.read()) == 8
     assert desk.is_empty()
@@ -383,7 +383,7 @@ def test_rows_that_wait_for_the_list_alone_can_end_before_it_comes(end: str) -> 
     service = late_service()
     desk = service.desk
     assert isinstance(desk, Late)
-    frame = service.submit([seal([UserRecord(b"k", LOW, b"inside")])])
+    frame = service.submit([aggregate_of([InnerRecord(b"k", LOW, b"inside")])])
     desk.until_plain()
     assert not desk.begin()
     assert desk.pipeline.census()["filling"] == 1

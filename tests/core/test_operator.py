@@ -269,9 +269,9 @@ class Flush:
     def done(self) -> int:
         return len(self._calls)
 
-    def told(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         """Without what is 0."""
-        return {how: records for how, records in self.flushing.told().items() if records}
+        return {how: records for how, records in self.flushing.counts().items() if records}
 
 
 @pytest.mark.law("Frame")
@@ -282,14 +282,14 @@ def test_a_flush_sends_what_lingers_and_tells_how_each_row_ended_once_none_is_op
     flush = Flush(desk)
     assert desk.pipeline.stats.flushes == {"flush": 1}
     later = desk.submit(5, owner="a")
-    assert flush.told() == {"records": 14, "open": 14}
+    assert flush.counts() == {"records": 14, "open": 14}
     desk.sorted(desk.job())
     desk.pipeline.discard("gone")
-    assert flush.told() == {"records": 14, "discarded": 4, "open": 10}
+    assert flush.counts() == {"records": 14, "discarded": 4, "open": 10}
     for sent in desk.send_all():
         sent.stored_as_predicted()
     assert flush.done == 1
-    assert flush.told() == {"records": 14, "discarded": 4, "stored": 10}
+    assert flush.counts() == {"records": 14, "discarded": 4, "stored": 10}
     assert not later.finished
     assert flush.done == 1
 
@@ -302,15 +302,15 @@ def test_rows_that_had_ended_before_a_flush_are_none_of_its_and_every_other_outc
     desk.send().stored()
     unknown, refused = desk.send(), desk.send()
     flush = Flush(desk)
-    assert flush.told() == {"records": 6, "open": 6}
+    assert flush.counts() == {"records": 6, "open": 6}
     unknown.fail(LOST)
     refused.fail(INVALID)
     for _ in range(2):
         desk.send().fail(INVALID)
-    assert flush.told() == {"records": 6, "not_stored": 2, "open": 4}
+    assert flush.counts() == {"records": 6, "not_stored": 2, "open": 4}
     desk.pipeline.abandon()
     assert flush.done == 1
-    assert flush.told() == {"records": 6, "not_stored": 2, "returned": 4}
+    assert flush.counts() == {"records": 6, "not_stored": 2, "returned": 4}
     assert desk.finished() == [frame]
     assert frame.result().stored == 2
 
@@ -319,7 +319,7 @@ def test_rows_that_had_ended_before_a_flush_are_none_of_its_and_every_other_outc
 def test_a_flush_of_nothing_is_done_at_once_and_one_that_nobody_waits_for_is_forgotten() -> None:
     desk = Desk()
     empty = Flush(desk)
-    assert (empty.done, empty.told()) == (1, {})
+    assert (empty.done, empty.counts()) == (1, {})
     desk.submit(3)
     first, second = Flush(desk), Flush(desk)
     assert len(desk.pipeline.ledger.flushings) == 3
@@ -327,7 +327,7 @@ def test_a_flush_of_nothing_is_done_at_once_and_one_that_nobody_waits_for_is_for
     assert len(desk.pipeline.ledger.flushings) == 1
     desk.sort()
     desk.send().stored()
-    assert second.told() == {"records": 3, "stored": 3}
+    assert second.counts() == {"records": 3, "stored": 3}
     assert not second.flushing._frames, "and holds nothing of what has ended"
 
 
@@ -339,4 +339,4 @@ def test_rows_that_a_session_leaves_behind_are_flushed_as_well() -> None:
     desk.pipeline.disown("a")
     desk.sort()
     desk.send().stored()
-    assert (flush.done, flush.told()) == (1, {"records": 3, "stored": 3})
+    assert (flush.done, flush.counts()) == (1, {"records": 3, "stored": 3})

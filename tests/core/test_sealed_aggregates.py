@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from producerd.core.encoding.entries import encode
-from producerd.core.kpl.aggregation import MAGIC, Aggregate, UserRecord, parse, split
+from producerd.core.kpl.aggregation import MAGIC, Aggregate, InnerRecord, parse, split
 from producerd.core.lanes.lanes import as_raw
 from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame
@@ -31,17 +31,17 @@ from tests.simulation.setting import ADDRESS, STREAM, make_body, make_rules
 LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
 GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
 SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
-Users = list[UserRecord]
+Users = list[InnerRecord]
 
 
-def seal(users: Users) -> bytes:
+def aggregate_of(users: Users) -> bytes:
     aggregate = Aggregate()
     for user in users:
         aggregate.add(*user, limit_bytes=2**40)
     return aggregate.to_bytes()
 
 
-def sealed_message(message: bytes) -> bytes:
+def framed_message(message: bytes) -> bytes:
     """Magic and digest are right, whatever the message."""
     return MAGIC + message + hashlib.md5(message, usedforsecurity=False).digest()
 
@@ -49,7 +49,7 @@ def sealed_message(message: bytes) -> bytes:
 def some_users(random: Random, tag: str, count: int) -> Users:
     keys = [b"k%d" % random.randrange(10**6), "é€😀".encode(), b"x" * 256, b'"\\\x00']
     return [
-        UserRecord(
+        InnerRecord(
             random.choice([*keys, b"key %d" % i]),
             random.choice([None, None, LOW, b"%d" % random.getrandbits(128)]),
             f"{tag}/{i}:".encode() + random.randbytes(random.choice([0, 3, 300])),
@@ -114,7 +114,11 @@ def wanted(users: Users) -> Counter[tuple[str, bytes]]:
 
 
 def test_in_kpl_mode_an_aggregate_is_taken_and_elsewhere_it_is_refused_with_what_to_do() -> None:
-    payloads = [b"plain", seal([UserRecord(b"k", None, b"1")]), seal([UserRecord(b"k", None, b"2")] * 3)]
+    payloads = [
+        b"plain",
+        aggregate_of([InnerRecord(b"k", None, b"1")]),
+        aggregate_of([InnerRecord(b"k", None, b"2")] * 3),
+    ]
     taken = intake.check(body_of(payloads), 1 << 20, takes_aggregates=True)
     assert not taken.bad
     assert taken.aggregates is not None
@@ -127,7 +131,7 @@ def test_in_kpl_mode_an_aggregate_is_taken_and_elsewhere_it_is_refused_with_what
 
 @pytest.mark.parametrize("takes_aggregates", [False, True])
 def test_what_a_consumer_takes_for_a_plain_record_is_one(takes_aggregates: bool) -> None:
-    blob = seal([UserRecord(b"k", None, b"data")] * 2)
+    blob = aggregate_of([InnerRecord(b"k", None, b"data")] * 2)
     damaged = blob[:10] + bytes([blob[10] ^ 1]) + blob[11:]
     payloads = [MAGIC, MAGIC + b"x" * 16, MAGIC + b"x" * 40, blob[:-1], blob[1:], blob + b"x", damaged]
     rows = intake.check(body_of(payloads), 1 << 20, takes_aggregates=takes_aggregates)
@@ -150,7 +154,7 @@ def test_a_sealed_payload_without_a_message_is_a_plain_record_in_both_modes(
     message: bytes, takes_aggregates: bool
 ) -> None:
     """A consumer is handed it as it is: so it is never refused, and never taken apart."""
-    payloads = [b"plain", sealed_message(message)]
+    payloads = [b"plain", framed_message(message)]
     rows = intake.check(body_of(payloads), 1 << 20, takes_aggregates=takes_aggregates)
     assert (rows.bad, rows.aggregates) == ((), None)
     service = Service(4, aggregate=takes_aggregates)
@@ -177,7 +181,7 @@ UNDELIVERABLE = {
 def test_an_aggregate_that_no_consumer_is_handed_is_refused_and_its_mates_are_good(
     message: bytes, reason: str, takes_aggregates: bool
 ) -> None:
-    payloads = [b"plain", sealed_message(message), b"plain too"]
+    payloads = [b"plain", framed_message(message), b"plain too"]
     (bad,) = intake.check(body_of(payloads), 1 << 20, takes_aggregates=takes_aggregates).bad
     assert (bad.rows.tolist(), bad.code) == ([1], Code.RECORD_INVALID)
     assert reason in bad.message
@@ -191,28 +195,28 @@ def test_an_aggregate_that_no_consumer_is_handed_is_refused_and_its_mates_are_go
 def test_long_keys_are_taken_up_to_64_kib_as_each_part_repeats_them(count: int, taken: bool) -> None:
     """A key may be longer in an aggregate than the service takes.  Without a bound, 500 parts would repeat a MiB."""
     key = b"k" * 2_048
-    users = [UserRecord(key, b"%d" % (i * 2**120), b"%d" % i) for i in range(count)]
-    rows = intake.check(body_of([seal(users)]), 1 << 20, takes_aggregates=True)
+    users = [InnerRecord(key, b"%d" % (i * 2**120), b"%d" % i) for i in range(count)]
+    rows = intake.check(body_of([aggregate_of(users)]), 1 << 20, takes_aggregates=True)
     assert [bad.rows.tolist() for bad in rows.bad] == ([] if taken else [[0]])
     if taken:
         service = Service(4)
-        service.deliver(service.submit([seal(users)]))
+        service.deliver(service.submit([aggregate_of(users)]))
         assert service.read() == wanted(users)
     else:
         assert "67584 bytes of keys" in rows.bad[0].message
 
 
 ODD_TEXTS = [
-    *(UserRecord(key, None, b"odd key") for key in (b"", b"\xff", b"\xed\xa0\x80", b"k\xe2\x82")),
-    *(UserRecord(b"k", text.encode(), b"odd number") for text in ("007", "+5", "-0", "\u0665", "\uff11" * 30)),
+    *(InnerRecord(key, None, b"odd key") for key in (b"", b"\xff", b"\xed\xa0\x80", b"k\xe2\x82")),
+    *(InnerRecord(b"k", text.encode(), b"odd number") for text in ("007", "+5", "-0", "\u0665", "\uff11" * 30)),
 ]
 
 
 @pytest.mark.parametrize("user", ODD_TEXTS, ids=str)
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_record_that_no_service_would_take_plain_stays_wrapped_and_is_read(user: UserRecord, alone: bool) -> None:
+def test_a_record_that_no_service_would_take_plain_stays_wrapped_and_is_read(user: InnerRecord, alone: bool) -> None:
     """Even where every record goes out alone: a consumer is handed the same key and hash key as before."""
-    payload = seal([user, UserRecord(b"other", HIGH, b"other")])
+    payload = aggregate_of([user, InnerRecord(b"other", HIGH, b"other")])
     service = Service(4)
     if alone:
         parts = split(payload, None)
@@ -223,8 +227,8 @@ def test_a_record_that_no_service_would_take_plain_stays_wrapped_and_is_read(use
 
 
 def test_the_largest_hash_key_and_the_longest_key_are_good() -> None:
-    users = [UserRecord("é".encode() * 256, HIGH, b"d"), UserRecord(b"k", LOW, b"d")]
-    assert not intake.check(body_of([seal(users)]), 1 << 20, takes_aggregates=True).bad
+    users = [InnerRecord("é".encode() * 256, HIGH, b"d"), InnerRecord(b"k", LOW, b"d")]
+    assert not intake.check(body_of([aggregate_of(users)]), 1 << 20, takes_aggregates=True).bad
 
 
 # ---- what a consumer reads
@@ -239,10 +243,10 @@ def test_every_record_of_every_aggregate_is_read_once_with_its_own_key(seed: int
     for tag in range(random.randint(1, 12)):
         inside = some_users(random, f"{seed}/{tag}", random.choice([1, 2, 20, 120]))
         if random.random() < 0.3:
-            inside = [UserRecord(b"outer", None, b"plain %d" % tag)]
+            inside = [InnerRecord(b"outer", None, b"plain %d" % tag)]
             payloads.append(inside[0].data)
         else:
-            payloads.append(seal(inside))
+            payloads.append(aggregate_of(inside))
         users += inside
     frame = service.submit(payloads)
     service.deliver(frame)
@@ -256,8 +260,8 @@ def test_every_record_of_every_aggregate_is_read_once_with_its_own_key(seed: int
 
 def test_each_shard_gets_one_entry_and_a_single_record_goes_plain_with_its_own_hash_key() -> None:
     service = Service(2)
-    users = [UserRecord(b"c", HIGH, b"3"), UserRecord(b"a", LOW, b"1"), UserRecord(b"b", b"7", b"2")]
-    frame = service.submit([seal(users)])
+    users = [InnerRecord(b"c", HIGH, b"3"), InnerRecord(b"a", LOW, b"1"), InnerRecord(b"b", b"7", b"2")]
+    frame = service.submit([aggregate_of(users)])
     sent = service.desk.send()
     assert [lane.shard for lane in sent.request.lanes] == [service.map().shards[1]], "it waits where its first one does"
     assert [parse(data) for data in sent.data] == [None, users[1:]]
@@ -270,9 +274,9 @@ def test_each_shard_gets_one_entry_and_a_single_record_goes_plain_with_its_own_h
 def test_a_record_that_is_an_aggregate_itself_stays_wrapped() -> None:
     """A consumer takes apart one layer, as it would have done without us."""
     service = Service(4)
-    nested = seal([UserRecord(b"deep", None, b"1"), UserRecord(b"deeper", HIGH, b"2")])
-    users = [UserRecord(b"a", LOW, nested), UserRecord(b"b", HIGH, b"other"), UserRecord(b"c", None, nested)]
-    service.deliver(service.submit([seal(users)]))
+    nested = aggregate_of([InnerRecord(b"deep", None, b"1"), InnerRecord(b"deeper", HIGH, b"2")])
+    users = [InnerRecord(b"a", LOW, nested), InnerRecord(b"b", HIGH, b"other"), InnerRecord(b"c", None, nested)]
+    service.deliver(service.submit([aggregate_of(users)]))
     assert service.read() == wanted(users)
 
 
@@ -290,10 +294,10 @@ def test_partial_failures_and_splits_lose_nothing_and_copies_are_told(seed: int)
         for row in range(random.randint(1, 5)):
             inside = some_users(random, f"{seed}/{tag}/{row}", random.choice([1, 2, 8]))
             if random.random() < 0.5:
-                inside = [UserRecord(b"outer", None, b"plain %d/%d" % (tag, row))]
+                inside = [InnerRecord(b"outer", None, b"plain %d/%d" % (tag, row))]
                 payloads.append(inside[0].data)
             else:
-                payloads.append(seal(inside))
+                payloads.append(aggregate_of(inside))
             users += inside
         frames.append(service.submit(payloads))
         if random.random() < 0.5:
@@ -321,8 +325,8 @@ def test_partial_failures_and_splits_lose_nothing_and_copies_are_told(seed: int)
 def three_shards() -> tuple[Desk, Frame, Sent, Users]:
     """One row, of records in three shards."""
     service = Service(3)
-    users = [UserRecord(b"k", b"%d" % (i % 3 * (MAX_HASH_KEY // 3 + 1)), b"%d" % i) for i in range(9)]
-    frame = service.submit([seal(users)])
+    users = [InnerRecord(b"k", b"%d" % (i % 3 * (MAX_HASH_KEY // 3 + 1)), b"%d" % i) for i in range(9)]
+    frame = service.submit([aggregate_of(users)])
     sent = service.desk.send()
     assert len(sent.entries) == 3
     return service.desk, frame, sent, users
@@ -381,9 +385,9 @@ def test_a_part_that_a_child_stored_of_which_some_is_the_other_child_s_is_not_be
     answer = [{"SequenceNumber": "1", "ShardId": shard} for shard in ("low", second.shard_id, third.shard_id)]
     sent.answer(answer)
     assert frame.result().stored == 1, "all of its records there have one hash key"
-    users = [UserRecord(b"k", b"%d" % i, b"%d" % i) for i in range(4)]
+    users = [InnerRecord(b"k", b"%d" % i, b"%d" % i) for i in range(4)]
     service = Service(1)
-    frame = service.submit([seal(users)])
+    frame = service.submit([aggregate_of(users)])
     sent = service.desk.send()
     service.desk.pipeline.set_shard_map(ShardMap([Shard("low", 0, 1), Shard("high", 2, MAX_HASH_KEY)]), 100.0)
     sent.stored("low")
@@ -413,7 +417,7 @@ def test_more_records_than_a_request_takes_stay_in_parts_and_are_given_up_as_unk
     """They cannot go out plain in one request: where the map lies for ever the row ends, and is not stored for ever."""
     service = Service(2)
     desk = service.desk
-    frame = service.submit([seal([UserRecord(b"k%d" % i, None, b"%d" % i) for i in range(600)])])
+    frame = service.submit([aggregate_of([InnerRecord(b"k%d" % i, None, b"%d" % i) for i in range(600)])])
     requests = 0
     while not frame.finished:
         requests += 1
@@ -429,16 +433,16 @@ def test_more_records_than_a_request_takes_stay_in_parts_and_are_given_up_as_unk
 
 def test_more_records_than_a_request_takes_are_read_all_the_same() -> None:
     service = Service(8)
-    users = [UserRecord(b"k%d" % i, None, b"%d" % i) for i in range(1_500)]
-    service.deliver(service.submit([seal(users)]))
+    users = [InnerRecord(b"k%d" % i, None, b"%d" % i) for i in range(1_500)]
+    service.deliver(service.submit([aggregate_of(users)]))
     assert service.read() == wanted(users)
 
 
 def test_of_more_shards_than_a_request_has_entries_only_that_row_fails() -> None:
     service = Service(8, request_max_records=5)
-    users = [UserRecord(b"k%d" % i, None, b"%d" % i) for i in range(100)]
+    users = [InnerRecord(b"k%d" % i, None, b"%d" % i) for i in range(100)]
     desk = service.desk
-    frame = service.submit([b"plain", seal(users), b"plain too"])
+    frame = service.submit([b"plain", aggregate_of(users), b"plain too"])
     internal = 0
     while not frame.finished:
         assert internal < 10
@@ -462,8 +466,8 @@ def test_halving_ends_with_the_row_alone_however_many_entries_it_was_cut_into() 
     """Most of the entries may be of the last row: the halves are of rows."""
     service = Service(4)
     desk = service.desk
-    users = [UserRecord(b"k", HIGH, b"bad"), *(UserRecord(b"k%d" % i, None, b"bad") for i in range(40))]
-    frame = service.submit([b"good", seal(users)])
+    users = [InnerRecord(b"k", HIGH, b"bad"), *(InnerRecord(b"k%d" % i, None, b"bad") for i in range(40))]
+    frame = service.submit([b"good", aggregate_of(users)])
     requests = 0
     while not frame.finished:
         requests += 1
@@ -481,13 +485,13 @@ def test_halving_ends_with_the_row_alone_however_many_entries_it_was_cut_into() 
 
 def test_a_row_of_which_some_was_stored_is_not_told_as_not_stored() -> None:
     service = Service(2, fail_if_throttled=True)
-    users = [UserRecord(b"a", LOW, b"1"), UserRecord(b"b", HIGH, b"2")]
-    frame = service.submit([seal(users)])
+    users = [InnerRecord(b"a", LOW, b"1"), InnerRecord(b"b", HIGH, b"2")]
+    frame = service.submit([aggregate_of(users)])
     sent = service.desk.send()
     table = [shard.shard_id for shard in service.map().shards]
     sent.answer([{"SequenceNumber": "1", "ShardId": table[0]}, SLOW_DOWN])
     assert ends_of(frame) == {0: (Outcome.UNKNOWN, Code.THROTTLED, True)}
-    frame = service.submit([seal(users)])
+    frame = service.submit([aggregate_of(users)])
     service.desk.now += 2
     service.desk.send().answer([SLOW_DOWN, SLOW_DOWN])
     assert ends_of(frame) == {0: (Outcome.NOT_STORED, Code.THROTTLED, False)}
@@ -495,8 +499,8 @@ def test_a_row_of_which_some_was_stored_is_not_told_as_not_stored() -> None:
 
 
 def test_as_many_records_as_a_request_takes_go_out_plain_where_the_map_is_not_believed() -> None:
-    users = [UserRecord(b"k%d" % i, None, b"%d" % i) for i in range(3)]
-    rows = intake.check(body_of([seal(users)]), 1 << 20, takes_aggregates=True)
+    users = [InnerRecord(b"k%d" % i, None, b"%d" % i) for i in range(3)]
+    rows = intake.check(body_of([aggregate_of(users)]), 1 << 20, takes_aggregates=True)
     ((_, span),) = sorted_of([rows], even_map(1)).spans
     (plain,) = as_raw([span])
     rules = make_rules(aggregate=True, request_max_records=3).entries

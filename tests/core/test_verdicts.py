@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from producerd.core.encoding.entries import encode
-from producerd.core.kpl.aggregation import UserRecord, parse
+from producerd.core.kpl.aggregation import InnerRecord, parse
 from producerd.core.lanes.lane import Lane
 from producerd.core.lanes.taken import Taken
 from producerd.core.rows import intake
@@ -22,7 +22,7 @@ from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.knowledge import KnownShards
 from producerd.core.shards.shard_map import Shard, ShardMap
 from tests.core.rows import Row, even_map, rows_of, sorted_of
-from tests.core.test_sealed_aggregates import HIGH, LOW, body_of, seal
+from tests.core.test_sealed_aggregates import HIGH, LOW, aggregate_of, body_of
 from tests.simulation.setting import ADDRESS, make_rules
 
 THROTTLED = ("ProvisionedThroughputExceededException", "m")
@@ -161,13 +161,13 @@ def test_before_the_shards_are_known_nothing_is_elsewhere() -> None:
 # ---- rows that were aggregates themselves
 
 
-def sealed_request(users: list[list[UserRecord]], shard_map: ShardMap) -> Request:
-    rows = intake.check(body_of([seal(inside) for inside in users]), 1 << 20, takes_aggregates=True)
+def request_of_aggregates(users: list[list[InnerRecord]], shard_map: ShardMap) -> Request:
+    rows = intake.check(body_of([aggregate_of(inside) for inside in users]), 1 << 20, takes_aggregates=True)
     result = sorted_of([rows], shard_map, 1)
     return encoded(result.spans, shard_map, aggregate=True, aggregate_max_bytes=51_200)
 
 
-TWO_AND_ONE = [UserRecord(b"a", LOW, b"1"), UserRecord(b"b", b"1", b"2"), UserRecord(b"c", HIGH, b"3")]
+TWO_AND_ONE = [InnerRecord(b"a", LOW, b"1"), InnerRecord(b"b", b"1", b"2"), InnerRecord(b"c", HIGH, b"3")]
 """In two shards: an aggregate of two, and one plain."""
 
 
@@ -188,7 +188,7 @@ TWO_AND_ONE = [UserRecord(b"a", LOW, b"1"), UserRecord(b"b", b"1", b"2"), UserRe
 def test_a_row_that_was_an_aggregate_is_delivered_if_all_of_its_parts_are(
     results: tuple[str | tuple[str, str], ...], verdict: int, partly: bool
 ) -> None:
-    request = sealed_request([TWO_AND_ONE], even_map(2))
+    request = request_of_aggregates([TWO_AND_ONE], even_map(2))
     assert request.encoded is not None
     assert request.encoded.ends.tolist() == [1, 1]
     verdicts = judge(request, answer(*results), known_from(even_map(2)))
@@ -200,20 +200,20 @@ def test_a_row_that_was_an_aggregate_is_delivered_if_all_of_its_parts_are(
 @pytest.mark.law("ShardMap")
 @pytest.mark.parametrize("shard_id", ["low", "high"])
 def test_a_part_is_looked_at_as_a_whole(shard_id: str) -> None:
-    request = sealed_request([TWO_AND_ONE], even_map(1))
+    request = request_of_aggregates([TWO_AND_ONE], even_map(1))
     assert judge(request, answer("shard-0"), known_from(even_map(1))).classes.tolist() == [STORED]
     assert judge(request, answer(shard_id), known_from(HALVES)).classes.tolist() == [STRAYED]
 
 
 @pytest.mark.law("ShardMap")
 def test_a_part_may_stray_into_the_shard_of_the_rows_first_record() -> None:
-    request = sealed_request([[*TWO_AND_ONE, UserRecord(b"d", HIGH, b"4")]], even_map(2))
+    request = request_of_aggregates([[*TWO_AND_ONE, InnerRecord(b"d", HIGH, b"4")]], even_map(2))
     verdicts = judge(request, answer("shard-0", "shard-0"), known_from(even_map(2)))
     assert (verdicts.classes.tolist(), verdicts.partly) == ([STRAYED] * 2, [])
 
 
 def test_one_such_row_says_nothing_about_its_neighbours() -> None:
-    request = sealed_request([TWO_AND_ONE, TWO_AND_ONE, TWO_AND_ONE], even_map(2))
+    request = request_of_aggregates([TWO_AND_ONE, TWO_AND_ONE, TWO_AND_ONE], even_map(2))
     results = answer("shard-0", "shard-1", THROTTLED, "shard-1", "shard-0", "shard-1")
     verdicts = judge(request, results, known_from(even_map(2)))
     assert verdicts.classes.tolist() == [STORED, STORED, 1, 1, STORED, STORED]

@@ -237,13 +237,13 @@ async def test_a_flush_is_done_when_the_last_row_that_was_there_has_ended() -> N
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await flushing.done.wait()
-    assert flushing.told() | {"records": 100, "open": 100} == flushing.told()
+    assert flushing.counts() | {"records": 100, "open": 100} == flushing.counts()
     job = stream.pipeline.take_job(1.0)
     assert job is not None, "it lingers no more"
     stream.pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
     stream.pipeline.discard(owner)
     await flushing.done.wait()
-    assert flushing.told() | {"records": 100, "discarded": 100, "open": 0} == flushing.told()
+    assert flushing.counts() | {"records": 100, "discarded": 100, "open": 0} == flushing.counts()
     assert stream.flush_all().done.is_set(), "where nothing is"
 
 

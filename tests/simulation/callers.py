@@ -55,7 +55,7 @@ class WatchedFrame(Frame):
 
     __slots__ = ("accepted", "dropped", "laws", "sent")
 
-    def __init__(self, sent: Sent, rows: intake.Rows, charge_bytes: int) -> None:
+    def __init__(self, sent: Sent, rows: intake.CheckedRows, charge_bytes: int) -> None:
         super().__init__(sent.session, sent.frame_id, rows, charge_bytes)
         self.sent = sent
         self.laws = sent.session.sim.laws

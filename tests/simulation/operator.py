@@ -46,8 +46,10 @@ class Watched:
         for frame, before in zip(self.frames, self.before, strict=True):
             for how, records in _ends_of(frame).items():
                 ended[how] += records - before[how]
-        if self.flushing.told() != {"records": self.records, **ended, "open": left}:
-            raise LawBroken("flush", f"the operator's: {ended} ended, {left} left, and it says {self.flushing.told()}")
+        if self.flushing.counts() != {"records": self.records, **ended, "open": left}:
+            raise LawBroken(
+                "flush", f"the operator's: {ended} ended, {left} left, and it says {self.flushing.counts()}"
+            )
 
 
 def _ends_of(frame: Frame) -> dict[str, int]:

@@ -1,1 +1,1 @@
-"""Rows to entries, and entries to the body of a request."""
+"""Make entries of rows, and the body of a request of entries."""

@@ -1,9 +1,9 @@
-"""The columnar twin of the loops in `entries`: the same bytes, made by work on whole columns.
+"""The columnar twin of the loops in `entries`: it makes the same bytes by work on whole columns.
 
-A loop over rows costs a microsecond for each; here a row costs what its bytes do, and a request some dozens of calls of
-numpy and pyarrow, however many lanes its rows are of; only where an aggregate ends is found for each by a dozen more.
-So it pays for many small rows (`suits`, `suited`): columns are copied once or twice more.  The loops are what it is
-tested against, byte by byte.
+A loop over rows takes about 1 us of CPU for each row.  Here a request takes some dozens of calls of numpy and pyarrow,
+however many lanes its rows come from, and a dozen more for each aggregate.  In exchange columns are copied once or
+twice more.  So this twin is faster for many small rows only: `suits` and `suited` decide.  Tests compare both twins
+byte by byte.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from producerd.core.rows.spans import NULL_KEY, Span, explicit_hash_key_of
 from producerd.core.shards.hash_keys import I32
 
 LEAST_ROWS: Final = 192
+"""Fewest plain rows for which the columnar twin is faster."""
 LEAST_AGGREGATED_ROWS: Final = 256
-"""Of all lanes together: they pay for what is done once."""
+"""Fewest rows of all lanes together for which aggregating them here is faster."""
 LEAST_ROWS_OF_AGGREGATE: Final = 20
-"""In the mean, for each lane: they pay for what is done for each aggregate."""
+"""Fewest rows for each aggregate of a lane, on average, for which aggregating them here is faster."""
 MOST_ROW_BYTES: Final = 1_536
+"""Mean size of plain rows (key + data) from which the loop is faster."""
 MOST_AGGREGATED_BYTES: Final = 1_200
+"""Mean size of aggregated rows (key + data) from which the loop is faster."""
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -42,9 +45,12 @@ _HASH_KEY: Final = b'","ExplicitHashKey":"%b"},'
 _PADDING: Final = b"=="
 
 
-class Columns(NamedTuple):
-    """Rows of some spans.  Keys one after the other, and how long each is; the data of each span as it lies in its
-    buffer, for each row which of them has it, where, and how long it is."""
+class RowColumns(NamedTuple):
+    """The rows of some spans as columns.
+
+    ``keys`` holds all keys one after the other, each of ``key_bytes`` bytes.  ``data`` holds one view for each span.
+    A row's data is ``data_bytes`` bytes from ``data_offsets`` on in the view number ``data_places``.
+    """
 
     keys: bytes
     key_bytes: I32
@@ -58,21 +64,25 @@ class Columns(NamedTuple):
         return len(self.key_bytes)
 
 
-def columns_of(spans: Sequence[Span]) -> Columns:
-    """Raises ValueError where a span's rows are gone: in a worker thread, when the daemon has given its request up."""
+def columns_of(spans: Sequence[Span]) -> RowColumns:
+    """Return the rows of some spans as columns.
+
+    Raises ValueError if a span's memory has been released, which a worker thread sees after the daemon gave its
+    request up.
+    """
     keys, data, key_bytes, data_offsets, data_bytes = [], [], [], [], []
     for _, buffer, first, last, *_ in spans:
         a, b = first - buffer.first, last - buffer.first
         all_keys, all_data = memoryview(buffer.keys), memoryview(buffer.data)
         key_at, data_at = buffer.key_offsets[a : b + 1], buffer.data_offsets[a : b + 1]
         if key_at[-1] > len(all_keys) or data_at[-1] > len(all_data):
-            raise ValueError("rows that are gone")  # Arrow would read whatever lies there
+            raise ValueError("rows that are gone")  # Arrow does not check bounds
         keys.append(all_keys[key_at[0] : key_at[-1]])
         data.append(all_data[data_at[0] : data_at[-1]])
         key_bytes.append(key_at[1:] - key_at[:-1])
         data_offsets.append(data_at[:-1] - data_at[0])
         data_bytes.append(data_at[1:] - data_at[:-1])
-    return Columns(
+    return RowColumns(
         b"".join(keys),
         np.concatenate(key_bytes),
         data,
@@ -83,7 +93,7 @@ def columns_of(spans: Sequence[Span]) -> Columns:
 
 
 class LaneRows(NamedTuple):
-    """Rows of one lane, and what an aggregate of them may have, or exactly one row."""
+    """The rows of one lane, and the limits of an aggregate of them.  A single row may pass the limits."""
 
     spans: Sequence[Span]
     most_bytes: int
@@ -91,8 +101,10 @@ class LaneRows(NamedTuple):
 
 
 def suits(spans: Sequence[Span]) -> bool:
-    """Whether it is worth it to make a record of each of these rows here, and can be done: none is itself an
-    aggregate."""
+    """Return whether to make one entry for each of these rows here.
+
+    It must be faster than the loop, and no row may be a given aggregate.
+    """
     rows = sum([span.records for span in spans])
     bytes_ = sum([span.bytes for span in spans])
     return (
@@ -101,8 +113,11 @@ def suits(spans: Sequence[Span]) -> bool:
 
 
 def suited(lanes: Sequence[LaneRows]) -> list[bool]:
-    """For which lanes it is worth it to aggregate their rows here, all in one go, and can be done: none has an explicit
-    hash key (so none is without a key, or itself an aggregate) or is to be raw."""
+    """Return for each lane whether to aggregate its rows here, all lanes together.
+
+    It must be faster than the loop.  No span may be `raw`.  No row may have an explicit hash key, which also excludes
+    rows without a key and given aggregates.
+    """
     rows = [_suited_rows(lane) for lane in lanes]
     enough = sum(rows) >= LEAST_AGGREGATED_ROWS
     return [enough and count > 0 for count in rows]
@@ -116,19 +131,20 @@ def _suited_rows(lane: LaneRows) -> int:
     return rows if worth_it and not any(span.raw or span.buffer.explicit is not None for span in lane.spans) else 0
 
 
-# ---- a Kinesis record for each row
+# ---- one entry for each row
 
 
 def needs_escape(text: bytes) -> bool:
-    """Whether JSON does not take it as it is; quotes, backslashes and control characters it does not."""
+    """Return whether UTF-8 text must be escaped in JSON: it has a quote, a backslash or a control character."""
     values = np.frombuffer(text, np.uint8)
     return bool(len(values) and (values.min() < ord(" ") or b'"' in text or b"\\" in text))
 
 
 def raw_request(spans: Sequence[Span], most: int, most_bytes: int, head: bytes) -> tuple[memoryview, I32] | None:
-    """The first rows as a PutRecords body, which begins with ``head``; and each one's data + key, in bytes.
+    """Write the first rows as a PutRecords body that begins with ``head``, one entry for each row.
 
-    At most so many entries and bytes, or exactly one.  None where a key must be escaped.
+    Returns the body and each entry's data + key in bytes, or None if a key must be escaped.  The body has up to
+    ``most`` entries and ``most_bytes`` bytes of data and keys; a first row larger than that goes alone.
     """
     columns = columns_of(spans)
     if needs_escape(columns.keys):
@@ -152,7 +168,7 @@ def raw_request(spans: Sequence[Span], most: int, most_bytes: int, head: bytes) 
 
 
 def _ends(cells: Cells, spans: Sequence[Span], rows: int) -> bytes:
-    """What closes each entry: with its explicit hash key, where it has one.  Returns the last."""
+    """Fill the last column with the end of each entry, with its explicit hash key if it has one.  Returns the last."""
     if all(span.buffer.explicit is None for span in spans):
         cells.text(4, _END)
         return _END
@@ -163,9 +179,11 @@ def _ends(cells: Cells, spans: Sequence[Span], rows: int) -> bytes:
     return ends[-1]
 
 
-def _base64(columns: Columns, rows: int) -> tuple[bytes, I32, I32]:
-    """The data of the first rows in base64, all encoded in one go: its text, where that of each row begins and ends,
-    and how many characters at its end are to be padding, of what it was filled up with to whole groups of three bytes.
+def _base64(columns: RowColumns, rows: int) -> tuple[bytes, I32, I32]:
+    """Encode the data of the first rows in base64, with one call.
+
+    Zero bytes fill each row's data up to a multiple of three.  Returns the text, the offsets of the rows in it, and for
+    each row the number of characters at its end that the caller must replace by padding.
     """
     lengths = columns.data_bytes[:rows]
     missing = -lengths % 3
@@ -178,50 +196,49 @@ def _base64(columns: Columns, rows: int) -> tuple[bytes, I32, I32]:
 # ---- aggregates
 
 
-class Aggregated(NamedTuple):
-    """Consecutive rows as one aggregate."""
+class AggregatedRows(NamedTuple):
+    """An aggregate, and the number of consecutive rows in it."""
 
     rows: int
     blob: bytes
 
 
-def aggregates(lanes: Sequence[LaneRows]) -> Iterator[list[Aggregated]]:
-    """For each lane its rows, none with an explicit hash key, as aggregates."""
+def aggregates(lanes: Sequence[LaneRows]) -> Iterator[list[AggregatedRows]]:
+    """Yield for each lane the aggregates of its rows.  No row may have an explicit hash key."""
     cuts, (key_entries, key_at), (records, record_at) = _joined(lanes)
     row = key = 0
     for cut in cuts:
         made = []
-        for part in cut:
-            row_end, key_end = row + len(part.places), key + int(np.count_nonzero(part.new))
+        for aggregate in cut:
+            row_end, key_end = row + len(aggregate.places), key + int(np.count_nonzero(aggregate.new))
             message = (key_entries[key_at[key] : key_at[key_end]], records[record_at[row] : record_at[row_end]])
             digest = md5(message[0], usedforsecurity=False)
             digest.update(message[1])
-            made.append(Aggregated(row_end - row, b"".join((MAGIC, *message, digest.digest()))))
+            made.append(AggregatedRows(row_end - row, b"".join((MAGIC, *message, digest.digest()))))
             row, key = row_end, key_end
         yield made
 
 
-class _Part(NamedTuple):
-    """The rows of one aggregate: each one's place in the table of keys, and whether it is the first with its key."""
+class _AggregateRows(NamedTuple):
+    """The rows of one aggregate: the place of each one's key in the key table, and whether it is the key's first."""
 
     places: I64
     new: Bool
 
 
 _Texts = tuple[memoryview, I32]
-"""One after the other, and where each begins and the last one ends."""
+"""Texts one after the other, and their offsets: one for each text and one for the end."""
 
 
-def _joined(lanes: Sequence[LaneRows]) -> tuple[list[list[_Part]], _Texts, _Texts]:
-    """For each lane its aggregates; and of all of these, one after the other, the entries of their tables of keys, and
-    their records."""
+def _joined(lanes: Sequence[LaneRows]) -> tuple[list[list[_AggregateRows]], _Texts, _Texts]:
+    """Return the aggregates of each lane, and of all aggregates the key tables and the records, both in protobuf."""
     columns = columns_of([span for lane in lanes for span in lane.spans])
     key_at = _offsets(columns.key_bytes)
     keys = _binary(key_at, columns.keys)
     codes = np.frombuffer(keys.dictionary_encode().indices.buffers()[1], np.int32, len(keys))
     cuts = _cut(lanes, codes, columns.key_bytes, columns.data_bytes)
-    places = np.concatenate([part.places for cut in cuts for part in cut])
-    new = np.concatenate([part.new for cut in cuts for part in cut])
+    places = np.concatenate([aggregate.places for cut in cuts for aggregate in cut])
+    new = np.concatenate([aggregate.new for cut in cuts for aggregate in cut])
     new_key_bytes, data_bytes = columns.key_bytes[new], columns.data_bytes
     entries = _with_headers(_headers(0x0A, new_key_bytes), [columns.keys], 0, key_at[:-1][new], new_key_bytes)
     heads = _headers(0x1A, _fields_bytes(data_bytes) + _width(places), 0x08, places, 0x1A, data_bytes)
@@ -229,15 +246,15 @@ def _joined(lanes: Sequence[LaneRows]) -> tuple[list[list[_Part]], _Texts, _Text
     return cuts, entries, records
 
 
-def _cut(lanes: Sequence[LaneRows], codes: I32, key_bytes: I32, data_bytes: I32) -> list[list[_Part]]:
-    """Where aggregates end, for each lane: greedily, as `Aggregate.add` does it."""
+def _cut(lanes: Sequence[LaneRows], codes: I32, key_bytes: I32, data_bytes: I32) -> list[list[_AggregateRows]]:
+    """Cut each lane's rows into aggregates, each as large as the limits allow, exactly as `Aggregate.add` does."""
     before = _row_before(codes)
     place_of_code = np.zeros(int(codes.max()) + 1, np.int64)
     key_entry = 1 + _width(key_bytes) + key_bytes
     fields = _fields_bytes(data_bytes)
-    least = _from_0(fields + 3)  # with known keys, and place and length in a byte each
-    most = _from_0(key_entry + fields + 9)  # with new keys, and place and length in four
-    cuts: list[list[_Part]] = []
+    least = _from_0(fields + 3)  # if every key is in the table already, and place and length fit in a byte each
+    most = _from_0(key_entry + fields + 9)  # if every key is new, and place and length need four bytes each
+    cuts: list[list[_AggregateRows]] = []
     first = end = 0
     for spans, most_bytes, most_records in lanes:
         cut, room = [], most_bytes - FRAMING_BYTES
@@ -254,18 +271,18 @@ def _cut(lanes: Sequence[LaneRows], codes: I32, key_bytes: I32, data_bytes: I32)
                 added = new * key_entry[first:last] + 1 + _width(record) + record
                 fitting = max(1, int(added.cumsum().searchsorted(room, side="right")))
                 places, new = places[:fitting], new[:fitting]
-            cut.append(_Part(places, new))
+            cut.append(_AggregateRows(places, new))
             first += len(new)
         cuts.append(cut)
     return cuts
 
 
 _LOW_PLACES: Final = 0x80
-"""That are written in one byte."""
+"""Number of places in a key table that a varint of one byte can name."""
 
 
 def _row_before(codes: I32) -> I64:
-    """For each row the last one before it with the same key, or -1."""
+    """Return for each row the last row before it with the same key, or -1."""
     order = np.argsort(codes, kind="stable")
     same = codes[order[1:]] == codes[order[:-1]]
     before = np.full(len(codes), -1)
@@ -274,12 +291,12 @@ def _row_before(codes: I32) -> I64:
 
 
 def _fields_bytes(data_bytes: I32) -> I64:
-    """Length of `Record`, but for its place in the table of keys itself; it has no explicit hash key."""
+    """Return the length of each `Record` without the number of its key.  No record has an explicit hash key."""
     return 2 + _width(data_bytes) + data_bytes
 
 
 def _from_0(numbers: I64) -> I64:
-    """Running total: a value for each and one for the end."""
+    """Return the running total from 0: a value for each number and one for the end."""
     return np.concatenate(([0], np.cumsum(numbers)))
 
 
@@ -287,14 +304,14 @@ def _from_0(numbers: I64) -> I64:
 
 
 def _width(numbers: npt.NDArray[Any]) -> I64:
-    """Bytes of each as a varint; all are below 2^28."""
+    """Return the length of each number as a varint, in bytes.  All numbers are below 2^28."""
     return np.int64(1) + (numbers > 0x7F).astype(np.int64) + (numbers > 0x3FFF) + (numbers > 0x1FFFFF)
 
 
 def _with_headers(
     headers: tuple[bytes, I32], buffers: Sequence[Buffer], which: I32 | int, offsets: I32, lengths: I32
 ) -> _Texts:
-    """Each value behind its header."""
+    """Return the values, each with its header in front."""
     texts, header_bytes = headers
     cells = Cells(len(lengths), 2)
     cells.slices(0, [texts], 0, _offsets(header_bytes)[:-1], header_bytes)
@@ -303,25 +320,28 @@ def _with_headers(
 
 
 def _headers(*columns: int | npt.NDArray[Any]) -> tuple[bytes, I32]:
-    """For each row a header, of single bytes that are the same for all, and varints; and how long each is."""
+    """Return the headers of all rows, joined, and the length of each.
+
+    A column is either one byte that all rows share, or one number for each row, written as a varint.
+    """
     rows = next(len(column) for column in columns if not isinstance(column, int))
-    parts: list[U8] = []
+    octets: list[U8] = []
     masks: list[Bool] = []
     for column in columns:
         if isinstance(column, int):
-            parts.append(np.full(rows, column, np.uint8))
+            octets.append(np.full(rows, column, np.uint8))
             masks.append(np.ones(rows, np.bool_))
             continue
         width = _width(column)
         for place in range(int(width.max())):
             more = width > place + 1
-            parts.append(((column >> (7 * place)) & 0x7F | more << 7).astype(np.uint8))
+            octets.append(((column >> (7 * place)) & 0x7F | more << 7).astype(np.uint8))
             masks.append(width > place)
-    matrix, mask = np.stack(parts, axis=1), np.stack(masks, axis=1)
+    matrix, mask = np.stack(octets, axis=1), np.stack(masks, axis=1)
     return matrix[mask].tobytes(), mask.sum(axis=1, dtype=np.int32)
 
 
-# ---- Arrow.  Not pa.array and to_numpy, which load pandas where that is installed: 0.3 s and 35 MiB
+# ---- Arrow.  pa.array and to_numpy would load pandas if it is installed, which takes 0.3 s and 35 MiB of memory.
 
 
 def _offsets(lengths: npt.NDArray[Any]) -> I32:

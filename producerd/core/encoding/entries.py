@@ -1,8 +1,8 @@
-"""Row ranges to entries, and entries to the body of a PutRecords request.
+"""Cut ranges of rows into entries, and write the body of a PutRecords request.
 
-An *entry* is one future Kinesis record: a raw record, or a KPL aggregate of rows of one lane.  Rows of a request are
-numbered through its pieces; an entry is a range of these numbers, so that settling works on ranges and never on rows.
-Encoding is pure and may run in worker threads.
+An *entry* is one future Kinesis record: a plain record, or a KPL aggregate of rows of one lane.  The rows of a request
+are numbered through all its pieces, and an entry is a range of these numbers.  So the sender settles ranges and never
+single rows.  Encoding is pure and may run in worker threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import orjson
 from pybase64 import b64encode
 
 from producerd.core.encoding import columnar
-from producerd.core.encoding.columnar import Aggregated, LaneRows, needs_escape
+from producerd.core.encoding.columnar import AggregatedRows, LaneRows, needs_escape
 from producerd.core.kpl.aggregation import AGGREGATE_KEY, Aggregate, split
 from producerd.core.rows.spans import NULL_KEY, Span, explicit_hash_key_of, hash_key_of
 from producerd.core.rules import EntryRules
@@ -32,11 +32,11 @@ class EncodedRequest:
     """A PutRecords body and what its entries hold.
 
     - ``ends``: for each entry the number of the request's rows up to its end.  Rows from ``ends[-1]`` on did not fit,
-      and go back.
+      and return to their lanes.
     - ``lanes``: for each entry the number of its lane.
     - ``sizes``: for each entry its data + key, in bytes.
-    - ``parts``: the entries of rows that were aggregates themselves, each with the range of the hash keys in it where
-      it is an aggregate again.  All entries of such a row but the first are of no row (``ends`` repeats).
+    - ``fragments``: the entries made of given aggregates.  Each has the range of the hash keys in it if it is an
+      aggregate again, otherwise None.  The first entry of a given aggregate holds its row; the others repeat ``ends``.
     """
 
     body: bytes | memoryview
@@ -44,7 +44,7 @@ class EncodedRequest:
     ends: I32
     lanes: I32
     sizes: I32
-    parts: Mapping[int, tuple[int, int] | None]
+    fragments: Mapping[int, tuple[int, int] | None]
 
     @property
     def entries(self) -> int:
@@ -55,7 +55,7 @@ class EncodedRequest:
         return int(self.sizes.sum())
 
     def of_lanes(self, lanes: int) -> list[tuple[int, int]]:
-        """Entries and bytes of each lane, by its number, of this many lanes."""
+        """Return the entries and the payload bytes of each lane, by the lane's number."""
         if lanes == 1:
             return [(self.entries, self.payload_bytes)]
         entries = np.bincount(self.lanes, minlength=lanes).tolist()
@@ -70,12 +70,12 @@ def encode(
     aggregate_bytes: Sequence[int] = (),
     shard_map: ShardMap | None = None,
 ) -> EncodedRequest:
-    """Cut the rows of a request into entries and write its body.  At least one entry is written, however large.
+    """Cut the rows of a request into entries and write its body.  Writes at least one entry, however large it is.
 
     - ``address``: the members that name the stream, ``{"StreamName": ...}`` or ``{"StreamARN": ...}``.
     - ``numbered``: each span with the number of its lane.
-    - ``aggregate_bytes``: for each lane the largest aggregate to make of its rows, 0 for the rules' own limit.
-    - ``shard_map``: where rows are aggregates themselves, they are split by it.
+    - ``aggregate_bytes``: for each lane the size of the largest aggregate of its rows; 0 means the rules' own limit.
+    - ``shard_map``: the map by which given aggregates are split.
     """
     all_spans = [span for _, span in numbered]
     if all(not rules.aggregate or span.raw for span in all_spans) and columnar.suits(all_spans):
@@ -97,8 +97,8 @@ def encode(
     return writer.request()
 
 
-def _aggregates(lanes: Sequence[LaneRows], rules: EntryRules) -> Iterator[list[Aggregated] | None]:
-    """For each lane its rows as aggregates by the columnar twin, or None where that does not suit."""
+def _aggregates(lanes: Sequence[LaneRows], rules: EntryRules) -> Iterator[list[AggregatedRows] | None]:
+    """Yield for each lane the aggregates that the columnar twin made of its rows, or None where the loop is faster."""
     suited = columnar.suited(lanes) if rules.aggregate else [False] * len(lanes)
     made = columnar.aggregates(list(compress(lanes, suited)))
     return (next(made) if suits else None for suits in suited)
@@ -120,29 +120,30 @@ def _by_lane(numbered: Sequence[tuple[int, Span]]) -> Iterator[tuple[int, list[S
 
 
 class _Writer:
-    """The plain twin: a loop over the rows.  Each method says whether everything so far fitted."""
+    """The plain twin: a loop over the rows.  Methods that write return whether everything fitted so far."""
 
     def __init__(self, address: Mapping[str, str], rules: EntryRules, shard_map: ShardMap | None) -> None:
         self._rules = rules
         self._shard_map = shard_map
-        self._shard_parts: dict[int, tuple[int, int] | None] = {}
-        self._parts: list[bytes] = [_head(address)]
+        self._fragments: dict[int, tuple[int, int] | None] = {}
+        self._chunks: list[bytes] = [_head(address)]
         self._ends: list[int] = []
         self._lanes: list[int] = []
         self._lane = 0
         self._sizes: list[int] = []
         self._payload_bytes = 0
         self._aggregate_bytes = rules.aggregate_max_bytes
-        self._rows = 0  # written, or in the open aggregate
+        self._rows = 0  # rows written or in the open aggregate
         self._open: Aggregate | None = None
         self._first: tuple[bytes, bytes | None, bytes, bytes | memoryview] | None = None
 
     def lane(self, number: int, aggregate_bytes: int) -> None:
+        """Begin the rows of a lane, whose aggregates have at most ``aggregate_bytes``."""
         self._lane = number
         self._aggregate_bytes = aggregate_bytes
 
-    def aggregates(self, spans: Sequence[Span], aggregates: Sequence[Aggregated]) -> bool:
-        """The rows of the lane, as the columnar twin aggregated them."""
+    def aggregates(self, spans: Sequence[Span], aggregates: Sequence[AggregatedRows]) -> bool:
+        """Write the aggregates that the columnar twin made of the lane's rows."""
         starts = [0, *accumulate(span.records for span in spans)]
         row = 0
         for records, blob in aggregates:
@@ -161,6 +162,7 @@ class _Writer:
         return True
 
     def span(self, span: Span) -> bool:
+        """Write the rows of a span of the lane."""
         rules = self._rules
         aggregate = rules.aggregate and not span.raw
         if not aggregate and not self.close():
@@ -171,7 +173,7 @@ class _Writer:
         data_at = buffer.data_offsets[first - base : last - base + 1].tolist()
         keys, data = buffer.keys, memoryview(buffer.data)
         plain_keys = not needs_escape(keys[key_at[0] : key_at[-1]])
-        if not aggregate and plain_keys and buffer.explicit is None:  # nor is one an aggregate itself
+        if not aggregate and plain_keys and buffer.explicit is None:  # a given aggregate has an explicit hash key
             return self._plain_rows(keys, key_at, data, data_at)
         for i in range(last - first):
             key = keys[key_at[i] : key_at[i + 1]] or NULL_KEY
@@ -190,7 +192,7 @@ class _Writer:
         return True
 
     def close(self) -> bool:
-        """Write the open aggregate; a single record in it goes out plain."""
+        """Write the open aggregate.  A row that is alone in it becomes a plain record."""
         aggregate, self._open = self._open, None
         if aggregate is None or self._first is None:
             return True
@@ -200,28 +202,29 @@ class _Writer:
         return self._entry(AGGREGATE_KEY, 1, self._first[2], aggregate.to_bytes(), self._rows)
 
     def request(self) -> EncodedRequest:
-        self._parts[-1] = b'"}]}'
-        body = b"".join(self._parts)
+        """Return the request with all entries written so far."""
+        self._chunks[-1] = b'"}]}'
+        body = b"".join(self._chunks)
         return EncodedRequest(
             body,
             sha256(body).hexdigest(),
             np.array(self._ends, np.int32),
             np.array(self._lanes, np.int32),
             np.array(self._sizes, np.int32),
-            self._shard_parts,
+            self._fragments,
         )
 
     def _plain_rows(self, keys: bytes, key_at: list[int], data: memoryview, data_at: list[int]) -> bool:
-        """Write rows whose keys are ready for JSON, as `_entry` does one by one, for half the time."""
+        """Write rows whose keys need no escaping.  Does what `_entry` does row by row, in half the time."""
         rules = self._rules
         own_keys = [keys[a:b] or NULL_KEY for a, b in pairwise(key_at)]
         sizes = [len(key) + b - a for key, (a, b) in zip(own_keys, pairwise(data_at), strict=True)]
         room = rules.request_max_records - len(self._ends), rules.request_max_bytes - self._payload_bytes
         rows = max(min(room[0], bisect_right([*accumulate(sizes)], room[1])), not self._ends)
-        parts = [b'{"Data":"', b"", b'","PartitionKey":"', b"", b'"},'] * rows
-        parts[1::5] = [b64encode(data[a:b]) for a, b in pairwise(data_at[: rows + 1])]
-        parts[3::5] = own_keys[:rows]
-        self._parts += parts
+        chunks = [b'{"Data":"', b"", b'","PartitionKey":"', b"", b'"},'] * rows
+        chunks[1::5] = [b64encode(data[a:b]) for a, b in pairwise(data_at[: rows + 1])]
+        chunks[3::5] = own_keys[:rows]
+        self._chunks += chunks
         self._sizes += sizes[:rows]
         self._payload_bytes += sum(sizes[:rows])
         self._ends += range(self._rows + 1, self._rows + rows + 1)
@@ -247,25 +250,29 @@ class _Writer:
         return True
 
     def _split(self, blob: bytes, span: Span) -> bool:
-        """Write a row that is an aggregate itself: all of its parts, or none."""
+        """Write all fragments of a given aggregate, or none if they do not all fit."""
         rules, locate = self._rules, self._shard_map.locate_one if self._shard_map else None
-        parts = split(blob, None) if span.raw else split(blob, locate)
-        if len(parts) > rules.request_max_records:
-            parts = split(blob, locate)
-        size = self._payload_bytes + sum([len(part.partition_key) + len(part.data) for part in parts])
-        if self._ends and (len(self._ends) + len(parts) > rules.request_max_records or size > rules.request_max_bytes):
+        fragments = split(blob, None) if span.raw else split(blob, locate)
+        if len(fragments) > rules.request_max_records:
+            fragments = split(blob, locate)
+        size = self._payload_bytes + sum([len(fragment.partition_key) + len(fragment.data) for fragment in fragments])
+        if self._ends and (
+            len(self._ends) + len(fragments) > rules.request_max_records or size > rules.request_max_bytes
+        ):
             return False
-        if len(parts) > rules.request_max_records:
-            raise ValueError(f"an aggregate of {len(parts)} shards in a request of {rules.request_max_records} entries")
+        if len(fragments) > rules.request_max_records:
+            raise ValueError(
+                f"an aggregate of {len(fragments)} shards in a request of {rules.request_max_records} entries"
+            )
         self._rows += 1
-        for part in parts:
-            self._shard_parts[len(self._ends)] = part.hash_keys
-            key = part.partition_key
-            self._write(_escape(key), len(key), part.explicit_hash_key, part.data, self._rows)
+        for fragment in fragments:
+            self._fragments[len(self._ends)] = fragment.hash_keys
+            key = fragment.partition_key
+            self._write(_escape(key), len(key), fragment.explicit_hash_key, fragment.data, self._rows)
         return True
 
     def _entry(self, key: bytes, key_bytes: int, hash_key: bytes | None, value: bytes | memoryview, end: int) -> bool:
-        """Write one entry whose key is ready for JSON, unless the request would pass its bounds."""
+        """Write one entry whose key is escaped already, unless the request would pass its limits."""
         rules = self._rules
         size = self._payload_bytes + key_bytes + len(value)
         if self._ends and (len(self._ends) >= rules.request_max_records or size > rules.request_max_bytes):
@@ -274,10 +281,10 @@ class _Writer:
         return True
 
     def _write(self, key: bytes, key_bytes: int, hash_key: bytes | None, value: bytes | memoryview, end: int) -> None:
-        self._parts += (b'{"Data":"', b64encode(value), b'","PartitionKey":"', key)
+        self._chunks += (b'{"Data":"', b64encode(value), b'","PartitionKey":"', key)
         if hash_key is not None:
-            self._parts += (b'","ExplicitHashKey":"', hash_key)
-        self._parts.append(b'"},')
+            self._chunks += (b'","ExplicitHashKey":"', hash_key)
+        self._chunks.append(b'"},')
         self._sizes.append(key_bytes + len(value))
         self._payload_bytes += key_bytes + len(value)
         self._ends.append(end)

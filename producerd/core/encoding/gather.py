@@ -1,9 +1,9 @@
-"""Slices of some buffers copied one after the other in a single call, however many they are.
+"""Join any number of slices of some buffers with a single call of Arrow.
 
-Arrow's binary views (Columnar Format, "Variable-size Binary View Layout") name a slice in 16 bytes: its length, and its
-buffer and offset, or its bytes themselves where there are at most twelve.  Arrow makes plain binary of an array of them
-in some 10 ns for each and 20 us for all, and copies each byte once; joining columns element by element takes twice as
-long, and they must lie in order before.
+An Arrow binary view names a slice in 16 bytes: its length with its buffer and offset, or with its bytes themselves if
+there are at most twelve.  (Source: Arrow Columnar Format, "Variable-size Binary View Layout".)  Arrow casts an array of
+views to plain binary in about 20 us plus 10 ns for each view, and copies each byte once.  Joining columns element by
+element takes twice that time, and first needs all columns in row order.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Integers = npt.NDArray[np.integer[Any]]
 
 
 class Cells:
-    """A table of slices, read row by row; of one row at least, and of less than 2 GiB.
+    """A table of slices that `joined` copies row by row.
 
-    A column that is not given is empty.
+    The table has at least one row and less than 2 GiB of bytes.  A column that no call has filled is empty.
     """
 
     def __init__(self, rows: int, columns: int) -> None:
@@ -39,9 +39,10 @@ class Cells:
     def slices(
         self, column: int, buffers: Sequence[Buffer], which: Integers | int, offsets: Integers | int, lengths: Integers
     ) -> None:
-        """For each row a slice of one of some buffers, which are copied once more where a slice is short.
+        """Fill a column with one slice for each row: ``lengths`` bytes from ``offsets`` on of the buffer ``which``.
 
-        It must lie within its buffer: Arrow does not look.
+        Each slice must lie within its buffer, because Arrow does not check that.  If any slice is short, the buffers
+        are copied once more.
         """
         places = self._places[:, column]
         places["length"] = lengths
@@ -50,17 +51,17 @@ class Cells:
         self._buffers += buffers
         short = lengths <= INLINE_BYTES
         if short.any():
-            texts = b"".join((*buffers, bytes(INLINE_BYTES)))  # whatever lies behind a shorter one is not read
+            texts = b"".join((*buffers, bytes(INLINE_BYTES)))  # Arrow ignores the bytes behind a slice's length
             starts = np.array([0, *accumulate(map(len, buffers))])[which] + offsets
             every_text = np.ndarray(len(texts) - INLINE_BYTES + 1, _TEXT, texts, strides=(1,))
             self._texts["text"][short, column] = every_text[np.broadcast_to(starts, lengths.shape)[short]]
 
     def zeros(self, column: int, lengths: Integers) -> None:
-        """For each row so many bytes of zero, at most `INLINE_BYTES`."""
+        """Fill a column with zero bytes, at most `INLINE_BYTES` of them for each row."""
         self._places["length"][:, column] = lengths
 
     def text(self, column: int, text: bytes, rows: int | slice | Integers = slice(None)) -> None:
-        """The same bytes for some rows."""
+        """Fill some rows of a column, by default all, with the same bytes."""
         if len(text) > INLINE_BYTES:
             self._places[rows, column] = (len(text), 0, len(self._buffers), 0)
             self._buffers.append(text)
@@ -68,6 +69,7 @@ class Cells:
             self._texts[rows, column] = (len(text), text)
 
     def joined(self) -> memoryview:
+        """Return the bytes of all slices, row after row."""
         views = [None, *map(pa.py_buffer, (self._places, *self._buffers))]
         joined: Any = pa.Array.from_buffers(pa.binary_view(), self._places.size, views).cast(pa.binary())
         values = joined.buffers()[2]

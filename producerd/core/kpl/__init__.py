@@ -1,1 +1,1 @@
-"""Amazon's format of aggregated records, both directions."""
+"""Write and read Amazon's format of aggregated records."""

@@ -1,4 +1,4 @@
-"""The KPL aggregated-record format, both directions.
+"""Write and read the KPL aggregated-record format.
 
 An aggregate is ``F3 89 9A C2 | message | MD5(message)``; the message is protobuf 2:
 
@@ -7,11 +7,13 @@ An aggregate is ``F3 89 9A C2 | message | MD5(message)``; the message is protobu
     3 repeated Record { 1 uint64 partition_key_index; 2 optional uint64 explicit_hash_key_index; 3 bytes data;
                         4 repeated Tag { 1 string key; 2 optional string value } }
 
-Tables hold each key once, in order of first use; nobody writes tags.  (Source: the KPL's aggregation-format document
-and its messages.proto.)
+Tables hold each key once, in order of first use.  No known producer writes tags.  (Source: the KPL's aggregation-format
+document and its messages.proto.)
 
-Amazon's consumer, KCL 3.0.2 on Java, decides what an aggregate is and what is in it, also where a message bends the
-format.  `parse` follows it to the letter.  (Source: its `AggregatorUtil`; see docs/decisions/0005.)
+Amazon's consumer, KCL 3.0.2 on Java, decides what an aggregate is and which records are in it, even if a message breaks
+the format.  `parse` decides exactly as it does.  (Source: its `AggregatorUtil`; see docs/decisions/0005.)
+
+A *given aggregate* is a row whose data is an aggregate that another program made.
 """
 
 from __future__ import annotations
@@ -30,31 +32,31 @@ MAGIC: Final = b"\xf3\x89\x9a\xc2"
 DIGEST_BYTES: Final = 16
 FRAMING_BYTES: Final = len(MAGIC) + DIGEST_BYTES
 MAX_KEY_CHARACTERS: Final = 256
-"""Of a partition key, in Unicode characters (Kinesis API reference, PutRecordsRequestEntry)."""
+"""Longest partition key, in Unicode characters.  (Kinesis API reference, PutRecordsRequestEntry.)"""
 _NUMBER_1, _NUMBER_2 = 0x08, 0x10
 _BYTES_1, _BYTES_2, _BYTES_3, _BYTES_4 = 0x0A, 0x12, 0x1A, 0x22
-"""Tags: a field's number and its wire type.  A known number with another type is an unknown field."""
+"""Tags: a field's number and wire type.  The consumer ignores a known number with another wire type."""
 _INDEX: Final = 2**32 - 1
-"""The bits of an index that the consumer looks at.  A number below 0 lies beyond any table here too."""
+"""The bits of an index that the consumer reads.  Here too, a number below 0 lies beyond any table."""
 _LONG_TEXT_BYTES: Final = MAX_KEY_CHARACTERS * 4
 _MOST_LONG_TEXTS_BYTES: Final = 64 * 1024
-"""Of keys and hash keys that are longer, counted for each record: split, an aggregate may repeat them in each part."""
+"""Most bytes in keys and hash keys over `_LONG_TEXT_BYTES`, counted once a record: each fragment may repeat them."""
 _HASH_KEY: Final = re.compile(rb"0|[1-9][0-9]{0,38}")
-"""An explicit hash key as the service takes it."""
+"""An explicit hash key that Kinesis accepts."""
 _JAVA_NUMBER: Final = re.compile(r"([+-]?)((?:(?![\U00010000-\U0010FFFF])\d)+)")
-"""What Java's BigInteger reads: digits of any script that lies in Unicode's first plane."""
+"""A number that Java's BigInteger reads, which has digits of any script in Unicode's first plane."""
 _DIGITS_BEYOND: Final = len(str(MAX_HASH_KEY)) + 1
-"""A number with that many digits is beyond all hash keys, and more of them say nothing else."""
+"""Digits to read of a number: one with this many is beyond all hash keys, so any further ones do not matter."""
 _HALF_OF_A_PAIR: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
-"""A surrogate in UTF-8: Java replaces it by one character, Python by one for each byte."""
+"""A surrogate in UTF-8.  Java replaces it by one character, Python by one character for each byte."""
 
 
 class Undeliverable(ValueError):
-    """A consumer takes the payload for an aggregate, and no delivery would hand it the records."""
+    """A consumer takes the payload for an aggregate, but could not read its records however it is stored."""
 
 
-class UserRecord(NamedTuple):
-    """One record inside an aggregate.  The texts are as they stand there, which need not be UTF-8."""
+class InnerRecord(NamedTuple):
+    """One record inside an aggregate.  Its texts have the aggregate's own bytes, which need not be UTF-8."""
 
     partition_key: bytes
     explicit_hash_key: bytes | None
@@ -62,7 +64,10 @@ class UserRecord(NamedTuple):
 
     @property
     def hash_key(self) -> int:
-        """Its explicit hash key, or the MD5 of its partition key.  Raises ValueError where that is not a number."""
+        """The explicit hash key, or the MD5 of the partition key.
+
+        Raises ValueError if the explicit hash key is not a number.
+        """
         if self.explicit_hash_key is not None:
             return _java_number(self.explicit_hash_key)
         key = self.partition_key
@@ -72,7 +77,7 @@ class UserRecord(NamedTuple):
 
     @property
     def can_go_plain(self) -> bool:
-        """Whether a consumer is handed the same when the record is stored as it is, outside of any aggregate."""
+        """Whether the record can be stored outside of an aggregate and then reaches a consumer unchanged."""
         try:
             characters = len(self.partition_key.decode())
         except UnicodeDecodeError:
@@ -85,7 +90,7 @@ class UserRecord(NamedTuple):
 
 
 def _java_text(text: bytes) -> str:
-    """UTF-8 as Java decodes it, with U+FFFD for what is not."""
+    """Decode UTF-8 as Java does, with U+FFFD in place of invalid bytes."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -93,7 +98,7 @@ def _java_text(text: bytes) -> str:
 
 
 def _java_number(text: bytes) -> int:
-    """A decimal number as Java's BigInteger reads it.  Raises ValueError."""
+    """Read a decimal number as Java's BigInteger does.  Raises ValueError if it is not one."""
     if _HASH_KEY.fullmatch(text):
         return int(text)
     found = _JAVA_NUMBER.fullmatch(_java_text(text))
@@ -104,22 +109,22 @@ def _java_number(text: bytes) -> int:
 
 
 def varint(number: int) -> bytes:
-    """An unsigned protobuf varint."""
+    """Encode a number as an unsigned protobuf varint."""
     if number < 0x80:
         return _SMALL[number]
-    parts = bytearray()
+    octets = bytearray()
     while number >= 0x80:
-        parts.append(number & 0x7F | 0x80)
+        octets.append(number & 0x7F | 0x80)
         number >>= 7
-    parts.append(number)
-    return bytes(parts)
+    octets.append(number)
+    return bytes(octets)
 
 
 _SMALL: Final = tuple(bytes([number]) for number in range(0x80))
 
 
 class Aggregate:
-    """One aggregate while it fills.  `columnar` gives the same bytes for many small records."""
+    """An aggregate under construction.  `columnar` makes the same bytes for many small rows."""
 
     __slots__ = ("_hash_keys", "_keys", "_records", "_tables", "records", "size")
 
@@ -132,7 +137,10 @@ class Aggregate:
         self.size = FRAMING_BYTES
 
     def add(self, key: bytes, hash_key: bytes | None, data: memoryview | bytes, limit_bytes: int) -> bool:
-        """Add a record, unless the aggregate would pass ``limit_bytes`` with it.  The first one always fits."""
+        """Add a record, unless the aggregate would then pass ``limit_bytes``.  Returns whether it was added.
+
+        The first record always fits.
+        """
         key_index, key_entry = self._place(self._keys, b"\x0a", key)
         head = b"\x08" + varint(key_index)
         hash_entry = b""
@@ -156,31 +164,32 @@ class Aggregate:
         return True
 
     def to_bytes(self) -> bytes:
+        """Return the whole aggregate, with magic and digest."""
         message = b"".join((*self._tables[0], *self._tables[1], *self._records))
         return b"".join((MAGIC, message, md5(message, usedforsecurity=False).digest()))
 
     @staticmethod
     def _place(table: dict[bytes, int], tag: bytes, value: bytes) -> tuple[int, bytes]:
-        """Its index, and the table entry to write where it is new."""
+        """Return the value's index, and the table entry to write, which is empty if the value is in the table."""
         index = table.get(value)
         if index is not None:
             return index, b""
         return len(table), tag + varint(len(value)) + value
 
 
-def is_sealed(blob: bytes | memoryview) -> bool:
-    """Whether magic and digest are right: a consumer takes this for an aggregate if its message is one."""
+def is_framed(blob: bytes | memoryview) -> bool:
+    """Return whether magic and digest are right.  A consumer then tries to read the message as an aggregate's."""
     if len(blob) <= FRAMING_BYTES or blob[: len(MAGIC)] != MAGIC:
         return False
     message = memoryview(blob)[len(MAGIC) : -DIGEST_BYTES]
     return md5(message, usedforsecurity=False).digest() == blob[-DIGEST_BYTES:]
 
 
-def parse(blob: bytes) -> list[UserRecord] | None:
-    """The user records of an aggregate, at least one, or None where ``blob`` is a plain record.
+def parse(blob: bytes) -> list[InnerRecord] | None:
+    """Return the records inside an aggregate, at least one, or None if ``blob`` is a plain record.
 
-    Raises `Undeliverable` for an aggregate of which a consumer hands on nothing, or at which it fails.  So too for one
-    with more long keys than may be repeated.
+    Raises `Undeliverable` for an aggregate that a consumer skips or fails at, and for one with more bytes of long keys
+    than its fragments may repeat.
     """
     message = _message_in(blob)
     if message is None:
@@ -188,7 +197,7 @@ def parse(blob: bytes) -> list[UserRecord] | None:
     keys, hash_keys, rows = message
     try:
         records = [
-            UserRecord(keys[key & _INDEX], hash_keys[hash_key & _INDEX] if hash_key is not None else None, data)
+            InnerRecord(keys[key & _INDEX], hash_keys[hash_key & _INDEX] if hash_key is not None else None, data)
             for key, hash_key, data in rows
         ]
     except IndexError:
@@ -220,7 +229,7 @@ def _check_long_texts(sizes: list[int]) -> None:
 
 
 class _Message(NamedTuple):
-    """An aggregate's message: the two tables, and for each record its two indexes and its data."""
+    """An aggregate's message: the two key tables, and for each record its two indexes and its data."""
 
     keys: list[bytes]
     hash_keys: list[bytes]
@@ -228,8 +237,8 @@ class _Message(NamedTuple):
 
 
 def _message_in(blob: bytes) -> _Message | None:
-    """The message of an aggregate, whatever its records are, or None where a consumer takes ``blob`` for plain."""
-    if not is_sealed(blob):
+    """Return the message of an aggregate with any records, or None if a consumer takes ``blob`` as plain."""
+    if not is_framed(blob):
         return None
     message = _Message([], [], [])
     try:
@@ -246,7 +255,10 @@ def _message_in(blob: bytes) -> _Message | None:
 
 
 def _row(record: bytes) -> tuple[int, int | None, bytes]:
-    """A record's indexes and data, the last one of each.  Raises `NotProtobuf`, also where one is missing."""
+    """Return a record's indexes and data; the last field of each kind counts.
+
+    Raises `NotProtobuf`, also if the key's index or the data is missing.
+    """
     key = hash_key = data = None
     for tag, number, value in fields(record, level=1):
         if tag == _NUMBER_1:
@@ -262,8 +274,8 @@ def _row(record: bytes) -> tuple[int, int | None, bytes]:
     return key, hash_key, data
 
 
-class Part(NamedTuple):
-    """What is to be stored of an aggregate in one shard: an entry, and in an aggregate the range of the hash keys."""
+class Fragment(NamedTuple):
+    """One entry made of a given aggregate.  ``hash_keys``: the range of those inside, None for a plain record."""
 
     partition_key: bytes
     explicit_hash_key: bytes | None
@@ -271,26 +283,26 @@ class Part(NamedTuple):
     hash_keys: tuple[int, int] | None
 
 
-def split(blob: bytes, shard_of: Callable[[int], int] | None) -> list[Part]:
-    """An aggregate as one entry for each shard, in the order of their first records; without shards, for each record.
+def split(blob: bytes, shard_of: Callable[[int], int] | None) -> list[Fragment]:
+    """Split a given aggregate into one fragment for each shard, in the order of the shards' first records.
 
-    A record that cannot go plain stays wrapped.
+    Without ``shard_of`` each record becomes a fragment.  A record that cannot go plain stays in an aggregate.
     """
-    parts: dict[int, list[UserRecord]] = {}
+    by_shard: dict[int, list[InnerRecord]] = {}
     for number, record in enumerate(parse(blob) or ()):
-        parts.setdefault(number if shard_of is None else shard_of(record.hash_key), []).append(record)
-    return [_part(records) for records in parts.values()]
+        by_shard.setdefault(number if shard_of is None else shard_of(record.hash_key), []).append(record)
+    return [_fragment(records) for records in by_shard.values()]
 
 
-def _part(records: list[UserRecord]) -> Part:
+def _fragment(records: list[InnerRecord]) -> Fragment:
     hash_keys = [record.hash_key for record in records]
     if len(records) == 1 and records[0].can_go_plain:
-        return Part(*records[0], None)
+        return Fragment(*records[0], None)
     aggregate = Aggregate()
     for record in records:
         aggregate.add(*record, limit_bytes=sys.maxsize)
-    return Part(AGGREGATE_KEY, b"%d" % hash_keys[0], aggregate.to_bytes(), (min(hash_keys), max(hash_keys)))
+    return Fragment(AGGREGATE_KEY, b"%d" % hash_keys[0], aggregate.to_bytes(), (min(hash_keys), max(hash_keys)))
 
 
 AGGREGATE_KEY: Final = b"a"
-"""The partition key of an aggregate, which nobody reads: its explicit hash key places it (the KPL's choice)."""
+"""The partition key of every aggregate, as the KPL has it.  The explicit hash key decides the shard."""

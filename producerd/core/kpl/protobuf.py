@@ -1,7 +1,7 @@
-"""Protobuf's wire format, read as protobuf-java 4.27.5 reads it: that reader decides in Amazon's consumer (KCL 3.0.2)
-whether a payload is an aggregate.
+"""Read protobuf's wire format exactly as protobuf-java 4.27.5 does.
 
-A number keeps its low 64 bits, a tag and a length their low 32.  Fields that nobody knows are skipped, groups too.
+With that reader Amazon's consumer (KCL 3.0.2) decides whether a payload is an aggregate.  A number keeps its low 64
+bits, a tag and a length their low 32.  Unknown fields and groups are skipped.
 (Source: https://protobuf.dev/programming-guides/encoding/, and that version's `CodedInputStream`.)
 """
 
@@ -16,7 +16,7 @@ _BITS_32: Final = 2**32 - 1
 _BITS_64: Final = 2**64 - 1
 _VARINT_BYTES: Final = 10
 _MOST_LEVELS: Final = 100
-"""Messages and groups within each other."""
+"""Deepest nesting of messages and groups."""
 
 
 class NotProtobuf(ValueError):
@@ -24,12 +24,12 @@ class NotProtobuf(ValueError):
 
 
 def fields(message: bytes, level: int = 0) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the tag (field number and wire type) of each field, and its value as a number or as bytes.
+    """Yield (tag, number, bytes) of each field; the tag is its number and wire type, and the value is one of the two.
 
-    ``level``: how many messages lie around this one.  Raises `NotProtobuf` when it gets there.
+    ``level``: how many messages enclose this one.  Raises `NotProtobuf` on reaching the first invalid byte.
     """
     at, end = 0, len(message)
-    groups: list[int] = []  # the tags that end the open ones
+    groups: list[int] = []  # the end tags of the open groups
     while at < end:
         tag, at = _varint(message, at)
         tag &= _BITS_32
@@ -41,7 +41,7 @@ def fields(message: bytes, level: int = 0) -> Iterator[tuple[int, int, bytes]]:
             number, at = _varint(message, at)
         elif wire_type == _BYTES:
             size, start = _varint(message, at)
-            at = start + (size & _BITS_32)  # a length below 0 passes every end
+            at = start + (size & _BITS_32)  # a negative length reads as a huge one, and so passes the end
             value = message[start:at]
         elif wire_type == _GROUP:
             groups.append(tag - _GROUP + _END_GROUP)
@@ -63,7 +63,7 @@ def fields(message: bytes, level: int = 0) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return a number and where it ends."""
+    """Return a number and the offset behind it."""
     if at < len(message) and message[at] < 0x80:
         return message[at], at + 1
     number = 0

@@ -15,7 +15,7 @@ class Flushing:
         self._frames = dict.fromkeys(frames)  # that are not finished
         self._done = done
         self.records = sum([frame.unsettled for frame in self._frames])
-        self._ended = {outcome: -self._told(outcome) for outcome in Outcome}  # what has ended before does not count
+        self._ended = {outcome: -self._ended_as(outcome) for outcome in Outcome}  # what has ended before does not count
         if not self._frames:
             done()
 
@@ -28,9 +28,9 @@ class Flushing:
             if not self._frames:
                 self._done()
 
-    def told(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         """How many records it is about, and how they ended until now.  discarded: their caller is gone."""
-        ended = {outcome.name.lower(): self._ended[outcome] + self._told(outcome) for outcome in Outcome}
+        ended = {outcome.name.lower(): self._ended[outcome] + self._ended_as(outcome) for outcome in Outcome}
         left = sum([frame.unsettled for frame in self._frames])
         return {
             "records": self.records,
@@ -39,5 +39,5 @@ class Flushing:
             "open": left,
         }
 
-    def _told(self, outcome: Outcome) -> int:
+    def _ended_as(self, outcome: Outcome) -> int:
         return sum([frame.tallies[outcome] for frame in self._frames])

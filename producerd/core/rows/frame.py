@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from producerd.core.rows.intake import Rows
+from producerd.core.rows.intake import CheckedRows
 from producerd.core.shards.hash_keys import I32
 from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES
@@ -85,11 +85,13 @@ class Frame:
         "withdrawn_from",
     )
 
-    def __init__(self, owner: Any, frame_id: int, rows: Rows, charge_bytes: int, *, patient: bool = False) -> None:
+    def __init__(
+        self, owner: Any, frame_id: int, rows: CheckedRows, charge_bytes: int, *, patient: bool = False
+    ) -> None:
         self.owner = owner
         self.patient = patient
         self.frame_id = frame_id
-        self.rows: Rows | None = rows
+        self.rows: CheckedRows | None = rows
         self.records = rows.records
         self.charge_bytes = charge_bytes
         self.unsettled = rows.records

@@ -29,7 +29,7 @@ _MAX_HASH_KEY_TEXT: Final = np.frombuffer(str(MAX_HASH_KEY).encode(), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class BadRows:
+class FaultyRows:
     """Rows of a frame that cannot be sent, for one reason."""
 
     rows: I32
@@ -38,7 +38,7 @@ class BadRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CheckedRows:
     """A frame's rows, checked.  Offsets index their column's bytes; ``bad`` is empty for nearly every frame."""
 
     records: int
@@ -48,13 +48,13 @@ class Rows:
     data_offsets: I32
     hash_keys: memoryview | None
     hash_key_offsets: I32 | None
-    bad: tuple[BadRows, ...]
+    bad: tuple[FaultyRows, ...]
     null_keys: int
     aggregates: I32 | None = None
     """Rows whose data is itself an aggregate, to be split; None for nearly every frame."""
 
 
-def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) -> Rows:
+def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) -> CheckedRows:
     """Check a whole body.  Raises ProtocolError for offsets that cannot be; returns the rows with the bad ones named.
 
     ``max_record_bytes``: the stream's limit on key + data.  ``takes_aggregates``: a row whose data is itself an
@@ -65,11 +65,11 @@ def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) 
     data_offsets = _offsets(body.data_offsets, body.layout.data_bytes, "data")
     # Not np.diff, np.flatnonzero and their like: small frames spend more on what stands around them.
     key_lengths, data_lengths = key_offsets[1:] - key_offsets[:-1], data_offsets[1:] - data_offsets[:-1]
-    bad: list[BadRows] = []
+    bad: list[FaultyRows] = []
 
     def mark(rows: npt.NDArray[np.intp], code: str, message: str) -> None:
         if len(rows):
-            bad.append(BadRows(rows.astype(np.int32), code, message))
+            bad.append(FaultyRows(rows.astype(np.int32), code, message))
 
     if body.validity is not None:
         present = np.unpackbits(np.frombuffer(body.validity, np.uint8), count=records, bitorder="little")
@@ -98,7 +98,7 @@ def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) 
         mark(np.array(rows), Code.RECORD_INVALID, _UNDELIVERABLE.format(reason=reason))
     if not takes_aggregates:
         mark(aggregates, Code.RECORD_INVALID, _AGGREGATE_REFUSED)
-    return Rows(
+    return CheckedRows(
         records,
         body.keys,
         key_offsets,

@@ -143,11 +143,11 @@ class Job:
 
     def records_by_frame(self, *positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, int]]:
         """The frames of some rows, each with how many of them it has."""
-        parts = [self.order[part] for part in positions]
+        rows = [self.order[some] for some in positions]
         if len(self.frames) == 1:
-            yield self.frames[0], sum(map(len, parts))
+            yield self.frames[0], sum(map(len, rows))
             return
-        counts = np.bincount(self.starts.searchsorted(np.concatenate(parts), side="right") - 1)
+        counts = np.bincount(self.starts.searchsorted(np.concatenate(rows), side="right") - 1)
         for place in counts.nonzero()[0].tolist():
             yield self.frames[place], int(counts[place])
 

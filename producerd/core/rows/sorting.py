@@ -17,7 +17,7 @@ from producerd.core.kpl.aggregation import parse
 from producerd.core.rows.buffers import SpanBuffer
 from producerd.core.rows.columns import Bool, Column, copy, gather
 from producerd.core.rows.frame import Frame
-from producerd.core.rows.intake import Rows
+from producerd.core.rows.intake import CheckedRows
 from producerd.core.rows.job import Job
 from producerd.core.rows.spans import Span
 from producerd.core.shards.hash_keys import I32, U64, hash_keys, parse_hash_keys
@@ -89,7 +89,7 @@ def _marks(marks: Bool | None, first: int, last: int) -> Bool | None:
     return marks[first:last].copy() if marks is not None and marks[first:last].any() else None
 
 
-def _hashes(frames: Sequence[Rows], seed: int) -> tuple[U64, U64, Bool | None, Bool | None]:
+def _hashes(frames: Sequence[CheckedRows], seed: int) -> tuple[U64, U64, Bool | None, Bool | None]:
     """Return the high and the low halves of every row's hash key, and two masks, each None where it is empty.
 
     The masks say which rows have an explicit hash key (given, or by chance), and which are aggregates themselves: these
@@ -131,9 +131,9 @@ def _hashes(frames: Sequence[Rows], seed: int) -> tuple[U64, U64, Bool | None, B
     )
 
 
-def _hash_keys(frames: Sequence[Rows]) -> tuple[U64, U64]:
+def _hash_keys(frames: Sequence[CheckedRows]) -> tuple[U64, U64]:
     """Hash the partition keys.  Those of small frames are hashed together: many keys at once take half the time."""
-    groups: list[list[Rows]] = [[]]
+    groups: list[list[CheckedRows]] = [[]]
     records = 0
     for rows in frames:
         if groups[-1] and max(records, rows.records) >= LEAST_TEXTS:
@@ -145,7 +145,7 @@ def _hash_keys(frames: Sequence[Rows]) -> tuple[U64, U64]:
     return np.concatenate(highs), np.concatenate(lows)
 
 
-def _hash_keys_together(frames: Sequence[Rows]) -> tuple[U64, U64]:
+def _hash_keys_together(frames: Sequence[CheckedRows]) -> tuple[U64, U64]:
     if len(frames) == 1:
         return hash_keys(frames[0].keys, frames[0].key_offsets)
     keys = b"".join([rows.keys[rows.key_offsets[0] : rows.key_offsets[-1]] for rows in frames])
@@ -159,7 +159,7 @@ def _parse_given(hash_keys: memoryview, offsets: I32, given: Bool) -> tuple[U64,
     return parse_hash_keys(texts, text_offsets)
 
 
-def _good(frames: Sequence[Rows]) -> Bool | None:
+def _good(frames: Sequence[CheckedRows]) -> Bool | None:
     """Which rows are not bad, or None where all are good."""
     if not any(rows.bad for rows in frames):
         return None

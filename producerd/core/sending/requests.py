@@ -118,8 +118,8 @@ def first_of(pieces: list[Piece], max_bytes: int) -> tuple[list[Piece], list[Pie
     for place, (lane, span) in enumerate(pieces):
         if span.bytes > max_bytes:
             rows = int(np.searchsorted(span.sizes(), max_bytes, side="right")) - 1
-            parts = [Piece(lane, part) for part in span.cut(span.first + (rows if place else max(rows, 1)))]
-            first, others = ([part] if part.span.records else [] for part in parts)
+            halves = [Piece(lane, half) for half in span.cut(span.first + (rows if place else max(rows, 1)))]
+            first, others = ([half] if half.span.records else [] for half in halves)
             return [*pieces[:place], *first], [*others, *pieces[place + 1 :]]
         max_bytes -= span.bytes
     return pieces, []

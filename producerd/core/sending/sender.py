@@ -217,7 +217,7 @@ class Sender:
         self.in_flight.end(request)
         encoded = request.encoded
         if encoded is not None:
-            seconds, split = now - request.sent_at, bool(encoded.parts)
+            seconds, split = now - request.sent_at, bool(encoded.fragments)
             self.stats.request_ended(len(encoded.body), encoded.ends, seconds, split=split)
         if isinstance(outcome, RequestFailed):
             self._tried(outcome, now)
@@ -536,8 +536,8 @@ class Sender:
                 request.pieces[0].span,
                 RowEnd(Outcome.NOT_STORED, Code.RECORD_TOO_LARGE if too_large else code, message),
             )
-            told, times = self._refused_alone
-            self._refused_alone = (message, times + 1 if told == message else 1)
+            previous, times = self._refused_alone
+            self._refused_alone = (message, times + 1 if previous == message else 1)
             if self._refused_alone[1] >= INVALID_TO_DOUBT_STREAM and code != Code.INTERNAL:
                 self._looks_permanent(code, message, now)
             return
@@ -638,12 +638,12 @@ def _copies(encoded: EncodedRequest, answer: Answer, entry: int, pieces: list[Pi
     def shard_of(entry: int) -> str:
         return answer.shard_table[int(answer.shards[entry])]
 
-    if entry not in encoded.parts:
+    if entry not in encoded.fragments:
         lowest, highest = zip(*[piece.span.hash_range() for piece in pieces], strict=True)
         return [(shard_of(entry), min(lowest), max(highest))]
     row = encoded.ends[entry]
-    parts = [(part, keys) for part, keys in encoded.parts.items() if keys is not None and encoded.ends[part] == row]
-    return [(shard_of(part), *keys) for part, keys in parts]
+    fragments = [(at, keys) for at, keys in encoded.fragments.items() if keys is not None and encoded.ends[at] == row]
+    return [(shard_of(at), *keys) for at, keys in fragments]
 
 
 def _maybe_cause(failed: RequestFailed) -> str:

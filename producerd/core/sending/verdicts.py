@@ -47,7 +47,7 @@ def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
     expected = [places.get(shard.shard_id, -2) if known.get(shard.shard_id) == shard else -2 for shard in shards]
     predicted = [bool(shard.shard_id) for shard in shards]  # without shards only raw records are sent
     elsewhere = answer.shards != np.array(expected)[encoded.lanes]
-    if not (known.doubted or encoded.parts or elsewhere.any()):  # an error has no shard
+    if not (known.doubted or encoded.fragments or elsewhere.any()):  # an error has no shard
         return Verdicts(np.zeros(encoded.entries, np.int32), elsewhere, [])
     classes = answer.errors + 1
     stored = answer.errors < 0
@@ -58,15 +58,15 @@ def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
         for entry in np.flatnonzero(doubtful & (np.diff(starts) > 1)).tolist():
             shard = None if known.doubted else known.get(answer.shard_table[answer.shards[entry]])
             classes[entry] = _verdict(request, int(starts[entry]), int(starts[entry + 1]), shard)
-    partly = _judge_parts(encoded, answer, known, classes) if encoded.parts else []
-    elsewhere[list(encoded.parts)] = False
+    partly = _judge_fragments(encoded, answer, known, classes) if encoded.fragments else []
+    elsewhere[list(encoded.fragments)] = False
     return Verdicts(classes, elsewhere, partly)
 
 
-def _judge_parts(encoded: EncodedRequest, answer: Answer, known: KnownShards, classes: I32) -> list[int]:
+def _judge_fragments(encoded: EncodedRequest, answer: Answer, known: KnownShards, classes: I32) -> list[int]:
     """A row that was an aggregate itself is delivered if all of its parts are; else all of them are sent again."""
     rows: dict[int, list[int]] = {}  # by the row's end
-    for entry, hash_keys in encoded.parts.items():
+    for entry, hash_keys in encoded.fragments.items():
         rows.setdefault(int(encoded.ends[entry]), []).append(entry)
         if answer.errors[entry] < 0 and hash_keys is not None:
             shard = None if known.doubted else known.get(answer.shard_table[answer.shards[entry]])
