@@ -1,1 +1,4 @@
-"""What producerd decides: no I/O, no clock, no tasks.  Time is an argument (`now`, seconds of any monotonic clock)."""
+"""The decisions of producerd, without I/O, clock or tasks.
+
+Time is an argument: ``now``, in seconds of any monotonic clock.
+"""

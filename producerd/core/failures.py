@@ -1,6 +1,6 @@
-"""What each failure calls for: one table of codes.
+"""The table of error codes, and what the daemon does about each.
 
-Codes of the service and of the transport are read here and nowhere else.  The tables follow the Kinesis API reference
+No other module interprets codes of Kinesis or of the transport.  The tables follow the Kinesis API reference
 (PutRecords, common errors) and botocore's service model.
 """
 
@@ -13,16 +13,16 @@ from producerd.errors import Code
 
 
 class Kind(Enum):
-    """What a failure calls for."""
+    """What the daemon does about a failure."""
 
-    THROTTLED = "throttled"  # its lane holds off
-    TRANSIENT = "transient"  # again, after a delay
-    INVALID = "invalid"  # the bad entry is to be found by halving
-    PERMANENT = "permanent"  # nothing will pass until somebody mends it
+    THROTTLED = "throttled"  # slow down the lane
+    TRANSIENT = "transient"  # send again after a delay
+    INVALID = "invalid"  # find the bad entry by halving the request
+    PERMANENT = "permanent"  # nothing passes until an operator fixes the cause
 
 
 class Meaning(NamedTuple):
-    """A failure's kind, and the code of docs/names.md for it."""
+    """A failure's kind, and the code under which callers see it (docs/names.md)."""
 
     kind: Kind
     code: str
@@ -30,7 +30,7 @@ class Meaning(NamedTuple):
 
 _OF_KINESIS: Final = {
     "ProvisionedThroughputExceededException": Meaning(Kind.THROTTLED, Code.THROTTLED),
-    # A whole request of these: the account's or the API's rate, not a shard's.
+    # These fail a whole request: the limit of the account or of the API was reached, not a shard's.
     "ThrottlingException": Meaning(Kind.TRANSIENT, Code.THROTTLED),
     "LimitExceededException": Meaning(Kind.TRANSIENT, Code.THROTTLED),
     "KMSThrottlingException": Meaning(Kind.TRANSIENT, Code.THROTTLED),
@@ -62,10 +62,10 @@ _OF_KINESIS: Final = {
     "SerializationException": Meaning(Kind.INVALID, Code.RECORD_INVALID),
     "MissingParameter": Meaning(Kind.INVALID, Code.RECORD_INVALID),
 }
-"""Kinesis's own error types, those that an answer of the status 4xx may have."""
+"""The error types of Kinesis itself, which an answer with a status 4xx may have."""
 _MEANINGS: Final = _OF_KINESIS | {
     Code.CREDENTIALS: Meaning(Kind.PERMANENT, Code.CREDENTIALS),
-    # Bare statuses: a proxy's, or a firewall's, that dislikes the body or its size.
+    # Bare statuses come from a proxy or a firewall that rejects the body or its size.
     "400": Meaning(Kind.INVALID, Code.RECORD_INVALID),
     "413": Meaning(Kind.INVALID, Code.RECORD_INVALID),
     Code.INTERNAL: Meaning(Kind.INVALID, Code.INTERNAL),
@@ -73,16 +73,17 @@ _MEANINGS: Final = _OF_KINESIS | {
     Code.RESULT_COUNT: Meaning(Kind.TRANSIENT, Code.RESULT_COUNT),
 }
 _UNKNOWN: Final = Meaning(Kind.TRANSIENT, Code.SERVICE_FAULT)
-"""InternalFailure, ServiceUnavailable and whatever the service invents next: again, with back-off."""
+"""The meaning of InternalFailure, ServiceUnavailable and any code that is not in the table: send again, with back-off.
+"""
 
 
 def meaning_of(code: str) -> Meaning:
-    """The decision for a code of the service, of the transport, or of our own."""
+    """Return the meaning of a code of Kinesis, of the transport or of producerd itself."""
     return _MEANINGS.get(code, _UNKNOWN)
 
 
 def refuses(status: int, code: str) -> bool:
-    """Whether an answer of Kinesis with this status and error type says that it stored nothing of the request.
+    """Return whether an answer with this HTTP status and error type proves that Kinesis stored nothing of the request.
 
     Any other answer may come from a proxy, after Kinesis has stored the request.
     """

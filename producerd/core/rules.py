@@ -8,9 +8,9 @@ from math import inf
 
 @dataclass(frozen=True, slots=True)
 class EntryRules:
-    """How rows become entries.  Sizes count data + keys, as the service does.
+    """The rules by which rows become entries.  Sizes are in bytes and count data + keys, as Kinesis does.
 
-    ``per_key``: a request has at most one aggregate of a lane.
+    ``per_key``: a request has at most one aggregate of each lane.
     """
 
     aggregate: bool
@@ -23,10 +23,10 @@ class EntryRules:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRules:
-    """Durations in seconds, sizes in bytes.
+    """The rules of one stream's pipeline.  Durations are in seconds, sizes in bytes.
 
-    ``record_ttl_seconds``, ``first_contact_timeout_seconds``: ``inf`` keeps rows for ever.  ``entries.per_key`` is
-    `ordering = "per_key"`.
+    ``inf`` as ``record_ttl_seconds`` or ``first_contact_timeout_seconds`` keeps rows without a time limit.
+    ``entries.per_key`` is the setting ``ordering = "per_key"``.
     """
 
     entries: EntryRules

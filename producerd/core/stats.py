@@ -1,6 +1,7 @@
-"""StreamStats: the plain counters that a Pipeline adds to: once a request, a frame or a span, never once a record.
+"""The counters of one stream.
 
-``ingested = delivered + failed + discarded + queued`` holds whenever nobody is inside the pipeline.
+The pipeline adds to them once for a request, a frame or a span, never once for a row.  Between two calls into the
+pipeline ``ingested = delivered + failed + discarded + queued`` holds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 ATTEMPT_BOUNDS: Final = (1, 2, 3, 5, 10, 20, 50)
-"""Sends until a record was stored."""
+"""Upper bounds of the number of sends after which a row was stored."""
 DELIVERY_SECONDS_BOUNDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 REQUEST_SECONDS_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 REQUEST_BYTES_BOUNDS: Final = tuple(kib * 1024 for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 5120, 15360))
@@ -24,9 +25,10 @@ USER_RECORDS_BOUNDS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
 
 
 class Histogram:
-    """How many values were at most each of the bounds, and their sum.
+    """Counts of values by size, and their sum.
 
-    ``counts``: of each bound alone, and at the end of what is beyond the last one.
+    ``counts`` has one count for each bound, of the values above the bound before and up to this one.  The last count is
+    of the values above all bounds.
     """
 
     __slots__ = ("_array", "bounds", "counts", "sum")
@@ -38,17 +40,18 @@ class Histogram:
         self.sum: float = 0
 
     def copy(self) -> Histogram:
-        """As it is now."""
+        """Return a copy that later values do not change."""
         other = Histogram(self.bounds)
         other.counts, other.sum = self.counts.copy(), self.sum
         return other
 
     def add(self, value: float, times: int = 1) -> None:
+        """Add a value this many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     def add_each(self, values: npt.NDArray[np.integer[Any]]) -> None:
-        """The same for each of many values."""
+        """Add each of these values once."""
         for place, times in enumerate(np.bincount(np.searchsorted(self._array, values)).tolist()):
             self.counts[place] += times
         self.sum += int(values.sum())
@@ -56,21 +59,21 @@ class Histogram:
 
 @dataclass(slots=True)
 class StreamStats:
-    """Totals since the stream was opened.  Records unless the name says bytes, seconds or requests."""
+    """The totals of a stream since it was opened.  A counter counts rows unless its name says otherwise."""
 
     ingest_records: int = 0
     ingest_bytes: int = 0
     delivered_records: int = 0
     delivered_bytes: int = 0  # key + data
-    delivered_at: float | None = None  # when records were stored last
+    delivered_at: float | None = None  # when rows were last stored
     delivery_seconds: Histogram = field(default_factory=lambda: Histogram(DELIVERY_SECONDS_BOUNDS))
     failed_records: Counter[str] = field(default_factory=Counter)  # by code
     discarded_records: Counter[str] = field(default_factory=Counter)  # by reason: disconnected, returned, abandoned
-    record_errors: Counter[str] = field(default_factory=Counter)  # by code: each failed send of each record
-    attempts: Histogram = field(default_factory=lambda: Histogram(ATTEMPT_BOUNDS))  # of records that were stored
+    record_errors: Counter[str] = field(default_factory=Counter)  # by code: each failed send of each row
+    attempts: Histogram = field(default_factory=lambda: Histogram(ATTEMPT_BOUNDS))  # sends of each stored row
     retried_records: int = 0
     throttled_records: int = 0
-    possible_duplicate_records: Counter[str] = field(default_factory=Counter)  # copies, by cause: spans.MAYBE_CAUSES
+    possible_duplicate_records: Counter[str] = field(default_factory=Counter)  # copies, by cause: job.MAYBE_CAUSES
     shard_mispredictions: int = 0
     shard_map_refreshes: Counter[str] = field(default_factory=Counter)  # by result: ok, failed
     put_requests: Counter[str] = field(default_factory=Counter)  # by result: ok, partial, failed
@@ -79,47 +82,47 @@ class StreamStats:
     request_records: Histogram = field(default_factory=lambda: Histogram(REQUEST_RECORDS_BOUNDS))
     user_records: Histogram = field(default_factory=lambda: Histogram(USER_RECORDS_BOUNDS))  # in a Kinesis record
     flushes: Counter[str] = field(default_factory=Counter)  # by trigger: size, linger, flush, pressure, drain
-    last_error: str = ""  # empty again once a request was stored whole
+    last_error: str = ""  # cleared when a whole request is stored
 
-    # ---- one verb for each thing that happens
+    # ---- events
 
     def accepted(self, records: int, bytes_: int) -> None:
-        """A frame was accepted."""
+        """Count an accepted frame."""
         self.ingest_records += records
         self.ingest_bytes += bytes_
 
     def flushed(self, trigger: str) -> None:
-        """A batch was sealed."""
+        """Count a sealed batch, by what sealed it."""
         self.flushes[trigger] += 1
 
     def delivered(self, records: int, bytes_: int, now: float) -> None:
-        """Records were stored."""
+        """Count rows that were stored."""
         self.delivered_records += records
         self.delivered_bytes += bytes_
         self.delivered_at = now
 
     def retried(self, records: int) -> None:
-        """Records are sent again."""
+        """Count rows that will be sent again."""
         self.retried_records += records
 
     def throttled(self, records: int) -> None:
-        """A shard throttled records."""
+        """Count rows that a shard throttled."""
         self.throttled_records += records
 
     def mispredicted(self, entries: int) -> None:
-        """Another shard than their lane's stored entries."""
+        """Count entries that were stored in another shard than their lane's."""
         self.shard_mispredictions += entries
 
     def failed(self, error: str) -> None:
-        """The service refused entries or a request, or did not answer."""
+        """Note why Kinesis refused entries or a request, or did not answer."""
         self.last_error = error
 
     def all_is_well(self) -> None:
-        """A request was stored whole."""
+        """Note that a whole request was stored."""
         self.last_error = ""
 
     def request_ended(self, body_bytes: int, row_ends: npt.NDArray[np.int32], seconds: float, *, split: bool) -> None:
-        """A request that was sent has its answer, or has none and was given up.
+        """Count a request that was answered or given up.
 
         ``row_ends``: for each entry the number of rows up to its end.  ``split``: rows were split into several entries.
         """

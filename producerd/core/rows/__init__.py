@@ -1,1 +1,1 @@
-"""Rows of frames: checked, sorted into span buffers, and how each one ends."""
+"""The rows of frames: their check on arrival, their place in span buffers, and how each one ends."""

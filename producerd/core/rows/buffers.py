@@ -1,7 +1,7 @@
-"""SpanBuffer: sorted rows in memory of their own.
+"""Span buffers: small pieces of memory that hold sorted rows.
 
-A buffer holds whole spans and is closed at 64 KiB, so that room comes free in small steps, and a lagging shard pins
-little more than its own rows.  (Views into one shared buffer pinned 17.7 times the limit.)
+A buffer holds whole spans, up to 64 KiB.  So the queue's room comes free in small steps, and a lagging shard keeps
+little more than its own rows in memory.  (Views into one shared buffer kept 17.7 times the queue's limit.)
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from producerd.core.shards.hash_keys import I32, U64
 from producerd.wire.columns import RECORD_CHARGE_BYTES
 
 JOB_CHARGE_BYTES: Final = 5
-"""The part of a record's charge that its job holds until its last row settles: order 4, state 1."""
+"""Bytes charged for each row of a job until the job's last row settles: 4 for ``order``, 1 for ``state``."""
 
 
 class SpanBuffer:
-    """Consecutive rows of a job.  Its whole charge is held until the last of them settles.
+    """Consecutive rows of a job in memory of their own, which is released when the last of them settles.
 
-    ``first``: the position of its first row in the job's sorted order.  ``explicit``: which rows have a hash key other
-    than their partition key's; ``aggregates``: the data of which rows is itself an aggregate; None where no row is.
+    - ``first``: the position of its first row in the job's sorted order.
+    - ``explicit``: a mask of the rows whose hash key is not their partition key's; None if it would be empty.
+    - ``aggregates``: a mask of the rows that are given aggregates; None if it would be empty.
+    - ``live``: the number of rows that have not settled.
     """
 
     __slots__ = (
@@ -65,7 +67,7 @@ class SpanBuffer:
         return f"<SpanBuffer from {self.first}: {self.live} rows, {self.charge_bytes} bytes>"
 
     def settle(self, records: int) -> int:
-        """Count rows that have ended.  Returns the charge that comes free: with the last row all of it, else 0."""
+        """Count settled rows.  Returns the charged bytes that come free: all with the last row, before it none."""
         self.live -= records
         if self.live:
             return 0
@@ -76,9 +78,10 @@ class SpanBuffer:
         return charge_bytes
 
     def reorder(self, a: int, b: int, order: npt.NDArray[np.intp]) -> None:
-        """Put the rows ``a`` to ``b`` (excluded, counted from the buffer's first) in another order.
+        """Put the rows from ``a`` up to ``b``, counted from the buffer's first, in another order.
 
-        A worker thread may be reading other rows: these stay where they are, and each array is replaced, not written.
+        A worker thread may be reading the other rows.  So these keep their places, and every array is replaced by a
+        copy instead of written.
         """
         self.keys, self.key_offsets = _reordered(self.keys, self.key_offsets, a, b, order)
         self.data, self.data_offsets = _reordered(self.data, self.data_offsets, a, b, order)

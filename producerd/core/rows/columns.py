@@ -1,4 +1,4 @@
-"""Columns of rows: bytes one after the other, and where each row of them begins."""
+"""Columns of rows: the bytes of all rows, and the offset at which each row begins."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from producerd.core.shards.hash_keys import I32
 
 Bool = npt.NDArray[np.bool_]
 Column = tuple[memoryview, npt.NDArray[np.integer[Any]]]
-"""The bytes of all rows; and offsets into them, one for each row and one for the end."""
+"""The bytes of all rows, and offsets into them: one for each row and one for the end."""
 
 
 def gather(columns: Sequence[tuple[memoryview, I32]], order: I32) -> Column:
-    """A column of some frames, its rows in the given order: its bytes, and offsets from 0."""
+    """Return one column of some frames' rows in the given order, with offsets from 0.
+
+    ``order`` numbers the rows through all of ``columns``.
+    """
     arrays = [
         pa.Array.from_buffers(
             pa.large_binary(),
@@ -26,9 +29,9 @@ def gather(columns: Sequence[tuple[memoryview, I32]], order: I32) -> Column:
         )
         for values, offsets in columns
     ]
-    # Not pa.array: where pandas is installed it would load that, 0.3 s and 35 MiB.
+    # pa.array would load pandas if it is installed, which takes 0.3 s and 35 MiB of memory.
     places = pa.Array.from_buffers(pa.int32(), len(order), [None, pa.py_buffer(np.ascontiguousarray(order, np.int32))])
-    # Large offsets: a job may hold frames of 10 MiB records; after the sort each buffer has small ones again.
+    # The offsets have 64 bits, because a job may hold frames with rows of 10 MiB.  Each span buffer has 32-bit ones.
     taken: Any = pa.concat_arrays(arrays).take(places)
     offsets = np.frombuffer(taken.buffers()[1], np.int64, len(order) + 1, taken.offset * 8)
     values = taken.buffers()[2]
@@ -36,6 +39,7 @@ def gather(columns: Sequence[tuple[memoryview, I32]], order: I32) -> Column:
 
 
 def copy(column: Column, first: int, last: int) -> tuple[bytes, I32]:
+    """Return a copy of the rows from ``first`` up to ``last``, with offsets from 0."""
     values, offsets = column
     part = offsets[first : last + 1]
     return bytes(values[part[0] : part[-1]]), (part - part[0]).astype(np.int32)

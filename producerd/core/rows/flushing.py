@@ -1,4 +1,4 @@
-"""Flushing: the rows that had not ended when somebody asked for them, and how each ends, until the last one has."""
+"""The progress of an operator's flush."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from producerd.errors import Outcome
 
 
 class Flushing:
-    """See the module's text.  ``done`` is called once, when no row is open; at once where none is."""
+    """Counts how the rows of some frames end, for the rows that had not ended when the flush began.
+
+    Calls ``done`` once, as soon as no row is open: in the constructor if none is.
+    """
 
     def __init__(self, frames: Iterable[Frame], done: Callable[[], object]) -> None:
-        self._frames = dict.fromkeys(frames)  # that are not finished
+        self._frames = dict.fromkeys(frames)  # the ones that are not finished
         self._done = done
         self.records = sum([frame.unsettled for frame in self._frames])
-        self._ended = {outcome: -self._ended_as(outcome) for outcome in Outcome}  # what has ended before does not count
+        self._ended = {outcome: -self._ended_as(outcome) for outcome in Outcome}  # rows that ended before do not count
         if not self._frames:
             done()
 
     def finished(self, frame: Frame) -> None:
-        """The last row of a frame has ended, whether or not it is one of these."""
+        """Note that a frame is finished.  Frames that are not of this flush are ignored."""
         if frame in self._frames:
             del self._frames[frame]
             for outcome, records in frame.tallies.items():
@@ -29,7 +32,10 @@ class Flushing:
                 self._done()
 
     def counts(self) -> dict[str, int]:
-        """How many records it is about, and how they ended until now.  discarded: their caller is gone."""
+        """Return the number of rows of the flush, and how many have ended in each way until now.
+
+        ``discarded`` counts rows whose session is gone, ``open`` those that have not ended.
+        """
         ended = {outcome.name.lower(): self._ended[outcome] + self._ended_as(outcome) for outcome in Outcome}
         left = sum([frame.unsettled for frame in self._frames])
         return {

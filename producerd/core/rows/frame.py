@@ -1,7 +1,7 @@
-"""Frame: one frame's tallies from the moment it is accepted until its last row has ended.
+"""Frames: the state of each accepted frame until its last row has settled.
 
-A frame is finished exactly once, after its last row settled; no row settles twice (its job sees to that).  What it
-remembers of rows that failed is bounded by its own rows.
+A frame finishes exactly once, with its last row.  No row settles twice, which its job checks.  The memory for failed
+rows is bounded by the number of the frame's rows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES
 
 MAX_CODES: Final = 256
-"""Lines in an acknowledgement's code table (docs/protocol.md)."""
+"""Most lines in an acknowledgement's code table (docs/protocol.md)."""
 MAX_COPIES: Final = 2**32 - 1
-"""The largest ``possible_duplicates`` of an acknowledgement.  Records that are sent for days may have more copies."""
+"""The largest ``possible_duplicates`` of an acknowledgement.  Rows that are sent for days may have more copies."""
 
 
 class RowEnd(NamedTuple):
-    """How a row ended otherwise than STORED."""
+    """The end of a row whose outcome is not STORED.  ``maybe_stored``: an earlier send may have stored it."""
 
     outcome: Outcome
     code: str
@@ -35,7 +35,7 @@ class RowEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FrameResult:
-    """What an acknowledgement says (docs/protocol.md, "The acknowledgement")."""
+    """The content of an acknowledgement (docs/protocol.md, "The acknowledgement")."""
 
     records: int
     stored: int
@@ -52,15 +52,15 @@ class FrameResult:
 
 
 class Frame:
-    """One accepted frame.
+    """One frame of a client, with the tallies of its rows.
 
-    - ``owner``: the session that receives its result; None once that session is gone.
-    - ``session``: the same, for the order of its rows; it stays.
-    - ``patient``: an earlier daemon had these rows, or acknowledged others of their session.  They wait for a service
-      that cannot be reached, however long that takes.
-    - ``rows``: its own buffers, until its rows are copied to span buffers.
-    - ``withdrawn_from``: from this row on, rows in no request have ended as ``withdrawn_as`` says (None: discarded),
-      and no row is sent again.
+    - ``owner``: the session that receives its result, or None after that session has gone.
+    - ``session``: the session that sent it, also after it has gone.  It orders rows where the order is kept.
+    - ``patient``: an earlier daemon had these rows, or acknowledged others of their session.  They wait without a limit
+      for a service that cannot be reached.
+    - ``rows``: the buffers in which it arrived, until its rows are copied to span buffers.
+    - ``withdrawn_from``: the first row that is not sent again.  From it on, the rows in no request have ended as
+      ``withdrawn_as``; None means discarded.
     """
 
     __slots__ = (
@@ -114,62 +114,67 @@ class Frame:
 
     @property
     def row_charge_bytes(self) -> int:
-        """Its charge without that of the frame itself, which stays until it is finished."""
+        """The charged bytes of its rows, without the charge for the frame itself, which lasts until it finishes."""
         return self.charge_bytes - FRAME_CHARGE_BYTES
 
     @property
     def expires_at(self) -> float:
+        """When its rows expire; ``inf`` means never."""
         return self.accepted_at + self.ttl_seconds
 
     @property
     def finished(self) -> bool:
+        """Whether all its rows have settled."""
         return self.unsettled == 0
 
     def outlasts(self, end: RowEnd) -> bool:
-        """Whether its rows go on waiting where the others of their stream end so."""
+        """Return whether its rows go on waiting when the other rows of their stream end like this."""
         return self.patient and end.code == Code.UNREACHABLE
 
-    # ---- what happens to it
+    # ---- events
 
     def accept(self, now: float, ttl_seconds: float) -> None:
-        """The frame is accepted."""
+        """Accept the frame now; its rows expire after ``ttl_seconds``."""
         self.accepted_at, self.ttl_seconds = now, ttl_seconds
 
     def disown(self) -> None:
-        """Its session is gone: nobody receives its result."""
+        """Note that its session is gone.  No session receives its result."""
         self.owner = None
 
     def release_rows(self) -> None:
-        """Its own buffers are not needed any more."""
+        """Release the buffers in which it arrived."""
         self.rows = None
 
     def withdraw(self, from_row: int, end: RowEnd | None) -> None:
-        """Its rows from this one on are not sent any more.  The earliest such row counts."""
+        """Send no row from ``from_row`` on again.  Of several calls, the one with the earliest row counts."""
         if self.withdrawn_from is None or from_row < self.withdrawn_from:
             self.withdrawn_from, self.withdrawn_as = from_row, end
 
     def add_retries(self, records: int) -> None:
-        """This many of its rows are sent again."""
+        """Count rows of it that will be sent again."""
         self.retries += records
 
     def add_throttles(self, records: int) -> None:
-        """This many of its rows were throttled."""
+        """Count rows of it that a shard throttled."""
         self.throttled += records
 
     def add_copies(self, records: int) -> None:
-        """This many of its rows may be in the stream once more."""
+        """Count rows of it of which the stream may hold one more copy."""
         self.possible_duplicates += records
 
     # ---- how its rows end
 
     def end_bad_rows(self, *, take_good: bool) -> Counter[str]:
-        """End the rows that intake found bad; the others too, unless ``take_good``.  Returns how many, by code."""
+        """End the rows that intake found bad, and unless ``take_good`` the others too.
+
+        Returns the number of ended rows by code.
+        """
         if self.rows is None:
             raise AssertionError("bad rows end before the frame is accepted")
         ended: Counter[str] = Counter()
         left = np.ones(self.records, np.bool_)
         for bad in self.rows.bad:
-            rows = bad.rows[left[bad.rows]]  # a row may be bad for two reasons: the first one counts
+            rows = bad.rows[left[bad.rows]]  # of a row's several reasons the first counts
             left[rows] = False
             if len(rows):
                 self.end(rows, RowEnd(Outcome.NOT_STORED, bad.code, bad.message))
@@ -182,12 +187,12 @@ class Frame:
         return ended
 
     def store(self, records: int) -> None:
-        """This many more of its rows are stored."""
+        """Count rows of it that are stored."""
         self.tallies[Outcome.STORED] += records
         self._settle(records)
 
     def end(self, rows: I32, end: RowEnd) -> None:
-        """These rows (their numbers in the frame) ended, and were not stored for certain."""
+        """End rows, given by their numbers in the frame, in another way than STORED."""
         if self._code_of_row is None:
             self._code_of_row = np.full(self.records, -1, np.int32)
         self._code_of_row[rows] = self._code(end)
@@ -195,17 +200,17 @@ class Frame:
         self._settle(len(rows))
 
     def open_rows(self) -> I32:
-        """The numbers of the rows that have not ended; none is stored yet."""
+        """Return the numbers of the rows that have not ended.  Only valid while no row is stored."""
         if self._code_of_row is None:
             return np.arange(self.records, dtype=np.int32)
         return np.flatnonzero(self._code_of_row < 0).astype(np.int32)
 
     def drop(self, records: int) -> None:
-        """This many more of its rows have no caller any more, so that nobody receives how they ended."""
+        """Settle rows whose session is gone.  No result counts them."""
         self._settle(records)
 
     def result(self) -> FrameResult:
-        """What to acknowledge.  Asked once, when it is `finished`."""
+        """Return the content of its acknowledgement.  Only valid when it is `finished`."""
         if not self.finished:
             raise AssertionError("a frame is acknowledged before its last row has settled")
         bitmap = code_rows = b""
@@ -235,11 +240,14 @@ class Frame:
             raise AssertionError("a row settled twice")
 
     def _code(self, end: RowEnd) -> int:
-        """The line of the code table; messages beyond the table are folded, codes and outcomes are kept."""
+        """Return the line of an end in the code table.
+
+        When the table fills up, further ends of one code and outcome share one line without their messages.
+        """
         if end in self._codes:
             return self._codes[end]
-        # Half of the table for messages, the rest for what is folded: there are far fewer codes than that.  The last
-        # six lines are for the three outcomes, each with and without maybe_stored.
+        # The first half of the table is for messages, the rest for the shared lines: there are far fewer codes than
+        # that.  The last six lines are for the three outcomes, each with and without maybe_stored.
         if len(self._codes) >= MAX_CODES // 2:
             end = end._replace(message="(further messages of this code are left out)")
         if len(self._codes) >= MAX_CODES - 6 and end not in self._codes:

@@ -1,8 +1,8 @@
-"""A frame's columns checked in bulk, on the loop thread: offsets, lengths, UTF-8, hash keys.
+"""Check a frame's columns on the loop thread: offsets, lengths, UTF-8, hash keys.
 
-Whatever is wrong with the *bytes* is a ProtocolError and ends the session; whatever is wrong with a *row* marks that
-row bad, with a reason that never quotes its data.  Work in Python is per frame and never per row, but for
-a frame in which some key is not UTF-8: there the keys are looked at one by one, to name the bad ones.
+Wrong *offsets* raise ProtocolError, which ends the session.  A wrong *row* is marked as bad, with a reason that never
+quotes its data.  All checks work on whole columns, with one exception.  If some key of a frame is not UTF-8, a loop
+over its keys finds the bad ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_HASH_KEY_TEXT: Final = np.frombuffer(str(MAX_HASH_KEY).encode(), np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class FaultyRows:
-    """Rows of a frame that cannot be sent, for one reason."""
+    """Numbers of a frame's rows that cannot be sent, all for the same reason."""
 
     rows: I32
     code: str
@@ -39,7 +39,11 @@ class FaultyRows:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRows:
-    """A frame's rows, checked.  Offsets index their column's bytes; ``bad`` is empty for nearly every frame."""
+    """The rows of one frame after their check.
+
+    ``bad`` names the rows that cannot be sent; it is empty for nearly every frame.  ``null_keys``: the number of rows
+    without a partition key.
+    """
 
     records: int
     keys: memoryview
@@ -51,19 +55,20 @@ class CheckedRows:
     bad: tuple[FaultyRows, ...]
     null_keys: int
     aggregates: I32 | None = None
-    """Rows whose data is itself an aggregate, to be split; None for nearly every frame."""
+    """The numbers of the rows that are given aggregates; None for nearly every frame."""
 
 
 def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) -> CheckedRows:
-    """Check a whole body.  Raises ProtocolError for offsets that cannot be; returns the rows with the bad ones named.
+    """Check a frame's body and return its rows with the bad ones named.  Raises ProtocolError for wrong offsets.
 
-    ``max_record_bytes``: the stream's limit on key + data.  ``takes_aggregates``: a row whose data is itself an
-    aggregate is good, and will be split; sent as it is, a consumer might drop it after our acknowledgement.
+    - ``max_record_bytes``: the stream's limit on a row's key + data.
+    - ``takes_aggregates``: given aggregates are good rows, which the daemon later splits by shard.  If it stored one
+      as it is, a consumer might drop it although the daemon has acknowledged it.
     """
     records = body.layout.records
     key_offsets = _offsets(body.key_offsets, body.layout.key_bytes, "key")
     data_offsets = _offsets(body.data_offsets, body.layout.data_bytes, "data")
-    # Not np.diff, np.flatnonzero and their like: small frames spend more on what stands around them.
+    # For small frames np.diff and np.flatnonzero take more time in their Python wrappers than in the work itself.
     key_lengths, data_lengths = key_offsets[1:] - key_offsets[:-1], data_offsets[1:] - data_offsets[:-1]
     bad: list[FaultyRows] = []
 
@@ -113,7 +118,7 @@ def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) 
 
 
 def _offsets(view: memoryview, column_bytes: int, column: str) -> I32:
-    """A column's offsets from 0.  They may have started anywhere; only an Arrow slice pays for the shift."""
+    """Return a column's offsets from 0.  Those of an Arrow slice start higher, and only these are copied."""
     offsets = np.frombuffer(view, "<i4")
     if offsets[0] < 0 or int(offsets[-1]) - int(offsets[0]) != column_bytes:
         raise ProtocolError(f"the {column} offsets span {int(offsets[-1]) - int(offsets[0])} of {column_bytes} bytes")
@@ -123,7 +128,10 @@ def _offsets(view: memoryview, column_bytes: int, column: str) -> I32:
 
 
 def _not_utf8(keys: memoryview, offsets: I32) -> npt.NDArray[np.intp]:
-    """Rows whose key is not UTF-8: the column decodes as a whole and no key starts inside a character."""
+    """Return the rows whose key is not UTF-8.
+
+    There are none if the column as a whole is UTF-8 and no key starts inside a character.
+    """
     try:
         if str(keys, "utf-8").isascii():
             return np.empty(0, np.intp)
@@ -146,9 +154,9 @@ def _decodes(key: memoryview) -> bool:
 
 
 def _aggregates(data: memoryview, offsets: I32, lengths: I32) -> tuple[npt.NDArray[np.intp], dict[str, list[int]]]:
-    """Rows whose data is an aggregate, and those that cannot be delivered, by the reason.
+    """Return the rows that are given aggregates, and by reason the rows with aggregates that no consumer could read.
 
-    One row in 2^32 of random data is looked at more closely.
+    Only rows that begin with the four bytes of `MAGIC` are parsed, which random data has in one of 2^32 rows.
     """
     octets = np.frombuffer(data, np.uint8)
     rows = (lengths > FRAMING_BYTES).nonzero()[0]
@@ -168,7 +176,7 @@ def _aggregates(data: memoryview, offsets: I32, lengths: I32) -> tuple[npt.NDArr
 
 
 def _too_long(keys: memoryview, offsets: I32, lengths: I32) -> npt.NDArray[np.intp]:
-    """Rows whose key has too many characters; bytes that continue a character do not count."""
+    """Return the rows whose key has too many characters.  Bytes that continue a UTF-8 character do not count."""
     long = (lengths > MAX_KEY_CHARACTERS).nonzero()[0]
     if not len(long):
         return long
@@ -178,6 +186,7 @@ def _too_long(keys: memoryview, offsets: I32, lengths: I32) -> npt.NDArray[np.in
 
 
 def _bad_hash_keys(hash_keys: memoryview, offsets: I32) -> npt.NDArray[np.intp]:
+    """Return the rows whose explicit hash key is not a decimal number up to `MAX_HASH_KEY`.  Empty ones are good."""
     octets = np.frombuffer(hash_keys, np.uint8)
     lengths = np.diff(offsets)
     bad = lengths > len(_MAX_HASH_KEY_TEXT)

@@ -1,4 +1,4 @@
-"""Job: a batch of frames after sorting, where each of its rows is, and which of them have ended."""
+"""Jobs: sorted batches of frames.  A job knows the state and the frame of each of its rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from producerd.core.rows.frame import Frame
 from producerd.core.shards.hash_keys import I32
 
 MAYBE_CAUSES: Final = ("", "timeout", "connection", "service", "result_count", "reshard")
-"""What may have stored a row that is sent again: no answer in time; a connection that broke; an error of the service
-or of a proxy; the wrong number of results; an aggregate in a shard where a consumer drops it."""
+"""Causes for which a row that is sent again may be stored already: no answer in time; a broken connection; an error of
+Kinesis or a proxy; a wrong number of results; an aggregate in a shard where a consumer drops it."""
 AWAITING_MAP: Final = "awaiting a map"
-"""An aggregate was stored in a shard whose range is not known: until that is decided its rows count as maybe stored."""
+"""The cause while an aggregate, stored in a shard of unknown range, waits for a map that decides about its rows."""
 _MARKS: Final = (*MAYBE_CAUSES, AWAITING_MAP)
 
 QUEUED: Final = 0
@@ -25,13 +25,13 @@ SETTLED: Final = 2
 
 
 class Job:
-    """A batch of frames after sorting.
+    """A batch of frames after sorting.  It guarantees that each row settles exactly once.
 
-    A row is named by its position in sorted order; ``order`` gives its number, counted through all frames.
-    ``state`` has one byte a row: QUEUED, IN_REQUEST or SETTLED.  It makes "a row settles exactly once" a check and not
-    a hope.  ``has_gaps``: some rows settled where they stood in their lanes.  ``maybe_stored`` is None until a send may
-    have stored some row; then it has for each row the place in `MAYBE_CAUSES` of what may have stored its last copy, or
-    0.
+    - A row is named by its position in the sorted order.  ``order`` has its number, counted through all frames.
+    - ``state``: for each row QUEUED, IN_REQUEST or SETTLED, in one byte.
+    - ``has_gaps``: some rows settled while they waited in their lanes.
+    - ``maybe_stored``: None until a send may have stored some row.  Then it has for each row the cause of its last
+      possible copy, as an index into `MAYBE_CAUSES` (0: no copy).
     """
 
     __slots__ = (
@@ -64,25 +64,25 @@ class Job:
             f"{self.live_buffers} of {len(self.buffers)} buffers>"
         )
 
-    # ---- where rows are
+    # ---- the states of rows; ``last`` is excluded everywhere
 
     def begin(self, first: int, last: int) -> None:
-        """Queued rows are taken for a request."""
+        """Take queued rows for a request."""
         self.state[first:last] = IN_REQUEST
 
     def requeue(self, first: int, last: int) -> None:
-        """Rows of a request wait again."""
+        """Return rows of a request to the queue."""
         self.state[first:last] = QUEUED
 
     def settle(self, first: int, last: int) -> None:
-        """Rows of a request have ended.  Their memory is let go by `release`."""
+        """Settle rows of a request.  `release` then frees their memory."""
         state = self.state[first:last]
         if not (state == IN_REQUEST).all():
             raise AssertionError("a row settled twice")
         state[:] = SETTLED
 
     def release(self, buffer: SpanBuffer, records: int) -> int:
-        """Let go of the memory of rows that have settled.  Returns the charge that comes free."""
+        """Release the memory of settled rows.  Returns the charged bytes that come free."""
         charge_bytes = buffer.settle(records)
         if buffer.live:
             return 0
@@ -93,23 +93,26 @@ class Job:
         return charge_bytes
 
     def end_queued(self, positions: npt.NDArray[np.intp]) -> int:
-        """Queued rows end where they stand, and their lanes skip them.  Returns the charge that comes free."""
+        """Settle queued rows in place and release their memory; their lanes skip them later.
+
+        Returns the charged bytes that come free.
+        """
         self.state[positions] = SETTLED
         self.has_gaps = True
         return sum([self.release(buffer, records) for buffer, records in self._buffers_of(positions)])
 
     def count(self, first: int, last: int, state: int) -> int:
-        """How many rows among these are in a state."""
+        """Return how many of these rows are in a state."""
         return int(np.count_nonzero(self.state[first:last] == state))
 
     def queued_runs(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The runs of rows among these that are queued, each as its first and its last (excluded)."""
+        """Return the runs of queued rows among these, each as (first, last)."""
         state = self.state[first:last]
         edges = np.flatnonzero(np.diff(np.concatenate(([SETTLED], state, [SETTLED])) == QUEUED)) + first
         return [(start, stop) for start, stop in edges.reshape(-1, 2).tolist()]
 
     def first_queued_run(self, first: int, last: int) -> tuple[int, int]:
-        """The first of `queued_runs`, or an empty one at ``last``."""
+        """Return the first of `queued_runs`, or an empty run at ``last``."""
         queued = self.state[first:last] == QUEUED
         if not queued.any():
             return last, last
@@ -118,7 +121,7 @@ class Job:
         return first + start, first + start + int(rest.argmax()) if rest.any() else last
 
     def mark_maybe_stored(self, first: int, last: int, cause: str) -> None:
-        """Note what may have stored these rows: one of `MAYBE_CAUSES`, or `AWAITING_MAP`.  "" takes a mark away."""
+        """Note why these rows may be stored: one of `MAYBE_CAUSES`, or `AWAITING_MAP`.  "" removes the mark."""
         if self.maybe_stored is None:
             self.maybe_stored = np.zeros(len(self.order), np.uint8)
         self.maybe_stored[first:last] = _MARKS.index(cause)
@@ -129,10 +132,10 @@ class Job:
             if rows is not None:
                 rows[first:last] = rows[first:last][order]
 
-    # ---- whose they are
+    # ---- the frames of rows
 
     def frames_of(self, positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, I32]]:
-        """The frames of some rows, each with its own numbers for them."""
+        """Yield the frames of some rows, each with the rows' numbers in that frame."""
         rows = self.order[positions]
         if len(self.frames) == 1:
             yield self.frames[0], rows
@@ -142,7 +145,7 @@ class Job:
             yield self.frames[place], rows[places == place] - np.int32(self.starts[place])
 
     def records_by_frame(self, *positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, int]]:
-        """The frames of some rows, each with how many of them it has."""
+        """Yield the frames of some rows, each with the number of these rows that it has."""
         rows = [self.order[some] for some in positions]
         if len(self.frames) == 1:
             yield self.frames[0], sum(map(len, rows))
@@ -152,23 +155,23 @@ class Job:
             yield self.frames[place], int(counts[place])
 
     def positions_of(self, frame: Frame, from_row: int = 0) -> npt.NDArray[np.intp]:
-        """Where a frame's rows are, from one of its numbers on."""
+        """Return the positions of a frame's rows from number ``from_row`` on."""
         start = self.starts[self.frames.index(frame)]
         return np.flatnonzero((self.order >= start + from_row) & (self.order < start + frame.records))
 
     def queued_positions_of(self, frame: Frame, from_row: int = 0) -> npt.NDArray[np.intp]:
-        """Those of `positions_of` whose rows are queued."""
+        """Return the positions of a frame's queued rows from number ``from_row`` on."""
         positions = self.positions_of(frame, from_row)
         queued: npt.NDArray[np.intp] = positions[self.state[positions] == QUEUED]
         return queued
 
     def rows_of(self, frame: Frame, positions: npt.NDArray[np.intp]) -> I32:
-        """A frame's own numbers of rows that are at these positions."""
+        """Return the numbers in their frame of rows at these positions."""
         rows: I32 = self.order[positions] - np.int32(self.starts[self.frames.index(frame)])
         return rows
 
     def _buffers_of(self, positions: npt.NDArray[np.intp]) -> Iterator[tuple[SpanBuffer, int]]:
-        """The buffers of some rows, each with how many of them it holds."""
+        """Yield the buffers of some rows, each with the number of these rows that it holds."""
         firsts = [buffer.first for buffer in self.buffers]
         counts = np.bincount(np.searchsorted(firsts, positions, side="right") - 1)
         for place in np.flatnonzero(counts).tolist():

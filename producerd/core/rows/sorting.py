@@ -1,7 +1,7 @@
-"""Rows of some frames sorted by shard and copied to span buffers.
+"""Sort the rows of some frames by shard and copy them to span buffers.
 
-`sort_rows` is pure and may run in a worker thread: it hashes the keys, finds each row's shard, sorts stably (the order
-per key stays) and copies the rows to buffers of their own.
+`sort_rows` is pure and may run in a worker thread.  It hashes the keys, finds each row's shard, sorts the rows by shard
+and copies them.  The sort is stable, so rows of one key keep their order.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from producerd.core.shards.shard_map import ShardMap
 from producerd.wire.columns import RECORD_CHARGE_BYTES
 
 SPAN_BYTES: Final = 64 * 1024
-"""Charge of one span, and of one buffer, unless a single row is larger."""
+"""Largest charge of a span, and of a buffer, unless a single row is larger."""
 
 
 class SortedRows(NamedTuple):
-    """What `sort_rows` returns.  Each span stands with the index of its shard in the map."""
+    """The result of `sort_rows`: a job and its spans, each with the index of its shard in the map."""
 
     job: Job
     spans: list[tuple[int, Span]]
@@ -39,7 +39,7 @@ class SortedRows(NamedTuple):
 def sort_rows(frames: Sequence[Frame], shard_map: ShardMap, seed: int) -> SortedRows:
     """Sort the rows of some frames by shard into span buffers.
 
-    Bad rows are left out.  ``seed`` spreads the rows that have no key.
+    Leaves out bad rows.  Rows without a key get random hash keys, which ``seed`` determines.
     """
     checked = [frame.rows for frame in frames if frame.rows is not None]
     high, low, explicit, aggregates = _hashes(checked, seed)
@@ -52,7 +52,7 @@ def sort_rows(frames: Sequence[Frame], shard_map: ShardMap, seed: int) -> Sorted
         order = (np.arange(len(high)) if good is None else np.flatnonzero(good)).astype(np.int32)
     keys: Column
     data: Column
-    if len(checked) == 1 and good is None and (len(shard_map) == 1 or len(high) == 1):  # in order; buffers copy them
+    if len(checked) == 1 and good is None and (len(shard_map) == 1 or len(high) == 1):  # already sorted
         keys, data = (checked[0].keys, checked[0].key_offsets), (checked[0].data, checked[0].data_offsets)
     else:
         keys = gather([(rows.keys, rows.key_offsets) for rows in checked], order)
@@ -90,10 +90,10 @@ def _marks(marks: Bool | None, first: int, last: int) -> Bool | None:
 
 
 def _hashes(frames: Sequence[CheckedRows], seed: int) -> tuple[U64, U64, Bool | None, Bool | None]:
-    """Return the high and the low halves of every row's hash key, and two masks, each None where it is empty.
+    """Return the high and the low halves of every row's hash key, and two masks, each None if it would be empty.
 
-    The masks say which rows have an explicit hash key (given, or by chance), and which are aggregates themselves: these
-    have the hash key of their first record.
+    The masks mark the rows with an explicit hash key, which may be random, and the rows that are given aggregates.
+    A given aggregate has the hash key of its first record.
     """
     all_high, all_low = _hash_keys(frames)
     all_explicit, all_aggregates = np.zeros((2, len(all_high)), np.bool_)
@@ -105,14 +105,14 @@ def _hashes(frames: Sequence[CheckedRows], seed: int) -> tuple[U64, U64, Bool | 
         explicit, aggregates = all_explicit[start:end], all_aggregates[start:end]
         null = rows.key_offsets[1:] == rows.key_offsets[:-1]
         if null.any():
-            random = random or np.random.default_rng(seed)  # 20 us: not for each job
+            random = random or np.random.default_rng(seed)  # takes 20 us, so only if a job needs it
             count = int(null.sum())
             high[null], low[null] = random.integers(0, 2**64, (2, count), dtype=np.uint64)
             explicit |= null
         if rows.hash_keys is not None and rows.hash_key_offsets is not None:
             given = np.diff(rows.hash_key_offsets) > 0
             for bad in rows.bad:
-                given[bad.rows] = False  # it may not even be a number
+                given[bad.rows] = False  # the text of a bad row may not be a number
             if given.any():
                 given_high, given_low = _parse_given(rows.hash_keys, rows.hash_key_offsets, given)
                 high[given], low[given] = given_high, given_low
@@ -132,7 +132,7 @@ def _hashes(frames: Sequence[CheckedRows], seed: int) -> tuple[U64, U64, Bool | 
 
 
 def _hash_keys(frames: Sequence[CheckedRows]) -> tuple[U64, U64]:
-    """Hash the partition keys.  Those of small frames are hashed together: many keys at once take half the time."""
+    """Hash the partition keys.  Keys of small frames are hashed together, which takes half the time."""
     groups: list[list[CheckedRows]] = [[]]
     records = 0
     for rows in frames:
@@ -160,7 +160,7 @@ def _parse_given(hash_keys: memoryview, offsets: I32, given: Bool) -> tuple[U64,
 
 
 def _good(frames: Sequence[CheckedRows]) -> Bool | None:
-    """Which rows are not bad, or None where all are good."""
+    """Return a mask of the rows that are not bad, or None if all are good."""
     if not any(rows.bad for rows in frames):
         return None
     masks = []
@@ -173,7 +173,7 @@ def _good(frames: Sequence[CheckedRows]) -> Bool | None:
 
 
 def _cut_spans(shards: I32, sizes: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """(shard, first, last) of each span, in order."""
+    """Cut sorted rows into spans of one shard.  Returns (shard, first, last) of each span, in order."""
     spans = []
     edges = [0, *((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist(), len(shards)] if len(shards) else []
     for start, end in pairwise(edges):
@@ -187,7 +187,7 @@ def _cut_spans(shards: I32, sizes: npt.NDArray[np.int64]) -> list[tuple[int, int
 
 
 def _pack(spans: Sequence[tuple[int, int, int]], sizes: npt.NDArray[np.int64]) -> Iterator[list[tuple[int, int, int]]]:
-    """Neighbouring spans that share a buffer."""
+    """Yield groups of neighbouring spans that share a buffer."""
     group: list[tuple[int, int, int]] = []
     for span in spans:
         if group and sizes[span[2]] - sizes[group[0][1]] > SPAN_BYTES:

@@ -1,6 +1,6 @@
-"""Span: at most 64 KiB of one shard's rows, which lanes hold and requests take.
+"""Spans: runs of one shard's rows, up to 64 KiB, which wait in lanes and travel in requests.
 
-A row is named by its position in the job's sorted order; `Job.order` leads back to its frame.
+A row is named by its position in the job's sorted order.  `Job.order` leads back to its frame.
 """
 
 from __future__ import annotations
@@ -16,77 +16,81 @@ from producerd.core.rows.job import Job
 from producerd.core.shards.shard_map import Shard, ShardMap
 
 NULL_KEY: Final = b"-"
-"""The partition key of a row without one (Kinesis wants a character); its explicit hash key is random."""
+"""The partition key of a row that has none, because Kinesis requires one.  The row's explicit hash key is random."""
 RAW_FROM_STRAYS: Final = 2
-"""So a row is stored at most twice in vain: as an aggregate, and once more by the newest map."""
+"""Strays after which rows go as plain records.  So at most two copies of a row are stored that no consumer reads."""
 FAULTS_TO_SUSPECT: Final = 2
-"""Of the service, for the same rows: then it may be one of them that makes it fail."""
+"""Faults of Kinesis on the same rows after which the rows are suspected to cause them."""
 
 
 class Span(NamedTuple):
-    """Rows ``first`` to ``last`` (excluded; positions in the job's sorted order), all in one buffer and one lane."""
+    """The rows of a job from position ``first`` up to ``last`` (excluded), all in one buffer and one lane."""
 
     job: Job
     buffer: SpanBuffer
     first: int
     last: int
     bytes: int
-    """Key and data of all its rows."""
+    """Size of the keys and data of all its rows."""
     attempts: int = 0
     timeouts: int = 0
-    """Requests in a row that were given up for want of an answer."""
+    """Requests in a row that had no answer in time."""
     wrong_counts: int = 0
-    """Answers in a row whose number of results did not match."""
+    """Answers in a row with a wrong number of results."""
     faults: int = 0
-    """Requests that the service answered with a fault of its own, since it said something of these rows."""
+    """Requests that Kinesis answered with a fault of its own, since its last result for these rows."""
     strays: int = 0
-    """Aggregates of these rows that were stored where a consumer drops them."""
+    """Aggregates of these rows that were stored in a shard where a consumer drops them."""
 
     @property
     def raw(self) -> bool:
-        """To be sent as plain records, whatever the stream's aggregation: no map fault can store copies for ever."""
+        """Whether to send its rows as plain records even if the stream aggregates.
+
+        So a wrong shard map cannot store one copy after the other that a consumer drops.
+        """
         return self.strays >= RAW_FROM_STRAYS
 
     @property
     def failing(self) -> bool:
-        """Whether these rows, and not the service, are suspected."""
+        """Whether these rows are suspected to be the cause of faults of Kinesis."""
         return self.faults >= FAULTS_TO_SUSPECT
 
     @property
     def records(self) -> int:
+        """The number of its rows."""
         return self.last - self.first
 
     def cut(self, at: int) -> tuple[Span, Span]:
-        """The rows before position ``at``, and those from it on."""
+        """Return two spans: the rows before position ``at``, and the rows from it on."""
         before = self.bytes_to(at)
         return self._replace(last=at, bytes=before), self._replace(first=at, bytes=self.bytes - before)
 
     def bytes_to(self, at: int) -> int:
-        """Key and data of its rows before position ``at``."""
+        """Return the size of keys and data of its rows before position ``at``."""
         buffer = self.buffer
         start, end = self.first - buffer.first, at - buffer.first
         keys, data = buffer.key_offsets, buffer.data_offsets
         return int(keys[end] - keys[start]) + int(data[end] - data[start])
 
     def lies_in(self, shard: Shard) -> bool:
-        """Whether a shard's range holds the hash keys of all its rows."""
+        """Return whether a shard's range contains the hash keys of all its rows."""
         a, b = self.first - self.buffer.first, self.last - self.buffer.first
         return shard.holds(self.buffer.hashes[0][a:b], self.buffer.hashes[1][a:b])
 
     def hash_range(self) -> tuple[int, int]:
-        """The lowest and the highest hash key of its rows."""
+        """Return the lowest and the highest hash key of its rows."""
         a, b = self.first - self.buffer.first, self.last - self.buffer.first
         high, low = self.buffer.hashes[0][a:b], self.buffer.hashes[1][a:b]
         first, last = high.min(), high.max()
         return int(first) << 64 | int(low[high == first].min()), int(last) << 64 | int(low[high == last].max())
 
     def reorder(self, order: npt.NDArray[np.intp]) -> None:
-        """Put its rows, which wait in a lane, in another order, in place."""
+        """Put its rows in another order, in place.  They must be in a lane, not in a request."""
         self.job.reorder(self.first, self.last, order)
         self.buffer.reorder(self.first - self.buffer.first, self.last - self.buffer.first, order)
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Running total of key + data bytes, a value for each row and one for the end, from 0."""
+        """Return the running total of key + data bytes from 0: a value for each row and one for the end."""
         a, b = self.first - self.buffer.first, self.last - self.buffer.first + 1
         total: npt.NDArray[np.int64] = self.buffer.key_offsets[a:b].astype(np.int64) + self.buffer.data_offsets[a:b]
         total -= total[0]
@@ -94,22 +98,22 @@ class Span(NamedTuple):
 
 
 def hash_key_of(span: Span, position: int) -> bytes:
-    """A row's hash key, in decimal."""
+    """Return the hash key of the row at a position, in decimal."""
     high, low = span.buffer.hashes
     at = position - span.buffer.first
     return b"%d" % (int(high[at]) << 64 | int(low[at]))
 
 
 def explicit_hash_key_of(span: Span, position: int) -> bytes | None:
-    """The same, where it is not that of the row's partition key."""
+    """Return the hash key of the row at a position, or None if it is the MD5 of the row's partition key."""
     explicit = span.buffer.explicit
     return hash_key_of(span, position) if explicit is not None and explicit[position - span.buffer.first] else None
 
 
 def place(span: Span, shard_map: ShardMap) -> list[tuple[int, Span]]:
-    """Sort the rows of a queued span again, in place, by another map.  Returns spans of one shard each, in its order.
+    """Sort the rows of a queued span by another map, in place.
 
-    Rows keep their order within a shard.
+    Returns (index of the shard, span) for each shard, in the map's order.  Rows keep their order within a shard.
     """
     buffer = span.buffer
     a, b = span.first - buffer.first, span.last - buffer.first
@@ -126,7 +130,7 @@ def place(span: Span, shard_map: ShardMap) -> list[tuple[int, Span]]:
 
 
 def runs_of(spans: Sequence[Span]) -> list[tuple[Job, int, int]]:
-    """The rows of some spans as (job, first, last): neighbouring spans of a job together, to be settled at once."""
+    """Return the rows of some spans as runs (job, first, last), with neighbouring spans of a job in one run."""
     runs: list[tuple[Job, int, int]] = []
     for span in spans:
         if runs and runs[-1][0] is span.job and runs[-1][2] == span.first:
@@ -137,5 +141,5 @@ def runs_of(spans: Sequence[Span]) -> list[tuple[Job, int, int]]:
 
 
 def records_of(spans: Sequence[Span]) -> int:
-    """The number of rows of some spans."""
-    return sum([span.last - span.first for span in spans])  # a list: a generator is a call for each
+    """Return the number of rows of some spans."""
+    return sum([span.last - span.first for span in spans])  # a generator would need one call for each span
