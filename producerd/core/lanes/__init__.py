@@ -1,1 +1,1 @@
-"""Lanes: a line of rows for each shard, and its pace."""
+"""The lanes of one stream: for each shard the rows that wait for it, and its pace."""

@@ -1,7 +1,6 @@
-"""Lane: one shard's line of spans, and when it may send.
+"""Lanes: for each shard a queue of spans, which decides when it may send.
 
-Rows leave at the front.  Throttled rows come back to the front, and the lane slows down; nothing here touches another
-lane.
+Rows leave at the front.  Throttled rows return to the front and slow their lane down.  No lane affects another one.
 """
 
 from __future__ import annotations
@@ -19,33 +18,33 @@ from producerd.core.shards.hash_keys import U64
 from producerd.core.shards.shard_map import Shard
 
 MAX_REQUESTS_PER_LANE: Final = 4
-"""More in flight for one shard only reorders its rows; a shard takes 1 MiB/s."""
+"""Most requests of a lane in flight.  With its 1 MiB/s a shard gains nothing from more; they only reorder its rows."""
 MAX_REQUESTS_OF_SLOW_LANE: Final = 12
-"""A shard that answers in 6 s gives its quota only with more on the way: 1,000 records/s in requests of 500."""
+"""Most requests of a slow lane in flight.  A shard that answers in 6 s needs 12 of 500 rows to store 1,000 a second."""
 SLOW_LANE_PAUSE_SECONDS: Final = 0.5
-"""Between its requests, so that each is full: with one every tenth of a second it had 530 of its 1,000 records/s, and
-callers that mix their rows over 16 shards 55 % of what they have with the pause."""
+"""Pause between requests of a slow lane, so that each is full.  With 0.1 s a slow lane stored 530 of its 1,000 rows a
+second, and callers that mix their rows over 16 shards had 55 % of the rate that they have with this pause."""
 ENTRY_OVERHEAD_BYTES: Final = 40
-"""Above what an entry adds to its key and data: an explicit hash key of 39 digits; in an aggregate it is about that."""
+"""Upper bound of the bytes that a row adds to its key and data, with an explicit hash key of 39 digits."""
 AGGREGATED_OVERHEAD_BYTES: Final = 25
-"""The same of a row without one in an aggregate of two or more: tags, lengths, and its part of what frames them."""
+"""The same bound for a row without an explicit hash key in an aggregate of at least two: tags, lengths, framing."""
 LOOK_AHEAD_SPANS: Final = 32
-"""How far behind rows that wait for their key's earlier row others are looked for."""
+"""Most spans that are searched for further rows behind rows that must wait for an earlier row of their key."""
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Lane:
-    """One shard's line of rows, or the nameless one of all rows while the shards are not known.
+    """The queue of rows for one shard.  While the shards are not known, one nameless lane has all rows.
 
-    Where records are aggregated the nameless lane keeps one shard's pace; otherwise only throttles pace it.
+    If the stream aggregates, the nameless lane keeps the pace of one shard; otherwise only throttles pace it.
 
-    - ``queued``: the rows in ``spans``, also those whose caller is gone: `take` drops these.
-    - ``in_flight``: its requests without an answer.  Of them ``slow_in_flight`` have been out for long, and nothing
-      waits for ``overdue_in_flight`` any more.
-    - ``set_aside``: requests of its rows that wait outside of the lane.
-    - ``alone``: its last request was slow or had no answer, so that it shares none until it answers in time.
-    - ``silent``: its last request had no answer.
-    - ``map_until``: an answer came from another shard, and a new map is awaited until then.
+    - ``queued``: the number of rows in ``spans``.  Some may have ended since; `take` drops these.
+    - ``in_flight``: the number of its requests without an answer.  ``slow_in_flight`` of them have waited for long, and
+      ``overdue_in_flight`` no longer hold back other requests.
+    - ``set_aside``: the number of requests with its rows that wait outside of the lane.
+    - ``alone``: its last request was slow or timed out.  Until an answer comes in time, it shares no request.
+    - ``silent``: its last request timed out.
+    - ``map_until``: until when it waits for a new map, because an answer came from another shard.
     - ``sequence``: the highest sequence number in an answer of its shard.
     """
 
@@ -70,7 +69,7 @@ class Lane:
 
     def __init__(self, shard: Shard, pacer: Pacer | None, aggregate_max_bytes: int = 0) -> None:
         self.shard = shard
-        self.nameless = not shard.shard_id  # it stands in for all shards: its rows go as plain records
+        self.nameless = not shard.shard_id
         self.aggregate_max_bytes = aggregate_max_bytes
         self.spans: deque[Span] = deque()
         self.pacer = pacer
@@ -84,7 +83,7 @@ class Lane:
         self.silent = False
         self.map_until: float | None = None
         self.sequence = 0
-        self._throttles = 0  # answers in a row that throttled it, where no pacer counts them
+        self._throttles = 0  # answers in a row that throttled it; counted only without a pacer
 
     def __repr__(self) -> str:
         state = "".join([f", {name}" for name in ("alone", "silent") if getattr(self, name)])
@@ -97,7 +96,7 @@ class Lane:
 
     @property
     def waits_for_answers(self) -> bool:
-        """Whether as many of its requests are in flight as may be.  Those known to be slow hold up no others."""
+        """Whether it must wait for an answer before its next request.  Requests known to be slow block no others."""
         if self.silent:
             return self.in_flight > self.overdue_in_flight
         return (
@@ -105,79 +104,82 @@ class Lane:
         )
 
     def ready_at(self, now: float) -> float:
-        """When it may send, as far as time decides; ``inf`` where it has no rows or waits for an answer."""
+        """Return when it may send, or ``inf`` if it has no rows or waits for an answer."""
         if not self.queued or self.waits_for_answers:
             return inf
         paced = self.pacer.ready_at(now, self._entry_bytes) if self.pacer is not None else 0.0
         return max(self.hold_until, paced, self.map_until or 0.0)
 
     def backs_off(self, now: float) -> bool:
-        """Whether it sends less than before, or nothing, because its shard throttled it."""
+        """Return whether it sends less than before, or nothing, because its shard throttled it."""
         return self.pacer.backs_off if self.pacer is not None else now < self.hold_until
 
     @property
     def bytes(self) -> int:
-        """Of the rows that wait, with those whose caller is gone.  Looks at every span."""
+        """The size of its waiting rows (key + data), with those that have ended.  Reads every span."""
         return sum([span.bytes for span in self.spans])
 
     @property
     def _entry_bytes(self) -> int:
-        """What it waits for the bucket to hold: a whole aggregate; plain records have a size each."""
+        """The bytes that it waits for its pace to allow: of a whole aggregate, or 0 for plain records."""
         if self.pacer is None or not self.aggregate_max_bytes:
             return 0
         return self.pacer.entry_bytes(self.aggregate_max_bytes)
 
     def use(self, now: float) -> float:
-        """What its shard had stored recently, as a share of the shard's quota; 0 while the shards are not known."""
+        """Return the share of its shard's quota that it has used recently; 0 while the shards are not known."""
         return self.pacer.use(now) if self.pacer is not None else 0.0
 
     def is_paced(self, now: float) -> bool:
-        """Whether a bucket is less than half full: then its pace holds it, though it may send for a moment."""
+        """Return whether its pace holds it back, though it may be free to send for a moment.
+
+        That is the case while one of its pacer's buckets is less than half full.
+        """
         if self.pacer is None:
             return False
         allowance = self.pacer.allowance(now)
         return allowance.records < self.pacer.rate_records / 2 or allowance.bytes < self.pacer.rate_bytes / 2
 
-    # ---- what happens to its requests
+    # ---- its requests
 
     def sent(self) -> None:
-        """A request has rows of it."""
+        """Count a request that has rows of it."""
         self.in_flight += 1
 
     def ended(self, *, slow: bool = False, overdue: bool = False) -> None:
-        """A request has none of its rows any more: it has its answer or has failed, or they did not fit."""
+        """Count a request that has none of its rows any more: it was answered, has failed or was too small for them."""
         self.in_flight -= 1
         self.slow_in_flight -= slow
         self.overdue_in_flight -= overdue
 
     def slowed(self) -> None:
-        """A request has been out for long."""
+        """Note that a request has waited for long."""
         self.alone = True
         self.slow_in_flight += 1
 
     def passed_over(self) -> None:
-        """Nothing waits for one of its requests any more."""
+        """Note that one of its requests no longer holds back others."""
         self.overdue_in_flight += 1
 
     def answered(self, *, late: bool) -> None:
-        """A request was answered.  If the lane answers in time while it is alone, it may share requests again."""
+        """Note an answer to a request.  An answer in time lets the lane share requests again."""
         self.alone, self.silent = self.alone and late, False
 
     def timed_out(self) -> None:
-        """A request had no answer in time."""
+        """Note that a request had no answer in time."""
         self.alone = self.silent = True
 
     def read(self, number: int, before: int) -> bool:
-        """An answer has a sequence number of its shard, 0 for none.  Returns whether the number is too low.
+        """Note a sequence number from its shard, 0 for none.  Returns whether the number is too low.
 
-        ``before``: the lane's ``sequence`` when the request was sent.
+        A number is too low if the lane had a higher one when the request was sent, which is ``before``.
         """
         fell = 0 < number < before
         self.sequence = number if fell else max(self.sequence, number)
         return fell
 
     def pace(self, stored: int, throttled: int, sent_at: float, now: float, delay: Callable[[int], float]) -> None:
-        """An answer stored and throttled this many of its entries.
+        """Adapt the lane's pace to an answer that stored and throttled this many of its entries.
 
         ``delay``: how many seconds a lane without a pacer waits after this many answers in a row that throttled it.
         """
@@ -190,42 +192,42 @@ class Lane:
             self._throttles = 0
 
     def give_back(self, entries: int, bytes_: int) -> None:
-        """A request sent this much less than the lane was charged for."""
+        """Return what a request sent less than its lane was charged for."""
         if self.pacer is not None:
             self.pacer.give_back(entries, bytes_)
 
-    # ---- what it waits for
+    # ---- waits
 
     def hold(self, until: float) -> None:
-        """It sends nothing before this time."""
+        """Send nothing before this time."""
         self.hold_until = max(self.hold_until, until)
 
     def put_aside(self) -> None:
-        """Rows of it wait outside, for a request of their own or for a map."""
+        """Count rows of it that wait outside, for a request of their own or for a map."""
         self.set_aside += 1
 
     def take_up(self) -> None:
-        """Rows that waited outside do so no more."""
+        """Count rows of it that no longer wait outside."""
         self.set_aside -= 1
 
     def await_map(self, until: float) -> None:
-        """An answer came from another shard: the lane waits for a new map, at most until this time.
+        """Wait for a new map up to this time, because an answer came from another shard.
 
-        A wait that has begun goes on as it is.
+        A wait that has begun keeps its end.
         """
         if self.map_until is None:
             self.map_until = until
 
     def map_came(self) -> None:
-        """It waits for a map no more."""
+        """End the wait for a map."""
         self.map_until = None
 
     def map_is_late(self, now: float) -> None:
-        """No map came in time, and the next answer decides again."""
+        """Send again: no map came in time.  Until a map comes, its rows go as plain records."""
         self.map_until = now
 
     def set_rules(self, aggregate_max_bytes: int, shard_rate_fraction: float, now: float) -> None:
-        """Other rules, from now on."""
+        """Follow new rules from now on."""
         self.aggregate_max_bytes = aggregate_max_bytes
         if self.pacer is not None:
             self.pacer.set_fraction(shard_rate_fraction, now)
@@ -233,17 +235,17 @@ class Lane:
     # ---- rows come and go
 
     def extend(self, spans: list[Span]) -> None:
-        """Rows join at the end."""
+        """Add rows at the end."""
         self.spans.extend(spans)
         self.queued += records_of(spans)
 
     def put_back(self, spans: list[Span]) -> None:
-        """Rows that were taken return to the front, in their order."""
+        """Return rows to the front, in their order."""
         self.spans.extendleft(reversed(spans))
         self.queued += records_of(spans)
 
     def take_all(self) -> list[Span]:
-        """Every span, for other lanes."""
+        """Take every span, for other lanes."""
         spans = list(self.spans)
         self.spans.clear()
         self.queued = 0
@@ -252,9 +254,9 @@ class Lane:
     def take(
         self, max_records: int, max_bytes: int, first_row_bytes: int = 0, overhead_bytes: int = ENTRY_OVERHEAD_BYTES
     ) -> tuple[list[Span], int]:
-        """Rows from the front within both bounds, and their bytes (key + data + overhead, a row).
+        """Take rows from the front within both limits.  Returns their spans and bytes (key + data + overhead a row).
 
-        The first row may have ``first_row_bytes``, where that is more: a row larger than a request goes alone.
+        If the first row is larger than ``max_bytes`` but not than ``first_row_bytes``, it is taken alone.
         """
         taken: list[Span] = []
         used = records = 0
@@ -286,7 +288,10 @@ class Lane:
         return taken, used
 
     def take_distinct(self, max_records: int, max_bytes: int, first_row_bytes: int = 0) -> tuple[list[Span], int]:
-        """As `take`, but at most one row of a key (of a hash), and none of a key that a waiting row before it has."""
+        """Take rows as `take` does, but at most one of each key, and none while an earlier row of its key waits.
+
+        Keys are compared by a hash, so two keys may count as one.
+        """
         taken: list[Span] = []
         kept: list[Span] = []
         used = records = 0
@@ -321,7 +326,7 @@ class Lane:
         return taken, used
 
     def _first_is_live(self) -> bool:
-        """Cut the first span to its first run of rows whose caller is still there; False where it had none."""
+        """Cut the first span to its first run of rows that have not ended.  Returns False if it had none."""
         span = self.spans[0]
         if not span.job.has_gaps:
             return True
@@ -331,7 +336,7 @@ class Lane:
         self.spans.popleft()
         self.queued -= start - span.first
         if start == stop:
-            return False  # and its memory may be gone
+            return False  # its memory may be released
         run, rest = span.cut(start)[1].cut(stop)
         if rest.records:
             self.spans.appendleft(rest)
@@ -340,19 +345,25 @@ class Lane:
 
 
 class Piece(NamedTuple):
-    """Some rows of a request: a span, and the lane that it was taken from."""
+    """A span of a request, with the lane that it was taken from."""
 
     lane: Lane
     span: Span
 
 
 def _alike(one: Span, other: Span) -> bool:
-    """Whether both become plain records, or aggregates, and both or none are suspected of failing their requests."""
+    """Return whether two spans may share a request.
+
+    Both must become aggregates or both plain records, and both or none must be suspected of failing their requests.
+    """
     return one.raw is other.raw and one.failing is other.failing
 
 
 def _keys_of(span: Span) -> U64:
-    """A number for each row, equal for rows of one key; where two keys share one, a row waits longer than it must."""
+    """Return a number for each row, equal for rows of one key.
+
+    If two keys have the same number, a row waits longer than it must.
+    """
     a, b = span.first - span.buffer.first, span.last - span.buffer.first
     keys: U64 = span.buffer.hashes[0][a:b] * _ODD + span.buffer.hashes[1][a:b]
     return keys
@@ -361,16 +372,17 @@ def _keys_of(span: Span) -> U64:
 def _rows_that_fit(
     span: Span, max_records: int, max_bytes: int, first_row_bytes: int, overhead_bytes: int = ENTRY_OVERHEAD_BYTES
 ) -> int:
+    """Return how many rows of a span fit in both limits; a first row up to ``first_row_bytes`` always fits."""
     sizes = span.sizes() + overhead_bytes * np.arange(span.records + 1)
     count = min(int(sizes.searchsorted(max_bytes, side="right")) - 1, max_records, span.records)
     return max(count, 1 if max_records and int(sizes[1]) <= first_row_bytes else 0)
 
 
 def spans_of(pieces: Iterable[Piece]) -> list[Span]:
-    """The spans of some pieces, without their lanes."""
+    """Return the spans of some pieces."""
     return [span for _, span in pieces]
 
 
 def lanes_of(pieces: Iterable[Piece]) -> list[Lane]:
-    """The lanes of some pieces, each once, in the order of their first pieces."""
+    """Return the lanes of some pieces, each once, in the order of their first pieces."""
     return list(dict.fromkeys([lane for lane, _ in pieces]))

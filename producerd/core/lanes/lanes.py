@@ -1,7 +1,8 @@
-"""Lanes: every lane of one stream: which may send, what a request takes of them, and where rows go when shards change.
+"""All lanes of one stream.
 
-There is a lane for each open shard that had rows, and never one for another.  Only lanes that may send are touched; a
-lane that waits for a time stands in a heap, one that waits for an answer stands nowhere until it is listed again.
+They decide which lanes may send, which rows a request takes, and where rows go when shards change.  Only open shards
+have lanes, from their first row on.  Work is done only for lanes that may send: a lane that waits for a time is in a
+heap, and one that waits for an answer is in no list until the answer comes.
 """
 
 from __future__ import annotations
@@ -27,27 +28,31 @@ from producerd.core.rules import EntryRules
 from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
 
 SMALLEST_RETRY_BYTES: Final = 64 * 1024
-"""After time-outs requests are halved down to this, or to one row."""
+"""Size down to which requests are halved after time-outs.  A single row may be larger."""
 FAULTY_ROWS: Final = 512
-"""Rows whose requests failed twice in a row by a fault of the service go alone, and half as many each time, down to
-one: a record that makes the service fail must not sink its mates."""
+"""Most rows in a request of rows that are suspected to make Kinesis fail.  Such rows share no request with others, and
+each further failure halves their number, down to one.  So a row that makes Kinesis fail does not fail the others."""
 EVEN_USE: Final = 0.8
-"""Where the other shards have stored this part of what the fullest one has, on average, all are as full as it is.
-Random keys differ by less, and a shard whose keys are to be spread by more."""
+"""Mean use of the other shards, as a share of the fullest one's, from which all count as full.
+
+Random keys load shards more evenly than this, and a hot shard differs from the others by more.
+"""
 
 
 class Hottest(NamedTuple):
-    """The lane with the most waiting bytes, and its share of all that wait."""
+    """The lane with the most waiting bytes, and its share of all waiting bytes."""
 
     lane: Lane
     share: float
 
 
 class ShardState(NamedTuple):
-    """What is to be known of an open shard.  ``share``: of all waiting bytes; ``use``: of the shard's quota, of late.
+    """The state of an open shard, for the status.
 
-    ``rate_records``, ``rate_bytes``: what its lane may send in a second, 0 before it had rows.  ``waits_for``: what
-    keeps its rows from being sent, "" where nothing does or there are none.
+    - ``share``: its share of all waiting bytes.  ``use``: the share of its quota that was used recently.
+    - ``rate_records``, ``rate_bytes``: the entries and bytes that its lane may send in a second; 0 before its first
+      row.
+    - ``waits_for``: what keeps its rows from being sent, "" if nothing does or no row waits.
     """
 
     shard: Shard
@@ -63,7 +68,10 @@ class ShardState(NamedTuple):
 
 
 class Lanes:
-    """See the module's text.  With ``per_key`` a lane has one request in flight, of distinct keys or one aggregate."""
+    """All lanes of one stream.  A lane is in at most one of the two lists of lanes that have rows.
+
+    With ``per_key`` a lane has one request in flight, with rows of distinct keys or with one aggregate.
+    """
 
     def __init__(self, rules: EntryRules, make_pacer: Callable[[], Pacer]) -> None:
         self.map = ONE_LANE
@@ -71,10 +79,10 @@ class Lanes:
         self._make_pacer = make_pacer
         self._per_key = rules.per_key
         self._lanes: dict[Shard, Lane] = {}
-        self._leaving: list[Lane] = []  # of closed shards, with requests on their way
-        self._ready: deque[Lane] = deque()  # with rows, longest-waiting first
-        self._held: list[tuple[float, int, Lane]] = []  # with rows, that wait for a time: a heap
-        self._listed: set[Lane] = set()  # those in one of the two, in which a lane stands at most once
+        self._leaving: list[Lane] = []  # lanes of closed shards, with requests on their way
+        self._ready: deque[Lane] = deque()  # lanes with rows, longest-waiting first
+        self._held: list[tuple[float, int, Lane]] = []  # lanes with rows that wait for a time: a heap
+        self._listed: set[Lane] = set()  # the lanes in `_ready` or `_held`
         self._numbers = count()
 
     # ---- questions
@@ -86,20 +94,23 @@ class Lanes:
         return iter(self._lanes.values())
 
     def have_work(self, now: float) -> bool:
-        """Whether any lane may send now."""
+        """Return whether any lane may send now."""
         return any(lane.ready_at(now) <= now for lane in self._ready)
 
     @property
     def waiting(self) -> bool:
-        """Whether any lane stands in line."""
+        """Whether any lane is in line to send."""
         return bool(self._ready)
 
     def next_time(self) -> float:
-        """When the next lane that waits for a time may send."""
+        """Return when the next lane that waits for a time may send; ``inf`` if none does."""
         return self._held[0][0] if self._held else inf
 
     def hottest(self) -> Hottest | None:
-        """The lane that holds most, by the bytes of its rows.  Looks at every span: ask it seldom."""
+        """Return the lane with the most bytes of waiting rows, or None if no row waits.
+
+        Reads every span, so call it rarely.
+        """
         bytes_of = {lane: lane.bytes for lane in self._lanes.values()}
         total = sum(bytes_of.values())
         if not total:
@@ -108,9 +119,9 @@ class Lanes:
         return Hottest(lane, bytes_of[lane] / total)
 
     def others_have_room(self, full: Lane, now: float) -> bool:
-        """Whether the shards other than that of ``full`` could store clearly more.  Looks at every lane: ask it seldom.
+        """Return whether the shards other than the one of ``full`` could store clearly more.
 
-        A lane that its pace or its shard's throttles hold back counts as full, whatever it has stored.
+        A lane that its pace or its shard's throttles hold back counts as full.  Reads every lane, so call it rarely.
         """
         others = [lane for lane in self._lanes.values() if lane is not full]
         used = sum([1.0 if lane.is_paced(now) or lane.backs_off(now) else lane.use(now) for lane in others])
@@ -118,15 +129,15 @@ class Lanes:
         return used < EVEN_USE * most * (len(self.map) - 1)
 
     def backing_off(self, now: float) -> int:
-        """Lanes that send less than before because their shard throttled them."""
+        """Return how many lanes send less than before because their shard throttled them."""
         return sum([lane.backs_off(now) for lane in self._lanes.values()])
 
     def most_used(self, now: float) -> float:
-        """Of the busiest shard's quota, what it was sent of late."""
+        """Return the share of its quota that the busiest shard was sent recently."""
         return max([lane.use(now) for lane in self._lanes.values() if not lane.nameless], default=0.0)
 
     def states(self, now: float) -> Iterator[ShardState]:
-        """Each open shard, in their order.  Looks at every span: ask it seldom."""
+        """Yield the state of each open shard, in the map's order.  Reads every span, so call it rarely."""
         total = max(1, sum([lane.bytes for lane in self._lanes.values()]))
         for shard in self.map.shards:
             lane = self._lanes.get(shard)
@@ -150,20 +161,20 @@ class Lanes:
     # ---- rows come and go
 
     def append(self, shard_map: ShardMap, spans: Sequence[tuple[int, Span]]) -> None:
-        """Sorted spans join their lanes, in order.  The map that they were sorted by may be older than ours."""
+        """Add sorted spans to their lanes, in order.  They may have been sorted by an older map than the newest."""
         by_lane: dict[Lane, list[Span]] = {}
         for shard_index, span in spans:
             shard = shard_map.shards[shard_index]
-            for lane, part in [(self._lane(shard), span)] if shard in self.map else self._place(span):
-                by_lane.setdefault(lane, []).append(part)
+            for lane, placed in [(self._lane(shard), span)] if shard in self.map else self._place(span):
+                by_lane.setdefault(lane, []).append(placed)
         for lane, lane_spans in by_lane.items():
             lane.extend(lane_spans)
             self.line_up(lane)
 
     def put_back(self, pieces: Iterable[Piece]) -> None:
-        """Rows return to the front of their lanes, in their order.
+        """Return rows to the front of their lanes, in their order.
 
-        Those that keep failing go to the end: else each request after an outage, or beside one, would begin with them.
+        Rows that keep failing go to the end.  Otherwise every request during and after an outage would begin with them.
         """
         by_lane: dict[Lane, list[Span]] = {}
         for lane, span in self.renewed(pieces):
@@ -175,7 +186,7 @@ class Lanes:
             self.line_up(lane)
 
     def renewed(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """The same rows with the lanes that are theirs by the newest map."""
+        """Return the same rows with their lanes by the newest map."""
         renewed: list[Piece] = []
         for lane, span in pieces:
             if self._lanes.get(lane.shard) is lane:
@@ -185,7 +196,7 @@ class Lanes:
         return renewed
 
     def learn(self, shard_map: ShardMap) -> None:
-        """A newer map.  Rows of shards that it does not have are sorted anew, to the front of their new lanes."""
+        """Follow a newer map.  Rows of shards that it lacks move to the front of their new lanes."""
         self.map = shard_map
         gone = [lane for shard, lane in self._lanes.items() if shard not in shard_map]
         moved: list[Piece] = []
@@ -203,7 +214,7 @@ class Lanes:
             self._ready.append(lane)
 
     def released(self, lanes: Iterable[Lane]) -> None:
-        """A request of these lanes has ended, or left the queue beside them."""
+        """List these lanes again: a request of them has ended, or rows that waited outside of them have left."""
         left = False
         for lane in lanes:
             self.line_up(lane)
@@ -214,7 +225,7 @@ class Lanes:
                 self.line_up(lane)
 
     def set_rules(self, rules: EntryRules, shard_rate_fraction: float, now: float) -> None:
-        """Other rules, from now on."""
+        """Follow new rules from now on."""
         self._rules = rules
         for lane in self._lanes.values():
             lane.set_rules(self._aggregate_bytes(lane.shard), shard_rate_fraction, now)
@@ -234,11 +245,12 @@ class Lanes:
         takes_slow: bool = True,
         passes_larger: bool = False,
     ) -> Taken | None:
-        """Rows of few lanes, deep, the longest-waiting first.
+        """Take rows for one request, or None: many rows each of few lanes, the longest-waiting lane first.
 
-        ``bytes_left``: the most that one large row may have; where the first has more nothing is taken, or, with
-        ``passes_larger``, of other lanes.  ``request_bytes``: the most that several rows may have, where that is less
-        than the rules'.  ``takes_slow``: also of lanes that go alone.
+        - ``bytes_left``: the most bytes of a single row.  If the first row has more, nothing is taken.
+        - ``request_bytes``: the most bytes of several rows together, if that is less than in the rules.
+        - ``takes_slow``: take rows of lanes that share no request, too.
+        - ``passes_larger``: if a lane's first row is too large, take rows of other lanes instead.
         """
         while self._held and self._held[0][0] <= now:
             lane = heapq.heappop(self._held)[2]
@@ -260,15 +272,15 @@ class Lanes:
             elif self._take_from(lane, taken, now, bytes_left) or (alone and taken.pieces):
                 if taken.pieces or not passes_larger:
                     break
-                passed.append(self._ready.popleft())  # to which it went back, as its first row is larger
+                passed.append(self._ready.popleft())  # `_take_from` put the lane back, as its first row is too large
         self._ready.extendleft(reversed(passed))
         return taken if taken.pieces else None
 
     def _take_from(self, lane: Lane, taken: Taken, now: float, bytes_left: int) -> bool:
-        """Take what the request and the lane's pace allow; says whether the request is full."""
+        """Take the rows that the request and the lane's pace allow.  Returns whether the request is full."""
         rules, pacer = self._rules, lane.pacer
         front = lane.spans[0]
-        no_map = lane.nameless or lane.map_until is not None  # none came in time: until one does, records go plain
+        no_map = lane.nameless or lane.map_until is not None  # no map came in time: until one does, rows go plain
         aggregates = rules.aggregate and not front.raw and not no_map
         most_entries = rules.request_max_records - taken.entries
         most_rows = max(1, FAULTY_ROWS >> front.faults) if front.failing else ANY
@@ -285,7 +297,7 @@ class Lanes:
                 first_row_bytes = 0
         entries, max_bytes = min(most_entries, paced_entries), min(room, paced_bytes)
         if aggregates:
-            # Whole aggregates but for the last; encoding hands back what this estimate lets in too much.
+            # All aggregates but the last will be full.  Encoding returns the rows that this estimate takes too many.
             max_bytes = min(max_bytes, largest if self._per_key else entries * largest)
         bounds = min(most_rows, ANY if aggregates else entries), max_bytes, first_row_bytes
         if self._per_key and not aggregates:
@@ -302,23 +314,26 @@ class Lanes:
             if lane.alone:
                 lane.hold(now + SLOW_LANE_PAUSE_SECONDS)
         elif lane.queued and pacer is not None and not one_larger and (paced_bytes < room or not taken.pieces):
-            # Its first row is larger than what the bucket holds, or than a request.
+            # Its first row is larger than the bucket's tokens or than a request.
             pacer.held()
             self._hold(lane, pacer.ready_at(now, ANY))
             return False
         if self._per_key and spans:
-            return taken.is_full(rules)  # what is left waits for the answer
+            return taken.is_full(rules)  # the lane's other rows wait for the answer
         if lane.queued:
             self._listed.add(lane)
             if spans:
                 self._ready.append(lane)
             else:
                 self._ready.appendleft(lane)
-        cut_short = max_bytes >= room and (aggregates or entries == most_entries)  # by the request, not by its pace
+        cut_short = max_bytes >= room and (aggregates or entries == most_entries)  # the request is full, not the pace
         return (lane.queued > 0 and (cut_short or not spans)) or taken.is_full(rules)
 
     def _must_wait(self, lane: Lane) -> bool:
-        """With ``per_key``: whether rows of its range are on their way, in its own requests or in a closed shard's."""
+        """Return whether ``per_key`` holds the lane back.
+
+        It does while rows of the lane's range are on their way, in its own requests or in those of a closed shard.
+        """
         if not self._per_key:
             return False
         return (
@@ -326,15 +341,16 @@ class Lanes:
         )
 
     def _hold(self, lane: Lane, until: float) -> None:
-        """It waits for a time; with inf it waits to be listed again."""
+        """Let a lane wait until a time.  ``inf`` leaves it out of both lists until `line_up` lists it again."""
         if until < inf and not self._must_wait(lane):
             self._listed.add(lane)
             heapq.heappush(self._held, (until, next(self._numbers), lane))
 
     def _place(self, span: Span) -> list[Piece]:
+        """Sort a span's rows by the newest map."""
         if not span.buffer.live:
-            return []  # all of its rows have ended, and their memory is gone
-        return [Piece(self._lane(self.map.shards[index]), part) for index, part in place(span, self.map)]
+            return []  # all of its rows have ended, and their memory is released
+        return [Piece(self._lane(self.map.shards[index]), placed) for index, placed in place(span, self.map)]
 
     def _lane(self, shard: Shard) -> Lane:
         lane = self._lanes.get(shard)
@@ -349,12 +365,12 @@ class Lanes:
 
 
 def as_raw(spans: Sequence[Span]) -> list[Span]:
-    """The same rows, to be sent as plain records."""
+    """Return the same rows, marked to go as plain records."""
     return [span._replace(strays=max(span.strays, RAW_FROM_STRAYS)) for span in spans]
 
 
 def overlap(one: Shard, other: Shard) -> bool:
-    """Whether two ranges have a hash key in common."""
+    """Return whether the ranges of two shards have a hash key in common."""
     return one.start <= other.end and other.start <= one.end
 
 

@@ -1,4 +1,4 @@
-"""Taken: rows that lanes gave for one request."""
+"""Rows taken from lanes for one request."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ANY: Final = 2**62
 
 
 class Taken:
-    """Rows of some lanes, for one request.  ``bytes`` and ``entries`` are bounds of what encoding makes of them.
+    """Rows of some lanes for one request.  Encoding makes up to ``entries`` entries with ``bytes`` bytes of them.
 
-    - ``max_bytes``: the most that they may have together, or exactly one larger row.
-    - ``aggregate_bytes``: for each lane the largest aggregate to make of its rows, or 0.
-    - ``paid``: the entries and bytes that the pacers of lanes were charged.
-    - ``timeouts``: how often in a row these rows had no answer.
+    - ``max_bytes``: the most bytes of all rows together.  A single row may be larger.
+    - ``aggregate_bytes``: for each lane the size of the largest aggregate of its rows, or 0 for plain records.
+    - ``paid``: for each lane the entries and bytes charged to its pacer.
+    - ``timeouts``: the most requests in a row that any of these rows saw time out.
     """
 
     __slots__ = ("aggregate_bytes", "bytes", "entries", "max_bytes", "paid", "pieces", "timeouts")
@@ -41,12 +41,12 @@ class Taken:
         self.timeouts = max(self.timeouts, max([span.timeouts for span in spans]))
 
     def pay(self, lane: Lane, entries: int, bytes_: int, now: float) -> None:
-        """Charge the pacer of a lane, where it has one, for rows of it."""
+        """Charge the lane's pacer, if it has one."""
         if lane.pacer is not None:
             lane.pacer.take(entries, bytes_, now)
             before = self.paid.get(lane, (0, 0))
             self.paid[lane] = (before[0] + entries, before[1] + bytes_)
 
     def is_full(self, rules: EntryRules) -> bool:
-        """Whether a request of these rules takes no more."""
+        """Return whether no further row fits in a request by these rules."""
         return self.bytes >= self.max_bytes or self.entries >= rules.request_max_records
