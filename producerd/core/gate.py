@@ -1,15 +1,15 @@
-"""AdmissionGate: where callers wait for room in one stream's queue.
+"""The admission gate of one stream, where sessions wait for room in the stream's queue.
 
-Nobody is let in who would pass a limit, and everybody who fits an empty queue is let in some day:
+The gate never grants room past a limit, and in the end grants every frame that fits an empty queue:
 
-- Within a session, first come first served.  Candidates are the sessions that could receive a body now; of these the
-  one with the least taken on goes first, ties to the longest waiting.  Nobody overtakes the one so chosen.
-- While other sessions have the stream open, the last eighth of a limit is for those that hold less than an equal share
-  of the rest: a caller that comes back after its pause finds room for more than one frame.
-- Where the node is full, a stream still gets its floor (`NodeBudget`).
-- Granted and unreceived bytes together stay under a quarter of the limit, or are exactly one frame.
+- Within a session, frames are granted in their order.  Among the sessions that could receive a body now, the one with
+  the fewest bytes in the queue is next, then the longest waiting.  No session overtakes the one that is next.
+- While other sessions have the stream open, the last eighth of a limit is reserved for sessions that hold less than an
+  equal share of the rest.  So a session that returns after a pause finds room for more than one frame.
+- If the node is full, a stream still gets its floor (`NodeBudget`).
+- Granted frames whose bodies have not arrived hold up to a quarter of the limit, or are exactly one frame.
 
-Plain functions and no waiting: `ask` and `pump` call the session back, at once or later.
+No function waits: `ask` and `pump` call the session back, at once or later.
 """
 
 from __future__ import annotations
@@ -25,34 +25,43 @@ from producerd.errors import Code
 from producerd.wire.columns import FLAG_RESENT, Layout
 
 RESERVED_SHARE: Final = 1 / 8
-"""Of each limit, kept for sessions that hold little (60 callers of a hot shard otherwise halve 4 of cold ones)."""
+"""Share of each limit that is reserved for sessions that hold little.
+
+Without it, 60 callers of a hot shard halve the rate of 4 callers of cold shards.
+"""
 UNRECEIVED_SHARE: Final = 1 / 4
-"""Of the byte limit: granted bodies still on their way hold room that nobody can send from."""
+"""Largest share of the byte limit for granted bodies on their way, which hold room before their rows can be sent."""
 
 WAIT_SECONDS_BOUNDS: Final = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
 
 
 class Caller(Protocol):
-    """A session, as the gate sees it."""
+    """A session as the gate sees it."""
 
     def may_receive(self, charge_bytes: int) -> bool:
-        """Whether a body of this charge could come now: none is on its way, and the window has room."""
+        """Return whether a body of this charge could come now: none is on its way, and the window has room."""
 
     def granted(self, ticket: Ticket) -> None:
-        """Room is taken for this frame; it is given back by `received` and later `settled`, or by `cancel`."""
+        """Receive the grant of room for a frame.
+
+        The session answers with `AdmissionGate.received` and later `settled`, or with `cancel`.
+        """
 
     def refused(self, ticket: Ticket, refusal: Refusal) -> None:
-        """This frame will not be let in."""
+        """Receive the refusal of a frame, which is final."""
 
 
 class Refuses(Protocol):
-    """Why a stream takes no frame of ``owner`` now, or None.  Without ``probes`` the question changes nothing."""
+    """A function that returns why a stream accepts no frame of ``owner`` now, or None if it does.
+
+    With ``probes`` a stream that fails may accept one frame as a probe.  Without it the call changes nothing.
+    """
 
     def __call__(self, now: float, *, patient: bool, probes: bool = True, owner: object = None) -> RowEnd | None: ...
 
 
 class Refusal:
-    """Why a frame is not let in, and with TOO_LARGE the largest one that would be."""
+    """The reason why a frame is refused.  With TOO_LARGE it also has the size of the largest frame to send."""
 
     __slots__ = ("code", "max_frame_bytes", "max_frame_records", "message")
 
@@ -64,7 +73,10 @@ class Refusal:
 
 
 class Member:
-    """One session's part in one stream: its line, and what it has taken on.  ``patient``: its frames are."""
+    """One session in one stream: its waiting tickets, and the room that its frames hold.
+
+    ``patient``: all its frames are patient, as `Frame` defines it.
+    """
 
     __slots__ = ("caller", "line", "patient", "taken_bytes", "taken_records")
 
@@ -77,7 +89,7 @@ class Member:
 
 
 class Ticket:
-    """One RESERVE: waiting, then granted, then received."""
+    """One RESERVE of a session, which waits, then is granted, then is received."""
 
     __slots__ = ("frame_id", "granted", "layout", "member", "number", "since", "waiting")
 
@@ -92,12 +104,15 @@ class Ticket:
 
     @property
     def patient(self) -> bool:
-        """Whether its rows wait for a service that cannot be reached, however long that takes (`Frame`)."""
+        """Whether its rows wait without a limit for a service that cannot be reached (`Frame`)."""
         return self.member.patient or bool(self.layout.flags & FLAG_RESENT)
 
 
 class AdmissionGate:
-    """See the module's text.  ``refuses``: asked before each grant, once, why the stream takes nothing now."""
+    """The gate of one stream, with the guarantees in the module's text.
+
+    ``refuses``: called once before each grant for the reason why the stream accepts nothing now.
+    """
 
     def __init__(
         self,
@@ -108,14 +123,14 @@ class AdmissionGate:
         max_frame_records: int,
     ) -> None:
         self.budget = budget
-        self.wait_seconds = Histogram(WAIT_SECONDS_BOUNDS)  # of those who had to wait
+        self.wait_seconds = Histogram(WAIT_SECONDS_BOUNDS)  # without grants that came at once
         self._refuses = refuses
         self._max_frame_bytes = max_frame_bytes
         self._max_frame_records = max_frame_records
         self._members: dict[Member, None] = {}
         self._waiting = 0
         self._unreceived_bytes = 0
-        self.withholding: dict[Caller, None] = {}  # sessions whose window is full: they ask for nothing more
+        self.withholding: dict[Caller, None] = {}  # sessions whose window is full, so that they send nothing
         self._numbers = 0
         self._closed: Refusal | None = None
         self._active_seconds = 0.0
@@ -126,7 +141,7 @@ class AdmissionGate:
 
     @property
     def blocked_callers(self) -> int:
-        """Sessions that wait for a grant, or have a full window with rows of this stream: they can send no more."""
+        """The number of sessions that cannot send: they wait for a grant, or their window is full of unsettled rows."""
         return sum(1 for member in self._members if member.line or self._withholds(member))
 
     def _withholds(self, member: Member) -> bool:
@@ -134,15 +149,16 @@ class AdmissionGate:
 
     @property
     def sessions(self) -> int:
+        """The number of sessions that have the stream open."""
         return len(self._members)
 
     def active_seconds(self, now: float) -> float:
-        """For how long anybody has been waiting, in all."""
+        """Return for how many seconds in total at least one session has been blocked."""
         return self._active_seconds + (now - self._active_since if self._active_since is not None else 0.0)
 
     @property
     def largest_frame(self) -> tuple[int, int]:
-        """The largest frame (charge, records) that would be let in now; one record may be larger."""
+        """The largest frame (charged bytes, rows) that may be granted now.  A single row may be larger."""
         share = 2 * max(1, len(self._members))
         return (
             max(1, min(self._max_frame_bytes, self.budget.limit_bytes // share)),
@@ -150,23 +166,23 @@ class AdmissionGate:
         )
 
     def wants_room(self) -> bool:
-        """Whether somebody waits for rows to settle, and not only for a body on its way."""
+        """Return whether a session waits until rows settle, and not only until a body has arrived."""
         if not self._waiting:
             return False
         head = self._head()
         return not self._has_room(head) if head is not None else not self._unreceived_bytes
 
-    # ---- stimuli
+    # ---- events
 
     def join(self, caller: Caller, *, patient: bool = False) -> Member:
-        """A session opens the stream."""
+        """Add a session that opens the stream."""
         member = Member(caller, patient=patient)
         self._members[member] = None
         self.budget.node.join(self.budget)
         return member
 
     def leave(self, member: Member, now: float) -> None:
-        """A session is gone, and its waiting tickets with it.  What it was granted is cancelled by the session."""
+        """Remove a session that is gone, with its waiting tickets.  The session itself cancels its granted ones."""
         for ticket in list(member.line):
             self._take_out(ticket)
         self._members.pop(member, None)
@@ -176,7 +192,7 @@ class AdmissionGate:
         self.pump(now)
 
     def window(self, member: Member, now: float, *, is_full: bool) -> None:
-        """A session's window is full, or has room again: as long as it is full, what of it lingers is to be sent."""
+        """Note whether a session's window is full.  While it is, the session counts as blocked."""
         if is_full:
             self.withholding[member.caller] = None
         else:
@@ -184,7 +200,7 @@ class AdmissionGate:
         self._clock(now)
 
     def ask(self, member: Member, frame_id: int, layout: Layout, now: float) -> Ticket:
-        """A RESERVE.  It is answered by `Caller.granted` or `Caller.refused`, maybe before this returns."""
+        """Queue a RESERVE.  `Caller.granted` or `Caller.refused` answers it, perhaps before this returns."""
         self._numbers += 1
         ticket = Ticket(member, frame_id, layout, self._numbers, now)
         refusal = self._closed or self._too_large(ticket)
@@ -198,7 +214,7 @@ class AdmissionGate:
         return ticket
 
     def cancel(self, ticket: Ticket, now: float) -> None:
-        """A ticket is withdrawn, waiting or granted; nothing of it stays."""
+        """Withdraw a waiting or granted ticket and release its room."""
         if ticket.granted:
             self._unreceived_bytes -= ticket.layout.charge_bytes
             self.settled(ticket.member, ticket.layout.records, ticket.layout.charge_bytes)
@@ -208,23 +224,23 @@ class AdmissionGate:
         self.pump(now)
 
     def received(self, ticket: Ticket) -> None:
-        """A granted body is whole; the budget is the pipeline's to release from now on."""
+        """Note that a granted body has arrived.  From now on the pipeline releases its room."""
         self._unreceived_bytes -= ticket.layout.charge_bytes
 
     def settled(self, member: Member, records: int, charge_bytes: int) -> None:
-        """A received frame is finished (or was never accepted)."""
+        """Note that a received frame is finished or was not accepted."""
         member.taken_records -= records
         member.taken_bytes -= charge_bytes
 
     def close(self, refusal: Refusal, now: float) -> None:
-        """Let nobody in any more; whoever waits is told."""
+        """Refuse every waiting and every later ticket."""
         self._closed = refusal
         for ticket in self._all_waiting():
             self._refuse(ticket, refusal)
         self.pump(now)
 
     def set_limits(self, limit_records: int, limit_bytes: int, now: float) -> None:
-        """New limits; whoever waits and can no longer fit is told the new maximum."""
+        """Follow new limits.  Waiting frames that can no longer fit are refused with the new maximum."""
         self.budget.set_limits(limit_records, limit_bytes)
         for ticket in self._all_waiting():
             if (refusal := self._too_large(ticket)) is not None:
@@ -232,9 +248,9 @@ class AdmissionGate:
         self.pump(now)
 
     def pump(self, now: float) -> None:
-        """Let in whoever's turn it is while there is room."""
+        """Grant tickets in their turn while there is room."""
         if self._pumping:
-            return  # a caller that was told something asks again: the loop below goes on with it
+            return  # a session asks again from within its callback: the loop below goes on with its ticket
         self._pumping = True
         try:
             while self._waiting and (ticket := self._head()) is not None and self._has_room(ticket):
@@ -252,7 +268,10 @@ class AdmissionGate:
     # ---- inside
 
     def _refuse_those_without_room(self, now: float) -> None:
-        """A stream that takes nothing may be full of rows that outlast that: nobody else is to wait behind them."""
+        """Refuse waiting tickets of a stream that accepts nothing, also those for which the queue has no room.
+
+        The rows in the queue may be patient and stay there, so that the tickets would wait behind them without a limit.
+        """
         if not self._waiting:
             return
         for patient in (False, True):
@@ -264,7 +283,7 @@ class AdmissionGate:
                     self._refuse(ticket, Refusal(end.code, end.message))
 
     def _wanted_of_node(self) -> int:
-        """The charge of the frame that waits only because the node is full."""
+        """Return the charge of the frame that waits only because the node is full, or 0."""
         ticket = self._head() if self._waiting else None
         if ticket is None or not self._stream_has_room(ticket) or self._node_has_room(ticket):
             return 0
@@ -274,13 +293,13 @@ class AdmissionGate:
         return self.budget.node.fits(self.budget, ticket.layout.charge_bytes)
 
     def _all_waiting(self) -> Iterator[Ticket]:
-        """Whoever waits, each as its turn comes: one that was told something may have cancelled another."""
+        """Yield each waiting ticket that still waits when its turn comes: a refused session may cancel another one."""
         for ticket in [ticket for member in self._members for ticket in member.line]:
             if ticket in ticket.member.line:
                 yield ticket
 
     def _head(self) -> Ticket | None:
-        """Whose turn it is."""
+        """Return the ticket that is next, or None."""
         best: Ticket | None = None
         for member in self._members:
             if not member.line:
@@ -288,7 +307,7 @@ class AdmissionGate:
             ticket = member.line[0]
             if best is not None and (best.member.taken_bytes, best.number) < (member.taken_bytes, ticket.number):
                 continue
-            if member.caller.may_receive(ticket.layout.charge_bytes):  # asked last: it costs most
+            if member.caller.may_receive(ticket.layout.charge_bytes):  # asked last, as it needs the most CPU
                 best = ticket
         return best
 
@@ -303,7 +322,7 @@ class AdmissionGate:
         return self.budget.fits(ticket.layout.records, charge, keep_free_share=keep_free_share)
 
     def _has_its_share(self, ticket: Ticket) -> bool:
-        """Whether this frame takes a session past what each would hold if all had equally much."""
+        """Return whether this frame would take its session past an equal share of the unreserved room."""
         member, layout, members = ticket.member, ticket.layout, len(self._members)
         if members == 1 or not member.taken_bytes:
             return False

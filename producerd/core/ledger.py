@@ -1,7 +1,7 @@
-"""Ledger: every accepted frame until it is finished, and what its rows hold of the budget until they settle.
+"""The ledger of one stream: all accepted frames until they finish, and the room that their rows hold.
 
-A row settles exactly once.  Its record is free at that moment, its bytes when the last row of its buffer has settled.
-A frame that is finished, after its last row, is handed out once, to an owner that is still there.
+A row settles exactly once.  Its place in the queue is free at that moment, its bytes when the last row of its buffer
+has settled.  A finished frame is handed out once, if its owner is still there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _PREDECESSOR_FAILED: Final = RowEnd(
 
 
 class Ledger:
-    """See the module's text.  The gate takes from the budget; the ledger releases."""
+    """The only place where rows settle.  The gate takes room from the budget, and the ledger releases it.
+
+    ``keeps_order``: after a row failed, the later rows of its session fail too.
+    """
 
     def __init__(self, budget: QueueBudget, stats: StreamStats, *, keeps_order: bool = False) -> None:
         self.budget = budget
@@ -39,21 +42,21 @@ class Ledger:
         self.draining = False
         self.frames: dict[Frame, None] = {}  # accepted and not finished, oldest first
         self.sorting: dict[Frame, None] = {}
-        self._jobs: dict[Frame, Job] = {}  # of the frames that are sorted
-        self.flushings: WeakSet[Flushing] = WeakSet()  # one that nobody waits for any more is forgotten
+        self._jobs: dict[Frame, Job] = {}  # for the frames that are sorted
+        self.flushings: WeakSet[Flushing] = WeakSet()  # forgets a flush when its command has gone
         self._expiring: dict[float, dict[Frame, None]] = {}  # frames by their time-to-live, oldest first
         self._keeps_order = keeps_order
-        self._failed_sessions: dict[object, None] = {}  # that are still there
+        self._failed_sessions: dict[object, None] = {}  # failed sessions that are still there
         self._finished: list[Frame] = []
 
     def drain(self) -> None:
-        """The daemon stops: frames accepted from now on go back to their sessions."""
+        """Return frames that are accepted from now on to their sessions, because the daemon stops."""
         self.draining = True
 
     # ---- frames come and go
 
     def accept(self, frame: Frame, now: float, ttl_seconds: float) -> None:
-        """A whole frame.  Its rows that ended already, the bad ones, are not accepted."""
+        """Accept a frame.  Rows of it that have ended already, which are the bad ones, are not counted."""
         frame.accept(now, ttl_seconds)
         self.budget.release(frame.records - frame.unsettled, 0)
         self.stats.accepted(frame.unsettled, frame.charge_bytes)
@@ -66,40 +69,40 @@ class Ledger:
             self.withdraw(frame, _PREDECESSOR_FAILED, "")
 
     def take_finished(self) -> list[Frame]:
-        """Frames whose last row settled and whose owner is still there, each once."""
+        """Return the finished frames whose owner is still there, each once."""
         finished, self._finished = self._finished, []
         return finished
 
     def forget_session(self, owner: object) -> None:
-        """An owner is gone: it is told nothing more."""
+        """Forget an owner that is gone.  It receives no further result."""
         self._failed_sessions.pop(owner, None)
         self._finished = [frame for frame in self._finished if frame.owner is not owner]
 
     def waiting_rows(self, frame: Frame) -> int:
-        """How many rows of a frame are in no request and have not ended."""
+        """Return how many rows of a frame are in no request and have not ended."""
         job = self._jobs.get(frame)
         return frame.unsettled if job is None else len(job.queued_positions_of(frame))
 
     # ---- sorting
 
     def sort(self, frames: Sequence[Frame]) -> None:
-        """The rows of some frames are being sorted."""
+        """Note that the rows of some frames are being sorted."""
         self.sorting.update(dict.fromkeys(frames))
 
     def sorted(self, job: Job) -> None:
-        """The rows of some frames are sorted: their charge moves from the frames' own buffers to the span buffers."""
+        """Move the charge of sorted rows from their frames' own buffers to the span buffers."""
         charge_bytes = job.charge_bytes + sum([buffer.charge_bytes for buffer in job.buffers])
         self.budget.release(0, sum([frame.row_charge_bytes for frame in job.frames]) - charge_bytes)
         for frame in job.frames:
             del self.sorting[frame]
             frame.release_rows()
-            if frame.finished:  # while it was sorted: its rows have ended, their memory has not
+            if frame.finished:  # its rows ended while they were sorted, and only now their memory can be released
                 self._end_queued(job, job.positions_of(frame))
             else:
                 self._jobs[frame] = job
 
     def unsortable(self, frame: Frame, end: RowEnd) -> None:
-        """Sorting this frame raised."""
+        """End the rows of a frame that could not be sorted."""
         del self.sorting[frame]
         if frame.withdrawn_from == 0:
             frame.release_rows()
@@ -110,16 +113,16 @@ class Ledger:
     # ---- the order of a session
 
     def fail_session(self, owner: object) -> None:
-        """Rows of it were refused: where the order is kept, none of its later rows is accepted."""
+        """Accept no later rows of a session whose rows were refused, if the order is kept."""
         if self._keeps_order:
             self._failed_sessions[owner] = None
 
     def has_failed(self, owner: object) -> bool:
-        """Whether the rows of this session end as soon as they are accepted, because an earlier one failed."""
+        """Return whether a session's rows end as soon as they are accepted, because an earlier one failed."""
         return owner in self._failed_sessions
 
     def _fail_followers(self, frame: Frame, from_row: int) -> None:
-        """Where the order is kept: what a session sent after a row that failed is not sent any more."""
+        """End what a session sent after a failed row, if the order is kept."""
         if not self._keeps_order:
             return
         if frame.owner is not None:
@@ -130,10 +133,10 @@ class Ledger:
             if other.frame_id > frame.frame_id:
                 self.withdraw(other, _PREDECESSOR_FAILED, "")
 
-    # ---- rows go back
+    # ---- rows leave a request unsettled
 
     def left_request(self, spans: Sequence[Span], otherwise: RowEnd | None) -> None:
-        """Rows are in no request any more: those to be sent no more end.  ``otherwise``: how all the others end too."""
+        """End the rows of a request that must not be sent again.  ``otherwise``: how all its other rows end as well."""
         for job in dict.fromkeys([span.job for span in spans]):
             for frame in job.frames:
                 if frame.withdrawn_from is not None:
@@ -145,21 +148,21 @@ class Ledger:
                     self.withdraw(frame, otherwise, "")
 
     def retried(self, span: Span) -> Span:
-        """Count that rows are sent again.  Returns their span with one more attempt."""
+        """Count rows that will be sent again.  Returns their span with one more attempt."""
         self.stats.retried(span.records)
         for frame, records in span.job.records_by_frame(slice(span.first, span.last)):
             frame.add_retries(records)
         return span._replace(attempts=span.attempts + 1)
 
     def throttled(self, spans: Sequence[Span]) -> None:
-        """Count that rows were throttled."""
+        """Count rows that a shard throttled."""
         for span in spans:
             self.stats.throttled(span.records)
             for frame, records in span.job.records_by_frame(slice(span.first, span.last)):
                 frame.add_throttles(records)
 
     def mark_maybe_stored(self, spans: Sequence[Span], cause: str) -> None:
-        """Note that a send may have stored rows.  What an earlier send may have stored is now a surplus copy."""
+        """Note that a send may have stored rows.  A copy that an earlier send may have stored is now a duplicate."""
         for span in spans:
             self._count_copies(span.job, slice(span.first, span.last))
             span.job.mark_maybe_stored(span.first, span.last, cause)
@@ -167,7 +170,7 @@ class Ledger:
     # ---- rows expire
 
     def next_expiry(self) -> float:
-        """When the next frame that has rows to send expires."""
+        """Return when the next frame that has rows to send expires; ``inf`` if none does."""
         return min(
             [
                 next((frame.expires_at for frame in frames if frame.withdrawn_from != 0), inf)
@@ -177,7 +180,7 @@ class Ledger:
         )
 
     def expire(self, now: float, end: RowEnd) -> None:
-        """Rows that have waited too long end, but for those in a request."""
+        """End the rows that have waited too long, except those in a request."""
         for frames in list(self._expiring.values()):
             for frame in list(takewhile(lambda frame: frame.expires_at <= now, frames)):
                 if frame.withdrawn_from != 0:
@@ -186,14 +189,14 @@ class Ledger:
     # ---- rows end
 
     def store(self, spans: Sequence[Span], now: float) -> None:
-        """Rows of a request are in the stream."""
+        """Settle rows of a request as stored."""
         stored: dict[Job, list[slice]] = {}
         for job, first, last in runs_of(spans):
             where = slice(first, last)
             job.settle(first, last)
             self._count_copies(job, where)
             stored.setdefault(job, []).append(where)
-        # Once a job: with many shards each run is short, and most frames have some rows in each.
+        # One call for each job, because with many shards runs are short and most frames have rows in each.
         for job, runs in stored.items():
             for frame, records in job.records_by_frame(*runs):
                 self.stats.delivery_seconds.add(now - frame.accepted_at, records)
@@ -205,7 +208,7 @@ class Ledger:
         self._release(spans)
 
     def _count_copies(self, job: Job, where: slice) -> None:
-        """Rows are in the stream once more, for certain or maybe: count the copy that the send before may have left.
+        """Count the copies that earlier sends of these rows may have stored, now that another send has or may have.
 
         So every send that may have stored a row counts once, except the last one of a row that does not end STORED.
         """
@@ -217,7 +220,7 @@ class Ledger:
             frame.add_copies(records)
 
     def end(self, span: Span, end: RowEnd) -> None:
-        """Rows of a request end, and are not stored for certain."""
+        """End rows of a request in another way than STORED."""
         job, where = span.job, slice(span.first, span.last)
         job.settle(span.first, span.last)
         self.stats.failed_records[end.code] += span.records
@@ -232,7 +235,7 @@ class Ledger:
                 self._fail_followers(frame, int(rows.min()) + 1)
 
     def _release(self, spans: Sequence[Span]) -> None:
-        """Rows of a request have settled: their records are free, and the buffers of which they were the last."""
+        """Release the room of settled rows of a request, and the buffers whose last rows they were."""
         records = charge_bytes = 0
         for span in spans:
             count = span.last - span.first
@@ -241,9 +244,10 @@ class Ledger:
         self.budget.release(records, charge_bytes)
 
     def withdraw(self, frame: Frame, end: RowEnd | None, reason: str, from_row: int = 0) -> None:
-        """Rows of a frame that are in no request end now (None: nobody is told); no row of it is sent again.
+        """End the rows of a frame that are in no request, and send none of its rows again.
 
-        ``from_row``: the rows before that number are not meant.
+        ``end`` None: the rows are dropped without a result.  ``from_row``: the rows before this number stay as they
+        are.
         """
         before = frame.unsettled
         frame.withdraw(from_row, end)
@@ -253,7 +257,7 @@ class Ledger:
             self._end_queued(job, positions)
             self._end_rows(frame, job, positions, end, reason)
         elif frame.unsettled:
-            if frame not in self.sorting:  # else its memory is let go when the sort is done
+            if frame not in self.sorting:  # otherwise `sorted` releases its memory
                 frame.release_rows()
                 self.budget.release(0, frame.row_charge_bytes)
             self._end_unsorted(frame, end, reason)
@@ -262,7 +266,7 @@ class Ledger:
             self._fail_followers(frame, from_row)
 
     def _end_queued(self, job: Job, positions: npt.NDArray[np.intp]) -> None:
-        """Queued rows are needed no more: free what holds them.  Their lanes find them settled where they stand."""
+        """Settle queued rows in place and release their memory.  Their lanes skip them later."""
         if len(positions):
             self.budget.release(0, job.end_queued(positions))
 
@@ -299,14 +303,15 @@ class Ledger:
             self.stats.failed_records[end.code] += records
 
     def withdraw_all(self, end: RowEnd, *, unsorted: bool = False) -> None:
-        """Every row that is in no request ends, except those of frames that outlast such an end.
+        """End every row that is in no request, except in frames that outlast such an end.
 
-        ``unsorted``: only those of frames whose rows are in no lane yet.
+        ``unsorted``: only in frames whose rows are not in a lane yet and are not being sorted.
         """
         frames = [frame for frame in self.frames if not frame.outlasts(end)]
         if unsorted:
             frames = [frame for frame in frames if frame not in self._jobs and frame not in self.sorting]
-        for frame in reversed(frames) if self._keeps_order else frames:  # else the later ones tell of the first alone
+        # In reverse where the order is kept: otherwise the first frame's end would end the others as its followers.
+        for frame in reversed(frames) if self._keeps_order else frames:
             self.withdraw(frame, end, "")
 
     def _finish(self, frame: Frame) -> None:
@@ -331,7 +336,7 @@ _N = TypeVar("_N", bound=np.integer[Any])
 def _by_maybe(
     end: RowEnd, causes: npt.NDArray[np.uint8] | None, rows: npt.NDArray[_N]
 ) -> list[tuple[npt.NDArray[_N], RowEnd]]:
-    """Rows apart by whether an earlier attempt may have stored them: those are never told as NOT_STORED."""
+    """Separate the rows that an earlier send may have stored.  Their outcome is UNKNOWN instead of NOT_STORED."""
     if causes is None or not causes.any():
         return [(rows, end)]
     maybe = causes != 0
