@@ -1,10 +1,10 @@
-"""QueueBudget: how much of a stream's memory is taken on and not settled, in records and in charged bytes.
+"""The limits on memory: queues by rows and charged bytes, and requests in flight by bytes.
 
-Nothing is admitted that would pass a limit, be it the stream's or, in bytes, that of the whole node: room of both is
-taken together or not at all.  Records come free row by row; bytes when the buffer that holds them is let go.  After a
-limit was lowered, use only falls until it is below the new one.
+The gate admits nothing past a limit of the stream or, in bytes, of the node.  It takes room of both together or not at
+all.  The room of a row comes free when it settles, the bytes when the buffer that holds them is released.  After a
+limit was lowered, use only falls until it is below the new limit.
 
-`NodeInFlight` counts likewise what all streams of the node have on their way.
+`NodeInFlight` likewise counts the requests of all streams of the node.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ NO_LIMIT: Final = 2**62
 
 
 class NodeBudget:
-    """What all streams of a node hold together, in charged bytes.
+    """The charged bytes that all queues of a node hold together, and their limit.
 
-    Each stream that has callers owns a floor: others leave free what it has not taken of that.  A stream that holds
-    nothing may take one frame of any size, and others leave free what such a frame waits for.
+    Each stream that has callers owns a floor, whose unused part the others leave free.  A stream that holds nothing may
+    take one frame of any size.  While such a frame waits, the others leave free what it needs.
     """
 
     def __init__(self, limit_bytes: int, floor_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.floor_bytes = floor_bytes
         self.used_bytes = 0
-        self.has_freed = False  # since `take_freed`
-        self.wanted_by: dict[QueueBudget, int] = {}  # streams with a frame that waits for room here, and its charge
+        self.has_freed = False  # whether room has come free since `take_freed`
+        self.wanted_by: dict[QueueBudget, int] = {}  # by stream the charge of the frame that waits for room here
         self._streams: dict[QueueBudget, None] = {}
 
     def join(self, stream: QueueBudget) -> None:
-        """A stream has its first caller."""
+        """Give a stream its floor, because it has a caller.  Repeated calls change nothing."""
         self._streams[stream] = None
 
     def leave(self, stream: QueueBudget) -> None:
-        """Its last caller is gone; what it holds still counts."""
+        """Take back a stream's floor, because its last caller is gone.  The bytes that it holds still count."""
         self._streams.pop(stream, None)
         self.has_freed = True
 
     def want(self, stream: QueueBudget, charge_bytes: int) -> None:
-        """The frame of the stream that waits for room here; 0: none does."""
+        """Note the charge of a stream's frame that waits for room in the node, or 0 if none does."""
         if charge_bytes:
             self.wanted_by[stream] = charge_bytes
         else:
             self.wanted_by.pop(stream, None)
 
     def take_freed(self) -> bool:
-        """Whether room has come free since this was asked last."""
+        """Return whether room has come free since the last call."""
         freed, self.has_freed = self.has_freed, False
         return freed
 
     def fits(self, stream: QueueBudget, charge_bytes: int) -> bool:
-        """Whether the stream may take this much more, as far as the node goes."""
+        """Return whether the node has room for this many more bytes of the stream."""
         left = self.limit_bytes - self.used_bytes - charge_bytes
         if left < 0:
             return False
@@ -60,7 +60,7 @@ class NodeBudget:
         return left >= sum([self._claim_of(other) for other in self._streams if other is not stream])
 
     def set_limits(self, limit_bytes: int, floor_bytes: int) -> None:
-        """New limits; the streams' gates are to be asked anew.  What is over them stays until it settles."""
+        """Follow new limits.  Rows beyond them stay until they settle.  The caller then pumps the streams' gates."""
         self.limit_bytes = limit_bytes
         self.floor_bytes = floor_bytes
         self.has_freed = True
@@ -71,9 +71,9 @@ class NodeBudget:
 
 
 class QueueBudget:
-    """Counts what is taken on against two hard limits, and the node's.
+    """The rows and charged bytes that a stream's queue holds, and their limits.
 
-    `take` and `release` are the only ways to change it, and each asserts that the sums stay possible.
+    Only `take` and `release` change them.  Both raise AssertionError instead of passing a limit or falling below 0.
     """
 
     def __init__(self, limit_records: int, limit_bytes: int, node: NodeBudget | None = None) -> None:
@@ -86,7 +86,7 @@ class QueueBudget:
         self.peak_bytes = 0
 
     def fits(self, records: int, charge_bytes: int, *, keep_free_share: float = 0.0) -> bool:
-        """Whether the stream has room for this much now, leaving ``keep_free_share`` of each of its limits free."""
+        """Return whether the stream has room for a frame, with ``keep_free_share`` of each of its limits left free."""
         kept = 1.0 - keep_free_share
         return (
             self.used_records + records <= self.limit_records * kept
@@ -94,7 +94,7 @@ class QueueBudget:
         )
 
     def take(self, records: int, charge_bytes: int) -> None:
-        """Take on a frame.  The caller has asked `fits`, and the node's, in the same step."""
+        """Take room for a frame.  The caller has asked `fits` here and of the node in the same step."""
         if not self.fits(records, charge_bytes):
             raise AssertionError("admitted past the limit")
         if not self.node.fits(self, charge_bytes):
@@ -106,7 +106,7 @@ class QueueBudget:
         self.node.used_bytes += charge_bytes
 
     def release(self, records: int, charge_bytes: int) -> None:
-        """Give back what was taken: rows that settled, buffers that were let go."""
+        """Release room of rows that settled and of buffers that were released."""
         self.used_records -= records
         self.used_bytes -= charge_bytes
         if min(self.used_records, self.used_bytes) < 0:
@@ -116,29 +116,31 @@ class QueueBudget:
             self.node.has_freed = True
 
     def set_limits(self, limit_records: int, limit_bytes: int) -> None:
-        """New limits.  What is over them stays until it settles; nothing is admitted before."""
+        """Follow new limits.  Rows beyond them stay until they settle, and nothing is admitted before."""
         self.limit_records = limit_records
         self.limit_bytes = limit_bytes
 
 
 class NodeInFlight:
-    """What all streams of a node have on their way together, in bytes of requests without an answer.
+    """The bytes of all unanswered requests of a node's streams, and their limit.
 
-    Half of the limit is shared: whoever comes first has it.  The other half is the streams' floors, and nobody takes
-    another's: so a stream with nothing on its way may always send a request of up to its floor, however long the
-    others' hang.  One record larger than its room it may send only while nobody else's has made the shared half
-    overfull: such records pass the limit by one of them, and not by one of each stream.
+    Half of the limit is shared: the first stream that asks gets it.  The other half is the streams' floors, which no
+    other stream takes.  So a stream with nothing on its way may always send a request of up to its floor, however long
+    requests of others hang.
 
-    ``floor_bytes``: at most the limit / (2 x the streams that there may be).
+    A stream may send one record larger than its room, but only while no such record overfills the shared half.  So the
+    limit is passed by one such record at most, and not by one of each stream.
+
+    ``floor_bytes``: up to the limit / (2 x the largest number of streams).
     """
 
     def __init__(self, limit_bytes: int = NO_LIMIT, floor_bytes: int = 0) -> None:
         self.used_bytes = 0
-        self._used: dict[object, int] = {}  # of each stream with anything on its way
+        self._used: dict[object, int] = {}  # the bytes of each stream that has requests on their way
         self.set_limits(limit_bytes, floor_bytes)
 
     def room(self, stream: object) -> int:
-        """How much more the stream may send now; below zero where it has more than it would get."""
+        """Return how many more bytes the stream may send now.  Below zero: it has more on its way than its room."""
         used = self._used.get(stream, 0)
         taken_by_others = self._shared_bytes - max(0, used - self.floor_bytes)
         left_to_share = max(0, self._limit_shared_bytes - taken_by_others)
@@ -150,23 +152,27 @@ class NodeInFlight:
         return self._shared_bytes <= self._limit_shared_bytes
 
     def take(self, stream: object, bytes_: int) -> None:
-        """A request is on its way: within `room`, asked in the same step, or the stream's only one, a larger record."""
+        """Count a request that is sent.
+
+        The caller has asked `room` in the same step.  A request beyond it must be the stream's only one and have one
+        record, while `takes_larger` holds.
+        """
         larger = stream not in self._used and self.takes_larger
         if not larger and bytes_ > self.room(stream):
             raise AssertionError("sent past the node's limit")
         self._change(stream, bytes_)
 
     def release(self, stream: object, bytes_: int) -> None:
-        """It has ended, and its slot is free."""
+        """Release the bytes of a request that has ended."""
         self._change(stream, -bytes_)
 
     def set_limits(self, limit_bytes: int, floor_bytes: int) -> None:
-        """New limits.  What is over them stays until it ends; nothing is sent before, but for each stream's floor."""
+        """Follow new limits.  Until requests beyond them have ended, streams send within their floors only."""
         self.limit_bytes = limit_bytes
         self.floor_bytes = floor_bytes
         self._limit_shared_bytes = limit_bytes - limit_bytes // 2
         beyond_floors = [max(0, used - floor_bytes) for used in self._used.values()]
-        self._shared_bytes = sum(beyond_floors)  # taken of the shared half
+        self._shared_bytes = sum(beyond_floors)  # the bytes taken of the shared half
 
     def _change(self, stream: object, bytes_: int) -> None:
         before = self._used.pop(stream, 0)

@@ -1,1 +1,1 @@
-"""Requests, their answers, and what each answer does to its rows."""
+"""Send requests, and do with their rows what the answers require."""

@@ -1,7 +1,7 @@
-"""Answers of PutRecords: what became of each entry, or why nobody knows.
+"""Read the answers of PutRecords: the result of each entry, or the failure of the whole request.
 
-Reading an answer is pure and may run in worker threads.  `stored` reads whole columns and is the fast twin of
-`_read_results`, for answers by which every entry was stored.
+Reading an answer is pure and may run in worker threads.  `stored` is the fast twin of `_read_results`.  It reads whole
+columns, if the answer says that every entry was stored.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from producerd.core.shards.hash_keys import I32
 from producerd.errors import Code
 
 LEAST_RESULTS: Final = 128
+"""Fewest results for which `stored` is faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One result per entry.  ``shards`` and ``errors`` index the tables; each is -1 where the other one holds.
+    """An answer with one result for each entry.
 
-    ``sequences``: for each shard the sequence number of one of its entries, 0 where the service gave no number.
+    - ``shards``: for each entry the index of its shard in ``shard_table``, or -1 if it failed.
+    - ``errors``: for each entry the index of its error in ``error_table``, or -1 if it was stored.
+    - ``error_table``: the code and message of each error.
+    - ``sequences``: for each shard in the table the sequence number of one of its entries, or 0 if it had none.
     """
 
     shards: I32
@@ -36,10 +40,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """No result per entry.  ``maybe_stored``: the service may have stored some of it all the same.
+    """A request without results for its entries.
 
-    ``wrong_endpoint``: the endpoint's name does not exist, or its certificate is refused, and nothing there has ever
-    answered this daemon.
+    ``maybe_stored``: Kinesis may have stored some of the entries.  ``wrong_endpoint``: the endpoint's name does not
+    exist or its certificate is not trusted, and this endpoint has never answered this daemon.
     """
 
     code: str
@@ -50,14 +54,17 @@ class RequestFailed:
 
 
 NOT_KINESIS: Final = "NotKinesis"
-"""The code of a failure of ours: an answer with the status 200, or a result in one, that nobody can read."""
+"""The code for an answer with status 200, or a result in it, that does not have the format of Kinesis."""
 MAX_TEXT: Final = 500
-"""Characters of what the service says of an entry; whoever answers may say megabytes."""
+"""Most characters to keep of an entry's error code or message, because an answer may hold megabytes."""
 _SEQUENCE_NUMBER: Final = re.compile("[0-9]{1,128}")
 
 
 def parse_answer(body: bytes, entries: int) -> Answer | RequestFailed:
-    """Read a PutRecords answer (HTTP 200).  Where the count does not match, nothing is known of any entry."""
+    """Read the body of a PutRecords answer with status 200.
+
+    Returns `RequestFailed` if the body is not an answer of PutRecords, or has another number of results than entries.
+    """
     if entries >= LEAST_RESULTS and (found := stored(body, entries)) is not None:
         return Answer(found.shards, found.shard_table, np.full(entries, -1, np.int32), (), found.sequences)
     try:
@@ -94,7 +101,10 @@ def _read_results(results: list[dict[str, Any]]) -> Answer:
 
 
 def _error_of(result: Mapping[str, Any]) -> tuple[str, str]:
-    """Return code and message of a result without a shard.  Without a code it does not say that nothing is stored."""
+    """Return code and message of a result without a shard.
+
+    A result that also has no code gets `NOT_KINESIS`, because it does not say that the entry was not stored.
+    """
     code = result.get("ErrorCode")
     if not isinstance(code, str) or not code:
         return NOT_KINESIS, "a result with neither a shard nor an error"
@@ -106,8 +116,11 @@ _NAME: Final = re.compile(rb"[\w.-]+")
 
 
 class Stored(NamedTuple):
-    """Where entries were stored: for each the index of its shard in the table; for each shard the sequence number of
-    its first."""
+    """The shards in which a request's entries were stored.
+
+    ``shards``: for each entry the index of its shard in ``shard_table``.  ``sequences``: for each shard in the table
+    the sequence number of its first entry.
+    """
 
     shards: I32
     shard_table: tuple[str, ...]
@@ -115,10 +128,10 @@ class Stored(NamedTuple):
 
 
 def stored(answer: bytes, entries: int) -> Stored | None:
-    """An answer to PutRecords by which so many entries were stored, one and all.
+    """Read an answer of PutRecords in the form that Kinesis writes when it stored all of this many entries.
 
-    Each result is as long as the others and differs in nothing but digits and its shard: so Kinesis writes them.  None:
-    it is not like that, and may still be an answer.
+    In that form all results have the same length and differ only in the digits of the sequence number and in the shard.
+    Returns None for any other body, which may still be an answer.
     """
     first = _STORED.search(answer)
     if first is None:
@@ -144,7 +157,9 @@ def stored(answer: bytes, entries: int) -> Stored | None:
     if not answer.startswith(memoryview(expected)[:-1], at):
         return None
     column = np.ascontiguousarray(results[:, shards]).view(f"V{len(first[2])}")[:, 0]
-    starts = np.append(0, np.flatnonzero(column[1:] != column[:-1]) + 1)  # entries come shard by shard
+    starts = np.append(
+        0, np.flatnonzero(column[1:] != column[:-1]) + 1
+    )  # Kinesis answers in the order of entries, which are sorted by shard
     names = [column[row].tobytes() for row in starts]
     if not all(map(_NAME.fullmatch, names)):
         return None

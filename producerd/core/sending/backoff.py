@@ -1,4 +1,4 @@
-"""How long to wait before something is sent again, and how much may be in flight."""
+"""Retry delays, time-outs of requests, and the window of requests in flight."""
 
 from __future__ import annotations
 
@@ -7,49 +7,57 @@ from typing import Final
 
 
 class RetryPolicy:
-    """Full-jitter exponential back-off: uniform in (0, min(cap, base * 2^attempt)), at least `MIN_DELAY_SECONDS`."""
+    """The delays before rows are sent again, and the time-outs of requests.
+
+    Delays follow exponential back-off with full jitter: uniform in (0, min(cap, base * 2^attempts)), and at least
+    `MIN_DELAY_SECONDS`.
+    """
 
     BASE_SECONDS: Final = 0.1
     CAP_SECONDS: Final = 5.0
     MIN_DELAY_SECONDS: Final = 0.01
     UPLINK_BYTES_PER_SECOND: Final = 256 * 1024
-    """A request's time-out grows with its size: a slow uplink is not an outage."""
+    """Slowest uplink for which a request's time-out allows, so that a slow uplink does not look like an outage."""
     MAX_TIMEOUT_SECONDS: Final = 60.0
+    """Limit of the time-outs that double after each other.  A large body may need more."""
 
     def __init__(self, random: Random, request_timeout_seconds: float = 6.0) -> None:
         self._random = random
         self.request_timeout_seconds = request_timeout_seconds
 
     def set_timeout(self, request_timeout_seconds: float) -> None:
-        """Another time-out, for requests from now on."""
+        """Use another time-out for requests from now on."""
         self.request_timeout_seconds = request_timeout_seconds
 
     def timeout(self, bytes_: int, timeouts: int) -> float:
-        """Seconds to wait for the answer to a body of that size, whose rows had ``timeouts`` time-outs before."""
+        """Return how many seconds to wait for the answer to a body whose rows timed out ``timeouts`` times before."""
         base = self.request_timeout_seconds + bytes_ / self.UPLINK_BYTES_PER_SECOND
         return max(base, min(self.MAX_TIMEOUT_SECONDS, base * 2.0 ** min(timeouts, 10)))
 
     def delay(self, attempts: int) -> float:
-        """Seconds to wait before attempt number ``attempts`` + 1."""
+        """Return how many seconds to wait before attempt number ``attempts`` + 1."""
         ceiling = min(self.CAP_SECONDS, self.BASE_SECONDS * 2.0 ** min(attempts, 16))
         return max(self.MIN_DELAY_SECONDS, self._random.uniform(0, ceiling))
 
     def hold(self) -> float:
-        """Seconds that a whole stream waits when nothing gets through."""
+        """Return how many seconds a whole stream waits when no request succeeds."""
         return max(self.MIN_DELAY_SECONDS, self._random.uniform(0, self.CAP_SECONDS))
 
 
 class InFlightWindow:
-    """How many requests and bytes of a stream may be in flight: halved by a time-out, one by one up again.
+    """The number of requests and bytes that a stream may have in flight.
 
-    It starts at `FIRST`, and after `hold` at one, and doubles with each window that is answered, up to where it was.
-    While answers take a good part of their time-out it does not grow: what is added to a slow uplink only waits there
-    (24 requests of 1 MiB over 20 Mbit/s would all time out).
+    The window begins with `FIRST` requests, and after `hold` with one.  It doubles with each window of answers up to
+    its former size, and from there grows by one with each window.  A time-out halves it.
+
+    While answers need more than `TARDY` of their time-out, the window does not grow, because more requests would only
+    wait in a slow uplink.  (24 requests of 1 MiB over 20 Mbit/s would all time out.)
     """
 
     FIRST: Final = 4
+    """Requests with which a stream begins."""
     TARDY: Final = 1 / 3
-    """Of the time-out."""
+    """Share of the time-out after which an answer is too late for the window to grow."""
 
     def __init__(self, most: int, most_bytes: int, request_max_bytes: int) -> None:
         self.most = most
@@ -59,7 +67,7 @@ class InFlightWindow:
         self._slow_start_until = float(most)
 
     def set_limits(self, most: int, most_bytes: int, request_max_bytes: int) -> None:
-        """New limits.  What a time-out has taught stays: from there it grows one by one."""
+        """Follow new limits.  Above the size that a time-out left, the window still grows by one at a time."""
         never_cut = self._slow_start_until >= self.most
         self._slow_start_until = float(most) if never_cut else min(self._slow_start_until, most)
         self._size = min(self._size, float(most))
@@ -69,15 +77,17 @@ class InFlightWindow:
 
     @property
     def size(self) -> int:
+        """The number of requests that may be in flight."""
         return int(self._size)
 
     @property
     def bytes(self) -> int:
-        """Room for so many full requests; where single records are larger than a request, their share of the limit."""
+        """The bytes that may be in flight: `size` full requests, or if that is more the same share of the limit."""
         share = int(self.most_bytes * self._size / self.most)
         return min(self.most_bytes, max(share, self.size * self._request_max_bytes))
 
     def answered(self, seconds: float, timeout_seconds: float) -> None:
+        """Note an answer that came after ``seconds``."""
         if seconds > self.TARDY * timeout_seconds:
             self._slow_start_until = min(self._slow_start_until, self._size)
             return
@@ -85,9 +95,11 @@ class InFlightWindow:
         self._size = min(float(self.most), self._size + step)
 
     def timed_out(self) -> None:
+        """Halve the window: a request had no answer in time."""
         self._size = max(1.0, self._size / 2)
         self._slow_start_until = self._size
 
     def hold(self) -> None:
+        """Begin again with one request: no request succeeds."""
         self._slow_start_until = max(self._slow_start_until / 2, 1.0)
         self._size = 1.0

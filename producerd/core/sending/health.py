@@ -1,4 +1,4 @@
-"""StreamHealth: whether a stream can be written to."""
+"""The health of a stream: whether it can be written to."""
 
 from __future__ import annotations
 
@@ -13,25 +13,30 @@ from producerd.errors import Code, Outcome
 
 
 class HealthState(Enum):
-    UNPROVEN = "unproven"  # nothing was ever stored
+    """The states of a stream's health."""
+
+    UNPROVEN = "unproven"  # nothing has been stored yet
     WORKING = "working"
-    SUSPECT = "suspect"  # it worked, and now answers look permanent
-    BROKEN = "broken"  # callers are told at once; a probe every few seconds
+    SUSPECT = "suspect"  # it has worked, and now answers look permanent
+    BROKEN = "broken"  # rows fail at once, except a probe every few seconds
 
 
 WHERE_TO_LOOK: Final = "look at region and endpoint_url, and on this host at DNS, proxies and AWS_CA_BUNDLE"
-"""What to do where the service cannot be reached."""
+"""Advice for operators if Kinesis cannot be reached."""
 
 
 class StreamHealth:
-    """Whether a stream can be written to: a stream that has worked gets patience, one that never has gets none.
+    """The health of a stream.
 
-    Transient failures never change the state: a stream that cannot be reached stays what it was, and callers wait.
-    The one exception is an endpoint that is wrong by evidence (`RequestFailed.wrong_endpoint`).  Where every attempt
-    says so for ``first_contact_seconds``, the stream is BROKEN with UNREACHABLE until an attempt says anything else.
+    After failures that look permanent, a stream that has worked is BROKEN only after ``grace_seconds``, any other at
+    once.  Transient failures never change the state: if Kinesis cannot be reached, rows wait.
+
+    The only exception is an endpoint that is certainly wrong (`RequestFailed.wrong_endpoint`).  After every attempt has
+    found it so for ``first_contact_seconds``, the stream is BROKEN with UNREACHABLE until an attempt finds otherwise.
     """
 
     PROBE_SECONDS: Final = 5.0
+    """Mean time between two probes of a broken stream."""
 
     def __init__(self, grace_seconds: float, random: Random, first_contact_seconds: float = inf) -> None:
         self.grace_seconds = grace_seconds
@@ -47,30 +52,30 @@ class StreamHealth:
 
     @property
     def end(self) -> RowEnd:
-        """How rows of a BROKEN stream end."""
+        """The end of the rows of a BROKEN stream."""
         return RowEnd(Outcome.NOT_STORED, self.code, self.message)
 
     def set_times(self, grace_seconds: float, first_contact_seconds: float) -> None:
-        """Other times.  A stream that was given up waits again, for as long as the new time has it."""
+        """Follow new times.  A stream that was given up for its endpoint waits again, for the new time."""
         self.grace_seconds, self.first_contact_seconds = grace_seconds, first_contact_seconds
         self._wait_again()
 
     @property
     def gives_up_at(self) -> float:
-        """When the wait for the first contact ends; ``inf`` where nothing says that the endpoint is wrong."""
+        """When the wait for the first contact ends; ``inf`` unless the last attempt found the endpoint wrong."""
         if self._wrong_since is None or self.state is not HealthState.UNPROVEN:
             return inf
         return self._wrong_since + self.first_contact_seconds
 
     def stored(self) -> None:
-        """Something was stored."""
+        """Note that an entry was stored."""
         self.state, self.code, self.message = HealthState.WORKING, "", ""
         self._wrong_since = None
 
     def tried(self, failed: RequestFailed | None, now: float) -> None:
-        """An attempt to reach the service ended; None: with an answer.
+        """Note the end of an attempt to reach Kinesis.  None: it had an answer.
 
-        Only one that found the endpoint wrong brings the end of the wait for the first contact nearer.
+        Only attempts that find the endpoint wrong let the wait for the first contact go on towards its end.
         """
         if failed is not None and failed.wrong_endpoint:
             self._wrong_as = failed.message
@@ -81,11 +86,12 @@ class StreamHealth:
         self._wait_again()
 
     def _wait_again(self) -> None:
+        """Take back that the stream was given up for its endpoint."""
         if self.state is HealthState.BROKEN and self.code == Code.UNREACHABLE:
             self.state, self.code, self.message = HealthState.UNPROVEN, "", ""
 
     def gives_up(self, now: float) -> bool:
-        """Whether the wait for the first contact ends now."""
+        """Break the stream if the wait for the first contact has ended.  Returns whether it has just ended."""
         if now < self.gives_up_at:
             return False
         self.state, self.code = HealthState.BROKEN, Code.UNREACHABLE
@@ -97,7 +103,7 @@ class StreamHealth:
         return True
 
     def looks_permanent(self, code: str, message: str, now: float) -> None:
-        """A whole answer, or entries of one, said that nothing will pass."""
+        """Note that an answer, or an entry's result, says that no row can be stored until an operator acts."""
         self.code, self.message = code, message
         if self.state is HealthState.WORKING:
             self.state, self._suspect_since = HealthState.SUSPECT, now
@@ -108,9 +114,9 @@ class StreamHealth:
             self._schedule_probe(now)
 
     def admits(self, now: float, *, patient: bool = False, probes: bool = True) -> bool:
-        """Whether a caller's frame may be taken on; a BROKEN stream lets one in every few seconds, as the probe.
+        """Return whether to accept a frame.  A BROKEN stream accepts one every few seconds as a probe.
 
-        ``patient``: the frame is not ended by UNREACHABLE (`Frame.outlasts`).  ``probes``: whether it may be the probe.
+        ``patient``: the frame outlasts UNREACHABLE (`Frame.outlasts`).  ``probes``: the frame may be the probe.
         """
         if self.state is not HealthState.BROKEN or (patient and self.code == Code.UNREACHABLE):
             return True

@@ -1,7 +1,7 @@
-"""InFlight: the requests that are on their way, for how long they have been, and whether one more may be sent.
+"""The requests of a stream that are on their way, and whether one more may be sent.
 
-A request that has had no answer for long holds up others as little as can be: its lanes are set apart from those of
-other shards before it is answered; and while nothing gets through at all, others are sent beside it.
+A request that has waited for long should hold back others as little as possible.  So its lanes share no further
+requests with other shards.  While no request succeeds at all, it no longer counts and others may be sent in its place.
 """
 
 from __future__ import annotations
@@ -18,38 +18,45 @@ from producerd.core.sending.backoff import InFlightWindow, RetryPolicy
 from producerd.core.sending.requests import Request
 
 FAILURES_TO_HOLD: Final = 3
-"""Whole-request failures in a row after which the stream, and not only some rows, waits."""
+"""Failures of whole requests in a row after which the whole stream waits, and not only the requests' rows."""
 PROBE_SECONDS: Final = 6.0
-"""While nothing gets through, requests that are out for longer hold up no other.  Time-outs grow to a minute, and the
-first request after the end of an outage must not wait for the last one of before it."""
+"""Time after which, while no request succeeds, a request becomes overdue and no longer holds back others.
+
+Time-outs grow to a minute.  Without this limit the first request after an outage would wait for the last one in it.
+"""
 LATELY_SECONDS: Final = 5.0
-"""So long after an answer, rows that failed before, and fail again, are their own trouble and not the stream's."""
+"""Time after an answer in which suspected rows that fail again do not count as a failure of the stream."""
 SLOW_SECONDS: Final = 1.0
+"""Shortest time after which a request is slow."""
 SLOW_FACTOR: Final = 4.0
-"""An answer that took longer than both, of the stream's typical time, is slow: its lanes share no request."""
+"""Factor of the stream's typical answer time after which a request is slow."""
 SLOW_SHARE: Final = 0.5
-"""Of the requests that may be in flight, those of slow lanes: shards that hang leave the others the rest."""
+"""Largest share of the window for requests of slow lanes, so that shards that hang leave the rest to the others."""
 ANY_BYTES: Final = 2**62
+"""A number of bytes that stands for no limit."""
 
 
 class InFlight:
-    """See the module's text.  Iterates over the requests; ``bytes``: of all of them."""
+    """The requests of a stream that are on their way; iteration yields them.
+
+    ``bytes``: the size of all of them.  ``hold_until``: until when nothing is sent; 0 if nothing holds it back.
+    """
 
     def __init__(self, rules: PipelineRules, policy: RetryPolicy, node: NodeInFlight | None = None) -> None:
         self.bytes = 0
         self.node = NodeInFlight() if node is None else node
         self.hold_until = 0.0
-        self.failed_as = ""  # the code of the latest failure of a whole request, while nothing was answered since
+        self.failed_as = ""  # the code of the latest failure of a whole request, "" after an answer
         self.window = InFlightWindow(
             rules.max_in_flight_requests, rules.max_in_flight_bytes, rules.entries.request_max_bytes
         )
         self._request_max_bytes = rules.entries.request_max_bytes
         self._policy = policy
         self._requests: dict[Request, None] = {}
-        self._overdue: dict[Request, None] = {}  # those that hold up no other
-        self._watched: dict[Request, None] = {}  # those that were sent and are not known to be slow, in order
+        self._overdue: dict[Request, None] = {}  # requests that no longer hold back others
+        self._watched: dict[Request, None] = {}  # requests that are sent and not known to be slow, in order
         self._typical_seconds = 0.0
-        self._prompt_sent_at = -inf  # the latest of the requests that were answered in time
+        self._prompt_sent_at = -inf  # when the latest request was sent that was answered in time
         self._answered_at = -inf
         self._failures = 0
         self._failed_at = -inf
@@ -64,18 +71,18 @@ class InFlight:
 
     @property
     def nothing_passes(self) -> bool:
-        """Whether the last requests failed as a whole, one after the other."""
+        """Whether `FAILURES_TO_HOLD` requests or more failed as a whole since the last answer."""
         return self._failures >= FAILURES_TO_HOLD
 
     def fails(self, now: float) -> bool:
-        """Whether nothing passes, or the latest request failed as a whole a moment ago."""
+        """Return whether no request succeeds, or one failed as a whole in the last `PROBE_SECONDS`."""
         return self.nothing_passes or (self._failures > 0 and now < self._failed_at + PROBE_SECONDS)
 
     def has_room(self, *, for_one: bool, row_bytes: int = 0) -> bool:
-        """Whether one more may be sent, as far as its number and bytes decide; ``for_one``: one at a time.
+        """Return whether the limits on requests and bytes allow one more request with a row of ``row_bytes``.
 
-        Beside others a full one (what a nearly full node has left is not worth a request), and always one with a row of
-        ``row_bytes``.
+        ``for_one``: only one request at a time may be in flight.  With others in flight there must be room for a full
+        request, because the small rest of a nearly full node is not worth a request.
         """
         return (
             len(self._requests) - len(self._overdue) < (1 if for_one else self.window.size)
@@ -85,7 +92,10 @@ class InFlight:
 
     @property
     def bytes_left(self) -> int:
-        """What may still be sent; with nothing on its way, one row of any size, or what the node has room for."""
+        """The bytes that may still be sent.
+
+        With nothing in flight this is `ANY_BYTES` for a single row, unless another stream's larger row blocks that.
+        """
         if not self._requests:
             return self.node.room(self) if self.waits_with_larger else ANY_BYTES
         left = min(self.window.most_bytes - self.bytes, self.node.room(self))
@@ -96,45 +106,48 @@ class InFlight:
 
     @property
     def request_bytes(self) -> int:
-        """What the next request of several rows may have: with nothing on its way, the stream's floor or more."""
+        """The most bytes of a next request with several rows.  With nothing in flight, at least the stream's floor."""
         return min(self._request_max_bytes, self.node.room(self))
 
     @property
     def waits_with_larger(self) -> bool:
-        """Whether a row larger than its room, which nothing of its own holds up, waits for another stream's to end."""
+        """Whether, with nothing in flight, a row larger than its room must wait for requests of other streams."""
         return not self._requests and not self.node.takes_larger
 
     @property
     def held_by_node(self) -> bool:
-        """Whether what all streams have on their way leaves no room for one more of this one, or for a larger row."""
+        """Whether the requests of all streams leave no room for another one of this stream, or for a larger row."""
         if not self._requests:
             return self.waits_with_larger
         return self.node.room(self) < self._request_max_bytes
 
     @property
     def takes_slow(self) -> bool:
-        """Whether one more of a slow lane may be sent.  Requests of several lanes say nothing of which one is slow."""
+        """Whether one more request of a slow lane may be sent.
+
+        Only requests of a single lane count, because in any other it is not known which lane is slow.
+        """
         alone = [r for r in self._requests if len(r.aggregate_bytes) == 1 and r.pieces[0].lane.alone]
         slow = sum([request not in self._overdue for request in alone])
         return slow < max(1, self.window.size * SLOW_SHARE)
 
     def next_time(self) -> float:
-        """When a request will have been out for long; ``inf`` if none will."""
+        """Return when `look` must be called because a request becomes slow or overdue; ``inf`` if none will."""
         due = min([request.sent_at for request in self._watched], default=inf) + self._patience_seconds
         if self.nothing_passes:
             out = [request.sent_at for request in self._requests if self._may_become_overdue(request)]
             due = min(due, min(out, default=inf) + PROBE_SECONDS)
         return due
 
-    # ---- stimuli
+    # ---- events
 
     def set_rules(self, rules: PipelineRules) -> None:
-        """Other limits, from now on."""
+        """Follow new limits from now on."""
         self._request_max_bytes = rules.entries.request_max_bytes
         self.window.set_limits(rules.max_in_flight_requests, rules.max_in_flight_bytes, self._request_max_bytes)
 
     def start(self, request: Request) -> None:
-        """A request is made, to be encoded and sent."""
+        """Add a request that will be encoded and sent."""
         for lane in request.lanes:
             lane.sent()
         self._requests[request] = None
@@ -142,11 +155,11 @@ class InFlight:
         self.node.take(self, request.bytes)
 
     def sent(self, request: Request) -> None:
-        """It is encoded, and on its way."""
+        """Note that a request is encoded and on its way."""
         self._watched[request] = None
 
     def end(self, request: Request) -> None:
-        """It has its answer, or has failed."""
+        """Remove a request that was answered or has failed."""
         del self._requests[request]
         self.bytes -= request.bytes
         self.node.release(self, request.bytes)
@@ -157,7 +170,7 @@ class InFlight:
         self._watched.pop(request, None)
 
     def look(self, now: float) -> list[Lane]:
-        """Set requests apart that have been out for long; returns lanes that may send again because of it."""
+        """Find requests that have become slow or overdue.  Returns the lanes that may send again because of that."""
         lanes: list[Lane] = []
         for request in [other for other in self._watched if now >= other.sent_at + self._patience_seconds]:
             del self._watched[request]
@@ -174,7 +187,7 @@ class InFlight:
         return lanes
 
     def answered(self, request: Request, now: float) -> None:
-        """Its answer has come.  Lanes that answer in time alone may share requests again."""
+        """Note a request's answer.  Lanes that were alone and answer in time may share requests again."""
         self._failures, self.failed_as, self.hold_until, self._answered_at = 0, "", 0.0, now
         seconds = now - request.sent_at
         late = request.slow or seconds >= self._patience_seconds
@@ -186,7 +199,7 @@ class InFlight:
             lane.answered(late=late)
 
     def failed(self, request: Request, failed: RequestFailed, now: float) -> None:
-        """It failed as a whole, maybe with no answer at all."""
+        """Note that a request failed as a whole, perhaps without an answer."""
         if failed.timed_out:
             for lane in request.lanes:
                 lane.timed_out()
@@ -207,14 +220,14 @@ class InFlight:
         self.hold_until = now + self._policy.hold()
 
     def stop_holding(self) -> None:
-        """Hold nothing back any more: something else sets the pace."""
+        """Send again at once.  Something else, such as probes, now sets the pace."""
         self.hold_until = 0.0
 
     def may_send(self, now: float) -> bool:
-        """Whether nothing is to be held back any more."""
+        """Return whether requests may be sent now.  Ends a hold whose time is over."""
         if now < self.hold_until:
             return False
-        self.hold_until = 0.0  # else it would be named as due for ever, and hide what is due later
+        self.hold_until = 0.0  # otherwise this past time would stay the next one and hide later ones
         return True
 
     # ---- inside

@@ -1,4 +1,4 @@
-"""Request: rows on their way to Kinesis, numbered through the spans that it took them from."""
+"""Requests: rows on their way to Kinesis, numbered through the spans from which they were taken."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from producerd.core.shards.shard_map import ShardMap
 
 
 class Request:
-    """Rows on their way to Kinesis.  ``bytes`` is a bound until it is encoded.
+    """Rows on their way to Kinesis.  ``bytes`` is an upper bound of their size.
 
-    - ``shard_map``: the newest when it was taken.
-    - ``lanes``: those that it has rows of; their places here are the numbers that encoding knows them by.
-    - ``aggregate_bytes``: for each of these lanes the largest aggregate to make of its rows, or 0.
-    - ``paid``: the entries and bytes that the pacers of lanes were charged.
-    - ``sequences``: the highest sequence number that each lane had seen when it was taken.
-    - ``timeout_seconds``: how long to wait for the answer; ``timeouts``: how often in a row these rows had none.
-    - ``slow``: it has had no answer for long.
+    - ``shard_map``: the newest map when its rows were taken.
+    - ``lanes``: the lanes of its rows.  A lane's index here is its number in the encoded request.
+    - ``aggregate_bytes``: for each of these lanes the size of the largest aggregate of its rows, or 0.
+    - ``paid``: for each lane the entries and bytes charged to its pacer.
+    - ``sequences``: the highest sequence number that each lane had seen when its rows were taken.
+    - ``timeout_seconds``: how long to wait for the answer.  ``timeouts``: the most requests in a row that any of its
+      rows saw time out.
+    - ``slow``: it has waited for its answer for long.
     """
 
     __slots__ = (
@@ -62,11 +63,11 @@ class Request:
         return f"<Request of {self.records} rows, {self.bytes} bytes, {len(self.lanes)} lanes, {state}>"
 
     def sent(self, encoded: EncodedRequest, sent_at: float, timeout_seconds: float) -> None:
-        """It is encoded, and on its way."""
+        """Note that it is encoded and on its way."""
         self.encoded, self.sent_at, self.timeout_seconds = encoded, sent_at, timeout_seconds
 
     def slowed(self) -> None:
-        """It has had no answer for long: one of its shards holds up the others' rows."""
+        """Note that it has waited for long: one of its shards holds back the rows of the others."""
         self.slow = True
 
     @property
@@ -78,10 +79,12 @@ class Request:
 
     @property
     def records(self) -> int:
+        """The number of its rows."""
         return int(self.ends[-1])
 
     @property
     def spans(self) -> list[Span]:
+        """Its spans, without their lanes."""
         return spans_of(self.pieces)
 
     @property
@@ -91,7 +94,7 @@ class Request:
         return [(numbers[lane], span) for lane, span in self.pieces]
 
     def pieces_of(self, first: int, last: int) -> Iterator[Piece]:
-        """The pieces of its rows ``first`` to ``last`` (excluded), cut to them."""
+        """Yield the pieces of its rows from ``first`` up to ``last`` (excluded), cut to these rows."""
         place = int(np.searchsorted(self.ends, first, side="right"))
         while first < last:
             lane, span = self.pieces[place]
@@ -105,7 +108,10 @@ class Request:
             first, place = end, place + 1
 
     def keep(self, records: int) -> list[Piece]:
-        """Leave it its first rows; returns the others.  The numbers of its lanes stay: those left out are the last."""
+        """Keep only its first rows, and return the others.
+
+        The remaining lanes keep their numbers, because the lanes without rows are the last ones.
+        """
         back = list(self.pieces_of(records, self.records))
         self.pieces = list(self.pieces_of(0, records))
         self.lanes = tuple(lanes_of(self.pieces))
@@ -114,7 +120,7 @@ class Request:
 
 
 def first_of(pieces: list[Piece], max_bytes: int) -> tuple[list[Piece], list[Piece]]:
-    """The first rows of some pieces, within so many bytes or exactly one, and the others."""
+    """Divide pieces into their first rows, up to ``max_bytes`` or a single larger row, and the others."""
     for place, (lane, span) in enumerate(pieces):
         if span.bytes > max_bytes:
             rows = int(np.searchsorted(span.sizes(), max_bytes, side="right")) - 1
@@ -126,5 +132,5 @@ def first_of(pieces: list[Piece], max_bytes: int) -> tuple[list[Piece], list[Pie
 
 
 def ends_of(pieces: Sequence[Piece]) -> npt.NDArray[np.int64]:
-    """The number of rows up to the end of each piece."""
+    """Return for each piece the number of rows up to its end."""
     return np.cumsum([piece.span.last - piece.span.first for piece in pieces])

@@ -1,9 +1,9 @@
-"""Sender: rows that wait by shard, the requests made of them, and what each answer does to its rows.
+"""The sender of one stream: it makes requests of the rows in the lanes, and does with the rows what answers require.
 
     lanes -> take_request -> [in flight] -> complete -> settled, or back
 
-Besides the lanes rows may wait out a delay, wait for a new shard map, or stand in a request of their own.  Every
-request that is taken is completed once; every row of it is then settled or waits again.
+Outside of the lanes, rows may wait for a retry delay, for a new shard map, or for a request of their own.  Every
+request that is taken is completed once, and then each of its rows has settled or waits again.
 """
 
 from __future__ import annotations
@@ -43,20 +43,27 @@ from producerd.core.shards.shard_map import ONE_LANE, ShardMap
 from producerd.errors import Code, Outcome
 
 WRONG_COUNTS_TO_GIVE_UP: Final = 3
+"""Answers in a row with a wrong number of results after which rows end as UNKNOWN."""
 NOT_KINESIS_TO_GIVE_UP: Final = 10
-"""Answers in a row that are not Kinesis's, such as a proxy's page.  It takes half a minute: the stream is held."""
+"""Answers in a row that are not from Kinesis, such as a proxy's page, after which rows end as UNKNOWN.  As failures
+hold the stream, they come within half a minute."""
 INVALID_TO_DOUBT_STREAM: Final = 8
-"""Single entries refused in a row with one message and nothing stored: then it is the stream, not the entries."""
+"""Single entries that Kinesis refused in a row with one message, storing nothing, after which the stream is the cause.
+"""
 TOO_LARGE: Final = (("length less than or equal to", "data"), ("maximum record size",))
-"""Words of the service's message about a record that is larger than the stream takes."""
+"""Words in the messages with which Kinesis refuses a record that is too large for the stream."""
 STRAYS_TO_GIVE_UP: Final = 8
-"""Only an aggregate that came as one, of more records than a request may have, is sent again so often."""
+"""Strays after which rows end as UNKNOWN.  Only a given aggregate with more records than a request strays this often.
+"""
 HOT_FACTOR: Final = 1.5
+"""Multiple of its fair share of the waiting bytes from which a lane is hot."""
 HOT_SHARE: Final = 0.1
-"""A lane is hot that holds this many times its fair share of what waits, and at least this much of it, while other
-shards have room.  Where none has, rows wait for all of them, and chance decides which lane holds most."""
+"""Share of the waiting bytes from which a lane is hot, while other shards have room.
+
+If no other shard has room, rows wait for all of them, and chance decides which lane has the most.
+"""
 LOW_USE: Final = 0.8
-"""A shard that throttles though it has stored less than that of its quota from here has others who write to it."""
+"""Use of a shard's quota by this daemon below which its throttles show that other producers write to it."""
 _LOST_TRACK: Final = RowEnd(
     Outcome.UNKNOWN, Code.SHARD_MAP_MISSING, "stored, but not in the shards that the map names", maybe_stored=True
 )
@@ -75,7 +82,7 @@ class _Awaiting(NamedTuple):
 
 
 class Sender:
-    """See the module's text.  The ledger is told how rows end."""
+    """The sender of one stream.  It settles each row of a completed request in the ledger, or lets it wait again."""
 
     def __init__(
         self,
@@ -106,7 +113,7 @@ class Sender:
     # ---- questions
 
     def have_work(self, now: float) -> bool:
-        """Whether anything may be sent now, as far as shards decide."""
+        """Return whether the lanes have rows that may be sent now.  Ignores the limits on requests in flight."""
         return bool(self._alone) or self.lanes.have_work(now)
 
     def next_time(self) -> float:
@@ -127,7 +134,7 @@ class Sender:
 
     @property
     def held_by_node(self) -> bool:
-        """Whether it has rows to send, and what all streams have on their way leaves no room: look when some ends."""
+        """Whether it has rows to send and the requests of all streams leave no room until one of them ends."""
         return (self.lanes.waiting or bool(self._alone)) and self.in_flight.held_by_node
 
     def holding(self, now: float) -> Holding:
@@ -153,7 +160,7 @@ class Sender:
         return Holding("shard_rate", by_records=by_records, throttled=throttled)
 
     def census(self) -> dict[str, int]:
-        """How many rows there are in each place that the sender has for them.  Looks at every row: ask it seldom."""
+        """Return how many rows wait or travel in each of the sender's places.  Reads every row, so call it rarely."""
         return {
             "queued": sum([_count(lane.spans, QUEUED) for lane in self.lanes]),
             "delayed": sum([_count(spans_of(pieces), QUEUED) for _, _, pieces in self._later]),
@@ -165,7 +172,7 @@ class Sender:
     # ---- requests
 
     def take_request(self, now: float) -> Request | None:
-        """Rows for one request, if there are any that may be sent now."""
+        """Take rows for one request and start it.  Returns None if no row may be sent now."""
         if not self.paused and self.health.gives_up(now):
             self.ledger.withdraw_all(self.health.end)
         self._bring_back(now)
@@ -195,7 +202,7 @@ class Sender:
         return None
 
     def encoded(self, request: Request, encoded: EncodedRequest, now: float) -> None:
-        """A request was cut into entries; rows that did not fit go back to the front of their lanes."""
+        """Note that a request is cut into entries.  Rows that did not fit return to the front of their lanes."""
         request.sent(encoded, now, self._policy.timeout(len(encoded.body), request.timeouts))
         self.in_flight.sent(request)
         for lane, sent in zip(request.lanes, encoded.of_lanes(len(request.lanes)), strict=True):
@@ -213,7 +220,7 @@ class Sender:
         self.lanes.released(left_out)
 
     def complete(self, request: Request, outcome: Answer | RequestFailed, now: float) -> None:
-        """A request's end: settles its rows, or puts them back."""
+        """End a request: settle its rows, or let them wait again."""
         self.in_flight.end(request)
         encoded = request.encoded
         if encoded is not None:
@@ -228,7 +235,7 @@ class Sender:
         self.lanes.released(request.lanes)
 
     def set_rules(self, rules: PipelineRules, now: float) -> None:
-        """Other rules, from now on.  A request keeps its time-out, and what waits for a map its patience."""
+        """Follow new rules from now on.  Requests keep their time-outs, and rows that wait for a map keep their end."""
         self.rules = rules
         self.health.set_times(rules.permanent_error_grace_seconds, rules.first_contact_timeout_seconds)
         self._policy.set_timeout(rules.request_timeout_seconds)
@@ -348,7 +355,7 @@ class Sender:
         return self.in_flight.has_room(for_one=self.health.state is HealthState.SUSPECT, row_bytes=row_bytes)
 
     def _taken_of(self, pieces: list[Piece], now: float) -> Taken:
-        """Just these rows, whatever their lanes' pace."""
+        """Take exactly these rows, which may be more than their lanes' pace allows."""
         taken = Taken()
         for lane in lanes_of(pieces):
             spans = [piece.span for piece in pieces if piece.lane is lane]
@@ -369,7 +376,7 @@ class Sender:
         return request
 
     def _bring_back(self, now: float) -> None:
-        """Rows whose wait is over return to their lanes."""
+        """Return rows whose wait is over to their lanes."""
         self.lanes.released(self.in_flight.look(now))
         while self._later and self._later[0][0] <= now:
             self.lanes.put_back(heapq.heappop(self._later)[2])
@@ -377,7 +384,7 @@ class Sender:
             self._decide_all(now)
 
     def _live(self, pieces: list[Piece]) -> list[Piece]:
-        """Those rows whose caller is still there."""
+        """Return the pieces of those rows that have not ended meanwhile."""
         live: list[Piece] = []
         for lane, span in pieces:
             for start, stop in span.job.queued_runs(span.first, span.last):
@@ -409,7 +416,7 @@ class Sender:
         for entry in partly:
             rows = request.pieces_of(int(starts[entry]), int(starts[entry + 1]))
             self.ledger.mark_maybe_stored(spans_of(rows), "reshard")
-        # Neighbouring entries with one verdict end together, but for aggregates whose shard is to be found out.
+        # Neighbouring entries with one verdict end together, except aggregates that wait for a map.
         cuts = (np.diff(classes) != 0) | (classes[1:] == UNSURE)
         back: list[Piece] = []
         for first, last in pairwise([0, *(np.flatnonzero(cuts) + 1).tolist(), len(classes)]):
@@ -419,7 +426,7 @@ class Sender:
             if verdict == STORED:
                 self.ledger.store(spans_of(pieces), now)
             elif verdict == UNSURE:
-                if pieces:  # else it is one more part of the row before it
+                if pieces:  # an entry without rows is a further fragment of the row before it
                     self._await_map(pieces, _copies(encoded, answer, first, pieces), now)
             elif verdict == STRAYED:
                 self.ledger.mark_maybe_stored(spans_of(pieces), "reshard")
@@ -429,7 +436,7 @@ class Sender:
         self._requeue(back)
 
     def _entry_failed(self, pieces: list[Piece], code: str, message: str, now: float) -> list[Piece]:
-        """Entries that the service did not store, or maybe; returns the rows that go to the front of their lanes."""
+        """Treat entries with an error.  Returns the rows that must return to the front of their lanes."""
         meaning = meaning_of(code)
         if code == NOT_KINESIS:
             self.ledger.mark_maybe_stored(spans_of(pieces), "service")
@@ -448,16 +455,16 @@ class Sender:
         return []
 
     def _check_sequences(self, request: Request, answer: Answer) -> None:
-        """A shard's sequence numbers rise with time: where they fall, the id names another shard now."""
+        """Refute the map if a shard's sequence numbers fell.  They always rise, so the id now names another shard."""
         numbers = dict(zip(answer.shard_table, answer.sequences, strict=True))
         for lane, before in request.sequences.items():
             if lane.read(numbers.get(lane.shard.shard_id, 0), before):
                 self.known.refute()
 
     def _check_map(self, request: Request, encoded: EncodedRequest, elsewhere: Bool, now: float) -> None:
-        """Where other shards than the map's answer, aggregates wait for a new one, or go out as plain records.
+        """Let lanes wait for a new map if another shard answered, or if the map is in doubt and cannot be read.
 
-        So they do where the map is in doubt, and cannot be read just now.
+        When no map comes in time, their rows go as plain records.
         """
         blind = self.known.is_blind
         strayed = set(range(len(request.lanes)) if blind else encoded.lanes[elsewhere].tolist())
@@ -466,13 +473,13 @@ class Sender:
             if number not in strayed:
                 if lane.map_until is not None and now >= lane.map_until:
                     lane.map_came()
-            elif lane.shard in self.lanes.map or blind:  # else a newer map is there already
+            elif lane.shard in self.lanes.map or blind:  # otherwise a newer map has come already
                 self.known.want()
                 if self.rules.entries.aggregate:
                     lane.await_map(now + self.rules.shard_map_wait_seconds)
 
     def _pace(self, request: Request, answer: Answer, now: float) -> None:
-        """Tell each lane how many of its entries were throttled, and how many were not."""
+        """Pace each lane by the number of its entries that were stored and throttled."""
         encoded = request.encoded
         assert encoded is not None
         lanes = len(request.lanes)
@@ -516,7 +523,7 @@ class Sender:
             self._again_later([Piece(lane, s) for (lane, _), s in zip(request.pieces, changed, strict=True)], now)
 
     def _count_wrong(self, pieces: list[Piece], message: str, most: int) -> list[Piece]:
-        """Rows whose answers say nothing of them too often end as unknown; the others are tried again."""
+        """End rows as UNKNOWN whose answers had no usable result ``most`` times in a row.  Returns the other rows."""
         again = []
         for lane, span in pieces:
             if span.wrong_counts + 1 >= most:
@@ -526,7 +533,7 @@ class Sender:
         return again
 
     def _halve(self, request: Request, code: str, message: str, now: float, *, maybe_stored: bool) -> None:
-        """Somewhere in this request is an entry that the service refuses: halve it until that one stands alone."""
+        """Halve a request that Kinesis refuses for some entry.  A request of one row ends the row."""
         if not maybe_stored:
             self._give_back(request)
         ends = request.encoded.ends if request.encoded is not None else None
@@ -547,14 +554,14 @@ class Sender:
             middle = request.records // 2
         first_half, second_half = list(request.pieces_of(0, middle)), list(request.pieces_of(middle, request.records))
         if self.rules.entries.per_key:
-            self._requeue(second_half)  # its lanes wait for the first one
+            self._requeue(second_half)  # its lanes wait until the first half has ended
             self._send_alone(first_half)
         else:
             self._send_alone(second_half)
             self._send_alone(first_half)
 
     def _give_back(self, request: Request) -> None:
-        """Nothing of a request was stored: its lanes are charged for nothing."""
+        """Return to the lanes what they were charged for a request of which nothing was stored."""
         if request.encoded is None:
             for lane, (entries, bytes_) in request.paid.items():
                 lane.give_back(entries, bytes_)
@@ -564,7 +571,10 @@ class Sender:
             lane.give_back(entries, bytes_)
 
     def _send_alone(self, pieces: list[Piece]) -> None:
-        """Depth first: a bad entry, or a bad stream, is found after few requests."""
+        """Set rows aside for the next request of their own.
+
+        The newest such request goes first, so that a bad entry or a bad stream is found after few requests.
+        """
         self._alone.appendleft((max([int(np.diff(span.sizes()).max()) for _, span in pieces]), pieces))
         for lane in lanes_of(pieces):
             lane.put_aside()
@@ -576,21 +586,21 @@ class Sender:
             self.known.forget()
         self.health.looks_permanent(code, message, now)
         if self.health.state is HealthState.BROKEN:
-            self.in_flight.stop_holding()  # from here on probes set the pace
+            self.in_flight.stop_holding()  # from now on probes set the pace
             self.ledger.withdraw_all(self.health.end)
         elif self.health.state is HealthState.SUSPECT:
             self.in_flight.hold(now)
 
     def _tried(self, failed: RequestFailed, now: float) -> None:
-        """An attempt to reach the service failed.  A probe that waits for another attempt than its own ends with it."""
+        """Note a failed attempt to reach Kinesis.  If a wrong endpoint broke the stream, end all waiting rows."""
         self.health.tried(failed, now)
         if failed.wrong_endpoint and self.health.state is HealthState.BROKEN:
             self.ledger.withdraw_all(self.health.end)
 
-    # ---- rows go back
+    # ---- rows leave a request unsettled
 
     def _again_later(self, pieces: list[Piece], now: float) -> None:
-        """Rows that wait out a delay of their own beside their lanes; with ``per_key`` in front of them."""
+        """Let rows wait for a retry delay outside of their lanes, or with ``per_key`` at the front of them."""
         if not pieces:
             return
         due = now + self._policy.delay(max(piece.span.attempts for piece in pieces))
@@ -605,14 +615,14 @@ class Sender:
             self._left_request(retried)
 
     def _requeue(self, pieces: list[Piece]) -> None:
-        """Rows leave a request unsettled, to the front of their lanes."""
+        """Return rows of a request to the front of their lanes."""
         if pieces:
             _requeue(pieces)
             self.lanes.put_back(pieces)
             self._left_request(pieces)
 
     def _left_request(self, pieces: list[Piece]) -> None:
-        """Rows are in no request any more: those that are to be sent no more end."""
+        """Note that rows have left their request.  Rows that must not be sent again end."""
         _requeue(pieces)
         broken = self.health.state is HealthState.BROKEN
         self.ledger.left_request(spans_of(pieces), self.health.end if broken else None)
@@ -633,7 +643,7 @@ def _count(spans: Iterable[Span], state: int) -> int:
 
 
 def _copies(encoded: EncodedRequest, answer: Answer, entry: int, pieces: list[Piece]) -> list[tuple[str, int, int]]:
-    """Where an entry's records were stored, with their hash keys; of a row of several parts, for each of them."""
+    """Return the shard and the lowest and highest hash key of an entry's rows, or of each fragment of its row."""
 
     def shard_of(entry: int) -> str:
         return answer.shard_table[int(answer.shards[entry])]

@@ -1,7 +1,7 @@
-"""What became of each entry of an answered request.
+"""Judge each entry of an answered request: delivered, strayed, unsure or failed.
 
-A raw record that was stored is delivered, wherever it was stored.  An aggregate is delivered only if the range of the
-shard that stored it holds every hash in it: else Amazon's consumer drops it whole, without a word.
+A plain record that was stored is delivered, in whichever shard.  An aggregate is delivered only if the range of the
+shard that stored it contains every hash key in it.  Otherwise Amazon's consumer silently drops all of it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from producerd.core.shards.knowledge import KnownShards
 from producerd.core.shards.shard_map import Shard
 
 STORED: Final = 0
+"""The verdict on an entry that is delivered."""
 STRAYED: Final = -1
-"""An aggregate in a shard where a consumer drops it."""
+"""The verdict on an aggregate in a shard where a consumer drops it."""
 UNSURE: Final = -2
-"""An aggregate in a shard whose range is not known, or in doubt."""
+"""The verdict on an aggregate in a shard whose range is not known or in doubt."""
 
 
 class Verdicts(NamedTuple):
-    """``classes``: for each entry STORED, STRAYED, UNSURE, or 1 + its error's place in the answer's table.
+    """The verdicts on the entries of a request.
 
-    ``elsewhere``: which entries another shard stored than their lane's.  ``partly``: the first entries of rows that
-    were aggregates themselves, of whose parts some were stored and others failed.
+    - ``classes``: for each entry STORED, STRAYED, UNSURE, or 1 + its error's index in the answer's table.
+    - ``elsewhere``: a mask of the entries that another shard stored than their lane's.
+    - ``partly``: the first entry of each given aggregate of which some fragments were stored and others failed.
     """
 
     classes: I32
@@ -38,16 +40,16 @@ class Verdicts(NamedTuple):
 
 
 def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
-    """Read an answer against the shards that are known."""
+    """Judge the entries of an answered request by the ranges of the shards that stored them."""
     encoded = request.encoded
     assert encoded is not None
     places = {shard_id: place for place, shard_id in enumerate(answer.shard_table)}
     shards = [lane.shard for lane in request.lanes]
-    # Where the id means another range by now, an answer that names it says nothing.
+    # A lane whose shard id has another range by now expects no shard, because the answer may mean either range.
     expected = [places.get(shard.shard_id, -2) if known.get(shard.shard_id) == shard else -2 for shard in shards]
-    predicted = [bool(shard.shard_id) for shard in shards]  # without shards only raw records are sent
+    predicted = [bool(shard.shard_id) for shard in shards]  # the nameless lane sends only plain records
     elsewhere = answer.shards != np.array(expected)[encoded.lanes]
-    if not (known.doubted or encoded.fragments or elsewhere.any()):  # an error has no shard
+    if not (known.doubted or encoded.fragments or elsewhere.any()):  # an entry with an error is always elsewhere
         return Verdicts(np.zeros(encoded.entries, np.int32), elsewhere, [])
     classes = answer.errors + 1
     stored = answer.errors < 0
@@ -64,8 +66,11 @@ def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
 
 
 def _judge_fragments(encoded: EncodedRequest, answer: Answer, known: KnownShards, classes: I32) -> list[int]:
-    """A row that was an aggregate itself is delivered if all of its parts are; else all of them are sent again."""
-    rows: dict[int, list[int]] = {}  # by the row's end
+    """Judge given aggregates, whose fragments all get one verdict.  Returns ``partly`` as in `Verdicts`.
+
+    A given aggregate is delivered only if all its fragments are; otherwise all of them are sent again.
+    """
+    rows: dict[int, list[int]] = {}  # by the row's end the entries of its fragments
     for entry, hash_keys in encoded.fragments.items():
         rows.setdefault(int(encoded.ends[entry]), []).append(entry)
         if answer.errors[entry] < 0 and hash_keys is not None:
@@ -85,6 +90,7 @@ def _judge_fragments(encoded: EncodedRequest, answer: Answer, known: KnownShards
 
 
 def _verdict(request: Request, first: int, last: int, shard: Shard | None) -> int:
+    """Judge an aggregate of the request's rows from ``first`` up to ``last`` that a shard, if it is known, stored."""
     if shard is None:
         return UNSURE
     return STORED if all(piece.span.lies_in(shard) for piece in request.pieces_of(first, last)) else STRAYED

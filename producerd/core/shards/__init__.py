@@ -1,1 +1,1 @@
-"""The shards of one stream: hash keys, the map, and what is known of it."""
+"""The shards of one stream: hash keys, the shard map, and how far the map can be believed."""

@@ -1,7 +1,7 @@
-"""MD5 of many short texts at once: the columnar twin of a loop over `hashlib.md5`.
+"""Compute the MD5 of many short texts together: the columnar twin of a loop over `hashlib.md5`.
 
-All texts go through the 64 rounds together, as columns of numbers: half of what it costs to set up a hash object for
-each, and to ask it for its digest.  (RFC 1321, whose names of variables are kept.)
+All texts go through the 64 rounds together, as columns of numbers.  That takes half of the CPU time in which a loop
+makes a hash object for each text and reads its digest.  (Source: RFC 1321, whose variable names are kept.)
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST_TEXTS: Final = 3_000
-"""From so many on it is worth it."""
+"""Fewest texts for which this twin is faster than the loop."""
 MOST_BYTES: Final = 55
-"""Of one text: what one block holds beside its end and its length."""
+"""Longest text, in bytes: one block of MD5 also holds an end mark and the length."""
 TEXTS_AT_ONCE: Final = 16_384
-"""So that columns stay in a core's second cache."""
+"""Most texts that go through the rounds together, so that the columns stay in a core's second-level cache."""
 
 _START: Final = (0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476)
 _T: Final = tuple(np.uint32(floor(abs(sin(i + 1)) * 2**32)) for i in range(64))
@@ -25,7 +25,7 @@ _S: Final = [
     np.uint32(s) for four in ((7, 12, 17, 22), (5, 9, 14, 20), (4, 11, 16, 23), (6, 10, 15, 21)) for s in four * 4
 ]
 _K: Final = [(step * i + start) % 16 for step, start in ((1, 0), (5, 1), (3, 5), (7, 0)) for i in range(16)]
-"""For each round the word of the block that it adds."""
+"""The place in the block of the word that each round adds."""
 _32: Final = np.uint32(32)
 _END: Final = 0x80
 
@@ -34,8 +34,10 @@ U32 = npt.NDArray[np.uint32]
 
 
 def digests(texts: Any, offsets: npt.NDArray[np.integer[Any]]) -> U8:
-    """The digest of each text, as rows of 16 bytes.  ``offsets`` index the buffer ``texts``; none is longer than
-    `MOST_BYTES`."""
+    """Return the digest of each text, as an array of shape (texts, 16).
+
+    ``offsets`` index the buffer ``texts``.  A text has up to `MOST_BYTES`.
+    """
     values = np.frombuffer(texts, np.uint8)
     found = np.empty((len(offsets) - 1, 4), "<u4")
     for first in range(0, len(found), TEXTS_AT_ONCE):
@@ -45,7 +47,7 @@ def digests(texts: Any, offsets: npt.NDArray[np.integer[Any]]) -> U8:
 
 
 def _blocks(values: U8, lengths: npt.NDArray[np.integer[Any]]) -> list[U32 | None]:
-    """The sixteen words of each text's block, as columns.  None: all are zero, which spares adding them."""
+    """Return the sixteen words of each text's block as columns.  None stands for a column of zeros."""
     longest = int(lengths.max())
     blocks = np.zeros((len(lengths), 64), np.uint8)
     blocks[:, :longest][np.arange(longest) < lengths[:, None]] = values
@@ -59,6 +61,7 @@ def _blocks(values: U8, lengths: npt.NDArray[np.integer[Any]]) -> list[U32 | Non
 
 
 def _hash(block: list[U32 | None]) -> list[U32]:
+    """Return the four words of each digest as columns."""
     length = block[14]
     assert length is not None
     a, b, c, d = (np.full(len(length), word, np.uint32) for word in _START)
@@ -86,6 +89,6 @@ def _hash(block: list[U32 | None]) -> list[U32]:
         np.right_shift(f, _32 - _S[i], out=low)
         np.left_shift(f, _S[i], out=f)
         np.bitwise_or(f, low, out=f)
-        np.add(f, b, out=a)  # whose old value is needed no more
+        np.add(f, b, out=a)  # the old value of a is not needed any more
         a, b, c, d = d, a, b, c
     return [word + np.uint32(start) for word, start in zip((a, b, c, d), _START, strict=True)]

@@ -1,7 +1,7 @@
-"""ShardMap: which open shard a hash key belongs to.
+"""The shard map of a stream, which has the open shard of every hash key.
 
 A shard owns an inclusive range of hash keys.  The ranges of the open shards cover 0 to 2^128-1 without gap or overlap.
-(Amazon Kinesis API reference: HashKeyRange.)
+(Source: Amazon Kinesis API reference, HashKeyRange.)
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _HASH_KEY: Final = re.compile("[0-9]{1,39}")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One shard: its id and its inclusive range of hash keys."""
+    """A shard: its id and its inclusive range of hash keys."""
 
     shard_id: str
     start: int
     end: int
 
     def covers(self, lowest: int, highest: int) -> bool:
-        """Whether its range holds all from one hash key to another."""
+        """Return whether its range contains all hash keys from ``lowest`` to ``highest``."""
         return self.start <= lowest and highest <= self.end
 
     def holds(self, high: U64, low: U64) -> bool:
-        """Whether its range holds every one of these hash keys."""
+        """Return whether its range contains every one of these hash keys."""
         if not len(high):
             return True
         above = (high > self.start >> 64) | ((high == self.start >> 64) & (low >= self.start & _LOW))
@@ -41,7 +41,10 @@ class Shard:
 
 
 class ShardMap:
-    """The open shards of one stream, immutable.  Raises ValueError unless they cover every hash key exactly once."""
+    """The open shards of one stream, which never change.
+
+    The constructor raises ValueError unless they cover every hash key exactly once.
+    """
 
     def __init__(self, open_shards: Iterable[Shard]) -> None:
         self.shards: tuple[Shard, ...] = tuple(sorted(open_shards, key=lambda shard: shard.start))
@@ -55,8 +58,8 @@ class ShardMap:
         self._starts = [shard.start for shard in self.shards]
         self._start_high = np.array([start >> 64 for start in self._starts], dtype=np.uint64)
         self._by_id = {shard.shard_id: index for index, shard in enumerate(self.shards)}
-        # A row whose high half equals a boundary's needs the low half too: a few rows in 2^64.
-        # (The type is named: numpy makes floats of a list with numbers on both sides of 2^63.)
+        # If the high half of a hash key equals a boundary's, which is rare, the low half decides.
+        # The type is explicit because numpy makes floats of a list with numbers on both sides of 2^63.
         self._ambiguous_high = np.array([start >> 64 for start in self._starts if start & _LOW], dtype=np.uint64)
 
     def __len__(self) -> int:
@@ -69,46 +72,50 @@ class ShardMap:
         return hash(self.shards)
 
     def locate(self, high: U64, low: U64) -> I32:
-        """The index in `shards` of the shard that owns each hash key."""
+        """Return the index in `shards` of the shard that owns each hash key."""
         found = (np.searchsorted(self._start_high, high, side="right") - 1).astype(np.int32)
         for row in np.flatnonzero(np.isin(high, self._ambiguous_high)).tolist():
             found[row] = self.locate_one((int(high[row]) << 64) | int(low[row]))
         return found
 
     def locate_one(self, hash_key: int) -> int:
+        """Return the index in `shards` of the shard that owns a hash key."""
         return bisect_right(self._starts, hash_key) - 1
 
     def contradicts(self, other: ShardMap) -> bool:
-        """Whether a shard id means another range there: then one of the two is of another stream of that name."""
+        """Return whether some shard id has another range in the other map.
+
+        Then the two maps are of different streams of one name.
+        """
         return self is not other and any(shard != (self.get(shard.shard_id) or shard) for shard in other.shards)
 
     def __contains__(self, shard: Shard) -> bool:
         return self.get(shard.shard_id) == shard
 
     def get(self, shard_id: str) -> Shard | None:
-        """The open shard of that id."""
+        """Return the open shard with an id, or None."""
         index = self._by_id.get(shard_id)
         return None if index is None else self.shards[index]
 
 
 ONE_LANE: Final = ShardMap([Shard("", 0, MAX_HASH_KEY)])
-"""Stands in while the shards are not known: one nameless shard that owns everything."""
+"""The map while the shards are not known: one nameless shard that owns every hash key."""
 
 
 def map_from_listing(pages: Sequence[dict[str, Any]]) -> ShardMap:
-    """A ShardMap from the answers of ListShards, all pages.
+    """Build a ShardMap from all pages of a ListShards answer.
 
-    Raises ValueError where the open shards do not cover, and for whatever else the answers may hold.
+    Raises ValueError if the open shards do not cover all hash keys, or if the pages have any other content.
     """
     try:
         listed = [_listed(shard) for page in pages for shard in page["Shards"]]
-    except Exception as error:  # JSON may hold anything in any place
+    except Exception as error:  # any value of the JSON may be missing or of another type
         raise ValueError(f"{type(error).__name__} in what is listed") from None
     return ShardMap(shard for shard in listed if shard is not None)
 
 
 def _listed(shard: dict[str, Any]) -> Shard | None:
-    """One shard of ListShards; None: it is closed."""
+    """Read one shard of ListShards.  Returns None if it is closed."""
     if "EndingSequenceNumber" in shard.get("SequenceNumberRange", {}):
         return None
     keys, shard_id = shard["HashKeyRange"], shard["ShardId"]
