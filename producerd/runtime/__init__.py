@@ -1,1 +1,1 @@
-"""The daemon's tasks, sockets and time: the only part of producerd that waits."""
+"""The daemon's tasks, sockets and timers: the only package of producerd that waits for anything."""

@@ -1,4 +1,4 @@
-"""Work that may never return, such as reading a file of a network that is gone: nobody's end waits for it."""
+"""A thread for work that may never return, such as reading a file of an unreachable network drive."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ T = TypeVar("T")
 
 
 async def aside(work: Callable[[], T]) -> T:
-    """Its result, from a thread of its own.  Not `asyncio.to_thread`: the end of the process waits for its threads."""
+    """Run ``work`` in a daemon thread of its own, and return its result or raise its exception.
+
+    `asyncio.to_thread` would not do: when the process ends, the interpreter waits for those threads.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
     def end(set_it: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop has ended meanwhile
+        with suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(lambda: None if done.done() else set_it())
 
     def run() -> None:

@@ -1,7 +1,7 @@
-"""Asking: whether a stream's records could be stored, asked of its service for clients that have sent nothing yet.
+"""Asking: find out whether Kinesis would store a stream's records, for clients that have not sent any yet.
 
-The question stores nothing: at AWS itself it is PutRecords as a dry run, elsewhere ListShards with one result.  Clients
-that ask at about the same time share one question.
+The question stores nothing.  At AWS itself it is a dry run of PutRecords; elsewhere it is ListShards with one result.
+Clients that ask at about the same time share one question.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from producerd.runtime.stream import Stream
 from producerd.wire import frames
 
 ASK_AGAIN_SECONDS: Final = 2.0
-"""An answer holds for this long: a cluster's check asks once for each executor."""
+"""Time for which an answer is reused, because a check of a Spark cluster asks once from each executor."""
 
 
-class Service(Protocol):
-    """What is asked."""
+class StoringTrial(Protocol):
+    """The call that `Asking` needs of the service; `AioKinesis` has it."""
 
-    async def try_storing(self, address: Address, *, aggregates: bool) -> Tried: ...
+    async def try_storing(self, address: Address, *, aggregates: bool) -> Tried:
+        """Return what the service answers to an attempt that stores nothing."""
 
 
 class Word(NamedTuple):
-    """What the service said, and how it was asked; or the code of docs/names.md and the reason."""
+    """The answer to a client's question: what the service said, with an error code and a message.
+
+    ``code`` is one of docs/names.md, or "" if nothing speaks against storing records.
+    """
 
     service: frames.Service
     code: str = ""
@@ -37,12 +41,16 @@ class Word(NamedTuple):
 
 
 NOT_ASKED: Final = Word(frames.Service.NOT_ASKED)
+"""The answer of a stream that no client has asked about."""
 
 
 class Asking:
-    """Asks one stream's service.  ``task`` is the question that is on its way; its owner may cancel it."""
+    """The questions about one stream, of which at most one is on its way.
 
-    def __init__(self, stream: Stream, service: Service, tasks: asyncio.TaskGroup) -> None:
+    ``task`` is the question that is on its way, or None.  Its owner may cancel it.
+    """
+
+    def __init__(self, stream: Stream, service: StoringTrial, tasks: asyncio.TaskGroup) -> None:
         self.task: asyncio.Task[None] | None = None
         self._stream = stream
         self._service = service
@@ -52,7 +60,7 @@ class Asking:
         self._asked_at = -inf
 
     def ask(self, hear: Callable[[Word], None]) -> None:
-        """Call ``hear`` with the service's word, at once where it is fresh."""
+        """Call ``hear`` with the service's answer: at once if a recent one is there, otherwise when it arrives."""
         if self.task is None and asyncio.get_running_loop().time() < self._asked_at + ASK_AGAIN_SECONDS:
             hear(self._word)
             return
@@ -61,7 +69,7 @@ class Asking:
             self.task = self._tasks.create_task(self._ask())
 
     def close(self) -> None:
-        """The stream is forgotten: nobody waits for the answer any more."""
+        """Cancel the question that is on its way, because the daemon forgets the stream."""
         if self.task is not None:
             self.task.cancel()
 
@@ -75,13 +83,13 @@ class Asking:
 
 
 def word_of(tried: Tried, stream: Stream) -> Word:
-    """What an answer means for this stream."""
+    """Return what the service's answer means for clients of this stream."""
     pipeline, failed, by_put_records = stream.pipeline, tried.failed, tried.by_put_records
-    if failed is None or meaning_of(failed.code).code == Code.THROTTLED:  # an answer, too
+    if failed is None or meaning_of(failed.code).code == Code.THROTTLED:  # a throttled service has answered, too
         health = pipeline.health
         if pipeline.cannot_aggregate:
             return Word(frames.Service.FAILED, Code.SHARD_MAP_MISSING, pipeline.cannot_aggregate)
-        # Of what PutRecords may have been refused for, ListShards says nothing.
+        # That ListShards works does not show that PutRecords is allowed again.
         if health.state is HealthState.BROKEN and health.code in (Code.ACCESS_DENIED, Code.KMS) and not by_put_records:
             message = f"the last records were refused: {health.code}: {health.message}"
             return Word(frames.Service.NOT_VERIFIED, health.code, message)

@@ -1,6 +1,6 @@
-"""The seam to the service: what the daemon needs of Kinesis, and what the answers are.
+"""The interface to Kinesis: the calls that the daemon needs, and the types of their answers.
 
-Failures come back as values, not exceptions, and so does an answer whatever it holds.
+Every call returns failures as values and raises nothing for them, whatever the answer holds.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.sending.answers import Answer, RequestFailed
 
 Address = Mapping[str, str]
-"""The members of a request that name its stream: ``{"StreamName": ...}`` or ``{"StreamARN": ...}``."""
+"""Member of a request that names its stream: ``{"StreamName": ...}`` or ``{"StreamARN": ...}``."""
 
 
 def address_of(name: str, settings: StreamSettings) -> dict[str, str]:
-    """The address of a stream with these settings that clients know by this name."""
+    """Return the address of the stream that clients know as ``name`` and that has these settings."""
     if settings.stream_arn is not None:
         return {"StreamARN": settings.stream_arn}
     return {"StreamName": settings.stream_name or name}
@@ -26,25 +26,25 @@ def address_of(name: str, settings: StreamSettings) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class StreamSummary:
-    """The part of DescribeStreamSummary's answer that a producer needs."""
+    """The members of DescribeStreamSummary's answer that a producer needs."""
 
     arn: str
     max_record_bytes: int
-    """Largest key + data that the stream takes."""
+    """Largest partition key plus data, in bytes, that the stream accepts."""
     record_distribution_strategy: str = "USER_PARTITION_KEY"
     """With "AUTO" the stream ignores partition keys and explicit hash keys."""
     status: str = ""
     mode: str = ""
     kms_key: str = ""
-    """The key that its records are encrypted with; "" where they are not."""
+    """The key that encrypts the stream's records, or "" if they are not encrypted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
     """The service's answer to an attempt that stores nothing.
 
-    ``failed`` is None where nothing speaks against storing.  ``by_put_records``: the attempt was a dry run of
-    PutRecords; else it was ListShards, which a producer need not be allowed to call.
+    ``failed`` is None if the service would store records.  ``by_put_records`` is True for a dry run of PutRecords, and
+    False for ListShards, which a producer may lack the permission for.
     """
 
     failed: RequestFailed | None
@@ -53,13 +53,15 @@ class Tried:
 
 
 class Kinesis(Protocol):
-    """What the daemon needs of the service."""
+    """The calls that the daemon makes to Kinesis."""
 
     async def put_records(
         self, address: Address, request: EncodedRequest, timeout_seconds: float
-    ) -> Answer | RequestFailed: ...
+    ) -> Answer | RequestFailed:
+        """Send a PutRecords whose body is already encoded, and return its answer within ``timeout_seconds``."""
 
     async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
-        """Return the answers of ListShards, all pages, with open shards only."""
+        """Return all pages of ListShards' answer, with open shards only."""
 
-    async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed: ...
+    async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
+        """Return the stream's summary."""

@@ -1,11 +1,11 @@
-"""A unix socket at a path: the clients' socket, and the socket of `producerctl`.
+"""A unix socket at a path: the clients' socket, or the socket of `producerctl`.
 
-Its mode and group hold before anybody can connect.  A stale file, which a killed daemon left, is replaced.  A socket
-that another process answers on, and a file that is not a socket, are left alone.
+The file has its mode and group before any client can connect.  The daemon replaces a stale file, which a killed daemon
+left.  It leaves alone a file that is not a socket, and a socket on which another process answers.
 
-The file can go while the daemon runs: a cleaner of temporary files, an `rm`, a directory that is made again.  The
-socket then listens on, and no client can find it.  `look` notices that and binds the path again.  It may be called
-often: it costs a stat of the file and one of the lock.
+A socket's file can disappear while the daemon runs: a cleaner of temporary files deletes it, or somebody recreates the
+directory.  The socket then still listens, but no client can find it.  `Listener.look` notices that and binds the path
+again.  A call of it costs one stat of the socket's file and one of the lock file, so the daemon calls it often.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ BACKLOG: Final = 1024
 
 
 class PathProblem(Exception):
-    """Why nobody can connect at a path."""
+    """The reason why no client can connect at a path."""
 
 
 class AccessProblem(PathProblem):
-    """A socket's file cannot have the owner or the group that it is to have."""
+    """The file of a socket cannot get the owner or the group that it should have."""
 
 
-class Access(NamedTuple):
-    """A socket's mode, and its owner and group; -1 leaves what the file has by itself."""
+class Permissions(NamedTuple):
+    """The mode, owner and group of a socket's file; -1 leaves the owner or group as the kernel sets it."""
 
     mode: int
     uid: int = -1
@@ -41,25 +41,26 @@ class Access(NamedTuple):
 
 
 class FileId(NamedTuple):
-    """A file as long as a socket is bound to it: its inode number is not used again before."""
+    """The identity of a file while a socket is bound to it: the kernel does not reuse its inode number until then."""
 
     device: int
     inode: int
 
 
 class Bound(NamedTuple):
-    """A socket that listens, and its file."""
+    """A listening socket and its file, which is None for a passed socket whose file the daemon has not seen."""
 
     socket: socket.socket
     file: FileId | None
 
 
 class Listener:
-    """The sockets that were bound to one path, and the lock that keeps a second daemon off it.
+    """The sockets that the daemon bound to one path, and the lock that keeps a second daemon off that path.
 
-    Raises ConfigurationError, which calls the path by the name of its ``setting``.  ``bound`` are the sockets to accept
-    connections from.  ``remedy`` says what a person can do where `look` raises PathProblem, and ``reminder`` what is
-    left to do after it has bound the path again.
+    ``bound`` holds the sockets to accept connections from, the oldest first.  ``remedy`` says what a person can do when
+    `look` raises PathProblem.  ``reminder`` says what a person should do after `look` has bound the path again.
+
+    The constructor raises ConfigurationError, which names the path by its ``setting``.
     """
 
     def __init__(self, path: Path, mode: int, group: str | None = None, *, setting: str = "socket") -> None:
@@ -67,7 +68,7 @@ class Listener:
         self.remedy = f"free {path}, or set {setting} to another path and start the daemon again"
         self.reminder = f"see what deletes files in {path.parent}"
         self.bound: list[Bound] = []
-        self._access = _access(mode, group)
+        self._permissions = _permissions(mode, group)
         self._lock: int | None = None
         try:
             self.look()
@@ -77,9 +78,9 @@ class Listener:
             raise ConfigurationError([f"{setting} = {path}: {problem}; set {setting} to another path"]) from None
 
     def look(self) -> bool:
-        """See that the path leads here, and bind it again where it does not; returns whether it was bound.
+        """Bind the path again if it does not lead to one of these sockets, and return whether that happened.
 
-        Raises PathProblem where nobody can connect.
+        Raise PathProblem if no client can connect at the path.
         """
         if self._leads_here():
             if self._lock is not None:
@@ -89,19 +90,19 @@ class Listener:
         try:
             self._hold_lock()
             _remove_stale(self.path)
-            self.bound.append(_bind(self.path, self._access))
+            self.bound.append(_bind(self.path, self._permissions))
         except BaseException as error:
             self._free_lock()
             if isinstance(error, OSError):
                 raise PathProblem(error.strerror or str(error)) from error
             raise
-        # A link or a mount of the first file may still lead to its socket, and the service manager holds the one that
-        # it passed.  The last but one may still have a client in its backlog.  The acceptor closes the others.
+        # Keep the first socket: a link or a mount of its file may still lead to it, and the service manager holds a
+        # passed one. Keep the last but one: a client may still wait in its backlog. The acceptor closes the others.
         del self.bound[1:-2]
         return True
 
     def close(self) -> None:
-        """Take the socket's file away, unless another one has taken its place, and free the path."""
+        """Delete the socket's file, unless another process has replaced it, and release the path."""
         if self._leads_here():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path)
@@ -112,7 +113,10 @@ class Listener:
         return file is not None and any(one.file == file for one in self.bound)
 
     def _hold_lock(self) -> None:
-        """Lock the path, also again: where the lock's file was deleted, a second daemon could make one of its own."""
+        """Lock the path, or lock it again if the lock's file was deleted.
+
+        Without a file there, a second daemon could create and lock a new one.
+        """
         if self._lock is not None and _file_id(_lock_path(self.path)) == _file_id(self._lock):
             return
         taken = _lock(self.path)
@@ -131,20 +135,21 @@ class Listener:
 
 
 class Passed(Listener):
-    """A listening socket that the service manager has bound, and holds.
+    """A listening socket that the service manager bound and passed to the daemon.
 
-    Its file is the manager's, and is never taken away.  Where that file goes, `look` binds another socket to the path,
-    with the mode and the owners that the file was last seen with; ``mode`` and ``group`` count only where it was never
-    seen.  The new file stays, too: the next daemon finds there who may connect.
+    The file belongs to the manager, so the daemon never deletes it.  If it disappears, `look` binds another socket to
+    the path, with the mode and owners that the file had when it was last seen.  ``mode`` and ``group`` apply only if
+    the daemon never saw the file.  The daemon leaves the new file in place as well, because the next daemon reads from
+    it who may connect.
     """
 
     def __init__(self, passed: socket.socket, mode: int, group: str | None = None, *, unit: str) -> None:
         name = passed.getsockname()
-        self.path = Path(name if isinstance(name, str) else f"@{os.fsdecode(name[1:])}")  # bytes: an abstract name
+        self.path = Path(name if isinstance(name, str) else f"@{os.fsdecode(name[1:])}")  # bytes: abstract
         self.remedy = f"systemctl restart {unit}"
         self.reminder = f"systemctl restart {unit}: until then nobody listens while the daemon restarts"
         self.bound = [Bound(passed, None)]
-        self._access = _access(mode, group)
+        self._permissions = _permissions(mode, group)
         self._lock = None
 
     def close(self) -> None:
@@ -154,27 +159,28 @@ class Passed(Listener):
         never_seen = self.bound[0].file is None and len(self.bound) == 1
         if never_seen:
             if not self.path.is_absolute() or not os.access(self.path.parent, os.X_OK):
-                return True  # an abstract name, or a path that only others see: a container's host, with PrivateTmp=
+                return True  # an abstract name, or a path that only others see, such as a container's host
             if _is_alive(self.path):
                 self.bound = [self.bound[0]._replace(file=_file_id(self.path))]
         leads_here = super()._leads_here()
         if leads_here or never_seen:
-            self._access = _access_of(self.path) or self._access
+            self._permissions = _permissions_of(self.path) or self._permissions
         return leads_here
 
 
-def _access(mode: int, group: str | None) -> Access:
-    """Raises ConfigurationError where there is no such group."""
+def _permissions(mode: int, group: str | None) -> Permissions:
+    """Return the permissions with the group's number.  Raise ConfigurationError if there is no such group."""
     try:
-        return Access(mode) if group is None else Access(mode, gid=grp.getgrnam(group).gr_gid)
+        return Permissions(mode) if group is None else Permissions(mode, gid=grp.getgrnam(group).gr_gid)
     except KeyError:
         raise ConfigurationError([f"socket_group = {group}: there is no such group"]) from None
 
 
-def _access_of(path: Path) -> Access | None:
-    """Who may connect to the socket at a path, for another one in its place; None where there is no socket.
+def _permissions_of(path: Path) -> Permissions | None:
+    """Return the permissions for a replacement of the socket at a path, or None if there is no socket.
 
-    Write permission decides.  Who owns the file does not matter where everybody has it; and root needs none.
+    Write permission decides who may connect.  So the owner does not matter where everybody may write, and root does not
+    need the permission.
     """
     try:
         found = os.stat(path)
@@ -185,11 +191,11 @@ def _access_of(path: Path) -> Access | None:
     everybody = found.st_mode & stat.S_IWOTH
     uid = -1 if everybody or found.st_uid in (0, os.geteuid()) else found.st_uid
     gid = -1 if everybody or not found.st_mode & stat.S_IWGRP else found.st_gid
-    return Access(stat.S_IMODE(found.st_mode), uid, gid)
+    return Permissions(stat.S_IMODE(found.st_mode), uid, gid)
 
 
 def _file_id(file: Path | int) -> FileId | None:
-    """Of a path or a descriptor; None where there is no file, or none that this process may see."""
+    """Return the identity of a path's or descriptor's file, or None if this process cannot see one."""
     try:
         found = os.stat(file)
     except OSError:
@@ -221,7 +227,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(kind):
-        raise PathProblem("there is a file of that name which is no socket: remove it")
+        raise PathProblem("there is a file of that name which is not a socket: remove it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -230,29 +236,30 @@ def _remove_stale(path: Path) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         except OSError as error:
-            raise PathProblem(f"in use, or not ours to replace ({error.strerror or error})") from None
+            raise PathProblem(f"in use, or this process may not replace it ({error.strerror or error})") from None
         else:
-            raise PathProblem("in use: somebody answers on it")
+            raise PathProblem("in use: another process answers on it")
 
 
 def _is_alive(path: Path) -> bool:
-    """Whether a socket is behind a file.
+    """Return whether a socket is behind a file.
 
-    A socket of another type asks.  The kernel finds the other end before it compares the types, and queues nothing.
+    The probe is a socket of another type.  The kernel looks up the other end before it compares the types, and then it
+    refuses without queueing a connection.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             probe.connect(os.fspath(path))
     except (ConnectionRefusedError, FileNotFoundError):
         return False
-    except OSError:  # the other type, as a rule; or one that this user may not connect to
+    except OSError:  # the types differ, as a rule; or this user may not connect
         pass
     return True
 
 
-def _bind(path: Path, access: Access) -> Bound:
+def _bind(path: Path, permissions: Permissions) -> Bound:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o777)  # nobody may connect until owner, group and mode are what they shall be
+    before = os.umask(0o777)  # no client may connect before the owner, group and mode are set
     try:
         bound.bind(os.fspath(path))
     except OSError as error:
@@ -262,9 +269,9 @@ def _bind(path: Path, access: Access) -> Bound:
         os.umask(before)
     try:
         found = os.stat(path)
-        if access.uid not in (-1, found.st_uid) or access.gid not in (-1, found.st_gid):
-            os.chown(path, access.uid, access.gid)  # which a hardened unit forbids
-        os.chmod(path, access.mode)
+        if permissions.uid not in (-1, found.st_uid) or permissions.gid not in (-1, found.st_gid):
+            os.chown(path, permissions.uid, permissions.gid)  # a hardened systemd unit forbids this
+        os.chmod(path, permissions.mode)
     except OSError as error:
         bound.close()
         os.unlink(path)

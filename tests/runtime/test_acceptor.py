@@ -115,7 +115,8 @@ def test_a_daemon_that_nobody_can_reach_says_so_everywhere_until_it_is_reached(
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(os.fspath(path))
             other.listen()
-            why = f"nobody can connect to {path}: in use: somebody answers on it: free {path}, or set socket to another"
+            why = f"nobody can connect to {path}: in use: another process answers on it: "
+            why += f"free {path}, or set socket to another"
             reloaded = ctl(running, "reload")
             assert reloaded.returncode == 1
             assert why in reloaded.stderr

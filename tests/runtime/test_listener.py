@@ -144,10 +144,10 @@ def test_a_file_that_is_not_a_socket_is_left_alone_until_it_is_removed(path: Pat
         path.unlink()
         path.write_text("mine")
         for _ in range(2):
-            with pytest.raises(PathProblem, match="a file of that name which is no socket"):
+            with pytest.raises(PathProblem, match="a file of that name which is not a socket"):
                 listener.look()
         assert path.read_text() == "mine"
-        with pytest.raises(ConfigurationError, match="which is no socket"):
+        with pytest.raises(ConfigurationError, match="which is not a socket"):
             Listener(path, 0o640)  # no lock keeps it off a path that nobody has
         path.unlink()
         assert listener.look()
@@ -158,7 +158,7 @@ def test_a_socket_that_another_program_answers_on_is_taken_over_when_that_progra
     with listening(path) as listener:
         path.unlink()
         with somebody(path):
-            with pytest.raises(PathProblem, match="somebody answers"):
+            with pytest.raises(PathProblem, match="another process answers"):
                 listener.look()
             listener.close()
             assert path.exists(), "it is not this one's to delete"

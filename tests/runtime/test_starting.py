@@ -37,7 +37,7 @@ def test_a_socket_that_somebody_else_answers_on_is_left_alone() -> None:
         foreign.listen()
         code, log = serve_once(socket_path=path / "daemon.sock")
         assert code == 78
-        assert "somebody answers on it" in refused(log)
+        assert "another process answers on it" in refused(log)
         assert (path / "daemon.sock").exists()
 
 
@@ -46,7 +46,7 @@ def test_a_file_on_the_sockets_path_is_left_alone() -> None:
         (path / "daemon.sock").write_text("precious")
         code, log = serve_once(socket_path=path / "daemon.sock")
         assert code == 78
-        assert "which is no socket" in refused(log)
+        assert "which is not a socket" in refused(log)
         assert (path / "daemon.sock").read_text() == "precious"
 
 
