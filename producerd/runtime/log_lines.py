@@ -1,12 +1,13 @@
-"""LogLines: messages become lines on a descriptor, written by a thread of their own.
+"""LogLines: log messages become lines on a file descriptor, which a thread of its own writes.
 
-Whoever logs never waits for a reader: a pipe that nobody reads would stop the event loop.  So lines are rendered at
-once, by whoever logs, and held for the thread, up to `MAX_HELD_BYTES`; what does not fit is dropped until all that is
-held was written, and then one line says how many were.  Repeats are counted (`Repeats`); DEBUG is not: whoever asks
-for it wants all of it.
+Logging never waits for the reader of the log.  A pipe that nobody reads would stop the event loop.  So the thread that
+logs renders its line at once, and the handler holds it for the writing thread.  It holds up to `MAX_HELD_BYTES` and
+drops the lines that do not fit.  When all held lines are written, one more line reports how many were dropped.
 
-Not the standard library's QueueListener: it cannot be stopped while its queue is full, and waits for its thread for
-ever.
+`Repeats` counts messages that repeat, except at DEBUG: an operator who turns DEBUG on wants every line.
+
+The standard library's QueueListener does not fit: it cannot be stopped while its queue is full, and it waits for its
+thread without a limit.
 """
 
 from __future__ import annotations
@@ -22,31 +23,34 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from producerd.runtime.repeats import LineKind, Repeats
+from producerd.runtime.repeats import MessageKind, Repeats
 
 MAX_HELD_BYTES: Final = 1 << 20
-"""Some 5,000 lines."""
+"""Most bytes of lines that wait to be written; about 5,000 lines."""
 LAST_LINES_SECONDS: Final = 1.5
-"""How long the last lines may take to be written."""
+"""Time that `close` allows for writing the last lines."""
 VALUES: Final = "producerd_values"
-"""Attribute of a record: what its line says beside its event."""
+"""Attribute of a log record that holds the values to show after its event."""
 UNLIMITED: Final = "producerd.orders"
-"""A logger of which no line is held back: who has ordered what."""
+"""Logger whose repeated lines are all written: it records who ordered what."""
 _KEY_QUOTED: Final = re.compile(r"Value '.*?' at 'records\.")
-"""How Kinesis's validation quotes a partition key or a hash key."""
+"""Pattern of a partition key or hash key that Kinesis's validation quotes."""
 
 
 _LOGIN: Final = re.compile(r"(?<=://)[^\s/\"']+@")
-"""In a URL, such as that of a proxy."""
+"""Pattern of a login in a URL, such as a proxy's."""
 
 
 def without_secrets(text: str) -> str:
-    """What others say, but for the records' keys and the logins in it."""
+    """Return text from outside the daemon without the record keys and logins that it quotes."""
     return _LOGIN.sub("...@", _KEY_QUOTED.sub("Value '...' at 'records.", text))
 
 
 class LogLines(logging.Handler):
-    """One for the process.  ``clock``: seconds, for repeats."""
+    """The log handler of the process, which is safe to use from every thread.
+
+    ``clock`` returns seconds; it decides when repeats are reported.
+    """
 
     def __init__(
         self, descriptor: int, repeats: Repeats | None = None, clock: Callable[[], float] = time.monotonic
@@ -55,17 +59,17 @@ class LogLines(logging.Handler):
         self._descriptor = descriptor
         self._repeats = repeats or Repeats()
         self._clock = clock
-        self._changed = threading.Condition()  # its lock is held for whatever touches the following
+        self._changed = threading.Condition()  # its lock guards all attributes below
         self._lines: deque[bytes] = deque()
-        self._held_bytes = 0  # also of the line that is being written
+        self._held_bytes = 0  # including the line that is being written
         self._overflows = False
-        self._fails = False  # the last line could not be written: there may be no reader left, or no room on a disk
+        self._fails = False  # the last line could not be written: no reader is left, or the disk is full
         self._dropped = 0
         self._ends = False
         self._thread = threading.Thread(target=self._run, name="producerd-log", daemon=True)
         self._thread.start()
 
-    # ---- whoever logs
+    # ---- for the threads that log
 
     def emit(self, record: logging.LogRecord) -> None:
         with self._changed:
@@ -79,17 +83,17 @@ class LogLines(logging.Handler):
                 setattr(record, VALUES, {"repeated": owed})
             try:
                 self._hold(self.format(record))
-            except Exception:  # a value's own __str__ may raise anything, as may arguments that do not fit
+            except Exception:  # a value's __str__ may raise anything, and so may arguments that do not fit
                 self.note("a message could not be rendered", logging.ERROR, of=record.name)
 
     def note(self, event: str, level: int = logging.INFO, logger: str = "producerd", **values: object) -> None:
-        """A line whatever the level and however often."""
+        """Write a line at any level, even if it repeats an earlier one."""
         record = logging.LogRecord(logger, level, "", 0, event, None, None)
         setattr(record, VALUES, values)
         self._hold(self.format(record))
 
     def close(self) -> None:
-        """Tell what is owed, and wait until all is written; but not for long where nobody reads."""
+        """Report the repeats that are still owed, and wait up to `LAST_LINES_SECONDS` until all lines are written."""
         with self._changed:
             if not self._ends:
                 self._tell_repeats()
@@ -114,7 +118,7 @@ class LogLines(logging.Handler):
                 self._held_bytes += len(data)
                 self._changed.notify()
 
-    # ---- the thread
+    # ---- for the thread that writes
 
     def _run(self) -> None:
         while (data := self._next()) is not None:
@@ -125,7 +129,7 @@ class LogLines(logging.Handler):
                 self._dropped += self._fails
 
     def _next(self) -> bytes | None:
-        """The next line, when there is one; None at the end."""
+        """Wait for the next line and return it, or return None when the log ends."""
         with self._changed:
             while not self._lines:
                 self._overflows = False
@@ -141,23 +145,27 @@ class LogLines(logging.Handler):
             return self._lines.popleft()
 
     def _write(self, data: bytes) -> bool:
-        # Past sys.stderr: the interpreter's end would wait for the lock of a buffer that is being written.
+        # Do not write through sys.stderr: at its end, the interpreter would wait for the lock of a buffer that is being
+        # written.
         try:
             while data:
                 try:
                     data = data[os.write(self._descriptor, data) :]
-                except BlockingIOError:  # somebody who shares the pipe has made it so
+                except BlockingIOError:  # another process that shares the pipe made it non-blocking
                     select.select([], [self._descriptor], [])
         except OSError:
             return False
         return True
 
 
-def _kind_of(record: logging.LogRecord) -> LineKind:
-    """Ours have their event and values in ``msg``, others their template."""
+def _kind_of(record: logging.LogRecord) -> MessageKind:
+    """Return what a record's repeats are counted by.
+
+    The daemon's records have a dict with event and values in ``msg``; those of libraries have a template there.
+    """
     if isinstance(record.msg, dict):
         stream = record.msg.get("stream")
-        return LineKind(
+        return MessageKind(
             record.name, record.levelno, str(record.msg.get("event")), None if stream is None else str(stream)
         )
-    return LineKind(record.name, record.levelno, str(record.msg))
+    return MessageKind(record.name, record.levelno, str(record.msg))

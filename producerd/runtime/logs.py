@@ -1,11 +1,14 @@
-"""Every message, ours or a library's, is one line on stderr: UTC time, level, logger, event, values.
+"""Logging: every message, the daemon's or a library's, becomes one line on stderr.
 
-Libraries log through the standard library and come out of the same renderer.  AWS's and aiohttp's loggers are held at
-WARNING, and at INFO when ours are at DEBUG: at DEBUG botocore writes whole requests, with signatures and data.
+A line has the UTC time, level, logger, event and values.  Libraries log through the standard library and use the same
+renderer.  The loggers of AWS's libraries and aiohttp stay at WARNING, or at INFO while the daemon logs at DEBUG.  At
+DEBUG, botocore would log whole requests with their signatures and data.
 
-Levels go by what the operator should do.  ERROR: act, records fail or the daemon ends.  WARNING: look, it may need
-you.  INFO: its life, rarely.  DEBUG: the rest.  Events are constant texts, values are keys: so lines can be grouped,
-and repeats are counted (`producerd.runtime.repeats`).
+The level says what the operator should do.  ERROR: act, because records fail or the daemon ends.  WARNING: look,
+because the daemon may need you.  INFO: a rare event in the daemon's life.  DEBUG: everything else.
+
+Events are constant texts, and what varies is a value with a key.  So lines can be grouped, and
+`producerd.runtime.repeats` can count them.
 """
 
 from __future__ import annotations
@@ -29,12 +32,13 @@ from producerd.runtime.log_lines import VALUES, LogLines
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
 LIBRARIES: Final = ("aiobotocore", "aiohttp", "asyncio", "boto3", "botocore", "urllib3")
+"""Loggers whose messages are limited to WARNING, or to INFO at level DEBUG."""
 _HEAD: Final = ("timestamp", "level", "logger", "event")
 
 
 @contextmanager
 def running(level: Level, format: Format) -> Iterator[None]:  # noqa: A002 - the setting is called log_format
-    """Send all logging to stderr until left; then wait for its last lines, but not for long where nobody reads."""
+    """Send all logging to stderr until the block ends, then wait a limited time for the last lines to be written."""
     shared: list[Processor] = [
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
@@ -48,14 +52,14 @@ def running(level: Level, format: Format) -> Iterator[None]:  # noqa: A002 - the
         processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,  # else structlog.testing could not reach the loggers of modules
+        cache_logger_on_first_use=False,  # else structlog.testing could not replace the loggers of modules
     )
     renderer: Processor = structlog.processors.JSONRenderer() if format == "json" else render_text
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[_add_values, structlog.stdlib.ProcessorFormatter.remove_processors_meta, _head_first, renderer],
     )
-    # With descriptor 2 closed it soon is another file's number.
+    # If descriptor 2 is closed, another file soon gets its number.
     handler = LogLines(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno())
     handler.setFormatter(formatter)
     root = logging.getLogger()
@@ -71,29 +75,29 @@ def running(level: Level, format: Format) -> Iterator[None]:  # noqa: A002 - the
 
 
 def level() -> Level:
-    """The one that holds now."""
+    """Return the level that is in effect."""
     return cast("Level", logging.getLevelName(logging.getLogger().level).lower())
 
 
 def set_level(level: Level, seconds: float | None = None) -> None:
-    """Another level from now on, for so long, and then the configured one; with None until the next word.
+    """Log at ``level`` for ``seconds``, and then at the configured level again; with None, until the next change.
 
-    Called on the event loop.  A new call takes the place of the last one.
+    Call it on the event loop.  A new call replaces the earlier one.
     """
     _switch.set(level, seconds)
 
 
 def reconfigure(level: Level) -> None:
-    """The configured level is another one: at once, or at the end of the period for which another one was set."""
+    """Change the configured level: at once, or at the end of a period for which `set_level` set another one."""
     _switch.reconfigure(level)
 
 
 class _LevelSwitch:
-    """Which level holds.  Each change makes a line, whatever the level."""
+    """The level in effect.  Every change writes a line, whatever the level."""
 
     def __init__(self) -> None:
         self._configured: Level = "info"
-        self._back: asyncio.TimerHandle | None = None  # in a period
+        self._back: asyncio.TimerHandle | None = None  # set while a level holds for a limited time
         self._lines: LogLines | None = None
 
     def begin(self, configured: Level, lines: LogLines) -> None:
@@ -116,11 +120,11 @@ class _LevelSwitch:
         self._back = None
         self._change(self._configured)
 
-    def _change(self, to: Level, **said: Any) -> None:
+    def _change(self, to: Level, **values: Any) -> None:
         before = level()
         _apply(to)
         if self._lines is not None:
-            self._lines.note("log level changed", to=to, before=before, **said)
+            self._lines.note("log level changed", to=to, before=before, **values)
 
 
 _switch: Final = _LevelSwitch()
@@ -135,13 +139,13 @@ def _apply(level: Level) -> None:
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
-    """A logger that takes an event and its values: ``log.info("queue full", stream=name, records=n)``."""
+    """Return a logger that takes an event and its values: ``log.info("queue full", stream=name, records=n)``."""
     logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
     return logger
 
 
 def _trace_without_text(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """``exc_text=False``, of work on rows: their exceptions' own words may quote a row."""
+    """Drop the text of an exception if the caller passes ``exc_text=False``, because it may quote a row's data."""
     if not event.pop("exc_text", True) and (error := sys.exc_info()[1]) is not None:
         del event["exc_info"]
         stack = "".join(traceback.format_tb(error.__traceback__))
@@ -159,9 +163,10 @@ def _head_first(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 
 def render_text(_logger: object, _method: str, event: EventDict) -> str:
-    """``time LEVEL logger: event key=value``; only a traceback takes more lines.
+    """Render ``time LEVEL logger: event key=value`` on one line; only a traceback adds more lines.
 
-    Not structlog's ConsoleRenderer: where rich is installed that prints the local variables of a traceback, so data.
+    structlog's ConsoleRenderer does not fit: where rich is installed, it prints the local variables of a traceback, and
+    these contain records' data.
     """
     time, level, logger, text = (event.pop(key, "-") for key in _HEAD)
     trace = [str(event.pop(key)) for key in ("exception", "stack") if key in event]
@@ -176,10 +181,13 @@ def _plain(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    """A message that quotes a client's words must not be able to look like two."""
+    """Quote a message that is not printable, so that a text from a client cannot look like two lines."""
     return text if text.isprintable() else _quoted(text)[1:-1]
 
 
 def _quoted(text: str) -> str:
-    """As JSON.  Of what is beyond ASCII, terminals obey some, and take some for the end of a line: not printable."""
+    """Return the text as JSON, in ASCII unless all of it is printable.
+
+    Terminals obey some characters beyond ASCII, and take others for the end of a line.
+    """
     return json.dumps(text, ensure_ascii=not text.isprintable())

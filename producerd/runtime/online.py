@@ -1,8 +1,9 @@
-"""What AWS says to these settings: for `producerd check --online`.
+"""What AWS answers to these settings, for `producerd check --online`.
 
-For each access region, host and credentials; for each stream what the daemon will ask of it.  Nothing is stored:
-PutRecords is tried as a dry run, and that of AWS itself alone.  No secret is shown, and of an access key only its
-ends.  A line is said as soon as it is known, and nothing is waited for longer than `PATIENCE_SECONDS`.
+The check prints the region, host and credentials of each access, and asks AWS about each stream what the daemon will
+ask.  It stores nothing: PutRecords is tried as a dry run, and only at AWS itself.  It shows no secret, and only the
+ends of an access key.  It prints each line as soon as the answer arrives, and waits up to `PATIENCE_SECONDS` for an
+answer.
 """
 
 from __future__ import annotations
@@ -30,14 +31,19 @@ from producerd.runtime.aws.kinesis import CONTROL_TIMEOUT_SECONDS, AioKinesis
 from producerd.runtime.kinesis import Address, StreamSummary, address_of
 
 PATIENCE_SECONDS: Final = CONTROL_TIMEOUT_SECONDS
+"""Longest wait for a client or its credentials."""
 KEY_OF_AWS: Final = "alias/aws/kinesis"
+"""The key that AWS itself owns: it needs no permission of the producer."""
 
 Say = Callable[[str], None]
 
 
 def run(config: Config, names: Iterable[str] = ()) -> bool:
-    """Print what holds; returns whether nothing failed.  Raises ConfigurationError where an access cannot work."""
-    structlog.configure(processors=[_drop])  # the lines printed here say what a daemon would log
+    """Print the report and return whether nothing failed.  Raise ConfigurationError if an access cannot work.
+
+    ``names`` are streams to check in addition to those of the settings.
+    """
+    structlog.configure(processors=[_drop])  # the printed lines say what a daemon would log
     return asyncio.run(check(config, names, lambda line: print(line, flush=True)))
 
 
@@ -46,7 +52,7 @@ def _drop(*_: object) -> str:
 
 
 async def check(config: Config, names: Iterable[str], say: Say) -> bool:
-    """Of the listed streams and of those that are named."""
+    """Report on the streams of the settings and on ``names``, and return whether nothing failed."""
     report = Report(say)
     groups: dict[Access, dict[str, StreamSettings]] = {}
     if config.node.streams_allowed == "any":
@@ -64,12 +70,12 @@ async def check(config: Config, names: Iterable[str], say: Say) -> bool:
                 client = clients.of(access)
                 await _AccessCheck(report, access, client, AioKinesis(client, pool)).run(streams)
     if not any(groups.values()):
-        report.warning("no stream is listed: --stream NAME asks for one")
+        report.warning("no stream is listed: check one with --stream NAME")
     return report.nothing_failed
 
 
 class Report:
-    """Lines that begin with OK, WARNING or FAILED."""
+    """The lines of the report, which begin with OK, WARNING or FAILED."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -87,7 +93,7 @@ class Report:
 
 
 class _AccessCheck:
-    """One access and its streams."""
+    """The check of one access and its streams."""
 
     def __init__(self, report: Report, access: Access, client: AwsClient, kinesis: AioKinesis) -> None:
         self._report = report
@@ -100,7 +106,7 @@ class _AccessCheck:
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 made = await self._client.ready()
-        except Exception as error:  # botocore's and the files' of AWS: whatever keeps a client from being made
+        except Exception as error:  # botocore and AWS's files: anything may keep a client from being made
             self._report.failed(f"{of}: {failure_of(error, body_written=False).message}")
             return
         self._report.ok(f"{of}: region {made.meta.region_name}, {made.meta.endpoint_url}")
@@ -109,10 +115,12 @@ class _AccessCheck:
                 for name, settings in streams.items():
                     await self._stream(f"stream {name}", settings, address_of(name, settings))
         if offset := self._client.clock.offset.total_seconds():
-            self._report.warning(f"this machine's clock is off by {-offset:+.0f} s: the daemon signs by the service's")
+            self._report.warning(
+                f"this machine's clock is off by {-offset:+.0f} s: the daemon signs with the service's time"
+            )
 
     async def _credentials(self) -> bool:
-        """Whether there are any."""
+        """Report on the credentials, and return whether there are any."""
         credentials = self._client.credentials
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -136,18 +144,18 @@ class _AccessCheck:
         return True
 
     async def _stream(self, of: str, settings: StreamSettings, address: Address) -> None:
-        """Raises _AskNoMore where every other question would end alike."""
+        """Report on one stream.  Raise _AskNoMore if every further question would fail in the same way."""
         summary = await self._kinesis.describe_stream_summary(address)
         if not isinstance(summary, RequestFailed):
             self._described(of, settings, summary)
-        elif self._told(of, "DescribeStreamSummary", summary, _ANY_SIZE, flows=True) != Code.ACCESS_DENIED:
+        elif self._report_failure(of, "DescribeStreamSummary", summary, _ANY_SIZE, flows=True) != Code.ACCESS_DENIED:
             return
         pages = await self._kinesis.list_shards(address)
         if not isinstance(pages, RequestFailed):
             self._listed(of, settings, sum(len(page["Shards"]) for page in pages))
         else:
             plain = settings.aggregation == "none"
-            self._told(of, "ListShards", pages, _NO_LANES if plain else _NO_AGGREGATES, flows=plain)
+            self._report_failure(of, "ListShards", pages, _NO_LANES if plain else _NO_AGGREGATES, flows=plain)
         await self._put_records(of, address)
 
     def _described(self, of: str, settings: StreamSettings, summary: StreamSummary) -> None:
@@ -175,14 +183,15 @@ class _AccessCheck:
         if reason := await self._client.why_no_dry_run():
             self._report.warning(f"{of}: PutRecords: not tried: {reason}")
         elif failed := await self._kinesis.dry_run(address):
-            self._told(of, "PutRecords", failed, "nothing can be sent")
+            self._report_failure(of, "PutRecords", failed, "nothing can be sent")
         else:
             self._report.ok(f"{of}: PutRecords is allowed (a dry run: nothing was stored)")
 
-    def _told(self, of: str, action: str, failed: RequestFailed, means: str, *, flows: bool = False) -> str:
-        """Say what failed, and what it means if it is denied; returns its code of docs/names.md.
+    def _report_failure(self, of: str, action: str, failed: RequestFailed, means: str, *, flows: bool = False) -> str:
+        """Report a failed action, and what a denial of it means; return its code of docs/names.md.
 
-        ``flows``: where it is denied records flow all the same.
+        With ``flows``, records flow even if the action is denied.  Raise _AskNoMore if every further question would
+        fail too.
         """
         code = meaning_of(failed.code).code
         denied = code == Code.ACCESS_DENIED
@@ -194,7 +203,7 @@ class _AccessCheck:
 
 
 class _AskNoMore(Exception):
-    """Of this access: it would all end alike."""
+    """Every further question to this access would fail in the same way."""
 
 
 _ANY_SIZE: Final = "records that are too large are found when the service refuses them"
@@ -203,19 +212,19 @@ _NO_AGGREGATES: Final = 'aggregation = "kpl" needs it: callers are refused'
 
 
 def masked(access_key: str) -> str:
-    """Enough to tell keys apart."""
+    """Return the ends of an access key, which are enough to distinguish keys."""
     return f"{access_key[:4]}...{access_key[-4:]}" if len(access_key) >= 16 else "..."
 
 
 def why_there_are_none(environ: Mapping[str, str] = os.environ, system: Path = Path("/")) -> str:
-    """What to look at where AWS's standard chain came to its end, which is the instance's metadata."""
+    """Return why AWS's standard chain found no credentials, up to its last step, the instance's metadata."""
     if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
-        return "AWS_EC2_METADATA_DISABLED turns the instance's metadata off, and nothing else gave any"
+        return "AWS_EC2_METADATA_DISABLED turns the instance's metadata off, and nothing else provides any"
     marks = (system / ".dockerenv", system / "run/.containerenv")
     if "KUBERNETES_SERVICE_HOST" in environ or any(mark.exists() for mark in marks):
         return (
-            "not even the instance's metadata (IMDS), which with a hop limit of 1 answers no container on a bridged "
-            "network: `aws ec2 modify-instance-metadata-options --http-put-response-hop-limit 2`, or give the "
+            "not even the instance's metadata (IMDS): with a hop limit of 1, it does not answer a container on a "
+            "bridged network: `aws ec2 modify-instance-metadata-options --http-put-response-hop-limit 2`, or give the "
             "container credentials of its own"
         )
-    return "no variables, no files, no container's endpoint, and no instance's metadata (IMDS) that gives any"
+    return "no variables, files, container's endpoint or instance's metadata (IMDS) provide any"

@@ -1,4 +1,4 @@
-"""Outage: what is asked again and again fails for a while: one WARNING when it begins, and one INFO at its end."""
+"""Outage: log a lasting failure of one thing with one WARNING when it begins and one INFO when it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ log = get_logger("producerd")
 
 
 class Outage:
-    """One thing's.  ``labels`` say of what, in each line."""
+    """The failures of one thing that the daemon tries again and again.
+
+    ``what`` names the thing in the log's events, and ``labels`` are values of every line.
+    """
 
     def __init__(self, what: str, **labels: str) -> None:
         self._begins = f"{what} failed"
@@ -20,6 +23,7 @@ class Outage:
         self._times = 0
 
     def failed(self, code: str, message: str) -> None:
+        """Log a failed try: the first one at WARNING, and its repeats at DEBUG."""
         began = self._began is None
         if began:
             self._began = asyncio.get_running_loop().time()
@@ -28,7 +32,7 @@ class Outage:
         level(self._begins, **self._labels, code=code, message=message)
 
     def ended(self) -> None:
-        """It works, or does so again."""
+        """Log that the thing works again, if it had failed before."""
         if self._began is not None:
             seconds = asyncio.get_running_loop().time() - self._began
             log.info(self._ends, **self._labels, failures=self._times, seconds=round(seconds, 1))

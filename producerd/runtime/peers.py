@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket, as the kernel says it: nobody can claim to be another one."""
+"""The process at the other end of a unix socket, as the kernel reports it: a client cannot forge this."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UCRED: Final = struct.Struct("=iII")  # struct ucred: pid_t, uid_t, gid_t (unix
 
 
 class Peer(NamedTuple):
-    """A process that connected, and the user that it had then."""
+    """A connected process, and its user and group at the time when it connected."""
 
     pid: int
     uid: int
@@ -19,7 +19,7 @@ class Peer(NamedTuple):
 
 
 def peer_of(transport: Any) -> Peer | None:
-    """Who is connected by this asyncio transport; None where the platform does not say."""
+    """Return the process at the other end of an asyncio transport, or None where the platform does not report it."""
     option = getattr(socket, "SO_PEERCRED", None)
     connected = transport.get_extra_info("socket")
     if option is None or connected is None:
@@ -28,5 +28,8 @@ def peer_of(transport: Any) -> Peer | None:
 
 
 def may_administer(peer: Peer | None) -> bool:
-    """The daemon's own user, and root; whoever the socket's mode lets in where the platform does not say."""
+    """Return whether a process may give orders: only root and the daemon's own user may.
+
+    Where the platform does not report processes, the mode of the socket alone decides.
+    """
     return peer is None or peer.uid in (0, os.geteuid())

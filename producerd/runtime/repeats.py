@@ -1,8 +1,8 @@
-"""Repeats: the same message at most a few times within a window; the rest is counted, and the count is told.
+"""Repeats: pass a message a few times within a window of time, and count its further repeats.
 
-A message's window begins with the first one of its kind, which is never held back, and ends after a fixed time.  What
-was held back until then is told by the next message of that kind, or by `ended`, whichever comes first.  It is pure:
-time is passed in.
+The first message of a kind opens a window, which ends after a fixed time.  The first message always passes.  The next
+message of that kind after the window reports how many were held back.  If `Repeats.ended` is called first, it reports
+them instead.  This module is pure: callers pass the time in.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ from math import inf
 from typing import Final, NamedTuple
 
 MOST: Final = 5
+"""Messages of one kind that pass within a window."""
 WITHIN_SECONDS: Final = 60.0
+"""Length of a window."""
 MAX_KINDS: Final = 1_000
-"""Messages of libraries may be as many as there are texts: the oldest window is closed early for one kind more."""
+"""Most kinds that have a window at once.
+
+Libraries may log any number of texts, so a new kind closes the oldest window.
+"""
 MAX_EVENT_CHARACTERS: Final = 200
+"""Length of the event's beginning by which messages are compared."""
 
 
-class LineKind(NamedTuple):
-    """What makes two messages the same."""
+class MessageKind(NamedTuple):
+    """The attributes that are equal in messages that count as repeats of each other."""
 
     logger: str
     level: int
@@ -35,17 +41,20 @@ class _Window:
 
 
 class Repeats:
-    """Of all loggers.  Ask it before each message is written."""
+    """The windows of all loggers' messages.
+
+    Call `passes` before each message is written, and `ended` at the time of `next_end`.
+    """
 
     def __init__(self, most: int = MOST, within_seconds: float = WITHIN_SECONDS, max_kinds: int = MAX_KINDS) -> None:
         self._most = most
         self._within_seconds = within_seconds
         self._max_kinds = max_kinds
-        self._windows: dict[LineKind, _Window] = {}  # in the order in which they end, as all are as long
-        self._closed_early: list[tuple[LineKind, int]] = []  # until `ended` is asked
+        self._windows: dict[MessageKind, _Window] = {}  # in the order in which they end, because all have one length
+        self._closed_early: list[tuple[MessageKind, int]] = []  # until `ended` reports them
 
-    def passes(self, kind: LineKind, now: float) -> int | None:
-        """How many like it were held back before it; None where it is held back itself."""
+    def passes(self, kind: MessageKind, now: float) -> int | None:
+        """Return how many repeats were held back before this message, or None if it is held back itself."""
         kind = kind._replace(event=kind.event[:MAX_EVENT_CHARACTERS])
         window = self._windows.get(kind)
         owed = 0
@@ -63,17 +72,17 @@ class Repeats:
 
     @property
     def next_end(self) -> float | None:
-        """When to ask `ended` again."""
+        """The time at which to call `ended` again, or None if no window is open."""
         return next((window.ends_at for window in self._windows.values()), None)
 
-    def ended(self, now: float = inf) -> list[tuple[LineKind, int]]:
-        """What was held back, and has not been told, of each kind whose window has ended."""
+    def ended(self, now: float = inf) -> list[tuple[MessageKind, int]]:
+        """Return the kinds whose windows have ended, with the number of messages held back and not reported yet."""
         ended, self._closed_early = self._closed_early, []
         while (end := self.next_end) is not None and end <= now:
             self._close_oldest(ended)
         return ended
 
-    def _close_oldest(self, told: list[tuple[LineKind, int]]) -> None:
+    def _close_oldest(self, closed: list[tuple[MessageKind, int]]) -> None:
         kind = next(iter(self._windows))
         if held_back := self._windows.pop(kind).held_back:
-            told.append((kind, held_back))
+            closed.append((kind, held_back))

@@ -1,8 +1,9 @@
-"""The service manager: the sockets that it passes, and what it is told.  Without one, nothing here does anything.
+"""The service manager: the sockets that it passes to the daemon, and what the daemon reports to it.
 
-The protocols are those of sd_listen_fds(3) and sd_notify(3): a few variables, and lines in a datagram.  The variables
-are taken out of the environment, as they are meant for this process and for no child of it.  What cannot be told now
-is told with the next message; that never ends the daemon.
+Without a service manager, nothing here has an effect.  The protocols are those of sd_listen_fds(3) and sd_notify(3): a
+few variables of the environment, and lines in a datagram.  This module removes the variables from the environment,
+because they are for this process and not for its children.  A report that cannot be sent goes out with the next one.  A
+failure to report never ends the daemon.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ log = get_logger("producerd.systemd")
 
 FIRST_DESCRIPTOR: Final = 3  # SD_LISTEN_FDS_START
 ADMIN: Final = "admin"
-"""FileDescriptorName= of the socket that is producerctl's; every other name is that of the clients' one."""
+"""FileDescriptorName= of the socket of `producerctl`; every other name stands for the clients' socket."""
 STATUS_SECONDS: Final = 5.0
-"""How old `systemctl status` may be; and how long a drain may take to say that it goes on, with room to spare below."""
+"""Time between two reports, and so the greatest age of the status that `systemctl status` shows."""
 EXTENSION_SECONDS: Final = 30
-"""A daemon that drains has so long again with each message, beyond TimeoutStopSec=; one that hangs has no more."""
+"""Time beyond TimeoutStopSec= that each report of a draining daemon adds; a daemon that hangs gets no more."""
 
 
 class PassedSockets(NamedTuple):
-    """The listening sockets that were passed, and the unit of the clients' one, as far as it tells its name."""
+    """The listening sockets that the service manager passed, and the name of the clients' socket unit."""
 
     records: socket.socket | None = None
     admin: socket.socket | None = None
@@ -36,7 +37,10 @@ class PassedSockets(NamedTuple):
 
 
 def take_sockets(environ: MutableMapping[str, str] = os.environ) -> PassedSockets:
-    """The listening sockets that were passed to this process.  Raises ConfigurationError for anything else."""
+    """Return the listening sockets that were passed to this process.
+
+    Raise ConfigurationError for any other descriptor, and for a second socket of one kind.
+    """
     pid, count, names = (environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
     if pid != str(os.getpid()):
         return PassedSockets()
@@ -47,11 +51,11 @@ def take_sockets(environ: MutableMapping[str, str] = os.environ) -> PassedSocket
     of_admin = [number for number in descriptors if named.get(number) == ADMIN]
     of_records = [number for number in descriptors if number not in of_admin]
     if len(of_admin) > 1 or len(of_records) > 1:
-        told = ", ".join(f"{number} ({named.get(number) or 'no name'})" for number in descriptors)
-        raise ConfigurationError([f"too many sockets were passed: {told}: one for clients, and one named {ADMIN}"])
+        passed = ", ".join(f"{number} ({named.get(number) or 'no name'})" for number in descriptors)
+        raise ConfigurationError([f"too many sockets were passed: {passed}: one for clients, and one named {ADMIN}"])
     records, admin = (_take(numbers[0]) if numbers else None for numbers in (of_records, of_admin))
     taken = PassedSockets(records, admin)
-    # Without FileDescriptorName= a socket has the name of its unit.
+    # Without FileDescriptorName=, a socket has the name of its unit.
     units = [name for number in of_records if (name := named.get(number, "")).endswith(".socket")]
     return taken._replace(unit=units[0]) if units else taken
 
@@ -77,10 +81,10 @@ def _not_it(descriptor: int, came: str) -> ConfigurationError:
 
 
 class Notifier:
-    """Tells systemd of this process, where it asked for that.
+    """The daemon's reports to systemd, if systemd asked for them.
 
-    From `ready` on the event loop itself says every few seconds how it is, and that it lives: at least twice in each
-    WatchdogSec=, and never while it hangs.
+    From `ready` on, the event loop sends its status every few seconds, at least twice in each WatchdogSec=. So the
+    reports stop when the loop hangs.
     """
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
@@ -89,14 +93,14 @@ class Notifier:
         watched = usec.isdecimal() and int(usec) > 0 and pid == str(os.getpid())
         self._interval_seconds = min(STATUS_SECONDS, int(usec) / 2e6) if watched else STATUS_SECONDS
         self._regularly = {"WATCHDOG": "1"} if watched else {}
-        self._owed: dict[str, str] = {}  # one value for each word: it cannot grow
+        self._owed: dict[str, str] = {}  # one value for each word, so it stays small
         self._timer: asyncio.TimerHandle | None = None
         self._status: Callable[[], str] = str  # empty until `ready`
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address[:1] in ("/", "@") else None
 
     def ready(self, status: Callable[[], str]) -> None:
-        """Clients are served; ``status`` is asked from now on, and returns one line."""
+        """Report that the daemon serves clients, and from now on the line that ``status`` returns."""
         if self._socket is not None:
             self._socket.setblocking(False)
             self._status = status
@@ -104,7 +108,7 @@ class Notifier:
             self._tell()
 
     def stopping(self) -> None:
-        """The end has begun; it may take longer than TimeoutStopSec= as long as the loop goes on."""
+        """Report that the daemon stops, which may last longer than TimeoutStopSec= while the event loop runs."""
         if self._timer is not None:
             self._timer.cancel()
             self._owed["STOPPING"] = "1"
@@ -112,6 +116,7 @@ class Notifier:
             self._tell()
 
     def close(self) -> None:
+        """Send no more reports."""
         if self._timer is not None:
             self._timer.cancel()
         if self._socket is not None:

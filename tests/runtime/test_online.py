@@ -33,7 +33,7 @@ KEY = "AKIAABCDEFGHIJKLMNOP"
 SECRET = "a secret that nobody is shown"
 ROLE = "arn:aws:iam::123456789012:role/producer"
 FLIGHTS = "streams.flights.linger_seconds=1"
-NOT_TRIED = "PutRecords: not tried: who serves another endpoint than AWS's own may store what it is given"
+NOT_TRIED = "PutRecords: not tried: an endpoint other than AWS's own may store the records of a dry run"
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ async def test_each_stream_is_asked_for_those_listed_and_those_named(kinesis: Fa
         )
         none = await checked(url)
         assert none[0].startswith("OK       streams that are not listed: ")
-        assert none[-1] == "WARNING  no stream is listed: --stream NAME asks for one"
+        assert none[-1] == "WARNING  no stream is listed: check one with --stream NAME"
         strange = await checked(url, FLIGHTS, "streams_allowed=listed", names=("orders", "orders"))
         assert strange[0] == 'WARNING  stream orders: the daemon would refuse it: add [streams."orders"]'
         assert strange.count(strange[0]) == 1
@@ -313,7 +313,7 @@ async def test_where_there_are_no_credentials_it_says_where_they_were_looked_for
     assert len(lines) == 2
     assert lines[-1] == (
         "FAILED   credentials: Unable to locate credentials: AWS_EC2_METADATA_DISABLED turns the instance's metadata "
-        "off, and nothing else gave any"
+        "off, and nothing else provides any"
     )
     assert not kinesis.requests
 
@@ -327,7 +327,7 @@ async def test_metadata_that_does_not_answer_a_container_is_explained(
     with mute() as port:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{port}/")
         lines = await checked("endpoint_url=http://127.0.0.1:1", FLIGHTS, holds=False)
-    assert "with a hop limit of 1 answers no container" in lines[-1]
+    assert "with a hop limit of 1, it does not answer a container" in lines[-1]
     assert "--http-put-response-hop-limit 2" in lines[-1]
 
 
@@ -353,7 +353,7 @@ async def test_a_clock_that_is_off_is_told(kinesis: FakeKinesis) -> None:
         server.clock_offset_seconds = 600.0
         lines = await checked(f"endpoint_url={server.url}", FLIGHTS)
     told = re.fullmatch(
-        r"WARNING  this machine's clock is off by -(\d+) s: the daemon signs by the service's", lines[-1]
+        r"WARNING  this machine's clock is off by -(\d+) s: the daemon signs with the service's time", lines[-1]
     )
     assert told is not None
     assert 590 <= int(told[1]) <= 600

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from producerd.runtime.repeats import MAX_EVENT_CHARACTERS, LineKind, Repeats
+from producerd.runtime.repeats import MAX_EVENT_CHARACTERS, MessageKind, Repeats
 
-BLOCKED = LineKind("producerd.session", 30, "caller blocked", "flights")
+BLOCKED = MessageKind("producerd.session", 30, "caller blocked", "flights")
 
 
 def test_the_first_ones_pass_and_the_rest_is_counted_until_the_window_ends() -> None:
@@ -35,7 +35,7 @@ def test_the_next_one_that_passes_tells_the_count_and_nobody_tells_it_again() ->
         BLOCKED._replace(stream=None),
     ],
 )
-def test_a_message_of_another_kind_is_none_of_its_repeats(other: LineKind) -> None:
+def test_a_message_of_another_kind_is_none_of_its_repeats(other: MessageKind) -> None:
     repeats = Repeats(most=1)
     assert repeats.passes(BLOCKED, 0.0) == 0
     assert repeats.passes(other, 0.0) == 0

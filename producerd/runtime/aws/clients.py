@@ -135,7 +135,7 @@ class AwsClient:
         made = await self.ready()
         url = urlsplit(made.meta.endpoint_url)
         if self._access.endpoint_url or url.scheme != "https" or not (url.hostname or "").endswith(_HOSTS_OF_AWS):
-            return "who serves another endpoint than AWS's own may store what it is given"
+            return "an endpoint other than AWS's own may store the records of a dry run"
         if "DryRun" not in made.meta.service_model.operation_model("PutRecords").input_shape.members:
             return "the installed botocore does not know DryRun"
         return ""
