@@ -1,8 +1,8 @@
 """Session: one client connection, from HELLO to the end of the socket.
 
-The window is kept, bodies are whole in time, and one session's end never touches another.  A body is read straight
-into a buffer of its own; everything else passes through one small buffer of fixed size.  Nothing here waits: bytes
-come in, and answers are written at once, by the gate's call or by an acknowledgement's.
+A session keeps the client's window, and requires each body to be whole in time.  Its end never affects another session.
+It reads a body straight into a buffer of the body's size.  Everything else passes through one small buffer of fixed
+size.  A session never waits: bytes come in, and it writes its answers at once, when the gate grants or a frame ends.
 """
 
 from __future__ import annotations
@@ -32,11 +32,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 CONTROL_BUFFER_BYTES: Final = 2 * frames.MAX_CONTROL_BYTES
+"""Size of the buffer for everything but bodies."""
 WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
-"""A client that does not read what it is told is told nothing more, and not listened to, until it does."""
+"""Unread answers that make the session stop.
+
+If a client stops reading, the session stops writing to it and reading from it until it catches up.
+"""
 MESSAGES_OF_A_TURN: Final = 64
-"""How many control messages of one client are read before other sockets have their turn: 64 STATUS take 3 ms of CPU,
-and the buffer holds 2,700."""
+"""Most control messages that a session reads before other sockets have their turn.
+
+64 STATUS messages use 3 ms of CPU, and the buffer holds 2,700.
+"""
 _ENDED_AS: Final = {
     Code.PROTOCOL: "protocol",
     Code.VERSION_MISMATCH: "version_mismatch",
@@ -45,16 +51,21 @@ _ENDED_AS: Final = {
     Code.DRAINING: "draining",
 }
 DISCONNECT_REASONS: Final = ("closed", "lost", "late", *_ENDED_AS.values(), "failed")
-"""Why connections end.  ``closed``: the client did, and was owed nothing; ``lost``: it was waiting for something."""
+"""The reasons for which connections end.
+
+``closed``: the client closed its end and did not wait for anything.  ``lost``: it waited for an answer.
+"""
 STOOD_STILL_SECONDS: Final = 0.05
-"""A timer that comes so much too late found the loop, or all of the daemon, not running."""
+"""Lateness of a timer from which the session assumes that the loop, or the whole daemon, did not run."""
 FIRST_BLOCKED_SECONDS: Final = 30.0
+"""Time after which a waiting RESERVE is reported to the log and the client."""
 NEXT_BLOCKED_SECONDS: Final = 300.0
+"""Time between further reports of a waiting RESERVE."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRules:
-    """The node's settings that a session keeps.  Sizes in bytes, durations in seconds."""
+    """The node's settings that a session follows.  Sizes are in bytes, durations in seconds."""
 
     window_bytes: int
     window_frames: int
@@ -63,33 +74,39 @@ class SessionRules:
     max_connections: int
     body_timeout_seconds: float
     allowed_uids: frozenset[int] = frozenset()
-    """Who may connect; empty: whoever the socket's mode and group let in."""
+    """Users that may connect; if empty, the socket's mode and group decide."""
 
 
 class Host(Protocol):
-    """What a session needs of the daemon around it."""
+    """The daemon, as a session sees it."""
 
     rules: SessionRules
 
     @property
     def full(self) -> bool:
-        """Whether more clients are connected than may be, this one among them."""
+        """Whether more clients are connected than ``max_connections``, this one included."""
 
     def open_stream(self, name: str) -> Stream:
-        """The stream of that name.  Raises ProducerdError with the code to refuse it with."""
+        """Return the stream of that name.
+
+        Raise ProducerdError if it cannot be opened; the client receives its code and message.
+        """
 
     def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
-        """Ask the stream's service whether records could be stored; ``hear`` is called with its word."""
+        """Ask the stream's service whether it would store records, and call ``hear`` with the answer."""
 
     def failed(self, error: Exception) -> None:
-        """An owner of state has failed under a session's call: the daemon must end, loudly, and not half work."""
+        """End the daemon, because an owner of state failed during a session's call, and half its work may be done."""
 
     def ended(self, session: Session) -> None:
-        """The connection is gone and everything of it is let go."""
+        """Forget a session whose connection is gone and which has released everything."""
 
 
 def _guarded(method: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
-    """For what the event loop calls: gate and pipeline failed under it, and half settled they would hide rows."""
+    """Report an exception of a method that the event loop calls to the daemon, which then ends.
+
+    The gate or the pipeline failed in the method, and rows that are half settled could stay hidden.
+    """
 
     @functools.wraps(method)
     def guarded(session: Session, /, *arguments: P.args, **options: P.kwargs) -> None:
@@ -102,7 +119,10 @@ def _guarded(method: Callable[Concatenate[Session, P], None]) -> Callable[Concat
 
 
 def _understood(read: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
-    """What a client sent, read.  Bytes that make the reader itself fail end that client's session, and no other."""
+    """Return what ``read`` makes of a client's bytes.
+
+    Bytes that make ``read`` itself fail end the session of that client, and no other.
+    """
     try:
         return read(*arguments, **options)
     except ProtocolError:
@@ -112,8 +132,8 @@ def _understood(read: Callable[P, R], *arguments: P.args, **options: P.kwargs) -
         raise ProtocolError("these bytes could not be read; see the daemon's log") from error
 
 
-class Part:
-    """A session's part in one stream: what owns its frames."""
+class OpenStream:
+    """A stream that one session has open.  It owns the session's frames of that stream."""
 
     __slots__ = ("asks", "member", "session", "stream", "stream_id")
 
@@ -121,7 +141,7 @@ class Part:
         self.session = session
         self.stream_id = stream_id
         self.stream = stream
-        self.asks = False  # whether its service is being asked
+        self.asks = False  # whether a question to its service is on its way
         self.member = stream.join(self, patient=resumed)
 
     def may_receive(self, charge_bytes: int) -> bool:
@@ -138,18 +158,18 @@ class Part:
 
 
 class Waiting:
-    """A RESERVE that was not granted at once: when it began to wait, and the timer of the next report."""
+    """A RESERVE that was not granted at once, and the timer of its next report."""
 
-    __slots__ = ("part", "ticket", "timer")
+    __slots__ = ("opened", "ticket", "timer")
 
-    def __init__(self, part: Part, ticket: Ticket) -> None:
-        self.part = part
+    def __init__(self, opened: OpenStream, ticket: Ticket) -> None:
+        self.opened = opened
         self.ticket = ticket
         self.timer: asyncio.TimerHandle | None = None
 
 
 class Session(asyncio.BufferedProtocol):
-    """One client connection."""
+    """One client connection.  It answers every RESERVE and every frame, or ends."""
 
     def __init__(self, host: Host, session_id: int) -> None:
         self.host = host
@@ -162,30 +182,30 @@ class Session(asyncio.BufferedProtocol):
         self._body: memoryview | None = None
         self._body_end = 0
         self._body_flags = 0
-        self._granted: tuple[Part, Ticket] | None = None  # the one body on its way
-        self._timer: asyncio.TimerHandle | None = None  # for HELLO, then for each body
-        self._parts: dict[int, Part] = {}
+        self._granted: tuple[OpenStream, Ticket] | None = None  # the one body that the client may send
+        self._timer: asyncio.TimerHandle | None = None  # the deadline of HELLO, then of each body
+        self._opened: dict[int, OpenStream] = {}
         self._waiting: dict[int, Waiting] = {}
-        self._unacked: dict[int, int] = {}  # frame id -> charge
+        self._unacked: dict[int, int] = {}  # frame id -> charge in bytes
         self._unacked_bytes = 0
         self._window_is_full = False
         self._choked = False
-        self._reads_on = False  # in the next turn of the loop: the control buffer holds more messages
+        self._reads_on = False  # read on in the next turn of the loop: the buffer holds more messages
         self._deliver = False
         self._take_good = False
         self.session_id = session_id
-        self.peer: Peer | None = None  # who really is there
-        self.who = "a client that said nothing yet"
+        self.peer: Peer | None = None  # the client's process, as the kernel reports it
+        self.who = "a client that has not sent HELLO"
         self.ended_as = ""  # why the connection ended: one of `DISCONNECT_REASONS`
 
     def __repr__(self) -> str:
-        streams = ", ".join([part.stream.name for part in self._parts.values()])
+        streams = ", ".join([opened.stream.name for opened in self._opened.values()])
         return (
             f"<Session {self.session_id} of {self.who}: streams {streams or 'none'}, {len(self._unacked)} frames with "
             f"{self._unacked_bytes} bytes not acknowledged, {len(self._waiting)} waiting>"
         )
 
-    # ---- the transport calls
+    # ---- for the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -230,11 +250,14 @@ class Session(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._choked = False
-        self._loop.call_soon(self._listen_again)  # not at once: this may be inside a write, so inside `_read_control`
+        self._loop.call_soon(self._listen_again)  # not at once: a write inside `_read_control` may call this
 
     @_guarded
     def _listen_again(self) -> None:
-        """First to what was left when it choked, or when the others had their turn."""
+        """Read on after a pause: first the messages that were left in the buffer, then the socket.
+
+        The pause was for a client that did not read, or for the other sockets' turn.
+        """
         try:
             self._read_control()
         except ProtocolError as error:
@@ -242,8 +265,8 @@ class Session(asyncio.BufferedProtocol):
         stays_paused = self._choked or self._reads_on
         if not stays_paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
-            for part in self._parts.values():
-                part.stream.listen_again()
+            for opened in self._opened.values():
+                opened.stream.listen_again()
 
     @_guarded
     def connection_lost(self, exc: Exception | None) -> None:
@@ -255,40 +278,43 @@ class Session(asyncio.BufferedProtocol):
         self.host.ended(self)
 
     def close(self, code: str, message: str) -> None:
-        """End the session from this side, saying why."""
+        """End the session from the daemon's side, and send the client the reason."""
         self.ended_as = self.ended_as or _ENDED_AS.get(code, "failed")
         transport, self._transport = self._transport, None
         self._let_go()
         if transport is not None:
             transport.write(frames.encode(frames.Close(code, message)))
             transport.close()
-            # A client that never reads must not keep its connection by that.
+            # Cut the connection then, even if the client never reads the reason.
             self._loop.call_later(self._rules.body_timeout_seconds, transport.abort)
 
-    # ---- the gate and the pipeline call
+    # ---- for the gate and the pipeline
 
     def may_receive(self, charge_bytes: int) -> bool:
-        """One body at a time, within the window, and only to a client that reads its answers."""
+        """Return whether a body of ``charge_bytes`` may be granted now.
+
+        A session grants one body at a time, within the window, and only to a client that reads its answers.
+        """
         if self._granted is not None or self._choked or self._transport is None:
             return False
         return not self._unacked or self._unacked_bytes + charge_bytes <= self._rules.window_bytes
 
-    def granted(self, part: Part, ticket: Ticket) -> None:
+    def granted(self, opened: OpenStream, ticket: Ticket) -> None:
         self._forget_waiting(ticket.frame_id)
-        self._granted = (part, ticket)
+        self._granted = (opened, ticket)
         self._unacked[ticket.frame_id] = ticket.layout.charge_bytes
         self._unacked_bytes += ticket.layout.charge_bytes
         self._wait_for("a body", self._rules.body_timeout_seconds)
         self._send(frames.Grant(ticket.frame_id))
 
-    def refuse(self, part: Part, frame_id: int, refusal: Refusal) -> None:
+    def refuse(self, opened: OpenStream, frame_id: int, refusal: Refusal) -> None:
         self._forget_waiting(frame_id)
-        if refusal.code == Code.RECORD_TOO_LARGE:  # for the whole queue: it stood alone
-            part.stream.rejected_records[refusal.code] += 1
+        if refusal.code == Code.RECORD_TOO_LARGE:  # one record, larger than the whole queue
+            opened.stream.rejected_records[refusal.code] += 1
         self._send(
             frames.Refused(
                 frame_id,
-                part.stream_id,
+                opened.stream_id,
                 refusal.code,
                 refusal.message,
                 refusal.max_frame_bytes,
@@ -296,10 +322,10 @@ class Session(asyncio.BufferedProtocol):
             )
         )
 
-    def acknowledge(self, part: Part, frame: Frame) -> None:
+    def acknowledge(self, opened: OpenStream, frame: Frame) -> None:
         self._unacked_bytes -= self._unacked.pop(frame.frame_id)
         self._look_at_window()
-        part.stream.gate.settled(part.member, frame.records, frame.charge_bytes)
+        opened.stream.gate.settled(opened.member, frame.records, frame.charge_bytes)
         result = frame.result()
         self._send(
             frames.Ack(
@@ -320,14 +346,14 @@ class Session(asyncio.BufferedProtocol):
         )
 
     def drain(self, deadline_seconds: float) -> None:
-        """The daemon stops: the client is told.  What it waits for is refused by the gate."""
+        """Announce to the client that the daemon stops.  The gate refuses the RESERVEs that wait."""
         if self._machine.state is SessionState.OPEN:
             self._send(frames.Draining(deadline_seconds, "the daemon stops"))
 
     # ---- control messages
 
     def _read_control(self) -> None:
-        """Every whole message in the control buffer, up to one turn's; a body's beginning moves to its own buffer."""
+        """Handle the whole messages in the control buffer, up to one turn's number, and begin a body if one follows."""
         at = messages = 0
         while self._transport is not None and not self._choked and self._control_end - at >= frames.HEADER.size:
             if messages == MESSAGES_OF_A_TURN:
@@ -382,9 +408,10 @@ class Session(asyncio.BufferedProtocol):
         log.debug("session opened", session=self.session_id, client=self.who, uid=uid)
 
     def _log_not_opened(self, name: str, error: ProducerdError) -> None:
-        """Log why a client may not open a stream.  A daemon that stops refuses every one without a line.
+        """Log why a client may not open a stream; a daemon that stops refuses each of them without a line.
 
-        The name is not logged as ``stream``: repeats are counted by that, and there may be any number of wrong names.
+        The name is logged as ``name`` and not as ``stream``, because repeats are counted by stream, and there may be
+        any number of wrong names.
         """
         session, client, why = self.session_id, self.who, str(error)
         if error.code == Code.STREAM_NOT_FOUND:
@@ -395,63 +422,66 @@ class Session(asyncio.BufferedProtocol):
             log.warning("stream is not allowed", session=session, client=client, name=name, why=why)
 
     def _open(self, message: frames.Open) -> None:
-        if message.stream_id in self._parts or message.stream_id == 0:
+        if message.stream_id in self._opened or message.stream_id == 0:
             raise ProtocolError(f"OPEN of stream number {message.stream_id}, which is taken")
-        if any(part.stream.name == message.stream for part in self._parts.values()):
-            raise ProtocolError(f"OPEN of stream {message.stream}, which is open")  # each would count as one session
+        # A second OPEN would count as a second session of the stream.
+        if any(opened.stream.name == message.stream for opened in self._opened.values()):
+            raise ProtocolError(f"OPEN of stream {message.stream}, which is open")
         try:
             stream = self.host.open_stream(message.stream)
         except ProducerdError as error:
             self._log_not_opened(message.stream, error)
             self._send(frames.Refused(0, message.stream_id, error.code, str(error)))
             return
-        part = self._parts[message.stream_id] = Part(self, message.stream_id, stream, resumed=bool(message.resumed))
+        opened = self._opened[message.stream_id] = OpenStream(
+            self, message.stream_id, stream, resumed=bool(message.resumed)
+        )
         if self._window_is_full:
-            stream.set_window(part.member, self._loop.time(), is_full=True)
-        max_bytes, max_records = part.stream.gate.largest_frame
+            stream.set_window(opened.member, self._loop.time(), is_full=True)
+        max_bytes, max_records = opened.stream.gate.largest_frame
         self._send(frames.Opened(message.stream_id, max_bytes, max_records, stream.max_record_bytes))
 
     def _reserve(self, message: frames.Reserve) -> None:
-        part = self._part(message.stream_id)
+        opened = self._opened_by(message.stream_id)
         now = self._loop.time()
-        ticket = part.stream.reserve(part.member, message.frame_id, message.layout, now)
+        ticket = opened.stream.reserve(opened.member, message.frame_id, message.layout, now)
         if ticket.waiting:
-            waiting = self._waiting[message.frame_id] = Waiting(part, ticket)
+            waiting = self._waiting[message.frame_id] = Waiting(opened, ticket)
             waiting.timer = self._loop.call_later(FIRST_BLOCKED_SECONDS, self._report, waiting)
 
     def _cancel(self, message: frames.Cancel) -> None:
         now = self._loop.time()
         if self._granted is not None and self._granted[1].frame_id == message.frame_id:
-            part, ticket = self._take_granted()
+            opened, ticket = self._take_granted()
             self._unacked_bytes -= self._unacked.pop(ticket.frame_id)
             self._look_at_window()
-            part.stream.cancel(ticket, now)
+            opened.stream.cancel(ticket, now)
         elif (waiting := self._waiting.get(message.frame_id)) is not None:
-            why = waiting.part.stream.describe(self._loop.time())
-            waiting.part.stream.cancel(waiting.ticket, now)
-            self.refuse(waiting.part, message.frame_id, Refusal(Code.CANCELLED, why))
+            why = waiting.opened.stream.describe(self._loop.time())
+            waiting.opened.stream.cancel(waiting.ticket, now)
+            self.refuse(waiting.opened, message.frame_id, Refusal(Code.CANCELLED, why))
 
     def _flush(self, message: frames.Flush) -> None:
-        parts = list(self._parts.values()) if message.stream_id == 0 else [self._part(message.stream_id)]
-        for part in parts:
-            part.stream.flush(part)
+        streams = list(self._opened.values()) if message.stream_id == 0 else [self._opened_by(message.stream_id)]
+        for opened in streams:
+            opened.stream.flush(opened)
 
     def _status(self, message: frames.Status) -> None:
-        part = self._part(message.stream_id)
-        if message.asks_service and not part.asks:  # one at a time: a client may send any number
-            part.asks = True
-            self.host.ask_service(part.stream, functools.partial(self._heard, part))
+        opened = self._opened_by(message.stream_id)
+        if message.asks_service and not opened.asks:  # one at a time, because a client may send any number
+            opened.asks = True
+            self.host.ask_service(opened.stream, functools.partial(self._heard, opened))
         else:
-            self._tell_status(part)
+            self._tell_status(opened)
 
     @_guarded
-    def _heard(self, part: Part, word: Word) -> None:
-        part.asks = False
-        self._tell_status(part, word)
+    def _heard(self, opened: OpenStream, word: Word) -> None:
+        opened.asks = False
+        self._tell_status(opened, word)
 
-    def _tell_status(self, part: Part, word: Word = NOT_ASKED) -> None:
-        told = part.stream.blocked(part.stream_id, 0.0, self._loop.time())
-        self._send(replace(told, service=word.service, service_code=word.code, service_message=word.message))
+    def _tell_status(self, opened: OpenStream, word: Word = NOT_ASKED) -> None:
+        status = opened.stream.blocked(opened.stream_id, 0.0, self._loop.time())
+        self._send(replace(status, service=word.service, service_code=word.code, service_message=word.message))
 
     def _closed(self, message: frames.Close) -> None:
         self.ended_as = "closed"
@@ -463,23 +493,26 @@ class Session(asyncio.BufferedProtocol):
         log.warning("client broke the protocol", session=self.session_id, client=self.who, error=str(error))
         self.close(error.code, str(error))
 
-    def _part(self, stream_id: int) -> Part:
-        part = self._parts.get(stream_id)
-        if part is None:
+    def _opened_by(self, stream_id: int) -> OpenStream:
+        opened = self._opened.get(stream_id)
+        if opened is None:
             raise ProtocolError(f"stream number {stream_id} is not open")
-        return part
+        return opened
 
     # ---- bodies
 
     def _begin_body(self, header: frames.Header, at: int) -> int:
-        """A body's header was read: what of it is here already moves to a buffer of its own."""
+        """Give a body its own buffer and move the bytes that are already here to it.
+
+        Return where the body's bytes end in the control buffer.
+        """
         if self._granted is None:
             raise ProtocolError("a BODY that was not granted")
         _, ticket = self._granted
         layout = ticket.layout
         if header.payload_bytes != layout.body_bytes or (header.flags ^ layout.flags) & ~columns.FLAG_RESENT:
             raise ProtocolError(f"a BODY of {header.payload_bytes} bytes where {layout.body_bytes} were granted")
-        self._body = np.empty(header.payload_bytes, np.uint8).data  # not bytearray, which fills it with zeros
+        self._body = np.empty(header.payload_bytes, np.uint8).data  # not bytearray, which would fill it with zeros
         self._body_flags = header.flags
         here = min(self._control_end - at, header.payload_bytes)
         self._body[:here] = memoryview(self._control)[at : at + here]
@@ -491,30 +524,31 @@ class Session(asyncio.BufferedProtocol):
     def _body_whole(self) -> None:
         payload, self._body = self._body, None
         assert payload is not None
-        part, ticket = cast("tuple[Part, Ticket]", self._granted)
+        opened, ticket = cast("tuple[OpenStream, Ticket]", self._granted)
         body = _understood(columns.parse_body, payload, self._body_flags)
         layout = ticket.layout
         if body.frame_id != ticket.frame_id or body.layout.charge_bytes != layout.charge_bytes:
             raise ProtocolError(f"the BODY of frame {body.frame_id} is not the one that was granted")
         if body.layout.records != layout.records:
             raise ProtocolError(f"a BODY of {body.layout.records} records where {layout.records} were granted")
-        rows = _understood(part.stream.check, body)
+        rows = _understood(opened.stream.check, body)
         self._machine.received(MessageType.BODY, ticket.frame_id)
         self._take_granted()
-        frame = Frame(part, ticket.frame_id, rows, layout.charge_bytes, patient=ticket.patient)
-        self._accept(part, frame, ticket)
+        frame = Frame(opened, ticket.frame_id, rows, layout.charge_bytes, patient=ticket.patient)
+        self._accept(opened, frame, ticket)
 
-    def _accept(self, part: Part, frame: Frame, ticket: Ticket) -> None:
-        """A whole frame: to the pipeline, or back at once where its bad rows refuse it."""
-        if part.stream.accept(frame, ticket, self._loop.time(), take_good=self._take_good):
+    def _accept(self, opened: OpenStream, frame: Frame, ticket: Ticket) -> None:
+        """Hand a whole frame to the pipeline, or return it at once if its bad rows refuse it."""
+        if opened.stream.accept(frame, ticket, self._loop.time(), take_good=self._take_good):
             self._look_at_window()
         else:
-            self.acknowledge(part, frame)
+            self.acknowledge(opened, frame)
 
     def _look_at_window(self) -> None:
-        """While another frame might find no room in it, the client may withhold that: nothing of it must linger.
+        """Tell the streams whether the client's window has room for another full frame.
 
-        (One that sends a single record larger than a frame asks for a flush itself.)
+        If it has not, the client may be waiting for acknowledgements.  So the streams send what it already gave them at
+        once.  A client that sends a single record larger than a full frame asks for a flush itself.
         """
         rules = self._rules
         is_full = (
@@ -523,10 +557,10 @@ class Session(asyncio.BufferedProtocol):
         )
         if is_full is not self._window_is_full:
             self._window_is_full = is_full
-            for part in self._parts.values():
-                part.stream.set_window(part.member, self._loop.time(), is_full=is_full)
+            for opened in self._opened.values():
+                opened.stream.set_window(opened.member, self._loop.time(), is_full=is_full)
 
-    def _take_granted(self) -> tuple[Part, Ticket]:
+    def _take_granted(self) -> tuple[OpenStream, Ticket]:
         granted, self._granted = self._granted, None
         self._stop_timer()
         assert granted is not None
@@ -539,7 +573,11 @@ class Session(asyncio.BufferedProtocol):
 
     @_guarded
     def _late(self, what: str, due: float, again: bool) -> None:
-        """A daemon that stood still, as by SIGSTOP, has not read what its client sent meanwhile: it waits once more."""
+        """Close the session of a client whose message did not arrive in time.
+
+        If the daemon itself stood still, as after SIGSTOP, it has not read what the client sent meanwhile.  So it waits
+        once more.
+        """
         seconds = self._rules.body_timeout_seconds
         stood_still_seconds = self._loop.time() - due
         if stood_still_seconds > STOOD_STILL_SECONDS and not again:
@@ -556,11 +594,11 @@ class Session(asyncio.BufferedProtocol):
 
     @_guarded
     def _report(self, waiting: Waiting) -> None:
-        """A caller has been blocked for long: one line here, and one for it."""
+        """Report a caller that has been blocked for long, to the log and to the caller."""
         seconds = self._loop.time() - waiting.ticket.since
-        stream = waiting.part.stream
+        stream = waiting.opened.stream
         if not self._choked:
-            self._send(stream.blocked(waiting.part.stream_id, seconds, self._loop.time()))
+            self._send(stream.blocked(waiting.opened.stream_id, seconds, self._loop.time()))
         log.warning(
             "caller blocked",
             session=self.session_id,
@@ -585,18 +623,18 @@ class Session(asyncio.BufferedProtocol):
             waiting.timer.cancel()
 
     def _let_go(self) -> None:
-        """The session's end: nothing that it reserved, and no row that it may have back, stays."""
+        """Release what the session holds when it ends: its reservations, and its share in every open stream."""
         self._stop_timer()
         self._body = None
         now = self._loop.time()
         if self._granted is not None:
-            part, ticket = self._take_granted()
-            part.stream.cancel(ticket, now)
+            opened, ticket = self._take_granted()
+            opened.stream.cancel(ticket, now)
         for frame_id in list(self._waiting):
             self._forget_waiting(frame_id)
-        for part in self._parts.values():
-            part.stream.leave(part.member, now, deliver=self._deliver)
-        self._parts.clear()
+        for opened in self._opened.values():
+            opened.stream.leave(opened.member, now, deliver=self._deliver)
+        self._opened.clear()
 
 
 _HANDLERS: Final[dict[MessageType, Callable[[Session, Any], None]]] = {
@@ -611,7 +649,7 @@ _HANDLERS: Final[dict[MessageType, Callable[[Session, Any], None]]] = {
 
 
 def _name(hello: frames.Hello) -> str:
-    """Who a client says it is, for the log."""
+    """Return what the client says about itself, for the log."""
     task = (
         f" stage {hello.stage_id} partition {hello.partition} attempt {hello.attempt}" if hello.application_id else ""
     )
