@@ -1,1 +1,1 @@
-"""AWS as the daemon uses it: clients, credentials, the clock, the transport.  Nothing else imports aiobotocore."""
+"""AWS as the daemon uses it: clients, credentials, clock and transport.  Only this package imports aiobotocore."""

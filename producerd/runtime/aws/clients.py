@@ -1,4 +1,4 @@
-"""AwsClients: one botocore client for each way in which streams are reached, made when the first of them needs it."""
+"""AwsClients: one botocore client for each way to reach streams, made when its first stream needs it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from producerd.runtime.aws.transport import AbortingSession, make_socket
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a stream is reached.  None: as AWS's own settings have it."""
+    """The settings by which a stream is reached.  None leaves a setting to AWS's own configuration."""
 
     region: str | None
     endpoint_url: str | None
@@ -45,7 +45,10 @@ class Access:
 
 
 def access_of(node: NodeSettings, stream: StreamSettings) -> Access:
-    """The stream's own settings over those of the node; an external id goes with the role that it was given for."""
+    """Return a stream's access: its own settings override the node's.
+
+    An external id belongs to the role of its own table.
+    """
     role = node if stream.role_arn is None else stream
     return Access(
         region=stream.stream_region or node.region,
@@ -58,7 +61,7 @@ def access_of(node: NodeSettings, stream: StreamSettings) -> Access:
 
 
 def accesses_of(config: Config) -> list[Access]:
-    """Those that the daemon will need, as far as it is known before a client opens a stream."""
+    """Return the accesses that are known before a client opens a stream."""
     streams = list(config.streams.values())
     if config.node.streams_allowed == "any":
         streams.append(config.defaults)
@@ -66,14 +69,14 @@ def accesses_of(config: Config) -> list[Access]:
 
 
 USER_AGENT: Final = f"producerd/{__version__} aiobotocore/{aiobotocore.__version__} Python/{python_version()}"
-"""What CloudTrail shows.  botocore puts its own together anew for each request, of a dozen parts, in 40 us."""
+"""The user agent, which CloudTrail shows.  botocore would assemble one for each request, in 40 us of CPU."""
 
 
 class AwsClient:
-    """botocore's client for one access, and what it signs with."""
+    """A botocore client for one access, with its credentials and clock."""
 
     def __init__(self, access: Access, loader: Any, tasks: asyncio.TaskGroup, opened: AsyncExitStack) -> None:
-        self.was_answered = False  # by anybody, with anything
+        self.was_answered = False  # whether the endpoint ever answered, be it with an error
         self.clock = ServiceClock()
         self.credentials = RenewedCredentials(self._resolve, self.clock, tasks, of=access.role_arn or "the daemon")
         self._access = access
@@ -81,15 +84,15 @@ class AwsClient:
         self._opened = opened
         self._making = asyncio.Lock()
         self._client: Any = None
-        self._ways: dict[str, Post] = {}  # by the URL
-        self._templates: dict[str | None, RequestTemplate] = {}  # by what the host hangs on: the stream's ARN
+        self._posts: dict[str, Post] = {}  # by URL
+        self._templates: dict[str | None, RequestTemplate] = {}  # by the stream's ARN, which decides the host
 
     def answered(self) -> None:
-        """Somebody at the endpoint has answered: it exists."""
+        """Note that the endpoint has answered, so it exists."""
         self.was_answered = True
 
     async def ready(self) -> Any:
-        """botocore's client, made by whoever asks first."""
+        """Return botocore's client, and make it at the first call."""
         if self._client is None:
             async with self._making:
                 if self._client is None:
@@ -97,7 +100,7 @@ class AwsClient:
         return self._client
 
     async def put_records(self, address: Mapping[str, str], sending: Sending) -> bytes:
-        """The answer as it came.  Raises whatever botocore and aiohttp do."""
+        """Send a PutRecords and return the body of its answer as it came.  Raise what botocore and aiohttp raise."""
         token = this_sending.set(sending)
         try:
             return await self._put_records(address, sending)
@@ -112,26 +115,26 @@ class AwsClient:
         answer = await (await self.ready()).put_records(**address, Records=TINY)
         if sending.sent is not None:
             session, request = sending.sent
-            template = RequestTemplate.of(request, credentials, self._way(session, request.url))
+            template = RequestTemplate.of(request, credentials, self._post_to(session, request.url))
             if template is not None:
                 self._templates[arn] = template
         raw: bytes = answer["Raw"]
         return raw
 
-    def _way(self, session: AbortingSession, url: str) -> Post:
-        """How to send what is like a request that was sent there."""
-        if url not in self._ways:
+    def _post_to(self, session: AbortingSession, url: str) -> Post:
+        """Return how to send further requests like one that ``session`` sent to ``url``."""
+        if url not in self._posts:
             tls = session.tls_without_proxy(url) if self._access.transport == "direct" else None
             if tls is None:
-                self._ways[url] = session.posts(url).post
+                self._posts[url] = session.posts(url).post
             else:
                 connections = Connections(url, tls, self._access.connect_timeout_seconds)
                 self._opened.callback(connections.close)
-                self._ways[url] = connections.post
-        return self._ways[url]
+                self._posts[url] = connections.post
+        return self._posts[url]
 
     async def why_no_dry_run(self) -> str:
-        """Why PutRecords must not be tried as a dry run, or ""."""
+        """Return why PutRecords must not be tried as a dry run, or ""."""
         made = await self.ready()
         url = urlsplit(made.meta.endpoint_url)
         if self._access.endpoint_url or url.scheme != "https" or not (url.hostname or "").endswith(_HOSTS_OF_AWS):
@@ -150,9 +153,9 @@ class AwsClient:
             http_session_cls=AbortingSession,
             user_agent=USER_AGENT,
             connect_timeout=self._access.connect_timeout_seconds,
-            read_timeout=None,  # ours covers the whole request
-            max_pool_connections=10_000,  # the pipelines bound what is in flight
-            retries={"total_max_attempts": 1},  # ours are per entry
+            read_timeout=None,  # the daemon's own time-out covers the whole request
+            max_pool_connections=10_000,  # the pipelines limit the requests in flight
+            retries={"total_max_attempts": 1},  # the daemon retries entries, not requests
             parameter_validation=False,
             tcp_keepalive=True,
         )
@@ -160,7 +163,7 @@ class AwsClient:
         return await self._opened.enter_async_context(made)
 
     async def _resolve(self) -> Any:
-        """The credentials of this access, by a session that has read the environment and the files as they are now."""
+        """Return this access's credentials, from a new session that reads the environment and AWS's files again."""
         session = await aside(self._fresh_session)
         source, access = await session.get_credentials(), self._access
         if source is None or access.role_arn is None:
@@ -168,19 +171,19 @@ class AwsClient:
         return role_credentials(session, source, access.role_arn, access.external_id)
 
     def _fresh_session(self) -> Any:
-        """5 ms, and as long as the files take: so it is made in a thread."""
+        """Make a session.  It needs 5 ms of CPU and reads files, so call it in a thread."""
         session = get_session()
         session.register_component("data_loader", self._loader)
         for operation in ("kinesis", "sts.AssumeRole"):
             session.register(f"choose-signer.{operation}", self.clock.choose_signer)
         if region := self._access.region or environ.get(_REGION):
-            session.set_config_variable("region", region)  # also for what the chain asks of STS
-        session.full_config  # noqa: B018 - it is read now
+            session.set_config_variable("region", region)  # also for the chain's requests to STS
+        session.full_config  # noqa: B018 - read AWS's files now, in this thread
         return session
 
 
 class AwsClients:
-    """One `AwsClient` for each `Access`."""
+    """The clients of the daemon, one for each `Access`."""
 
     def __init__(self, loader: Any, tasks: asyncio.TaskGroup, opened: AsyncExitStack) -> None:
         self._loader = loader
@@ -189,11 +192,12 @@ class AwsClients:
         self._clients: dict[Access, AwsClient] = {}
 
     def close(self) -> None:
-        """Renew no credentials any more."""
+        """Stop renewing credentials."""
         for client in self._clients.values():
             client.credentials.close()
 
     def of(self, access: Access) -> AwsClient:
+        """Return the client of an access, and make it at the first call."""
         client = self._clients.get(access)
         if client is None:
             client = self._clients[access] = AwsClient(access, self._loader, self._tasks, self._opened)
@@ -201,7 +205,7 @@ class AwsClients:
 
 
 def check_accesses(accesses: Iterable[Access]) -> None:
-    """Raises ConfigurationError where one of these cannot work.  Reads AWS's files: some milliseconds."""
+    """Raise ConfigurationError if an access cannot work.  It reads AWS's files, which needs some milliseconds."""
     session = get_session()
     try:
         problems = [problem for access in accesses for problem in _problems(session, access)]
@@ -213,14 +217,14 @@ def check_accesses(accesses: Iterable[Access]) -> None:
 
 @asynccontextmanager
 async def open_clients(accesses: Iterable[Access]) -> AsyncIterator[AwsClients]:
-    """Clients until the block ends.
+    """Provide clients until the block ends.
 
-    Raises ConfigurationError where one of these accesses cannot work, or an installed library lacks what is needed.
+    Raise ConfigurationError if an access cannot work, or if an installed library lacks a name that the daemon uses.
     """
     internals.check()
     check_accesses(accesses)
     session = get_session()
-    # botocore's models take 40 to 80 ms to read: once for all clients, before the daemon serves.
+    # Read botocore's models, which needs 40 to 80 ms of CPU, once for all clients and before the daemon serves.
     try:
         async with session.create_client("kinesis", region_name="us-east-1", config=_UNSIGNED):
             pass
@@ -231,7 +235,7 @@ async def open_clients(accesses: Iterable[Access]) -> AsyncIterator[AwsClients]:
         clients = AwsClients(session.get_component("data_loader"), tasks, opened)
         try:
             yield clients
-        except BaseException as error:  # the group would wrap what is none of its tasks'
+        except BaseException as error:  # the group would wrap an exception that is not of its tasks
             raised = error
         clients.close()
     if raised is not None:
@@ -252,6 +256,6 @@ def _problems(session: Any, access: Access) -> Iterator[str]:
 
 
 _REGION: Final = "AWS_REGION"
-"""As AWS's other kits have it, and what containers are given; botocore reads AWS_DEFAULT_REGION alone."""
+"""The region's variable in containers and AWS's other SDKs; botocore itself reads only AWS_DEFAULT_REGION."""
 _HOSTS_OF_AWS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
-_UNSIGNED: Final = AioConfig(signature_version=UNSIGNED)  # else credentials are looked for
+_UNSIGNED: Final = AioConfig(signature_version=UNSIGNED)  # else botocore would look for credentials

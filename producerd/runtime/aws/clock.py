@@ -1,7 +1,8 @@
-"""ServiceClock: the service's time, told from its answers where this machine's clock is wrong.
+"""ServiceClock: the time of the service, learned from its answers when this machine's clock is wrong.
 
-AWS refuses a signature that is off by more than five minutes, and botocore signs by the machine's clock and nothing
-else.  So the first refusal teaches the difference, by the answer's Date header, and what follows is signed by it.
+AWS refuses a signature whose time is off by more than five minutes, and botocore signs with the machine's time.  So the
+daemon learns the difference from the Date header of the first refusal, and signs later requests with the service's
+time.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from producerd.runtime.logs import get_logger
 log = get_logger("producerd.aws")
 
 TOLERATED: Final = timedelta(minutes=1)
-"""A smaller difference is not why a signature was refused: AWS takes five minutes."""
+"""Largest difference that cannot be the reason for a refusal, because AWS accepts five minutes."""
 BELIEVED: Final = timedelta(days=36_525)
-"""A larger difference is no clock's; by the year 9999 nothing could be signed, and no answer would mend that."""
+"""Largest difference that the daemon believes.
+
+Near the year 9999 nothing could be signed, and no answer would correct the offset.
+"""
 _MAYBE_THE_CLOCK: Final = frozenset(
     {
         "AuthFailure",
@@ -35,22 +39,26 @@ _MAYBE_THE_CLOCK: Final = frozenset(
 
 
 class ServiceClock:
-    """One for each client and what it signs with."""
+    """The clock of one client.  ``offset`` is the service's time minus this machine's, or 0 if they agree."""
 
     def __init__(self) -> None:
         self.offset = timedelta(0)
 
     def now(self) -> datetime:
+        """Return the service's time."""
         return datetime.now(UTC) + self.offset
 
     def learn(self, error: Exception, signed_with: timedelta) -> bool:
-        """Whether the clock is why the service refused a request that was signed with this offset."""
+        """Return whether the clock is why the service refused a request, and if so, learn the offset from its answer.
+
+        ``signed_with`` is the offset that the request was signed with.
+        """
         if not isinstance(error, ClientError) or error.response.get("Error", {}).get("Code") not in _MAYBE_THE_CLOCK:
             return False
         try:
             date = parsedate_to_datetime(error.response["ResponseMetadata"]["HTTPHeaders"]["date"])
             offset = date - datetime.now(UTC)
-        except (KeyError, TypeError, ValueError, OverflowError):  # none, or one that is no date or has no zone
+        except (KeyError, TypeError, ValueError, OverflowError):  # there is no date, or it has no time zone
             return False
         if abs(offset - signed_with) < TOLERATED or abs(offset) > BELIEVED:
             return False
@@ -60,7 +68,10 @@ class ServiceClock:
         return True
 
     def choose_signer(self, signature_version: Any, context: dict[str, Any], **_: Any) -> str | None:
-        """choose-signer: botocore's own as long as the machine's clock is right."""
+        """Choose the signer of a request: botocore's, or this clock's if the machine's time is wrong.
+
+        It is a handler of botocore's event choose-signer.
+        """
         if not self.offset or signature_version is UNSIGNED:
             return None
         context[_CLOCK] = self
@@ -68,7 +79,7 @@ class ServiceClock:
 
 
 class _SigV4ByServiceClock(SigV4Auth):  # type: ignore[misc]
-    """SigV4, which writes its time into the request's context first and reads it from there ever after."""
+    """A SigV4 signer that uses a `ServiceClock`'s time.  It signs with the timestamp in the request's context."""
 
     def _modify_request_before_signing(self, request: Any) -> None:
         request.context["timestamp"] = request.context[_CLOCK].now().strftime(SIGV4_TIMESTAMP)

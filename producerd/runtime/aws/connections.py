@@ -1,7 +1,7 @@
-"""Connections: HTTP/1.1 to one host, with little between a request's bytes and the socket.  For `transport = "direct"`.
+"""Connections: HTTP/1.1 to one host with little work between a request and the socket, for `transport = "direct"`.
 
-A connection serves one request after the other, and is aborted when its request is given up, as those of
-`AbortingSession` are.  httptools takes answers apart, which is Node's parser.
+A connection serves one request after the other.  It is aborted when its request is given up, as in `AbortingSession`.
+httptools, the parser of Node.js, parses the answers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from producerd.runtime.aws.sending import Sending, not_followed
 from producerd.runtime.aws.transport import PORTS, REDIRECTS, HttpAnswer, decoded, host_of, make_socket
 
 IDLE_SECONDS: Final = 60.0
-"""A connection that no request has used for so long is closed."""
+"""Time after which a connection that serves no request is closed."""
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""What an answer may have beside its body; Kinesis sends less than 1 KB."""
+"""Largest answer, apart from its body; Kinesis sends less than 1 KB."""
 EYEBALLS_SECONDS: Final = 0.25
-"""After which the next of a host's addresses is tried, too.  (RFC 8305)"""
+"""Time after which the next address of a host is tried as well (RFC 8305)."""
 
 
 class Connections:
-    """To the host of ``url``, where https with ``tls``."""
+    """The connections to the host of one URL; with https they use ``tls``."""
 
     def __init__(self, url: str, tls: ssl.SSLContext, connect_timeout_seconds: float) -> None:
         parts = urlsplit(url)
@@ -48,7 +48,7 @@ class Connections:
         self._idle: list[_Connection] = []
 
     async def post(self, headers: Mapping[str, str], sending: Sending) -> HttpAnswer:
-        """Send a signed request.  Raises what `AbortingSession` does."""
+        """Send a signed request and return its answer.  Raise what `AbortingSession` raises."""
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         head = b"%b%b\r\n" % (self._head, lines.encode())
         connection = self._waiting() or await self._connect()
@@ -67,7 +67,7 @@ class Connections:
         return answer
 
     def _waiting(self) -> _Connection | None:
-        """One that waits for a request, and that nobody is closing."""
+        """Return an idle connection that is still open, or None."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:
@@ -75,7 +75,7 @@ class Connections:
         return None
 
     def close(self) -> None:
-        """Those that no request uses."""
+        """Abort the idle connections."""
         for connection in [*self._idle]:
             connection.abort()
 
@@ -102,7 +102,10 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """``serves_again``: its last answer was whole, nothing else is on its way, and the peer keeps it open."""
+    """A connection to the host, which serves one request at a time.
+
+    ``serves_again``: its last answer was whole, it has nothing left to send or read, and the peer keeps it open.
+    """
 
     def __init__(self) -> None:
         self.serves_again = False
@@ -119,9 +122,9 @@ class _Connection(asyncio.Protocol):
         self._expiry: asyncio.TimerHandle | None = None
 
     async def ask(self, head: bytes, body: bytes | memoryview, most_bytes: int) -> HttpAnswer:
-        """Send a request, and read at most so much of its answer.
+        """Send a request and return its answer, whose body has at most ``most_bytes``.
 
-        Raises ConnectionError, HttpParserError and HttpParserUpgrade.
+        Raise ConnectionError, HttpParserError and HttpParserUpgrade.
         """
         self.serves_again, self._most_bytes = False, most_bytes
         if self._expiry is not None:
@@ -131,7 +134,7 @@ class _Connection(asyncio.Protocol):
         self._transport.writelines((head, body))
         try:
             return await self._answer
-        finally:  # what waits keeps no answer, and what failed is in no cycle
+        finally:  # an idle connection keeps no answer, and a failed one is in no reference cycle
             self._answer, self._headers, self._body = None, {}, bytearray()
 
     @property
@@ -139,13 +142,13 @@ class _Connection(asyncio.Protocol):
         return not self._transport.is_closing()
 
     def wait(self, idle: list[_Connection]) -> None:
-        """For the next request, among these."""
+        """Wait in ``idle`` for the next request."""
         self._idle = idle
         idle.append(self)
         self._expiry = self._loop.call_later(IDLE_SECONDS, self.abort)
 
     def abort(self) -> None:
-        """Drop it, with what it has buffered: the peer gets a reset."""
+        """Drop the connection with everything that it has buffered, so that the peer gets a reset."""
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -161,7 +164,7 @@ class _Connection(asyncio.Protocol):
         self._fail(ConnectionResetError(str(exc or "the peer has closed it")))
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None or self._answer.done():  # nothing was asked
+        if self._answer is None or self._answer.done():  # no request waits for an answer
             self.serves_again = False
             self.abort()
             return
@@ -170,7 +173,7 @@ class _Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             self._fail(error)
-        if self._head_bytes > MAX_HEAD_BYTES:  # of one header too, of which nothing is told before its end
+        if self._head_bytes > MAX_HEAD_BYTES:  # also of one header, which httptools reports only when it is whole
             self._fail(ConnectionError("an answer with endless headers"))
 
     def _fail(self, error: Exception) -> None:
@@ -179,13 +182,16 @@ class _Connection(asyncio.Protocol):
             self._answer.set_exception(error)
 
     def _succeed(self, *, too_large: bool = False) -> None:
-        """What is too large counts as empty: no reader takes that for an answer, and its status still counts."""
+        """Deliver the answer.
+
+        A body that is too large counts as empty: no reader accepts that, and the status still counts.
+        """
         if self._answer is not None and not self._answer.done():
             coding = self._headers.get("content-encoding", "").lower()
             body = b"" if too_large else decoded(bytes(self._body), coding, self._most_bytes)
             self._answer.set_result(HttpAnswer(self._parser.get_status_code(), self._headers, body))
 
-    # ---- what httptools finds
+    # ---- for httptools
 
     def on_message_begin(self) -> None:
         self.serves_again = False
@@ -209,7 +215,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:
-            return  # not the answer yet
+            return  # an interim response comes before the answer
         all_sent = self._transport.get_write_buffer_size() == 0
         is_first = self._answer is not None and not self._answer.done()
         self.serves_again = is_first and all_sent and self._parser.should_keep_alive()

@@ -1,10 +1,12 @@
-"""RenewedCredentials: what requests are signed with, renewed before it expires and resolved anew when it is refused.
+"""RenewedCredentials: credentials to sign with, renewed before they expire and after the service refuses them.
 
-They come from AWS's standard chain, and from the role that is assumed on top of it, if one is set.  botocore refreshes
-what says when it expires, but reads a file or the environment once in a client's life: keys that were rotated there
-would be refused for ever.  So after a refusal the whole chain is walked again by a fresh session, at most every few
-seconds.  What still holds serves meanwhile; whoever finds nothing that holds waits for the renewal, which no request
-that gives up can end.
+They come from AWS's standard chain and, if a role is set, from assuming that role.  If credentials say when they
+expire, botocore refreshes them in time.  But it reads a file or the environment only once in a client's life.  So the
+service would refuse keys that were rotated there until the daemon restarts.
+
+So after a refusal a new session walks the whole chain again, at most every few seconds.  Credentials that are still
+valid sign requests meanwhile.  A request that finds no valid ones waits for the renewal, and its time-out does not end
+the renewal.
 """
 
 from __future__ import annotations
@@ -26,28 +28,28 @@ from producerd.runtime.aws.errors import failure_of
 from producerd.runtime.outage import Outage
 
 RENEWAL_SECONDS: Final = 5.0
-"""Between the beginnings of two renewals, give or take a fifth."""
+"""Time between the beginnings of two renewals, give or take a fifth."""
 RENEWAL_TIMEOUT_SECONDS: Final = 60.0
-"""A credential process may hang for ever."""
+"""Longest time for one renewal, because a credential process may hang."""
 ROLE_SESSION: Final = "producerd"
 _STS: Final = AioConfig(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
-_TOLD_AS_THEY_ARE: Final = (
+_REPORTED_UNCHANGED: Final = (
     boto_errors.NoCredentialsError,
     boto_errors.CredentialRetrievalError,
     boto_errors.ClientError,  # STS refused
     boto_errors.ConnectionError,  # STS was not reached
     boto_errors.HTTPClientError,
 )
-"""Whatever else goes wrong is a failure to get credentials."""
+"""Errors that are reported as they are; any other error is reported as a failure to get credentials."""
 
 for _name in ("aiobotocore.credentials", "aiobotocore.utils"):
-    logging.getLogger(_name).setLevel(logging.ERROR)  # they warn at each attempt, with tracebacks; `Outage` warns once
+    logging.getLogger(_name).setLevel(logging.ERROR)  # they warn at each try, with a traceback; `Outage` warns once
 
 
 class RenewedCredentials:
-    """Takes the place of botocore's credentials in a client, and of the chain in its session.
+    """A stand-in for botocore's credentials in a client, and for the chain in its session.
 
-    ``resolve`` walks the chain afresh: botocore's credentials, or None where there are none.
+    ``resolve`` walks the chain from its beginning.  It returns botocore's credentials, or None if there are none.
     """
 
     def __init__(
@@ -57,38 +59,39 @@ class RenewedCredentials:
         self._clock = clock
         self._tasks = tasks
         self._outage = Outage("credentials", of=of)
-        self._source: Any = None  # botocore's, that `_frozen` came from
+        self._source: Any = None  # botocore's credentials, which `_frozen` came from
         self._frozen: ReadOnlyCredentials | None = None
-        self._error: Exception | None = None  # of the last renewal
+        self._error: Exception | None = None  # why the last renewal failed
         self._doubted = True
         self._renewal: asyncio.Task[None] | None = None
         self._next_renewal = 0.0
 
     def doubt(self) -> None:
-        """The service has refused them: they are resolved anew by whoever needs them next."""
+        """Note that the service refused the credentials: the next request that needs them resolves them again."""
         self._doubted = True
 
     def close(self) -> None:
+        """Cancel the renewal that is under way."""
         if self._renewal is not None:
             self._renewal.cancel()
 
     @property
     def expires_at(self) -> float | None:
-        """When what signs now expires, in seconds since 1970; None: it does not say, or nothing is there yet."""
+        """The time at which the current credentials expire, in seconds since 1970, or None if that is unknown."""
         ends = internals.expiry_of(self._source)
         return None if ends is None else float(ends.timestamp())
 
     @property
     def method(self) -> str:
-        """How they were found, in botocore's words, such as "env" or "iam-role"; "": not yet."""
+        """The way in which botocore found the credentials, such as "env" or "iam-role", or "" before it has."""
         return str(getattr(self._source, "method", ""))
 
     async def load_credentials(self) -> RenewedCredentials:
-        """What a session asks its chain."""
+        """Return this object to a session that asks its chain for credentials."""
         return self
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials | None:
-        """What a client's signer asks.  Raises what went wrong where there is nothing to sign with."""
+        """Return the credentials to sign with, for a client's signer.  Raise the last error if there are none."""
         now = asyncio.get_running_loop().time()
         if self._renewal is None and now >= self._next_renewal and (self._doubted or self._expires_within(None)):
             self._next_renewal = now + RENEWAL_SECONDS * uniform(0.8, 1.2)
@@ -96,16 +99,16 @@ class RenewedCredentials:
         if self._renewal is not None and (self._doubted or self._expires_within(0)):
             await asyncio.wait({self._renewal})
         if self._error is not None and (self._frozen is None or self._expires_within(0)):
-            raise self._error.with_traceback(None)  # it would grow with each raise
+            raise self._error.with_traceback(None)  # the traceback would grow with each raise
         return self._frozen
 
     async def get_account_id(self) -> str | None:
-        """What the choice of a host asks."""
+        """Return the account's id, by which botocore chooses a host."""
         frozen = await self.get_frozen_credentials()
         return None if frozen is None else frozen.account_id
 
     def get_deferred_property(self, name: str) -> Callable[[], Awaitable[str | None]]:
-        """What botocore asks for the account's id, to ask for it later."""
+        """Return a function that returns the account's id, for botocore to call later."""
         assert name == "account_id", name
         return self.get_account_id
 
@@ -117,7 +120,7 @@ class RenewedCredentials:
             if frozen is None:
                 raise boto_errors.NoCredentialsError
         except Exception as error:  # files, processes, metadata services and STS raise anything
-            self._error, self._doubted = _told(error), True
+            self._error, self._doubted = _reportable(error), True
             failed = failure_of(self._error, body_written=False)
             self._outage.failed(failed.code, failed.message)
         else:
@@ -129,7 +132,7 @@ class RenewedCredentials:
     async def _resolved(self) -> Any:
         source = await self._resolve()
         if isinstance(source, RefreshableCredentials):
-            internals.tell_time(source, self._clock.now)  # else what is fresh looks expired to a clock that is ahead
+            internals.tell_time(source, self._clock.now)  # else new credentials look expired to a clock that is ahead
         return source
 
     async def _frozen_of(self, source: Any) -> ReadOnlyCredentials | None:
@@ -137,22 +140,22 @@ class RenewedCredentials:
             return None
         offset = self._clock.offset
         try:
-            return await _handed_out_by(source)
-        except boto_errors.ClientError as error:  # of STS
+            return await _current_of(source)
+        except boto_errors.ClientError as error:  # STS refused
             if not self._clock.learn(error, offset):
                 raise
-        return await _handed_out_by(source)
+        return await _current_of(source)
 
     def _expires_within(self, seconds: float | None) -> bool:
-        """None: within the time in which botocore begins to refresh."""
+        """Return whether the credentials expire within ``seconds``; None stands for botocore's own margin."""
         return isinstance(self._source, RefreshableCredentials) and self._source.refresh_needed(seconds)
 
 
-async def _handed_out_by(source: Any) -> Any:
-    """Return what the source hands out, also where this machine's clock says that it has expired.
+async def _current_of(source: Any) -> Any:
+    """Return the source's current credentials, even if they look expired by this machine's clock.
 
-    botocore refuses credentials that it has just received and that look expired.  The service has to judge them:
-    a clock that is ahead learns the time by the service's refusal alone.
+    botocore refuses credentials that it has just received and that look expired.  Only the service can judge that,
+    because a clock that is ahead learns the time from the service's refusal.
     """
     before = internals.received_by(source)
     try:
@@ -164,22 +167,23 @@ async def _handed_out_by(source: Any) -> Any:
         return received
 
 
-def _told(error: Exception) -> Exception:
-    if not isinstance(error, _TOLD_AS_THEY_ARE):
+def _reportable(error: Exception) -> Exception:
+    """Return the error, or one that says in one line why there are no credentials."""
+    if not isinstance(error, _REPORTED_UNCHANGED):
         text = " ".join(str(error).split()) or type(error).__name__
         error = boto_errors.CredentialRetrievalError(provider="the standard chain", error_msg=text)
     return error
 
 
 def role_credentials(session: Any, source: Any, role_arn: str, external_id: str | None) -> Any:
-    """The credentials of a role, assumed by ``source`` when they are first needed and again before they expire."""
+    """Return a role's credentials.  ``source`` assumes it when they are first needed, and before they expire."""
     arguments = {"RoleSessionName": ROLE_SESSION} | ({} if external_id is None else {"ExternalId": external_id})
 
     def sts(service: str, **keys: Any) -> Any:
         return session.create_client(service, config=_STS, **keys)
 
     async def assume() -> Any:
-        # A fetcher keeps what it has fetched, by this machine's clock: so each is used once.
+        # A fetcher caches its result by this machine's clock, so each fetcher is used once.
         fetcher = AioAssumeRoleCredentialFetcher(sts, source, role_arn, extra_args=arguments)
         return await fetcher.fetch_credentials()
 

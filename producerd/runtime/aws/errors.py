@@ -1,8 +1,8 @@
-"""What the exceptions of botocore and aiohttp mean, as values.
+"""Failures as values, from the exceptions of botocore and aiohttp.
 
-Only two things are read from them: what went wrong, and whether the service may have stored something all the same.
-It cannot, before any of the body was written; and it has not, where Kinesis says so itself: by a 4xx with one of its
-error types and a request id.  A proxy, a firewall or a load balancer may answer after Kinesis has stored the request.
+A value says what went wrong, and whether the service may have stored the records nevertheless.  It cannot have stored
+them if none of the body was written.  It has not stored them if Kinesis itself says so: with a 4xx, one of its error
+types and a request id.  A proxy, a firewall or a load balancer may answer after Kinesis has stored the request.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from producerd.errors import Code
 from producerd.runtime.log_lines import without_secrets
 
 NoCredentials = boto_errors.NoCredentialsError
-"""The standard chain came to its end."""
+"""The standard chain found no credentials."""
 EXPECTED: Final = (boto_errors.ClientError, boto_errors.BotoCoreError, AiohttpError, OSError)
-"""What goes wrong between here and a service that speaks as AWS does."""
+"""Exceptions of a failure between the daemon and a service that speaks as AWS does."""
 MAX_CODE: Final = 128
+"""Most characters of a code that are logged and sent to callers."""
 MAX_MESSAGE: Final = 1_000
-"""Characters: both are logged, and told to callers."""
+"""Most characters of a message that are logged and sent to callers."""
 _CREDENTIALS: Final = (
     boto_errors.NoCredentialsError,
     boto_errors.PartialCredentialsError,
@@ -39,16 +40,16 @@ _CREDENTIALS: Final = (
 
 
 def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
-    """The failure of a request of whose body something, or nothing, was handed to a connection."""
+    """Return the failure of a request; ``body_written`` says whether any of its body was handed to a connection."""
     if not isinstance(error, EXPECTED):
         return not_kinesis(error, maybe_stored=body_written)
     message = _line(error) or type(error).__name__
     if isinstance(error, boto_errors.ClientError):
-        told, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
-        # botocore puts a bare status where the body names no code.
-        code = _line(told.get("Code") or "")[:MAX_CODE] or "InternalFailure"
+        described, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
+        # If the body names no code, botocore puts the bare status in its place.
+        code = _line(described.get("Code") or "")[:MAX_CODE] or "InternalFailure"
         is_refusal = bool(about.get("RequestId")) and refuses(int(about.get("HTTPStatusCode", 0)), code)
-        return RequestFailed(code, _line(told.get("Message") or "") or message, body_written and not is_refusal)
+        return RequestFailed(code, _line(described.get("Message") or "") or message, body_written and not is_refusal)
     if isinstance(error, _CREDENTIALS):
         return RequestFailed(Code.CREDENTIALS, message, body_written)
     if isinstance(error, boto_errors.EndpointConnectionError):
@@ -57,14 +58,14 @@ def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
 
 
 def is_answer(error: Exception) -> bool:
-    """Whether somebody answered, be it with an error or with what cannot be read."""
+    """Return whether the endpoint answered, be it with an error or with an answer that cannot be read."""
     return isinstance(error, boto_errors.ClientError) or not isinstance(error, EXPECTED)
 
 
 def shows_wrong_endpoint(error: BaseException) -> bool:
-    """Whether a name does not exist, or a certificate is refused.
+    """Return whether the host's name does not exist, or its certificate is refused.
 
-    Both come from a wrong setting far more often than from a fault that passes.  EAI_AGAIN and EAI_NODATA pass.
+    A wrong setting causes these far more often than a passing fault.  EAI_AGAIN and EAI_NODATA are passing faults.
     """
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):
@@ -75,7 +76,7 @@ def shows_wrong_endpoint(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that botocore and aiohttp made it of, each once."""
+    """Return an error and the errors that botocore and aiohttp made it of, each once."""
     seen: list[BaseException] = []
     line: list[object] = [error]
     while line:
@@ -83,20 +84,25 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         if isinstance(cause, BaseException) and all(cause is not other for other in seen):
             seen.append(cause)
             yield cause
-            told = cause.kwargs.get("error") if isinstance(cause, boto_errors.BotoCoreError) else None
-            parts = (
+            wrapped = cause.kwargs.get("error") if isinstance(cause, boto_errors.BotoCoreError) else None
+            others = (
                 getattr(cause, name, None) for name in ("os_error", "certificate_error", "__cause__", "__context__")
             )
-            line += [told, *parts]
+            line += [wrapped, *others]
 
 
 def _line(words: object) -> str:
-    """One plain line, without the keys and logins that it quotes: whoever asks how the stream is sees it, in a terminal
-    too."""
+    """Return a text as one printable line, without the record keys and logins that it quotes.
+
+    Any client that asks for the stream's status sees the line, also in a terminal.
+    """
     plain = "".join([character if character.isprintable() else " " for character in str(words)])
     return without_secrets(" ".join(plain.split()))[:MAX_MESSAGE]
 
 
 def not_kinesis(error: Exception, *, maybe_stored: bool) -> RequestFailed:
-    """Whoever answered is not Kinesis.  The words of the error are left out: they may quote the answer."""
+    """Return the failure for an answer that is not from Kinesis.
+
+    It leaves out the error's text, which may quote the answer.
+    """
     return RequestFailed("InternalFailure", f"an answer that is not Kinesis's ({type(error).__name__})", maybe_stored)

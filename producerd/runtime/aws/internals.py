@@ -1,7 +1,7 @@
-"""Every reach into what aiobotocore, botocore and aiohttp keep to themselves.
+"""The only place that uses private names of aiobotocore, botocore and aiohttp.
 
-Nothing promises that these names stay.  So pyproject.toml caps aiobotocore and aiohttp at the tested minor versions
-(aiobotocore decides which botocore), and `check` looks for the names when the daemon starts.
+These names may disappear in any release.  So pyproject.toml caps aiobotocore and aiohttp at the tested minor versions,
+and aiobotocore pins botocore.  `check` looks for the names when the daemon starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from producerd.errors import ConfigurationError
 
 
 def check() -> None:
-    """Raise ConfigurationError where an installed library lacks a name that is used here."""
+    """Raise ConfigurationError if an installed library lacks a name that this module uses."""
     if problems := list(_problems()):
         raise ConfigurationError(tuple(problems))
 
@@ -48,7 +48,7 @@ def _problems() -> Iterator[str]:
 
 
 def _has(owner: Any, name: str) -> bool:
-    """Whether a class has an attribute, or a constructor sets one."""
+    """Return whether a class has an attribute, or whether a constructor uses the name."""
     return hasattr(owner, name) if isinstance(owner, type) else name in owner.__code__.co_names
 
 
@@ -56,13 +56,13 @@ def _has(owner: Any, name: str) -> bool:
 
 
 def tls_of(connector: aiohttp.TCPConnector) -> ssl.SSLContext:
-    """The context that a connector makes its TLS connections with."""
+    """Return the context that a connector makes its TLS connections with."""
     context: ssl.SSLContext = connector._ssl  # type: ignore[assignment]
     return context
 
 
 def abort_what_closes(connector: aiohttp.TCPConnector) -> None:
-    """Have a connector abort each connection that it would close."""
+    """Make a connector abort each connection that it would close."""
     release = connector._release
 
     def release_or_abort(key: Any, protocol: Any, *, should_close: bool = False) -> None:
@@ -74,25 +74,25 @@ def abort_what_closes(connector: aiohttp.TCPConnector) -> None:
 
 
 def proxy_of(session: AIOHTTPSession, url: str) -> str | None:
-    """The proxy that a session asks for a URL."""
+    """Return the proxy that a session uses for a URL, or None."""
     proxy_url: str | None = session._proxy_config.proxy_url_for(url)
     return proxy_url
 
 
 def sent_by(session: AIOHTTPSession, proxy_url: str | None) -> aiohttp.ClientSession:
-    """aiohttp's session for a proxy, which has sent something."""
+    """Return aiohttp's session for a proxy, after a request was sent through it."""
     found: aiohttp.ClientSession = session._sessions[proxy_url]
     return found
 
 
 def opened_by(session: AIOHTTPSession) -> AsyncExitStack:
-    """What a session closes with itself."""
+    """Return the stack of everything that a session closes with itself."""
     stack: AsyncExitStack = session._exit_stack
     return stack
 
 
 def send_as(request: Any, body: Any) -> None:
-    """Have a request sent with this body, and its answer left unread, whatever its size."""
+    """Replace a request's body, and leave its answer unread, whatever the size."""
     request.stream_output = True
     request.body = body
 
@@ -106,16 +106,16 @@ def put_content(answer: Any, content: bytes) -> None:
 
 
 def expiry_of(source: Any) -> datetime | None:
-    """When credentials expire; None where they do not, or do not say."""
+    """Return when credentials expire, or None if they do not expire or do not say."""
     ends: datetime | None = getattr(source, "_expiry_time", None)
     return ends
 
 
 def received_by(source: Any) -> Any:
-    """The credentials that a source received last, also where it refuses to hand them out; None for none."""
+    """Return the credentials that a source received last, even if it refuses to return them itself, or None."""
     return getattr(source, "_frozen_credentials", None)
 
 
 def tell_time(source: RefreshableCredentials, now: Callable[[], datetime]) -> None:
-    """Have credentials that expire read the time here."""
+    """Make credentials that expire read the time from ``now``."""
     source._time_fetcher = now

@@ -1,7 +1,7 @@
-"""AioKinesis: the way to Kinesis through aiobotocore.
+"""AioKinesis: calls to Kinesis through aiobotocore.
 
-Credentials, hosts, signing and connections are those of an `AwsClient`.  A PutRecords body is written by
-`producerd.core.encoding.entries` and carried past botocore (see `Sending`).
+An `AwsClient` provides credentials, hosts, signing and connections.  `producerd.core.encoding.entries` writes the
+bodies of PutRecords, and they pass botocore unchanged (see `Sending`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,22 @@ from producerd.runtime.kinesis import Address, StreamSummary, Tried
 from producerd.runtime.log_lines import without_secrets
 
 SMALL_ANSWER_BYTES: Final = 64 * 1024
-"""Read on the loop thread, as Kinesis's answers are where all was stored: a hop to a worker costs more."""
+"""Largest answer that the loop thread parses itself; a hop to a worker costs more CPU than parsing it.
+
+If Kinesis stored all records, its answer is smaller.
+"""
 CONTROL_TIMEOUT_SECONDS: Final = 10.0
-"""For each page of ListShards, and for DescribeStreamSummary."""
+"""Time-out of a page of ListShards, and of DescribeStreamSummary."""
 MAX_PAGES: Final = 64
+"""Most pages of ListShards that are read."""
 MAX_SHARDS: Final = MAX_PAGES * 1_000
-"""Open shards; nobody may have half as many."""
+"""Most open shards that are read; no account may have half as many."""
 DEFAULT_MAX_RECORD_KIB: Final = 1024
-"""Of a stream that says nothing else (Kinesis quotas)."""
+"""Record limit of a stream whose summary does not say one (Kinesis quotas)."""
 MAX_RECORD_KIB: Final = 1 << 20
-"""A hundred times what a stream may be set to."""
+"""Largest record limit that is believed: a hundred times what a stream can be set to."""
 CLOCK_OFF: Final = "RequestTimeTooSkewed"
+"""Code of a failure whose reason was this machine's clock."""
 
 _T = TypeVar("_T")
 
@@ -43,8 +48,8 @@ _T = TypeVar("_T")
 class AioKinesis:
     """Kinesis through one client.
 
-    Where the service refuses the credentials, the client renews them.  Where it refuses the clock, the call is made
-    once more by the service's clock.
+    If the service refuses the credentials, the client renews them.  If it refuses the time of the signature, the call
+    is made once more with the service's time.
     """
 
     def __init__(self, client: AwsClient, executor: Executor) -> None:
@@ -71,7 +76,7 @@ class AioKinesis:
         pages: list[dict[str, Any]] = []
         token, shards = "", 0
         for _ in range(MAX_PAGES):
-            # A token stands for the stream, too: the service refuses both together.
+            # A token includes the stream's name: the service refuses both in one request.
             page = await self._call("list_shards", {"NextToken": token} if token else first)
             if isinstance(page, RequestFailed):
                 if page.code != "ExpiredNextTokenException":
@@ -97,10 +102,10 @@ class AioKinesis:
         return _read(_summary, answer)
 
     async def dry_run(self, address: Address) -> RequestFailed | None:
-        """Why PutRecords would fail, or None: whether the daemon may send, without sending.
+        """Return why PutRecords would fail, or None if the daemon may send, without storing a record.
 
-        Of AWS itself alone, where `AwsClient.why_no_dry_run` has nothing against it: whoever else answers may not know
-        what a dry run is, and store the record.
+        Call it only if `AwsClient.why_no_dry_run` returns "".  Another service may not know dry runs, and store the
+        record.
         """
         answer = await self._call("put_records", {**address, "Records": TINY, "DryRun": True})
         if not isinstance(answer, RequestFailed):
@@ -108,14 +113,15 @@ class AioKinesis:
         return None if answer.code == "DryRunOperationException" else answer
 
     async def try_storing(self, address: Address, *, aggregates: bool) -> Tried:
-        """Whether records could be stored, without storing one: a dry run at AWS itself, elsewhere ListShards.
+        """Return whether the service would store records, without storing one.
 
-        A stream that ``aggregates`` must be allowed ListShards everywhere.
+        At AWS itself this is a dry run, and elsewhere ListShards.  A stream with ``aggregates`` needs the permission
+        for ListShards everywhere.
         """
         try:
             reason = await self._client.why_no_dry_run()
             endpoint = without_secrets((await self._client.ready()).meta.endpoint_url)
-        except Exception as error:  # botocore's, whatever keeps a client from being made
+        except Exception as error:  # botocore raises anything that keeps a client from being made
             return Tried(failure_of(error, body_written=False), by_put_records=True)
         refused = None if reason else await self.dry_run(address)
         if reason or (aggregates and refused is None):
@@ -136,9 +142,9 @@ class AioKinesis:
         self, ask: Callable[[], Awaitable[_T]], timeout_seconds: float, sending: Sending | None = None
     ) -> _T | RequestFailed:
         answer = await self._ask_once(ask, timeout_seconds, sending)
-        # What may have been stored is the pipeline's to send again, which counts the copies.
+        # If the records may be stored, leave it to the pipeline to send them again: it counts the copies.
         if isinstance(answer, RequestFailed) and answer.code == CLOCK_OFF and not answer.maybe_stored:
-            answer = await self._ask_once(ask, timeout_seconds, sending)  # by the right clock
+            answer = await self._ask_once(ask, timeout_seconds, sending)  # with the right time
         return answer
 
     async def _ask_once(
@@ -150,7 +156,7 @@ class AioKinesis:
         try:
             async with asyncio.timeout(timeout_seconds):
                 answer = await ask()
-        except Exception as error:  # botocore's parser raises anything at what no AWS service says, as a proxy does
+        except Exception as error:  # botocore's parser raises anything at an answer that is not AWS's
             written = sending is not None and sending.body_written
             if isinstance(error, TimeoutError):
                 text = f"no answer within {timeout_seconds:.1f} s"
@@ -160,7 +166,7 @@ class AioKinesis:
         return answer
 
     def _refused(self, error: Exception, failed: RequestFailed, signed_with: timedelta) -> RequestFailed:
-        """The failure, after what is wrong with the client was seen to."""
+        """Return the failure, after learning from it what is wrong with the endpoint, the clock or the credentials."""
         if is_answer(error):
             self._client.answered()
         elif failed.code == Code.UNREACHABLE and not self._client.was_answered and shows_wrong_endpoint(error):
@@ -176,10 +182,10 @@ class AioKinesis:
 
 
 def _read(reader: Callable[..., _T], *answer: Any, maybe_stored: bool = False) -> _T | RequestFailed:
-    """Return what a reader finds in an answer.  JSON may hold anything: what is unexpected is a failure."""
+    """Return what a reader finds in an answer, or a failure if it raises: JSON may hold anything."""
     try:
         return reader(*answer)
-    except Exception as error:  # whatever a reader trips over
+    except Exception as error:  # the answer has another shape than Kinesis's
         return not_kinesis(error, maybe_stored=maybe_stored)
 
 
@@ -189,18 +195,18 @@ def _size_and_next_token(page: dict[str, Any]) -> tuple[int, str]:
 
 
 def _summary(answer: dict[str, Any]) -> StreamSummary:
-    told = answer["StreamDescriptionSummary"]
-    kib = told.get("MaxRecordSizeInKiB") or DEFAULT_MAX_RECORD_KIB
+    description = answer["StreamDescriptionSummary"]
+    kib = description.get("MaxRecordSizeInKiB") or DEFAULT_MAX_RECORD_KIB
     if type(kib) is not int or not 0 < kib <= MAX_RECORD_KIB:
         raise ValueError("a size that no record has")
-    strategy = _text(told.get("RecordDistributionStrategy") or "USER_PARTITION_KEY")
+    strategy = _text(description.get("RecordDistributionStrategy") or "USER_PARTITION_KEY")
     return StreamSummary(
-        _text(told["StreamARN"]),
+        _text(description["StreamARN"]),
         kib * 1024,
         strategy,
-        status=_text(told.get("StreamStatus") or ""),
-        mode=_text((told.get("StreamModeDetails") or {}).get("StreamMode") or ""),
-        kms_key=_text(told.get("KeyId") or "") if told.get("EncryptionType") == "KMS" else "",
+        status=_text(description.get("StreamStatus") or ""),
+        mode=_text((description.get("StreamModeDetails") or {}).get("StreamMode") or ""),
+        kms_key=_text(description.get("KeyId") or "") if description.get("EncryptionType") == "KMS" else "",
     )
 
 

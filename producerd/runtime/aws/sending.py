@@ -1,8 +1,9 @@
-"""Sending: one PutRecords on its way past botocore.
+"""Sending: one PutRecords, whose body and answer bypass botocore.
 
-Its body goes in as it is and its answer comes out as it came, so that no record passes botocore's serialiser or parser
-(5 MB: 29.5 -> 5.7 ms); and it is known whether any of the body was handed to a connection.  Until then nothing can
-have been stored.  All of it hangs on events that botocore and aiohttp document.
+The body goes out unchanged and the answer comes back unchanged.  So botocore's serialiser and parser see no record,
+which saves CPU: for 5 MB, 5.7 ms instead of 29.5.  A `Sending` also knows whether any of the body was handed to a
+connection, because until then the service cannot have stored anything.  This uses only events that botocore and aiohttp
+document.
 """
 
 from __future__ import annotations
@@ -16,23 +17,26 @@ from aiohttp.payload import Payload
 from botocore.awsrequest import AWSPreparedRequest
 
 MAX_ANSWER_BYTES: Final = 8 << 20
-"""Of any answer, far above what Kinesis says: the largest page of shards has 4 MB."""
+"""Most bytes read of any answer.  Kinesis's largest answer, a page of shards, has 4 MB."""
 RESULT_BYTES: Final = 1024
-"""For each entry, far above what Kinesis says of one: 130 bytes, or 350 with the message of an error."""
+"""Most bytes read for each entry.  Kinesis sends 130 bytes for one, or 350 with an error's message."""
 FEW_RESULTS_BYTES: Final = 64 * 1024
-"""What an answer may have in any case: an error's page, and what proxies add."""
+"""Bytes read of an answer in any case: an error page, and what proxies add."""
 
 
 def most_answer_bytes(entries: int) -> int:
-    """Return the most that is read of the answer to a PutRecords of this many entries.
+    """Return the most bytes that are read of the answer to a PutRecords of this many entries.
 
-    A peer that sends more, slowly, to each request on its way would fill the memory.
+    Without this limit, a peer that answers every request with endless data could fill the memory.
     """
     return min(MAX_ANSWER_BYTES, FEW_RESULTS_BYTES + entries * RESULT_BYTES)
 
 
 class Sending:
-    """A body and its SHA-256 digest in hex.  It belongs to the task that sends it, and to what that task starts."""
+    """A PutRecords body with its SHA-256 digest in hex, and what became of it.
+
+    It belongs to the task that sends it, and to what that task starts.
+    """
 
     __slots__ = ("answer_bytes", "body", "body_written", "sent", "sha256")
 
@@ -44,44 +48,51 @@ class Sending:
         self.sent: tuple[Any, AWSPreparedRequest] | None = None  # the AbortingSession and botocore's request
 
     def begin(self) -> None:
-        """It is tried, maybe again: nothing of the body is written."""
+        """Note that a try begins, and that none of the body is written yet."""
         self.body_written = False
 
     def write(self) -> None:
-        """The body is about to be written."""
+        """Note that the body is about to be written."""
         self.body_written = True
 
     def note(self, session: Any, request: AWSPreparedRequest) -> None:
-        """botocore sends it by this session, as this request."""
+        """Note the session and the request with which botocore sends the body."""
         self.sent = session, request
 
     def let_go(self) -> None:
-        """Of what it sent, once it has ended: the contexts of connections and their timers hold on to it."""
+        """Release the body when the call has ended: contexts of connections and timers keep this object alive."""
         self.body, self.sent = b"", None
 
 
 MOST_COPIED_BYTES: Final = 128 * 1024
-"""aiohttp copies head and body together.  From here on that costs more than sending the head by itself."""
+"""Largest body that is sent in one piece with the head: aiohttp copies both, which costs more CPU for larger bodies."""
 TINY: Final = ({"Data": b"", "PartitionKey": "-"},)
-"""The records that botocore is called with; the ready body replaces them."""
+"""The records that botocore is called with; the encoded body replaces them."""
 this_sending: contextvars.ContextVar[Sending | None] = contextvars.ContextVar("this_sending", default=None)
+"""The `Sending` of the current task, or None."""
 
 
 def put_ready_body(params: dict[str, Any], **_: Any) -> None:
-    """before-call: the ready body, and its digest in the header that signing reads instead of hashing again."""
+    """Replace the body of a request, and set the digest that signing then reuses.
+
+    It is a handler of botocore's event before-call.
+    """
     if (sending := this_sending.get()) is not None:
         params["body"], params["headers"]["X-Amz-Content-SHA256"] = sending.body, sending.sha256
 
 
 def keep_raw_answer(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any) -> None:
-    """before-parse: a success is handed on as it came; errors keep botocore's own path."""
-    if response_dict["status_code"] < 301:  # what botocore takes for one
+    """Keep a successful answer as it came; botocore still parses errors.
+
+    It is a handler of botocore's event before-parse.
+    """
+    if response_dict["status_code"] < 301:  # as botocore decides
         customized_response_dict["Raw"] = response_dict["body"]
         response_dict["body"] = b"{}"
 
 
 class NotedBody(Payload):
-    """What aiohttp takes for a body.  It notes when it is about to be written."""
+    """A body for aiohttp that notes when it is about to be written."""
 
     def __init__(self, sending: Sending) -> None:
         super().__init__(sending.body)
@@ -99,7 +110,10 @@ class NotedBody(Payload):
 
 
 def not_followed(status: int) -> str:
-    """AWS does not redirect.  Whoever does would have records, and a session's token, sent to anybody it likes."""
+    """Return the text for a redirect, which AWS does not send.
+
+    Following it would send records and a session's token to any host that an answer names.
+    """
     return f"a redirect (status {status}), which is not followed"
 
 

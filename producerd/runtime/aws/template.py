@@ -1,9 +1,12 @@
-"""RequestTemplate: a PutRecords that botocore has made, to be sent again with other bodies.
+"""RequestTemplate: a PutRecords that botocore built, reused to send other bodies.
 
-botocore puts every request together anew: its host by rules, its headers by events, its answer through a parser.  Those
-to one stream differ in body, digest, time and signature alone.  So botocore makes the first, and the others are made
-like it and sent over its connections, with the same proxy, certificates and time-outs: for a sixth of the processor
-time.  Whether they are signed as botocore does it is seen by that first one, whose signature must come out.
+botocore builds every request from nothing: it resolves the host by rules and the headers by events, and parses the
+answer.  But requests to one stream differ only in body, digest, date and signature.  So botocore builds the first
+request, and the daemon reuses it as a template.  Further requests use botocore's connections, with the same proxy,
+certificates and time-outs, for a sixth of the CPU.
+
+The daemon signs further requests itself.  It does so only if signing the first request reproduces botocore's signature
+byte for byte.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from producerd.runtime.aws.sending import Sending
 from producerd.runtime.aws.transport import HttpAnswer, host_of
 
 Post = Callable[[Mapping[str, str], Sending], Awaitable[HttpAnswer]]
-"""How a body is sent, with these headers.  Raises botocore's exceptions."""
+"""A function that sends a body with these headers.  It raises botocore's exceptions."""
 
 _SIGNED: Final = re.compile(
     r"AWS4-HMAC-SHA256 Credential=[^/]+/\d{8}/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request, "
@@ -40,7 +43,7 @@ _OF_ONE_REQUEST: Final = frozenset(
 
 
 class RequestTemplate:
-    """What the requests of these ``credentials`` to one stream have in common."""
+    """The parts that requests to one stream with these ``credentials`` have in common."""
 
     __slots__ = ("_headers", "_names", "_post", "_signer", "_signs", "credentials")
 
@@ -63,7 +66,10 @@ class RequestTemplate:
     def of(
         cls, request: AWSPreparedRequest, credentials: ReadOnlyCredentials | None, post: Post
     ) -> RequestTemplate | None:
-        """What was just sent, as a template.  None where it was signed in another way, or with other credentials."""
+        """Return a template of the request that was just sent.
+
+        Return None if it was signed in another way, or with other credentials.
+        """
         headers = {name: _text(value) for name, value in request.headers.items()}
         signed = _SIGNED.fullmatch(headers.get("Authorization", ""))
         if signed is None or credentials is None:
@@ -73,12 +79,12 @@ class RequestTemplate:
         try:
             if signer.authorization(names, values) != headers["Authorization"]:
                 return None
-        except KeyError:  # of a header that the signature is about
+        except KeyError:  # a signed header is not in the request
             return None
         return cls(post, headers, names, signer, credentials)
 
     async def send(self, sending: Sending) -> bytes:
-        """The body of its answer.  Raises what botocore's client would."""
+        """Send a body and return the body of its answer.  Raise what botocore's client would raise."""
         date = datetime.now(UTC).strftime(SIGV4_TIMESTAMP)
         values = {**self._signs, _DATE: date, _DIGEST: sending.sha256}
         authorization = self._signer.authorization(self._names, values)
@@ -91,15 +97,15 @@ class RequestTemplate:
         }
         answer = await self._post(headers, sending)
         if answer.status >= 300:
-            told = {"status_code": answer.status, "headers": answer.headers, "body": answer.body, "context": {}}
-            raise ClientError(create_parser("json").parse(told, None), "PutRecords")
+            response = {"status_code": answer.status, "headers": answer.headers, "body": answer.body, "context": {}}
+            raise ClientError(create_parser("json").parse(response, None), "PutRecords")
         return answer.body
 
 
 class SigV4:
-    """Signs POSTs to one URL without a query.
+    """A signer of POSTs to one URL without a query (AWS IAM user guide, "Create a signed AWS API request").
 
-    (AWS IAM user guide: "Create a signed AWS API request"; the key that it signs with holds for a day.)
+    It keeps the signing key, which holds for a day.
     """
 
     __slots__ = ("_credentials", "_day", "_host", "_key", "_path", "_region", "_service")
@@ -114,9 +120,10 @@ class SigV4:
         self._key = b""
 
     def authorization(self, names: Sequence[str], values: Mapping[str, str]) -> str:
-        """The header.  ``names``: the headers to sign, in order; ``values``: those and the others, but the host.
+        """Return the value of the header Authorization.
 
-        Raises KeyError where a value is not there.
+        ``names`` are the headers to sign, in order, in lower case.  ``values`` holds at least these headers, except the
+        host.  Raise KeyError if a value is missing.
         """
         date = values[_DATE]
         lines = [f"{name}:{self._host if name == 'host' else values[name]}" for name in names]

@@ -1,7 +1,10 @@
-"""The connections to AWS: giving up a request aborts its connection; buffers are dropped and the peer gets a reset.
+"""HTTP sessions to AWS that abort the connection of a request that is given up.
 
-A graceful close kept 265 sockets and 777 MiB alive against an endpoint that hung, and stored requests late.  Of an
-answer no more is read than Kinesis may have to say: what is larger is given up like a request, and counts as empty.
+An abort drops the buffers and sends the peer a reset.  Closing gracefully kept 265 sockets and 777 MiB alive while an
+endpoint hung, and that endpoint stored requests late.
+
+An answer is read up to the size that Kinesis may send.  A larger answer is given up like a request, and counts as
+empty.
 """
 
 from __future__ import annotations
@@ -29,13 +32,13 @@ from producerd.runtime.aws.sending import (
 )
 
 USER_TIMEOUT_MILLISECONDS: Final = 30_000
-"""TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long is gone."""
+"""TCP_USER_TIMEOUT: time after which a peer that acknowledges nothing is considered gone."""
 SEND_BUFFER_BYTES: Final = 1 << 20
-"""A bound on what the kernel holds of a request; Linux doubles it."""
+"""Size of the kernel's buffer for a request; Linux doubles it."""
 
 
 class HttpAnswer(NamedTuple):
-    """``headers`` have their names in small letters."""
+    """An answer to a request.  The names of its ``headers`` are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -43,7 +46,7 @@ class HttpAnswer(NamedTuple):
 
 
 class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
-    """aiobotocore's HTTP session, but a connection that is given up is aborted and not closed politely."""
+    """aiobotocore's HTTP session, which aborts a connection that is given up instead of closing it."""
 
     _tls: ssl.SSLContext | None = None
 
@@ -61,11 +64,11 @@ class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
         return session
 
     def tls_without_proxy(self, url: str) -> ssl.SSLContext | None:
-        """What connections to a host are made with, once it was called.  None: a proxy is asked for it."""
+        """Return the TLS context for a URL that was already called, or None if it is reached through a proxy."""
         return None if internals.proxy_of(self, url) else self._tls
 
     def posts(self, url: str) -> Posts:
-        """To a URL that something was sent to."""
+        """Return a way to POST to a URL that a request was already sent to."""
         proxy_url = internals.proxy_of(self, url)
         sent_by = internals.sent_by(self, proxy_url)
         session = aiohttp.ClientSession(
@@ -90,9 +93,9 @@ class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
 
 
 class Posts:
-    """POSTs to one URL, by aiohttp over an `AbortingSession`'s connections.
+    """POSTs to one URL through aiohttp, over an `AbortingSession`'s connections.
 
-    aiobotocore makes URL and headers of each request anew, those of the proxy too, which costs half as much again.
+    aiobotocore would build the URL and all headers of each request again, which needs half as much CPU again.
     """
 
     def __init__(self, session: aiohttp.ClientSession, url: str, proxy_url: str | None) -> None:
@@ -101,7 +104,7 @@ class Posts:
         self._proxy_url = proxy_url
 
     async def post(self, headers: Mapping[str, str], sending: Sending) -> HttpAnswer:
-        """Send a signed request.  Raises what `AbortingSession` does."""
+        """Send a signed request and return its answer.  Raise what `AbortingSession` raises."""
         try:
             answer = await self._session.post(
                 self._url,
@@ -118,7 +121,7 @@ class Posts:
         return HttpAnswer(answer.status, answer.headers, body)
 
     def _as_botocore(self, error: Exception) -> boto_errors.BotoCoreError:
-        """What aiobotocore makes of an error."""
+        """Return the exception that aiobotocore would raise for an error."""
         match error:
             case aiohttp.ClientSSLError():
                 return boto_errors.SSLError(endpoint_url=self._url, error=error)
@@ -126,7 +129,7 @@ class Posts:
                 return boto_errors.ProxyConnectionError(proxy_url=mask_proxy_url(self._proxy_url), error=error)
             case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
                 return boto_errors.ConnectionClosedError(endpoint_url=self._url, error=error)
-            case aiohttp.ServerTimeoutError():  # to connect: none is set for reading
+            case aiohttp.ServerTimeoutError():  # only connecting has this time-out
                 return boto_errors.ConnectTimeoutError(endpoint_url=self._url, error=error)
             case aiohttp.ClientConnectionError():
                 return boto_errors.EndpointConnectionError(endpoint_url=self._url, error=error)
@@ -137,7 +140,10 @@ REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 
 async def _body_of(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Nothing in place of what cannot be read: no reader takes that for an answer, and its status still counts."""
+    """Return the body of an answer, or b"" if it cannot be read or is too large.
+
+    No reader accepts an empty body, and the status still counts.
+    """
     body = bytearray()
     try:
         if (answer.content_length or 0) > most_bytes:
@@ -146,17 +152,17 @@ async def _body_of(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:
             body += part
             if len(body) > most_bytes:
                 return b""
-        await answer.wait_for_close()  # and so for the rest of the request
+        await answer.wait_for_close()  # the request is written to its end then, too
     finally:
-        answer.close()  # of what was not read to its end
+        answer.close()  # closes the connection only if the answer was not read to its end
     return decoded(bytes(body), answer.headers.get("Content-Encoding", "").lower(), most_bytes)
 
 
 def decoded(body: bytes, coding: str, most_bytes: int) -> bytes:
-    """The body of an answer.  No coding is asked for; a proxy may apply one all the same."""
+    """Return the decoded body, or b"" if that fails.  The daemon asks for no coding, but a proxy may apply one."""
     if coding not in ("gzip", "x-gzip", "deflate"):
         return body
-    decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # its header says which of them it is
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # the data's own header says which coding it is
     try:
         whole = decoder.decompress(body, most_bytes)
     except zlib.error:
@@ -165,20 +171,24 @@ def decoded(body: bytes, coding: str, most_bytes: int) -> bytes:
 
 
 PORTS: Final = {"http": 80, "https": 443}
+"""Default ports of the schemes."""
 
 
 def host_of(url: str) -> str:
-    """What the header Host says: with the port, where it is not the scheme's own."""
+    """Return the value of the header Host: the port is included unless it is the scheme's default."""
     parts = urlsplit(url)
     return parts.netloc.rpartition("@")[2].removesuffix(f":{PORTS[parts.scheme]}")
 
 
 def make_socket(address: tuple[Any, ...]) -> socket.socket:
-    """A socket that resets when it is closed, and on Linux gives up a peer that acknowledges nothing."""
+    """Return a socket that sends a reset when it is closed.
+
+    On Linux it also gives up a peer that acknowledges nothing.
+    """
     family, type_, protocol, _, _ = address
     made = socket.socket(family=family, type=type_, proto=protocol)
     made.setblocking(False)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # on, 0 s
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # on, with 0 s
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MILLISECONDS)
