@@ -78,7 +78,7 @@ LAG_LOOK_SECONDS: Final = 0.25
 
 S = TypeVar("S")
 Value = float | Histogram | Mapping[str, float]
-Snapshot = list[tuple["Family", list[tuple[dict[str, str], Value]]]]
+Scrape = list[tuple["Family", list[tuple[dict[str, str], Value]]]]
 """Families with their values of one moment, each value with its labels."""
 
 
@@ -161,7 +161,7 @@ class Metrics:
 
     def snapshot(
         self, streams: Iterable[Stream], *, state: str, is_ready: bool, connections: int, now: float
-    ) -> Snapshot:
+    ) -> Scrape:
         """Return all numbers of one moment.  Call it on the loop thread, where nothing changes them meanwhile."""
         node = NodeNumbers(
             state,
@@ -176,15 +176,15 @@ class Metrics:
         )
         moment = Moment(now, time.time())
         shown = {stream.name: stream for stream in (*self._unopened, *streams)}
-        of_node: Snapshot = [(family, [({}, _frozen(read(node)))]) for family, read in NODE_FAMILIES.items()]
-        of_streams: Snapshot = [
+        of_node: Scrape = [(family, [({}, _frozen(read(node)))]) for family, read in NODE_FAMILIES.items()]
+        of_streams: Scrape = [
             (family, [({"stream": name}, _frozen(read_of(stream, moment))) for name, stream in shown.items()])
             for family, read_of in STREAM_FAMILIES.items()
         ]
         return [*of_node, *of_streams]
 
 
-def text(snapshot: Snapshot) -> bytes:
+def text(snapshot: Scrape) -> bytes:
     """Return the snapshot in Prometheus's text format.
 
     For 64 streams this needs 0.1 s of CPU, during which the loop could not serve clients.  So call it in a thread.
