@@ -263,7 +263,7 @@ def test_a_record_that_failed_hides_not_what_holds_the_others() -> None:
     node.passes(failed_records=3)
     said = text_of(node.html())
     assert "✕ 3 records failed in the last ten minutes: RECORD_TOO_LARGE and EXPIRED" in said
-    assert "Their callers were told why" in said
+    assert "Their callers have received the reason" in said
     assert "spread the keys of the shard that is named" in said
 
 

@@ -1,4 +1,4 @@
-// Renews the page. The scroll position stays, and nothing is renewed while somebody marks text.
+// Refresh the page in place, so that it stays where it is scrolled to. Wait while the reader has text selected.
 setInterval(async () => {
   if (!getSelection().isCollapsed) return;
   const gone = document.getElementById("gone");

@@ -15,10 +15,10 @@ from typing import Final
 from producerd.runtime.page.pictures import SAMPLES, area, line, round_above, shares_picture, svg
 from producerd.runtime.page.standing import (
     CALM,
-    Level,
+    JsonObject,
     Sample,
+    Severity,
     Standing,
-    Told,
     advice_for,
     queue_share_of,
     sample_of,
@@ -29,10 +29,14 @@ from producerd.runtime.page.standing import (
 from producerd.runtime.page.text import duration_of, number_of, text_of, with_code
 
 LOOK_SECONDS: Final = 5.0
+"""Time between two samples, and between two refreshes of the page in a browser."""
 KEPT_SECONDS: Final = 1.0
-"""However many look, the page is made once in this time: of 64 streams it takes the loop some milliseconds."""
+"""Time for which a rendered page is reused, whatever the number of readers.
+
+Rendering a page of 64 streams blocks the loop for some milliseconds.
+"""
 MIB: Final = 1 << 20
-MARKS: Final[dict[Level, str]] = {"bad": "✕", "slow": "▲", "good": "●", "idle": "○"}
+MARKS: Final[dict[Severity, str]] = {"bad": "✕", "slow": "▲", "good": "●", "idle": "○"}
 _FILES: Final = files("producerd.runtime.page")
 _STYLE: Final = _FILES.joinpath("page.css").read_text("utf-8")
 _SCRIPT: Final = _FILES.joinpath("page.js").read_text("utf-8")
@@ -40,13 +44,16 @@ _PAGE: Final = Template(_FILES.joinpath("page.html").read_text("utf-8"))
 
 
 class Page:
-    """The page of one daemon.  ``status``: `Commands.status`; it is asked on the loop thread, as is `html`."""
+    """The page of one daemon.
 
-    def __init__(self, status: Callable[[], Told], clock: Callable[[], float] = time.monotonic) -> None:
+    ``status`` returns the daemon's status, as `Commands.status` does.  Call all methods on the loop thread.
+    """
+
+    def __init__(self, status: Callable[[], JsonObject], clock: Callable[[], float] = time.monotonic) -> None:
         self._status = status
         self._clock = clock
         self._looked_at: float | None = None
-        self._before: dict[str, Told] = {}  # each stream's status at the last look
+        self._before: dict[str, JsonObject] = {}  # each stream's status at the last look
         self._histories: dict[str, deque[Sample]] = {}
         self._node_shares: deque[float] = deque(maxlen=SAMPLES)
         self._timer: asyncio.TimerHandle | None = None
@@ -54,7 +61,7 @@ class Page:
         self._html_until = 0.0
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look every few seconds from now on, until `stop`."""
+        """Take a sample every few seconds from now on, until `stop`."""
         self._timer = loop.call_later(LOOK_SECONDS, self.watch, loop)
         self.look()
 
@@ -63,38 +70,39 @@ class Page:
             self._timer.cancel()
 
     def look(self) -> None:
-        """Add a sample to each stream's history; that of a stream which is gone goes, too."""
-        now, told = self._clock(), self._status()
-        streams = {stream["stream"]: stream for stream in told["streams"]}
+        """Add a sample to each stream's history, and drop the histories of forgotten streams."""
+        now, status = self._clock(), self._status()
+        streams = {stream["stream"]: stream for stream in status["streams"]}
         self._histories = {name: self._histories.get(name, deque(maxlen=SAMPLES)) for name in streams}
-        self._node_shares.append(share_of(told["node_queue_bytes"], told["node_queue_limit_bytes"]))
+        self._node_shares.append(share_of(status["node_queue_bytes"], status["node_queue_limit_bytes"]))
         if self._looked_at is not None and now > self._looked_at:
             for name, stream in streams.items():
-                # Opened since, its counters began at 0.
+                # A stream opened since the last look began with its counters at 0.
                 self._histories[name].append(sample_of(stream, self._before.get(name, {}), now - self._looked_at))
         self._looked_at, self._before = now, streams
 
     def html(self) -> str:
+        """Return the page, rendered again if it is older than `KEPT_SECONDS`."""
         now = self._clock()
         if not self._html or now >= self._html_until:
-            self._html, self._html_until = self._made(), now + KEPT_SECONDS
+            self._html, self._html_until = self._render(), now + KEPT_SECONDS
         return self._html
 
-    def _made(self) -> str:
-        told = self._status()
+    def _render(self) -> str:
+        status = self._status()
         shown = []
-        for stream in told["streams"]:
+        for stream in status["streams"]:
             history = list(self._histories.get(stream["stream"], ()))
             shown.append((standing_of(stream, history), stream, history))
         shown.sort(key=lambda each: (each[0].place, each[1]["stream"]))
         troubled = [stream["stream"] for standing, stream, _ in shown if standing.place < CALM]
-        verdict = verdict_of(told, troubled)
+        verdict = verdict_of(status, troubled)
         return _PAGE.substitute(
             title=text_of(f"{verdict} | producerd"),
             style=_STYLE,
             script=_SCRIPT,
             seconds=f"{LOOK_SECONDS:.0f}",
-            head=_head(told, verdict, bool(troubled), list(self._node_shares)),
+            head=_head(status, verdict, bool(troubled), list(self._node_shares)),
             streams="\n".join([_stream(*each) for each in shown]),
         )
 
@@ -102,16 +110,16 @@ class Page:
 # ---- as HTML
 
 
-def _head(told: Told, verdict: str, in_trouble: bool, shares: Sequence[float]) -> str:
-    used, limit = told["node_queue_bytes"], told["node_queue_limit_bytes"]
-    level: Level = "slow" if in_trouble or told["unready"] is not None else "good"
+def _head(status: JsonObject, verdict: str, in_trouble: bool, shares: Sequence[float]) -> str:
+    used, limit = status["node_queue_bytes"], status["node_queue_limit_bytes"]
+    level: Severity = "slow" if in_trouble or status["unready"] is not None else "good"
     facts = [
-        ("State", told["state"]),
-        ("Version", told["version"]),
-        ("Up for", duration_of(told["uptime_seconds"])),
-        ("Connections", f"{told['connections']:,}"),
-        ("Streams", f"{len(told['streams']):,}"),
-        *([("Log level", told["log_level"])] if told["log_level"] != "info" else []),
+        ("State", status["state"]),
+        ("Version", status["version"]),
+        ("Up for", duration_of(status["uptime_seconds"])),
+        ("Connections", f"{status['connections']:,}"),
+        ("Streams", f"{len(status['streams']):,}"),
+        *([("Log level", status["log_level"])] if status["log_level"] != "info" else []),
         ("All queues", f"{used / MIB:,.1f} of node_queue_limit_bytes = {limit / MIB:,.0f} MiB"),
         ("Seen at", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())),
     ]
@@ -128,9 +136,9 @@ def _head(told: Told, verdict: str, in_trouble: bool, shares: Sequence[float]) -
     )
 
 
-def _stream(standing: Standing, stream: Told, history: Sequence[Sample]) -> str:
+def _stream(standing: Standing, stream: JsonObject, history: Sequence[Sample]) -> str:
     in_trouble, reason, error = standing.place < CALM, stream["reason"], stream["last_error"]
-    said = {
+    texts = {
         "Why": with_code(reason) if in_trouble else "",
         "What to do": with_code(advice_for(stream, standing)),
         "Last error": text_of(error) if error not in reason else "",
@@ -153,12 +161,12 @@ def _stream(standing: Standing, stream: Told, history: Sequence[Sample]) -> str:
     return (
         f'<section class="{standing.level}"><h2>{text_of(stream["stream"])} '
         f'<span class="standing">{_mark(standing.level)} {text_of(standing.words)}</span> {now}</h2>'
-        + "".join([f"<p><b>{head}</b> <bdi>{text}</bdi></p>" for head, text in said.items() if text])
+        + "".join([f"<p><b>{head}</b> <bdi>{text}</bdi></p>" for head, text in texts.items() if text])
         + f'<div class="charts">{_charts(stream, history)}</div>{_list(facts)}</section>'
     )
 
 
-def _charts(stream: Told, history: Sequence[Sample]) -> str:
+def _charts(stream: JsonObject, history: Sequence[Sample]) -> str:
     name = stream["stream"]
     now = history[-1] if history else Sample(0.0, 0.0, 0.0, 0.0, 0)
     accepted, stored, queued, blocked, _ = zip(*history, strict=True) if history else ((), (), (), (), ())
@@ -202,8 +210,8 @@ def _list(facts: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{''.join([f'<div><dt>{head}</dt> <dd>{text_of(value)}</dd></div>' for head, value in facts])}</dl>"
 
 
-def _mark(level: Level) -> str:
-    """Beside words that say the same."""
+def _mark(level: Severity) -> str:
+    """Return a level's mark.  It is hidden from screen readers, because the words next to it say the same."""
     return f'<span aria-hidden="true">{MARKS[level]}</span>'
 
 
@@ -220,4 +228,4 @@ HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""To be sent with the page: should a text ever get through unescaped, the browser still runs nothing of it."""
+"""Headers for the page.  If a text got through unescaped, the browser still would not run anything in it."""

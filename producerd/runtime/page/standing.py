@@ -1,4 +1,4 @@
-"""How a stream stands: its history, what holds it in a few words, and what to do about that."""
+"""The standing of a stream: its history, what holds it in a few words, and what to do about that."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from typing import Any, Final, Literal, NamedTuple
 from producerd.core.holding import ADVICE
 from producerd.runtime.page.text import count_of, duration_of
 
-LATELY_SAMPLES: Final = 12
-"""A minute: whether callers are blocked now is decided over that."""
+RECENT_SAMPLES: Final = 12
+"""Number of the newest samples, of one minute, that decide whether callers are blocked now."""
 BLOCKED_SHARE: Final = 0.1
-"""The least share of the last minute.  A caller that waits for less is only as fast as the stream."""
+"""Share of the last minute from which blocked callers count as trouble.  Shorter waits are the stream's own pace."""
 OLD_SECONDS: Final = 30.0
-"""A record that has waited for this long makes a line in the log, too."""
+"""Age of a record from which its stream is in trouble; the log reports such a record, too."""
 
 REFUSED: Final = (
     "Correct what the error names: the stream's name, permissions, credentials, its key, or the endpoint. The daemon "
     "tries again every few seconds and needs no restart."
 )
-FAILED: Final = "Their callers were told why. `producerd_failed_records_total` among the metrics counts them by reason."
+FAILED: Final = (
+    "Their callers have received the reason. The metric `producerd_failed_records_total` counts them by reason."
+)
 
-Told = dict[str, Any]
-Level = Literal["bad", "slow", "good", "idle"]
+JsonObject = dict[str, Any]
+"""A part of the daemon's status, as `producerctl status --json` prints it."""
+Severity = Literal["bad", "slow", "good", "idle"]
 
 
 class Sample(NamedTuple):
-    """What one stream did between two looks, and how full its queue was at the second."""
+    """The work of one stream between two looks, and how full its queue was at the second look."""
 
     accepted_per_second: float
     stored_per_second: float
@@ -36,18 +39,22 @@ class Sample(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How a stream is, in the order in which they are shown; below `CALM` it is in trouble."""
+    """The state of a stream.  The page shows streams by ``place``; below `CALM` a stream is in trouble."""
 
     place: int
-    level: Level
+    level: Severity
     words: str
 
 
 FAILURES: Final = 3
+"""Place of a stream whose records failed."""
 CALM: Final = 8
+"""First place of a stream that is not in trouble."""
 
 
-def sample_of(stream: Told, before: Told, seconds: float) -> Sample:
+def sample_of(stream: JsonObject, before: JsonObject, seconds: float) -> Sample:
+    """Return the sample of a stream, from its status now and ``seconds`` before."""
+
     def since(name: str) -> Any:
         return max(0, stream[name] - before.get(name, 0))
 
@@ -61,18 +68,20 @@ def sample_of(stream: Told, before: Told, seconds: float) -> Sample:
 
 
 def share_of(part: float, whole: float) -> float:
+    """Return ``part / whole``, or 0 if there is no whole."""
     return part / whole if whole else 0.0
 
 
-def queue_share_of(stream: Told) -> float:
-    """How full its queue is, by whichever limit is nearer."""
+def queue_share_of(stream: JsonObject) -> float:
+    """Return how full a stream's queue is, by the limit that is nearer."""
     return max(
         share_of(stream["queue_records"], stream["queue_limit_records"]),
         share_of(stream["queue_bytes"], stream["queue_limit_bytes"]),
     )
 
 
-def standing_of(stream: Told, history: Sequence[Sample]) -> Standing:
+def standing_of(stream: JsonObject, history: Sequence[Sample]) -> Standing:
+    """Return a stream's standing, by the first of its troubles."""
     if stream["health"] == "broken":
         return Standing(0, "bad", "broken: the service refuses it, or cannot be reached")
     if stream["health"] == "suspect":
@@ -87,8 +96,8 @@ def standing_of(stream: Told, history: Sequence[Sample]) -> Standing:
         )
     if stream["paused"]:
         return Standing(4, "slow", "paused")
-    lately = [sample.blocked_share for sample in history[-LATELY_SAMPLES:]]
-    blocked_share = share_of(sum(lately), len(lately))
+    recent = [sample.blocked_share for sample in history[-RECENT_SAMPLES:]]
+    blocked_share = share_of(sum(recent), len(recent))
     if blocked_share >= BLOCKED_SHARE:
         return Standing(5, "slow", f"callers blocked for {blocked_share:.0%} of the last minute")
     if stream["oldest_record_seconds"] >= OLD_SECONDS:
@@ -100,21 +109,21 @@ def standing_of(stream: Told, history: Sequence[Sample]) -> Standing:
     return Standing(CALM, "good", str(stream["health"]))
 
 
-def verdict_of(told: Told, troubled: Sequence[str]) -> str:
-    """The whole page in one sentence."""
-    count = len(told["streams"])
+def verdict_of(status: JsonObject, troubled: Sequence[str]) -> str:
+    """Return the state of the whole daemon in one sentence."""
+    count = len(status["streams"])
     if not count:
-        said = "no client has opened a stream yet"
+        verdict = "no client has opened a stream yet"
     elif not troubled:
-        said = "no stream is in trouble"
+        verdict = "no stream is in trouble"
     else:
         more = f" and {len(troubled) - 3} more" if len(troubled) > 3 else ""
-        said = f"{len(troubled)} of {count_of(count, 'stream')} in trouble: {', '.join(troubled[:3])}{more}"
-    return said if told["unready"] is None else f"{told['unready']}; {said}"
+        verdict = f"{len(troubled)} of {count_of(count, 'stream')} in trouble: {', '.join(troubled[:3])}{more}"
+    return verdict if status["unready"] is None else f"{status['unready']}; {verdict}"
 
 
-def advice_for(stream: Told, standing: Standing) -> str:
-    """What to do about a stream in trouble."""
+def advice_for(stream: JsonObject, standing: Standing) -> str:
+    """Return what to do about a stream in trouble, or ""."""
     if stream["health"] in ("broken", "suspect"):
         advice = REFUSED
     elif stream["paused"]:

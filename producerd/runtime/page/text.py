@@ -1,4 +1,4 @@
-"""Values as text, and text as HTML."""
+"""Functions that turn values into text, and text into HTML."""
 
 from __future__ import annotations
 
@@ -7,25 +7,30 @@ from html import escape
 from typing import Final
 
 TEXT_CHARACTERS: Final = 600
-"""An error is cut to this: the service's words may be a whole page of a proxy."""
+"""Most characters of a text: an error from the service may be a whole page of a proxy."""
 
 
 def text_of(text: str) -> str:
-    """Whatever it is, it is text.  What is no character, as half of a pair of UTF-16, could not be sent at all."""
+    """Return any text as HTML, escaped and cut to `TEXT_CHARACTERS`.
+
+    Characters that cannot be sent, such as half of a surrogate pair, are replaced.
+    """
     cut = text if len(text) <= TEXT_CHARACTERS else text[:TEXT_CHARACTERS] + " …"
     return escape(cut.encode(errors="replace").decode())
 
 
 def with_code(text: str) -> str:
-    """What stands between backticks is to be typed."""
+    """Return text as HTML, with the parts between backticks as code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", text_of(text))
 
 
 def number_of(value: float) -> str:
+    """Return a number with one decimal place if it is below 10 and not whole, otherwise with none."""
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
 
 
 def duration_of(seconds: float) -> str:
+    """Return a duration in its two largest units."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes = int(seconds / 60)
@@ -36,4 +41,5 @@ def duration_of(seconds: float) -> str:
 
 
 def count_of(number: int, what: str) -> str:
+    """Return a number with its noun, in the plural if needed."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
