@@ -270,7 +270,9 @@ def test_a_python_is_looked_for_on_the_path_and_among_pyenvs(tmp_path: Path, mon
 
 
 def test_an_old_python_hands_over_to_a_newer_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use_new_enough_python = runpy.run_path(str(ROOT / "dev"))["use_new_enough_python"]
+    script = runpy.run_path(str(ROOT / "dev"))
+    use_new_enough_python = script["use_new_enough_python"]
+    assert "{}.{}".format(*script["OLDEST_PYTHON"]) == environments.OLDEST_PYTHON
     monkeypatch.setattr(sys, "version_info", (3, 9, 18))
     monkeypatch.setattr(sys, "argv", ["dev", "test", "-x"])
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The commands of ``./dev``: each first sets up `.venv`, and then runs or becomes what it names."""
+"""The commands of ``./dev``.  Each first sets up `.venv`, except `lock`, which needs none."""
 
 from __future__ import annotations
 

@@ -62,23 +62,23 @@ def variables(of: Environment = OWN) -> dict[str, str]:
 
 
 def find_python(version: str) -> str | None:
-    """Return the real path of an interpreter of this version: ours, else that on PATH, else pyenv's newest."""
+    """Return the real path of an interpreter of this version: ours, else the one on PATH, else pyenv's newest."""
     if version == OURS:
         return os.path.realpath(sys.executable)  # a link may be gone tomorrow
     name = f"python{version}"
     versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions").glob(f"{version}.*")
     newest_first = sorted(versions, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], reverse=True)
-    tell = "import os, sys; print('{}.{}'.format(*sys.version_info), os.path.realpath(sys.executable))"
+    ask = "import os, sys; print('{}.{}'.format(*sys.version_info), os.path.realpath(sys.executable))"
     for found in filter(None, (shutil.which(name), *(str(path / "bin" / name) for path in newest_first))):
         with contextlib.suppress(OSError, subprocess.SubprocessError):  # pyenv's shim on PATH may lead nowhere
-            told = subprocess.run([found, "-c", tell], capture_output=True, text=True, check=True, timeout=30).stdout
-            if told.startswith(f"{version} "):
-                return told.rstrip("\n").partition(" ")[2]
+            answer = subprocess.run([found, "-c", ask], capture_output=True, text=True, check=True, timeout=30).stdout
+            if answer.startswith(f"{version} "):
+                return answer.rstrip("\n").partition(" ")[2]
     return None
 
 
 def stamp(of: Environment) -> str:
-    """Return a digest of what the environment is made from.  It cannot be moved, so the folder belongs to it."""
+    """Return a digest of all that the environment is made from.  It cannot be moved, so its folder counts."""
     what = (of.lock.read_text(), of.version, str(of.folder))
     return hashlib.sha256("\0".join(what).encode()).hexdigest()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def choose_java(env: dict[str, str], versions: Collection[int], own: Path) -> None:
-    """Leave in `env` a Java of one of these versions: that of JAVA_HOME, else that on PATH, else our own home."""
+    """Leave in `env` a Java of one of these versions: JAVA_HOME's, else the one on PATH, else the one in `own`."""
     if home := env.pop("JAVA_HOME", ""):
         version = java_version(Path(home, "bin", "java"))
         if version in versions:
@@ -31,8 +31,8 @@ def choose_java(env: dict[str, str], versions: Collection[int], own: Path) -> No
 def java_version(java: str | Path) -> int | None:
     """Return the feature version of a Java, 8 for "1.8.0_392", or None if it does not run."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=30).stderr
-        if match := re.search(r'version "(?:1\.)?(\d+)', told):
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=30).stderr
+        if match := re.search(r'version "(?:1\.)?(\d+)', answer):
             return int(match[1])
     return None
 

@@ -219,7 +219,7 @@ def read_equivalents(path: Path) -> dict[Fault, str]:
 
 
 def files_for(module: str, root: Path) -> tuple[list[str], list[str]]:
-    """Return the test files for a module: first those of its package that import it, then the others."""
+    """Return the test files for a module: its package's files that import it, and then the others."""
     name = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     folder, _, last = name.rpartition(".")
     imported = re.compile(
@@ -396,18 +396,18 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     out = sys.stderr if options.json else sys.stdout
     rows: list[Row] = []
 
-    def tell(planted: Planted, verdict: str, by: str = "", seconds: float = 0.0) -> None:
+    def report(planted: Planted, verdict: str, by: str = "", seconds: float = 0.0) -> None:
         rows.append(Row(line=planted.line, verdict=verdict, by=by, seconds=round(seconds, 1), **asdict(planted.fault)))
         print(f"{len(rows)}/{len(passed_over) + len(drawn)} {rows[-1]}", file=out, flush=True)
 
     for planted in passed_over:
-        tell(planted, "equivalent", known[planted.fault])
+        report(planted, "equivalent", known[planted.fault])
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
         trees = Trees(root, Path(folder), options.workers)
         try:
             for done in as_completed([pool.submit(trees.outcome, planted) for planted in drawn]):
                 planted, by, seconds = done.result()
-                tell(planted, "caught by" if by else "SURVIVED", by, seconds)
+                report(planted, "caught by" if by else "SURVIVED", by, seconds)
         finally:
             trees.stop()
             pool.shutdown(cancel_futures=True)
