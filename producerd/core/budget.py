@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 NO_LIMIT: Final = 2**62
+"""A number of bytes that stands for no limit."""
 
 
 class NodeBudget:

@@ -25,6 +25,7 @@ from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES
 
 RETURNED: Final = RowEnd(Outcome.RETURNED, Code.DRAINING, "the daemon stops; these rows were not sent")
+"""The end of rows that a stopping daemon returns to their sessions."""
 _PREDECESSOR_FAILED: Final = RowEnd(
     Outcome.NOT_STORED, Code.PREDECESSOR_FAILED, "an earlier row of this session failed, and the stream keeps the order"
 )

@@ -61,6 +61,7 @@ class RowColumns(NamedTuple):
 
     @property
     def rows(self) -> int:
+        """The number of rows."""
         return len(self.key_bytes)
 
 
@@ -182,8 +183,8 @@ def _ends(cells: Cells, spans: Sequence[Span], rows: int) -> bytes:
 def _base64(columns: RowColumns, rows: int) -> tuple[bytes, I32, I32]:
     """Encode the data of the first rows in base64, with one call.
 
-    Zero bytes fill each row's data up to a multiple of three.  Returns the text, the offsets of the rows in it, and for
-    each row the number of characters at its end that the caller must replace by padding.
+    Zero bytes fill each row's data up to a multiple of three.  Returns the text, the offsets of the rows in it, and the
+    number of characters at each row's end that the caller must replace by padding.
     """
     lengths = columns.data_bytes[:rows]
     missing = -lengths % 3

@@ -48,10 +48,12 @@ class EncodedRequest:
 
     @property
     def entries(self) -> int:
+        """The number of its entries."""
         return len(self.ends)
 
     @property
     def payload_bytes(self) -> int:
+        """The size of the data and keys of all its entries."""
         return int(self.sizes.sum())
 
     def of_lanes(self, lanes: int) -> list[tuple[int, int]]:

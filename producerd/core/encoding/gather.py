@@ -1,9 +1,9 @@
 """Join any number of slices of some buffers with a single call of Arrow.
 
 An Arrow binary view names a slice in 16 bytes: its length with its buffer and offset, or with its bytes themselves if
-there are at most twelve.  (Source: Arrow Columnar Format, "Variable-size Binary View Layout".)  Arrow casts an array of
-views to plain binary in about 20 us plus 10 ns for each view, and copies each byte once.  Joining columns element by
-element takes twice that time, and first needs all columns in row order.
+there are at most twelve.  Arrow casts an array of views to plain binary in about 20 us plus 10 ns for each view, and
+copies each byte once.  Joining columns element by element takes twice that time, and first needs all columns in row
+order.  (Source: Arrow Columnar Format, "Variable-size Binary View Layout".)
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 INLINE_BYTES: Final = 12
+"""Longest slice whose bytes an Arrow view holds itself."""
 _TEXT: Final = np.dtype(f"V{INLINE_BYTES}")
 _WITH_TEXT: Final = np.dtype([("length", np.int32), ("text", _TEXT)])
 _WITH_PLACE: Final = np.dtype([("length", np.int32), ("prefix", np.int32), ("buffer", np.int32), ("offset", np.int32)])

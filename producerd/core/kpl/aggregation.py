@@ -29,8 +29,10 @@ from producerd.core.kpl.protobuf import NotProtobuf, fields
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 
 MAGIC: Final = b"\xf3\x89\x9a\xc2"
+"""The first bytes of every aggregate."""
 DIGEST_BYTES: Final = 16
 FRAMING_BYTES: Final = len(MAGIC) + DIGEST_BYTES
+"""Size of an aggregate without its message."""
 MAX_KEY_CHARACTERS: Final = 256
 """Longest partition key, in Unicode characters.  (Kinesis API reference, PutRecordsRequestEntry.)"""
 _NUMBER_1, _NUMBER_2 = 0x08, 0x10
@@ -52,7 +54,7 @@ _HALF_OF_A_PAIR: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 
 
 class Undeliverable(ValueError):
-    """A consumer takes the payload for an aggregate, but could not read its records however it is stored."""
+    """A consumer takes the payload for an aggregate, but cannot read its records from any shard."""
 
 
 class InnerRecord(NamedTuple):

@@ -31,6 +31,7 @@ AGGREGATED_OVERHEAD_BYTES: Final = 25
 LOOK_AHEAD_SPANS: Final = 32
 """Most spans that are searched for further rows behind rows that must wait for an earlier row of their key."""
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
+"""An odd multiplier, 2^64 / the golden ratio, which mixes the two halves of a hash key."""
 
 
 class Lane:

@@ -1,8 +1,8 @@
 """All lanes of one stream.
 
 They decide which lanes may send, which rows a request takes, and where rows go when shards change.  Only open shards
-have lanes, from their first row on.  Work is done only for lanes that may send: a lane that waits for a time is in a
-heap, and one that waits for an answer is in no list until the answer comes.
+have lanes, from their first row on.  A request takes CPU time only for lanes that may send: a lane that waits for a
+time is in a heap, and a lane that waits for an answer is in no list.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from producerd.core.rows.spans import Span
 from producerd.core.rules import EntryRules
 
 ANY: Final = 2**62
+"""A number of bytes or entries that stands for no limit."""
 
 
 class Taken:

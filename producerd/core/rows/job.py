@@ -13,12 +13,16 @@ from producerd.core.rows.frame import Frame
 from producerd.core.shards.hash_keys import I32
 
 MAYBE_CAUSES: Final = ("", "timeout", "connection", "service", "result_count", "reshard")
-"""Causes for which a row that is sent again may be stored already: no answer in time; a broken connection; an error of
-Kinesis or a proxy; a wrong number of results; an aggregate in a shard where a consumer drops it."""
+"""Causes for which a row that is sent again may be stored already.
+
+In this order: none, no answer in time, a broken connection, an error of Kinesis or a proxy, a wrong number of results,
+an aggregate in a shard where a consumer drops it.
+"""
 AWAITING_MAP: Final = "awaiting a map"
 """The cause while an aggregate, stored in a shard of unknown range, waits for a map that decides about its rows."""
 _MARKS: Final = (*MAYBE_CAUSES, AWAITING_MAP)
 
+# The states of a row.
 QUEUED: Final = 0
 IN_REQUEST: Final = 1
 SETTLED: Final = 2

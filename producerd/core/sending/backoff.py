@@ -51,7 +51,7 @@ class InFlightWindow:
     its former size, and from there grows by one with each window.  A time-out halves it.
 
     While answers need more than `TARDY` of their time-out, the window does not grow, because more requests would only
-    wait in a slow uplink.  (24 requests of 1 MiB over 20 Mbit/s would all time out.)
+    wait in a slow uplink: 24 requests of 1 MiB over 20 Mbit/s would all time out.
     """
 
     FIRST: Final = 4
