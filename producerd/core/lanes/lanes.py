@@ -332,7 +332,7 @@ class Lanes:
     def _must_wait(self, lane: Lane) -> bool:
         """Return whether ``per_key`` holds the lane back.
 
-        It does while rows of the lane's range are on their way, in its own requests or in those of a closed shard.
+        It does while rows of the lane's range are on their way, in its own requests or in a closed shard's.
         """
         if not self._per_key:
             return False

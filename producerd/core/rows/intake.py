@@ -118,7 +118,7 @@ def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) 
 
 
 def _offsets(view: memoryview, column_bytes: int, column: str) -> I32:
-    """Return a column's offsets from 0.  Those of an Arrow slice start higher, and only these are copied."""
+    """Return a column's offsets from 0.  Only an Arrow slice has offsets that start higher and must be copied."""
     offsets = np.frombuffer(view, "<i4")
     if offsets[0] < 0 or int(offsets[-1]) - int(offsets[0]) != column_bytes:
         raise ProtocolError(f"the {column} offsets span {int(offsets[-1]) - int(offsets[0])} of {column_bytes} bytes")

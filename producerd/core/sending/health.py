@@ -97,7 +97,7 @@ class StreamHealth:
         self.state, self.code = HealthState.BROKEN, Code.UNREACHABLE
         self.message = (
             f"{self._wrong_as}; every attempt in first_contact_timeout_seconds = {self.first_contact_seconds:g} found "
-            f"it so, and nobody there has ever answered: {WHERE_TO_LOOK}"
+            f"it so, and the daemon has never had an answer from there: {WHERE_TO_LOOK}"
         )
         self._schedule_probe(now)
         return True
