@@ -356,8 +356,8 @@ class TestProblems:
         line = problem("node_max_in_flight_bytes=8388607")
         assert line == (
             'node_max_in_flight_bytes = "8388607" (--set), max_streams = 64 (default): each stream owns '
-            "node_max_in_flight_bytes / (2 x max_streams) = 65,535 of the unanswered requests, which must hold one request "
-            "of 64 KiB"
+            "node_max_in_flight_bytes / (2 x max_streams) = 65,535 of the unanswered requests, which must hold one "
+            "request of 64 KiB"
         )
         assert load(None, ["node_max_in_flight_bytes=8 MiB"], NOBODY).node.in_flight_floor_bytes == 64 * KIB
 

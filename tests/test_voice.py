@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tools import voice
+from tools import ROOT, voice
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,5 +67,5 @@ def test_a_quotation_that_no_file_has_is_an_error(tmp_path: Path) -> None:
 
 def test_the_tree_keeps_to_the_list() -> None:
     listed = tomllib.loads(voice.LIST.read_text())
-    assert list(voice.problems(voice.ROOT, listed)) == []
-    assert all((voice.ROOT / name).exists() for name in listed["clean"])
+    assert list(voice.problems(ROOT, listed)) == []
+    assert all((ROOT / name).exists() for name in listed["clean"])
