@@ -27,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from producerd.wire import frames
 from producerd.wire.columns import Columns, Layout, lay_out
+from tests.forks import Forked, can_fork
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SERVICE_PYTHON: Final = os.environ.get("PRODUCERD_TEST_PYTHON", sys.executable)
@@ -66,7 +67,11 @@ async def until_on_loop(happens: Callable[[], bool], seconds: float = PATIENCE_S
 
 
 class DaemonProcess:
-    """One ``python -m producerd serve``, behind ``prefix``.  ``sets`` are its settings, over `QUICK`."""
+    """One ``python -m producerd serve``, behind ``prefix``.  ``sets`` are its settings, over `QUICK`.
+
+    With ``forked`` it is a fork of a process that has imported it already (`tests.forks`), unless ``prefix`` or a
+    variable in ``environ`` asks for an interpreter of its own.
+    """
 
     def __init__(
         self,
@@ -76,13 +81,18 @@ class DaemonProcess:
         *,
         socket_path: Path | None,
         prefix: Sequence[str] = (),
+        forked: bool = False,
     ):
         self.socket = socket_path or directory / "daemon.sock"
         self._log = directory / f"log-{time.monotonic_ns()}"
         settings = {"socket": self.socket, **QUICK, **sets}
         options = [f"--set={name}={value}" for name, value in settings.items() if value is not None]
         plain = {"PATH": os.environ["PATH"], "HOME": str(directory), "AWS_EC2_METADATA_DISABLED": "true"}
+        self.process: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:
+            if forked and not prefix and can_fork(environ):
+                self.process = Forked(SERVICE_PYTHON, options, {**plain, **environ}, self._log)
+                return
             self.process = subprocess.Popen(
                 [*prefix, SERVICE_PYTHON, "-m", "producerd", "serve", *options],
                 cwd=ROOT,
@@ -180,13 +190,17 @@ def daemon(
     socket_path: Path | None = None,
     exit_code: int | None = 0,
     prefix: Sequence[str] = (),
+    forked: bool = True,
     **sets: Any,
 ) -> Iterator[DaemonProcess]:
-    """A daemon that serves.  At the block's end it must end by SIGTERM, with this code and without a traceback."""
+    """A daemon that serves.  At the block's end it must end by SIGTERM, with this code and without a traceback.
+
+    Tests of the start itself, and of how much memory a daemon uses, say ``forked=False``.
+    """
     with directory() as path:
         own = CREDENTIALS if environ is None else environ
         settings = {"endpoint_url": endpoint_url, **sets}
-        running = DaemonProcess(path, settings, own, socket_path=socket_path, prefix=prefix)
+        running = DaemonProcess(path, settings, own, socket_path=socket_path, prefix=prefix, forked=forked)
         try:
             running.wait_ready()
             yield running
@@ -207,7 +221,7 @@ def serve_once(**sets: Any) -> tuple[int, str]:
     with directory() as path:
         running = DaemonProcess(path, sets, environ, socket_path=socket_path)
         try:
-            return running.wait(), running.log
+            return running.wait(START_SECONDS), running.log
         finally:
             if running.process.poll() is None:
                 running.process.kill()

@@ -52,7 +52,7 @@ def test_a_daemon_loads_no_pandas_though_it_is_installed(aggregation: str) -> No
     assert importlib.util.find_spec("pandas")
     kinesis = FakeKinesis()
     kinesis.create_stream("flights", shards=1)
-    with serve_in_thread(kinesis) as server, daemon(server.url, aggregation=aggregation) as running:
+    with serve_in_thread(kinesis) as server, daemon(server.url, forked=False, aggregation=aggregation) as running:
         with session(running) as client:
             for count in (1, 1_000):  # the ways of few rows, and of many
                 client.put(rows(count))

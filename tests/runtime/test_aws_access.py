@@ -88,7 +88,7 @@ def test_ten_time_outs_against_an_endpoint_that_never_reads_leave_no_sockets_and
     }
     with (
         mute() as port,
-        daemon(f"http://127.0.0.1:{port}", exit_code=None, drain_timeout_seconds=0, **sets) as running,
+        daemon(f"http://127.0.0.1:{port}", exit_code=None, forked=False, drain_timeout_seconds=0, **sets) as running,
         session(running, "a") as a,
         session(running, "b") as b,
         session(running, "c") as c,

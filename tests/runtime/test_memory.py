@@ -96,7 +96,7 @@ def keeps_the_law(cgroup: Cgroup, server: FakeServer, frame: Columns, fault: Fau
     law_bytes = needed_bytes(load(None, [f"{name}={value}" for name, value in SETTINGS.items()], {})).bytes
     cgroup.limit(law_bytes)
     environ = {**CREDENTIALS, "AWS_CA_BUNDLE": str(server.certificate)}
-    with daemon(server.url, environ=environ, **SETTINGS) as running:
+    with daemon(server.url, environ=environ, forked=False, **SETTINGS) as running:
         callers = [Connection(Hello(1, 1, pid=os.getpid()), [str(running.socket)]) for _ in range(CALLERS)]
         for caller in callers:
             for _ in range(4):  # the daemon has worked, and sends many requests at once

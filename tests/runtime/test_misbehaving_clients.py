@@ -265,7 +265,7 @@ def test_a_client_that_never_reads_is_not_listened_to_and_others_go_on(
 ) -> None:
     storm = frames.encode(frames.Status(1)) * 2_000
     with (
-        daemon(server.url) as running,
+        daemon(server.url, forked=False) as running,
         session(running) as mute,
         session(running) as other,
     ):
@@ -285,7 +285,7 @@ def test_acknowledgements_that_nobody_reads_are_bounded_by_the_window(kinesis: F
     kinesis.standing.append(Fault("fail", code="AccessDeniedException", message="n" * 1_000))
     bad = one(b"x", key=b"k" * 300)
     with (
-        daemon(server.url, session_window_frames=4_096) as running,
+        daemon(server.url, forked=False, session_window_frames=4_096) as running,
         session(running) as mute,
         session(running) as other,
     ):
@@ -306,7 +306,7 @@ def test_acknowledgements_that_nobody_reads_are_bounded_by_the_window(kinesis: F
 
 def test_a_storm_of_cancels_without_reading_grows_nothing(kinesis: FakeKinesis, server: FakeServer) -> None:
     kinesis.standing.append(Fault("hang"))
-    with daemon(server.url, queue_limit=2, body_timeout_seconds=60) as running:
+    with daemon(server.url, forked=False, queue_limit=2, body_timeout_seconds=60) as running:
         with session(running) as holder, session(running) as stormy:
             holder.put(one())
             # No room for anybody else but one: the storm's RESERVEs wait behind this one.
@@ -350,7 +350,7 @@ def test_sessions_leave_no_descriptor_and_no_memory_behind(kinesis: FakeKinesis,
                     client.acks()
             client.close()
 
-    with daemon(server.url, linger_seconds=0) as running:
+    with daemon(server.url, forked=False, linger_seconds=0) as running:
         come_and_go(200)
         until(lambda: running.metrics()["client_connections"] == 0)
         descriptors, memory = running.descriptors(), running.rss_bytes()

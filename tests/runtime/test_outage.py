@@ -99,7 +99,7 @@ def test_a_while_in_which_the_service_hangs() -> None:
     kinesis.create_stream("flights", shards=SHARDS)
     with (
         serve_in_thread(kinesis) as server,
-        daemon(server.url, shard_rate_fraction=1, queue_limit=5_000) as running,
+        daemon(server.url, forked=False, shard_rate_fraction=1, queue_limit=5_000) as running,
     ):
         an_outage_of(
             60.0, lambda: kinesis.standing.append(Fault("hang", action="*")), kinesis.standing.clear, kinesis, running
@@ -117,5 +117,5 @@ def test_a_while_in_which_nobody_answers() -> None:
         def back() -> None:
             serving.enter_context(serve_in_thread(kinesis, port=int(server.url.rpartition(":")[2])))
 
-        with daemon(server.url, shard_rate_fraction=1, queue_limit=5_000) as running:
+        with daemon(server.url, forked=False, shard_rate_fraction=1, queue_limit=5_000) as running:
             an_outage_of(20.0, serving.close, back, kinesis, running)

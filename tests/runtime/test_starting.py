@@ -98,7 +98,7 @@ def test_every_setting_that_does_not_hold_is_told_at_once() -> None:
 
 def test_the_region_may_come_from_aws_own_settings(kinesis: FakeKinesis, server: FakeServer) -> None:
     environ = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "eu-west-1"}
-    with daemon(server.url, environ=environ, region=None) as running, session(running) as client:
+    with daemon(server.url, environ=environ, forked=False, region=None) as running, session(running) as client:
         client.put(one())
         assert client.acks()[0].stored == 1
 
@@ -120,7 +120,7 @@ def test_a_socket_that_was_replaced_is_not_taken_away(kinesis: FakeKinesis, serv
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_either_signal_ends_it_well(number: int) -> None:
-    with daemon("http://127.0.0.1:1") as running:
+    with daemon("http://127.0.0.1:1", forked=False) as running:
         running.signal(number)
         assert running.wait() == 0
 

@@ -1,0 +1,140 @@
+"""Daemons forked from one process that has imported them already.
+
+A daemon uses a second of CPU time to start, nearly all of it to import its packages.  Tests start some 200 of them.
+So each process of the tests keeps one template, ``python -m tests.forks``, which imports once and forks at each order.
+The forked process then runs ``producerd serve`` from reading its settings until the end of its interpreter.  It has its
+own settings, environment, log and exit code.
+
+Orders and answers are lines of JSON on the template's stdin and stdout.  The template ends with the tests, and ends its
+daemons then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+AFTER_THE_START: Final = ("PATH", "HOME", "AWS_", "PRODUCERD_")
+"""Beginnings of the variables that a daemon reads while it runs.  Others may matter to its interpreter or to C code."""
+
+
+def can_fork(environ: Mapping[str, str]) -> bool:
+    """Whether a forked daemon sees this environment as one with an interpreter of its own does."""
+    return all(name.startswith(AFTER_THE_START) for name in environ)
+
+
+class Template:
+    """The process that forks, from the side of the tests."""
+
+    def __init__(self, python: str) -> None:
+        self._lock = Lock()
+        self._process = subprocess.Popen(
+            [python, "-m", "tests.forks"],
+            cwd=ROOT,
+            env={"PATH": os.environ["PATH"]},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        atexit.register(self._end)
+
+    def ask(self, **order: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            return json.loads(self._process.stdout.readline())
+
+    def _end(self) -> None:
+        self._process.communicate()
+
+
+template = cache(Template)
+"""The template of this interpreter."""
+
+
+class Forked:
+    """A forked daemon, with what `subprocess.Popen` offers of it."""
+
+    def __init__(self, python: str, options: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        self._template = template(python)
+        self.returncode: int | None = None
+        self.pid: int = self._template.ask(options=options, environ=environ, log=str(log))
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._template.ask(ended=self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(f"producerd serve, process {self.pid}", timeout or 0.0)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+# ---- in the template
+
+
+def serve_orders() -> int:
+    """Fork at each order.  Returns the exit code of this process: the template's, or that of a forked daemon."""
+    import producerd.cli
+    import producerd.runtime.app  # nearly all of the time that a start takes
+
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemons end with their tests
+    running: set[int] = set()
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "ended" in order:
+            pid, status = os.waitpid(order["ended"], os.WNOHANG)
+            running.discard(pid)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            answer = os.fork()
+            if not answer:
+                become(order["environ"], order["log"])
+                return producerd.cli.main(["serve", *order["options"]])
+            running.add(answer)
+        print(json.dumps(answer), flush=True)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+    return 0
+
+
+def become(environ: Mapping[str, str], log: str) -> None:
+    """Give a forked process its environment, its log for stdout and stderr, and Python's own answer to SIGINT."""
+    os.environ.clear()
+    os.environ.update(environ)
+    for descriptor, path, flags in ((0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY), (2, log, os.O_WRONLY)):
+        opened = os.open(path, flags | os.O_APPEND)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if __name__ == "__main__":
+    sys.exit(serve_orders())
