@@ -74,9 +74,13 @@ class TokenBucket:
         self._filled_at = 0.0
 
     def could_take(self, cost: float, now: float) -> bool:
-        self.tokens = min(self.rate, self.tokens + max(0.0, now - self._filled_at) * self.rate)
-        self._filled_at = max(now, self._filled_at)
-        return self.tokens >= min(cost, self.rate)
+        rate = self.rate
+        if now > self._filled_at:
+            self.tokens += (now - self._filled_at) * rate
+            self._filled_at = now
+        if self.tokens > rate:
+            self.tokens = rate
+        return self.tokens >= cost or self.tokens == rate
 
     def take(self, cost: float) -> None:
         self.tokens -= cost
