@@ -396,14 +396,20 @@ class Story:
         return met
 
 
-def first_broken(seeds: Iterable[int], **fixed: Any) -> LawBroken | None:
-    """Tell the stories of some seeds until one breaks a law.  ``.seed`` of what is returned says which."""
+def first_broken(seeds: Iterable[int], met: set[str] | None = None, **fixed: Any) -> LawBroken | None:
+    """Tell the stories of some seeds until one breaks a law, and add what they meet to ``met``.
+
+    The notes of the returned exception name the seed.
+    """
     for seed in seeds:
+        story = Story(seed, **fixed)
         try:
-            Story(seed, **fixed).tell()
+            story.tell()
         except LawBroken as broken:
             broken.add_note(how_to_see(seed))
             return broken
+        if met is not None:
+            met |= story.met()
     return None
 
 
