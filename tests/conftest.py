@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
 import re
@@ -30,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start each JVM with the options for a short life, and ignore the warnings of an older Spark itself."""
+    gc.disable()  # until `pytest_collection_finish`: the collector would look through what is being loaded
     os.environ["SPARK_LAUNCHER_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"] = SHORT_JVM
     if importlib.metadata.version("pyspark").startswith(("3.5.", "4.0.")):
         for its_own in (
@@ -38,6 +40,19 @@ def pytest_configure(config: pytest.Config) -> None:
             r"ignore:unclosed <socket.socket .*family=(2|AddressFamily\.AF_INET), :ResourceWarning",
         ):
             config.addinivalue_line("filterwarnings", its_own)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m system`` leave out modules without such a test: each process would import 200 modules for 27 tests."""
+    if config.option.markexpr != "system" or collection_path.suffix != ".py":
+        return None
+    return ".mark.system" not in collection_path.read_text() or None
+
+
+def pytest_collection_finish() -> None:
+    """Take what was loaded out of the garbage collector's sight for the length of all tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # what is left out has gone
