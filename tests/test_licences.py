@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import tomllib
-from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+from tests.licences import page, rows
+from tools import ROOT
+
 LOCKS: Final = ("requirements.lock", "tests/spark-3.5.lock", "tests/spark-4.0.lock")
 FAMILIES: Final = {
     "Apache": "Apache",
@@ -25,17 +26,6 @@ FAMILIES: Final = {
 }
 """Words by which licences are told in metadata."""
 PERMISSIVE: Final = {"Apache", "BSD", "CC0", "MIT", "PSF", "Zlib"}
-
-
-def page() -> str:
-    return (ROOT / "docs" / "licences.md").read_text()
-
-
-def rows() -> dict[str, tuple[str, str]]:
-    """What the table says of each package: its licence, and what it comes with."""
-    found = re.findall(r"^\| `([\w.-]+)` \| (.+) \| (\w+) \|$", page(), re.MULTILINE)
-    assert len(found) == len({name for name, _, _ in found})
-    return {name: (licence, extra) for name, licence, extra in found}
 
 
 def locked(lock: str) -> dict[str, set[str]]:

@@ -14,8 +14,8 @@ import pytest
 
 from producerd import __version__
 from tests.daemon import CREDENTIALS, QUICK, START_SECONDS, directory, until
-from tests.test_licences import rows
-from tests.test_python_versions import locked
+from tests.licences import rows
+from tests.locked import locked
 from tools import ROOT
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from producerd import __version__
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import serve_in_thread
 from tests.daemon import CREDENTIALS, QUICK, directory, until
+from tests.locked import locked
 from tools import ROOT
 from tools.environments import LANES, OWN, choose_pip, find_python, stamp
 
@@ -51,13 +52,6 @@ def install(python: Path) -> Callable[..., None]:
         subprocess.run([*pip, "install", "--quiet", "--no-compile", *what], check=True, timeout=300)
 
     return run
-
-
-def locked() -> str:
-    """The versions of requirements.lock, as constraints: without hashes, as a wheel of our own has none there."""
-    pins = re.findall(r"^[\w-]+==[^\\\n]+", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
-    assert len(pins) > 50
-    return "\n".join(pins)
 
 
 @pytest.mark.parametrize("version", sorted({"3.11", "3.13"} - {OURS}))

@@ -16,12 +16,16 @@ MOST_FLOORS = 8
 MOST_ARROWS = 45
 
 
+def paths() -> dict[str, Path]:
+    """The file of each module of ours."""
+    found = [path for name in ("producerd", "spark_client") for path in (ROOT / name).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in found}
+
+
 @cache
 def modules() -> dict[str, ast.Module]:
     """Each module of ours by its name."""
-    paths = [path for name in ("producerd", "spark_client") for path in (ROOT / name).rglob("*.py")]
-    named = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
-    return {name.removesuffix(".__init__"): ast.parse(path.read_bytes()) for name, path in named.items()}
+    return {name: ast.parse(path.read_bytes()) for name, path in paths().items()}
 
 
 @cache
@@ -55,6 +59,23 @@ def floors(of: Mapping[str, set[str]]) -> dict[str, int]:
 def test_no_module_imports_itself_by_way_of_others() -> None:
     packages = {name.rpartition(".")[0] for name in modules()}
     floors({name: others - packages for name, others in arrows().items()})
+
+
+def imported_test_modules(tree: ast.Module) -> list[str]:
+    """The test modules that a module of the tests imports."""
+    named = [imported.name for imported in imports(tree, ())]
+    return [name for name in named if any(part.startswith("test_") for part in name.split("."))]
+
+
+def test_no_module_of_the_tests_imports_a_test_module() -> None:
+    """What tests of two modules share stands in a module that has no test."""
+    trees = {str(path.relative_to(ROOT)): ast.parse(path.read_bytes()) for path in (ROOT / "tests").rglob("*.py")}
+    assert {path: found for path, tree in trees.items() if (found := imported_test_modules(tree))} == {}
+
+
+def test_an_imported_test_module_is_named() -> None:
+    tree = ast.parse("def f():\n from tests.a.test_b import c\n import tests.test_d\n from tests.daemon import e\n")
+    assert imported_test_modules(tree) == ["tests.a.test_b.c", "tests.test_d"]
 
 
 def test_the_rooms_of_the_core_stand_on_few_floors() -> None:

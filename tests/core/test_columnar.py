@@ -20,8 +20,8 @@ from producerd.core.rules import EntryRules
 from producerd.core.sending import answers
 from producerd.core.sending.answers import Answer, parse_answer
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from tests.core.pieces import SPECIAL_KEYS, Numbered, drop, pieces_of
 from tests.core.rows import Row
-from tests.core.test_entries import SPECIAL_KEYS, Numbered, drop, pieces_of
 from tests.runtime.odd_answers import mutated
 from tests.simulation.setting import ADDRESS, make_rules
 

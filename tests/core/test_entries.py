@@ -18,19 +18,9 @@ from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed, p
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.errors import Code
 from producerd.testing import FakeKinesis, hash_of
-from tests.core.rows import Row, content, even_map, rows_of, sorted_of
+from tests.core.pieces import SPECIAL_KEYS, Numbered, drop, pieces_of
+from tests.core.rows import Row, content
 from tests.simulation.setting import ADDRESS, STREAM, make_rules
-
-SPECIAL_KEYS = [b'"', b"\\", b"\x00", b"\n\t\x1f", b"</script>", b"\x7f", "é€😀".encode(), "\u2028".encode(), b"%b{}"]
-
-
-Numbered = list[tuple[int, Span]]
-"""Spans with the numbers of their lanes."""
-
-
-def pieces_of(rows: list[Row], shards: int = 1) -> Numbered:
-    result = sorted_of([rows_of(rows)], even_map(shards), 1)
-    return result.spans
 
 
 def users_of(pieces: Numbered) -> list[tuple[str, bytes, int, bool]]:
@@ -124,16 +114,6 @@ def test_entries_hold_their_rows_within_every_bound(seed: int) -> None:
         pieces = drop(pieces, int(encoded.ends[-1]))
         done += 1
     assert total
-
-
-def drop(pieces: Numbered, rows: int) -> Numbered:
-    left: Numbered = []
-    for lane, span in pieces:
-        gone = min(rows, span.records)
-        rows -= gone
-        if gone < span.records:
-            left.append((lane, span.cut(span.first + gone)[1]))
-    return left
 
 
 @pytest.mark.parametrize("key", SPECIAL_KEYS)

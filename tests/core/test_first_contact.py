@@ -12,7 +12,7 @@ from producerd.core.rows.frame import Frame
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Outcome
-from tests.core.test_pipeline import Desk
+from tests.core.stories import Desk
 
 NO_SUCH_HOST = RequestFailed(Code.UNREACHABLE, "no such host", maybe_stored=False, wrong_endpoint=True)
 PASSES = [

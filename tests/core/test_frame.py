@@ -7,11 +7,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from producerd.core.rows.frame import MAX_CODES, Frame, FrameResult, RowEnd
+from producerd.core.rows.frame import MAX_CODES, Frame, RowEnd
 from producerd.core.rows.intake import CheckedRows
 from producerd.errors import Code, Outcome
-from producerd.wire import frames
 from tests.core.rows import rows_of
+from tests.core.stories import on_the_wire
 
 OUTCOMES = (Outcome.NOT_STORED, Outcome.UNKNOWN, Outcome.RETURNED)
 
@@ -26,18 +26,6 @@ def a_frame(records: int) -> Frame:
 
 def rows(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.array(numbers, np.int32)
-
-
-def on_the_wire(result: FrameResult) -> frames.Ack:
-    """The acknowledgement as a client reads it: `frames.decode` checks that it holds together."""
-    codes = tuple(frames.RowCode(end.outcome, end.code, end.message, end.maybe_stored) for end in result.codes)
-    tallies = (result.stored, result.not_stored, result.unknown, result.returned)
-    counts = (result.retries, result.throttled, result.possible_duplicates, result.spread_keys)
-    ack = frames.Ack(1, result.records, *tallies, *counts, result.bitmap, result.code_rows, codes)
-    data = frames.encode(ack)
-    again = frames.decode(frames.parse_header(data), data[frames.HEADER.size :])
-    assert isinstance(again, frames.Ack)
-    return again
 
 
 @pytest.mark.law("Frame")

@@ -16,8 +16,8 @@ import pytest
 from producerd.core.holding import Holding
 from producerd.testing import hash_of
 from producerd.wire.columns import Columns, lay_out
-from tests.core.test_scenarios import World
 from tests.simulation.setting import ADDRESS
+from tests.simulation.shards_world import World
 
 HOT_KEY: Final = b"the hot key"
 LOOK_SECONDS: Final = 0.1

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from producerd.testing import UserRecord
+from tests.core.given import Service
 from tests.core.kcl_verdicts import (
     FAILS,
     PLAIN,
@@ -21,7 +22,6 @@ from tests.core.kcl_verdicts import (
     stored,
     to_split,
 )
-from tests.core.test_sealed_aggregates import Service
 
 MUTANTS, VERDICTS = frozen()
 SPLIT = to_split(MUTANTS, VERDICTS)

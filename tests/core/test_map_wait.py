@@ -15,9 +15,9 @@ from producerd.core.sending.health import HealthState
 from producerd.core.shards.map_wait import MapWait
 from producerd.errors import Code, Outcome
 from producerd.testing.streams import SHARD_RECORDS_PER_SECOND
+from tests.core.given import LOW, Service, aggregate_of
 from tests.core.rows import even_map
-from tests.core.test_pipeline import INVALID, Desk, Sent, ends_of, spread
-from tests.core.test_sealed_aggregates import LOW, Service, aggregate_of
+from tests.core.stories import INVALID, Desk, Sent, ends_of, spread
 from tests.simulation.setting import make_rules
 
 DENIED = ("AccessDeniedException", "no ListShards for you")

@@ -9,8 +9,7 @@ import pytest
 
 from producerd.core.budget import NodeInFlight
 from tests.core.rows import Row, even_map
-from tests.core.test_operator import reload
-from tests.core.test_pipeline import INVALID, UNSENT, Desk, Sent
+from tests.core.stories import INVALID, UNSENT, Desk, Sent, reload
 
 pytestmark = pytest.mark.law("NodeInFlight")
 FLOOR: int = 100_000

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
-from typing import Any
 
 import pytest
 
 from producerd.core.lanes.pacing import SHARD_BYTES_PER_SECOND
 from producerd.errors import Code, Outcome
 from tests.core.rows import even_map
-from tests.core.test_pipeline import INVALID, LOST, REFUSED, UNSENT, Desk, Sent, ends_of
-
-
-def reload(desk: Desk, **changes: Any) -> None:
-    rules = desk.pipeline.rules
-    entries = {name: changes.pop(name) for name in list(changes) if hasattr(rules.entries, name)}
-    desk.pipeline.set_rules(replace(rules, entries=replace(rules.entries, **entries), **changes), desk.now)
-
+from tests.core.stories import INVALID, LOST, REFUSED, UNSENT, Desk, Sent, ends_of, reload
 
 # ---- other settings
 

@@ -20,7 +20,7 @@ from producerd.errors import Code, Outcome
 from producerd.testing import Fault
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
 from tests.core.rows import Row, even_map, rows_of
-from tests.core.test_pipeline import INVALID, LOST, REFUSED, THROTTLED, UNSENT, Desk, Sent, ends_of
+from tests.core.stories import INVALID, LOST, REFUSED, THROTTLED, UNSENT, Desk, Sent, ends_of
 from tests.simulation.setting import ADDRESS, make_rules
 from tests.simulation.world import Simulation
 

@@ -4,171 +4,37 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
-from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
 
-from producerd.core.budget import NodeInFlight, QueueBudget
 from producerd.core.encoding.entries import encode
 from producerd.core.filling import SortJob
 from producerd.core.kpl.aggregation import parse
-from producerd.core.pipeline import Pipeline
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.answers import RequestFailed, parse_answer
 from producerd.core.sending.health import HealthState
 from producerd.core.sending.in_flight import FAILURES_TO_HOLD
-from producerd.core.sending.requests import Request
 from producerd.core.sending.sender import INVALID_TO_DOUBT_STREAM
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
-from producerd.testing import hash_of
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
-from tests.core.rows import Row, even_map, rows_of
-from tests.core.test_frame import on_the_wire
+from tests.core.rows import even_map, rows_of
+from tests.core.stories import (
+    INVALID,
+    LOST,
+    REFUSED,
+    UNSENT,
+    Desk,
+    Sent,
+    ends_of,
+    go_on,
+    on_the_wire,
+    spread,
+)
 from tests.simulation.setting import ADDRESS, make_rules
-
-THROTTLED = "ProvisionedThroughputExceededException"
-REFUSED = RequestFailed("AccessDeniedException", "not authorized", maybe_stored=False)
-INVALID = RequestFailed("ValidationException", "1 validation error detected", maybe_stored=False)
-LOST = RequestFailed(Code.UNREACHABLE, "connection reset", maybe_stored=True)
-UNSENT = RequestFailed(Code.UNREACHABLE, "connection refused", maybe_stored=False)
-
-
-class Desk:
-    """Hands work to one pipeline and back by hand; `now` is where the story is."""
-
-    def __init__(
-        self,
-        shard_map: ShardMap | None = None,
-        *,
-        known: bool = True,
-        limit_records: int = 10_000,
-        limit_bytes: int = 64 << 20,
-        in_flight: NodeInFlight | None = None,
-        **rules: Any,
-    ) -> None:
-        self.now = 100.0
-        self.budget = QueueBudget(limit_records, limit_bytes)
-        rules = {"shard_rate_fraction": 1_000.0} | rules  # pacing has stories of its own
-        self.pipeline = Pipeline(make_rules(**rules), self.budget, Random(1), in_flight)
-        if known:
-            self.pipeline.set_shard_map(shard_map or even_map(1), self.now)
-        self.ids = 0
-
-    def submit(self, rows: Sequence[Row] | int, owner: object = "caller", *, patient: bool = False) -> Frame:
-        """Accept a frame, granted as the gate would."""
-        if isinstance(rows, int):
-            rows = [(b"k%d" % (i % 10), b"row %d" % i, None) for i in range(rows)]
-        self.ids += 1
-        checked = rows_of(list(rows))
-        charge = FRAME_CHARGE_BYTES + RECORD_CHARGE_BYTES * len(rows)
-        charge += len(checked.keys) + len(checked.data) + len(checked.hash_keys or b"")
-        self.budget.take(len(rows), charge)
-        frame = Frame(owner, self.ids, checked, charge, patient=patient)
-        self.pipeline.submit(frame, self.now)
-        return frame
-
-    def job(self) -> SortJob:
-        job = self.pipeline.take_job(self.now)
-        assert job is not None
-        return job
-
-    def sorted(self, job: SortJob) -> None:
-        self.pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
-
-    def sort(self) -> None:
-        """Whatever waits is sealed and sorted."""
-        self.pipeline.press(self.now)
-        while (job := self.pipeline.take_job(self.now + 1)) is not None:
-            self.sorted(job)
-
-    def send(self) -> Sent:
-        sent = self.try_send()
-        assert sent is not None, "nothing to send"
-        return sent
-
-    def try_send(self) -> Sent | None:
-        request = self.pipeline.take_request(self.now)
-        return Sent(self, request) if request is not None else None
-
-    def send_all(self) -> list[Sent]:
-        found = []
-        while (sent := self.try_send()) is not None:
-            found.append(sent)
-        return found
-
-    def finished(self) -> list[Frame]:
-        return self.pipeline.take_finished()
-
-    def is_empty(self) -> bool:
-        assert self.pipeline.idle == (self.pipeline.queued_records == 0)
-        if not self.pipeline.idle:
-            return False
-        assert (self.budget.used_records, self.budget.used_bytes, self.pipeline.in_flight_bytes) == (0, 0, 0)
-        return True
-
-
-class Sent:
-    """A request on its way: what the service sees of it, and the answers to it."""
-
-    def __init__(self, desk: Desk, request: Request, *, one_entry: bool = False) -> None:
-        self.desk = desk
-        self.request = request
-        rules = desk.pipeline.rules.entries
-        rules = replace(rules, request_max_records=1) if one_entry else rules
-        self.encoded = encode(ADDRESS, request.numbered, rules, request.aggregate_bytes, request.shard_map)
-        desk.pipeline.encoded(request, self.encoded, desk.now)
-        self.entries: list[dict[str, Any]] = json.loads(bytes(self.encoded.body))["Records"]
-
-    @property
-    def data(self) -> list[bytes]:
-        return [base64.b64decode(entry["Data"]) for entry in self.entries]
-
-    @property
-    def users(self) -> list[bytes]:
-        """The data of every user record in it."""
-        found = []
-        for data in self.data:
-            inside = parse(data)
-            found += [user.data for user in inside] if inside is not None else [data]
-        return found
-
-    def all_in(self, entry: int, shard: Shard) -> bool:
-        """Whether a consumer of that shard takes this entry."""
-        inside = parse(self.data[entry]) or []
-        hash_keys = [user.explicit_hash_key.decode() if user.explicit_hash_key else None for user in inside]
-        hashes = [hash_of(user.partition_key.decode(), key) for user, key in zip(inside, hash_keys, strict=True)]
-        return all(shard.start <= number <= shard.end for number in hashes)
-
-    def stored(self, shard_id: str = "shard-0") -> None:
-        self.answer([{"SequenceNumber": "1", "ShardId": shard_id}] * len(self.entries))
-
-    def stored_as_predicted(self) -> None:
-        table, lanes = self.request.lanes, self.encoded.lanes.tolist()
-        self.answer([{"SequenceNumber": "1", "ShardId": table[lane].shard.shard_id} for lane in lanes])
-
-    def throttle(self, entries: set[int]) -> None:
-        good = {"SequenceNumber": "1", "ShardId": "shard-0"}
-        bad = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
-        self.answer([bad if i in entries else good for i in range(len(self.entries))])
-
-    def answer(self, results: list[dict[str, Any]]) -> None:
-        body = json.dumps({"FailedRecordCount": 0, "Records": results}).encode()
-        self.desk.pipeline.complete(self.request, parse_answer(body, len(self.entries)), self.desk.now)
-
-    def fail(self, failed: RequestFailed) -> None:
-        self.desk.pipeline.complete(self.request, failed, self.desk.now)
-
-
-def ends_of(frame: Frame) -> dict[int, tuple[int, str, bool]]:
-    ack = on_the_wire(frame.result())
-    return {row: (code.outcome, code.code, code.maybe_stored) for row, code in ack.failed_rows()}
-
 
 # ---- batches
 
@@ -678,11 +544,6 @@ def test_a_stream_that_is_not_there_is_told_from_its_listing(code: str) -> None:
     assert desk.is_empty()
 
 
-def spread(rows: int) -> list[Row]:
-    """Rows whose hash keys lie evenly over the whole range."""
-    return [(b"k", b"%d" % i, b"%d" % (i * (MAX_HASH_KEY // rows) + rows)) for i in range(rows)]
-
-
 @pytest.mark.law("ShardMap")
 def test_an_aggregate_that_an_unknown_shard_stored_waits_for_a_map_and_no_other_of_its_lane_is_sent_meanwhile() -> None:
     desk = Desk(even_map(2), aggregate=True, aggregate_max_bytes=300)
@@ -1054,29 +915,6 @@ def staged(stage: str) -> tuple[Desk, Frame, list[Any]]:
         stage
     ]()
     return desk, frame, []
-
-
-def go_on(desk: Desk, under_way: list[Any]) -> int:
-    """Finish what is under way, and send whatever is left; returns how many rows were sent after it."""
-    for work in under_way:
-        if isinstance(work, SortJob):
-            desk.sorted(work)
-        elif isinstance(work, Sent):
-            work.stored()
-        elif work.encoded is None:
-            Sent(desk, work).stored()
-        else:
-            body = json.dumps({"Records": [{"SequenceNumber": "1", "ShardId": "shard-0"}] * work.encoded.entries})
-            desk.pipeline.complete(work, parse_answer(body.encode(), work.encoded.entries), desk.now)
-    rows = 0
-    for _ in range(100):
-        desk.now += 1.0
-        while (job := desk.pipeline.take_job(desk.now)) is not None:
-            desk.sorted(job)
-        for sent in desk.send_all():
-            rows += len(sent.users)
-            sent.stored()
-    return rows
 
 
 @pytest.mark.law("Row")

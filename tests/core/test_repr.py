@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.core.test_pipeline import Desk
+from tests.core.stories import Desk
 
 
 def test_a_row_s_way_shows_in_what_each_owner_prints() -> None:

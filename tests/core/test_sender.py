@@ -20,7 +20,7 @@ from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
 from tests.core.rows import even_map
-from tests.core.test_pipeline import INVALID, LOST, THROTTLED, UNSENT, Desk, Sent, ends_of, go_on
+from tests.core.stories import INVALID, LOST, THROTTLED, UNSENT, Desk, Sent, ends_of, go_on
 
 GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
 SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}

@@ -11,7 +11,7 @@ import pytest
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.stats import Histogram
 from producerd.errors import Code
-from tests.core.test_pipeline import Desk
+from tests.core.stories import Desk
 
 BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
 

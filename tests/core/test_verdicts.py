@@ -21,8 +21,8 @@ from producerd.core.sending.verdicts import STORED, STRAYED, UNSURE, Verdicts, j
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.knowledge import KnownShards
 from producerd.core.shards.shard_map import Shard, ShardMap
+from tests.core.given import HIGH, LOW, aggregate_of, body_of
 from tests.core.rows import Row, even_map, rows_of, sorted_of
-from tests.core.test_sealed_aggregates import HIGH, LOW, aggregate_of, body_of
 from tests.simulation.setting import ADDRESS, make_rules
 
 THROTTLED = ("ProvisionedThroughputExceededException", "m")

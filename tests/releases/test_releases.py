@@ -23,8 +23,8 @@ from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 from spark_client import check, checks
 from tests.daemon import CREDENTIALS, ROOT, DaemonProcess, daemon, directory
+from tests.spark_client.fake_spark import fake_spark
 from tests.spark_client.shipped import run_with_zip
-from tests.spark_client.test_checks import fake_spark
 
 FOLDER: Final = Path(__file__).parent
 OLD_CLIENT: Final = FOLDER / "producerd-client-0.1.0.zip"

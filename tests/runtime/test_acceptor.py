@@ -20,7 +20,7 @@ from producerd.runtime.listener import Listener
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer
 from tests.daemon import ROOT, DaemonProcess, WireClient, daemon, directory, rows, session, until, until_on_loop
-from tests.runtime.test_systemd import Activated
+from tests.runtime.activated import Activated
 
 
 class Greeting(asyncio.Protocol):

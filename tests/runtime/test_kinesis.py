@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from random import Random
 from socket import EAI_NONAME, gaierror
 from typing import Any
@@ -15,7 +14,6 @@ from unittest.mock import MagicMock
 
 import orjson
 import pytest
-from aiohttp import web
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -33,31 +31,9 @@ from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
 from tests.runtime.aws.reaching import BODY, FLIGHTS, reached, reaching, request_of
 from tests.runtime.odd_answers import mutated
+from tests.runtime.recording import recording
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
-
-
-@asynccontextmanager
-async def recording(
-    answer: bytes | Callable[[dict[str, Any]], tuple[int, bytes]], status: int = 200
-) -> AsyncIterator[tuple[str, list[tuple[Any, bytes]]]]:
-    """A server that keeps what it is sent, and says one thing or what it is told to."""
-    requests: list[tuple[Any, bytes]] = []
-
-    async def respond(request: web.BaseRequest) -> web.Response:
-        body = await request.read()
-        requests.append((request.headers.copy(), body))
-        told = (status, answer) if isinstance(answer, bytes) else answer(orjson.loads(body))
-        return web.Response(status=told[0], body=told[1], content_type="application/x-amz-json-1.1")
-
-    runner = web.ServerRunner(web.Server(respond), access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}", requests
-    finally:
-        await runner.cleanup()
 
 
 async def test_the_body_is_ours_byte_for_byte_and_the_signature_covers_its_digest() -> None:

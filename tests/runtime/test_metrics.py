@@ -35,7 +35,7 @@ from producerd.runtime.stream import Stream
 from producerd.wire import frames
 from producerd.wire.columns import Layout, lay_out
 from tests.daemon import rows, until_on_loop
-from tests.runtime.test_session import StandInHost, StandInTransport, body, opened, reserve, tell
+from tests.runtime.stand_ins import StandInHost, StandInTransport, body, opened, reserve, tell
 
 
 def stream(name: str) -> Stream:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,130 +11,17 @@ import pytest
 import structlog
 
 import producerd.runtime.session as module
-from producerd.config import StreamSettings
 from producerd.core.rows.sorting import sort_rows
-from producerd.errors import Code, Refused
-from producerd.runtime.asking import Word
-from producerd.runtime.session import Session, SessionRules
+from producerd.errors import Code
+from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import frames
-from producerd.wire.columns import Columns
 from spark_client import KinesisClient
 from tests.daemon import PATIENCE_SECONDS, daemon, one, rows, until_on_loop
+from tests.runtime.stand_ins import RULES, StandInHost, StandInTransport, body, opened, reserve, tell
 
 pytestmark = pytest.mark.law("Session")
-RULES = SessionRules(
-    window_bytes=8192,
-    window_frames=4,
-    max_frame_bytes=1 << 20,
-    max_frame_records=10_000,
-    max_connections=4,
-    body_timeout_seconds=5,
-)
-
-
-class StandInTransport(asyncio.Transport):
-    """Keeps what is written; chokes the protocol when it is told to be slow."""
-
-    def __init__(self, protocol: Session) -> None:
-        super().__init__()
-        self.protocol = protocol
-        self.written = b""
-        self.high_water = 1 << 30
-        self.closed = False
-        self.reading = True
-        protocol.connection_made(self)
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def write(self, data: Any) -> None:
-        assert not self.closed
-        self.written += bytes(data)
-        if len(self.written) > self.high_water:
-            self.protocol.pause_writing()
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.closed = True
-
-    def drain(self) -> list[frames.Message]:
-        """What was written so far."""
-        messages, at = [], 0
-        while at < len(self.written):
-            header = frames.parse_header(self.written, at)
-            end = at + frames.HEADER.size + header.payload_bytes
-            messages.append(frames.decode(header, self.written[at + frames.HEADER.size : end]))
-            at = end
-        self.written = b""
-        return messages
-
-
-class StandInHost:
-    """One stream or more, which nothing is ever sent from."""
-
-    def __init__(self, queue_limit: int = 10, **changed: Any) -> None:
-        self.rules = RULES
-        self.full = False
-        self.refuses_with: str = Code.NOT_AUTHORIZED
-        self.gone: list[Session] = []
-        self.failures: list[Exception] = []
-        self.word = Word(frames.Service.FAILED, Code.UNREACHABLE, "no such host")
-        settings = StreamSettings(queue_limit=queue_limit, **changed)
-        self.stream = Stream("flights", settings, RULES.max_frame_bytes, RULES.max_frame_records)
-        self.streams = {"flights": self.stream}
-
-    def open_stream(self, name: str) -> Stream:
-        if name not in self.streams:
-            raise Refused("no", code=self.refuses_with)
-        return self.streams[name]
-
-    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
-        hear(self.word)
-
-    def failed(self, error: Exception) -> None:
-        self.failures.append(error)
-
-    def ended(self, session: Session) -> None:
-        self.gone.append(session)
-
-
-def tell(session: Session, data: bytes, piece: int = 1 << 20) -> None:
-    """Hand bytes over as a transport does, at most ``piece`` at a time."""
-    while data:
-        buffer = session.get_buffer(-1)
-        count = min(len(buffer), len(data), piece)
-        buffer[:count] = data[:count]
-        data = data[count:]
-        session.buffer_updated(count)
-
-
-def opened(host: StandInHost) -> tuple[Session, StandInTransport]:
-    session = Session(host, 1)
-    transport = StandInTransport(session)
-    tell(session, frames.encode(frames.Hello(1, 1, client="test")) + frames.encode(frames.Open(1, "flights")))
-    assert [type(message) for message in transport.drain()] == [frames.Welcome, frames.Opened]
-    return session, transport
-
-
-def reserve(number: int, columns: Columns) -> bytes:
-    return frames.encode(frames.Reserve(number, 1, columns.layout))
-
-
-def body(number: int, columns: Columns) -> bytes:
-    return b"".join((frames.body_header(columns.layout), columns.body_prefix(number), *map(bytes, columns.parts)))
 
 
 @pytest.fixture

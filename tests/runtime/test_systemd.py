@@ -8,12 +8,10 @@ import fcntl
 import os
 import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -28,10 +26,6 @@ from spark_client.connection import Connection
 from tests.daemon import (
     CREDENTIALS,
     PATIENCE_SECONDS,
-    QUICK,
-    ROOT,
-    SERVICE_PYTHON,
-    DaemonProcess,
     WireClient,
     daemon,
     data_of,
@@ -40,6 +34,7 @@ from tests.daemon import (
     session,
     until,
 )
+from tests.runtime.activated import Activated
 
 ACTIVATE: Final = shutil.which("systemd-socket-activate")
 
@@ -261,36 +256,6 @@ def test_what_is_no_socket_for_clients_is_named(passed: Any, kind: str, came: st
 def test_two_sockets_for_clients_are_too_many(passed: Any, listening: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"too many sockets were passed: 200 \(a\), 201 \(b\)"):
         take_sockets(passed(listening(), listening(), names="a:b"))
-
-
-class Activated(DaemonProcess):
-    """A daemon that is started by ``prefix``, which passes it the socket that it is to listen on."""
-
-    def __init__(
-        self, path: Path, socket_path: Path, endpoint_url: str, prefix: list[str], descriptor: int | None = None
-    ) -> None:
-        self.socket = socket_path
-        self._log = path / f"log-{time.monotonic_ns()}"
-        settings = {"socket": path / "unused.sock", **QUICK, "endpoint_url": endpoint_url}
-        options = [f"--set={name}={value}" for name, value in settings.items()]
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*prefix, SERVICE_PYTHON, "-m", "producerd", "serve", *options],
-                cwd=ROOT,
-                env={"PATH": os.environ["PATH"], "HOME": str(path), **CREDENTIALS},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=() if descriptor is None else [descriptor],
-            )
-
-    def __enter__(self) -> Activated:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
 
 
 @pytest.mark.system

@@ -19,6 +19,7 @@ from producerd.wire import frames
 from spark_client import __version__, checks
 from spark_client.checks import ClusterCheck, ExecutorCheck, Installed, Problem, check, jvm_pid, probe
 from tests.spark_client.fake_daemon import FakeDaemon, Session, close_with, in_turn
+from tests.spark_client.fake_spark import fake_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,14 +30,6 @@ GOOD = ExecutorCheck(
     *("h1", 7, "185", HAS, "/run/producerd/producerd.sock", "producerd 1", 8 << 20, 64, 1 << 20, 10_000)
 )
 ABSENT = Problem(Code.DAEMON_ABSENT, "no daemon to talk to")
-
-
-class AnyConf(dict[str, str]):
-    """Spark's, of which check() only asks."""
-
-
-def fake_spark(**conf: str) -> Any:
-    return SimpleNamespace(conf=AnyConf({f"spark.{name}": value for name, value in conf.items()}))
 
 
 def report(executor: ExecutorCheck, *problems: Problem) -> Any:

@@ -30,9 +30,9 @@ from producerd.runtime.aws.sending import MAX_ANSWER_BYTES, Sending
 from producerd.runtime.aws.transport import HttpAnswer
 from producerd.testing.certificate import self_signed
 from tests.daemon import until_on_loop
+from tests.runtime.aws.kernel import full
 from tests.runtime.aws.mute import mute, sockets_to
 from tests.runtime.aws.reaching import FLIGHTS, STORED, primed, reached, request_of
-from tests.runtime.aws.test_transport import full
 
 MIB: Final = 1 << 20
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"

@@ -24,7 +24,7 @@ from producerd.testing.fake_kinesis import serve
 from tests.runtime.aws.local_aws import local_aws
 from tests.runtime.aws.proxy import proxy
 from tests.runtime.aws.reaching import BODY, FLIGHTS, STORED, answering_for, primed, reached, request_of
-from tests.runtime.test_kinesis import recording
+from tests.runtime.recording import recording
 
 DIFFER = {"Amz-Sdk-Invocation-Id", "Amz-Sdk-Request", "Authorization", "Content-Length", "X-Amz-Content-Sha256"}
 KEYS = ReadOnlyCredentials("key", "secret", None)

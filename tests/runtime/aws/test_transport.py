@@ -6,11 +6,10 @@ import asyncio
 import gzip
 import os
 import re
-import socket
 import sys
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager
 from itertools import repeat
 
 import pytest
@@ -22,24 +21,13 @@ from producerd.runtime.aws.sending import MAX_ANSWER_BYTES, most_answer_bytes
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
 from tests.daemon import until_on_loop
+from tests.runtime.aws.kernel import full
 from tests.runtime.aws.mute import mute, sockets_to
 from tests.runtime.aws.reaching import DEFAULTS, FLIGHTS, STORED, primed, reached, reaching, request_of
 
 MIB = 1 << 20
 IN_FLIGHT = 8
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-@contextmanager
-def full() -> Iterator[int]:
-    """The port of a server whose backlog is full: nobody gets in any more."""
-    with closing(socket.socket()) as listener, closing(socket.socket()) as first, closing(socket.socket()) as second:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        for one in (first, second):
-            one.setblocking(False)
-            one.connect_ex(listener.getsockname())
-        yield listener.getsockname()[1]
 
 
 async def put(client: AioKinesis, seconds: float, size: int = 10) -> RequestFailed:

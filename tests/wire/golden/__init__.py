@@ -32,7 +32,7 @@ from spark_client.connection import Connection
 from spark_client.tally import Tally
 from tests.daemon import PATIENCE_SECONDS, daemon, directory
 from tests.spark_client.fake_daemon import rows_of
-from tests.wire.test_frames import MESSAGES
+from tests.wire.messages import MESSAGES
 
 FOLDER: Final = Path(__file__).parent
 MINOR: Final = __version__.rpartition(".")[0]

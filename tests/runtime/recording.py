@@ -1,0 +1,33 @@
+"""A server that keeps the requests that it gets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+
+@asynccontextmanager
+async def recording(
+    answer: bytes | Callable[[dict[str, Any]], tuple[int, bytes]], status: int = 200
+) -> AsyncIterator[tuple[str, list[tuple[Any, bytes]]]]:
+    """A server that keeps what it is sent, and says one thing or what it is told to."""
+    requests: list[tuple[Any, bytes]] = []
+
+    async def respond(request: web.BaseRequest) -> web.Response:
+        body = await request.read()
+        requests.append((request.headers.copy(), body))
+        told = (status, answer) if isinstance(answer, bytes) else answer(orjson.loads(body))
+        return web.Response(status=told[0], body=told[1], content_type="application/x-amz-json-1.1")
+
+    runner = web.ServerRunner(web.Server(respond), access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", requests
+    finally:
+        await runner.cleanup()

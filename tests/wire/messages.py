@@ -1,0 +1,53 @@
+"""One message of each type and form."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from producerd.errors import Outcome
+from producerd.wire import frames
+from producerd.wire.columns import Layout
+from producerd.wire.frames import Message
+
+PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+MESSAGES: tuple[Message, ...] = (
+    frames.Hello(1, 3, 1, 1, "spark_client 1.0", "app-1", "query", "run", 7, -1, 3, 4, 4711),
+    frames.Welcome(1, 9, 8 << 20, 16, 1 << 20, 10_000, 30.0, "producerd 1.0"),
+    frames.Open(2, "flights", 1),
+    frames.Opened(2, 1 << 20, 10_000, 10 << 20),
+    frames.Reserve(5, 2, Layout(3, 10, 20, 5, 3)),
+    frames.Grant(5),
+    frames.Refused(5, 2, "TOO_LARGE", "cut it", 4096, 12),
+    frames.Cancel(5),
+    frames.Ack(
+        *(5, 10, 6, 2, 1, 1, 4, 3, 2, 1),
+        bitmap=bytes([0b10010001, 0b10]),
+        code_rows=struct.pack("<4H", 0, 1, 2, 0),
+        codes=(
+            frames.RowCode(Outcome.NOT_STORED, "RECORD_INVALID", "data is null"),
+            frames.RowCode(Outcome.UNKNOWN, "RESULT_COUNT", "é", True),
+            frames.RowCode(Outcome.RETURNED, "DRAINING"),
+        ),
+    ),
+    frames.Flush(2),
+    frames.Status(2, 1),
+    frames.Blocked(
+        2,
+        30.5,
+        "the queue is at its limit",
+        10,
+        20,
+        30,
+        40,
+        5,
+        "none",
+        "shardId-000000000001",
+        0.25,
+        frames.Service.FAILED,
+        "UNREACHABLE",
+        "no such host",
+    ),
+    frames.Draining(25.0, "the daemon stops"),
+    frames.Close("PROTOCOL", "what was wrong"),
+)
