@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import json
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from producerd import cli
 from producerd.config import NodeSettings, StreamSettings
 from producerd.config.settings import OF_ONE_STREAM, Settings, needs_restart
 from producerd.config.text import allowed, assignment
 from producerd.config.values import MIB
+from producerd.core import failures
+from producerd.core.failures import Kind, Meaning
 from producerd.core.holding import ADVICE
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
+from spark_client import KinesisBatchWriter, KinesisClient, Record, check, write_batch
 from spark_client.options import OPTIONS
 from tests.faults.oracle import Law
 from tests.faults.scenarios import all_scenarios
@@ -21,6 +28,8 @@ from tests.faults.scenarios.clients import HONEST
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 RELIABILITY: Final = DOCS / "reliability.json"
 """What `./dev faults --seeds 3 --json` said."""
+WIDTH: Final = 100
+"""Of every page, in characters; tables and code of their own may be wider."""
 
 
 def options() -> str:
@@ -43,6 +52,69 @@ def settings(model: type[Settings]) -> str:
         lines.append(f"| {' | '.join(cells)} |".replace("``", "`"))
     head = ["| setting | default | what it does | allowed | restart |", "|---|---|---|---|---|"]
     return "\n".join([*head, *lines])
+
+
+def commands() -> str:
+    """One line a command of ``producerd``: how it is called, what it does."""
+    lines = ["| command | what it does |", "|---|---|"]
+    for parser, words in _commands(cli._parser()):
+        formatter = argparse.HelpFormatter(parser.prog, width=1000)
+        formatter.add_usage(None, [action for action in parser._actions if action.dest != "help"], (), "")
+        usage = formatter.format_help().strip().replace("|", "\\|")
+        lines.append(f"| `{usage}` | {words} |")
+    return "\n".join(lines)
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    """The parser of each command below this one, and what its help says."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for chosen in action._choices_actions:
+                below = action.choices[chosen.dest]
+                yield from list(_commands(below)) or [(below, str(chosen.help))]
+
+
+def signatures() -> str:
+    """What Python code may call, with every default."""
+    lines = ["```text"]
+    for name, callable_ in (
+        ("KinesisBatchWriter", KinesisBatchWriter),
+        ("write_batch", write_batch),
+        ("check", check),
+        ("KinesisClient", KinesisClient),
+        *((f"KinesisClient.{name}", getattr(KinesisClient, name)) for name in ("put", "put_many", "flush", "close")),
+        ("Record", Record),
+    ):
+        called = inspect.signature(callable_)
+        kept = [
+            parameter.replace(annotation=inspect.Parameter.empty)
+            for parameter in called.parameters.values()
+            if parameter.name not in ("self", "unknown")
+        ]
+        text = f"{name}{called.replace(parameters=kept, return_annotation=inspect.Signature.empty)}"
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+    return "\n".join([*lines, "```"])
+
+
+DOES: Final[Mapping[Kind, str]] = {
+    Kind.THROTTLED: "slows the shard's lane, and sends the record again",
+    Kind.TRANSIENT: "sends the records again after a delay",
+    Kind.INVALID: "halves the request until the bad record stands alone; that one fails",
+    Kind.PERMANENT: "counts the stream as refused, at once or after `permanent_error_grace_seconds`",
+}
+"""What the daemon does about a failure."""
+
+
+def service_errors() -> str:
+    """One line for each code and what it calls for: the errors of the service that lead there."""
+    by_meaning: dict[Meaning, list[str]] = {}
+    for error, meaning in failures._MEANINGS.items():
+        by_meaning.setdefault(meaning, []).append(f"`{error}`")
+    by_meaning.setdefault(failures.meaning_of("any other"), []).append("any other")
+    lines = ["| what comes | the daemon | code |", "|---|---|---|"]
+    for meaning, errors in by_meaning.items():
+        lines.append(f"| {', '.join(errors)} | {DOES[meaning.kind]} | {meaning.code} |")
+    return "\n".join(lines)
 
 
 def metrics() -> str:
@@ -112,6 +184,9 @@ TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("configuration.md", "node settings"): lambda: settings(NodeSettings),
     ("configuration.md", "stream settings"): lambda: settings(StreamSettings),
     ("operations.md", "causes"): causes,
+    ("spark.md", "signatures"): signatures,
+    ("operations.md", "commands"): commands,
+    ("operations.md", "service errors"): service_errors,
     ("operations.md", "metrics"): metrics,
     ("reliability.md", "laws"): laws,
     ("reliability.md", "scenarios"): scenarios,

@@ -1,4 +1,4 @@
-"""What the documents say of the tests is so: every test that one of them names exists."""
+"""What the pages say of the project is so: tests, tables, links, examples, figures.  They have one width."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from producerd.config import NodeSettings, StreamSettings
 from producerd.errors import Code
 from spark_client.options import OPTIONS
 from tests.faults.scenarios import all_scenarios
-from tests.generated import DOCS, RELIABILITY, TABLES, with_tables
+from tests.generated import DOCS, RELIABILITY, TABLES, WIDTH, with_tables
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = (
-    *("docs/configuration.md", "docs/delivery.md", "docs/install.md", "docs/licences.md", "docs/memory.md"),
-    *("docs/operations.md", "docs/reliability.md", "docs/spark.md", "docs/testing.md"),
+PAGES = sorted(
+    str(path.relative_to(ROOT)) for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"))
 )
 NOT_FOR_CALLERS = {Code.CANCELLED, Code.TOO_LARGE}
 """Codes that the client takes for itself."""
@@ -36,27 +35,49 @@ def every_test() -> frozenset[str]:
     return frozenset(found)
 
 
-def named(document: str) -> set[str]:
-    return set(re.findall(r"`(test_\w+)`", (ROOT / document).read_text()))
+def prose(page: str) -> str:
+    """The page without blocks of code."""
+    return re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_test_that_a_document_names_exists(document: str) -> None:
-    assert named(document) <= every_test()
+def notes(page: str) -> dict[str, set[str]]:
+    """The tests that each footnote of a page names."""
+    found = re.findall(r"^\[\^(\w+)\]: (.*?)(?=\n\S|\n\n|\Z)", prose(page), flags=re.MULTILINE | re.DOTALL)
+    assert len(found) == len(dict(found)), "a footnote stands twice"
+    return {label: set(re.findall(r"`(test_\w+)`", text)) for label, text in found}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_test_that_a_page_names_exists_and_stands_in_a_footnote(page: str) -> None:
+    named = set(re.findall(r"`(test_\w+)`", prose(page)))
+    assert named <= every_test()
+    assert named == set().union(*notes(page).values())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_footnote_is_there_and_is_referred_to_once(page: str) -> None:
+    assert sorted(re.findall(r"\[\^(\w+)\](?!:)", prose(page))) == sorted(notes(page))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_lines_of_at_most_100_characters(page: str) -> None:
+    """Except tables, code, pictures, and a single word that is longer."""
+    lines = [line for line in prose(page).splitlines() if not line.lstrip().startswith(("|", "<img "))]
+    assert not [line for line in lines if len(line) > WIDTH and " " in re.sub(r"^\[\^\w+\]: ", "", line.strip())]
 
 
 def test_each_promise_of_delivery_names_its_test() -> None:
     """Bullets are the promises; tables and what introduces them are not."""
-    text = (ROOT / "docs/delivery.md").read_text()
-    bullets = re.findall(r"^- .*?(?=^\S|\n\n|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    tests_of = notes("docs/delivery.md")
+    bullets = re.findall(r"^- .*?(?=^\S|\n\n|\Z)", prose("docs/delivery.md"), flags=re.MULTILINE | re.DOTALL)
     assert len(bullets) > 20
-    without = [bullet.splitlines()[0] for bullet in bullets if not re.search(r"`test_\w+`", bullet)]
-    assert not without
+    labels = {bullet.splitlines()[0]: re.findall(r"\[\^(\w+)\]", bullet) for bullet in bullets}
+    assert not [bullet for bullet, its in labels.items() if not any(tests_of[label] for label in its)]
 
 
 @pytest.mark.parametrize("name", sorted({page for page, _ in TABLES}))
 def test_tables_that_come_from_the_code_are_those_of_the_code(name: str) -> None:
-    """Mended by ``python -m tests.generated``."""
+    """``python -m tests.generated`` writes them again."""
     page = (DOCS / name).read_text()
     assert page == with_tables(name, page)
 
@@ -91,16 +112,16 @@ def test_every_example_in_python_compiles(document: str) -> None:
         compile(example, document, "exec")
 
 
-@pytest.mark.parametrize("document", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
-def test_every_link_to_a_page_of_ours_leads_there(document: str) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_to_a_page_of_ours_leads_there(page: str) -> None:
     """Headings, too."""
-    place = ROOT / document
-    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", place.read_text()):
+    place = ROOT / page
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page)):
         name, _, heading = target.partition("#")
-        page = place if not name else (place.parent / name)
-        assert page.exists(), target
+        linked = place if not name else (place.parent / name)
+        assert linked.exists(), target
         if heading:
-            headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(), flags=re.MULTILINE)
             assert heading in {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in headings}, target
 
 

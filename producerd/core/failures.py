@@ -22,7 +22,7 @@ class Kind(Enum):
 
 
 class Meaning(NamedTuple):
-    """A failure's kind, and the code under which callers see it (docs/names.md)."""
+    """A failure's kind, and the code under which callers see it (docs/spark.md)."""
 
     kind: Kind
     code: str

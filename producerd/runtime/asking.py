@@ -32,7 +32,7 @@ class StoringTrial(Protocol):
 class Word(NamedTuple):
     """The answer to a client's question: what the service said, with an error code and a message.
 
-    ``code`` is one of docs/names.md, or "" if nothing speaks against storing records.
+    ``code`` is one of docs/spark.md, or "" if nothing speaks against storing records.
     """
 
     service: frames.Service

@@ -188,7 +188,7 @@ class _AccessCheck:
             self._report.ok(f"{of}: PutRecords is allowed (a dry run: nothing was stored)")
 
     def _report_failure(self, of: str, action: str, failed: RequestFailed, means: str, *, flows: bool = False) -> str:
-        """Report a failed action, and what a denial of it means; return its code of docs/names.md.
+        """Report a failed action, and what a denial of it means; return its code (docs/spark.md).
 
         With ``flows``, records flow even if the action is denied.  Raise _AskNoMore if every further question would
         fail too.

@@ -1,6 +1,6 @@
 """A whole stream in virtual time: whatever fails, every accepted row ends once, and what is acknowledged can be read.
 
-The starred laws of docs/architecture.md are checked after every step (`tests.simulation.laws`), in the stories that
+The starred laws of docs/laws.md are checked after every step (`tests.simulation.laws`), in the stories that
 `tests.simulation.story` draws from seeds.
 """
 

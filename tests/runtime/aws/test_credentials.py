@@ -47,7 +47,7 @@ async def put(client: AioKinesis) -> Answer | RequestFailed:
 
 
 async def refusal(client: AioKinesis) -> str:
-    """The code of docs/names.md of a put that fails, of which nothing may be stored."""
+    """The code (`producerd.errors.Code`) of a put that fails, of which nothing may be stored."""
     failed = await put(client)
     assert isinstance(failed, RequestFailed)
     assert not failed.maybe_stored
