@@ -17,9 +17,7 @@ from tests.faults.scenarios import all_scenarios
 from tests.generated import DOCS, RELIABILITY, TABLES, WIDTH, with_tables
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted(
-    str(path.relative_to(ROOT)) for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"))
-)
+PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")))
 NOT_FOR_CALLERS = {Code.CANCELLED, Code.TOO_LARGE}
 """Codes that the client takes for itself."""
 
