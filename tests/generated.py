@@ -1,4 +1,4 @@
-"""What the documents have from the code: tables between two marks.  ``python -m tests.generated`` writes them again."""
+"""What the pages take from the code: tables between two marks.  ``python -m tests.generated`` writes them again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.faults.scenarios.clients import HONEST
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 RELIABILITY: Final = DOCS / "reliability.json"
-"""What `./dev faults --seeds 3 --json` said."""
+"""What `./dev faults --seeds 3 --json` printed."""
 WIDTH: Final = 100
 """Of every page, in characters; tables and code of their own may be wider."""
 

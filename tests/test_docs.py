@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from producerd.config import NodeSettings, StreamSettings
+from producerd.ctl import commands as producerctl
 from producerd.errors import Code
 from spark_client.options import OPTIONS
 from tests.faults.scenarios import all_scenarios
@@ -93,6 +94,19 @@ def test_every_option_and_every_setting_is_in_a_table() -> None:
     assert all(f"| `{option.name}` | " in spark for option in OPTIONS)
     names = [*NodeSettings.model_fields, *StreamSettings.model_fields]
     assert all(f"| `{name}` | " in configuration for name in names)
+
+
+def test_the_page_for_operators_has_each_command_of_producerctl() -> None:
+    rows = re.findall(r"^\| (`producerctl .*?`) \| ", (DOCS / "operations.md").read_text(), flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`producerctl (\w+)", row)}
+    (commands,) = producerctl._parser()._subparsers._group_actions  # type: ignore[union-attr]  # argparse has no question
+    assert named == set(commands.choices or ())
+
+
+def test_the_terms_of_the_glossary_stand_in_order_and_each_once() -> None:
+    terms = [term.lower() for term in re.findall(r"^\*\*(.+?)\*\*: ", prose("docs/glossary.md"), flags=re.MULTILINE)]
+    assert len(terms) > 20
+    assert terms == sorted(set(terms))
 
 
 def test_the_page_for_spark_tells_what_to_do_about_each_code() -> None:
