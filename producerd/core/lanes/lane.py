@@ -306,9 +306,12 @@ class Lane:
             keys = _keys_of(span)
             known, firsts = np.unique(keys, return_index=True)
             firsts = firsts[~np.isin(known, seen, assume_unique=True)]
-            if len(firsts) < span.records:
-                later = np.ones(span.records, np.bool_)
-                later[firsts] = False
+            if not len(firsts):  # every row waits for one before it
+                kept.append(span)
+                continue
+            later = np.ones(span.records, np.bool_)
+            later[firsts] = False
+            if later[: len(firsts)].any():  # else they stand at the front: moving a span's rows takes long
                 span.reorder(np.argsort(later, kind="stable"))
             most_bytes = max_bytes - used if taken else max(max_bytes, first_row_bytes)
             count = _rows_that_fit(span, min(max_records - records, len(firsts)), max_bytes - used, most_bytes)
