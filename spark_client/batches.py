@@ -3,9 +3,8 @@
 A `Batch` keeps Arrow's own offset and value buffers, and a frame is a slice of each.  Arrow's offsets are the prefix
 sums of the lengths.  So binary search finds where to cut, in O(log rows) steps and without a copy.
 
-Some columns are copied, each by one vectorised call of Arrow: those of another layout (dictionaries, views, numbers),
-and those with nulls, as the slot of a null may hide bytes that must not be sent.  64-bit offsets are copied slice by
-slice.
+One vectorised call of Arrow copies each column of another layout (dictionaries, views, numbers), and each column with
+nulls, as the slot of a null may hide bytes that must not be sent.  64-bit offsets are copied slice by slice.
 """
 
 from __future__ import annotations

@@ -166,9 +166,8 @@ def check(
     The error has the code of the worst problem.  Each problem is a line that begins with ``PRODUCERD[CODE]:`` and names
     the hosts that have it.  The check does not see executors that come later.
     """
-    WriterOptions(
-        stream, socket=socket, connect_timeout_seconds=connect_timeout_seconds
-    )  # raises for values that are not valid
+    # The constructor raises for values that are not valid.
+    WriterOptions(stream, socket=socket, connect_timeout_seconds=connect_timeout_seconds)
     application_id = spark.conf.get("spark.app.id", None) or ""
     ask = (socket, spark.conf.get("spark.producerd.socket", None), stream, application_id, connect_timeout_seconds)
     driver, missing = installed()

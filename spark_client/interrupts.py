@@ -61,7 +61,7 @@ def insist(call: Callable[..., object], *arguments: Any) -> None:
 def _interruption_behind(error: BaseException | None, handled_before: BaseException | None) -> BaseException | None:
     """Return what interrupted the thread, or None.
 
-    PySpark calls its JVM once more when ``collect`` is interrupted.  Where that call fails, PySpark raises its error
+    PySpark calls its JVM once more when ``collect`` is interrupted.  If that call fails, PySpark raises its error
     instead.
     """
     while isinstance(error, Exception) and error is not handled_before:

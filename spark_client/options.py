@@ -120,7 +120,7 @@ def from_text(given: Mapping[str, str]) -> WriterOptions:
             if not holds:
                 problems.append(f"{option.camel}={text!r}: {option.want.replace('None', repr('none'))}")
         elif plain not in OF_SPARK:
-            problems.append(f"{name}: not an option of producerd; {_instead(plain, known)}")
+            problems.append(f"{name}: is not an option of producerd; {_instead(plain, known)}")
     refuse(problems)
     return WriterOptions(**values)
 
@@ -129,7 +129,7 @@ def refuse_unknown(given: Mapping[str, Any]) -> None:
     """Raise a ConfigurationError for arguments in Python that are not options."""
     known = {option.name.replace("_", ""): option for option in OPTIONS}
     refuse(
-        f"{name}: not an option of producerd; {_instead(name.replace('_', '').lower(), known, 'name')}"
+        f"{name}: is not an option of producerd; {_instead(name.replace('_', '').lower(), known, 'name')}"
         for name in given
     )
 

@@ -1,6 +1,6 @@
 """The driver logs of a write that takes long how many tasks still run, where, for how long, and what holds them.
 
-A task that waits writes its reason to an executor's log, where few look first.  So the driver counts the tasks in
+A task that waits writes its reason to an executor's log, where few users look first.  So the driver counts the tasks in
 Spark's own status store.  If a daemon answers at the driver's own paths, the driver asks it for the cause.
 """
 

@@ -206,7 +206,7 @@ def _records_failed(stream: str | None, failed: Sequence[tuple[PartitionResult, 
         f"{code} {merged[kind].records}"
         + (f" of stream {of}" if of and stream is None else "")
         + f" ({message})"
-        # Nobody needs the names of good rows that shared a frame with bad ones.
+        # It does not help to name good rows that shared a frame with bad ones.
         + (f", rows {', '.join(named[kind][:MAX_ROWS_NAMED])}" if code != Code.FRAME_REFUSED else "")
         for kind in kinds[:MAX_FAILURES_NAMED]
         for code, message, of in [kind]

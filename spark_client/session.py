@@ -360,7 +360,7 @@ class DaemonSession:
             except Late:
                 if until is not None and until <= soon:
                     raise
-                text = "the daemon on host %s has said nothing for %g s, and is waited for: %s"
+                text = "the daemon on host %s has sent nothing for %g s, and this task waits for it: %s"
                 LOG.warning(text, socket.gethostname(), SILENT_SECONDS, str(self._backlog))
             except Lost:
                 text = f"the daemon on host {socket.gethostname()} is gone: {self._backlog}"

@@ -49,7 +49,7 @@ def test_the_data_source_is_found_by_a_client_of_spark_connect(
     assert "error" not in result, result
     assert kinesis.ids(stream) == Counter(range(rows))
     result = client.ask("save", rows=rows, strem=stream, socket=str(running.socket))
-    assert "PRODUCERD[CONFIGURATION]: strem: not an option of producerd; did you mean stream?" in result.get(
+    assert "PRODUCERD[CONFIGURATION]: strem: is not an option of producerd; did you mean stream?" in result.get(
         "error", ""
     )
 

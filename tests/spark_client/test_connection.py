@@ -902,7 +902,10 @@ def test_who_waits_for_a_silent_daemon_says_so(daemon: FakeDaemon, monkeypatch: 
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "has said nothing for 0.05 s, and is waited for: 1 frames with 3 records" in record.getMessage():
+            if (
+                "has sent nothing for 0.05 s, and this task waits for it: 1 frames with 3 records"
+                in record.getMessage()
+            ):
                 said.set()
 
     listener = Listener()

@@ -221,7 +221,7 @@ def test_a_wrong_option_is_one_line_of_the_querys_exception(kinesis_rows: DataFr
     with pytest.raises(Exception, match="strem"):
         query.awaitTermination(60)
     assert (
-        "ConfigurationError: PRODUCERD[CONFIGURATION]: strem: not an option of producerd; did you mean stream?"
+        "ConfigurationError: PRODUCERD[CONFIGURATION]: strem: is not an option of producerd; did you mean stream?"
         in str(query.exception())
     )
 

@@ -44,13 +44,19 @@ def test_text_is_read_without_regard_to_case(given: dict[str, str], found: dict[
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"strem": "s"}, "strem: not an option of producerd; did you mean stream?"),
+        ({"strem": "s"}, "strem: is not an option of producerd; did you mean stream?"),
         ({"putTimeout": "5s"}, "did you mean putTimeoutSeconds?"),
-        ({"xyzzy": "1"}, "xyzzy: not an option of producerd; there are stream, partitionKey, data, explicitHashKey,"),
-        ({"region": "eu-west-1"}, "region: not an option of producerd; access to AWS belongs to the daemon"),
-        ({"queueLimit": "5"}, "queueLimit: not an option of producerd; a setting of the daemon"),
+        (
+            {"xyzzy": "1"},
+            "xyzzy: is not an option of producerd; there are stream, partitionKey, data, explicitHashKey,",
+        ),
+        ({"region": "eu-west-1"}, "region: is not an option of producerd; access to AWS belongs to the daemon"),
+        ({"queueLimit": "5"}, "queueLimit: is not an option of producerd; a setting of the daemon"),
         ({"allowSpeculation": "yes"}, "allowSpeculation='yes': give True or False"),
-        ({"jsonOptions": "{}"}, "jsonOptions: not an option of producerd; it has no payload by default: give to_json("),
+        (
+            {"jsonOptions": "{}"},
+            "jsonOptions: is not an option of producerd; it has no payload by default: give to_json(",
+        ),
         ({"stream": "s", "streamColumn": "to"}, "stream='s': every row goes there"),
         ({"streamName": "s"}, "it is called stream"),
         ({"putTimeoutSeconds": "5 parsecs"}, "putTimeoutSeconds='5 parsecs': give a number of seconds"),
@@ -94,10 +100,10 @@ def test_durations_have_sparks_units(text: str, value: float | None) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("partiton_key", "partiton_key: not an option of producerd; did you mean partition_key?"),
+        ("partiton_key", "partiton_key: is not an option of producerd; did you mean partition_key?"),
         ("on_bad_records", "did you mean on_bad_record?"),
-        ("region", "region: not an option of producerd; access to AWS belongs to the daemon"),
-        ("streamName", "streamName: not an option of producerd; it is called stream"),
+        ("region", "region: is not an option of producerd; access to AWS belongs to the daemon"),
+        ("streamName", "streamName: is not an option of producerd; it is called stream"),
         ("xyzzy", "there are stream, partition_key, data,"),
     ],
 )
