@@ -94,9 +94,12 @@ def test_an_interrupt_ends_the_tests(toy: Path) -> None:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 128 + signal.SIGINT
+        try:
+            assert process.wait(60) == 128 + signal.SIGINT
+        finally:
+            process.kill()
     with pytest.raises(ProcessLookupError):
-        os.kill(int(started.read_text()), 0)
+        os.kill(int(started.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ from tools import ROOT
 MODULES = ["producerd/core", "producerd/runtime", "producerd/wire", "producerd/config", "spark_client"]
 NOT_ASKED = ("tests/benchmarks/", "tests/end_to_end/", "tests/faults/", "tests/releases/", "tests/system/")
 """Tests that are too slow, or whose subject is another."""
+DOCUMENTS = "tests/test_docs.py"
+"""It compares the documents with the settings, options and metrics of every package."""
 EQUIVALENTS = "tools/equivalents.toml"
 TEST_SECONDS, FAULT_SECONDS = 90, 1_200
 """Longest time for one test, and for all tests of one fault.  A fault that makes them take longer is caught."""
@@ -229,7 +231,7 @@ def files_for(module: str, root: Path) -> tuple[list[str], list[str]]:
     own = (f"tests/{package}/", f"tests/test_{package}")
     files = [path.relative_to(root).as_posix() for path in sorted((root / "tests").rglob("test_*.py"))]
     files = [file for file in files if not file.startswith(NOT_ASKED)]
-    importing = [file for file in files if imported.search((root / file).read_text())]
+    importing = [file for file in files if file == DOCUMENTS or imported.search((root / file).read_text())]
     first = [file for file in importing if file.startswith(own)]
     first.sort(key=lambda file: not file.endswith(f"/test_{last}.py"))
     then = [file for file in files if (file.startswith(own) or file in importing) and file not in first]

@@ -327,6 +327,7 @@ def test_put_keeps_the_window(daemon: FakeDaemon, limits: dict[str, int]) -> Non
 
     daemon.runs(script)
     with connect(daemon) as session:
+        assert session.tally.seconds_blocked == 0
         for _ in range(3):
             session.put("s", rows(1))
         assert session.tally.seconds_blocked > 0.15
