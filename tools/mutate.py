@@ -40,7 +40,7 @@ NOT_ASKED = ("tests/benchmarks/", "tests/end_to_end/", "tests/faults/", "tests/r
 DOCUMENTS = "tests/test_docs.py"
 """It compares the documents with the settings, options and metrics of every package."""
 EQUIVALENTS = "tools/equivalents.toml"
-TEST_SECONDS, FAULT_SECONDS = 90, 1_200
+TEST_SECONDS, FAULT_SECONDS = 180, 1_800
 """Longest time for one test, and for all tests of one fault.  A fault that makes them take longer is caught."""
 
 # ------------------------------------------------------------------------------------------------------------- faults
