@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -171,3 +172,24 @@ def test_an_object_that_is_finished_later_is_found_and_named() -> None:
         " def reset(self):\n  self.y = 2\n def start(self):\n  self.x = self.y = self.z = 3\n"
     )
     assert finished_later(tree) == ["A.z"]
+
+
+NAMED_TWICE = {
+    # The fake Kinesis has them for its users, and the daemon for itself.
+    *("Shard", "Stream", "UserRecord"),
+    # The message of the protocol, and the error that the client raises after it.
+    "Refused",
+    # To be renamed where the daemon has them.
+    *("Access", "BadRows", "Columns", "Flushing", "Kind", "Node", "Part", "Rows", "Service"),
+}
+
+
+def names_of_several_classes() -> set[str]:
+    classes = Counter(
+        node.name for tree in modules().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    )
+    return {name for name, count in classes.items() if count > 1}
+
+
+def test_no_name_is_that_of_two_classes() -> None:
+    assert names_of_several_classes() - NAMED_TWICE == set()
