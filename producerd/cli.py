@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from producerd import __version__
-from producerd.demo import ALL_ROWS, LEAST_ROWS, QUEUE_LIMIT, ROWS_UNAGGREGATED, Options
+from producerd.demo import ALL_ROWS, LEAST_ROWS, QUEUE_LIMIT, ROWS_UNAGGREGATED, DemoOptions
 from producerd.demo import run as run_demo
 from producerd.errors import ConfigurationError
 
@@ -222,7 +222,7 @@ def _config_schema(_parsed: argparse.Namespace) -> int:
 
 def _demo(parsed: argparse.Namespace) -> int:
     try:
-        chosen = Options.chosen(
+        chosen = DemoOptions.chosen(
             parsed.records,
             parsed.shards,
             parsed.queue_limit,

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from producerd import __version__
 from producerd.ctl import tables
-from producerd.ctl.daemon import Daemon, Failed
+from producerd.ctl.daemon import AdminClient, Failed
 from producerd.ctl.tables import count
 
 EXIT_FAILED: Final = 1
@@ -35,9 +35,9 @@ Lines = Iterator[str]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
-    run: Callable[[Daemon, argparse.Namespace], Lines] = parsed.run
+    run: Callable[[AdminClient, argparse.Namespace], Lines] = parsed.run
     try:
-        for line in run(Daemon(parsed.admin_socket), parsed):
+        for line in run(AdminClient(parsed.admin_socket), parsed):
             print(line, flush=True)
     except Failed as failed:
         print(f"producerctl: {failed}", file=sys.stderr)
@@ -67,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name: str, run: Callable[[Daemon, argparse.Namespace], Lines], words: str) -> argparse.ArgumentParser:
+    def command(
+        name: str, run: Callable[[AdminClient, argparse.Namespace], Lines], words: str
+    ) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
         added.set_defaults(run=run)
         return added
@@ -134,12 +136,12 @@ def _times(text: str) -> int:
 # ---- questions
 
 
-def _status(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+def _status(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     reply = daemon.get("/status")
     yield from [json.dumps(reply, indent=2)] if parsed.json else tables.status(reply)
 
 
-def _top(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+def _top(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     before = daemon.get("/status")
     for _ in islice(numbers(), parsed.count):
         time.sleep(parsed.every)
@@ -149,19 +151,19 @@ def _top(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
         before = reply
 
 
-def _shards(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+def _shards(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     reply = daemon.get(f"{_path(parsed.stream)}/shards")
     yield from [json.dumps(reply, indent=2)] if parsed.json else tables.shards(reply)
 
 
-def _dump(daemon: Daemon, _parsed: argparse.Namespace) -> Lines:
+def _dump(daemon: AdminClient, _parsed: argparse.Namespace) -> Lines:
     yield json.dumps(daemon.get("/dump"), indent=1)
 
 
 # ---- orders
 
 
-def _flush(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+def _flush(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     target = "/flush" if parsed.stream is None else f"{_path(parsed.stream)}/flush"
     reply = daemon.post(target, {"timeout_seconds": parsed.timeout}, partial(_progress, daemon, "to be delivered"))
     if not reply["streams"]:
@@ -178,7 +180,7 @@ def _flush(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
         raise Failed("not all of them are stored; their callers know it")
 
 
-def _drain(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+def _drain(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     reply = daemon.post("/drain", {"timeout_seconds": parsed.timeout}, partial(_progress, daemon, "left"))
     returned, undelivered = reply["returned_records"], reply["undelivered_records"]
     if undelivered:
@@ -189,7 +191,7 @@ def _drain(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
     yield f"the daemon stops{back}"
 
 
-def _reload(daemon: Daemon, _parsed: argparse.Namespace) -> Lines:
+def _reload(daemon: AdminClient, _parsed: argparse.Namespace) -> Lines:
     reply = daemon.post("/reload")
     yield from (f"changed: {change}" for change in reply["changed"])
     yield from (f"needs a restart: {setting}" for setting in reply["needs_restart"])
@@ -199,23 +201,23 @@ def _reload(daemon: Daemon, _parsed: argparse.Namespace) -> Lines:
         raise Failed(f"the settings were read, but {reply['unready']}")
 
 
-def _pause(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+def _pause(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     daemon.post(f"{_path(parsed.stream)}/pause")
     yield f"{parsed.stream}: nothing is sent until `producerctl resume {parsed.stream}`, or a restart"
 
 
-def _resume(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+def _resume(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     daemon.post(f"{_path(parsed.stream)}/resume")
     yield f"{parsed.stream}: sent again"
 
 
-def _loglevel(daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+def _loglevel(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     daemon.post("/loglevel", {"level": parsed.level, "seconds": parsed.seconds})
     until = "until it is set again, or a restart" if parsed.seconds is None else f"for {parsed.seconds:g} s"
     yield f"log level {parsed.level} {until}"
 
 
-def _put(_daemon: Daemon, parsed: argparse.Namespace) -> Lines:
+def _put(_daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     from producerd.errors import ProducerdError
     from spark_client import KinesisClient
 
@@ -239,7 +241,7 @@ def _path(stream: str) -> str:
     return f"/streams/{quote(stream, safe='')}"
 
 
-def _progress(daemon: Daemon, words: str) -> None:
+def _progress(daemon: AdminClient, words: str) -> None:
     """Print how far a long command is, if the standard error is a terminal."""
     if sys.stderr.isatty():
         try:

@@ -20,7 +20,7 @@ class Failed(Exception):
     """A command failed.  The message is what `producerctl` prints before it exits with 1."""
 
 
-class Daemon:
+class AdminClient:
     """The daemon that answers at a path, or at the first default path.
 
     Each request returns the JSON object of the answer.  It raises Failed with the daemon's error, or with the reason

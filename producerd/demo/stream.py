@@ -1,7 +1,7 @@
-"""The demo's stream, by boto3: made where nobody else writes to it, and deleted at the end.
+"""Create the demo's own stream with boto3, and delete it at the end.
 
-As a process of its own for an endpoint that outlives the demo: prints ``ready`` when the stream can be written to, and
-when it is told to by a line on stdin, or its end, deletes it and prints ``deleted``::
+This process serves an endpoint that outlives the demo.  It prints ``ready`` when the stream is active.  After a line on
+stdin, or its end, it deletes the stream and prints ``deleted``::
 
     python -m producerd.demo.stream ENDPOINT STREAM SHARDS
 """
@@ -15,11 +15,12 @@ import boto3
 
 
 def client(endpoint_url: str) -> Any:
-    """boto3, with the credentials and the region that the environment has."""
+    """Return a boto3 client with the credentials and the region of the environment."""
     return boto3.client("kinesis", endpoint_url=endpoint_url)
 
 
 def wait_until_active(kinesis: Any, stream: str) -> None:
+    """Wait up to 120 seconds until a stream is active."""
     kinesis.get_waiter("stream_exists").wait(StreamName=stream, WaiterConfig={"Delay": 1, "MaxAttempts": 120})
 
 
@@ -27,7 +28,7 @@ def main(endpoint_url: str, stream: str, shards: int) -> None:
     try:
         kinesis = client(endpoint_url)
         kinesis.create_stream(StreamName=stream, ShardCount=shards)
-    except Exception as error:  # whatever boto3 raises: it is told in one line
+    except Exception as error:  # any error of boto3, as one line instead of a traceback
         sys.exit(f"no stream can be made at {endpoint_url}: {error}")
     try:
         wait_until_active(kinesis, stream)

@@ -1,4 +1,4 @@
-"""A fake Kinesis for tests, producerd's own and its users'.
+"""A fake Kinesis, for the tests of producerd and of its users.
 
 ::
 
@@ -12,10 +12,11 @@
         ...  # a producer whose endpoint_url is server.url
     assert flights.read().dropped_aggregates == 0
 
-`rules` answer, once `validation` has checked; `faults` fail; `streams` store, and `reading` reads; `aggregates` is what
-a consumer makes of a record; `access` judges headers.  None of these knows a clock or a socket.  `fake_kinesis` puts
-them behind HTTP or HTTPS, with an `uplink` as slow as asked for, and `control` for other languages and processes.
-docs/testing.md shows how to use it all.  Needs the extra ``daemon``.
+`rules` answers requests, after `access` has checked their headers and `validation` their bodies.  `faults` has the ways
+to fail.  `streams` stores records, `reading` returns them, and `aggregates` takes them apart as a consumer does.  None
+of these uses a clock or a socket.  `fake_kinesis` serves them over HTTP or HTTPS, with an `uplink` of any speed, and
+`control` serves tests in other languages and processes.  docs/testing.md shows how to use them.  The package needs the
+extra ``daemon``.
 """
 
 from producerd.testing.aggregates import UserRecord, deaggregate, hash_of

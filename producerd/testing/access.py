@@ -1,6 +1,6 @@
-"""What the service has against a request's headers: whose key signed it, and when.
+"""Check the headers of a request: the access key and the time of its signature.
 
-The promise: a decision from the headers and the clock alone.  Signatures themselves are not checked.
+The decision depends only on the headers and the clock.  The signature itself is not checked.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Final
 from producerd.testing.streams import ServiceError
 
 TOLERANCE: Final = timedelta(minutes=5)
-"""Seen in the words of https://github.com/awslabs/amazon-kinesis-producer/issues/222 and others."""
+"""Largest difference between the clocks.  https://github.com/awslabs/amazon-kinesis-producer/issues/222 quotes it."""
 
 LARGEST_CLOCK_OFFSET_SECONDS: Final = 100 * 365 * 86_400
-"""A machine without a clock begins in 1970; a date far beyond could not be written."""
+"""Largest offset of the server's clock: enough for a machine that begins in 1970, and small enough for any date."""
 
 _DATE: Final = "%Y%m%dT%H%M%SZ"
 _ACCESS_KEY: Final = re.compile(r"Credential=([^/,\s]+)/")
 
 
 def checked_clock_offset(seconds: float) -> float:
+    """Return the offset.  Raise ValueError if it is too large."""
     if not abs(seconds) <= LARGEST_CLOCK_OFFSET_SECONDS:
         raise ValueError(
             f"clock_offset_seconds={seconds!r}: at most {LARGEST_CLOCK_OFFSET_SECONDS:,}, a century, either way"
@@ -38,7 +39,7 @@ def refusal(
     accepted_access_keys: Set[str] | None,
     expired_access_keys: Set[str],
 ) -> ServiceError | None:
-    """None for a request that may be answered.  ``headers`` are looked up in any case of letters."""
+    """Return the error that refuses a request, or None.  ``headers`` must find a name in any case of letters."""
     if not (checks_clock or expired_access_keys) and accepted_access_keys is None:
         return None
     found = _ACCESS_KEY.search(headers.get("Authorization", ""))

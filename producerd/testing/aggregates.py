@@ -1,8 +1,8 @@
-"""What a consumer makes of a stored record: plain, or an aggregate in the KPL's format, taken apart.
+"""Take stored records apart as a consumer does: plain records, and aggregates in the KPL's format.
 
-Written from the format and Amazon's library and never from `producerd.core.kpl.aggregation`, so that it can judge that
-module.  It follows the Kinesis Client Library 3.0.2: a wrong magic, digest or message is a plain record, not an error.
-Java's reading decides what a message, a text and a number are.
+This module follows the format's description and Amazon's library, not `producerd.core.kpl.aggregation`, so that it can
+judge that module.  It behaves as the Kinesis Client Library 3.0.2: a record with a wrong magic, digest or message is a
+plain record, not an error.  Messages, texts and numbers are read as Java reads them.
 
 Format: https://github.com/awslabs/amazon-kinesis-producer/blob/master/aggregation-format.md
 """
@@ -20,7 +20,7 @@ DIGEST_BYTES: Final = 16
 
 
 class UserRecord(NamedTuple):
-    """A record as the application wrote it."""
+    """A record as an application wrote it."""
 
     partition_key: str
     explicit_hash_key: str | None
@@ -28,8 +28,10 @@ class UserRecord(NamedTuple):
 
 
 class BrokenAggregate(ValueError):
-    """Right magic, digest and message, but a consumer fails on a record: it points outside the key tables, or its
-    explicit hash key is not a number."""
+    """An aggregate on which a consumer fails, although its magic, digest and message are right.
+
+    A record in it points outside the key tables, or has an explicit hash key that is not a number.
+    """
 
 
 class _NotAMessage(ValueError):
@@ -37,15 +39,17 @@ class _NotAMessage(ValueError):
 
 
 def hash_of(partition_key: str, explicit_hash_key: str | None) -> int:
-    """The place of a record: its explicit hash key, which may lie outside of 0..2^128-1, or the MD5 of its key as a
-    big-endian number.  Raises ValueError for an explicit hash key that is not a number."""
+    """Return a record's hash key: its explicit one, or the MD5 of its partition key as a big-endian number.
+
+    An explicit hash key may lie outside of 0..2^128-1.  Raise ValueError if it is not a number.
+    """
     if explicit_hash_key is not None:
         return _big_integer(explicit_hash_key)
     return int.from_bytes(hashlib.md5(partition_key.encode(), usedforsecurity=False).digest())
 
 
 def deaggregate(payload: bytes) -> list[UserRecord] | None:
-    """The user records of an aggregate, in order; None for a plain record.  Raises BrokenAggregate."""
+    """Return the user records of an aggregate, in order, or None for a plain record.  Raise BrokenAggregate."""
     if not payload.startswith(MAGIC) or len(payload) <= len(MAGIC) + DIGEST_BYTES:
         return None
     message, digest = payload[len(MAGIC) : -DIGEST_BYTES], payload[-DIGEST_BYTES:]
@@ -61,7 +65,7 @@ def _user_records(message: bytes) -> list[UserRecord]:
     keys: list[str] = []
     hash_keys: list[str] = []
     rows: list[tuple[int, int | None, bytes]] = []
-    for number, value in _Reader(message).fields():
+    for number, value in _ProtobufReader(message).fields():
         match number, value:
             case 1, bytes():
                 keys.append(value.decode(errors=_AS_JAVA))
@@ -81,7 +85,7 @@ def _user_records(message: bytes) -> list[UserRecord]:
 
 
 def _at(table: list[str], index: int) -> str:
-    """An entry of a table; the index is cut to a signed number of 32 bits, as Java casts it."""
+    """Return an entry of a table.  The index is cut to a signed number of 32 bits, as in Java."""
     place = (index + 2**31) % 2**32 - 2**31
     if not 0 <= place < len(table):
         raise BrokenAggregate(f"index {place} in a table of {len(table)}")
@@ -89,9 +93,9 @@ def _at(table: list[str], index: int) -> str:
 
 
 def _row(message: bytes) -> tuple[int, int | None, bytes]:
-    """The key's index, the hash key's index if any, and the data of one record; of each the last one counts."""
+    """Return key index, hash key index or None, and data of a record.  Of each field the last counts."""
     key = hash_key = data = None
-    for number, value in _Reader(message, 1).fields():
+    for number, value in _ProtobufReader(message, 1).fields():
         match number, value:
             case 1, int():
                 key = value
@@ -107,13 +111,13 @@ def _row(message: bytes) -> tuple[int, int | None, bytes]:
 
 
 def _check_tag(message: bytes) -> None:
-    keys = [value for number, value in _Reader(message, 2).fields() if number == 1 and isinstance(value, bytes)]
+    keys = [value for number, value in _ProtobufReader(message, 2).fields() if number == 1 and isinstance(value, bytes)]
     if not keys:
         raise _NotAMessage("a tag without a key")
 
 
-class _Reader:
-    """Reads one protobuf message from its beginning to its end; ``depth`` counts the messages and groups around it."""
+class _ProtobufReader:
+    """A reader of one protobuf message.  ``depth`` counts the messages and groups around it."""
 
     MOST_DEPTH: Final = 100
 
@@ -123,7 +127,10 @@ class _Reader:
         self._depth = depth
 
     def fields(self, group: int | None = None) -> Iterator[tuple[int, int | bytes | None]]:
-        """Each field's number and its value: a varint, or bytes, or None.  Ends with the message, or with a group."""
+        """Yield the number and value of each field until the message or the group ends.
+
+        The value is an int for a varint, or bytes.
+        """
         while self._position < len(self._message) or group is not None:
             number, wire_type = divmod(self._varint() % 2**32, 8)
             if number == 0:
@@ -169,7 +176,10 @@ class _Reader:
 
 
 def _replace_as_java(error: UnicodeError) -> tuple[str, int]:
-    """One U+FFFD for each malformed part.  A surrogate is one, whole or cut short: to Python each byte of it is."""
+    """Replace malformed bytes by one U+FFFD for each piece that Java takes for one.
+
+    For Java a surrogate is one piece, even if it is cut short.  For Python each of its bytes is one.
+    """
     assert isinstance(error, UnicodeDecodeError)
     text, start, end = error.object, error.start, error.end
     if text[start] == 0xED:
@@ -183,7 +193,7 @@ codecs.register_error(_AS_JAVA, _replace_as_java)
 
 
 def _big_integer(text: str) -> int:
-    """A number as Java's BigInteger reads it: a sign, then decimal digits of any script, each of one UTF-16 unit."""
+    """Return a number as Java's BigInteger reads it: a sign, then decimal digits of any script in the BMP."""
     digits = text[1:] if text[:1] in {"+", "-"} else text
     values = [unicodedata.decimal(digit, None) if digit <= "\uffff" else None for digit in digits]
     if not values or None in values:

@@ -1,4 +1,4 @@
-"""A certificate for a server that lives as long as a test: made anew, signed by itself, in files of a directory."""
+"""Create a self-signed certificate for a server that lives as long as a test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 
 
 def self_signed(directory: Path, host: str) -> tuple[ssl.SSLContext, Path]:
-    """A context with a new certificate for ``host`` and localhost, and the file that clients verify with."""
+    """Return a server's context with a new certificate for ``host`` and localhost, and the file that clients trust.
+
+    The files are created in ``directory``.  Raise RuntimeError if the package cryptography is missing.
+    """
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization

@@ -1,7 +1,7 @@
-"""What Python can set and see of the fake Kinesis, as JSON over HTTP: for tests in other languages or processes.
+"""Control the fake Kinesis with JSON over HTTP, from tests in other languages or processes.
 
-The promise: each call answers with what holds after it; a call that is refused (400 and a line that says why) changes
-nothing.  docs/testing.md lists the paths.
+Each call returns the state after it.  A call that is refused (400, and a line that says why) changes nothing.
+docs/testing.md lists the paths.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Server(Protocol):
         """Return the service's time in seconds since 1970."""
 
     def release(self) -> None:
-        """Hand every request that hangs to the rules once more."""
+        """Let the rules decide again about every request that hangs."""
 
 
 class _Body(BaseModel):
@@ -41,7 +41,7 @@ class _Body(BaseModel):
 
 
 class ServiceSettings(_Body):
-    """Attributes of `FakeKinesis`."""
+    """The settings that are attributes of `FakeKinesis`."""
 
     latency_seconds: Annotated[float | tuple[float, float], AfterValidator(checked_latency)] = 0.0
     enforce_limits: bool = False
@@ -50,7 +50,7 @@ class ServiceSettings(_Body):
 
 
 class ServerSettings(_Body):
-    """Attributes of `FakeServer`."""
+    """The settings that are attributes of `FakeServer`."""
 
     uplink_bytes_per_second: NotNegative | None = None
     clock_offset_seconds: Annotated[float, AfterValidator(checked_clock_offset)] = 0.0
@@ -59,8 +59,8 @@ class ServerSettings(_Body):
     expired_access_keys: set[str] = set()
 
 
-class StreamSettings(_Body):
-    """Attributes of `Stream`."""
+class FakeStreamSettings(_Body):
+    """The settings that are attributes of a stream."""
 
     max_record_kib: int = 1024
     record_distribution_strategy: Strategy | None = None
@@ -68,22 +68,22 @@ class StreamSettings(_Body):
     keeps_entries: bool = True
 
 
-class Settings(ServiceSettings, ServerSettings):
-    """Of these, what is given is set."""
+class FakeSettings(ServiceSettings, ServerSettings):
+    """The body that sets settings.  A setting that is missing in it does not change."""
 
-    streams: dict[str, StreamSettings] = {}
+    streams: dict[str, FakeStreamSettings] = {}
     shard_delay_seconds: dict[str, dict[str, NotNegative]] = {}  # by stream and shard id
 
 
 class Faults(_Body):
-    """Each takes the place of all that there were."""
+    """The body that sets faults.  Each list replaces all faults of its kind."""
 
     script: list[Fault] = []
     standing: list[Fault] = []
 
 
 class NewStream(_Body):
-    """Takes the place of a stream of that name."""
+    """The body that creates a stream, in place of an existing one with its name."""
 
     name: str
     shards: int | None = None
@@ -94,13 +94,13 @@ class NewStream(_Body):
 
 
 class OfStream(_Body):
-    """The query of a call that is about one stream."""
+    """The query of a call for one stream."""
 
     stream: str
 
 
 def answer(server: Server, method: str, path: str, query: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-    """Status and JSON for a call of the control path."""
+    """Return the status and the JSON that answer a call."""
     if f"{method} {path}" not in CALLS:
         return 404, _json({"error": f"no {method} {path}; there are {', '.join(CALLS)}"})
     kind, call = CALLS[f"{method} {path}"]
@@ -125,7 +125,7 @@ def _json(value: Any) -> bytes:
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    if isinstance(value, tuple):  # a named one: an Entry or a UserRecord
+    if isinstance(value, tuple):  # a NamedTuple: an Entry or a UserRecord
         return value._asdict()  # type: ignore[attr-defined]
     return sorted(value)
 
@@ -135,7 +135,7 @@ def _show_settings(server: Server, _: _Body) -> dict[str, Any]:
     return {
         **_shown(server.kinesis, ServiceSettings),
         **_shown(server, ServerSettings),
-        "streams": {name: _shown(stream, StreamSettings) for name, stream in streams.items()},
+        "streams": {name: _shown(stream, FakeStreamSettings) for name, stream in streams.items()},
         "shard_delay_seconds": {
             name: {shard.shard_id: shard.delay_seconds for shard in stream.open_shards}
             for name, stream in streams.items()
@@ -143,7 +143,7 @@ def _show_settings(server: Server, _: _Body) -> dict[str, Any]:
     }
 
 
-def _set_settings(server: Server, given: Settings) -> dict[str, Any]:
+def _set_settings(server: Server, given: FakeSettings) -> dict[str, Any]:
     streams = [(_stream(server, name), settings) for name, settings in given.streams.items()]
     shards = [
         (_stream(server, name).shard(shard_id), seconds)
@@ -153,7 +153,7 @@ def _set_settings(server: Server, given: Settings) -> dict[str, Any]:
     _set(server.kinesis, given, ServiceSettings)
     _set(server, given, ServerSettings)
     for stream, settings in streams:
-        _set(stream, settings, StreamSettings)
+        _set(stream, settings, FakeStreamSettings)
     for shard, seconds in shards:
         shard.delay_seconds = seconds
     return _show_settings(server, given)
@@ -229,7 +229,7 @@ def _stream(server: Server, name: str) -> Stream:
 
 CALLS: Final[dict[str, tuple[type[_Body], Callable[[Server, Any], dict[str, Any]]]]] = {
     "GET /_fake/settings": (_Body, _show_settings),
-    "POST /_fake/settings": (Settings, _set_settings),
+    "POST /_fake/settings": (FakeSettings, _set_settings),
     "GET /_fake/faults": (_Body, _show_faults),
     "POST /_fake/faults": (Faults, _set_faults),
     "POST /_fake/release": (_Body, _release),

@@ -1,14 +1,14 @@
-"""A Kinesis endpoint for tests: the rules of `producerd.testing.rules` behind a real socket, HTTP or HTTPS.
+"""Serve a fake Kinesis over HTTP or HTTPS.
 
-The promise: every request is decided by `FakeKinesis.handle`, as it has arrived, on one thread; what that says is
-what happens on the socket, to resets and silence.  A client that gives up leaves nothing behind.
+`FakeKinesis.handle` decides about every request, on one thread.  The server does on the socket what it decides,
+including resets and silence.  A client that gives up leaves nothing behind.
 
     async with serve(kinesis) as server:              # in an asyncio program
-    with serve_in_thread(kinesis) as server:          # beside blocking clients, such as boto3
+    with serve_in_thread(kinesis) as server:          # with blocking clients, such as boto3
     python -m producerd.testing.fake_kinesis --shards 4 --port 0 --stream flights
 
-Any credentials will do, unless the server is told which; signatures are never checked.  Paths below ``/_fake/`` are
-`producerd.testing.control`: they set in a process what Python sets here.
+The server accepts any credentials, unless `FakeServer.accepted_access_keys` names some, and never checks signatures.
+`producerd.testing.control` answers the paths below ``/_fake/``, which control a server in another process.
 """
 
 from __future__ import annotations
@@ -40,28 +40,29 @@ from producerd.testing.rules import FakeKinesis, Fault
 from producerd.testing.uplink import RECEIVE_BUFFER_BYTES, Uplink
 
 MAX_BODY_BYTES: Final = 16 * 1024 * 1024
-"""10 MiB of data is 13.4 MiB in base64; the rest is for keys and JSON."""
+"""Largest body of a request.  10 MiB of data have 13.4 MiB in base64; the rest is for keys and JSON."""
 LONGEST_SLEEP_SECONDS: Final = 86_400.0
-"""A delay of math.inf is slept in steps: not every event loop takes it."""
+"""Longest single sleep.  The server sleeps a delay of math.inf in steps, because some event loops refuse it."""
 HIGHEST_PORT: Final = 65_535
 READ_BYTES: Final = 1024 * 1024
 STEPS_TO_A_CONNECTION: Final = 4
-"""Turns of asyncio's event loop from its accept() to `connection_made`, and one to spare."""
+"""Turns of asyncio's event loop from its accept() to `connection_made`, and one more."""
 ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class FakeServer:
-    """The socket side.  The counters are for assertions; a peak is the most at one time.
+    """A server of a `FakeKinesis`, with settings and with counters for assertions.
 
-    The settings may be changed at any time, from any thread.  ``uplink_bytes_per_second`` is the speed at which bodies
-    of requests arrive, over all connections: None for as fast as they can, 0 for an endpoint that never reads one.
+    A test may change the settings at any time, from any thread.  ``uplink_bytes_per_second`` is the speed at which the
+    server reads the bodies of requests, over all connections: None for no limit, 0 for a server that never reads one.
+    A counter named ``_peak`` has the highest number at one time.
     """
 
     def __init__(self, kinesis: FakeKinesis) -> None:
         self.kinesis = kinesis
         self.url = ""
         self.certificate: Path | None = None
-        self.checks_clock = False  # refuse what was signed more than 5 minutes off that clock
+        self.checks_clock = False  # refuse a request that was signed more than 5 minutes from the server's time
         self.accepted_access_keys: set[str] | None = None  # None: every one
         self.expired_access_keys: set[str] = set()
         self.connections_open = 0
@@ -85,7 +86,7 @@ class FakeServer:
 
     @property
     def clock_offset_seconds(self) -> float:
-        """Of the clock in the answers' Date, against which signatures are checked."""
+        """Offset of the server's clock, which is the Date of its answers and checks the time of signatures."""
         return self._clock_offset_seconds
 
     @clock_offset_seconds.setter
@@ -93,15 +94,18 @@ class FakeServer:
         self._clock_offset_seconds = access.checked_clock_offset(seconds)
 
     def now(self) -> float:
-        """What `FakeKinesis.handle` is told: seconds since 1970 that never go back."""
+        """Return the time for `FakeKinesis.handle`: seconds since 1970 that never go back."""
         return self._loop.time() + self._wall_clock_offset
 
     def clock(self) -> float:
-        """What the server believes and says the time is."""
+        """Return the time on the server's clock, in seconds since 1970, with its offset."""
         return time.time() + self.clock_offset_seconds
 
     def release(self) -> None:
-        """Hand every hung request to the rules once more; from any thread.  Take away the standing fault before."""
+        """Let the rules decide again about every request that hangs, from any thread.
+
+        Remove the standing fault before.
+        """
         self._loop.call_soon_threadsafe(self._release)
 
     def _release(self) -> None:
@@ -153,10 +157,10 @@ class FakeServer:
 
 
 class _CountingServer(web.Server):
-    """aiohttp's server, which tells of each connection."""
+    """aiohttp's server, which counts its connections."""
 
     def __init__(self, server: FakeServer) -> None:
-        # With cancellation a request that waits ends when its client goes away.
+        # With cancellation a waiting request ends when its client disconnects.
         super().__init__(server.respond, handler_cancellation=True, access_log=None, read_bufsize=READ_BYTES)
         self._server = server
 
@@ -176,7 +180,7 @@ async def _sleep(seconds: float) -> None:
 
 
 def _reset(request: web.BaseRequest) -> None:
-    """End the connection with RST: without the option the client would see an orderly end."""
+    """End the connection with RST.  Without the socket's option the client would see an orderly end."""
     transport = request.transport
     if transport is not None:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -187,9 +191,9 @@ def _reset(request: web.BaseRequest) -> None:
 async def serve(
     kinesis: FakeKinesis, *, host: str = "127.0.0.1", port: int = 0, tls: bool = False
 ) -> AsyncIterator[FakeServer]:
-    """Serve until the block ends; then every connection is cut, whatever it waits for.
+    """Serve until the block ends, then cut every connection.
 
-    With ``tls`` the certificate is made anew and signed by itself: clients verify with `FakeServer.certificate`.
+    With ``tls`` the server has a new self-signed certificate, which clients verify with `FakeServer.certificate`.
     """
     if not 0 <= port <= HIGHEST_PORT:  # uvloop would take it modulo 65536
         raise ValueError(f"port {port}: 1 to {HIGHEST_PORT}, or 0 for any that is free")
@@ -215,7 +219,7 @@ async def serve(
 
 
 async def _accept_no_more(listener: asyncio.Server) -> None:
-    """Hand over what asyncio has accepted: of a server that is closed it would forget these sockets, still open."""
+    """Stop accepting, and let asyncio hand over accepted sockets: a closed server would leave them open."""
     for listening in listener.sockets:
         asyncio.get_running_loop().remove_reader(listening)
     for _ in range(STEPS_TO_A_CONNECTION):
@@ -233,7 +237,7 @@ async def _cut(protocols: web.Server) -> None:
 def serve_in_thread(
     kinesis: FakeKinesis, *, host: str = "127.0.0.1", port: int = 0, tls: bool = False
 ) -> Iterator[FakeServer]:
-    """`serve` on an event loop in a thread of its own, for blocking clients."""
+    """Serve on an event loop in another thread, for blocking clients."""
     started: concurrent.futures.Future[tuple[FakeServer, Callable[[], object]]] = concurrent.futures.Future()
 
     async def run() -> None:
@@ -245,7 +249,7 @@ def serve_in_thread(
     def main() -> None:
         try:
             asyncio.run(run())
-        except BaseException as error:  # whatever keeps the server from starting belongs to the caller's thread
+        except BaseException as error:  # an error at the start is raised in the caller's thread
             if started.done():
                 raise
             started.set_exception(error)
@@ -263,24 +267,28 @@ def serve_in_thread(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m producerd.testing.fake_kinesis",
-        description="A Kinesis endpoint in memory, for tests. Its first line on stdout is its URL.",
+        description="Serve a Kinesis in memory, for tests. The first line on stdout is its URL.",
     )
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
-    parser.add_argument("--tls", action="store_true", help="HTTPS; the second line is the certificate to verify with")
-    parser.add_argument("--stream", action="append", metavar="NAME", help="may be repeated; default: stream")
-    parser.add_argument("--shards", type=int, default=4, help="of each stream")
+    parser.add_argument("--port", type=int, default=0, help="0: any free port")
+    parser.add_argument(
+        "--tls", action="store_true", help="serve HTTPS; the second line on stdout is the path of the certificate"
+    )
+    parser.add_argument(
+        "--stream", action="append", metavar="NAME", help="a stream's name; may be repeated (default: stream)"
+    )
+    parser.add_argument("--shards", type=int, default=4, help="shards of each stream")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--latency-seconds", type=float, default=0.0)
-    parser.add_argument("--enforce-limits", action="store_true", help="1,000 records/s and 1 MiB/s a shard")
-    parser.add_argument("--throttle-fraction", type=float, default=0.0, help="of the entries")
+    parser.add_argument("--enforce-limits", action="store_true", help="allow 1,000 records/s and 1 MiB/s per shard")
+    parser.add_argument("--throttle-fraction", type=float, default=0.0, help="share of the entries to throttle")
     parser.add_argument("--hang", action="store_true", help="accept every request and never answer")
-    parser.add_argument("--forget", action="store_true", help="count entries and do not keep them, for long runs")
+    parser.add_argument("--forget", action="store_true", help="count entries without keeping them, for long runs")
     return parser
 
 
 def kinesis_of(arguments: Sequence[str]) -> FakeKinesis:
-    """The service that a command line asks for."""
+    """Return the fake Kinesis that a command line describes."""
     return _kinesis_of(_parser().parse_args(arguments))
 
 
@@ -320,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, RuntimeError, ValueError) as error:
         parser.exit(1, f"fake_kinesis: {error}\n")
     finally:
-        # uvloop leaves them to its closed loop, and who called would hear no signal any more.
+        # uvloop leaves the handlers to its closed loop, so the caller would receive no signal any more.
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return 0

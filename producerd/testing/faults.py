@@ -1,8 +1,8 @@
-"""The ways in which the fake Kinesis fails, and the script that says when.
+"""The faults of the fake Kinesis, and the script that orders them.
 
-The promise: a script is walked in order; a request meets the first fault left in it that is for its action, and no
-other of the script.  What could never hit, or means nothing, is refused with a ValueError where it is made: a test
-would pass by it and show nothing.
+A request meets the first remaining fault of the script that is for its action, and no other fault of the script.  A
+fault that could never hit, or that means nothing, raises ValueError when it is created.  A test with it would prove
+nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ACTIONS: Final = (
     *("PutRecords", "ListShards", "DescribeStreamSummary", "DescribeStream", "GetShardIterator", "GetRecords"),
     *("CreateStream", "DeleteStream", "SplitShard", "MergeShards", "UpdateShardCount"),
 )
-"""What the fake answers; `FakeKinesis` has a method for each."""
+"""The actions that the fake answers.  `FakeKinesis` has a method for each."""
 
 THROTTLED: Final = "ProvisionedThroughputExceededException"
 ENTRY_FAILURES: Final[dict[str, tuple[str, str]]] = {
@@ -39,12 +39,12 @@ OF_SOME_KINDS: Final[dict[str, tuple[Kind, ...]]] = {
     "message": ("error", "fail"),
     "count": ("miscount", "failed_count"),
 }
-"""What the other kinds would pass over."""
+"""Fields that only some kinds of faults use, with these kinds."""
 PUT_RECORDS_ALONE: Final = ("throttle", "fail", "miscount", "failed_count")
 
 
 def checked_actions(names: Iterable[str]) -> set[str]:
-    """The names, if the fake has them all."""
+    """Return the names of actions.  Raise ValueError if the fake does not have one of them."""
     names = set(names)
     if unknown := sorted(names.difference(ACTIONS)):
         raise ValueError(f"no action {', '.join(map(repr, unknown))}; there are {', '.join(ACTIONS)}")
@@ -53,27 +53,28 @@ def checked_actions(names: Iterable[str]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One way to fail.
+    """One way in which a request fails.
 
-    ``answer``        nothing goes wrong, at most the answer is late: spares a request in a script
+    ``answer``        the request succeeds, perhaps late; in a script it lets one request pass
     ``error``         the whole request fails with ``status``, ``code`` and ``message``; nothing is stored
     ``reset``         the connection is reset without an answer; nothing is stored
-    ``hang``          there is no answer, ever; nothing is stored
+    ``hang``          no answer ever comes; nothing is stored
     ``lost``          everything is stored, then the connection is reset without an answer
     ``replaced``      everything is stored, then a proxy answers with ``status``, a page and no request id
-    ``miscount``      ``count`` results too many (negative: too few) for what was stored
-    ``failed_count``  FailedRecordCount says ``count``, whatever is true
+    ``miscount``      the answer has ``count`` results more (negative: fewer) than the request has entries
+    ``failed_count``  the answer's FailedRecordCount is ``count``
     ``throttle``      entries fail with ProvisionedThroughputExceededException
     ``fail``          entries fail with InternalFailure, or with ``code`` and ``message``
 
-    In a script, a fault lasts for ``requests`` requests or until ``entries`` entries have failed, for one request if
-    neither is given.  A standing fault lasts until it is taken away, and ``entries`` is the most of one request.
-    ``shard_id`` spares the entries of other shards.  ``fraction`` is drawn by the seed: of entries for throttle and
-    fail, of requests otherwise.  ``delay_seconds`` comes before the answer or the reset; what is stored is stored at
-    once.  ``action`` may be "*".
+    In a script, a fault lasts for ``requests`` requests or until ``entries`` entries have failed; by default, for one
+    request.  A standing fault lasts until it is removed, and fails at most ``entries`` entries of each request.
+
+    ``shard_id`` limits the fault to the entries of one shard.  ``fraction`` is the share that fails, chosen with the
+    seed: of entries for throttle and fail, of requests otherwise.  ``delay_seconds`` delays the answer or the reset,
+    not the storing.  ``action`` may be "*".
     """
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}  # of faults that come as JSON
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # for faults in JSON
 
     kind: Kind
     requests: int | None = None
@@ -111,12 +112,13 @@ class Fault:
             raise ValueError(f"miscount with count={self.count!r}: how many results too many, or (negative) too few")
 
     def is_for(self, action: str) -> bool:
+        """Return whether the fault hits requests for this action."""
         return self.action in (action, "*")
 
 
 @dataclass(slots=True)
 class Lasting:
-    """A fault and for how long it lasts; None: no end."""
+    """A fault, with the requests and entries for which it still lasts, or None if they have no limit."""
 
     fault: Fault
     requests: int | None
@@ -128,7 +130,7 @@ class Lasting:
 
 
 class Script:
-    """Faults that come one after the other, each for its action."""
+    """A list of faults that hit requests one after the other, each for its own action."""
 
     def __init__(self) -> None:
         self._lines: list[Lasting] = []
@@ -146,7 +148,7 @@ class Script:
         self._lines.clear()
 
     def take(self, action: str) -> Lasting | None:
-        """The fault that a request for this action meets, which has one request less to last."""
+        """Return the fault that a request for this action meets, or None, and count the request."""
         if self._lines:
             self._lines = [line for line in self._lines if not line.is_over]
         for line in self._lines:
@@ -157,7 +159,7 @@ class Script:
 
 
 def stopped_by(faults: list[Lasting]) -> Literal["reset", "hang"] | None:
-    """The first fault that keeps a request from being served; an error is raised."""
+    """Return the first fault that leaves a request without an answer, or None.  Raise the error of an ``error``."""
     for lasting in faults:
         fault = lasting.fault
         if fault.kind == "reset" or fault.kind == "hang":

@@ -1,7 +1,7 @@
-"""GetShardIterator and GetRecords: the side of the service that consumers see.
+"""Answer GetShardIterator and GetRecords, the calls of consumers.
 
-The promise: a consumer that follows NextShardIterator is handed each record of a shard once, in the order of storing,
-and at the end of a closed shard its children.  Iterators do not expire.
+A consumer that follows NextShardIterator receives each record of a shard once, in the order of storing.  At the end of
+a closed shard it receives the shard's children.  Iterators do not expire.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ GET_RECORDS_PAGE: Final = 10_000
 
 
 def shard_iterator(stream: Stream, request: dict[str, Any]) -> str:
-    """Where a consumer asks to begin."""
+    """Return an iterator for the position that a GetShardIterator asks for."""
     shard = stream.shard(str(request.get("ShardId")))
     return pack(stream.name, shard.shard_id, _position(shard, request))
 
 
 def records(stream: Stream, shard_id: str, position: int, request: dict[str, Any]) -> dict[str, Any]:
-    """The answer to GetRecords: at most 10 MiB, but always one record if there is one."""
+    """Return the answer to GetRecords: at most 10 MiB, but always at least one record if there is one."""
     shard = stream.shard(shard_id)
     found: list[dict[str, Any]] = []
     size = 0
@@ -44,11 +44,12 @@ def records(stream: Stream, shard_id: str, position: int, request: dict[str, Any
 
 
 def pack(*values: Any) -> str:
-    """Tokens and iterators: opaque to clients, and valid for ever."""
+    """Return a token or an iterator with these values.  It is opaque to clients and valid forever."""
     return base64.b64encode(orjson.dumps(values)).decode()
 
 
 def unpack(name: str, token: Any, length: int) -> list[Any]:
+    """Return the values of a token.  Raise ServiceError, with the token's name, if they are not this many."""
     try:
         values = orjson.loads(base64.b64decode(str(token)))
     except ValueError:
@@ -82,5 +83,5 @@ def _record(entry: Entry) -> dict[str, Any]:
         "Data": base64.b64encode(entry.data).decode(),
         "ApproximateArrivalTimestamp": entry.stored_at,
     }
-    # Absent where it was sent without: https://docs.aws.amazon.com/streams/latest/dev/service-managed-pk-considerations.html
+    # A record sent without a partition key is returned without one: https://docs.aws.amazon.com/streams/latest/dev/service-managed-pk-considerations.html
     return {**record, "PartitionKey": entry.partition_key} if entry.partition_key else record

@@ -1,12 +1,15 @@
-"""The rules by which the fake Kinesis answers, and fails.
+"""The rules by which the fake Kinesis answers requests and fails.
 
-The promise: `FakeKinesis.handle` decides everything from the request, the faults it was given, its seed and ``now``; no
-clock, no socket, no task.  So one set of rules serves simulations in virtual time and the server of
-`producerd.testing.fake_kinesis`.  A request is checked whole before anything of it is stored.
+The decision of `FakeKinesis.handle` depends only on the request, the faults, the seed and ``now``.  The rules use no
+clock, socket or task.  So the same rules serve simulations in virtual time and the server of
+`producerd.testing.fake_kinesis`.
 
-A request walks through: latency is drawn; the first ``reset``, ``hang`` or ``error`` ends it with nothing stored; what
-the server refused ends; the JSON is read; denied operations end, and calls beyond their rate; the action runs, where
-each entry fails by a fault, is throttled by its shard, or is stored; at last the answer is falsified, or lost.
+A request passes these steps:
+
+1. The latency is drawn. 2. The first ``reset``, ``hang`` or ``error`` ends the request, and nothing is stored. 3. The
+server's refusal because of the headers ends it. 4. The body is read as JSON. 5. A denied action, or a call beyond its
+rate, ends it. 6. The action checks the whole request, then runs.  Each entry fails by a fault, is throttled by its
+shard, or is stored. 7. A fault changes the answer, or loses it.
 """
 
 from __future__ import annotations
@@ -61,9 +64,9 @@ DEFAULT_SHARDS: Final = 4
 LIST_SHARDS_PAGE: Final = 1_000
 DESCRIBE_STREAM_PAGE: Final = 100
 REMEMBERED_CALLS: Final = 100_000
-"""Of each action: enough for any test that counts them, and bounded for runs of days."""
+"""Calls of each action whose times are kept: enough for any test that counts them, and bounded for runs of days."""
 ACCOUNT_WIDE: Final = frozenset({"DescribeStream", "DescribeStreamSummary", "DeleteStream"})
-"""Actions whose calls of all streams count together."""
+"""Actions with one limit for all streams of the account."""
 
 How = Literal["answer", "reset", "hang", "lost", "replaced"]
 PAGE_OF_PROXY: Final = b"<html>Request refused</html>"
@@ -71,9 +74,9 @@ PAGE_OF_PROXY: Final = b"<html>Request refused</html>"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What becomes of a request, after ``delay_seconds``.
+    """The reply to a request, which the server sends after ``delay_seconds``.
 
-    ``status`` and ``body`` count for "answer", and for "replaced": then it is a proxy that answers, and not Kinesis.
+    ``status`` and ``body`` count only for "answer" and for "replaced", the answer of a proxy in place of Kinesis.
     """
 
     status: int
@@ -84,7 +87,7 @@ class Reply:
 
 @dataclass(slots=True)
 class _Call:
-    """One request on its way."""
+    """A request that is being answered."""
 
     action: str
     now: float
@@ -94,7 +97,7 @@ class _Call:
 
 
 class Denied(set[str]):
-    """Actions of the fake, and no other word: that would deny nothing, and nobody would notice."""
+    """A set of actions of the fake.  It refuses any other name, which would deny nothing without notice."""
 
     def add(self, action: str, /) -> None:
         self.update([action])
@@ -104,6 +107,7 @@ class Denied(set[str]):
 
 
 def checked_latency(seconds: float | tuple[float, float]) -> float | tuple[float, float]:
+    """Return the latency or its range.  Raise ValueError if it is not valid."""
     low, high = seconds if isinstance(seconds, tuple) else (seconds, seconds)
     if not 0 <= low <= high:
         raise ValueError(f"latency_seconds={seconds!r}: 0 or more, or a pair of such with the lower first")
@@ -111,6 +115,7 @@ def checked_latency(seconds: float | tuple[float, float]) -> float | tuple[float
 
 
 def checked_calls(per_second: dict[str, float]) -> dict[str, float]:
+    """Return the rates by action.  Raise ValueError if one is not valid."""
     checked_actions(per_second)
     for action, rate in per_second.items():
         if not rate > 0:
@@ -119,15 +124,15 @@ def checked_calls(per_second: dict[str, float]) -> dict[str, float]:
 
 
 class FakeKinesis:
-    """The service: its streams, its faults and its counters.  The settings may be changed at any time.
+    """A fake Kinesis: its streams, its faults and its counters.  A test may change the settings at any time.
 
-    ``standing`` is a plain list: a fault in it holds for every request that it meets.  The counters: ``requests`` by
-    action; ``replies`` by "ok", "reset", "hang", "lost", "replaced" or the error's code; ``results``, of entries, by
-    "stored" or code.  ``call_times``, by action, are the ``now`` of the latest 100,000 requests.
+    ``standing`` is a plain list.  A fault in it hits every request for its action.  ``requests`` counts requests by
+    action.  ``replies`` counts them by "ok", "reset", "hang", "lost", "replaced" or the error's code.  ``results``
+    counts entries by "stored" or code.  ``call_times`` has, by action, the ``now`` of the latest 100,000 requests.
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self.enforce_limits = False  # 1,000 records/s and 1 MiB/s a shard
+        self.enforce_limits = False  # 1,000 records/s and 1 MiB/s per shard
         self.standing: list[Fault] = []
         self.streams: dict[str, Stream] = {}
         self.requests: Counter[str] = Counter()
@@ -138,7 +143,7 @@ class FakeKinesis:
         self._denied = Denied()
         self._calls_per_second: dict[str, float] = {}
         self._call_quotas: dict[tuple[str, str], TokenBucket] = {}
-        self._highest_sequence = FIRST_SEQUENCE  # of the streams that were deleted
+        self._highest_sequence = FIRST_SEQUENCE  # of all deleted streams
         self._script = Script()
         self._random = random.Random(seed)
         self._actions: Final[dict[str, Callable[[_Call], dict[str, Any]]]] = {
@@ -157,7 +162,7 @@ class FakeKinesis:
 
     @property
     def latency_seconds(self) -> float | tuple[float, float]:
-        """Constant, or (low, high): uniform, by the seed."""
+        """Latency of every request: a constant, or the range (low, high) of a uniform distribution."""
         return self._latency_seconds
 
     @latency_seconds.setter
@@ -166,7 +171,7 @@ class FakeKinesis:
 
     @property
     def denied(self) -> set[str]:
-        """Actions that end in AccessDeniedException."""
+        """Actions that fail with AccessDeniedException."""
         return self._denied
 
     @denied.setter
@@ -177,7 +182,7 @@ class FakeKinesis:
 
     @property
     def calls_per_second(self) -> dict[str, float]:
-        """By action: beyond, LimitExceededException."""
+        """Highest rate of each action.  A call beyond it fails with LimitExceededException."""
         return self._calls_per_second
 
     @calls_per_second.setter
@@ -195,15 +200,16 @@ class FakeKinesis:
         restart_sequences: bool = False,
         now: float = 0.0,
     ) -> Stream:
-        """A stream with equal shards (4), or with those that begin at ``edges``: ascending hash keys, the first 0.
+        """Create a stream with equal shards (default: 4), or with shards that begin at ``edges``.
 
-        One of that name must be deleted first; the new one has the same shard ids.  Its sequence numbers begin above
-        those of every deleted stream, and above ``now``, unless they are to restart.
+        ``edges`` are ascending hash keys, of which the first is 0.  Raise ValueError if the stream exists.  A stream
+        that replaces a deleted one has the same shard ids.  Its sequence numbers begin above the numbers of all deleted
+        streams, and above ``now``, unless ``restart_sequences`` is set.
         """
         if edges is None:
             edges = equal_edges(DEFAULT_SHARDS if shards is None else shards)
         if name in self.streams or not STREAM_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} exists already, or is no legal name")
+            raise ValueError(f"{name!r} exists already, or is not a legal name")
         if not edges or shards not in (None, len(edges)):
             raise ValueError(f"{name!r} with {shards} shards and {len(edges)} edges")
         if edges[0] != 0 or any(low >= high for low, high in pairwise([*edges, HASH_END])):
@@ -219,21 +225,21 @@ class FakeKinesis:
         self._highest_sequence = max(self._highest_sequence, self.streams.pop(name).sequence)
 
     def script(self, *faults: Fault) -> None:
-        """Append to the script.  A request meets the first fault left that is for its action, and no other of these."""
+        """Append faults to the script.  A request meets only the first remaining fault that is for its action."""
         self._script.append(*faults)
 
     @property
     def scripted(self) -> list[Fault]:
-        """What is left of the script."""
+        """Faults of the script that remain."""
         return self._script.left
 
     def clear_script(self) -> None:
         self._script.clear()
 
     def most_calls(self, action: str, seconds: float) -> int:
-        """The most requests for an action within any span of so many seconds."""
+        """Return the highest number of requests for an action within any span of this many seconds."""
         most, span = 0, deque[float]()
-        for at in list(self.call_times.get(action, ())):  # a copy: a server in a thread may go on
+        for at in list(self.call_times.get(action, ())):  # a copy, because a server in a thread may append
             span.append(at)
             while span[0] <= at - seconds:
                 span.popleft()
@@ -241,9 +247,9 @@ class FakeKinesis:
         return most
 
     def handle(self, action: str, body: bytes | memoryview, now: float, refused: ServiceError | None = None) -> Reply:
-        """Answer one request of the JSON 1.1 protocol; ``action`` is e.g. "PutRecords".
+        """Answer one request of the JSON 1.1 protocol for an action, such as "PutRecords".
 
-        ``refused`` is what the server has against the request's headers.
+        ``refused`` is the server's error because of the request's headers, or None.
         """
         self.requests[action] += 1
         self.call_times[action].append(now)
@@ -280,7 +286,7 @@ class FakeKinesis:
         return fraction >= 1.0 or self._random.random() < fraction
 
     def _faults_for(self, action: str) -> list[Lasting]:
-        """The scripted fault that this request meets, then the standing ones."""
+        """Return the faults that a request meets: at most one of the script, then the standing ones."""
         met = [Lasting(fault, None, fault.entries) for fault in self.standing if fault.is_for(action)]
         if (scripted := self._script.take(action)) is not None:
             met.insert(0, scripted)
@@ -304,7 +310,7 @@ class FakeKinesis:
         return run(call)
 
     def _stream_of(self, call: _Call) -> Stream:
-        """The stream that a call is for, if it may be called so often."""
+        """Return the stream of a call.  Raise ServiceError if the call exceeds its rate or the stream is unknown."""
         name = stream_name(call.request)
         self._take_call(call, name)
         if name not in self.streams:
@@ -319,7 +325,7 @@ class FakeKinesis:
         quota = self._call_quotas.setdefault((call.action, scope), TokenBucket(rate))
         quota.rate = rate
         if not quota.could_take(1, call.now):
-            # The words are the same for limits of a stream and of an account: https://github.com/boto/botocore/pull/821
+            # Kinesis uses the same words for the limits of a stream and of an account: https://github.com/boto/botocore/pull/821
             raise ServiceError("LimitExceededException", f"Rate exceeded for stream {name} under account {ACCOUNT}.")
         quota.take(1)
 
@@ -367,7 +373,7 @@ class FakeKinesis:
         return None
 
     def _list_shards(self, call: _Call) -> dict[str, Any]:
-        """A page of shards by id.  Pages are no snapshot: each shows what is true, or lagging, at its own time."""
+        """Return a page of shards by id.  Each page shows the shards at its own time, less the lag."""
         request = call.request
         token, limit = request.get("NextToken"), request.get("MaxResults", LIST_SHARDS_PAGE)
         if token is not None:
@@ -411,7 +417,7 @@ class FakeKinesis:
         return answer
 
     def _create_stream(self, call: _Call) -> dict[str, Any]:
-        """On the spot: there is no state CREATING."""
+        """Create a stream at once, without the state CREATING."""
         request = call.request
         name, shards = str(request.get("StreamName") or ""), request.get("ShardCount")
         kib = request.get("MaxRecordSizeInKiB") or 1024

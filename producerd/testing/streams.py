@@ -1,8 +1,9 @@
-"""A Kinesis stream in memory: shards, what they store, and what a consumer reads.
+"""A Kinesis stream in memory: its shards, their records, and the records that a consumer reads.
 
-The promise: the open shards' ranges always cover 0..2^128-1 without gap or overlap; `Stream.entries` lists exactly what
-was stored, in the order of storing; `Stream.read` hands over what the Kinesis Client Library would, and counts what
-that would drop; sequence numbers rise from one record to the next.  No clock: ``now`` is passed in.
+The ranges of the open shards always cover 0..2^128-1 without gap or overlap.  `Stream.entries` lists exactly the stored
+records, in the order of storing.  `Stream.read` returns the records that the Kinesis Client Library would return, and
+counts the aggregates that it would drop.  Sequence numbers rise from one record to the next.  The module has no clock:
+callers pass ``now``, in seconds.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ HASH_END: Final = 2**128
 SHARD_RECORDS_PER_SECOND: Final = 1_000
 SHARD_BYTES_PER_SECOND: Final = 1024 * 1024
 FIRST_SEQUENCE: Final = 496 * 10**53
-"""56 digits, as the service's have; so numbers compare alike as numbers and as text."""
+"""First sequence number.  It has 56 digits, as in Kinesis, so numbers and their texts sort in the same order."""
 
 Strategy = Literal["USER_PARTITION_KEY", "AUTO"]
-"""Who chooses a record's shard: its key, or the service."""
+"""The way in which a record's shard is chosen: by its partition key, or by Kinesis."""
 
 
 class ServiceError(Exception):
-    """The service refuses a whole request, with this code and HTTP status."""
+    """Kinesis refuses a whole request, with this code and HTTP status."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(f"{code}: {message}")
@@ -41,7 +42,7 @@ class ServiceError(Exception):
 
 
 class Entry(NamedTuple):
-    """A stored record, as it was sent.  ``partition_key`` is "" where a stream that does without was sent none."""
+    """A stored record, as it was sent.  ``partition_key`` is "" if the record was sent without one."""
 
     shard_id: str
     partition_key: str
@@ -53,7 +54,8 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a consumer is handed, in storing order, and how many aggregates it drops without a word.
+    """The records that a consumer receives, in the order of storing, and the number of aggregates that it silently
+    drops.
 
     As with the Kinesis Client Library, a plain record comes without its explicit hash key.
     """
@@ -63,9 +65,9 @@ class Reading:
 
 
 class TokenBucket:
-    """At most ``rate`` a second over time, and one second's worth at once.
+    """A limit of ``rate`` per second over time, of which one second's worth may come at once.
 
-    What is larger than that needs a full bucket and leaves a debt: any legal record passes some day.
+    A larger cost needs a full bucket and leaves a debt, so that any legal record passes eventually.
     """
 
     def __init__(self, rate: float) -> None:
@@ -88,7 +90,7 @@ class TokenBucket:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """One shard: its range (both ends inclusive), its life, its quota, and what it holds."""
+    """A shard: its range (both ends inclusive), the times of its life, its quota, and its records."""
 
     shard_id: str
     start: int
@@ -98,13 +100,13 @@ class Shard:
     first_sequence: str
     closed_at: float = math.inf
     last_sequence: str = ""
-    delay_seconds: float = 0.0  # a request that touches this shard is answered so much later
+    delay_seconds: float = 0.0  # the delay of the answer to a request that has a record for this shard
     entries: list[Entry] = field(default_factory=list)
     record_quota: TokenBucket = field(default_factory=lambda: TokenBucket(SHARD_RECORDS_PER_SECOND))
     byte_quota: TokenBucket = field(default_factory=lambda: TokenBucket(SHARD_BYTES_PER_SECOND))
 
     def admit(self, size: int, now: float) -> bool:
-        """Take one record of ``size`` bytes (key and data) from the quota, or nothing."""
+        """Take one record of ``size`` bytes (key and data) from the quota, and return whether it had room."""
         if not (self.record_quota.could_take(1, now) and self.byte_quota.could_take(size, now)):
             return False
         self.record_quota.take(1)
@@ -112,7 +114,7 @@ class Shard:
         return True
 
     def describe(self, at: float) -> dict[str, Any]:
-        """The shard as ListShards shows it at a time."""
+        """Return the shard as ListShards shows it at a time."""
         sequences = {"StartingSequenceNumber": self.first_sequence}
         if self.closed_at <= at:
             sequences["EndingSequenceNumber"] = self.last_sequence
@@ -129,25 +131,25 @@ class Shard:
 
 
 def equal_edges(shards: int) -> list[int]:
-    """The starting hash keys of so many shards of equal size."""
+    """Return the starting hash keys of this many shards of equal size."""
     return [number * HASH_END // shards for number in range(shards)]
 
 
 class Stream:
-    """One stream.  The settings may be changed at any time.
+    """A stream, with settings that a test may change at any time.
 
-    ``edges`` are the starting hash keys of its first shards; sequence numbers begin above ``sequence``.
+    ``edges`` are the starting hash keys of its first shards.  Sequence numbers begin above ``sequence``.
     """
 
     def __init__(self, name: str, edges: Sequence[int], max_record_kib: int, now: float, sequence: int) -> None:
         self.name = name
         self.max_record_kib = max_record_kib
         self.created_at = now
-        self.record_distribution_strategy: Strategy | None = None  # None: a provisioned stream, which has no choice
-        self.list_shards_lag_seconds = 0.0  # ListShards shows the shards as they were
-        self.keeps_entries = True  # off: entries are counted and forgotten, for long runs
-        self.shards: list[Shard] = []  # all that there ever were, by id
-        self.sequence = sequence  # the highest number given
+        self.record_distribution_strategy: Strategy | None = None  # None: a provisioned stream
+        self.list_shards_lag_seconds = 0.0  # ListShards shows the shards as they were this long ago
+        self.keeps_entries = True  # False: entries are counted and not kept, for long runs
+        self.shards: list[Shard] = []  # open and closed, by id
+        self.sequence = sequence  # the highest sequence number so far
         self._entries: list[Entry] = []
         for start, end in pairwise([*edges, HASH_END]):
             self._open(start, end - 1, (), -math.inf)
@@ -159,10 +161,11 @@ class Stream:
 
     @property
     def open_shards(self) -> list[Shard]:
-        """By their ranges, ascending."""
+        """The open shards, in the order of their ranges."""
         return list(self._open_shards)
 
     def shard(self, shard_id: str) -> Shard:
+        """Return an open or closed shard.  Raise ServiceError if there is none with this id."""
         for shard in self.shards:
             if shard.shard_id == shard_id:
                 return shard
@@ -172,11 +175,11 @@ class Stream:
         )
 
     def shard_of(self, hash_key: int) -> Shard:
-        """The open shard that owns the hash."""
+        """Return the open shard whose range contains the hash key."""
         return self._open_shards[bisect_right(self._starts, hash_key) - 1]
 
     def store(self, shard: Shard, partition_key: str, explicit_hash_key: str | None, data: bytes, now: float) -> str:
-        """Keep a record and return its sequence number."""
+        """Store a record and return its sequence number."""
         sequence_number = self._next_sequence()
         if self.keeps_entries:
             entry = Entry(shard.shard_id, partition_key, explicit_hash_key, data, sequence_number, now)
@@ -185,19 +188,20 @@ class Stream:
         return sequence_number
 
     def entries(self) -> list[Entry]:
-        """Every stored record in the order of storing."""
+        """Return every stored record, in the order of storing."""
         return list(self._entries)
 
     def read(self) -> Reading:
-        """What a consumer is handed: aggregates taken apart, or dropped whole where one hash lies outside the shard.
+        """Return the records that a consumer receives, with aggregates taken apart.
 
-        That is the rule of the Kinesis Client Library's AggregatorUtil.  A plain record is read from any shard.
+        If one record of an aggregate has a hash key outside the shard, the consumer drops the whole aggregate.  This is
+        the rule of AggregatorUtil in the Kinesis Client Library.  It does not hold for plain records.
         """
         found = [self.records_of(entry) for entry in self._entries]
         return Reading([record for records in found for record in records or ()], found.count(None))
 
     def records_of(self, entry: Entry) -> list[UserRecord] | None:
-        """What a consumer is handed of one stored record; None: it is dropped."""
+        """Return the records that a consumer receives from one stored record, or None if it drops them."""
         try:
             found = deaggregate(entry.data)
         except BrokenAggregate:
@@ -209,7 +213,7 @@ class Stream:
         return found if fits else None
 
     def split_shard(self, shard_id: str, *, at: int | None = None, now: float = 0.0) -> tuple[str, str]:
-        """Close a shard; two children own its range at once, the second from ``at`` on (default: the middle)."""
+        """Split a shard into two children, the second from ``at`` on (default: the middle), and return their ids."""
         parent = self._eligible(shard_id)
         at = (parent.start + parent.end + 1) // 2 if at is None else at
         if not parent.start < at <= parent.end:
@@ -225,7 +229,7 @@ class Stream:
         return first.shard_id, second.shard_id
 
     def merge_shards(self, shard_id: str, adjacent_shard_id: str, *, now: float = 0.0) -> str:
-        """Close two neighbours; one child owns both ranges at once."""
+        """Merge two adjacent shards into one child, and return its id."""
         low, high = sorted((self._eligible(shard_id), self._eligible(adjacent_shard_id)), key=lambda shard: shard.start)
         if low.end + 1 != high.start:
             raise ServiceError(
@@ -240,7 +244,7 @@ class Stream:
         return child.shard_id
 
     def scale(self, shards: int, *, now: float = 0.0) -> None:
-        """Split and merge until there are so many open shards of equal size, as UpdateShardCount does."""
+        """Split and merge until there are this many open shards of equal size, as UpdateShardCount does."""
         edges = equal_edges(shards)
         for edge in edges:
             if (shard := self.shard_of(edge)).start != edge:
@@ -250,12 +254,12 @@ class Stream:
                 self.merge_shards(low.shard_id, self.shard_of(low.end + 1).shard_id, now=now)
 
     def describe_shards(self, now: float) -> list[tuple[bool, dict[str, Any]]]:
-        """For each shard that ListShards knows of by now: whether it is still open there, and what it says."""
+        """Return for each shard that ListShards shows at this time whether it is open, and its description."""
         at = now - self.list_shards_lag_seconds
         return [(shard.closed_at > at, shard.describe(at)) for shard in self.shards if shard.opened_at <= at]
 
     def describe_children(self, shard_id: str) -> list[dict[str, Any]]:
-        """The children of a closed shard, as GetRecords names them at its end."""
+        """Return the children of a closed shard, as GetRecords names them at its end."""
         return [
             {"ShardId": child.shard_id, "ParentShards": list(child.parents), "HashKeyRange": child.hash_key_range}
             for child in self.shards
@@ -263,7 +267,7 @@ class Stream:
         ]
 
     def describe(self) -> dict[str, Any]:
-        """The stream as DescribeStreamSummary shows it."""
+        """Return the stream as DescribeStreamSummary shows it."""
         strategy = self.record_distribution_strategy
         return {
             "StreamName": self.name,

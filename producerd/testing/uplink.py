@@ -1,8 +1,8 @@
-"""A slow way in: the bodies of requests come through one line that all connections share.
+"""A slow network line that the bodies of all requests share.
 
-The promise: over time, bodies are read no faster than `Uplink.bytes_per_second`; what is not read yet waits with its
-sender, as on a real line, but for what the kernel takes in (and, under TLS, 256 KiB a connection that asyncio does).
-At 0 no body is read.  A new speed holds at once, for the bodies that wait too.
+The server reads bodies no faster than `Uplink.bytes_per_second`.  As on a real line, the rest waits with the sender.
+Only the kernel's receive buffer fills earlier, and under TLS 256 KiB per connection in asyncio.  At a speed of 0 the
+server reads no body.  A new speed holds at once, also for the bodies that wait.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from typing import Final
 from aiohttp import web
 
 RECEIVE_BUFFER_BYTES: Final = 64 * 1024
-"""Asked of the kernel, which doubles it, for every connection and before it is made.  By itself the kernel hid 1.4 MB
-of a connection at 2.5 MB/s; a buffer that was made smaller under way stalled for 0.8 s."""
+"""Receive buffer of each connection, which the kernel doubles.  It is set before the connection exists.
+
+With its default the kernel buffered 1.4 MB of a connection at 2.5 MB/s.  A buffer that was made smaller later stalled
+for 0.8 s.
+"""
 LOOK_SECONDS: Final = 0.1
-"""How often a connection that nobody reads is asked whether its client is still there."""
+"""Time between two checks whether the client of an unread connection has gone."""
 
 
 class Uplink:
-    """The line.  ``bytes_per_second``: None for as fast as they come."""
+    """The line of one server.  ``bytes_per_second`` is None for no limit."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._bytes_per_second: float | None = None
-        self._free_at = 0.0  # when all that was read has come through
+        self._free_at = 0.0  # the time at which the line has carried everything that was read
         self._changed = asyncio.Event()
 
     @property
@@ -37,7 +40,7 @@ class Uplink:
 
     @bytes_per_second.setter
     def bytes_per_second(self, value: float | None) -> None:
-        """From any thread."""
+        """Set the speed, from any thread."""
         if value is not None and not value >= 0:
             raise ValueError(f"uplink_bytes_per_second={value!r}: 0 or more, or None")
         self._bytes_per_second = value
@@ -49,20 +52,20 @@ class Uplink:
         self._changed = asyncio.Event()
 
     def through_at(self, size: int, now: float) -> float:
-        """When so many bytes more have come through, after all those before them."""
+        """Add this many bytes to the line, and return the loop's time at which it has carried them."""
         self._free_at = max(self._free_at, now) + (size / self._bytes_per_second if self._bytes_per_second else 0.0)
         return self._free_at
 
     async def read(self, request: web.BaseRequest) -> bytes:
-        """The body of a request, once it has come through."""
-        parts: list[bytes] = []
-        while part := await request.content.readany():
-            parts.append(part)
-            await self._carry(request, len(part))
-        return b"".join(parts)
+        """Return the body of a request after the line has carried it."""
+        chunks: list[bytes] = []
+        while chunk := await request.content.readany():
+            chunks.append(chunk)
+            await self._carry(request, len(chunk))
+        return b"".join(chunks)
 
     async def _carry(self, request: web.BaseRequest, size: int) -> None:
-        """Leave a connection unread until ``size`` bytes have come through, and those of all others before them."""
+        """Leave a connection unread until the line has carried ``size`` bytes of it, after all earlier bytes."""
         transport = request.transport
         if self._bytes_per_second is None or transport is None:
             return
@@ -72,12 +75,12 @@ class Uplink:
                 await self._wait(self.through_at(size, now) - now)
             while self._bytes_per_second == 0:
                 await self._wait(LOOK_SECONDS)
-                # The loop does not watch a connection that it does not read: a reset would go unseen.
+                # The loop does not watch a connection that it does not read, so it would miss a reset.
                 if client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     transport.abort()
 
     async def _wait(self, seconds: float) -> None:
-        """Until then, or until the speed changes."""
+        """Wait this long, or until the speed changes."""
         changed = self._changed
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -86,7 +89,7 @@ class Uplink:
 
 @contextlib.contextmanager
 def _unread(transport: asyncio.Transport) -> Iterator[socket.socket]:
-    """Let the client's bytes wait with the client while the block lasts."""
+    """Stop reading from the client until the block ends."""
     client = transport.get_extra_info("socket")
     transport.pause_reading()
     try:

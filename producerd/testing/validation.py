@@ -1,6 +1,6 @@
-"""What the service checks of a request before it does anything, and in which words it refuses.
+"""Check a request as Kinesis does, and refuse it with the words of Kinesis.
 
-The promise: a request passes whole or is refused whole, with a ServiceError, before anything of it is stored.
+A request passes as a whole, or raises a ServiceError before anything of it is stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STREAM_ARN: Final = re.compile(r"(arn:aws[^:]*:kinesis:[^:]*):([0-9]{12}):stream
 
 
 class Row(NamedTuple):
-    """An entry of a request that was checked."""
+    """A checked entry of a request."""
 
     partition_key: str
     explicit_hash_key: str | None
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def stream_name(request: dict[str, Any]) -> str:
-    """The stream that a request means, by its name, its ARN or both."""
+    """Return the name of the stream that a request names by name, ARN or both."""
     name, arn = request.get("StreamName"), request.get("StreamARN")
     if arn is None:
         if name is None:
@@ -53,10 +53,12 @@ def stream_name(request: dict[str, Any]) -> str:
 
 
 def stream_not_found(name: str, account: str = ACCOUNT) -> ServiceError:
+    """Return the error for a stream that does not exist."""
     return ServiceError("ResourceNotFoundException", f"Stream {name} under account {account} not found.")
 
 
 def access_denied(action: str, request: dict[str, Any]) -> ServiceError:
+    """Return the error for an action that no policy allows."""
     name = request.get("StreamName") or str(request.get("StreamARN") or "").rpartition(":stream/")[2]
     return ServiceError(
         "AccessDeniedException",
@@ -67,7 +69,7 @@ def access_denied(action: str, request: dict[str, Any]) -> ServiceError:
 
 
 def refuse_dry_run(request: dict[str, Any]) -> None:
-    """Called when everything was checked and nothing was done: so a dry run ends that would have been a success.
+    """Raise the error that ends a dry run, if this is one.  Call it after all checks, before anything changes.
 
     https://docs.aws.amazon.com/streams/latest/dev/kds-dryrun-validation.html
     """
@@ -77,7 +79,7 @@ def refuse_dry_run(request: dict[str, Any]) -> None:
 
 
 def checked_rows(records: Any, stream: Stream) -> list[Row]:
-    """The entries of a request, or the ServiceError that refuses all of them."""
+    """Return the checked entries of a request.  Raise the ServiceError that refuses all of them."""
     if records is None:
         raise violation("Value null at 'records'", "Member must not be null")
     if not isinstance(records, list):
@@ -116,7 +118,7 @@ def _checked_row(record: Any, number: int, key_needed: bool) -> Row:
         raise _not_a_string(f"records.{number}.member.data", text)
     try:
         data = pybase64.b64decode(text, validate=True)
-    except ValueError:  # also for characters beyond ASCII
+    except ValueError:  # also raised for characters beyond ASCII
         raise ServiceError("SerializationException", f"'{text[:32]}' can not be converted to a Blob") from None
     size = len(data) + (len(key) if key.isascii() else len(key.encode()))
     if explicit is None:
@@ -127,6 +129,7 @@ def _checked_row(record: Any, number: int, key_needed: bool) -> Row:
 
 
 def checked_hash_key(where: str, value: Any) -> int:
+    """Return an explicit hash key as a number.  Raise the ServiceError for any other value."""
     if not isinstance(value, str) or not HASH_KEY.fullmatch(value):
         pattern = "0|([1-9]\\d{0,38})"
         raise violation(f"Value '{value}' at '{where}'", f"Member must satisfy regular expression pattern: {pattern}")

@@ -63,8 +63,7 @@ class Layout:
 
     @property
     def body_bytes(self) -> int:
-        """Bytes in the payload of the BODY message: always fewer than `charge_bytes`, so the charge covers the
-        buffer."""
+        """Bytes in the payload of the BODY message: always fewer than `charge_bytes`, which covers the buffer."""
         offsets = OFFSET_BYTES * (self.records + 1) * (3 if self.flags & FLAG_HASH_KEYS else 2)
         validity = (self.records + 7) // 8 if self.flags & FLAG_VALIDITY else 0
         return PREFIX.size + offsets + validity + self.key_bytes + self.data_bytes + self.hash_key_bytes
@@ -150,8 +149,7 @@ class Columns:
 def lay_out(
     keys: Sequence[bytes | None], data: Sequence[bytes | None], hash_keys: Sequence[bytes | None] | None = None
 ) -> Columns:
-    """Lay out rows of Python bytes as columns, for callers without Arrow.  Data may be ``None`` and is marked as
-    absent."""
+    """Lay out rows of Python bytes as columns, for callers without Arrow.  ``None`` data is marked as absent."""
     columns = [_column(keys), _column(data)]
     if hash_keys is not None:
         columns.append(_column(hash_keys))

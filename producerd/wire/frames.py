@@ -462,8 +462,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(header: Header, payload: bytes | bytearray | memoryview) -> Message:
-    """Return the message in a whole payload.  Raise ProtocolError for a payload that docs/protocol.md does not
-    allow."""
+    """Return the message in a whole payload.  Raise ProtocolError if docs/protocol.md does not allow it."""
     schema = _BY_NUMBER.get(header.type)
     if schema is None or len(payload) != header.payload_bytes:
         raise ProtocolError(f"{header.type.name}: {len(payload)} payload bytes, not a message")

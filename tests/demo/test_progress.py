@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from producerd.demo.progress import Lines, Snapshot, Watch, parse
+from producerd.demo.progress import ProgressLines, Snapshot, Watch, parse
 
 TEXT = """\
 # HELP producerd_queue_records Records taken on and not settled.
@@ -58,7 +58,7 @@ def test_a_daemon_that_does_not_listen_is_not_ready() -> None:
 
 
 def test_without_a_terminal_progress_is_lines_and_not_too_many(capsys: pytest.CaptureFixture[str]) -> None:
-    with Lines(200) as lines:
+    with ProgressLines(200) as lines:
         lines.show(READ)
         lines.show(READ)
     assert capsys.readouterr().out == "    0.0 s  delivered 60 of 200  queue 30 of 50  callers blocked 2\n"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from producerd.demo import Options, scenario
+from producerd.demo import DemoOptions, scenario
 from producerd.demo.progress import Snapshot, Watch
-from producerd.demo.scenario import Outcome
+from producerd.demo.scenario import Observed
 
 GOOD = Snapshot(ingested=1000, delivered=1000, failed=0, discarded=0, queued=0, limit=100, peak=100, blocked=0, waits=5)
 FOUND = {
@@ -27,11 +27,11 @@ LAST = "delivered 1000 of 1000 records, 0 missing, 0 duplicates"
 
 def outcome(
     last: Snapshot = GOOD, found: dict[str, Any] | None = None, batches: int = 4, exit_code: int | None = 0
-) -> Outcome:
+) -> Observed:
     watch = Watch("", "flights")
     watch.note(last)
     spark = {"batches": batches, "rows": 1000}
-    return Outcome(Options.chosen(1000, queue_limit=100), watch, spark, FOUND | (found or {}), exit_code)
+    return Observed(DemoOptions.chosen(1000, queue_limit=100), watch, spark, FOUND | (found or {}), exit_code)
 
 
 def test_a_run_in_which_all_held(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,7 @@ def test_duplicates_are_told_and_allowed(capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_each_thing_that_did_not_hold_is_a_line_and_the_exit_code_is_1(
-    broken: Callable[[], Outcome], line: str, capsys: pytest.CaptureFixture[str]
+    broken: Callable[[], Observed], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert scenario.report(broken()) == 1
     *_, problem, last = capsys.readouterr().out.splitlines()
@@ -71,14 +71,14 @@ def test_each_thing_that_did_not_hold_is_a_line_and_the_exit_code_is_1(
 
 class TestOptions:
     def test_defaults_depend_on_each_other(self) -> None:
-        assert Options.chosen().records == 336_776
-        assert Options.chosen(aggregation="none").records == 30_000
-        assert Options.chosen(400).queue_limit == 50
+        assert DemoOptions.chosen().records == 336_776
+        assert DemoOptions.chosen(aggregation="none").records == 30_000
+        assert DemoOptions.chosen(400).queue_limit == 50
 
     def test_a_queue_that_could_never_be_full_is_refused(self) -> None:
-        assert Options.chosen(1000, queue_limit=249).queue_limit == 249
+        assert DemoOptions.chosen(1000, queue_limit=249).queue_limit == 249
         with pytest.raises(ValueError, match="--queue-limit 250: allowed: less than 250"):
-            Options.chosen(1000, queue_limit=250)
+            DemoOptions.chosen(1000, queue_limit=250)
 
 
 def test_the_children_see_made_up_credentials_and_nobody_elses_settings(
