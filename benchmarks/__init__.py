@@ -1,5 +1,6 @@
-"""Measurements, one folder each with a ``__main__``: ``./dev bench NAME [--json]``.  No part of the wheel.
+"""Benchmarks, one folder each with a ``__main__``: ``./dev bench NAME [--json]``.  The wheel does not contain them.
 
-``judges`` and ``rivals`` are other people's code, which reads what we wrote or writes what we would: each in a folder
-with its Maven project and the Python that runs it.
+``judges`` and ``rivals`` use other people's code, which reads or writes Kinesis in place of ours.  Each is a folder
+with
+its Maven project and the Python that runs it.
 """

@@ -1,4 +1,4 @@
-"""What options take: a value that means nothing is refused before anything starts, and what is allowed is named."""
+"""Types of command-line options, which refuse a meaningless value and name the allowed ones before anything starts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Final
 
 MOST_RECORD_BYTES: Final = 1024 * 1024 - 16
-"""Of data, beside a key of 16 bytes: a stream takes 1 MiB of both as it comes."""
+"""Largest data of a record with a key of 16 bytes: a stream takes 1 MiB of both by default."""
 
 
 def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
-    """The type of a whole number."""
+    """Return the type of an option that is a whole number in this range."""
     allowed = f"a whole number, {least:,} or more" if most is None else f"a whole number from {least:,} to {most:,}"
 
     def parse(text: str) -> int:
@@ -28,7 +28,7 @@ def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def seconds_at_least(least: float) -> Callable[[str], float]:
-    """The type of a time that ends."""
+    """Return the type of an option that is a finite number of seconds."""
 
     def parse(text: str) -> float:
         try:
@@ -43,7 +43,7 @@ def seconds_at_least(least: float) -> Callable[[str], float]:
 
 
 def assignment(text: str) -> tuple[str, str]:
-    """The type of a setting and its value."""
+    """Return the key and the value of an option KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text}: allowed: KEY=VALUE")

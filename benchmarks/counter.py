@@ -1,7 +1,7 @@
-"""What work takes: instructions where this process runs under `benchmarks.instructions.qemu`, else processor time.
+"""Count the work of a piece of code: instructions under `benchmarks.instructions.qemu`, else nanoseconds of CPU time.
 
-SHA-256 is not done under qemu, but charged as what processors take that have instructions for it: qemu's has none, and
-28 instructions a byte would hide all else.
+Under qemu, SHA-256 is not computed but charged at the rate of processors with SHA instructions.  The processor that
+qemu emulates has none, and 28 instructions per byte would hide everything else.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, Final
 
 CALIBRATIONS: Final = 100
 FILE_VARIABLE: Final = "BENCHMARK_INSTRUCTION_COUNTER"
-"""In the environment: the file that qemu counts into."""
+"""Name of the environment variable with the path of the file into which qemu counts."""
 SHA256_INSTRUCTIONS_PER_BYTE: Final = 2
-"""120 a block of 64 bytes: 32 sha256rnds2, 24 of the message schedule, and what moves the words there."""
+"""Instructions per byte: 120 per block of 64, of which 32 are sha256rnds2 and 24 belong to the message schedule."""
 
 
 class Counter:
-    """Counts from its making on, but for what is done between `pause` and `go_on`."""
+    """A counter that runs from its creation on, except between `pause` and `go_on`."""
 
     def __init__(self) -> None:
         path = os.environ.get(FILE_VARIABLE)
@@ -42,7 +42,7 @@ class Counter:
         self._since = self._now()
 
     def take(self) -> int:
-        """What has been counted since the last time."""
+        """Return the count since the last call, and begin again at 0."""
         self.pause()
         counted, self._counted = self._counted + _Sha256.taken(), 0
         self.go_on()
@@ -56,7 +56,7 @@ def _instructions(path: str) -> Callable[[], int]:
 
 
 class _Sha256:
-    """Takes the place of hashlib's, and hashes nothing."""
+    """A replacement for hashlib.sha256 that counts bytes and hashes nothing."""
 
     digest_size = 32
     block_size = 64
@@ -80,7 +80,7 @@ class _Sha256:
 
     @classmethod
     def taken(cls) -> int:
-        """The instructions of what has been hashed since the last time."""
+        """Return the instructions charged for the bytes hashed since the last call."""
         hashed, cls.hashed_bytes = cls.hashed_bytes, 0
         return SHA256_INSTRUCTIONS_PER_BYTE * hashed
 

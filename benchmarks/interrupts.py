@@ -1,4 +1,4 @@
-"""Ctrl-C ends a benchmark as it ends the demo, and that is told."""
+"""End a benchmark at Ctrl-C in the same way as the demo, and report it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from producerd.demo import scenario
 
 @contextmanager
 def interrupts() -> Iterator[None]:
-    """As `producerd.demo.scenario.interrupts`, whose SystemExit says so once all is cleaned up."""
+    """Handle signals as `producerd.demo.scenario.interrupts` does, and report the interruption after the cleanup."""
     with scenario.interrupts():
         try:
             yield

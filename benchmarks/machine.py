@@ -1,4 +1,4 @@
-"""On what a benchmark runs: so its conditions begin."""
+"""Describe the machine on which a benchmark runs, for its conditions."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """Its model; not every architecture's kernel names one."""
+    """Return the processor's model, which the kernels of some architectures do not name."""
     found = re.search(r"^model name\s*:\s*(.*\S)", CPUINFO.read_text(), re.MULTILINE) if CPUINFO.exists() else None
     return found[1] if found else platform.processor() or "processor unknown"

@@ -1,7 +1,8 @@
-"""Java projects, built by Maven once: until their sources change, what was built is used as it is, and offline.
+"""Build Java projects with Maven, once.  Until their sources change, runs use the result without Maven and offline.
 
-What is built lies in the ignored folder ``build/java``, under a name that tells the sources; Maven's own downloads lie
-where Maven puts them.
+The result is in the ignored folder ``build/java``, under a name with a digest of the sources.  Maven keeps its
+downloads
+in its own place.
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ from typing import Final
 
 BUILT: Final = Path(__file__).resolve().parents[1] / "build" / "java"
 BUILD_SECONDS: Final = 600.0
-"""The first build downloads about 100 MB."""
+"""Longest time of a build.  The first one downloads about 100 MB."""
 GOALS: Final = ("compiler:compile", "dependency:copy-dependencies")
-"""Not `package`: it would download the tools of tests and of jars too."""
+"""Goals of the build.  `package` would also download the tools for tests and jars."""
 SHOWN_ERRORS: Final = 3
 
 
 class Unavailable(Exception):
-    """Why a Java project cannot be run on this machine."""
+    """A Java project cannot run on this machine.  The message says why."""
 
 
 def command(project: Path, main: str, *options: str) -> list[str]:
-    """A command line that runs the class ``main`` of a project, built if need be.  Raises `Unavailable`."""
+    """Return a command line that runs the class ``main`` of a project, after building it if needed.
+
+    Raise `Unavailable` if this machine cannot build it.
+    """
     sources = [project / "pom.xml", *sorted((project / "src").rglob("*.java"))]
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
     folder = BUILT / f"{project.name}-{digest[:16]}"
@@ -38,12 +42,12 @@ def command(project: Path, main: str, *options: str) -> list[str]:
 
 
 def java() -> str:
-    """Raises `Unavailable`."""
+    """Return the path of the java program.  Raise `Unavailable` if there is no JDK."""
     return str(_jdk() / "bin" / "java")
 
 
 def _jdk() -> Path:
-    """The home of a Java with a compiler: that of JAVA_HOME, else that of the javac on PATH."""
+    """Return the home of a Java with a compiler: JAVA_HOME, or else the JDK of the javac on PATH."""
     home = os.environ.get("JAVA_HOME", "")
     if home and Path(home, "bin", "javac").exists():
         return Path(home)

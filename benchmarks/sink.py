@@ -1,12 +1,12 @@
-"""A Kinesis that answers at once and does as little as possible: the end of the way where producers are compared.
+"""A Kinesis that answers at once and does as little work as possible, so that benchmarks measure only the producers.
 
-Over TLS, in JSON or CBOR as it is asked.  PutRecords's answers are as long as Amazon's.  The stream has one shard, so
-that whatever a producer reckons is right.  A thread for each connection reads into one buffer of its own, as that costs
-less than an event loop.
+It speaks TLS, and JSON or CBOR as the client does.  Its answers to PutRecords are as long as Amazon's.  The stream has
+one shard, so any hash of a producer is right.  A thread for each connection reads into one buffer, which needs less CPU
+than an event loop.
 
-Records are counted, those inside of KPL aggregates too: each must begin with `MARK`.  In the given directory it leaves
-`CERTIFICATE`, an authority's, which clients verify with; it prints its port, and for each line that it is told the
-records so far::
+It counts records, also the ones in KPL aggregates.  Each must begin with `MARK`.  It writes the certificate of an
+authority, which clients trust, to the file `CERTIFICATE` in the given directory.  It prints its port, and the number of
+records so far for each line on stdin::
 
     python -m benchmarks.sink DIRECTORY
 """
@@ -36,30 +36,30 @@ from producerd.testing.certificate import self_signed
 HOST: Final = "127.0.0.1"
 CERTIFICATE: Final = "certificate.pem"
 MARK: Final = b"\0record\0"
-"""No record holds it twice, nor does anything else of an aggregate."""
+"""First bytes of each record's data.  They occur nowhere else in a record or an aggregate."""
 MOST_REQUEST_BYTES: Final = 16 << 20
-"""Far above what the service takes, in base64.  Of such a buffer only what is used is memory."""
+"""Size of the buffer: far above the largest request of Kinesis in base64.  Only its used pages need memory."""
 CBOR: Final = b"application/x-amz-cbor-1.1"
-"""The content type in which Amazon's SDK for Java sends; data are then the bytes that they are."""
+"""Content type that Amazon's SDK for Java sends.  Its data are plain bytes, not base64."""
 _CBOR: Final = re.compile(rb"^content-type: *" + re.escape(CBOR), re.IGNORECASE | re.MULTILINE)
 _EXPECTS: Final = re.compile(rb"^expect: *100-continue", re.IGNORECASE | re.MULTILINE)
-"""The official KPL sends no body before it is told to, or a second has passed."""
+"""Pattern of a head after which the client waits for "100 Continue".  The official KPL does, for up to a second."""
 _KEY: Final = b'"PartitionKey"'
 _CBOR_KEY: Final = b"\x6cPartitionKey"
 _DATA: Final = re.compile(rb'"Data":\s*"')
 _AGGREGATE: Final = re.compile(rb'"Data":\s*"84ma')
-"""The first bytes of an aggregate, in base64."""
+"""Pattern of an aggregate, by its first bytes in base64."""
 
 
 class Sink:
-    """``records`` counts those of all connections."""
+    """The server's counters and its loop for one connection.  ``records`` counts the records of all connections."""
 
     def __init__(self) -> None:
         self.records = 0
         self._counting = threading.Lock()
 
     def serve(self, connection: socket.socket) -> None:
-        """Answer one request after the other until the client goes."""
+        """Answer the requests of a connection, one after the other, until the client closes it."""
         buffer = bytearray(MOST_REQUEST_BYTES)
         view = memoryview(buffer)
         while True:
@@ -98,7 +98,7 @@ class Sink:
 
 
 def _records_in(buffer: bytearray, at: int, end: int) -> int:
-    """Those of a request's entries, plain or aggregates."""
+    """Return the number of records in a request's entries, plain or aggregates."""
     records, view = 0, memoryview(buffer)
     for data in _DATA.finditer(buffer, at, end):
         records += b64decode(view[data.end() : buffer.index(b'"', data.end(), end)]).count(MARK)
@@ -121,7 +121,7 @@ def _response(answer: Any, in_cbor: bool) -> bytes:
 
 
 def cbor(value: Any) -> bytes:
-    """What an answer is made of: numbers from 0 on, text, and lists and mappings of them (RFC 8949, section 3.1)."""
+    """Return the CBOR of an answer: numbers from 0 on, text, lists and mappings (RFC 8949, section 3.1)."""
     match value:
         case int():
             return _cbor_head(0, value)
@@ -135,12 +135,12 @@ def cbor(value: Any) -> bytes:
 
 
 def _cbor_head(kind: int, number: int) -> bytes:
-    """In 5 bytes, however small the number: decoders take that too."""
+    """Return the head of a CBOR item with the number in 4 bytes, which decoders accept for small numbers too."""
     return bytes([kind << 5 | 26]) + number.to_bytes(4, "big")
 
 
 def signed_by(authority: Path, key_file: Path) -> ssl.SSLContext:
-    """A certificate of its own for `HOST`: Rust's clients take none that is an authority's."""
+    """Return a context with a server's certificate for `HOST`.  Rust's clients refuse an authority's certificate."""
     signer = x509.load_pem_x509_certificate(authority.read_bytes())
     key = serialization.load_pem_private_key(key_file.read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)

@@ -1,4 +1,4 @@
-"""What every benchmark says: its rows, as aligned columns for people or as JSON for programs, and how it gets on."""
+"""Print a benchmark's results as a table for people or as JSON for programs, and its progress."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """On standard error, as standard output is the rows' alone."""
+    """Print progress to standard error.  Standard output has only the results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def answer(kind: type[DataclassInstance], rows: Sequence[DataclassInstance], *, as_json: bool) -> str:
-    """The rows as an array of objects, or as a table."""
+    """Return the rows as an array of JSON objects, or as a table."""
     return json.dumps([asdict(row) for row in rows], indent=1) if as_json else table(kind, rows)
 
 
 def table(kind: type[DataclassInstance], rows: Sequence[DataclassInstance]) -> str:
-    """The rows under the names of their fields; None is ``-``."""
+    """Return the rows as aligned columns with the names of their fields.  None is shown as ``-``."""
     lines = [[field.name for field in fields(kind)]]
     lines += [["-" if value is None else _shown(value) for value in asdict(row).values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

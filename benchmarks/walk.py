@@ -1,9 +1,9 @@
-"""The walk of records through a daemon in one process: a frame in, a request's bytes out, an answer in, an ack out.
+"""Walk records through a daemon in one process, from the bytes of a frame to the bytes of its acknowledgement.
 
-Sessions, stream, dispatcher and core are the daemon's own, on a loop of asyncio's.  Stand-ins are the clients, whose
-bytes are ready, the way to Kinesis, whose answers take `ANSWER_SECONDS` and are read as the service's, the worker
-threads, whose work is done on the spot, and the clock, which goes on only while nothing is to be done.  So the same
-walk takes the same steps each time.  What clients and service do is not counted.
+Sessions, stream, dispatcher and core are the daemon's own, on asyncio's event loop.  There are stand-ins for four
+things.  Clients have their bytes ready.  Kinesis answers after `ANSWER_SECONDS`, and its answers are read as usual.
+Worker threads do their work on the spot.  The clock advances only while there is nothing to do.  So the same walk takes
+the same steps each time.  The work of clients and of Kinesis is not counted.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ KEY_BYTES: Final = 16
 ANSWER_SECONDS: Final = 0.02
 FASTER_THAN_ANY_SHARD: Final = 10_000.0
 ENDLESS: Final = 10**12
-"""Records."""
+"""Number of records that no walk reaches."""
 MOST_DIFFERENT: Final = 200_000
-"""Records; then they come again."""
+"""Number of different records, after which they repeat."""
 _NODE: Final = NodeSettings()
 _QUEUE_BYTES: Final = StreamSettings().queue_limit_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is walked.  ``keys``: so many different ones, drawn evenly; None: each row has its own.
+    """A walk.  ``keys`` is the number of different keys, or None if each row has its own.
 
-    ``frame_records``: None: as many as a frame may have.  ``queued_share``: of the queue's byte limit, kept full by
-    clients who are faster than the shards; 0: shards take whatever comes.  ``steady``: more is put all the time, so
-    that no record is sent because nothing follows; else all is put and flushed.
+    ``frame_records`` is None for the largest frames.  ``queued_share`` is the share of the queue's byte limit that
+    clients
+    keep full, because they are faster than the shards; at 0 the shards accept any rate.  With ``steady``, clients put
+    records all the time, so that the daemon never sends early for lack of more.  Otherwise all records are put and
+    flushed.
     """
 
     aggregation: str
@@ -67,7 +69,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """``counted`` of all records, in the counter's unit."""
+    """The cost of a walk: ``counted`` for all records, in the counter's unit."""
 
     records: int
     counted: int
@@ -85,32 +87,32 @@ class Cost:
 
 
 class RecordsWrong(Exception):
-    """Not every record was acknowledged as stored, once."""
+    """Not every record was acknowledged as stored exactly once."""
 
 
 def walk(case: Case, counter: Counter, records: int, warm_records: int) -> Cost:
-    """Walk some records, uncounted, and then ``records`` or somewhat more.  Raises `RecordsWrong`."""
+    """Walk some records uncounted, then ``records`` or somewhat more, and return their cost.  Raise `RecordsWrong`."""
     loop = _Loop()
     try:
         laid_out = make_frames(case, min(MOST_DIFFERENT, max(records, warm_records)))
         return loop.run_until_complete(_Walk(case, counter, loop, laid_out).run(records, warm_records))
-    except ExceptionGroup as failed:  # of the task group: the first one ends it
+    except ExceptionGroup as failed:  # the first error ends the task group
         raise failed.exceptions[0] from None
     finally:
         loop.close()
 
 
 def shard_map(shards: int) -> ShardMap:
-    """So many shards of the same size."""
+    """Return the map of this many shards of the same size."""
     edges = [(MAX_HASH_KEY + 1) * number // shards for number in range(shards + 1)]
     return ShardMap(Shard(f"shardId-{n:012}", edges[n], edges[n + 1] - 1) for n in range(shards))
 
 
 def make_frames(case: Case, records: int) -> list[Columns]:
-    """The same in each run: whole frames of so many records or a few more."""
+    """Return the frames, which are the same in each run: whole frames with this many records or a few more."""
     drawn = np.random.default_rng(1)
     different = _keys(drawn, case.keys or 0)
-    largest = min(_NODE.max_frame_bytes, _QUEUE_BYTES // (2 * case.sessions))  # as the daemon says when a client opens
+    largest = min(_NODE.max_frame_bytes, _QUEUE_BYTES // (2 * case.sessions))  # as in the daemon's OPENED
     fit = (largest - FRAME_CHARGE_BYTES) // (KEY_BYTES + case.record_bytes + RECORD_CHARGE_BYTES)
     rows = case.frame_records or min(fit, _NODE.max_frame_records)
 
@@ -125,12 +127,12 @@ def make_frames(case: Case, records: int) -> list[Columns]:
 
 
 def _keys(drawn: np.random.Generator, count: int) -> npt.NDArray[np.uint8]:
-    """A key in each row: hexadecimal digits."""
+    """Return the keys of rows, in hexadecimal digits."""
     return np.frombuffer(drawn.bytes(count * KEY_BYTES // 2).hex().encode(), np.uint8).reshape(count, KEY_BYTES)
 
 
 def answer_to(request: EncodedRequest, lanes: Sequence[Lane], first_number: int = 1) -> bytes:
-    """What the service says when all is stored.  A stream's sequence numbers rise."""
+    """Return the answer of Kinesis if all is stored.  A stream's sequence numbers rise."""
     ends = [b'"ShardId":"%b"}' % lane.shard.shard_id.encode() for lane in lanes]
     results = [
         b'{"SequenceNumber":"%056d",%b' % (number, ends[lane])
@@ -140,7 +142,7 @@ def answer_to(request: EncodedRequest, lanes: Sequence[Lane], first_number: int 
 
 
 class _Walk:
-    """Host of its sessions, and their stream's Kinesis."""
+    """The host of the walk's sessions, and the Kinesis of their stream."""
 
     def __init__(self, case: Case, counter: Counter, loop: _Loop, laid_out: Sequence[Columns]) -> None:
         largest = max(_NODE.max_frame_bytes, _largest(case))
@@ -154,7 +156,7 @@ class _Walk:
         )
         self.room_bytes = int(_QUEUE_BYTES * case.queued_share) // case.sessions
         self.rules = SessionRules(
-            # So that the queue decides how much waits, where that is what is looked at.
+            # So the queue's limit decides how much waits, in walks with a full queue.
             window_bytes=max(_NODE.session_window_bytes, self.room_bytes),
             window_frames=_NODE.session_window_frames if not case.queued_share else 1_000,
             max_frame_bytes=largest,
@@ -189,14 +191,14 @@ class _Walk:
                 self.counter.take()
                 await self._until(count if steady else self._put(clients, count))
                 counted = self.counter.take()
-                # Frames are acknowledged many at a time, behind what is delivered.
+                # Frames are acknowledged many at a time, after their delivery.
                 walked = self.stream.pipeline.stats.delivered_records - delivered
                 cost = Cost(walked, counted, self.requests, self.entries, self.entry_bytes)
             stopped.set()
         return cost
 
     def _put(self, clients: Sequence[_Client], records: int) -> int:
-        """Let all of them put so many together, or a few more; returns how many."""
+        """Let all clients together put this many records or a few more, and return how many."""
         return sum([client.put(-(-records // len(clients))) for client in clients])
 
     async def _until(self, acked: int) -> None:
@@ -247,7 +249,7 @@ class _Walk:
         return self.stream
 
     def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:  # noqa: ARG002
-        raise AssertionError("nobody asks here")
+        raise AssertionError("a walk asks no question")
 
     def failed(self, error: Exception) -> None:
         self.wrong(error)
@@ -265,13 +267,13 @@ def _largest(case: Case) -> int:
 
 
 class _Client(asyncio.Transport):
-    """One connection, seen from both ends: what the daemon writes is read here, and answered in a later turn."""
+    """A connection with both ends: what the daemon writes is read here, and answered in a later turn of the loop."""
 
     def __init__(self, walk: _Walk, number: int) -> None:
         super().__init__()
         self._walk = walk
         self._counter = walk.counter
-        self._next = number  # of the frames that all clients share, each beginning elsewhere
+        self._next = number  # all clients share the frames, and each begins at another one
         self._frame_id = 0
         self._left = 0
         self._unacked: dict[int, Columns] = {}
@@ -283,7 +285,7 @@ class _Client(asyncio.Transport):
         self._tell(frames.encode(frames.Hello(1, 1, client="bench")) + frames.encode(frames.Open(1, STREAM)))
 
     def put(self, records: int) -> int:
-        """Put so many or a few more; returns how many."""
+        """Put this many records or a few more, and return how many."""
         self._counter.pause()
         rows = self._walk.frames[0].layout.records
         self._left = -(-records // rows) * rows
@@ -291,10 +293,10 @@ class _Client(asyncio.Transport):
         self._counter.go_on()
         return self._left
 
-    # ---- what the client does: not counted
+    # ---- the client's work, which is not counted
 
     def _reserve(self) -> None:
-        """Ask for room for the next frame, where there is one and the window lets it."""
+        """Reserve room for the next frame, if there is one and the window allows it."""
         if self._waits or self._left <= 0:
             return
         columns = self._walk.frames[self._next % len(self._walk.frames)]
@@ -331,7 +333,7 @@ class _Client(asyncio.Transport):
     def _later(self, data: bytes | bytearray) -> None:
         self._walk.loop.call_soon(self._tell, data)
 
-    # ---- the socket: counted
+    # ---- the socket, which is counted
 
     def _tell(self, data: bytes | bytearray) -> None:
         view, at = memoryview(data), 0
@@ -362,7 +364,7 @@ class _Client(asyncio.Transport):
 
 
 def _body(columns: Columns) -> bytearray:
-    """The BODY of a frame, whose id is still to be written."""
+    """Return the BODY of a frame, without its id."""
     return bytearray(b"".join((frames.body_header(columns.layout), columns.body_prefix(0), *map(bytes, columns.parts))))
 
 
@@ -372,19 +374,19 @@ def _prefix(columns: Columns) -> tuple[int, int, int, int]:
 
 
 class _OnTheSpot(Executor):
-    """Does the work of worker threads where it is asked for."""
+    """An executor that does the work of worker threads on the spot."""
 
     def submit(self, work: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
         future: Future[Any] = Future()
         try:
             future.set_result(work(*arguments, **options))
-        except Exception as error:  # the future's to tell
+        except Exception as error:  # the future raises it
             future.set_exception(error)
         return future
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Its clock goes on by what it would have slept."""
+    """An event loop whose clock jumps over the time in which it would sleep."""
 
     def __init__(self) -> None:
         self.now = 1_000.0

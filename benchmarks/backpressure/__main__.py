@@ -27,7 +27,7 @@ PICTURES: Final = Path("build", "backpressure")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Of the table for people."""
+    """One line of the table for people."""
 
     case: str
     curve: str
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(bench: Bench, pictures: Path) -> None:
-    """Both runs; their figures and curves are written to where the pictures go."""
+    """Run both cases, and write their figures and curves to the folder of the pictures."""
     say(conditions := bench.conditions)
     with interrupts():
         runs = [bench.run(case) for case in CASES]
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pictures", type=Path, default=PICTURES, metavar="DIR", help="where pictures and their data go (%(default)s)"
     )
-    parser.add_argument("--redraw", action="store_true", help="run nothing: draw anew what lies there")
+    parser.add_argument("--redraw", action="store_true", help="run nothing: draw the pictures again from their data")
     return parser
 
 

@@ -1,10 +1,10 @@
-"""From scrapes to curves: what happened in each second, and how even that was.
+"""Compute curves from scrapes: what happened in each second, and how even that was.
 
-A counter that falls began anew at 0, as Prometheus has it.
+A counter that falls has begun again at 0, as in Prometheus.
 
-The *steady part* are the seconds that lie between the end of the first micro-batch and that of the last: whole
+The *steady part* has the seconds between the end of the first micro-batch and the end of the last.  It has whole
 micro-batches, without the start of Spark's workers.  A curve's *coefficient of variation* is the standard deviation of
-its seconds there, divided by their mean: 0 is a flat line.
+its seconds in the steady part, divided by their mean.  It is 0 for a flat line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Sample(NamedTuple):
-    """One scrape: when, by the machine's monotonic clock, and what the daemon and the kernel said.
+    """One scrape: its time on the machine's monotonic clock, and the numbers of the daemon and the kernel.
 
     ``accepted``, ``stored`` and ``blocked_seconds`` are counters.
     """
@@ -35,8 +35,9 @@ class Sample(NamedTuple):
 class Curves:
     """A value for each second that ends at one of ``seconds``, which count from a moment of the run.
 
-    ``accepted`` and ``stored``: records a second.  ``queue``: records.  ``rss``: bytes.  ``blocked``: the part of the
-    second in which some caller waited.
+    ``accepted`` and ``stored`` are records per second, ``queue`` is records and ``rss`` is bytes.  ``blocked`` is the
+    share
+    of the second in which at least one caller waited.
     """
 
     seconds: list[float]
@@ -47,18 +48,18 @@ class Curves:
     blocked: list[float]
 
     def between(self, begin: float, end: float) -> Curves:
-        """The seconds that lie wholly there."""
-        begins = [-math.inf, *self.seconds]  # a second begins where the one before ends
+        """Return the seconds that lie completely in this span."""
+        begins = [-math.inf, *self.seconds]  # a second begins at the end of the one before
         kept = [i for i, at in enumerate(self.seconds) if begins[i] >= begin and at <= end]
         return Curves(*([getattr(self, field.name)[i] for i in kept] for field in fields(self)))
 
 
 NAMES = tuple(field.name for field in fields(Curves))[1:]
-"""Of the curves themselves."""
+"""The names of the curves."""
 
 
 def curves(samples: Sequence[Sample], start: float) -> Curves:
-    """Of samples in their order; ``start`` is second 0."""
+    """Return the curves of samples in their order.  ``start`` is second 0."""
     rows = [
         (
             after.at - start,
@@ -78,6 +79,6 @@ def increase(before: float, after: float) -> float:
 
 
 def variation(values: Sequence[float]) -> float | None:
-    """The coefficient of variation; None where it has none: the mean is 0, or nothing is there."""
+    """Return the coefficient of variation, or None if there is no value or the mean is 0."""
     mean = statistics.fmean(values) if values else 0.0
     return statistics.pstdev(values, mean) / mean if mean else None

@@ -1,6 +1,6 @@
-"""The fake Kinesis with the limits of real shards, which counts each record that it stores and keeps none.
+"""Run the fake Kinesis with the limits of real shards, and count each stored record without keeping it.
 
-Prints its URL; then, for each line that it is told, how the records were stored so far, as a line of JSON::
+The process prints its URL.  For each line on stdin it prints, as a line of JSON, how often records were stored so far::
 
     python -m benchmarks.backpressure.kinesis SHARDS RECORDS
 """
@@ -22,12 +22,12 @@ from producerd.testing.streams import FIRST_SEQUENCE, Shard, Stream, equal_edges
 
 MAX_RECORD_KIB: Final = 1_024
 ID: Final = re.compile(rb"<(\d{%d})>" % ID_DIGITS)
-"""Nothing else of a record or an aggregate looks like it."""
+"""Pattern of a record's id.  Nothing else in a record or an aggregate looks like it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Of the records 0 to RECORDS - 1.  ``records`` counts each as often as it was stored."""
+    """Counts of the records 0 to RECORDS - 1.  ``records`` has how often each was stored."""
 
     records: int
     missing: int
@@ -35,7 +35,7 @@ class Stored:
 
 
 class CountingStream(Stream):
-    """Knows each record, plain or within an aggregate, by the id in its data."""
+    """A stream that finds each record, plain or in an aggregate, by the id in its data."""
 
     def __init__(self, shards: int, records: int) -> None:
         super().__init__(STREAM, equal_edges(shards), MAX_RECORD_KIB, 0.0, FIRST_SEQUENCE)

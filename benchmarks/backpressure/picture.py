@@ -1,6 +1,7 @@
-"""A picture for each run: its curves below one another over the same seconds, all pictures to the same scales.
+"""Draw a picture for each run: its curves below one another, all pictures to the same scales.
 
-On a white ground, which is legible on a dark page, too.  A curve's path in the SVG has the curve's name as its id.
+The background is white, which is also legible on a dark page.  A curve's path in the SVG has the curve's name as its
+id.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 5.0, 6.8
-"""In inches: two stand side by side."""
+"""Width and height in inches.  Two pictures fit next to each other."""
 INK: Final = "#24292f"
 QUIET: Final = "#6e7781"
 SHADE: Final = "#f0f2f5"
 ROOM: Final = 1.06
-"""Above the highest second."""
+"""Height of a curve's part, relative to its highest second."""
 LABEL_ROOM: Final = 1.15
-"""Above that where the micro-batches are named."""
+"""The same height for a part that also has the names of the micro-batches."""
 
 
 class Panel(NamedTuple):
-    """One curve: what it is called, how its numbers are shown, its colour and its part of the height.
+    """A curve: its name, the format of its numbers, its colour and its share of the height.
 
-    A rate holds for a whole second; what is not a rate was so at one moment of it.
+    A rate holds for a whole second.  Other values hold for one moment of the second.
     """
 
     name: str
@@ -66,14 +67,14 @@ PANELS: Final = (
 
 
 def draw(runs: Sequence[Run], folder: Path) -> Iterator[Path]:
-    """Writes ``backpressure-CASE.svg`` for each run."""
+    """Write ``backpressure-CASE.svg`` for each run."""
     folder.mkdir(parents=True, exist_ok=True)
     tops = {name: ROOM * (max(max(getattr(run.curves, name)) for run in runs) or 1.0) for name in NAMES}
     tops[PANELS[0].name] *= LABEL_ROOM
     end = max(run.curves.seconds[-1] for run in runs)
     for run in runs:
         path = folder / f"backpressure-{run.figures.case.replace('_', '-')}.svg"
-        # The same data give the same bytes; text stays text.
+        # The same data give the same bytes, and text stays text.
         with matplotlib.rc_context({"svg.hashsalt": "producerd", "svg.fonttype": "none", "font.size": 9}):
             _picture(run, tops, end).savefig(path, metadata={"Date": None})
         yield path
@@ -113,9 +114,9 @@ def _curve(axes: Axes, panel: Panel, run: Run, top: float) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: panel.shown(value)))
     variation = run.figures.coefficients_of_variation[panel.name]
-    told = "0" if variation is None else f"CV {variation:.2f}"
+    title = "0" if variation is None else f"CV {variation:.2f}"
     axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", color=panel.colour)
-    axes.set_title(told, loc="right", fontsize=9, color=INK)
+    axes.set_title(title, loc="right", fontsize=9, color=INK)
     axes.tick_params(colors=INK, labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["bottom", "left"]].set_color(QUIET)

@@ -1,4 +1,7 @@
-"""Runs as a small file, from which pictures are drawn anew: a line of JSON with the conditions, one for each run."""
+"""Keep runs in a small file, from which pictures can be drawn again.
+
+The file has a line of JSON for the conditions, and one for each run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from benchmarks.backpressure.run import Figures, Run
 
 FILE: Final = "backpressure.jsonl"
 DECIMALS: Final = {"seconds": 2, "blocked": 3}
-"""Of the other curves none."""
+"""Digits after the point.  The other curves have none."""
 
 
 def write(runs: Sequence[Run], conditions: str, folder: Path) -> None:
@@ -23,17 +26,17 @@ def write(runs: Sequence[Run], conditions: str, folder: Path) -> None:
 
 
 def _as_json(run: Run) -> dict[str, Any]:
-    told = asdict(run)
-    told["batches"] = [[round(at, 2) for at in span] for span in run.batches]
-    told["curves"] = {
-        name: [round(value, DECIMALS.get(name)) for value in values] for name, values in told["curves"].items()
+    document = asdict(run)
+    document["batches"] = [[round(at, 2) for at in span] for span in run.batches]
+    document["curves"] = {
+        name: [round(value, DECIMALS.get(name)) for value in values] for name, values in document["curves"].items()
     }
-    return told
+    return document
 
 
 def read(folder: Path) -> list[Run]:
     _, *lines = (folder / FILE).read_text().splitlines()
     return [
-        Run(Figures(**told["figures"]), [tuple(span) for span in told["batches"]], Curves(**told["curves"]))
-        for told in map(json.loads, lines)
+        Run(Figures(**document["figures"]), [tuple(span) for span in document["batches"]], Curves(**document["curves"]))
+        for document in map(json.loads, lines)
     ]

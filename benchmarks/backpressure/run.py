@@ -1,6 +1,6 @@
-"""Two runs of the same query, each with a Spark, a daemon and a Kinesis of its own, watched each second.
+"""Run the same query twice, each time with a Spark, a daemon and a Kinesis of its own, and watch it every second.
 
-A run is good only if every record was stored, and Spark, the daemon and Kinesis counted the same.
+A run is good only if every record was stored, and Spark, the daemon and Kinesis counted the same number.
 """
 
 from __future__ import annotations
@@ -31,34 +31,37 @@ from producerd.demo.scenario import environment, folder, free_port, java
 
 SHARDS: Final = 8
 SHARD_RECORDS_PER_SECOND: Final = 5_000
-"""About what a shard's 1 MiB/s is in records of this size."""
+"""About the 1 MiB/s of a shard, in records of this size."""
 BATCHES: Final = 4
 QUEUE_LIMIT: Final = 100_000
 LEAST_SECONDS: Final = 20.0
-"""Then a micro-batch is twice the queue: what shards take of it meanwhile is not enough to make room for the rest."""
+"""Shortest run.  Its micro-batches are twice the queue limit, so shards cannot make room for the rest in time."""
 CHARGED_BYTES: Final = RECORD_BYTES + 64
-"""More than a record is charged: data, key, 32 bytes, and its part of a frame's 1,024."""
+"""Bytes charged for a record at most: data, key, 32 bytes, and its share of a frame's 1,024."""
 ROOM_FOR_BATCHES: Final = 2
-"""What limits that never hold have room for: a share of a limit is kept for other sessions."""
+"""Micro-batches for which limits have room that must never hold.  A share of a limit is kept for other sessions."""
 START_SECONDS: Final = 120.0
 STALL_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 30.0
 SAY_SECONDS: Final = 10
 AFTER_SECONDS: Final = 3
-"""A run is watched so long after its last micro-batch."""
+"""Time for which a run is watched after its last micro-batch."""
 CASES: Final = ("without_limit", "with_limit")
 PACKAGES: Final = ("aiobotocore", "aiohttp", "numpy", "orjson", "pyarrow", "pybase64", "uvloop")
 Said = defaultdict[str, float]
-"""Values of the stream's metrics by their names; 0 for one that is not said yet."""
+"""Values of the stream's metrics by their names.  A metric that is missing counts as 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One line of the answer: a run.
+    """One line of the results: a run.
 
-    ``limits`` are settings of the daemon.  ``coefficients_of_variation`` and ``means`` are those of the steady part
-    (`benchmarks.backpressure.curves`); ``peaks`` are the highest seconds of the whole run, those of queue and RSS
-    exact.  ``totals``: ``blocked_seconds`` in which some caller waited; ``possible_duplicates`` as the daemon counts.
+    ``limits`` are settings of the daemon.  ``coefficients_of_variation`` and ``means`` belong to the steady part
+    (`benchmarks.backpressure.curves`).  ``peaks`` are the highest seconds of the whole run, which are exact for queue
+    and
+    RSS.  In ``totals``, ``blocked_seconds`` is the time in which at least one caller waited, and
+    ``possible_duplicates`` is
+    the daemon's count.
     """
 
     case: str
@@ -71,7 +74,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a picture shows, besides: ``batches`` are the seconds at which each micro-batch began and ended."""
+    """A run with its curves, for a picture.  ``batches`` are the seconds at which each micro-batch began and ended."""
 
     figures: Figures
     batches: list[tuple[float, float]]
@@ -80,14 +83,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """``say`` is told what goes on."""
+    """The benchmark.  ``say`` reports the progress."""
 
     batch_records: int
     say: Callable[[str], None]
 
     @classmethod
     def lasting(cls, seconds: float, say: Callable[[str], None]) -> Bench:
-        """Runs of about so many seconds."""
+        """Return a benchmark whose runs take about this many seconds."""
         per_second = SHARDS * SHARD_RECORDS_PER_SECOND
         return cls(round(seconds * per_second / BATCHES / 1_000) * 1_000, say)
 
@@ -106,9 +109,9 @@ class Bench:
         )
 
     def limits(self, case: str) -> dict[str, int]:
-        """The one difference is ``queue_limit``.
+        """Return the settings of both cases, which differ only in ``queue_limit``.
 
-        Windows of sessions are as large as they may be, as else they would hold a task before the queue does.
+        The windows of sessions are as large as possible.  Otherwise they would block a task before the queue does.
         """
         room = ROOM_FOR_BATCHES * self.batch_records
         return {
@@ -120,7 +123,7 @@ class Bench:
         }
 
     def run(self, case: str) -> Run:
-        """Raises `ChildFailed` and `RecordsWrong`."""
+        """Make a run.  Raise `ChildFailed` or `RecordsWrong`."""
         self.say(f"{case}: starting Spark, the daemon and Kinesis ...")
         with folder() as work, Children(work, environment(work)) as children:
             counts = [str(BATCHES), str(self.batch_records)]
@@ -138,7 +141,7 @@ class Bench:
         return self.result(case, batches, samples, last, peak_rss)
 
     def _daemon(self, case: str, children: Children, work: Path, endpoint_url: str) -> tuple[Child, Scrapes]:
-        """One that is ready."""
+        """Start a daemon and wait until it is ready."""
         address = f"127.0.0.1:{free_port()}"
         settings = {
             "socket": work / "producerd.sock",
@@ -151,13 +154,13 @@ class Bench:
         daemon = children.start("daemon", ["-m", "producerd", "serve", *sets])
         ready, deadline = Watch(f"http://{address}", STREAM), time.monotonic() + START_SECONDS
         while not ready.ready():
-            daemon.poll_line(0.05)  # raises when it has ended
+            daemon.poll_line(0.05)  # it raises if the daemon has ended
             if time.monotonic() > deadline:
                 raise ChildFailed(f"the daemon was not ready within {START_SECONDS:.0f} s", daemon.log)
         return daemon, Scrapes(f"http://{address}/metrics")
 
     def _watched(self, spark: Child, daemon: Child, scrapes: Scrapes) -> tuple[list[Batch], list[Sample]]:
-        """From before the first micro-batch to some seconds after the last."""
+        """Watch the run from before the first micro-batch to some seconds after the last."""
         batches: list[Batch] = []
         samples = [scrapes.sample(daemon)]
         moved_at = samples[0].at
@@ -170,7 +173,7 @@ class Bench:
                         batches.append(Batch(*json.loads(line)))
                 else:
                     time.sleep(left)
-            daemon.poll_line(0.0)  # raises when it has ended
+            daemon.poll_line(0.0)  # it raises if the daemon has ended
             samples.append(now := scrapes.sample(daemon))
             if now.stored != samples[-2].stored:
                 moved_at = now.at
@@ -184,9 +187,9 @@ class Bench:
         return batches, samples
 
     def check(self, case: str, batches: list[Batch], last: Said, stored: Stored) -> None:
-        """Raises `RecordsWrong`."""
+        """Check the counts against each other.  Raise `RecordsWrong` if they differ."""
         written = sum(batch.records for batch in batches)
-        told = {name: int(last[f"{name}_records_total"]) for name in ("ingest", "delivered", "failed", "discarded")}
+        counted = {name: int(last[f"{name}_records_total"]) for name in ("ingest", "delivered", "failed", "discarded")}
         duplicates = stored.records - (self.records - stored.missing)
         problems = []
         if stored.missing or stored.strangers:
@@ -197,9 +200,9 @@ class Bench:
             problems.append(f"{duplicates:,} duplicates, of which the daemon does not know")
         if written != self.records:
             problems.append(f"Spark wrote {written:,} records of {self.records:,}")
-        if told != {"ingest": written, "delivered": written, "failed": 0, "discarded": 0} or last["queue_records"]:
+        if counted != {"ingest": written, "delivered": written, "failed": 0, "discarded": 0} or last["queue_records"]:
             problems.append(
-                f"the daemon counts {told} and {last['queue_records']:,.0f} queued, and Spark wrote {written:,}"
+                f"the daemon counts {counted} and {last['queue_records']:,.0f} queued, and Spark wrote {written:,}"
             )
         if last["queue_peak_records"] > self.limits(case)["queue_limit"]:
             problems.append(f"{last['queue_peak_records']:,.0f} records were queued, above the limit")
@@ -238,7 +241,7 @@ def _rounded(name: str, value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Scrapes:
-    """What a daemon's GET /metrics says of the stream, summed over other labels."""
+    """Return the stream's numbers from a daemon's GET /metrics, summed over other labels."""
 
     url: str
 

@@ -1,7 +1,8 @@
-"""The user's side: a structured streaming query with a checkpoint, which always has a next micro-batch.
+"""Run the user's side: a structured streaming query with a checkpoint, which always has a next micro-batch.
 
-Each micro-batch has a partition for each of Spark's slots, so that all of it is on its way at once.  Prints ``ready``
-when Spark is up, waits for a line on stdin, then prints a line of JSON, a `Batch`, for each that is stored::
+Each micro-batch has a partition for each of Spark's slots, so that all of them run at once.  The process prints
+``ready`` when Spark has started, and waits for a line on stdin.  Then it prints a line of JSON, a `Batch`, for each
+micro-batch that is stored::
 
     python -m benchmarks.backpressure.spark_job WORK BATCHES BATCH_RECORDS
 """
@@ -31,7 +32,7 @@ COLUMNS: Final = (
 
 
 class Batch(NamedTuple):
-    """When Spark began it and when all of it was stored, by the machine's monotonic clock."""
+    """The times, on the machine's monotonic clock, at which Spark began a micro-batch and all of it was stored."""
 
     began: float
     ended: float
@@ -44,7 +45,7 @@ def main(work: Path, batches: int, batch_records: int) -> None:
     from producerd.demo.spark_job import session  # Spark takes a while: `Batch` is for others, too
     from spark_client import write_batch
 
-    told, done = take_stdout(), threading.Event()
+    pipe, done = take_stdout(), threading.Event()
     spark = session(work)
 
     def write(rows: DataFrame, batch_id: int) -> None:
@@ -54,9 +55,9 @@ def main(work: Path, batches: int, batch_records: int) -> None:
         began = time.monotonic()
         result = write_batch(rows.selectExpr(*COLUMNS), batch_id, stream=STREAM, data="data")
         stored = result.records, result.seconds_blocked, result.possible_duplicates
-        print(json.dumps(Batch(began, time.monotonic(), *stored)), file=told)
+        print(json.dumps(Batch(began, time.monotonic(), *stored)), file=pipe)
 
-    print("ready", file=told)
+    print("ready", file=pipe)
     sys.stdin.readline()
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", batch_records)
     query = (

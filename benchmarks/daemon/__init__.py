@@ -1,5 +1,5 @@
-"""What a record costs the daemon, from a client's socket to an acknowledgement: ``./dev bench daemon``.
+"""Measure the daemon's CPU time per record, from a client's socket to an acknowledgement: ``./dev bench daemon``.
 
-A client that does next to nothing, `producerd serve` as anybody runs it, and an endpoint that answers at once, each a
-process of its own; beside them, in the same run, a daemon as one would write it on a first day.
+A client that does almost nothing, `producerd serve`, and an endpoint that answers at once are processes of their own.
+The same run also measures a naive daemon, as one would write it on a first day.
 """

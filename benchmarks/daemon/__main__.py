@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def cases(text: str) -> tuple[Case, ...]:
-    """Those that begin like this."""
+    """Return the cases whose names begin with this text."""
     words = text.split(",")
     found = tuple(case for case in CASES if str(case).split(",")[: len(words)] == words)
     if not found:

@@ -1,7 +1,7 @@
-"""A client that puts the same records again and again, so that it does next to nothing for each.
+"""A client that puts the same records again and again, so that it does almost nothing for each.
 
-Told a number of records it puts that many or a few more, through some sessions at once, and says how many when all are
-acknowledged::
+For each number on stdin it puts that many records or a few more, through several sessions at once.  It prints how many
+when all are acknowledged::
 
     python -m benchmarks.daemon.client producerd|naive SOCKET RECORD_BYTES
 """
@@ -26,17 +26,17 @@ STREAM: Final = "bench"
 SESSIONS: Final = 4
 KEY_BYTES: Final = 16
 CHUNK_BYTES: Final = 1 << 20
-"""As large as producerd's largest frame."""
+"""Size of a frame: the largest that producerd accepts."""
 CONNECT_SECONDS: Final = 30.0
 
 
 class Session(Protocol):
     def put(self, records: int) -> int:
-        """Put so many or a few more; how many, when all are acknowledged."""
+        """Put this many records or a few more, and return how many when all are acknowledged."""
 
 
 def rows(count: int, record_bytes: int) -> tuple[list[bytes], list[bytes]]:
-    """Keys, all different, and data that nothing can compress."""
+    """Return different keys, and data that cannot be compressed."""
     keys = [os.urandom(KEY_BYTES // 2).hex().encode() for _ in range(count)]
     return keys, [MARK + os.urandom(record_bytes - len(MARK)) for _ in range(count)]
 
@@ -104,16 +104,16 @@ WAYS: Final[dict[str, type[Frames | Records]]] = {"producerd": Frames, "naive": 
 
 
 def put_all(sessions: Sequence[Session], records: int) -> int:
-    """By all sessions at once."""
+    """Put records through all sessions at once."""
     with ThreadPoolExecutor(len(sessions)) as threads:
         return sum(threads.map(lambda session: session.put(-(-records // len(sessions))), sessions))
 
 
-def main(arguments: Sequence[str], told: Iterable[str]) -> None:
+def main(arguments: Sequence[str], lines: Iterable[str]) -> None:
     way, path, record_bytes = arguments
     sessions: list[Session] = [WAYS[way](path, int(record_bytes)) for _ in range(SESSIONS)]
     print("ready", flush=True)
-    for line in told:
+    for line in lines:
         print(put_all(sessions, int(line)), flush=True)
 
 

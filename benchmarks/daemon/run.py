@@ -1,8 +1,8 @@
-"""Runs the cases one after the other, each with a daemon of its own, all against one sink.
+"""Run the cases one after the other, each with a daemon of its own, all against one sink.
 
-Processor time is what the kernel has charged to a process, all of its threads, between two moments at which everything
-is acknowledged.  A run on few records goes before.  Of the runs of a case that with the least processor time counts:
-whatever else the machine does can only add to it.
+CPU time is the time that the kernel has charged to all threads of a process, between two moments at which every record
+is acknowledged.  A run on few records goes before.  The run of a case with the least CPU time counts, because other
+work on the machine can only add to it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ from producerd.demo.children import Child, Children
 from producerd.demo.scenario import environment, folder
 
 WORTH: Final = {100: 1, 1_024: 5, 10_240: 50}
-"""The sizes of records; a run has as many records of 100 bytes as one of these is worth, to take about as long."""
+"""The sizes of records, each with the number of records of 100 bytes that take about as long as one."""
 AGGREGATIONS: Final = ("none", "kpl")
 WORKER_THREADS: Final = (1, 2)
 NAIVE_WORTH: Final = 10
-"""So many times slower is the naive daemon at 100 bytes: it is given so many times fewer records."""
+"""Slowdown of the naive daemon at 100 bytes.  It receives fewer records by this factor."""
 WARM_PART: Final = 4
-"""The run that goes before has one part in four of the records."""
+"""Divisor of the records of the run that warms up."""
 FEW_RECORDS: Final = 400_000
-"""With fewer the naive daemon, which is given a tenth, puts one chunk in each session, as many as to warm up: a record
-costs it up to 60 % more than with these, and with more no less."""
+"""Fewest records at which the figures mean something.
+
+With fewer, the naive daemon puts only one chunk in each session, as many as in the run that warms up.  Then it needs up
+to 60 % more CPU time per record.  More records do not change the figure.
+"""
 FASTER_THAN_ANY_SHARD: Final = 10_000
-"""The sink's only shard takes whatever comes; pacing is on, and never holds."""
+"""Share of a shard's limit that the daemon may send.  Pacing is on, but never limits: the sink accepts any rate."""
 START_SECONDS: Final = 60.0
 RUN_SECONDS: Final = 300.0
 STOP_SECONDS: Final = 20.0
@@ -49,12 +52,12 @@ PACKAGES: Final = ("aiobotocore", "aiohttp", "numpy", "orjson", "pyarrow", "pyba
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One line of the answer.
+    """One line of the results.
 
-    ``cpu_ns_per_record`` is the daemon's processor time, ``loop_cpu_ns_per_record`` that of its event loop's thread
-    alone, which no second core can take over.  ``records_per_second`` by the clock, beside client and sink on the same
-    cores.  ``peak_rss_bytes``: the most that was resident in any run.  ``ratio_to_naive``: the processor time of
-    `benchmarks.rivals.naive` to that of this case.
+    ``cpu_ns_per_record`` is the daemon's CPU time.  ``loop_cpu_ns_per_record`` is the share of the event loop's thread,
+    which no second core can take over.  ``records_per_second`` is measured with client and sink on the same cores.
+    ``peak_rss_bytes`` is the highest resident memory in any run.  ``ratio_to_naive`` is the CPU time of
+    `benchmarks.rivals.naive`, divided by the CPU time of this case.
     """
 
     record_bytes: int
@@ -69,7 +72,7 @@ class Figures:
 
 
 class Case(NamedTuple):
-    """As text it is what `--only` takes."""
+    """The case as text, which `--only` takes."""
 
     record_bytes: int
     aggregation: str
@@ -83,11 +86,11 @@ CASES: Final = tuple(Case(*case) for case in product(WORTH, AGGREGATIONS, WORKER
 
 
 class RecordsWrong(Exception):
-    """The sink did not get what was put, each record once."""
+    """The sink did not receive each record once."""
 
 
 class Run(NamedTuple):
-    """What a record cost in one run: processor time in ns of the daemon and of those around it."""
+    """CPU time in ns per record in one run, of the daemon and of the processes around it."""
 
     cpu_ns: float
     loop_cpu_ns: float
@@ -98,12 +101,12 @@ class Run(NamedTuple):
 
 
 def thread_cpu_seconds(pid: int, thread: int) -> float:
-    """Of one thread, as the scheduler counts it in ns; the main thread has its process's id."""
+    """Return the CPU seconds of one thread, from the scheduler's count in ns.  The main thread has the process's id."""
     return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) / 1e9
 
 
 def forget_peak(pid: int) -> None:
-    """Let the peak be that from now on, where the kernel allows it."""
+    """Begin a new peak of resident memory, if the kernel allows it."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/clear_refs").write_text("5")
 
@@ -116,7 +119,7 @@ def peak_rss_bytes(pid: int) -> int:
 
 @dataclass(slots=True)
 class Bench:
-    """``records``: of 100 bytes in each of ``repeats`` runs; ``say`` is told what goes on."""
+    """The benchmark: ``repeats`` runs with ``records`` of 100 bytes each.  ``say`` reports the progress."""
 
     children: Children
     work: Path
@@ -139,7 +142,7 @@ class Bench:
         )
 
     def figures(self, case: Case) -> Figures:
-        """Raises `ChildFailed` and `RecordsWrong`."""
+        """Yield the figures of the cases.  Raise `ChildFailed` and `RecordsWrong`."""
         naive_ns = self._naive_cpu_ns(case.record_bytes)
         settings = {
             "socket": self._socket,
@@ -164,7 +167,7 @@ class Bench:
         )
 
     def _naive_cpu_ns(self, record_bytes: int) -> float:
-        """Measured once for each size."""
+        """Return the naive daemon's CPU time for a size, which is measured once."""
         if record_bytes not in self._naive_ns:
             command = ["-m", naive.__name__, self._socket, self.endpoint_url, STREAM]
             records = self.records // WORTH[record_bytes] // NAIVE_WORTH
@@ -173,7 +176,7 @@ class Bench:
         return self._naive_ns[record_bytes]
 
     def _best(self, name: str, way: str, command: list[str], record_bytes: int, records: int) -> tuple[Run, int]:
-        """The run of a daemon with the least processor time, and the most that was resident in any."""
+        """Return the run with the least CPU time, and the highest resident memory in any run."""
         self.say(f"{name}: {self.repeats} runs ...")
         with self._daemon(command) as daemon:
             arguments = ["-m", client.__name__, way, self._socket, str(record_bytes)]
@@ -224,12 +227,12 @@ class Bench:
 
 @contextlib.contextmanager
 def daemon_of(children: Children, work: Path, command: list[str]) -> Iterator[Child]:
-    """One that listens soon, and trusts the sink whose certificate lies in ``work``."""
+    """Start a daemon that trusts the sink's certificate in ``work``, and wait until it listens."""
     daemon = children.start("daemon", command, {"AWS_CA_BUNDLE": str(work / CERTIFICATE)})
     try:
         yield daemon
     finally:
-        daemon.poll_line(0.0)  # raises when it has ended, which is then why its client failed
+        daemon.poll_line(0.0)  # it raises if the daemon has ended, which explains the failure of its client
     daemon.stop(STOP_SECONDS)
 
 
@@ -239,7 +242,7 @@ def warn_of_few(records: int, say: Callable[[str], None]) -> None:
 
 
 def serve_with(settings: Mapping[str, object]) -> list[str]:
-    """``producerd serve``, with these settings."""
+    """Return the command ``producerd serve`` with these settings."""
     return ["-m", "producerd", "serve", *(f"--set={name}={value}" for name, value in settings.items())]
 
 
@@ -247,7 +250,7 @@ def serve_with(settings: Mapping[str, object]) -> list[str]:
 def bench(
     records: int, repeats: int, say: Callable[[str], None], transport: str = StreamSettings().transport
 ) -> Iterator[Bench]:
-    """A sink, and what daemons need; at the end nothing of it is left.  Raises `ChildFailed`."""
+    """Start the sink and what daemons need, and end all of it after the block.  Raise `ChildFailed`."""
     with folder() as work, Children(work, environment(work)) as children:
         sink = children.start("sink", ["-m", "benchmarks.sink", str(work)])
         endpoint_url = f"https://127.0.0.1:{sink.line(START_SECONDS)}"

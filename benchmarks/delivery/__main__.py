@@ -24,7 +24,7 @@ from producerd.demo.children import ChildFailed
 from producerd.errors import ProducerdError
 
 BESIDE_KPL: Final = ("split", "kpl")
-"""The scenario and aggregation through which the official KPL goes too."""
+"""The scenario and the aggregation that the official KPL runs too."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,10 +54,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class Bench:
-    """Runs scenarios one after the other, and tells of each on stderr.
+    """Runs scenarios one after the other, and reports each on standard error.
 
-    ``failed``: one has no figures, a load did not come to its end, or producerd's word did not hold.  A rival's that
-    does not is told, and is no failure.
+    ``failed`` is set if a scenario has no figures, a load did not end, or producerd broke its promise.  A broken
+    promise of
+    a rival is only reported.
     """
 
     def __init__(self, *, with_kpl: bool) -> None:

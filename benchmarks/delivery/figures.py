@@ -1,4 +1,4 @@
-"""From what was counted to the figures of a row.  Pure: times are seconds on one clock."""
+"""Compute the figures of a row from counts.  The functions are pure; times are seconds on one clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from benchmarks.judges import Handed
 
 ID_DIGITS: Final = 12
-"""The data of a row begins with its id."""
+"""Digits of a row's id, with which its data begin."""
 WINDOW_SECONDS: Final = 1.0
 RECOVERED: Final = 0.9
 HELD: Final = "ok"
@@ -20,15 +20,21 @@ HELD: Final = "ok"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One line of the answer; None: has no meaning there.
+    """One line of the results.  A field that has no meaning for a scenario is None.
 
-    ``acknowledged`` rows were told STORED; ``readable`` of them a consumer is handed at least once; ``duplicates`` are
-    copies handed beyond the first; ``requests`` are PutRecords.  ``recovery_seconds`` pass from the fault's end until
-    throughput has for a second been at least 0.9 of what it was before (half of that after a merge, which halves the
-    quota); it is None with ``recovered`` False where that was not seen.  ``others_...`` tell of the rows for shards
-    without fault: their throughput during the fault to that before, and the longest time in which none of them was
-    stored.  ``goodput_ratio`` is what rows stored for the first time need in base64, of what the uplink could carry.
-    ``verdict`` is that on the producer's word: see `verdict_on`.
+    ``acknowledged`` counts rows that the producer reported as STORED.  A consumer receives ``readable`` of them at
+    least
+    once, and ``duplicates`` counts further copies.  ``requests`` counts PutRecords.
+
+    ``recovery_seconds`` is the time from the fault's end until throughput has been at least 0.9 of its former value for
+    a
+    second.  After a merge, which halves the quota, half of that is enough.  If the run did not recover, it is None and
+    ``recovered`` is False.
+
+    ``others_...`` are about the rows for shards without a fault: their throughput during the fault divided by their
+    throughput before, and the longest time in which none was stored.  ``goodput_ratio`` is the share of the uplink that
+    rows
+    stored for the first time used, in base64.  ``verdict`` is the result of `verdict_on`.
     """
 
     producer: str
@@ -48,7 +54,7 @@ class Figures:
 
 
 class FaultTimes(NamedTuple):
-    """Throughput before the fault is that from `watched_from` on."""
+    """Throughput before the fault is measured from `watched_from` on."""
 
     watched_from: float
     begins: float
@@ -56,7 +62,7 @@ class FaultTimes(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A row, and when the first copy of it that a consumer is handed was stored."""
+    """A row, with the time at which its first readable copy was stored."""
 
     row: int
     at: float
@@ -67,7 +73,7 @@ def data_of(row: int, size: int) -> bytes:
 
 
 def deliveries(handed: Iterable[Handed]) -> tuple[list[Delivery], int]:
-    """First copies in the order of storing, and how many more copies there are.  Data without an id are passed over."""
+    """Return the first copies in the order of storing, and the number of further copies.  Skip data without an id."""
     first: dict[int, float] = {}
     copies = 0
     for entry, records, _ in handed:
@@ -79,9 +85,9 @@ def deliveries(handed: Iterable[Handed]) -> tuple[list[Delivery], int]:
 
 
 def verdict_on(acknowledged: set[int], handed: Iterable[Handed], sent: Callable[[int], bytes | None]) -> str:
-    """Whether every acknowledged row is handed over, and nothing that was not sent.
+    """Return whether a consumer receives every acknowledged row, and no row that was not sent.
 
-    ``sent`` is the data of a row, and None for one that was not put.
+    ``sent`` returns the data of a row, or None for a row that was not put.
     """
     missing, never_sent = set(acknowledged), 0
     for _, records, _ in handed:
@@ -100,7 +106,7 @@ def times(found: Iterable[Delivery], wanted: Callable[[int], bool] = lambda _row
 
 
 def rate(at: Sequence[float], begin: float, end: float) -> float:
-    """Rows a second from `begin` on and before `end`, 0 in no time; ``at`` is sorted."""
+    """Return the rows per second from `begin` on and before `end`, or 0 for no time.  ``at`` is sorted."""
     if end <= begin:
         return 0.0
     return (bisect_left(at, end) - bisect_left(at, begin)) / (end - begin)
@@ -111,9 +117,9 @@ def rate_before(at: Sequence[float], fault: FaultTimes) -> float:
 
 
 def recovery_seconds(at: Sequence[float], fault: FaultTimes, quota_ratio: float = 1.0) -> float | None:
-    """From the fault's end to the first row of the first second that carries enough; None: there is none.
+    """Return the time from the fault's end to the first row of the first second with enough rows, or None.
 
-    ``quota_ratio`` is what the shards take afterwards to what they took before.
+    ``quota_ratio`` is the quota of the shards after the fault, divided by their quota before.
     """
     enough = math.ceil(RECOVERED * quota_ratio * WINDOW_SECONDS * rate_before(at, fault))
     if enough == 0:
@@ -125,12 +131,12 @@ def recovery_seconds(at: Sequence[float], fault: FaultTimes, quota_ratio: float 
 
 
 def throughput_ratio(at: Sequence[float], fault: FaultTimes) -> float | None:
-    """During the fault to before it."""
+    """Return the throughput during the fault, divided by the throughput before."""
     before = rate_before(at, fault)
     return rate(at, fault.begins, fault.ends) / before if before else None
 
 
 def longest_gap(at: Sequence[float], fault: FaultTimes) -> float:
-    """The longest time during the fault in which no row was stored."""
+    """Return the longest time during the fault in which no row was stored."""
     during = at[bisect_left(at, fault.begins) : bisect_left(at, fault.ends)]
     return max(later - earlier for earlier, later in pairwise([fault.begins, *during, fault.ends]))

@@ -1,4 +1,4 @@
-"""producerd as anybody runs it: ``producerd serve``, and sessions of the Spark client that put rows with ids."""
+"""Run ``producerd serve``, with sessions of the Spark client that put rows with ids."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from spark_client.connection import Connection
 from spark_client.tally import Tally
 
 ROWS_PER_SESSION: Final = 10**9
-"""Ids of a session's rows: its number times this, and on."""
+"""Distance between the first ids of two sessions."""
 KEY_BYTES: Final = 16
-"""The longest key of `Session.rows`."""
+"""Length of the longest key of `Session.rows`."""
 TICK_SECONDS: Final = 0.1
-"""How often a session with a rate puts a frame: a session may have 64 unacknowledged, which are 6.4 s of them."""
+"""Time between two frames of a session with a rate.  Its 64 unacknowledged frames are then 6.4 s of rows."""
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 10.0
 
 
 @dataclass
 class StoredRows(Tally):
-    """Knows not only how many rows are STORED, but which."""
+    """A connection that records which rows are STORED, not only how many."""
 
     rows: set[int] = field(default_factory=set)
 
@@ -45,20 +45,20 @@ class StoredRows(Tally):
 
 
 class Session(threading.Thread):
-    """Puts one load.  ``failure`` says why it ended early."""
+    """A session that puts one load.  ``failure`` says why it ended early."""
 
     def __init__(self, number: int, load: Load, stream: str, socket_path: Path) -> None:
         super().__init__(name=f"session {number}", daemon=True)
         self.first_id = number * ROWS_PER_SESSION
         self.load = load
-        self.put_rows = 0  # and those that are being put
+        self.put_rows = 0  # including the rows that are being put
         self.failure = ""
         self.stored = StoredRows()
         self._stream = stream
         self._began = 0.0
         self._socket_path = socket_path
         self._early = None if load.connects_late else self._connected()
-        # Sessions do not put in step: 0.9 of a second's throughput should not hang on where the second begins.
+        # Sessions put at different times, so that a second's throughput does not depend on where it begins.
         self._phase_seconds = TICK_SECONDS * (number % 4) / 4
 
     def begin(self, began: float) -> None:
@@ -73,7 +73,7 @@ class Session(threading.Thread):
             with self._early or self._connected() as connection:
                 self._put_all(connection)
                 connection.flush(self._seconds_left())
-        except Exception as error:  # whatever it is, it ended this load early, and the benchmark says so
+        except Exception as error:  # any error ends this load early, and the benchmark reports it
             self.failure = f"{self.name}: {type(error).__name__}: {error}"
 
     def _connected(self) -> Connection:
@@ -94,7 +94,7 @@ class Session(threading.Thread):
                 time.sleep(TICK_SECONDS)
 
     def _put(self, connection: Connection, first: int, most: int) -> int:
-        """Put some of the next rows; how many."""
+        """Put some of the next rows, and return how many."""
         load = self.load
         largest_bytes, largest_records = connection.largest_frame(self._stream)
         fit = (largest_bytes - FRAME_CHARGE_BYTES) // (load.row_bytes + KEY_BYTES + RECORD_CHARGE_BYTES)
@@ -130,10 +130,10 @@ class Producerd:
             session.begin(began)
 
     def acknowledged(self) -> set[int]:
-        """The rows that the sessions were told are STORED, when all have ended."""
+        """Return the rows that the daemon reported to the sessions as STORED, after all sessions have ended."""
         for session in self._sessions:
             session.join()
-        self._daemon.poll_line(0.0)  # raises when it has ended
+        self._daemon.poll_line(0.0)  # it raises if the daemon has ended
         return {session.first_id + row for session in self._sessions for row in session.stored.rows}
 
     def sent(self, row: int) -> bool:
@@ -147,7 +147,7 @@ class Producerd:
 
 @contextlib.contextmanager
 def producerd(stage: Stage, scenario: Scenario) -> Iterator[Producerd]:
-    """A daemon with its sessions connected; at the end nothing of it is left.  Raises `ChildFailed`."""
+    """Start a daemon and connect its sessions, and end all of it after the block.  Raise `ChildFailed`."""
     with Children(stage.folder, environment(stage.folder)) as children:
         socket_path = stage.folder / SOCKET
         settings = {
@@ -162,7 +162,7 @@ def producerd(stage: Stage, scenario: Scenario) -> Iterator[Producerd]:
         daemon = children.start("daemon", ["-m", "producerd", "serve", *sets], trusting)
         deadline = time.monotonic() + START_SECONDS
         while not socket_path.exists():
-            daemon.poll_line(0.02)  # raises when it has ended
+            daemon.poll_line(0.02)  # it raises if the daemon has ended
             if time.monotonic() > deadline:
                 raise ChildFailed(f"the daemon did not listen within {START_SECONDS:.0f} s", daemon.log)
         loads = enumerate(scenario.loads)

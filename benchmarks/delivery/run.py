@@ -1,4 +1,4 @@
-"""One scenario with one producer and one judge, from an empty stream to its figures."""
+"""Run one scenario with one producer and one judge, from an empty stream to its figures."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class Producer(Protocol):
         """Start the loads, and return at once."""
 
     def sent(self, row: int) -> bool:
-        """Whether a row was put; asked when all is over."""
+        """Return whether a row was put, after the run."""
 
     def acknowledged(self) -> set[int]:
-        """Wait for the loads' end; the ids of the rows that are acknowledged as stored."""
+        """Wait for the end of the loads, and return the ids of the rows acknowledged as stored."""
 
     @property
     def failures(self) -> list[str]:
-        """What kept a load from its end."""
+        """Return the reasons why loads did not come to their end."""
 
 
 Start = Callable[[Stage, Scenario], AbstractContextManager[Producer]]
 
 
 class Run(NamedTuple):
-    """What was counted.  Times are the server's.  ``entries_before``: how many were stored before the loads began."""
+    """The counts of a run, with the server's times.  ``entries_before`` are entries stored before the loads began."""
 
     producer: str
     acknowledged: set[int]
@@ -59,7 +59,7 @@ class Run(NamedTuple):
 
 
 def run(scenario: Scenario, start: Start, say: Callable[[str], None] = lambda _line: None) -> Run:
-    """``say`` is told every few seconds how far it is."""
+    """Run a scenario and return its counts.  ``say`` reports the progress every few seconds."""
     kinesis = FakeKinesis(SEED)
     kinesis.latency_seconds = scenario.latency_seconds
     kinesis.enforce_limits = scenario.enforce_limits
@@ -83,7 +83,7 @@ def run(scenario: Scenario, start: Start, say: Callable[[str], None] = lambda _l
             scenario.end(stage)
             acknowledged = producer.acknowledged()
         requests = kinesis.requests["PutRecords"] - requests_before
-    # The first third still knows the burst that a full quota allows.
+    # The first third still has the burst of a full quota.
     fault = FaultTimes(began + scenario.begins / 3, fault_begins, fault_ends)
     failures = producer.failures
     return Run(producer.name, acknowledged, producer.sent, failures, requests, fault, stream, entries_before)
@@ -91,7 +91,7 @@ def run(scenario: Scenario, start: Start, say: Callable[[str], None] = lambda _l
 
 @contextlib.contextmanager
 def _telling(kinesis: FakeKinesis, say: Callable[[str], None]) -> Iterator[None]:
-    """Say every few seconds what the service has seen by now."""
+    """Report every few seconds how many requests and entries the fake has counted."""
     began, ended = time.monotonic(), threading.Event()
 
     def tell() -> None:
@@ -109,7 +109,7 @@ def _telling(kinesis: FakeKinesis, say: Callable[[str], None]) -> Iterator[None]
 
 
 def _sleep_until(server: FakeServer, when: float) -> float:
-    """The time it is then."""
+    """Sleep until a time, and return the time after that."""
     time.sleep(max(0.0, when - server.now()))
     return server.now()
 

@@ -1,7 +1,8 @@
-"""The scenarios: how many rows for which shards, and what goes wrong when.  Seconds count from the first row on.
+"""The scenarios: how many rows go to which shards, and what fails when.  Seconds count from the first row on.
 
-All end within `LONGEST_SECONDS`.  Quotas are enforced by the service except in `split` and `merge`, which are what the
-official KPL loses rows in: there the producers hold themselves to four times a shard's quota, so that a backlog waits.
+All end within `LONGEST_SECONDS`.  The fake enforces the quotas of shards, except in `split` and `merge`.  These are the
+scenarios in which the official KPL loses rows.  There the producers limit themselves to four times a shard's quota, so
+that a backlog waits.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ RESHARD_EVERY_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one session puts, from one time to another and at most ``rows``; without a rate as fast as they are taken.
+    """The rows that one session puts from one time to another, at most ``rows``; without a rate as fast as possible.
 
-    ``keys`` are used in turn; without any, each row has a key of its own.
+    The rows use ``keys`` in turn.  Without keys, each row has a key of its own.
     """
 
     rows: int = 10**9
@@ -43,26 +44,26 @@ class Load:
     rows_per_second: float = math.inf
     begins: float = 0.0
     ends: float = LONGEST_SECONDS
-    is_other: bool = False  # its rows are for shards without fault
-    connects_late: bool = False  # when it begins, and not before all of them begin
+    is_other: bool = False  # its rows are for shards without a fault
+    connects_late: bool = False  # it connects when it begins, not before all loads
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a fault acts on."""
+    """The objects that a fault acts on."""
 
     kinesis: FakeKinesis
     stream: Stream
     server: FakeServer
     folder: Path
-    """Where the producer's socket is."""
+    """Return the path of the producer's socket."""
 
     def call(self, action: str, **request: str) -> None:
-        """One call of the service's own, in turn with all others."""
+        """Call an action of the fake from outside, in order with all other calls."""
         request["StreamName"] = self.stream.name
         headers = {"X-Amz-Target": f"Kinesis_20131202.{action}"}
         asked = urllib.request.Request(self.server.url, json.dumps(request).encode(), headers)
-        direct = urllib.request.ProxyHandler({})  # a proxy of the environment is not for 127.0.0.1
+        direct = urllib.request.ProxyHandler({})  # ignore a proxy in the environment for 127.0.0.1
         trusting = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=self.server.certificate))
         with urllib.request.build_opener(direct, trusting).open(asked, timeout=LONGEST_SECONDS):
             pass
@@ -79,24 +80,24 @@ class Scenario:
     shards: int
     loads: tuple[Load, ...]
     begins: float
-    """When the fault begins, and when it ends: for a reshard, the same."""
+    """Begin and end of the fault in seconds.  For a reshard both are the same."""
     ends: float
     begin: Callable[[Stage], None] = nothing
     end: Callable[[Stage], None] = nothing
     begins_before_start: bool = False
-    """Whether the fault stands before the producer starts; ``begins`` is 0 then."""
+    """Whether the fault exists before the producer starts.  Then ``begins`` is 0."""
     settings: Mapping[str, object] = field(default_factory=dict)
     latency_seconds: float = 0.02
     enforce_limits: bool = True
     quota_ratio: float = 1.0
-    """What the shards take after the fault to what they took before."""
+    """Quota of the shards after the fault, divided by their quota before."""
     recovers: bool = True
     counts_others: bool = False
     counts_goodput: bool = False
 
 
 def keys_for(shards: int, wanted: Iterable[int]) -> tuple[bytes, ...]:
-    """Keys that live in the wanted shards of a new stream (numbered from 0), as many for each."""
+    """Return keys for the wanted shards of a new stream (numbered from 0), equally many for each shard."""
     left = dict.fromkeys(wanted, KEYS_PER_SHARD)
     found: list[bytes] = []
     number = 0
@@ -131,7 +132,7 @@ def all_scenarios() -> list[Scenario]:
 
 
 def split(aggregation: str) -> Scenario:
-    """The one shard splits in the middle."""
+    """Split the only shard in the middle, with a backlog."""
 
     def begin(stage: Stage) -> None:
         (parent,) = stage.stream.open_shards
@@ -142,7 +143,7 @@ def split(aggregation: str) -> Scenario:
 
 
 def merge(aggregation: str) -> Scenario:
-    """The two shards become one."""
+    """Merge the two shards into one, with a backlog."""
 
     def begin(stage: Stage) -> None:
         low, high = stage.stream.open_shards
@@ -152,7 +153,7 @@ def merge(aggregation: str) -> Scenario:
 
 
 def reshards() -> Scenario:
-    """Shards split and merge far faster than their list may be read: what a child stored is closed when that comes."""
+    """Split and merge shards faster than a client may list them, so that a child is closed when the list shows it."""
 
     def begin(stage: Stage) -> None:
         for turn in range(RESHARDS):
@@ -172,7 +173,7 @@ def reshards() -> Scenario:
 
 
 def _reshard(name: str, aggregation: str, shards: int, begin: Callable[[Stage], None]) -> Scenario:
-    """30,000 rows of 1,000 bytes, each with a key of its own, from four sessions."""
+    """Put 30,000 rows of 1,000 bytes, each with a key of its own, from four sessions."""
     return Scenario(
         name,
         aggregation,
@@ -191,19 +192,19 @@ def _reshard(name: str, aggregation: str, shards: int, begin: Callable[[Stage], 
 
 
 def hot_shard(aggregation: str) -> Scenario:
-    """Five sessions offer one shard five times its quota, seven other shards have half of theirs."""
+    """Let five sessions offer one shard five times its quota, and seven other shards half of theirs."""
     shards, begins, ends, watched_until = 8, 3.0, 8.0, 10.0
     hot = Load(keys=keys_for(shards, [0]), rows_per_second=1_000, begins=begins, ends=ends)
     keys = keys_for(shards, range(1, shards))
     other = Load(keys=keys, rows_per_second=500 * (shards - 1) / 4, ends=watched_until, is_other=True)
-    # What the hot shard may leave in the queue drains in 3 s.
+    # The hot shard's backlog drains in 3 s.
     settings = {"queue_limit_bytes": "3 MiB"}
     loads = (*[hot] * 5, *[other] * 4)
     return Scenario("hot_shard", aggregation, shards, loads, begins, ends, settings=settings, counts_others=True)
 
 
 def slow_shard() -> Scenario:
-    """Requests that touch one shard are answered after 6 s."""
+    """Delay the answers to all requests with a record for one shard by 6 s."""
     shards = 4
 
     def begin(stage: Stage) -> None:
@@ -220,46 +221,46 @@ def slow_shard() -> Scenario:
     return Scenario("slow_shard", "none", shards, loads, 3.0, 11.0, begin, end, counts_others=True)
 
 
-# --- all of the service ------------------------------------------------------------------------------------------
+# --- all shards --------------------------------------------------------------------------------------------------
 
 
 def partial_failures(aggregation: str) -> Scenario:
-    """One entry in ten fails with InternalFailure."""
+    """Let one entry in ten fail with InternalFailure."""
     return _standing("partial_failures", aggregation, Fault("fail", fraction=0.1))
 
 
 def lost_replies(aggregation: str) -> Scenario:
-    """One request in ten is stored, and the connection reset without an answer."""
+    """Store one request in ten and reset its connection without an answer."""
     return _standing("lost_replies", aggregation, Fault("lost", fraction=0.1))
 
 
 def outage() -> Scenario:
-    """For 20 s every connection is reset, whatever it asks for."""
+    """Reset every connection for 20 s."""
     fault = Fault("reset", action="*")
     return _standing("outage", "none", fault, rows_per_second=150, begins=2.0, ends=22.0, watched_until=25.0)
 
 
 def throttled_start() -> Scenario:
-    """From before the daemon's start until 20 s after the first row ListShards is throttled, and nothing else.
+    """Throttle only ListShards, from before the daemon's start until 20 s after the first row.
 
-    What is offered is less than one shard takes.
+    The load is less than the limit of one shard.
     """
     fault = Fault("error", status=400, action="ListShards")
     scenario = _standing(
         "throttled_start", "kpl", fault, rows_per_second=150, begins=0.0, ends=20.0, watched_until=25.0
     )
-    loads = tuple([replace(load, is_other=True) for load in scenario.loads])  # no shard is at fault
+    loads = tuple([replace(load, is_other=True) for load in scenario.loads])  # no shard has a fault
     return replace(scenario, loads=loads, begins_before_start=True, recovers=False, counts_others=True)
 
 
 def storm(aggregation: str) -> Scenario:
-    """Every entry is throttled for 25 s; four shards have all that they take, before and after."""
+    """Throttle every entry for 25 s, while four shards have a load at their limit before and after."""
 
     def begin(stage: Stage) -> None:
         stage.kinesis.standing = [Fault("throttle")]
 
     busy = Load(row_bytes=500, keys=keys_for(4, range(4)), ends=36.0)
-    # What waits when the load ends is carried in 2 s.
+    # The backlog at the end of the load drains in 2 s.
     settings = {"queue_limit_bytes": "4 MiB"}
     return Scenario("storm", aggregation, 4, (busy,) * 4, 4.5, 29.5, begin, _end_standing, settings=settings)
 
@@ -274,7 +275,7 @@ def _standing(
     ends: float = 7.0,
     watched_until: float = 9.0,
 ) -> Scenario:
-    """A fault that stands for a while; four shards have at most half of their quota."""
+    """Let a fault last for a while, with at most half the quota of four shards as load."""
 
     def begin(stage: Stage) -> None:
         stage.kinesis.standing = [fault]
@@ -288,7 +289,7 @@ def _end_standing(stage: Stage) -> None:
 
 
 def socket_deleted() -> Scenario:
-    """The file of the daemon's socket is deleted; half of the sessions end then, and as many connect."""
+    """Delete the file of the daemon's socket; then half of the sessions end, and as many connect."""
     deleted, ends = 3.0, 9.0
 
     def begin(stage: Stage) -> None:
@@ -302,13 +303,13 @@ def socket_deleted() -> Scenario:
 
 
 def slow_uplink() -> Scenario:
-    """20 Mbit/s between the producer and the service, which could take six times as much."""
+    """Limit the uplink to 20 Mbit/s, a sixth of what Kinesis would accept."""
 
     def begin(stage: Stage) -> None:
         stage.server.uplink_bytes_per_second = UPLINK_BYTES_PER_SECOND
 
     busy = Load(keys=keys_for(16, range(16)), ends=10.0)
-    # What waits when the load ends is carried in 4 s.
+    # The backlog at the end of the load drains in 4 s.
     settings = {"queue_limit_bytes": "8 MiB"}
     return Scenario(
         "slow_uplink",

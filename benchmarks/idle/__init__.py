@@ -1,4 +1,5 @@
-"""What a daemon costs a node while nothing is sent, and how soon it serves: ``./dev bench idle``.
+"""Measure how soon a daemon serves, and what it uses while it sends nothing: ``./dev bench idle``.
 
-A daemon as a service manager runs it: started a few times, then left alone, scraped, and with clients that rest.
+The benchmark starts a daemon as a service manager does, a few times.  Then it watches one daemon that is left alone,
+scraped, and connected to idle clients.
 """

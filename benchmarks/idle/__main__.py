@@ -31,14 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="./dev bench idle", description="What a daemon costs that has nothing to do.")
+    parser = argparse.ArgumentParser(prog="./dev bench idle", description="Measure a daemon that has nothing to do.")
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
-    parser.add_argument("--starts", type=at_least(1), default=STARTS, help="medians are of so many (%(default)s)")
+    parser.add_argument("--starts", type=at_least(1), default=STARTS, help="starts for the medians (%(default)s)")
     parser.add_argument(
         "--seconds",
         type=seconds_at_least(1),
         default=SECONDS,
-        help="each case is watched for so long (%(default)g); scrapes: each 15",
+        help="length of each case (%(default)g); scrapes come every 15",
     )
     return parser
 

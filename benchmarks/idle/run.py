@@ -1,7 +1,7 @@
-"""Starts daemons and watches one of them.
+"""Start daemons and watch one of them.
 
-Processor time is what the kernel has charged to the process, to the nanosecond, so that a busy machine changes it
-little.  A wake-up is a thread that had gone to sleep and runs again: its voluntary context switches.
+CPU time is the time that the kernel has charged to the process, in nanoseconds, so other work on the machine changes it
+little.  A wake-up is a voluntary context switch: a thread that had gone to sleep runs again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STREAM: Final = "flights"
 SESSIONS: Final = 10
 SCRAPE_SECONDS: Final = 15.0
 WATCHDOG_SECONDS: Final = 30
-"""As the unit in deploy/systemd has it."""
+"""Interval of the watchdog, as in the unit in deploy/systemd."""
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 20.0
 PACKAGES: Final = ("aiobotocore", "aiohttp", "numpy", "pyarrow", "pydantic", "uvloop")
@@ -43,11 +43,14 @@ PACKAGES: Final = ("aiobotocore", "aiohttp", "numpy", "pyarrow", "pydantic", "uv
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One line of the answer; None has no meaning there.
+    """One line of the results.  A field that has no meaning for a case is None.
 
-    ``imports alone``: a process that imports what a daemon does, and rests.  ``start``: medians, from the call
-    that starts the process to its READY=1.  ``pss_bytes``: as ``rss_bytes``, but what is shared with other processes
-    counts by its part.  ``rss_ratio_to_imports``: ``rss_bytes`` to that of the imports alone.
+    The case "imports alone" is a process that imports the daemon's modules and rests.  The case "start" has medians
+    over the
+    starts, from the call that starts the process to its READY=1.  ``pss_bytes`` is ``rss_bytes`` with a proportional
+    share
+    of memory that several processes use.  ``rss_ratio_to_imports`` is ``rss_bytes`` divided by the RSS of "imports
+    alone".
     """
 
     case: str
@@ -61,7 +64,7 @@ class Figures:
 
 
 class Used(NamedTuple):
-    """What a process had used at a moment."""
+    """The CPU time and the wake-ups of a process up to a moment."""
 
     at: float
     cpu_seconds: float
@@ -74,19 +77,19 @@ def used(pid: int) -> Used:
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """RSS and PSS in bytes."""
+    """Return RSS and PSS of a process in bytes."""
     kib = _numbers(Path(f"/proc/{pid}/smaps_rollup"))
     return kib["Rss"] * 1024, kib["Pss"] * 1024
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Of the lines ``name: number [unit]``."""
+    """Return the numbers in the lines ``name: number [unit]``."""
     return {name: int(number) for name, number in re.findall(r"^(\w+):\s+(\d+)\b", path.read_text(), re.MULTILINE)}
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """``ear`` is the service manager's, which daemons tell that they are ready; ``say`` is told what goes on."""
+    """The benchmark's processes.  ``ear`` is the service manager's socket, and ``say`` reports the progress."""
 
     children: Children
     work: Path
@@ -103,7 +106,7 @@ class Bench:
         )
 
     def cases(self, starts: int, seconds: float) -> list[Figures]:
-        """The imports alone, and a daemon that starts and rests."""
+        """Return the figures of the imports alone, and of a daemon that starts and rests."""
         alone = self._imports()
         rows = [alone, self._starts(starts), *self._rests(seconds)]
         assert alone.rss_bytes is not None
@@ -118,7 +121,7 @@ class Bench:
     def _starts(self, count: int) -> Figures:
         self.say(f"start: {count} times ...")
         with self.daemon():
-            pass  # it compiles what it imports, if nothing has before
+            pass  # the first start may compile modules
         runs = []
         for _ in range(count):
             began = time.perf_counter()
@@ -129,7 +132,7 @@ class Bench:
         return Figures("start", round(seconds, 2), round(cpu, 2), rss_bytes=int(rss), pss_bytes=int(pss))
 
     def _rests(self, seconds: float) -> Iterator[Figures]:
-        """One daemon, so long in each case."""
+        """Yield the figures of one daemon, which rests for this long in each case."""
         port = free_port()
         with self.daemon(metrics_listen=f"127.0.0.1:{port}") as daemon:
             url = f"http://127.0.0.1:{port}/metrics"
@@ -150,7 +153,7 @@ class Bench:
                 with urllib.request.urlopen(scraped, timeout=SCRAPE_SECONDS) as answer:
                     answer.read()
             self._hear(min(left, 1.0))
-            daemon.poll_line(0.0)  # raises when it has ended
+            daemon.poll_line(0.0)  # it raises if the daemon has ended
         after = used(pid)
         took = after.at - before.at
         cpu_percent = round(100 * (after.cpu_seconds - before.cpu_seconds) / took, 3)
@@ -159,31 +162,31 @@ class Bench:
 
     @contextlib.contextmanager
     def daemon(self, **settings: str) -> Iterator[Child]:
-        """One that is ready; at the end it is stopped.  Raises `ChildFailed`."""
+        """Start a daemon and wait until it is ready; stop it after the block.  Raise `ChildFailed`."""
         all_settings = {"socket": self._socket, "endpoint_url": self.endpoint_url, "metrics_listen": "127.0.0.1:0"}
         sets = [f"--set={name}={value}" for name, value in {**all_settings, **settings}.items()]
-        told = {"NOTIFY_SOCKET": self.ear.getsockname(), "WATCHDOG_USEC": str(WATCHDOG_SECONDS * 1_000_000)}
-        daemon = self.children.start("daemon", ["-m", "producerd", "serve", *sets], told)
+        environ = {"NOTIFY_SOCKET": self.ear.getsockname(), "WATCHDOG_USEC": str(WATCHDOG_SECONDS * 1_000_000)}
+        daemon = self.children.start("daemon", ["-m", "producerd", "serve", *sets], environ)
         deadline = time.monotonic() + START_SECONDS
         while "READY=1" not in self._hear(0.1):
-            daemon.poll_line(0.0)  # raises when it has ended
+            daemon.poll_line(0.0)  # it raises if the daemon has ended
             if time.monotonic() > deadline:
                 raise ChildFailed(f"the daemon was not ready within {START_SECONDS:.0f} s", daemon.log)
         yield daemon
         if (code := daemon.stop(STOP_SECONDS)) != 0:
             raise ChildFailed(f"the daemon ended with exit code {code}", daemon.log)
         while self._hear(0.0):
-            pass  # its last words are not the next one's first
+            pass  # drop its last messages before the next daemon starts
 
     def _hear(self, within_seconds: float) -> str:
-        """The next thing that a daemon tells, or ""."""
+        """Return the daemon's next message to the service manager, or ""."""
         if not select.select([self.ear], [], [], within_seconds)[0]:
             return ""
         return self.ear.recv(4096).decode()
 
     @contextlib.contextmanager
     def _sessions(self) -> Iterator[None]:
-        """Clients that have sent a record each, and rest."""
+        """Connect clients that each send a record and then rest."""
         with contextlib.ExitStack() as open_ones:
             for number in range(SESSIONS):
                 hello = Hello(1, 1, client="bench", pid=os.getpid())
@@ -200,7 +203,7 @@ class Bench:
 
 @contextlib.contextmanager
 def bench(say: Callable[[str], None]) -> Iterator[Bench]:
-    """All that a daemon needs; at the end nothing of it is left."""
+    """Start everything that a daemon needs, and end all of it after the block."""
     kinesis = FakeKinesis()
     kinesis.create_stream(STREAM, shards=4)
     with (

@@ -1,4 +1,5 @@
-"""How many instructions a record takes in the functions that every record passes: ``./dev bench instructions``.
+"""Count the instructions per record of the functions that every record passes: ``./dev bench instructions``.
 
-Counted by qemu-user, whatever else the machine does, and compared with the budget that each function has.
+qemu-user counts them, independently of other work on the machine.  The benchmark compares each function with its
+budget.
 """

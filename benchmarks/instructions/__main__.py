@@ -32,9 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = budgets.read()
     rows = known.figures(counted)
     print(answer(Figures, rows, as_json=options.json))
-    told = verdict(rows, known.limit(here))
-    say(told)
-    return int(told.startswith("FAILED"))
+    summary = verdict(rows, known.limit(here))
+    say(summary)
+    return int(summary.startswith("FAILED"))
 
 
 def verdict(rows: list[Figures], limit: float) -> str:
@@ -42,9 +42,9 @@ def verdict(rows: list[Figures], limit: float) -> str:
     if slow := budgets.too_slow(rows, limit):
         lines += [f"FAILED: above {limit:g} of the budget: {', '.join(row.name for row in slow)}"]
     if limit > 1:
-        lines += ["the budgets are of other versions: write them anew with --write-budgets"]
+        lines += ["the budgets are of other versions: write them again with --write-budgets"]
     if idle := budgets.loose(rows):
-        lines += [f"far below the budget, which should be written anew: {', '.join(row.name for row in idle)}"]
+        lines += [f"far below the budget, which should be written again: {', '.join(row.name for row in idle)}"]
     return "\n".join(lines) or "all within their budgets"
 
 

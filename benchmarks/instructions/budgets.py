@@ -1,7 +1,7 @@
-"""What each function may take, and the versions that this was counted with.
+"""The budgets of the hot functions, and the versions for which they hold.
 
-With other versions of the interpreter and of the libraries the same code takes somewhat more or less: then the limit is
-wider, and who sees that writes the budgets anew.
+With other versions of the interpreter and the libraries, the same code needs somewhat more or fewer instructions.  Then
+the limit is wider, and a developer should write the budgets again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from benchmarks.instructions import qemu
 
 FILE: Final = Path(__file__).with_name("budgets.json")
 SLACK: Final = 1.03
-"""Of a new budget to what was counted.  Counts differ by less than 0.1 % from run to run."""
+"""Ratio of a new budget to its count.  Counts differ by less than 0.1 % from run to run."""
 WIDER: Final = 1.25
-"""With other versions than those that budgets hold for."""
+"""Highest ratio of a count to its budget with other versions."""
 LOOSE: Final = 0.9
-"""Of a budget: what takes less should get a smaller one, else it can become as slow again unseen."""
+"""Ratio of a count to its budget below which the budget is too large: the function could become slower unnoticed."""
 PACKAGES: Final = ("numpy", "orjson", "pyarrow", "pybase64")
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One line of the answer.  ``ratio``: of what was counted to the budget; None where there is none."""
+    """One line of the results.  ``ratio`` is the count divided by the budget, or None if there is no budget."""
 
     name: str
     instructions_per_record: float
@@ -38,7 +38,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """``holds_for``: versions by name."""
+    """The budgets, and the versions by name for which they hold."""
 
     holds_for: Mapping[str, str]
     instructions_per_record: Mapping[str, int]
@@ -47,7 +47,7 @@ class Budgets:
         return [self._figures(name, count) for name, count in counted.items()]
 
     def limit(self, here: Mapping[str, str]) -> float:
-        """The ratio that nothing may pass, with these versions."""
+        """Highest allowed ratio of a count to its budget with these versions."""
         return 1.0 if here == self.holds_for else WIDER
 
     def _figures(self, name: str, count: float) -> Figures:
@@ -56,19 +56,19 @@ class Budgets:
 
 
 def versions() -> dict[str, str]:
-    """Those that decide how many instructions the same code takes."""
+    """Return the versions that decide how many instructions the same code needs."""
     libc = "".join(platform.libc_ver())
     packages = {name: version(name) for name in PACKAGES}
     return {"python": platform.python_version(), **packages, "libc": libc, "qemu": qemu.version(), "cpu": qemu.CPU}
 
 
 def read(path: Path = FILE) -> Budgets:
-    told = json.loads(path.read_text())
-    return Budgets(told["holds_for"], told["instructions_per_record"])
+    document = json.loads(path.read_text())
+    return Budgets(document["holds_for"], document["instructions_per_record"])
 
 
 def write(counted: Mapping[str, float], here: Mapping[str, str], path: Path = FILE) -> None:
-    """Budgets for what was counted.  Those of functions that were not stay, where they are of the same versions."""
+    """Return budgets for new counts, and keep the other ones if they are of the same versions."""
     before = read(path)
     kept = before.instructions_per_record if before.holds_for == here else {}
     budgets = {**kept} | {name: round(count * SLACK) for name, count in counted.items()}

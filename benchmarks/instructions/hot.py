@@ -1,8 +1,8 @@
-"""The hot functions, one by one and all together, as what qemu runs: a line of JSON for each.
+"""Run the hot functions under qemu, one by one and all together, and print a line of JSON for each.
 
-A piece of work is as large as in a daemon under load, so that what a call costs beside its records is there by its real
-part: frames and batches of 1 MiB, requests as the lanes make them, answers of 500 results.  Each is done a few times
-before it is counted; the least of a few counts is told, as the first ones fill caches and the interpreter's own.
+Each piece of work is as large as in a daemon under load, so that the fixed part of a call has its real weight.  Frames
+and batches have 1 MiB, requests are as the lanes make them, and answers have 500 results.  Each piece runs a few times
+before it is counted, to fill caches and the interpreter's specialised code.  The lowest of a few counts is reported.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from spark_client.batches import Batch
 SHARDS: Final = 16
 MAX_RECORD_BYTES: Final = 1 << 20
 BATCH_ROWS: Final = 10_000
-"""Of Spark, to a Python worker (spark.sql.execution.arrow.maxRecordsPerBatch)."""
+"""Rows of a batch from Spark to a Python worker (spark.sql.execution.arrow.maxRecordsPerBatch)."""
 RESULTS: Final = 500
 ACKNOWLEDGED: Final = 3
-"""Requests, of the four that a stream begins with."""
+"""Number of counted requests, of the four that a stream begins with."""
 COUNTS: Final = 5
-"""Of which the last two are told from: all before warm up."""
+"""Number of repetitions.  The lower count of the last two is reported; the others warm up."""
 WALKED_RECORDS: Final = 28_000
 WARM_RECORDS: Final = 14_000
 _NOW: Final = 1_000.0
@@ -52,37 +52,37 @@ _ADDRESS: Final = {"StreamName": STREAM}
 
 
 class Work(NamedTuple):
-    """Something to be done once, that is for so many records."""
+    """A piece of work to do once, and its number of records."""
 
     do: Callable[[], object]
     records: int
 
 
-# ---- pieces of work, each made anew for each time that it is done
+# ---- pieces of work, which are created again for each repetition
 
 
 def route() -> Work:
-    """Keys to hash keys to shards."""
+    """Compute hash keys and shards from keys."""
     rows, among = _rows(_frame(100)), shard_map(SHARDS)
     return Work(lambda: among.locate(*hash_keys(rows.keys, rows.key_offsets)), rows.records)
 
 
 def sort(record_bytes: int) -> Work:
-    """Routed, sorted by shard, cut to spans and copied."""
+    """Route rows, sort them by shard, cut them into spans and copy them."""
     columns = _frame(record_bytes)
     frames, among = [Frame(None, 0, _rows(columns), 0) for _ in range(4)], shard_map(SHARDS)
     return Work(lambda: sort_rows(frames, among, 1), 4 * columns.layout.records)
 
 
 def encode_request(aggregation: str, record_bytes: int) -> Work:
-    """Rows of lanes to entries to a body."""
+    """Encode rows of lanes as entries of a request's body."""
     _, (request,) = _requests(aggregation, record_bytes)
     work, encoded = _encoding(aggregation, request)
     return Work(work, int(encoded.ends[-1]))
 
 
 def parse() -> Work:
-    """An answer to what became of each entry."""
+    """Read an answer and decide about each entry."""
     _, (request,) = _requests("none", 100)
     encoded = _encoding("none", request)[1]
     assert encoded.entries == RESULTS
@@ -90,7 +90,7 @@ def parse() -> Work:
 
 
 def acknowledge(aggregation: str) -> Work:
-    """Answers to settled rows to acknowledgements' bytes."""
+    """Settle rows after answers and encode the acknowledgements."""
     pipeline, requests = _requests(aggregation, 100, ACKNOWLEDGED)
     answers = []
     for request in requests:
@@ -110,14 +110,14 @@ def acknowledge(aggregation: str) -> Work:
 
 
 def read_frame(record_bytes: int) -> Work:
-    """A body's bytes to checked rows."""
+    """Check the rows in the bytes of a body."""
     columns = _frame(record_bytes)
     body = _body(columns)
     return Work(lambda: intake.check(parse_body(body, 0), MAX_RECORD_BYTES), columns.layout.records)
 
 
 def write_frame(record_bytes: int) -> Work:
-    """In the client: an Arrow batch to frames, ready to be sent."""
+    """Turn an Arrow batch into frames that are ready to send, in the client."""
     record_batch = _record_batch(record_bytes)
 
     def do() -> None:
@@ -157,7 +157,7 @@ NAMES: Final = (*PIECES, *WALKS)
 
 
 def count(name: str, counter: Counter) -> float:
-    """What a record takes, in the counter's unit."""
+    """Return the cost of a record, in the counter's unit."""
     if name in WALKS:
         return walk(WALKS[name], counter, WALKED_RECORDS, WARM_RECORDS).per_record
     counts = []
@@ -170,7 +170,7 @@ def count(name: str, counter: Counter) -> float:
     return min(counts[-2:])
 
 
-# ---- what they are made of
+# ---- the objects that they use
 
 
 @cache
@@ -195,7 +195,7 @@ def _rows(columns: Columns) -> CheckedRows:
 
 
 def _requests(aggregation: str, record_bytes: int, most: int = 1) -> tuple[Pipeline, list[Request]]:
-    """The first requests of some frames, and whose they are."""
+    """Return the first requests of some frames, and the jobs that they belong to."""
     settings = StreamSettings(aggregation=aggregation, shard_rate_fraction=10_000)  # type: ignore[arg-type]
     pipeline = Stream(STREAM, settings, 1 << 20, 10_000).pipeline
     pipeline.set_shard_map(shard_map(SHARDS), _NOW)

@@ -1,7 +1,7 @@
-"""Runs a module of ours under qemu-user with the counting plugin.
+"""Run a module of ours under qemu-user with the plugin that counts instructions.
 
-One processor, fixed whatever the machine has, so that machines agree: libraries choose their code by what it can.
-Without "enhanced rep movsb", of which every byte would count as an instruction.
+The emulated processor is always the same, because libraries choose their code by its features.  It lacks "enhanced rep
+movsb", of which qemu would count each byte as an instruction.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from benchmarks.counter import FILE_VARIABLE
 
 QEMU: Final = "qemu-x86_64"
 CPU: Final = "Haswell-noTSX,-erms,-pcid,-x2apic,-tsc-deadline,-invpcid"
-"""AVX2.  The last four qemu does not have and would warn of."""
+"""The emulated processor.  It has AVX2, without four features that qemu lacks and would warn of."""
 MAJORS: Final = range(7, 9)
-"""Later versions know this kind of plugin no more."""
+"""Major versions of qemu.  Later ones do not support this kind of plugin."""
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCE: Final = Path(__file__).with_name("counter.c")
 SECONDS: Final = 1_800
 
 
 class Failed(Exception):
-    """What was to be counted did not run to its end."""
+    """The counted module did not run to its end."""
 
 
 def missing() -> str:
-    """What this machine lacks to count instructions; empty: nothing."""
+    """Return what this machine lacks for counting instructions, or ""."""
     if platform.machine() != "x86_64":
         return f"needs an x86-64 machine, not {platform.machine()}"
     if absent := [name for name in (QEMU, "gcc") if shutil.which(name) is None]:
@@ -46,19 +46,19 @@ def missing() -> str:
 
 
 def version() -> str:
-    told = subprocess.run([QEMU, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"version (\d[\d.]*)", told)
+    output = subprocess.run([QEMU, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"version (\d[\d.]*)", output)
     return found[1] if found else "0"
 
 
 def run(module: str, arguments: Sequence[str] = ()) -> str:
-    """What a module says on its standard output, where `benchmarks.counter` counts instructions.  Raises `Failed`."""
+    """Run a module with `benchmarks.counter` in the unit instructions, and return its output.  Raise `Failed`."""
     plugin = _plugin()
     with tempfile.NamedTemporaryFile() as counter:
         counter.truncate(mmap.PAGESIZE)
         command = [QEMU, "-cpu", CPU, "-plugin", f"{plugin},counter={counter.name}"]
         command += [sys.executable, "-m", module, *arguments]
-        # Hashes decide how sets and dictionaries lie in memory; threads of numpy's would be counted, too.
+        # Hashes decide the order of sets and dictionaries in memory.  numpy's threads would be counted, too.
         fixed = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", FILE_VARIABLE: counter.name}
         done = subprocess.run(
             command, cwd=ROOT, env={**os.environ, **fixed}, stdout=subprocess.PIPE, text=True, timeout=SECONDS
@@ -69,7 +69,7 @@ def run(module: str, arguments: Sequence[str] = ()) -> str:
 
 
 def _plugin() -> Path:
-    """Built when its source is newer than what was built before."""
+    """Return the plugin's path, and build it if its source is newer."""
     built = ROOT / "build" / "counter.so"
     if not built.exists() or built.stat().st_mtime < SOURCE.stat().st_mtime:
         built.parent.mkdir(exist_ok=True)

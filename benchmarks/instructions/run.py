@@ -1,4 +1,4 @@
-"""Counts hot functions, each as often as it takes to be sure, in one process under qemu."""
+"""Count the hot functions in one process under qemu, each as often as needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.instructions import hot, qemu
 
 
 def count(names: Sequence[str], say: Callable[[str], None]) -> dict[str, float]:
-    """Instructions per record.  Raises `qemu.Failed`."""
+    """Return the instructions per record of each function.  Raise `qemu.Failed`."""
     say(f"counting {len(names)} functions ...")
     lines = [json.loads(line) for line in qemu.run(hot.__name__, names).splitlines()]
     return {line["name"]: line["per_record"] for line in lines}

@@ -1,6 +1,6 @@
-"""Who says what a consumer is handed.  A judge reads a whole stream; all judges must agree.
+"""Judges read a whole stream and say which records a consumer receives.  All judges must agree.
 
-``fake`` is the rule as `producerd.testing` has it, ``kcl`` Amazon's own library.
+``fake`` uses the rule of `producerd.testing`, and ``kcl`` uses Amazon's own library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from producerd.testing import Entry, Stream, UserRecord
 
 
 class Handed(NamedTuple):
-    """What a consumer is handed of one stored entry; ``failure``: what it said if it failed on it."""
+    """The records that a consumer receives from one stored entry, and its error if it failed on the entry."""
 
     entry: Entry
     records: list[UserRecord]
@@ -20,4 +20,4 @@ class Handed(NamedTuple):
 
 
 Judge = Callable[[Stream], list[Handed]]
-"""One `Handed` for each entry, in the order of storing."""
+"""A judge: a function that returns one `Handed` for each entry, in the order of storing."""

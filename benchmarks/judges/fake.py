@@ -1,4 +1,4 @@
-"""The reading rule of the fake Kinesis, entry by entry."""
+"""Judge a stream with the reading rule of the fake Kinesis, entry by entry."""
 
 from __future__ import annotations
 

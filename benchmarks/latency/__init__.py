@@ -1,1 +1,1 @@
-"""How long a record takes from put to acknowledgement, beside bare round trips: ``./dev bench latency``."""
+"""Measure the time from put to acknowledgement, and compare it with bare round trips: ``./dev bench latency``."""

@@ -17,12 +17,12 @@ from producerd.demo.children import ChildFailed
 
 PUTS: Final = 3_000
 LEAST_PUTS: Final = 100
-"""Of which one is above the 99th percentile."""
+"""Fewest puts in a case, of which one is above the 99th percentile."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    logging.getLogger("producerd.client").setLevel(logging.ERROR)  # how long it waits is what is measured
+    logging.getLogger("producerd.client").setLevel(logging.ERROR)  # it would warn about the waits that we measure
     try:
         with interrupts(), bench(options.puts, say) as running:
             say(running.conditions)

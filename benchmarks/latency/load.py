@@ -1,11 +1,13 @@
-"""A client that keeps a daemon busy: with all that it takes for so long, or with so many records a second until told.
+"""A client that keeps a daemon busy, either at its highest rate for a time or at a fixed rate.
 
 ::
 
     python -m benchmarks.latency.load SOCKET RECORD_BYTES
 
-Told ``all SECONDS`` it says how many records a second it has put, and ``rate N`` that it has begun; at the next line it
-ends, and says how many it has put in all, and which part of that rate it kept.
+After the line ``all SECONDS`` it puts as fast as it can, and prints its records per second.  After the line ``rate N``
+it
+puts N records per second and prints a line when it has begun.  At the next line it ends, and prints the number of its
+records and the share of the rate that it reached.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ FRAME_RECORDS: Final = 1_000
 
 
 class Load:
-    """Puts frames of `FRAME_RECORDS`; ``put`` counts the records."""
+    """A client that puts frames of `FRAME_RECORDS`.  ``put`` counts the records."""
 
     def __init__(self, path: str, record_bytes: int) -> None:
         hello = Hello(1, 1, client="load", pid=os.getpid())
@@ -38,9 +40,9 @@ class Load:
         self.put = 0
 
     def put_until(self, ended: Callable[[float], bool], records_per_second: float = inf) -> float:
-        """At most so many records a second; what is late is made up for.  How many a second were put and acknowledged.
+        """Put at most this many records per second, make up for delays, and return the rate of acknowledged records.
 
-        ``ended`` is asked before each frame, and may wait for as long as it is told.
+        Call ``ended`` before each frame, with the longest time that it may wait.
         """
         before, began = self.put, time.perf_counter()
         while not ended(max(0.0, began + (self.put - before) / records_per_second - time.perf_counter())):

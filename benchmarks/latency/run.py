@@ -1,9 +1,9 @@
-"""Puts frames one after the other and waits for each acknowledgement, with nothing else to do and under load.
+"""Put frames one after the other and wait for each acknowledgement, alone and under load.
 
-The clock runs, so other work on the machine shows, in the tail above all: hence the bare round trips of the same run, a
-few bytes over a unix socket and a PutRecords of one record over TLS to the same sink, between the cases.  Load is a
-client of `benchmarks.daemon` in a process of its own, which puts as many frames a second as make half of what it put
-without a pause.
+Other work on the machine lengthens these times, above all the highest ones.  So each run also measures bare round trips
+between the cases: a few bytes over a unix socket, and a PutRecords of one record over TLS to the same sink.  The load
+is
+a client in a process of its own, which puts half as many frames per second as it could.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from spark_client.connection import Connection
 RECORD_BYTES: Final = 100
 RECORDS: Final = (1, 100)
 WARM: Final = 100
-"""Frames put before, in each case."""
+"""Frames put before each case."""
 LOAD_PART: Final = 0.5
 LOAD_SECONDS: Final = 3.0
-"""How long the daemon is given all that it takes, to know what half of it is."""
+"""Time in which the load client puts as fast as it can, to find the highest rate."""
 KEPT_PART: Final = 0.9
 ECHO_BYTES: Final = 64
 START_SECONDS: Final = 60.0
@@ -53,8 +53,10 @@ STOP_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One line of the answer.  ``ratio_to_bare``: of the medians, to that of the two bare round trips together.
-    ``daemon_cpu_us``: its processor time for each put, where there is no load beside.
+    """One line of the results.
+
+    ``ratio_to_bare`` is the median divided by the median of both bare round trips together.  ``daemon_cpu_us`` is the
+    daemon's CPU time per put, in cases without load.
     """
 
     case: str
@@ -65,7 +67,7 @@ class Figures:
 
 
 class Times(NamedTuple):
-    """Of round trips, in microseconds."""
+    """Return the percentiles of round trips, in microseconds."""
 
     p50: float
     p99: float
@@ -84,7 +86,7 @@ def times(trip: Callable[[], object], count: int) -> Times:
 
 @dataclass(slots=True)
 class HalfLoad:
-    """A client beside, which puts half of what it could; ``put``: all of its records, once it has ended."""
+    """A load client in another process, at half of its highest rate.  ``put`` counts its records after its end."""
 
     children: Children
     socket: str
@@ -113,7 +115,7 @@ class HalfLoad:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """``puts``: of frames in each case; ``say`` is told what goes on."""
+    """The benchmark, with ``puts`` frames in each case.  ``say`` reports the progress."""
 
     children: Children
     work: Path
@@ -133,7 +135,7 @@ class Bench:
         )
 
     def figures(self) -> Iterator[Figures]:
-        """Raises `ChildFailed` and `RecordsWrong`."""
+        """Yield the figures of the cases.  Raise `ChildFailed` and `RecordsWrong`."""
         with self._daemon() as daemon, self._session() as session:
             echo, https = self._bare(), self._bare_https()
             yield Figures("bare round trip, unix socket", round(echo.p50), round(echo.p99))
@@ -167,7 +169,7 @@ class Bench:
         return Figures(name, round(p50), round(p99), round(p50 / bare, 1))
 
     def _bare(self) -> Times:
-        """Of a few bytes to a thread and back, as a frame and its acknowledgement go."""
+        """Measure round trips of a few bytes to a thread and back, as a frame and its acknowledgement go."""
         near, far = socket.socketpair()
         with near, far:
             echo = threading.Thread(target=echo_until_closed, args=(far,))
@@ -183,7 +185,7 @@ class Bench:
         return found
 
     def _bare_https(self) -> Times:
-        """Of a request that holds a record of the same size, on a connection that is open."""
+        """Measure round trips of a request with a record of the same size, on an open connection."""
         (key,), (data,) = rows(1, RECORD_BYTES)
         entry = {"Data": b64encode(data).decode(), "PartitionKey": key.decode()}
         body = json.dumps({"StreamName": STREAM, "Records": [entry]}, separators=(",", ":")).encode()
@@ -233,7 +235,7 @@ def echo_until_closed(connection: socket.socket) -> None:
 
 @contextlib.contextmanager
 def bench(puts: int, say: Callable[[str], None]) -> Iterator[Bench]:
-    """A sink, and what a daemon needs; at the end nothing of it is left.  Raises `ChildFailed`."""
+    """Start the sink and what a daemon needs, and end all of it after the block.  Raise `ChildFailed`."""
     with folder() as work, Children(work, environment(work)) as children:
         sink = children.start("sink", ["-m", "benchmarks.sink", str(work)])
         yield Bench(children, work, sink, int(sink.line(START_SECONDS)), puts, say)

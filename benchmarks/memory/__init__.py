@@ -1,1 +1,1 @@
-"""How much memory the daemon takes, beside what it charges and what the law allows: ``./dev bench memory``."""
+"""Measure the daemon's memory, and compare it with its own accounting and its limit: ``./dev bench memory``."""

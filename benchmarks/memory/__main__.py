@@ -28,7 +28,7 @@ CASES: Final[dict[str, Callable[[Bench], Iterable[Figures]]]] = {
     "lanes": lambda bench: [bench.lanes()],
 }
 REQUESTS_QUEUE_BYTES: Final = 32 << 20
-"""Room for its 24 records of 1 MB, while an eighth of the queue is kept free for others."""
+"""Least queue for the case "requests": room for 24 records of 1 MB, with an eighth of it kept free for others."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen, settings = options.only or CASES, dict(options.set)
     if options.queue_limit_bytes:
         settings["queue_limit_bytes"] = options.queue_limit_bytes
-    logging.getLogger("producerd.client").setLevel(logging.ERROR)  # that callers wait is what is wanted
+    logging.getLogger("producerd.client").setLevel(logging.ERROR)  # it would warn about callers that wait, as intended
     bench = Bench(settings, options.record_bytes, options.rounds, say)
     try:
         limit = bench.config().defaults.queue_limit_bytes

@@ -1,4 +1,4 @@
-"""The fake Kinesis in a process of its own, which can be told to fail while a daemon sends to it."""
+"""Run the fake Kinesis in a process of its own, and let it fail while a daemon sends to it."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ START_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Over TLS; what it stores it counts, and does not keep."""
+    """The fake Kinesis over TLS.  It counts records and does not keep them."""
 
     child: Child
     url: str
     certificate: str
 
     def set_faults(self, *faults: dict[str, Any]) -> None:
-        """In the place of those that there were; what hangs is answered by what holds now."""
+        """Replace all faults by these, and let the rules decide again about requests that hang."""
         self._ask("faults", {"standing": faults})
         self._ask("release", {})
 
     def never_read(self, never: bool) -> None:
-        """Whether bodies of requests are left where they are, in the client's memory and the sockets'."""
+        """Set whether the server leaves the bodies of requests unread, in the client's memory and in the sockets."""
         self._ask("settings", {"uplink_bytes_per_second": 0 if never else None})
 
     def stored(self) -> int:
-        """Kinesis records so far."""
+        """Return the number of stored Kinesis records so far."""
         found: int = self._ask("counters")["results"].get("stored", 0)
         return found
 
     def in_flight(self) -> int:
-        """Requests that have no answer yet."""
+        """Return the number of requests without an answer."""
         found: int = self._ask("counters")["in_flight"]
         return found
 

@@ -1,6 +1,8 @@
-"""What sorting a job takes beside the frames that it sorts, in a process of its own.  It prints the bytes::
+"""Measure the memory that sorting a job needs in addition to its frames, in a process of its own.
 
-python -m benchmarks.memory.job JOB_BYTES RECORD_BYTES SHARDS
+The process prints the number of bytes::
+
+    python -m benchmarks.memory.job JOB_BYTES RECORD_BYTES SHARDS
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def frames_of(job_bytes: int, record_bytes: int) -> list[Frame]:
 def main(job_bytes: int, record_bytes: int, shards: int) -> None:
     allocator.configure()
     shard_map, pid = equal_shards(shards), os.getpid()
-    sort_rows(frames_of(FRAME_BYTES, record_bytes), shard_map, 0)  # what is loaded once
+    sort_rows(frames_of(FRAME_BYTES, record_bytes), shard_map, 0)  # loads modules
     frames = frames_of(job_bytes, record_bytes)
     before, _ = memory(pid)
     forget_peak(pid)

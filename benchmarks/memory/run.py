@@ -1,8 +1,9 @@
-"""Fills daemons until they take no more, and reads what is resident.
+"""Fill daemons until they accept nothing more, and read their resident memory.
 
-Each case has an endpoint and a daemon of its own.  Callers are threads that put the same frame again and again until
-there has been no room for `BLOCKED_SECONDS`; then the endpoint recovers, everything is flushed, and a run is good only
-if every record is acknowledged and the endpoint has stored no other, but those that were told as possible duplicates.
+Each case has an endpoint and a daemon of its own.  Callers are threads that put the same frame again and again, until
+there has been no room for `BLOCKED_SECONDS`.  Then the endpoint recovers and the daemon delivers everything.  A run is
+good only if every record is acknowledged, and the endpoint has stored no more records than were put, except possible
+duplicates that the daemon reported.
 """
 
 from __future__ import annotations
@@ -54,20 +55,20 @@ STUCK_BYTES: Final = (100, 1_024, 10_240, 102_400)
 LAGGING_BYTES: Final = 10_240
 LARGE_BYTES: Final = 1_000_000
 LARGE_RECORDS: Final = 24
-"""Each is a request."""
+"""Number of large records, each of which is a request."""
 SHARDS: Final = 16
 MOST_DIGITS: Final = 39
-"""Of a hash key."""
+"""Digits of the longest hash key."""
 SESSIONS: Final = 12
-"""Their windows of 8 MiB are more than a stream's queue."""
+"""Number of sessions.  Their windows of 8 MiB together exceed a stream's queue."""
 LAGGING_SESSIONS: Final = 128
-"""A frame whose rows go to all shards waits in its session's window for those of the lagging one."""
+"""Number of sessions with a lagging shard.  A frame with rows for all shards waits in its session's window for it."""
 CONNECTIONS: Final = 250
 MANY_SHARDS: Final = 4_000
 ROUNDS: Final = 5
-"""Filled and drained so often: what the allocator keeps grows for some rounds, and then no more."""
+"""Number of rounds of filling and draining.  The memory that the allocator keeps grows only during the first ones."""
 LAGGING_ROUNDS: Final = 2
-"""Of the lagging shard: for each, 16 times its queue goes through the daemon."""
+"""Number of rounds with a lagging shard.  In each round 16 times its queue passes through the daemon."""
 BLOCKED_SECONDS: Final = 2.0
 START_SECONDS: Final = 60.0
 FILL_SECONDS: Final = 120.0
@@ -81,13 +82,18 @@ HANGING: Final = {"kind": "hang"}
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One line of the answer, in bytes; None has no meaning there.
+    """One line of the results, in bytes.  A field that has no meaning for a case is None.
 
-    ``rss_bytes``: the most that was resident while the case was what its name says.  ``formula_bytes``: what the law
-    allows: with these settings, or, where a case shows one term alone, idle and that term for what was there.
-    ``grown_bytes``: ``rss_bytes`` above what was resident before; ``ratio_to_charged``: that to ``charged_bytes``, all
-    that the daemon had taken on.  ``rss_after_drain_bytes``: with nothing left to do; ``rss_after_trim_bytes``: and
-    with all that glibc keeps of freed memory given back, which only this benchmark asks it for.
+    ``rss_bytes`` is the highest resident memory during the case.  ``formula_bytes`` is the memory that the law allows
+    with
+    these settings.  If the case shows a single term of the law, it is "idle" plus that term.  ``grown_bytes`` is the
+    difference between ``rss_bytes`` and the memory before the case.  ``charged_bytes`` are the bytes that the daemon
+    had
+    accepted, and ``ratio_to_charged`` is ``grown_bytes`` divided by them.
+
+    ``rss_after_drain_bytes`` is the resident memory after the daemon has delivered everything.
+    ``rss_after_trim_bytes`` is
+    the same after glibc has returned all freed memory, for which only this benchmark asks.
     """
 
     case: str
@@ -104,7 +110,7 @@ class Figures:
 
 @dataclass(slots=True)
 class Daemon:
-    """One that serves, and its endpoint."""
+    """A running daemon and its endpoint."""
 
     child: Child
     endpoint: Endpoint
@@ -139,7 +145,7 @@ class Daemon:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """``settings`` are given to every daemon, ``record_bytes`` are those of `stuck`; ``say`` is told what goes on."""
+    """The benchmark.  Every daemon has ``settings``, and the case `stuck` has records of ``record_bytes``."""
 
     settings: dict[str, Any]
     record_bytes: Sequence[int]
@@ -158,16 +164,16 @@ class Bench:
     # ---- the whole
 
     def start(self) -> Figures:
-        """A daemon that has sent nothing."""
+        """Measure a daemon that has sent nothing."""
         with self._daemon(1) as daemon:
             return Figures("start", None, None, None, daemon.rss_bytes, IDLE_BYTES)
 
     def stuck(self, record_bytes: int) -> Figures:
-        """The endpoint takes requests and answers none, after it has worked."""
+        """Measure a daemon whose endpoint works at first, then accepts requests and answers none."""
         return self._filled(f"stuck, {record_bytes} B", record_bytes, 1, SESSIONS, HANGING, self.rounds)
 
     def lagging(self) -> Figures:
-        """One shard of 16 throttles everything; keys are on all."""
+        """Measure a daemon with keys on 16 shards, of which one throttles everything."""
         name = f"one lagging shard of {SHARDS}"
         return self._filled(name, LAGGING_BYTES, SHARDS, LAGGING_SESSIONS, THROTTLED, min(self.rounds, LAGGING_ROUNDS))
 
@@ -212,8 +218,10 @@ class Bench:
     # ---- the terms of the law, one by one
 
     def requests(self, *, read: bool) -> Figures:
-        """As many large records on their way as may be, and nothing else: read by the endpoint and not answered, or not
-        even read."""
+        """Measure a daemon with as many large records in flight as possible, and nothing else.
+
+        The endpoint either reads them and does not answer, or does not even read them.
+        """
         with self._daemon(SHARDS) as daemon:
             callers = daemon.sessions(SESSIONS)
             small = frame_of(1, 1)
@@ -243,7 +251,7 @@ class Bench:
         )
 
     def job(self, record_bytes: int, shards: int) -> Figures:
-        """A job as large as any with these settings, sorted."""
+        """Measure the sorting of the largest job that these settings allow."""
         config = self.config()
         job_bytes = config.defaults.queue_limit_bytes // 4 + config.node.max_frame_bytes
         self.say(f"a job of {mib(job_bytes)}, {shards:,} shards ...")
@@ -255,7 +263,7 @@ class Bench:
         return Figures(name, record_bytes, None, job_bytes, IDLE_BYTES + grown, formula, grown, ratio)
 
     def connections(self) -> Iterator[Figures]:
-        """So many that rest, and then each with as many RESERVEs waiting as it may have."""
+        """Measure this many idle connections, then the same ones with as many waiting RESERVEs as each may have."""
         with self._daemon(1) as daemon, contextlib.ExitStack() as sockets:
             before = daemon.rss_bytes
             dialled = [sockets.enter_context(dialled_to(daemon.socket)) for _ in range(CONNECTIONS)]
@@ -275,8 +283,10 @@ class Bench:
             yield Figures(name, None, None, charged, rss, formula, rss - before)
 
     def lanes(self) -> Figures:
-        """A stream of many shards, after a record or more for nearly each of them; what has grown, without what is
-        free again, against a stream of one shard after the same records."""
+        """Measure what a stream of many shards needs, after at least one record for nearly each of them.
+
+        Freed memory does not count, and the memory of a stream with one shard after the same records is subtracted.
+        """
         trimmed = []
         for shards in (1, MANY_SHARDS):
             with self._daemon(shards) as daemon:
@@ -296,7 +306,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _daemon(self, shards: int) -> Iterator[Daemon]:
-        """One that serves; nothing of it and of its endpoint is left.  Raises `ChildFailed`."""
+        """Start a daemon with its endpoint, and end both after the block.  Raise `ChildFailed`."""
         with folder() as work, Children(work, environment(work)) as children:
             endpoint, port = start_endpoint(children, shards), free_port()
             settings = {
@@ -311,13 +321,13 @@ class Bench:
             daemon = Daemon(child, endpoint, str(work / "daemon.sock"), f"http://127.0.0.1:{port}/metrics")
             deadline = time.monotonic() + START_SECONDS
             while b" serving " not in child.log.read_bytes():
-                child.poll_line(0.05)  # raises when it has ended
+                child.poll_line(0.05)  # it raises if the daemon has ended
                 if time.monotonic() > deadline:
                     raise ChildFailed(f"the daemon did not serve within {START_SECONDS:.0f} s", child.log)
             try:
                 yield daemon
             finally:
-                child.poll_line(0.0)  # raises when it has ended, which is then why its callers failed
+                child.poll_line(0.0)  # it raises if the daemon has ended, which explains the failure of its callers
             child.stop(STOP_SECONDS)
 
 
@@ -327,7 +337,7 @@ def frame_of(records: int, record_bytes: int) -> Columns:
 
 
 def full_frame(largest_bytes: int, most_records: int, record_bytes: int) -> Columns:
-    """As many records as go into a frame, or one; on all of `SHARDS` alike."""
+    """Return a frame of as many records as fit, or one, spread evenly over all of `SHARDS`."""
     row_bytes = KEY_BYTES + MOST_DIGITS + record_bytes + RECORD_CHARGE_BYTES
     count = max(1, min((largest_bytes - FRAME_CHARGE_BYTES) // row_bytes, most_records))
     hash_keys: list[bytes | None] = [b"%d" % (number % SHARDS * 2**128 // SHARDS) for number in range(count)]
@@ -341,7 +351,7 @@ def at_once(callers: Sequence[Connection], act: Callable[[Connection], object]) 
 
 
 def put_some(caller: Connection, frame: Columns, count: int) -> None:
-    """And have them delivered."""
+    """Put a frame this many times, and wait until all its records are acknowledged."""
     for _ in range(count):
         caller.put(STREAM, frame, START_SECONDS)
     caller.flush(DRAIN_SECONDS)
@@ -353,7 +363,7 @@ def put_large(caller: Connection, count: int) -> None:
 
 
 def put_until_blocked(caller: Connection, frame: Columns) -> None:
-    """Raises `RecordsWrong` where there is always room."""
+    """Put frames until there is no more room.  Raise `RecordsWrong` if there is always room."""
     ends = time.monotonic() + FILL_SECONDS
     with contextlib.suppress(BackpressureTimeout):
         while time.monotonic() < ends:
@@ -363,7 +373,7 @@ def put_until_blocked(caller: Connection, frame: Columns) -> None:
 
 @contextlib.contextmanager
 def dialled_to(path: str) -> Iterator[socket.socket]:
-    """A session that has opened the stream."""
+    """Return a session that has opened the stream."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         connection.sendall(frames.encode(frames.Hello(1, 1, client="bench", pid=os.getpid())))

@@ -1,4 +1,4 @@
-"""`producerd` as anybody runs it, but at SIGUSR2 glibc gives back what it keeps of freed memory: the rest is in use."""
+"""Run `producerd`, and at SIGUSR2 let glibc return freed memory, so that the rest is memory in use."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a record costs other producers, counted at the same endpoint as producerd."""
+"""Measure the CPU time per record of other producers, with the same endpoint as for producerd."""

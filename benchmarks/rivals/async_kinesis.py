@@ -1,7 +1,9 @@
-"""async-kinesis, the asyncio producer of PyPI: one `put` for each record, one request in flight.
+"""async-kinesis, the asyncio producer on PyPI: one `put` for each record, one request in flight.
 
-Its throttles are set so high that they never hold, and its batches to 499, as it sends one more than it is told.
-Aggregated it packs with aws-kinesis-agg; partition keys it then refuses, and each record has the key "a".
+Its throttles are set so high that they never limit.  Its batches are set to 499, because it sends one record more than
+its setting.  With aggregation it packs with aws-kinesis-agg.  It refuses partition keys then, so each record has the
+key
+"a".
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ FASTER_THAN_ANY_SHARD: Final = 10**9
 
 
 class Bytes:
-    """Records are sent as they are."""
+    """A processor that sends records as they are."""
 
     def serialize(self, data: bytes) -> bytes:
         return data

@@ -1,7 +1,7 @@
-"""boto3 as its users write it: threads, `put_records`, the failed count.
+"""boto3 as its users write it: threads, `put_records`, and a look at the failed count.
 
-Sixteen threads share one client with as many connections; it does not look at its parameters again, and does not retry.
-Aggregated: each thread packs with aws-kinesis-agg, Amazon's own module for that, and sends twenty aggregates at once.
+Sixteen threads share one client with as many connections.  The client does not validate parameters and does not retry.
+With aggregation, each thread packs with aws-kinesis-agg, Amazon's own module, and sends twenty aggregates at once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from botocore.config import Config
 from benchmarks.rivals.rows import IN_FLIGHT, Row, answer, read, requests, stored
 
 AGGREGATE_BYTES: Final = 51_200
-"""The official KPL's."""
+"""Size of an aggregate, as in the official KPL."""
 REQUEST_AGGREGATES: Final = 20
-"""About a MiB."""
+"""Aggregates in a request, which are about a MiB."""
 
 
 def client(endpoint_url: str) -> Any:
@@ -41,7 +41,7 @@ def put_aggregated(kinesis: Any, stream: str, rows: Sequence[Row], records: int)
 
 
 def packed(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-    from aws_kinesis_agg.aggregator import RecordAggregator  # only who aggregates has it
+    from aws_kinesis_agg.aggregator import RecordAggregator  # only an environment that aggregates has it
 
     aggregator = RecordAggregator(AGGREGATE_BYTES)
     for key, data in rows:

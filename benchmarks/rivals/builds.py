@@ -1,7 +1,8 @@
-"""What rivals run in, made once: an environment with the packages of a lock, or a program from its sources.
+"""Build what rivals run in, once: an environment with the packages of a lock, or a program from its sources.
 
-Until lock or sources change, what was made is used as it is, and offline.  It lies in the ignored folder
-``build/rivals``, under a name that tells what it was made from, beside what Go keeps.
+Until the lock or the sources change, runs use the result offline.  It is in the ignored folder ``build/rivals``, under
+a
+name with a digest of its origin.  Go's own files are there too.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from producerd.demo.children import ChildFailed, Children
 HERE: Final = Path(__file__).resolve().parent
 BUILT: Final = HERE.parents[1] / "build" / "rivals"
 BUILD_SECONDS: Final = 1_800.0
-"""Rust's SDK takes 5 minutes on two idle cores."""
+"""Longest time of a build.  Rust's SDK needs 5 minutes on two idle cores."""
 VERSION_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Builds:
-    """``say`` is told before something is made, as it takes long.  All raise `Unavailable`."""
+    """The builder of rivals.  It calls ``say`` before a long build.  All methods raise `Unavailable`."""
 
     children: Children
     say: Callable[[str], None]
 
     def python(self, lock: Path) -> str:
-        """A Python with the packages of a lock."""
+        """Return a Python with the packages of a lock."""
 
         def make(folder: Path) -> None:
-            base = os.path.realpath(sys.executable)  # ours may have no pip
+            base = os.path.realpath(sys.executable)  # our environment may have no pip
             self._run([base, "-m", "venv", "--without-pip", str(folder)])
             python = str(folder / "bin" / "python")
             pip = [base, "-m", "pip", "--python", python, "--disable-pip-version-check", "install", "--quiet"]
@@ -86,7 +87,7 @@ class Builds:
         return folder
 
     def _run(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
-        """As a child: compilers have children of their own, none of which outlives an interrupt."""
+        """Run a command as a child, so that neither it nor its own children outlive an interrupt."""
         child = self.children.start("build", ["-c", RUN, *command], {**kept_here(), **(environ or {})})
         code = child.ended(BUILD_SECONDS)
         if code != 0:
@@ -95,24 +96,24 @@ class Builds:
 
 
 def kept_here() -> dict[str, str]:
-    """Variables with which Go keeps here what it would keep in HOME; what a user told it holds."""
+    """Return variables for Go, so that it keeps its files here and not in HOME.  The user's own variables stay."""
     kept, config = BUILT / "kept", os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return {
         "GOPATH": str(kept / "go"),
         "GOCACHE": str(kept / "go-build"),
-        "XDG_CONFIG_HOME": str(kept / "config"),  # telemetry goes there: no variable turns it off
+        "XDG_CONFIG_HOME": str(kept / "config"),  # Go writes telemetry there, and no variable turns it off
         "GOENV": os.environ.get("GOENV") or str(Path(config, "go", "env")),
     }
 
 
 def told_version(command: Sequence[str]) -> str:
-    """The first line that a toolchain says of its version; empty where there is none."""
+    """Return the first line with which a toolchain reports its version, or "" if it is missing."""
     try:
         done = subprocess.run(
             command,
             env={**os.environ, **kept_here()},
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,  # Java's way
+            stderr=subprocess.STDOUT,  # Java writes its version there
             text=True,
             timeout=VERSION_SECONDS,
             check=True,

@@ -1,10 +1,12 @@
-"""A daemon as one would write it on a first day, and what producerd's processor time is compared with.
+"""A daemon as one would write it on a first day, with whose CPU time producerd is compared.
 
-Records come over a unix socket one by one, read with asyncio's StreamReader.  Each connection's are put with stock
-aiobotocore, 500 to a request or 4 MB, 16 requests in flight in all; a request's end is told as the number of its
-records.  No queue, shards, pacing or retries: a record that fails ends it.
+It reads records from a unix socket one by one, with asyncio's StreamReader.  It sends the records of each connection
+with
+stock aiobotocore, at most 500 or 4 MB in a request, and 16 requests in flight in all.  At the end of a request it
+reports
+the number of its records.  It has no queue, shards, pacing or retries, and ends at a failed record.
 
-A record is `HEAD` (the lengths of key and data), key and data; a `HEAD` of zeros has sent what there is::
+A record is `HEAD` (the lengths of key and data), key and data.  A `HEAD` of zeros asks to send everything so far::
 
     python -m benchmarks.rivals.naive SOCKET ENDPOINT_URL STREAM
 """
@@ -45,7 +47,7 @@ class Naive:
                     size += len(row)
                 if records and (not key_bytes or len(records) == REQUEST_RECORDS or size >= REQUEST_BYTES):
                     await self._room.acquire()
-                    self._tasks.create_task(self._put(records, writer))  # of the group that `main` encloses
+                    self._tasks.create_task(self._put(records, writer))  # `main` has opened this group
                     records, size = [], 0
         writer.close()
 

@@ -1,4 +1,4 @@
-"""Every rival: what it is called, which version is pinned where, and how it is started."""
+"""Every rival: its name, the place that pins its version, and the way to start it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ BOTH: Final = ("none", "kpl")
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """``worth``: of its records a run has one for so many of ours, to take about as long.
+    """A rival.
 
-    ``warm_seconds``: the processor time that a JVM may use before its runs count.
-
-    ``command`` makes what it needs, if need be, and gives a command line that takes what `benchmarks.rivals.rows` says;
-    it raises `maven.Unavailable`.
-
-    ``toolchain``: what it is built with and runs on, besides Python, tells its version so; it may raise likewise.
+    ``worth`` is the number of our records for each record of the rival, so that its runs take about as long.
+    ``warm_seconds`` is the CPU time that a JVM may use before its runs count.  ``command`` builds what it needs, and
+    returns
+    a command line for the arguments of `benchmarks.rivals.rows`.  ``toolchain`` returns the version of what builds and
+    runs
+    it, besides Python.  Both raise `maven.Unavailable`.
     """
 
     name: str

@@ -1,11 +1,11 @@
-"""What every rival is told, and how it answers: the same records, in whatever language.
+"""The protocol of every rival, in any language, so that all put the same records.
 
-A rival is started with ENDPOINT_URL, a file of records, STREAM and AGGREGATION, and says "ready".  For each line, a
-number, it puts the file's records in turn, that many or a few more, and says how many when all are acknowledged.  A
-record that Kinesis refuses ends it.
+A rival starts with the arguments ENDPOINT_URL, a file of records, STREAM and AGGREGATION, and prints "ready".  For each
+number on stdin it puts that many of the file's records, or a few more, in turn.  It prints how many when all are
+acknowledged.  It ends if Kinesis refuses a record.
 
-The file has for each record `LENGTHS` (of key and data), key and data.  Standard library only, as each rival in Python
-runs in an environment of its own.
+The file has for each record `LENGTHS` (of key and data), key and data.  The module needs only the standard library,
+because each rival in Python runs in an environment of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read(path: str) -> list[Row]:
 
 
 def requests(rows: Sequence[Row], records: int) -> Iterator[list[dict[str, Any]]]:
-    """So many records, from the first on and again, as what `put_records` takes."""
+    """Yield this many records, again from the first one after the last, as entries for `put_records`."""
     request: list[dict[str, Any]] = []
     size = 0
     for key, data in islice(cycle(rows), records):
@@ -56,14 +56,14 @@ def requests(rows: Sequence[Row], records: int) -> Iterator[list[dict[str, Any]]
 
 
 def stored(answer: Any) -> int:
-    """How many records; a user would send the failed ones again, but here there are none."""
+    """Return the number of records of an answer.  A user would send failed ones again, but here none may fail."""
     if answer["FailedRecordCount"]:
         raise RuntimeError(f"{answer['FailedRecordCount']} records failed")
     return len(answer["Records"])
 
 
 def answer(put: Callable[[int], int]) -> None:
-    """Be told numbers of records, and say how many were put."""
+    """Read numbers of records from stdin, put that many, and print how many were put."""
     print("ready", flush=True)
     for line in sys.stdin:
         print(put(int(line)), flush=True)

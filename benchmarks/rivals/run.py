@@ -1,9 +1,9 @@
-"""Runs every producer in turn against one sink, and ours by the daemon benchmark's own code beside them.
+"""Run every producer against one sink, and ours in between with the code of the daemon benchmark.
 
-Processor time is what the kernel has charged, user and system, to a producer's process and those below it, from the
-first record that it is told to put to the last that is acknowledged.  The first run warms up and does not count; a JVM
-has as many of these as take it the processor time in which it compiles most of what it does.  Of the others that with
-the least processor time counts.
+CPU time is the user and system time that the kernel has charged to a producer's process and the processes below it,
+from
+the first record to the last acknowledgement.  The first run warms up and does not count.  For a JVM the runs that warm
+up go on until it has compiled most of its code.  Of the other runs the one with the least CPU time counts.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ OURS: Final = "producerd"
 NAIVE: Final = "naive-daemon"
 NAMES: Final = (OURS, NAIVE, *(rival.name for rival in RIVALS))
 MOST_ROWS: Final = 10_000
-"""As many as a frame of ours has."""
+"""Records of a chunk, as many as in a frame of ours."""
 LEAST_RECORDS: Final = 1_000
-"""In a run, however slow the rival is."""
+"""Fewest records of a run, for slow rivals."""
 RUN_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One line of the answer; a producer that is ``absent``, and why, has one line and no figures.
+    """One line of the results.  A producer that is ``absent`` has one line with the reason, and no figures.
 
-    ``cpu_ns_per_record`` and ``peak_rss_bytes`` are of the producer's process and those below it, ``ratio_to_ours`` of
-    their processor time to ours in the same run, for the same records and aggregation.
+    ``cpu_ns_per_record`` and ``peak_rss_bytes`` belong to the producer's process and the processes below it.
+    ``ratio_to_ours`` is their CPU time divided by ours in the same run, for the same records and aggregation.
     """
 
     producer: str
@@ -58,7 +58,7 @@ class Figures:
 
 
 ATTEMPTS: Final = 5
-"""To measure another producer than ours."""
+"""Attempts to measure a rival."""
 
 
 class Cost(NamedTuple):
@@ -67,7 +67,7 @@ class Cost(NamedTuple):
 
 
 def family(pid: int) -> Iterator[int]:
-    """A process and those below it."""
+    """Yield the ids of a process and of all processes below it."""
     yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in children.read_text().split():
@@ -76,7 +76,7 @@ def family(pid: int) -> Iterator[int]:
 
 @dataclass(slots=True)
 class Bench:
-    """``ours`` has the sink, too; ``names``: the producers that are asked for."""
+    """The benchmark.  ``ours`` is the daemon benchmark, which has the sink, and ``names`` are the chosen producers."""
 
     ours: daemon.Bench
     names: Sequence[str]
@@ -84,7 +84,7 @@ class Bench:
 
     @property
     def conditions(self) -> str:
-        """Those of ours, and the toolchains of the others."""
+        """Our conditions, and the versions of the toolchains of the others."""
         found = {}  # in order, each once
         for rival in self._asked:
             with contextlib.suppress(Unavailable):
@@ -92,7 +92,7 @@ class Bench:
         return "; ".join([self.ours.conditions, *filter(None, found)])
 
     def rows(self, sizes: Sequence[int]) -> Iterator[Figures]:
-        """Raises `ChildFailed` and `RecordsWrong`: of ours at once, of others in the end."""
+        """Yield the figures.  Raise `ChildFailed` and `RecordsWrong`: at once for ours, at the end for others."""
         commands: dict[str, list[str]] = {}
         for rival in self._asked:
             try:
@@ -127,7 +127,7 @@ class Bench:
 
     @property
     def _aggregations(self) -> list[str]:
-        """Those that anybody who is asked for has, ours too."""
+        """Aggregations that the chosen producers have.  Ours has both."""
         if OURS in self.names:
             return ["none", "kpl"]
         plain = ["none"] if NAIVE in self.names else []
@@ -138,7 +138,7 @@ class Bench:
         return Cost(figures.cpu_ns_per_record, figures.peak_rss_bytes)
 
     def _naive(self, record_bytes: int) -> Cost:
-        """By the daemon benchmark, which compares with it too: it is not measured twice."""
+        """Measure the naive daemon, and give the result to the daemon benchmark, which also compares with it."""
         ours = self.ours
         command = ["-m", naive.__name__, ours._socket, ours.endpoint_url, STREAM]
         records = ours.records // WORTH[record_bytes] // daemon.NAIVE_WORTH
@@ -147,7 +147,10 @@ class Bench:
         return Cost(best.cpu_ns, peak)
 
     def _at_last(self, rival: Rival, command: list[str], record_bytes: int, aggregation: str) -> Cost:
-        """Tried some times: Amazon's SDK for Go fails in one of some 10,000 requests that are answered at once."""
+        """Measure a rival, in several attempts if needed.
+
+        Amazon's SDK for Go fails in one of about 10,000 requests that are answered at once.
+        """
         for _ in range(ATTEMPTS - 1):
             try:
                 return self._rival(rival, command, record_bytes, aggregation)
@@ -163,7 +166,7 @@ class Bench:
             rows.write(path, *client.rows(count, record_bytes))
         authority = str(ours.work / CERTIFICATE)
         environ = {"AWS_CA_BUNDLE": authority, "SSL_CERT_FILE": authority, "PYTHONPATH": str(HERE.parents[1])}
-        environ["AWS_MAX_ATTEMPTS"] = "1"  # what an SDK sends again by itself would be counted twice
+        environ["AWS_MAX_ATTEMPTS"] = "1"  # a record that an SDK sends again would count twice
         arguments = [*command, ours.endpoint_url, str(path), STREAM, aggregation]
         records = ours.records // WORTH[record_bytes]
         records = max(1, records // rival.worth, min(records, LEAST_RECORDS))
@@ -183,7 +186,7 @@ class Bench:
         return Cost(min(runs), peak)
 
     def run(self, name: str, child: Child, records: int) -> float:
-        """Processor time in ns for each record."""
+        """Measure a run, and return its CPU time in ns per record."""
         pids = list(family(child.process.pid))
         arrived, before = self.ours._arrived(), sum(map(cpu_seconds, pids))
         child.tell(str(records))
@@ -191,12 +194,12 @@ class Bench:
         used = sum(map(cpu_seconds, pids)) - before
         arrived = self.ours._arrived() - arrived
         if not arrived == put >= records:
-            raise RecordsWrong(f"{name} was told {records:,} records and put {put:,}, of which {arrived:,} arrived")
+            raise RecordsWrong(f"{name} should put {records:,} records and put {put:,}, of which {arrived:,} arrived")
         return used * 1e9 / put
 
 
 @contextlib.contextmanager
 def bench(records: int, repeats: int, names: Sequence[str], say: Callable[[str], None]) -> Iterator[Bench]:
-    """At its end nothing of it is left.  Raises `ChildFailed`."""
+    """Start what a rival needs, and end all of it after the block.  Raise `ChildFailed`."""
     with daemon.bench(records, repeats, say) as ours:
         yield Bench(ours, names, say)

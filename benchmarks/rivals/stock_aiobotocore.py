@@ -1,4 +1,4 @@
-"""aiobotocore as it comes: 16 requests in flight, without a second look at their parameters, and without retries."""
+"""aiobotocore with 16 requests in flight, without validation of parameters and without retries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.rivals.rows import IN_FLIGHT, Row, answer, read, requests, store
 
 
 async def put(kinesis: Any, stream: str, rows: list[Row], records: int) -> int:
-    """By as many tasks as requests may be in flight, each of which takes the next request."""
+    """Send with as many tasks as requests may be in flight.  Each task takes the next request."""
     waiting = requests(rows, records)
 
     async def sender() -> int:

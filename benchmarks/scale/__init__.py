@@ -1,4 +1,6 @@
-"""Whether a record costs the same in small and in large settings: ``./dev bench scale``.
+"""Measure whether the cost of a record stays the same in small and large settings: ``./dev bench scale``.
 
-One walk of records for each value of a dimension, all else alike, counted in instructions where qemu can be had.
+For each value of a dimension, with all others fixed, records walk through a daemon.  The cost is counted in
+instructions
+if qemu is there, else in CPU time.
 """

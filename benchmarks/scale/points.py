@@ -1,4 +1,4 @@
-"""The points of the curves, and each as a walk: run under qemu, or as it is, it prints a line of JSON for each."""
+"""Walk the points of the curves, under qemu or directly, and print a line of JSON for each."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ RECORD_BYTES: Final = 100
 RECORDS: Final = 28_000
 WARM_PART: Final = 2
 JOBS: Final = 6
-"""At both ends of what is counted a job is half done: so it is several."""
+"""Jobs per walk.  There are several, because one is half done at each end of the counting."""
 MANY_RECORDS: Final = 128_000
-"""So that each of many clients has some frames to put."""
+"""Records of a walk with many clients, so that each puts some frames."""
 FRAMES: Final = 1_000
-"""Enough where they are small."""
+"""Frames of a walk with small frames."""
 FRAME_RECORDS: Final = 1_000
-"""Where it is not frames that are looked at."""
+"""Records of a frame in walks of other dimensions."""
 MIB: Final = 1024 * 1024
 AGGREGATE_BYTES: Final = 51_200
 QUEUE_BYTES: Final = 64 * MIB
 
 
 class Dimension(NamedTuple):
-    """``flat``: up to this value a record should cost the same as with the ``reference``, within 15 %; 0: not."""
+    """A dimension.  Up to ``flat`` (0: never) a record should cost as much as at the ``reference``, within 15 %."""
 
     values: Sequence[int]
     reference: int
@@ -61,9 +61,9 @@ class Point:
 
 
 def case(dimension: str, aggregation: str, value: int) -> tuple[Case, int]:
-    """What to walk, and how many records."""
+    """Return the walk of a point, and its number of records."""
     if dimension == "shards":
-        # At least a job: it has more, the more shards there are, until it is a quarter of the queue.
+        # At least one job, whose records grow with the shards up to a quarter of the queue.
         job_bytes = min(QUEUE_BYTES // 4, max(MIB, value * AGGREGATE_BYTES))
         job_records = job_bytes // (KEY_BYTES + RECORD_BYTES + RECORD_CHARGE_BYTES)
         jobs = JOBS if value <= DIMENSIONS["shards"].flat else 1
@@ -72,7 +72,7 @@ def case(dimension: str, aggregation: str, value: int) -> tuple[Case, int]:
     if dimension == "clients":
         return Case(aggregation, sessions=value, frame_records=FRAME_RECORDS), MANY_RECORDS
     if dimension == "queue_percent":
-        # An empty one: each client has one frame on its way.
+        # The queue is empty: each client has one frame in flight.
         return Case(aggregation, frame_records=FRAME_RECORDS, queued_share=max(value, 1) / 100), RECORDS * JOBS
     if dimension == "keys":
         return Case(aggregation, keys=value), RECORDS
@@ -80,7 +80,7 @@ def case(dimension: str, aggregation: str, value: int) -> tuple[Case, int]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """``AGGREGATION DIMENSION [VALUE ...]``"""
+    """Run the points ``AGGREGATION DIMENSION [VALUE ...]``."""
     aggregation, dimension, *values = arguments
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     counter = Counter()
@@ -88,7 +88,9 @@ def main(arguments: Sequence[str]) -> None:
     gc.freeze()  # as the daemon does
     for value in [int(value) for value in values] or DIMENSIONS[dimension].values:
         what, records = case(dimension, aggregation, value)
-        cost = walk(what, counter, records, records if what.steady else records // WARM_PART)  # steady: one job
+        cost = walk(
+            what, counter, records, records if what.steady else records // WARM_PART
+        )  # a steady walk is one job
         point = Point(dimension, aggregation, value, counter.unit, cost.per_record, cost.mean_entry_bytes)
         print(json.dumps(asdict(point)), flush=True)
 

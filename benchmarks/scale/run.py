@@ -1,4 +1,4 @@
-"""Runs the walks of each dimension in a process of its own."""
+"""Run the walks of each dimension in a process of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES: Final = ("numpy", "orjson", "pyarrow", "pybase64")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One line of the answer.  ``ratio``: to the reference value of the same dimension and aggregation."""
+    """One line of the results.  ``ratio`` compares with the reference value of the same dimension and aggregation."""
 
     dimension: str
     aggregation: str
@@ -46,7 +46,7 @@ def conditions() -> str:
 def figures(
     dimensions: Sequence[str], aggregations: Sequence[str], say: Callable[[str], None], values: Sequence[str] = ()
 ) -> Iterator[Figures]:
-    """``values``: only these, the first of which is the reference.  Raises `qemu.Failed`."""
+    """Yield the figures of dimensions.  ``values`` are the only ones, the reference first.  Raise `qemu.Failed`."""
     for dimension in dimensions:
         for aggregation in aggregations:
             say(f"{dimension}, {aggregation} ...")
@@ -54,7 +54,7 @@ def figures(
 
 
 def compared(found: Sequence[Point]) -> list[Figures]:
-    """With the reference, which comes first."""
+    """Return the values of a dimension, with the reference first."""
     base = found[0].per_record
     return [
         Figures(
@@ -71,17 +71,17 @@ def compared(found: Sequence[Point]) -> list[Figures]:
 
 
 def not_flat(rows: Sequence[Figures]) -> list[Figures]:
-    """Those that should cost the same as their reference, within 15 %, and do not."""
+    """Return the rows that should cost as much as their reference, within 15 %, and do not."""
     return [row for row in rows if row.value <= DIMENSIONS[row.dimension].flat and abs(row.ratio - 1) > FLAT]
 
 
 def _points(arguments: Sequence[str]) -> list[Point]:
     if not qemu.missing():
-        told = qemu.run(points.__name__, arguments)
+        output = qemu.run(points.__name__, arguments)
     else:
         command = [sys.executable, "-m", points.__name__, *arguments]
         done = subprocess.run(command, cwd=qemu.ROOT, stdout=subprocess.PIPE, text=True, timeout=qemu.SECONDS)
         if done.returncode:
             raise qemu.Failed(f"{points.__name__} ended with exit code {done.returncode}")
-        told = done.stdout
-    return [Point(**json.loads(line)) for line in told.splitlines()]
+        output = done.stdout
+    return [Point(**json.loads(line)) for line in output.splitlines()]

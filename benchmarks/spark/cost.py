@@ -1,12 +1,12 @@
-"""The processor time of Spark's Python workers.
+"""Measure the CPU time of Spark's Python workers.
 
-It is read from outside, the same for every path: what the kernel has charged (user and system time, to the nanosecond)
-to all processes below the JVM, before and after.  These are pyspark's daemon, the workers that it forks, and those in
-which a Python data source is planned and committed; the driver's own Python is above the JVM and not counted.  So all
-that a worker does is in it: reading what the JVM sends, unpickling it or taking it as Arrow, the work itself, and
-writing the answer; also making a boto3 client in each partition.
+The kernel charges user and system time to all processes below the JVM, in nanoseconds.  The benchmark reads it before
+and after a run, in the same way for every path.  These processes are pyspark's daemon, the workers that it forks, and
+the ones that plan and commit a Python data source.  The driver's own Python is above the JVM and does not count.
 
-Starting workers and importing modules is not: each path runs once on few rows before.
+So the time includes everything that a worker does: reading from the JVM, unpickling or taking Arrow, the work itself,
+writing the answer, and creating a boto3 client in each partition.  It does not include the start of workers and their
+imports, because each path first runs once on few rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Process(NamedTuple):
-    """``reaped_seconds``: of its children that have ended, in ticks of 10 ms."""
+    """A process.  ``reaped_seconds`` is the CPU time of its children that have ended, in steps of 10 ms."""
 
     pid: int
     parent: int
@@ -30,20 +30,20 @@ class Process(NamedTuple):
 
 
 def workers_cpu_seconds(jvm_pid: int) -> float:
-    """Of all processes below the JVM so far, those that have ended too."""
+    """Return the CPU time of all processes below the JVM so far, including ended ones."""
     everybody = list(_processes())
     below = [process for process in everybody if process.pid == jvm_pid]
-    for parent in below:  # which grows
+    for parent in below:  # the list grows meanwhile
         below += [process for process in everybody if process.parent == parent.pid]
     total = sum(process.reaped_seconds for process in below)
     for process in below[1:]:
-        with contextlib.suppress(OSError):  # it has just ended, and its time is its parent's
+        with contextlib.suppress(OSError):  # it has just ended, and its parent has its time
             total += cpu_seconds(process.pid)
     return total
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of one process, all of its threads."""
+    """Return the CPU time of one process with all its threads."""
     # Linux's CPUCLOCK_SCHED clock of any process, as clock_getcpuclockid(3) makes it.
     return time.clock_gettime(~pid << 3 | 2)
 

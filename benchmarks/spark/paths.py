@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 STREAM: Final = "bench"
 MOST_RECORDS: Final = 500
-"""Of one PutRecords."""
+"""Most records in one PutRecords."""
 
 
 class Place(NamedTuple):
-    """Where the sink and the daemon are, and room for files."""
+    """The addresses of the sink and the daemon, and a folder for files."""
 
     endpoint_url: str
     socket: str
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 Path_ = Callable[["DataFrame", Place], Callable[[], None]]
-"""Prepares what is not measured, and returns what is."""
+"""A way: a function that prepares a run, which is not measured, and returns the function to measure."""
 
 
 def foreach_partition_boto3(df: DataFrame, place: Place) -> Callable[[], None]:
@@ -40,7 +40,7 @@ def foreach_partition_boto3(df: DataFrame, place: Place) -> Callable[[], None]:
 
 
 def put_partition(endpoint_url: str, rows: Iterable[tuple[str, str]]) -> None:
-    """As it is written by hand, done right: full requests, and what failed is sent again."""
+    """Send rows as a careful user of boto3 would: in full requests, with failed records sent again."""
     client = boto3.client("kinesis", endpoint_url=endpoint_url)
     entries: list[dict[str, Any]] = []
     for partition_key, data in rows:
@@ -72,7 +72,7 @@ def with_write_batch(df: DataFrame, place: Place) -> Callable[[], None]:
 
 
 def batch_writer(df: DataFrame, place: Place) -> Callable[[], None]:
-    """One micro-batch of a streaming query over files; they are written before."""
+    """Prepare a streaming query over files, whose one micro-batch is measured."""
     folder = tempfile.mkdtemp(dir=place.work)
     df.write.parquet(f"{folder}/rows")
     rows = df.sparkSession.readStream.schema(df.schema).parquet(f"{folder}/rows")
@@ -92,7 +92,7 @@ def datasource(df: DataFrame, place: Place) -> Callable[[], None]:
 
 
 def map_in_arrow_alone(df: DataFrame, _: Place) -> Callable[[], None]:
-    """What Spark itself takes to hand the same rows to Python as Arrow, and nothing is done with them."""
+    """Hand the rows to Python as Arrow and do nothing with them, to measure what Spark itself needs."""
 
     def run() -> None:
         df.mapInArrow(nothing, "n long").collect()

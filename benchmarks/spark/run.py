@@ -1,4 +1,4 @@
-"""Runs the paths one after the other, between one daemon, one sink and one Spark."""
+"""Run the paths one after the other, with one daemon, one sink and one Spark."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ TINY_RUNS: Final = 20
 TINY_WARM_RUNS: Final = 3
 START_SECONDS: Final = 30.0
 FASTER_THAN_ANY_SHARD: Final = 10_000
-"""The sink's only shard takes whatever comes."""
+"""Share of a shard's limit that the daemon may send.  It never limits, because the sink accepts any rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One line of the answer: medians; None has no meaning there.
+    """One line of the results, with medians.  A field that has no meaning for a path is None.
 
-    ``rows_per_second`` by the clock, from the call to its return, when every row is acknowledged; CPU is
-    that of Spark's Python workers (`benchmarks.spark.cost`) and of the daemon.  ``ratio_to_boto3``: the workers' CPU
-    with boto3 to that of this path.  ``tiny_batch_ms``: the time for a batch of 0 or 1 rows.
+    ``rows_per_second`` is measured from the call to its return, when every row is acknowledged.  The CPU times are of
+    Spark's Python workers (`benchmarks.spark.cost`) and of the daemon.  ``ratio_to_boto3`` is the workers' CPU time
+    with
+    boto3, divided by their time on this path.  ``tiny_batch_ms`` is the time for a batch of 0 or 1 rows.
     """
 
     path: str
@@ -53,12 +54,12 @@ class Figures:
 
 
 class RowsMissing(Exception):
-    """Not every row reached the sink."""
+    """Some rows did not reach the sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """``spark`` and what it writes to; ``say`` is told what goes on."""
+    """Spark and the processes that it writes to.  ``say`` reports the progress."""
 
     spark: SparkSession
     place: Place
@@ -85,7 +86,7 @@ class Bench:
         return self.spark.range(0, count, 1, self._partitions).selectExpr(*columns)
 
     def paths(self, rows: int) -> Iterator[Figures]:
-        """All of them; raises RowsMissing."""
+        """Yield the figures of all paths.  Raise RowsMissing."""
         boto3_ns = 0.0
         for name in PATHS:
             self.say(f"{name}: {RUNS} times {rows:,} rows ...")
@@ -101,7 +102,7 @@ class Bench:
             )
 
     def _measured(self, name: str, rows: int) -> tuple[float, float, float]:
-        """Seconds, and ns a row of the workers and of the daemon."""
+        """Return the seconds, and the CPU time in ns per row of the workers and of the daemon."""
         PATHS[name](self.rows(min(rows, WARM_ROWS)), self.place)()
         step, runs = PATHS[name](self.rows(rows), self.place), []
         for _ in range(RUNS):
@@ -116,7 +117,7 @@ class Bench:
         return seconds, python_ns, daemon_ns
 
     def tiny_batches(self) -> Iterator[Figures]:
-        """Batches of 0 and 1 rows: Spark's own mapInArrow job and `write_batch`, in turn."""
+        """Yield the figures of batches of 0 and 1 rows, with Spark's own mapInArrow job and `write_batch` in turn."""
         for rows in (0, 1):
             self.say(f"tiny batches of {rows} rows: {TINY_RUNS} times ...")
             df = self.rows(1).coalesce(1).where(f"data < '{'x' * rows}y'" if rows else "data < ''")
@@ -132,7 +133,7 @@ class Bench:
                 yield Figures(f"tiny_batch {name}", rows, tiny_batch_ms=round(median, 1))
 
     def _cpu(self) -> tuple[float, float]:
-        """Of the workers and of the daemon."""
+        """Return the CPU seconds of the workers and of the daemon."""
         gateway = self.spark.sparkContext._gateway
         assert gateway is not None
         return workers_cpu_seconds(gateway.proc.pid), cpu_seconds(self.daemon.process.pid)
@@ -144,7 +145,7 @@ class Bench:
 
 @contextlib.contextmanager
 def bench(row_bytes: int, say: Callable[[str], None]) -> Iterator[Bench]:
-    """Everything that is needed, started; at the end nothing of it is left.  Raises `ChildFailed`."""
+    """Start everything that the benchmark needs, and end all of it after the block.  Raise `ChildFailed`."""
     with folder() as work, Children(work, environment(work)) as children:
         say("starting the sink, the daemon and Spark ...")
         sink = children.start("sink", ["-m", "benchmarks.spark.sink"])
@@ -171,7 +172,7 @@ def _daemon(children: Children, place: Place) -> Child:
     daemon = children.start("daemon", ["-m", "producerd", "serve", *sets])
     deadline = time.monotonic() + START_SECONDS
     while not Path(place.socket).exists():
-        daemon.poll_line(0.02)  # raises when it has ended
+        daemon.poll_line(0.02)  # it raises if the daemon has ended
         if time.monotonic() > deadline:
             raise ChildFailed(f"the daemon did not listen within {START_SECONDS:.0f} s", daemon.log)
     return daemon

@@ -1,7 +1,7 @@
-"""The raw end of every path: answers PutRecords at once with success, and counts what came.
+"""A server at the end of every path, which answers PutRecords at once with success and counts the records.
 
-A server that keeps nothing and checks nothing, so that it is no bottleneck and the same for all.  The stream has one
-shard.  Prints its port; a GET is answered with the number of records so far::
+It stores and checks nothing, so that it is not a bottleneck for any path.  The stream has one shard.  The server prints
+its port, and answers a GET with the number of records so far::
 
     python -m benchmarks.spark.sink
 """
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 SHARD: Final = "shardId-000000000000"
 SEQUENCE_NUMBER: Final = "49590338271490256608559692538361571095921575989136588898"
-"""As long as Amazon's own."""
+"""A sequence number that is as long as Amazon's."""
 CONTENT_LENGTH: Final = re.compile(rb"^content-length: *(\d+)", re.IGNORECASE | re.MULTILINE)
 TARGET: Final = re.compile(rb"^x-amz-target: *Kinesis_20131202\.(\w+)", re.IGNORECASE | re.MULTILINE)
 FIXED: Final[dict[bytes, Any]] = {
@@ -45,7 +45,7 @@ FIXED: Final[dict[bytes, Any]] = {
 
 
 class Sink(asyncio.Protocol):
-    """One connection.  ``records`` counts those of all."""
+    """One connection.  ``records`` counts the records of all connections."""
 
     records = 0
 
@@ -53,7 +53,7 @@ class Sink(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._received = bytearray()
-        self._body_at = self._body_bytes = 0  # of the request whose head has been read
+        self._body_at = self._body_bytes = 0  # of the request whose head is complete
 
     def data_received(self, data: bytes) -> None:
         self._received += data

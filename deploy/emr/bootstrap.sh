@@ -4,8 +4,8 @@
 #   bootstrap.sh s3://BUCKET/producerd-VERSION-py3-none-any.whl REGION [SETTING=VALUE ...]
 #
 # The daemon runs on Python 3.11 in a folder of its own, as user producerd, with the instance profile's access to AWS.
-# Spark's own Python (3.9) gets the same wheel without the daemon's packages. Executors run as yarn: the socket is open
-# to that group, which is made here, because bootstrap actions run before EMR installs Hadoop.
+# Spark's own Python (3.9) gets the same wheel without the daemon's packages. Executors run as yarn, so the socket is open
+# to that group. The script creates it, because bootstrap actions run before EMR installs Hadoop.
 set -euo pipefail
 wheel=${1:?the wheel, as s3://...} region=${2:?the region of the streams}
 shift 2

@@ -1,4 +1,4 @@
-"""The official Kinesis Client Library: what its `AggregatorUtil` makes of a stream, shard by shard."""
+"""Judge a stream with `AggregatorUtil` of the official Kinesis Client Library, shard by shard."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from producerd.testing import Stream, UserRecord
 NAME: Final = "KCL 3.0.2"
 JUDGE_SECONDS: Final = 120.0
 _SHORT_RUN: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""For a JVM that lives for seconds: 100,000 records take a third of the processor time."""
+"""Options of a JVM that lives for seconds.  With them 100,000 records need a third of the CPU time."""
 
 
 def command() -> list[str]:
-    """Raises `maven.Unavailable`."""
+    """Return the judge's command line.  Raise `maven.Unavailable`."""
     return maven.command(Path(__file__).parent, "Judge", *_SHORT_RUN)
 
 
 def hand_over(stream: Stream) -> list[Handed]:
-    """Raises `maven.Unavailable`, and CalledProcessError where the judge itself fails."""
+    """Return the judge's verdict.  Raise `maven.Unavailable`, or CalledProcessError if the judge itself fails."""
     entries = stream.entries()
     done = subprocess.run(command(), input=_question(stream), capture_output=True, timeout=JUDGE_SECONDS, check=True)
     records: dict[str, list[UserRecord]] = defaultdict(list)

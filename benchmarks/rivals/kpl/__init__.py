@@ -1,4 +1,4 @@
-"""The official Kinesis Producer Library, in a JVM of its own, with as many rows as a scenario's sessions put."""
+"""Run the official Kinesis Producer Library in a JVM, with as many rows as the sessions of a scenario put."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NAME: Final = "official KPL 1.0.9"
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 10.0
 RUN: Final = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
-"""`Children` start Python, and end whatever becomes of it."""
+"""Python code that becomes the KPL's process, because `Children` start only Python."""
 
 
 def command() -> list[str]:
-    """Raises `maven.Unavailable`."""
+    """Return the KPL's command line.  Raise `maven.Unavailable`."""
     return maven.command(Path(__file__).parent, "Rival", "-Xmx2g")
 
 
@@ -43,7 +43,7 @@ class Kpl:
         return row < self._rows
 
     def acknowledged(self) -> set[int]:
-        """The rows whose futures say that they are stored."""
+        """Return the rows whose futures report that they are stored."""
         left = max(1.0, self._began + LONGEST_SECONDS - time.monotonic())
         self._jvm.tell(f"end {left:.0f}")
         others = self._jvm.line(left + STOP_SECONDS)
@@ -56,14 +56,14 @@ class Kpl:
 
 @contextlib.contextmanager
 def kpl(stage: Stage, scenario: Scenario) -> Iterator[Kpl]:
-    """A KPL that knows the shards; at the end nothing of it is left.  Raises `ChildFailed`, `maven.Unavailable`."""
+    """Start a KPL that knows the shards, and end it after the block.  Raise `ChildFailed` or `maven.Unavailable`."""
     rows, row_bytes = sum(load.rows for load in scenario.loads), scenario.loads[0].row_bytes
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as path,
         Children(Path(path), environment(Path(path))) as children,
     ):
         port = urlsplit(stage.server.url).port
-        told = (port, stage.stream.name, rows, row_bytes, 100 * RESHARD_RATE_FRACTION, path)
-        jvm = children.start("official kpl", ["-c", RUN, *command(), *map(str, told)])
+        arguments = (port, stage.stream.name, rows, row_bytes, 100 * RESHARD_RATE_FRACTION, path)
+        jvm = children.start("official kpl", ["-c", RUN, *command(), *map(str, arguments)])
         jvm.line(START_SECONDS)
         yield Kpl(jvm, rows)
