@@ -3,11 +3,11 @@
 
    qemu-x86_64 -plugin counter.so,counter=FILE PROGRAM...
 
-   FILE has at least 8 bytes; its first 8 are the count, an unsigned number of the machine's own byte order.  What qemu
-   executes at a time is counted when it begins, so a count is exact but for the block that reads it.  Threads share
-   the count and may lose some of it: count one at a time.
+   FILE has at least 8 bytes; its first 8 are the count, an unsigned number in the machine's own byte order.  qemu counts a
+   block of code when it begins, so a count is exact except for the block that reads it.  Threads share the count and may
+   lose a part of it, so count one thread at a time.
 
-   Debian packs no qemu-plugin.h; what is used of it is declared here. */
+   Debian does not package qemu-plugin.h, so the declarations that we use are here. */
 
 #include <fcntl.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-// Requests of 500 records by the AWS SDK for Go v2, 16 in flight; what it is told stands in ../rows.py.
+// Sends requests of 500 records with the AWS SDK for Go v2, 16 in flight. ../rows.py describes its input and output.
 package main
 
 import (

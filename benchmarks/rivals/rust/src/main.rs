@@ -1,4 +1,4 @@
-//! Requests of 500 records by the AWS SDK for Rust, 16 in flight; what it is told stands in ../../rows.py.
+//! Sends requests of 500 records with the AWS SDK for Rust, 16 in flight. ../../rows.py describes its input and output.
 
 use aws_config::BehaviorVersion;
 use aws_sdk_kinesis::Client;

@@ -16,10 +16,10 @@ import software.amazon.kinesis.retrieval.AggregatorUtil;
 import software.amazon.kinesis.retrieval.KinesisClientRecord;
 
 /**
- * Hands the records of each shard to the official consumer library, as its scheduler does, and writes what that hands on.
+ * Gives the records of each shard to the official consumer library, as its scheduler does, and writes its output.
  *
  * <p>Standard input, one line for each stored record: {"start", "end": the storing shard's hash range, "sequence",
- * "key", "data"}. Standard output, one line for each record handed on: {"sequence": of the stored record, "key",
+ * "key", "data"}. Standard output, one line for each record that it returns: {"sequence": of the stored record, "key",
  * "hash_key": may be null, "data"}; or {"sequence", "error"} for a stored record on which the library fails. Data are
  * base64.
  */
@@ -49,7 +49,7 @@ public final class Judge {
                 .build();
     }
 
-    /** A shard at once; where the library fails on it, one record after the other. */
+    /** Reads a whole shard at once or, if the library fails on it, one record after the other. */
     private static void judge(List<KinesisClientRecord> records, String start, String end, PrintStream out) {
         List<KinesisClientRecord> handed;
         try {

@@ -25,8 +25,8 @@ import software.amazon.awssdk.services.kinesis.model.PutRecordsRequestEntry;
 import software.amazon.awssdk.services.kinesis.model.PutRecordsResponse;
 
 /**
- * Requests of 500 records by the AWS SDK for Java 2, 16 in flight, in CBOR as it comes; what it is told stands in
- * rows.py. A failure ends the process.
+ * Sends requests of 500 records with the AWS SDK for Java 2, 16 in flight, in CBOR, its default. rows.py describes its
+ * input and output. A failure ends the process.
  */
 public final class Load {
     private static final int REQUEST_RECORDS = 500;

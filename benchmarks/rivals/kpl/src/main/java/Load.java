@@ -18,17 +18,17 @@ import software.amazon.kinesis.producer.KinesisProducer;
 import software.amazon.kinesis.producer.UserRecordResult;
 
 /**
- * Records through the official producer library as fast as it takes them; what it is told stands in rows.py. A record
- * that fails ends the process.
+ * Puts records with the official producer library as fast as it accepts them. rows.py describes its input and output. A
+ * record that fails ends the process.
  */
 public final class Load {
-    /** Of which more made it slower. */
+    /** More of these made it slower. */
     private static final int OUTSTANDING = 20_000;
 
-    /** In per cent of a shard's quota: the sink's takes whatever comes. */
+    /** In per cent of a shard's quota: the sink accepts any rate. */
     private static final String RATE_LIMIT = "1000000";
 
-    /** Until it knows the shards it aggregates nothing. */
+    /** Before it knows the shards, it aggregates nothing. */
     private static final long SECONDS_TO_LEARN_THE_SHARDS = 2;
 
     private record Row(String key, byte[] data) {}

@@ -17,14 +17,14 @@ import software.amazon.kinesis.producer.KinesisProducerConfiguration;
 import software.amazon.kinesis.producer.UserRecordResult;
 
 /**
- * Rows through the official producer library: arguments PORT STREAM ROWS ROW_BYTES RATE_LIMIT TEMP_DIRECTORY.
+ * Puts rows with the official producer library. Arguments: PORT STREAM ROWS ROW_BYTES RATE_LIMIT TEMP_DIRECTORY.
  *
- * <p>Says "ready" when it has sent one record and has had time to learn the shards. The line "go" starts the rows: key
- * "key-N", data N in 12 digits and filled with points. The line "end SECONDS" asks which rows it was told are stored:
- * one line with the numbers of all others, after it has waited so long for their futures.
+ * <p>Prints "ready" when it has sent one record and has had time to learn the shards. The line "go" starts the rows: key
+ * "key-N", data N in 12 digits and filled with points. The line "end SECONDS" asks which rows the library reported as
+ * stored. The answer is one line with the numbers of all others, after a wait of up to this long for their futures.
  */
 public final class Rival {
-    /** Until it knows the shards it aggregates nothing. */
+    /** Before it knows the shards, it aggregates nothing. */
     private static final long SECONDS_TO_LEARN_THE_SHARDS = 2;
 
     public static void main(String[] arguments) throws Exception {
@@ -85,7 +85,7 @@ public final class Rival {
         }
     }
 
-    /** The rest of the next line, which begins with a word. */
+    /** Returns the rest of the next line, which begins with a word. */
     private static String expect(BufferedReader asked, String word) throws IOException {
         String line = asked.readLine();
         if (line == null || !line.startsWith(word)) {
