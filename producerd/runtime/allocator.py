@@ -1,12 +1,12 @@
 """Settings of glibc's allocator for large buffers that one thread allocates and another frees.
 
-One arena: the loop thread reads bodies, and a worker thread copies them to span buffers.  With an arena for each
-thread, the allocator kept as much memory again as the queue held.  For a queue of 64 MiB and an endpoint that hung, the
-RSS was 283 MiB, and 233 MiB with one arena.
+The daemon sets one arena.  The loop thread reads bodies, and a worker thread copies them to span buffers.  With an
+arena for each thread, the allocator kept as much memory again as the queue held.  With a queue of 64 MiB and an
+endpoint that hung, the RSS was 283 MiB with two arenas and 233 MiB with one.
 
-High thresholds: glibc then reuses buffers of 1 MiB instead of unmapping them.  That saves a factor of 1.2 to 2 in CPU,
-because each KiB of fresh pages costs 1.5 us of CPU here.  `give_back_when_quiet` returns the memory that glibc keeps
-for this to the system after a quiet period.
+The daemon also sets high thresholds, so that glibc reuses buffers of 1 MiB instead of unmapping them.  Each KiB of
+fresh pages costs 1.5 us of CPU here, and reuse needs 1.2 to 2 times less CPU.  After a quiet period,
+`give_back_when_quiet` returns the memory that glibc keeps for this to the system.
 """
 
 from __future__ import annotations

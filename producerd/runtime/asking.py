@@ -23,7 +23,7 @@ ASK_AGAIN_SECONDS: Final = 2.0
 
 
 class StoringTrial(Protocol):
-    """The call that `Asking` needs of the service; `AioKinesis` has it."""
+    """The call to the service that `Asking` needs; `AioKinesis` implements it."""
 
     async def try_storing(self, address: Address, *, aggregates: bool) -> Tried:
         """Return what the service answers to an attempt that stores nothing."""

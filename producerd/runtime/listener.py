@@ -5,7 +5,7 @@ left.  It leaves alone a file that is not a socket, and a socket on which anothe
 
 A socket's file can disappear while the daemon runs: a cleaner of temporary files deletes it, or somebody recreates the
 directory.  The socket then still listens, but no client can find it.  `Listener.look` notices that and binds the path
-again.  A call of it costs one stat of the socket's file and one of the lock file, so the daemon calls it often.
+again.  It does one stat of the socket's file and one of the lock file, so it may be called often.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from producerd.errors import ConfigurationError
 
 BACKLOG: Final = 1024
+"""Most connections that wait in the kernel to be accepted."""
 
 
 class PathProblem(Exception):
@@ -41,7 +42,10 @@ class Permissions(NamedTuple):
 
 
 class FileId(NamedTuple):
-    """The identity of a file while a socket is bound to it: the kernel does not reuse its inode number until then."""
+    """The identity of a socket's file, which is unique while a socket is bound to the file.
+
+    Until then, the kernel does not give the file's inode number to another file.
+    """
 
     device: int
     inode: int
@@ -147,12 +151,13 @@ class Passed(Listener):
         name = passed.getsockname()
         self.path = Path(name if isinstance(name, str) else f"@{os.fsdecode(name[1:])}")  # bytes: abstract
         self.remedy = f"systemctl restart {unit}"
-        self.reminder = f"systemctl restart {unit}: until then nobody listens while the daemon restarts"
+        self.reminder = f"systemctl restart {unit}: until then no process listens while the daemon restarts"
         self.bound = [Bound(passed, None)]
         self._permissions = _permissions(mode, group)
         self._lock = None
 
     def close(self) -> None:
+        """Close the sockets and release the path, but leave the file in place."""
         self._close()
 
     def _leads_here(self) -> bool:

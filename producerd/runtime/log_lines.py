@@ -1,10 +1,10 @@
 """LogLines: log messages become lines on a file descriptor, which a thread of its own writes.
 
-Logging never waits for the reader of the log.  A pipe that nobody reads would stop the event loop.  So the thread that
-logs renders its line at once, and the handler holds it for the writing thread.  It holds up to `MAX_HELD_BYTES` and
-drops the lines that do not fit.  When all held lines are written, one more line reports how many were dropped.
+Logging never waits for the reader of the log, because a pipe without a reader would then stop the event loop.  The
+thread that logs renders its line at once, and the handler holds it for the writing thread.  The handler holds up to
+`MAX_HELD_BYTES` and drops lines that do not fit.  When all held lines are written, it writes how many it dropped.
 
-`Repeats` counts messages that repeat, except at DEBUG: an operator who turns DEBUG on wants every line.
+`Repeats` counts messages that repeat, except at DEBUG: an operator who chooses DEBUG wants every line.
 
 The standard library's QueueListener does not fit: it cannot be stopped while its queue is full, and it waits for its
 thread without a limit.
@@ -72,6 +72,7 @@ class LogLines(logging.Handler):
     # ---- for the threads that log
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Hold the line of a record to be written, or count it as a repeat."""
         with self._changed:
             now = self._clock()
             limited = record.levelno > logging.DEBUG and record.name != UNLIMITED
@@ -161,7 +162,7 @@ class LogLines(logging.Handler):
 def _kind_of(record: logging.LogRecord) -> MessageKind:
     """Return what a record's repeats are counted by.
 
-    The daemon's records have a dict with event and values in ``msg``; those of libraries have a template there.
+    A record of the daemon has a dict with event and values in ``msg``.  A record of a library has a template there.
     """
     if isinstance(record.msg, dict):
         stream = record.msg.get("stream")

@@ -30,7 +30,9 @@ from structlog.typing import EventDict, Processor
 from producerd.runtime.log_lines import VALUES, LogLines
 
 Level = Literal["debug", "info", "warning", "error"]
+"""A log level of the settings."""
 Format = Literal["text", "json"]
+"""A log format of the settings."""
 LIBRARIES: Final = ("aiobotocore", "aiohttp", "asyncio", "boto3", "botocore", "urllib3")
 """Loggers whose messages are limited to WARNING, or to INFO at level DEBUG."""
 _HEAD: Final = ("timestamp", "level", "logger", "event")

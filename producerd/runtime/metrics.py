@@ -34,7 +34,9 @@ from producerd.runtime.session import DISCONNECT_REASONS
 from producerd.runtime.stream import Stream
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+"""Content type of the text that `text` returns."""
 PREFIX: Final = "producerd_"
+"""Beginning of every metric's name."""
 FAILURE_REASONS: Final = (
     Code.RECORD_TOO_LARGE,
     Code.RECORD_INVALID,
@@ -65,11 +67,17 @@ ERROR_CODES: Final = (
 )
 """Codes that `failures.meaning_of` returns."""
 DISCARD_REASONS: Final = ("disconnected", "returned", "abandoned")
+"""Reasons for which the daemon gives records up."""
 FLUSH_TRIGGERS: Final = ("size", "linger", "flush", "pressure", "drain")
+"""Reasons for which a batch is closed."""
 PUT_RESULTS: Final = ("ok", "partial", "failed")
+"""Results of a PutRecords."""
 MAP_RESULTS: Final = ("ok", "failed")
+"""Results of reading the list of shards."""
 REJECT_REASONS: Final = (Code.RECORD_TOO_LARGE, Code.RECORD_INVALID, Code.FRAME_REFUSED)
+"""Codes with which a record is not accepted."""
 STATES: Final = ("starting", "serving", "draining", "stopped")
+"""The daemon's states, in the order of its life."""
 
 LAG_SECONDS_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """Bounds of the loop's lag; they begin at 5 ms because the loop's timers have a resolution of 1 ms."""
@@ -78,6 +86,7 @@ LAG_LOOK_SECONDS: Final = 0.25
 
 S = TypeVar("S")
 Value = float | Histogram | Mapping[str, float]
+"""The value of a metric: a number, a histogram, or a number for each value of the metric's own label."""
 Scrape = list[tuple["Family", list[tuple[dict[str, str], Value]]]]
 """Families with their values of one moment, each value with its labels."""
 
@@ -135,12 +144,13 @@ class LoopLag:
         self._timer = loop.call_later(LAG_LOOK_SECONDS, look)
 
     def stop(self) -> None:
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
 
 
 class Metrics:
-    """The node's metrics, and the numbers of which no other object keeps count."""
+    """The node's metrics, and the numbers that no other object counts."""
 
     def __init__(self, config: Config, memory_limit_bytes: int | None = None) -> None:
         self.reload(config, memory_limit_bytes)

@@ -36,6 +36,7 @@ KEY_OF_AWS: Final = "alias/aws/kinesis"
 """The key that AWS itself owns: it needs no permission of the producer."""
 
 Say = Callable[[str], None]
+"""A function that prints one line of the report."""
 
 
 def run(config: Config, names: Iterable[str] = ()) -> bool:
@@ -82,12 +83,15 @@ class Report:
         self.nothing_failed = True
 
     def ok(self, text: str) -> None:
+        """Print that a check passed."""
         self._say(f"OK       {text}")
 
     def warning(self, text: str) -> None:
+        """Print what the operator should know, although it fails nothing."""
         self._say(f"WARNING  {text}")
 
     def failed(self, text: str) -> None:
+        """Print a failure, which also fails the whole report."""
         self.nothing_failed = False
         self._say(f"FAILED   {text}")
 

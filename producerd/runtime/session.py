@@ -1,8 +1,9 @@
 """Session: one client connection, from HELLO to the end of the socket.
 
-A session keeps the client's window, and requires each body to be whole in time.  Its end never affects another session.
-It reads a body straight into a buffer of the body's size.  Everything else passes through one small buffer of fixed
-size.  A session never waits: bytes come in, and it writes its answers at once, when the gate grants or a frame ends.
+A session keeps its client within the window, and ends if HELLO or a body is not whole in time.  Its end never affects
+another session.  It reads a body straight into a buffer of the body's size.  Everything else passes through one small
+buffer of fixed size.  A session never waits: it handles bytes as they come in.  It writes its answers at once, when the
+gate grants a frame or when a frame ends.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 CONTROL_BUFFER_BYTES: Final = 2 * frames.MAX_CONTROL_BYTES
-"""Size of the buffer for everything but bodies."""
+"""Size of the buffer for everything except bodies."""
 WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
-"""Unread answers that make the session stop.
+"""Bytes of unread answers from which a session waits for its client.
 
 If a client stops reading, the session stops writing to it and reading from it until it catches up.
 """
@@ -96,16 +97,16 @@ class Host(Protocol):
         """Ask the stream's service whether it would store records, and call ``hear`` with the answer."""
 
     def failed(self, error: Exception) -> None:
-        """End the daemon, because an owner of state failed during a session's call, and half its work may be done."""
+        """End the daemon.  An owner of state raised during a session's call, and may have done half of its work."""
 
     def ended(self, session: Session) -> None:
         """Forget a session whose connection is gone and which has released everything."""
 
 
 def _guarded(method: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
-    """Report an exception of a method that the event loop calls to the daemon, which then ends.
+    """Wrap a method that the event loop calls, so that the daemon ends if the method raises.
 
-    The gate or the pipeline failed in the method, and rows that are half settled could stay hidden.
+    Such an exception comes from the gate or the pipeline.  If the daemon went on, half-settled rows could stay hidden.
     """
 
     @functools.wraps(method)
@@ -121,7 +122,7 @@ def _guarded(method: Callable[Concatenate[Session, P], None]) -> Callable[Concat
 def _understood(read: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
     """Return what ``read`` makes of a client's bytes.
 
-    Bytes that make ``read`` itself fail end the session of that client, and no other.
+    If ``read`` itself fails on the bytes, only that client's session ends.
     """
     try:
         return read(*arguments, **options)
@@ -145,15 +146,19 @@ class OpenStream:
         self.member = stream.join(self, patient=resumed)
 
     def may_receive(self, charge_bytes: int) -> bool:
+        """Return whether the client may be granted a body of this charge now."""
         return self.session.may_receive(charge_bytes)
 
     def granted(self, ticket: Ticket) -> None:
+        """Send the GRANT of a ticket."""
         self.session.granted(self, ticket)
 
     def refused(self, ticket: Ticket, refusal: Refusal) -> None:
+        """Send the refusal of a ticket."""
         self.session.refuse(self, ticket.frame_id, refusal)
 
     def finished(self, frame: Frame) -> None:
+        """Send the acknowledgement of a frame."""
         self.session.acknowledge(self, frame)
 
 
@@ -208,6 +213,7 @@ class Session(asyncio.BufferedProtocol):
     # ---- for the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for HELLO, unless the client may not connect."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES)
         self._wait_for("HELLO", self._rules.body_timeout_seconds)
@@ -224,12 +230,14 @@ class Session(asyncio.BufferedProtocol):
             self.close(Code.CONNECTION_LIMIT, f"max_connections = {most} clients are connected")
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        """Return the buffer that the next bytes are read into."""
         if self._body is not None:
             return self._body[self._body_end :]
         return memoryview(self._control)[self._control_end :]
 
     @_guarded
     def buffer_updated(self, nbytes: int) -> None:
+        """Handle ``nbytes`` new bytes in the buffer that `get_buffer` returned."""
         if self._transport is None:
             return
         try:
@@ -244,11 +252,13 @@ class Session(asyncio.BufferedProtocol):
             self._broken(error)
 
     def pause_writing(self) -> None:
+        """Stop reading, because the client does not read its answers."""
         self._choked = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
+        """Read on, because the client has read its answers."""
         self._choked = False
         self._loop.call_soon(self._listen_again)  # not at once: a write inside `_read_control` may call this
 
@@ -270,6 +280,7 @@ class Session(asyncio.BufferedProtocol):
 
     @_guarded
     def connection_lost(self, exc: Exception | None) -> None:
+        """Release everything, because the connection is gone."""
         self._transport = None
         if not self.ended_as:
             owes = self._unacked or self._waiting
@@ -300,6 +311,7 @@ class Session(asyncio.BufferedProtocol):
         return not self._unacked or self._unacked_bytes + charge_bytes <= self._rules.window_bytes
 
     def granted(self, opened: OpenStream, ticket: Ticket) -> None:
+        """Send the GRANT of a ticket, and wait for its body."""
         self._forget_waiting(ticket.frame_id)
         self._granted = (opened, ticket)
         self._unacked[ticket.frame_id] = ticket.layout.charge_bytes
@@ -308,6 +320,7 @@ class Session(asyncio.BufferedProtocol):
         self._send(frames.Grant(ticket.frame_id))
 
     def refuse(self, opened: OpenStream, frame_id: int, refusal: Refusal) -> None:
+        """Send the refusal of a frame that the client reserved."""
         self._forget_waiting(frame_id)
         if refusal.code == Code.RECORD_TOO_LARGE:  # one record, larger than the whole queue
             opened.stream.rejected_records[refusal.code] += 1
@@ -323,6 +336,7 @@ class Session(asyncio.BufferedProtocol):
         )
 
     def acknowledge(self, opened: OpenStream, frame: Frame) -> None:
+        """Send the result of a frame that is settled, and make room in the window."""
         self._unacked_bytes -= self._unacked.pop(frame.frame_id)
         self._look_at_window()
         opened.stream.gate.settled(opened.member, frame.records, frame.charge_bytes)
@@ -408,7 +422,7 @@ class Session(asyncio.BufferedProtocol):
         log.debug("session opened", session=self.session_id, client=self.who, uid=uid)
 
     def _log_not_opened(self, name: str, error: ProducerdError) -> None:
-        """Log why a client may not open a stream; a daemon that stops refuses each of them without a line.
+        """Log why a client may not open a stream.  While the daemon stops, it refuses every OPEN without a line.
 
         The name is logged as ``name`` and not as ``stream``, because repeats are counted by stream, and there may be
         any number of wrong names.

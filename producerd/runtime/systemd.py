@@ -1,9 +1,9 @@
 """The service manager: the sockets that it passes to the daemon, and what the daemon reports to it.
 
-Without a service manager, nothing here has an effect.  The protocols are those of sd_listen_fds(3) and sd_notify(3): a
-few variables of the environment, and lines in a datagram.  This module removes the variables from the environment,
-because they are for this process and not for its children.  A report that cannot be sent goes out with the next one.  A
-failure to report never ends the daemon.
+Without a service manager, nothing here has an effect.  The protocols, of sd_listen_fds(3) and sd_notify(3), are a few
+variables of the environment, and lines in a datagram.  This module removes the variables from the environment, because
+they are for this process and not for its children.  If a report cannot be sent, its values go out with the next one,
+and the daemon runs on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from producerd.runtime.logs import get_logger
 
 log = get_logger("producerd.systemd")
 
-FIRST_DESCRIPTOR: Final = 3  # SD_LISTEN_FDS_START
+FIRST_DESCRIPTOR: Final = 3
+"""Number of the first passed descriptor, SD_LISTEN_FDS_START."""
 ADMIN: Final = "admin"
 """FileDescriptorName= of the socket of `producerctl`; every other name stands for the clients' socket."""
 STATUS_SECONDS: Final = 5.0
@@ -83,8 +84,8 @@ def _not_it(descriptor: int, came: str) -> ConfigurationError:
 class Notifier:
     """The daemon's reports to systemd, if systemd asked for them.
 
-    From `ready` on, the event loop sends its status every few seconds, at least twice in each WatchdogSec=. So the
-    reports stop when the loop hangs.
+    From `ready` on, the event loop sends its status every few seconds, and at least twice in each period of
+    WatchdogSec=. The reports stop when the loop hangs.
     """
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:

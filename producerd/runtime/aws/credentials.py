@@ -4,9 +4,9 @@ They come from AWS's standard chain and, if a role is set, from assuming that ro
 expire, botocore refreshes them in time.  But it reads a file or the environment only once in a client's life.  So the
 service would refuse keys that were rotated there until the daemon restarts.
 
-So after a refusal a new session walks the whole chain again, at most every few seconds.  Credentials that are still
-valid sign requests meanwhile.  A request that finds no valid ones waits for the renewal, and its time-out does not end
-the renewal.
+After a refusal, a new session therefore walks the whole chain again, at most every few seconds.  Credentials that are
+still valid sign requests meanwhile.  A request that finds no valid ones waits for the renewal, and its time-out does
+not end the renewal.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ RENEWAL_SECONDS: Final = 5.0
 RENEWAL_TIMEOUT_SECONDS: Final = 60.0
 """Longest time for one renewal, because a credential process may hang."""
 ROLE_SESSION: Final = "producerd"
+"""Session name of an assumed role, which CloudTrail shows."""
 _STS: Final = AioConfig(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
 _REPORTED_UNCHANGED: Final = (
     boto_errors.NoCredentialsError,

@@ -123,5 +123,6 @@ async def _follow_nowhere(_session: Any, _context: Any, redirect: TraceRequestRe
 
 
 redirect_trace = TraceConfig()
+"""aiohttp's trace that fails a request when a redirect would be followed."""
 redirect_trace.on_request_redirect.append(_follow_nowhere)
 redirect_trace.freeze()

@@ -82,6 +82,7 @@ class AbortingSession(AIOHTTPSession):  # type: ignore[misc]
         return Posts(session, url, proxy_url)
 
     async def send(self, request: Any) -> Any:
+        """Send botocore's request and return its answer, whose body is read and bounded."""
         most_bytes, body = MAX_ANSWER_BYTES, request.body
         if (sending := this_sending.get()) is not None and body is sending.body:
             sending.note(self, request)
@@ -137,6 +138,7 @@ class Posts:
 
 
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+"""Statuses of redirects, which are not followed."""
 
 
 async def _body_of(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:

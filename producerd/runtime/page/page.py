@@ -37,6 +37,7 @@ Rendering a page of 64 streams blocks the loop for some milliseconds.
 """
 MIB: Final = 1 << 20
 MARKS: Final[dict[Severity, str]] = {"bad": "✕", "slow": "▲", "good": "●", "idle": "○"}
+"""Character that stands for a level next to its words."""
 _FILES: Final = files("producerd.runtime.page")
 _STYLE: Final = _FILES.joinpath("page.css").read_text("utf-8")
 _SCRIPT: Final = _FILES.joinpath("page.js").read_text("utf-8")
@@ -66,6 +67,7 @@ class Page:
         self.look()
 
     def stop(self) -> None:
+        """Take no more samples."""
         if self._timer is not None:
             self._timer.cancel()
 

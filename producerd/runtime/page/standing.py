@@ -19,13 +19,16 @@ REFUSED: Final = (
     "Correct what the error names: the stream's name, permissions, credentials, its key, or the endpoint. The daemon "
     "tries again every few seconds and needs no restart."
 )
+"""Advice for a stream that the service refuses."""
 FAILED: Final = (
     "Their callers have received the reason. The metric `producerd_failed_records_total` counts them by reason."
 )
+"""Advice for a stream whose records failed."""
 
 JsonObject = dict[str, Any]
 """A part of the daemon's status, as `producerctl status --json` prints it."""
 Severity = Literal["bad", "slow", "good", "idle"]
+"""Level of a stream's standing, which decides its colour and mark."""
 
 
 class Sample(NamedTuple):
