@@ -296,7 +296,7 @@ class Session(asyncio.BufferedProtocol):
         if transport is not None:
             transport.write(frames.encode(frames.Close(code, message)))
             transport.close()
-            # Cut the connection then, even if the client never reads the reason.
+            # Cut the connection after this time, even if the client never reads the reason.
             self._loop.call_later(self._rules.body_timeout_seconds, transport.abort)
 
     # ---- for the gate and the pipeline
