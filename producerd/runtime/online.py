@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 def run(config: Config, names: Iterable[str] = ()) -> bool:
     """Print the report and return whether nothing failed.  Raise ConfigurationError if an access cannot work.
 
-    ``names`` are streams to check in addition to those of the settings.
+    ``names`` are streams to check in addition to the configured ones.
     """
     structlog.configure(processors=[_drop])  # the printed lines say what a daemon would log
     return asyncio.run(check(config, names, lambda line: print(line, flush=True)))
@@ -192,7 +192,7 @@ class _AccessCheck:
             self._report.ok(f"{of}: PutRecords is allowed (a dry run: nothing was stored)")
 
     def _report_failure(self, of: str, action: str, failed: RequestFailed, means: str, *, flows: bool = False) -> str:
-        """Report a failed action, and what a denial of it means; return its code (docs/spark.md).
+        """Report a failed action, and what a denial of it means; return its `Code`.
 
         With ``flows``, records flow even if the action is denied.  Raise _AskNoMore if every further question would
         fail too.
@@ -227,8 +227,8 @@ def why_there_are_none(environ: Mapping[str, str] = os.environ, system: Path = P
     marks = (system / ".dockerenv", system / "run/.containerenv")
     if "KUBERNETES_SERVICE_HOST" in environ or any(mark.exists() for mark in marks):
         return (
-            "not even the instance's metadata (IMDS): with a hop limit of 1, it does not answer a container on a "
-            "bridged network: `aws ec2 modify-instance-metadata-options --http-put-response-hop-limit 2`, or give the "
-            "container credentials of its own"
+            "the instance's metadata (IMDS) provides none either: with a hop limit of 1, it does not answer a "
+            "container on a bridged network. Raise the limit with `aws ec2 modify-instance-metadata-options "
+            "--http-put-response-hop-limit 2`, or give the container credentials of its own"
         )
     return "no variables, files, container's endpoint or instance's metadata (IMDS) provide any"

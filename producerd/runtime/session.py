@@ -133,7 +133,7 @@ def _understood(read: Callable[P, R], *arguments: P.args, **options: P.kwargs) -
         raise ProtocolError("these bytes could not be read; see the daemon's log") from error
 
 
-class OpenStream:
+class SessionStream:
     """A stream that one session has open.  It owns the session's frames of that stream."""
 
     __slots__ = ("asks", "member", "session", "stream", "stream_id")
@@ -167,7 +167,7 @@ class Waiting:
 
     __slots__ = ("opened", "ticket", "timer")
 
-    def __init__(self, opened: OpenStream, ticket: Ticket) -> None:
+    def __init__(self, opened: SessionStream, ticket: Ticket) -> None:
         self.opened = opened
         self.ticket = ticket
         self.timer: asyncio.TimerHandle | None = None
@@ -187,9 +187,9 @@ class Session(asyncio.BufferedProtocol):
         self._body: memoryview | None = None
         self._body_end = 0
         self._body_flags = 0
-        self._granted: tuple[OpenStream, Ticket] | None = None  # the one body that the client may send
+        self._granted: tuple[SessionStream, Ticket] | None = None  # the one body that the client may send
         self._timer: asyncio.TimerHandle | None = None  # the deadline of HELLO, then of each body
-        self._opened: dict[int, OpenStream] = {}
+        self._opened: dict[int, SessionStream] = {}
         self._waiting: dict[int, Waiting] = {}
         self._unacked: dict[int, int] = {}  # frame id -> charge in bytes
         self._unacked_bytes = 0
@@ -310,7 +310,7 @@ class Session(asyncio.BufferedProtocol):
             return False
         return not self._unacked or self._unacked_bytes + charge_bytes <= self._rules.window_bytes
 
-    def granted(self, opened: OpenStream, ticket: Ticket) -> None:
+    def granted(self, opened: SessionStream, ticket: Ticket) -> None:
         """Send the GRANT of a ticket, and wait for its body."""
         self._forget_waiting(ticket.frame_id)
         self._granted = (opened, ticket)
@@ -319,7 +319,7 @@ class Session(asyncio.BufferedProtocol):
         self._wait_for("a body", self._rules.body_timeout_seconds)
         self._send(frames.Grant(ticket.frame_id))
 
-    def refuse(self, opened: OpenStream, frame_id: int, refusal: Refusal) -> None:
+    def refuse(self, opened: SessionStream, frame_id: int, refusal: Refusal) -> None:
         """Send the refusal of a frame that the client reserved."""
         self._forget_waiting(frame_id)
         if refusal.code == Code.RECORD_TOO_LARGE:  # one record, larger than the whole queue
@@ -335,7 +335,7 @@ class Session(asyncio.BufferedProtocol):
             )
         )
 
-    def acknowledge(self, opened: OpenStream, frame: Frame) -> None:
+    def acknowledge(self, opened: SessionStream, frame: Frame) -> None:
         """Send the result of a frame that is settled, and make room in the window."""
         self._unacked_bytes -= self._unacked.pop(frame.frame_id)
         self._look_at_window()
@@ -447,7 +447,7 @@ class Session(asyncio.BufferedProtocol):
             self._log_not_opened(message.stream, error)
             self._send(frames.Refused(0, message.stream_id, error.code, str(error)))
             return
-        opened = self._opened[message.stream_id] = OpenStream(
+        opened = self._opened[message.stream_id] = SessionStream(
             self, message.stream_id, stream, resumed=bool(message.resumed)
         )
         if self._window_is_full:
@@ -489,11 +489,11 @@ class Session(asyncio.BufferedProtocol):
             self._tell_status(opened)
 
     @_guarded
-    def _heard(self, opened: OpenStream, word: Word) -> None:
+    def _heard(self, opened: SessionStream, word: Word) -> None:
         opened.asks = False
         self._tell_status(opened, word)
 
-    def _tell_status(self, opened: OpenStream, word: Word = NOT_ASKED) -> None:
+    def _tell_status(self, opened: SessionStream, word: Word = NOT_ASKED) -> None:
         status = opened.stream.blocked(opened.stream_id, 0.0, self._loop.time())
         self._send(replace(status, service=word.service, service_code=word.code, service_message=word.message))
 
@@ -507,7 +507,7 @@ class Session(asyncio.BufferedProtocol):
         log.warning("client broke the protocol", session=self.session_id, client=self.who, error=str(error))
         self.close(error.code, str(error))
 
-    def _opened_by(self, stream_id: int) -> OpenStream:
+    def _opened_by(self, stream_id: int) -> SessionStream:
         opened = self._opened.get(stream_id)
         if opened is None:
             raise ProtocolError(f"stream number {stream_id} is not open")
@@ -538,7 +538,7 @@ class Session(asyncio.BufferedProtocol):
     def _body_whole(self) -> None:
         payload, self._body = self._body, None
         assert payload is not None
-        opened, ticket = cast("tuple[OpenStream, Ticket]", self._granted)
+        opened, ticket = cast("tuple[SessionStream, Ticket]", self._granted)
         body = _understood(columns.parse_body, payload, self._body_flags)
         layout = ticket.layout
         if body.frame_id != ticket.frame_id or body.layout.charge_bytes != layout.charge_bytes:
@@ -551,7 +551,7 @@ class Session(asyncio.BufferedProtocol):
         frame = Frame(opened, ticket.frame_id, rows, layout.charge_bytes, patient=ticket.patient)
         self._accept(opened, frame, ticket)
 
-    def _accept(self, opened: OpenStream, frame: Frame, ticket: Ticket) -> None:
+    def _accept(self, opened: SessionStream, frame: Frame, ticket: Ticket) -> None:
         """Hand a whole frame to the pipeline, or return it at once if its bad rows refuse it."""
         if opened.stream.accept(frame, ticket, self._loop.time(), take_good=self._take_good):
             self._look_at_window()
@@ -574,7 +574,7 @@ class Session(asyncio.BufferedProtocol):
             for opened in self._opened.values():
                 opened.stream.set_window(opened.member, self._loop.time(), is_full=is_full)
 
-    def _take_granted(self) -> tuple[OpenStream, Ticket]:
+    def _take_granted(self) -> tuple[SessionStream, Ticket]:
         granted, self._granted = self._granted, None
         self._stop_timer()
         assert granted is not None

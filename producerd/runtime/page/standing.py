@@ -1,4 +1,4 @@
-"""The standing of a stream: its history, what holds it in a few words, and what to do about that."""
+"""The standing of a stream: its history, the cause that holds its queue, and what to do about that."""
 
 from __future__ import annotations
 
