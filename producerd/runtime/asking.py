@@ -32,8 +32,8 @@ class StoringTrial(Protocol):
 class Word(NamedTuple):
     """The answer to a client's question: what the service said, with an error code and a message.
 
-            ``code`` is a `Code`, or "" if nothing speaks against storing records.
-        """
+    ``code`` is a `Code`, or "" if nothing speaks against storing records.
+    """
 
     service: frames.Service
     code: str = ""
