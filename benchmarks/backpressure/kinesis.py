@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.backpressure.spark_job import ID_DIGITS, STREAM
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import serve_in_thread
-from producerd.testing.streams import FIRST_SEQUENCE, Shard, Stream, equal_edges
+from producerd.testing.streams import FIRST_SEQUENCE, FakeShard, FakeStream, equal_edges
 
 MAX_RECORD_KIB: Final = 1_024
 ID: Final = re.compile(rb"<(\d{%d})>" % ID_DIGITS)
@@ -34,7 +34,7 @@ class Stored:
     strangers: int
 
 
-class CountingStream(Stream):
+class CountingStream(FakeStream):
     """A stream that finds each record, plain or in an aggregate, by the id in its data."""
 
     def __init__(self, shards: int, records: int) -> None:
@@ -43,7 +43,9 @@ class CountingStream(Stream):
         self._times = np.zeros(records, np.int64)
         self._strangers = 0
 
-    def store(self, shard: Shard, partition_key: str, explicit_hash_key: str | None, data: bytes, now: float) -> str:
+    def store(
+        self, shard: FakeShard, partition_key: str, explicit_hash_key: str | None, data: bytes, now: float
+    ) -> str:
         ids = np.array(ID.findall(data), "S").astype(np.int64)
         known = ids < len(self._times)
         np.add.at(self._times, ids[known], 1)

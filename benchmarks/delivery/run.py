@@ -17,7 +17,7 @@ from benchmarks.delivery.figures import FaultTimes, Figures
 from benchmarks.delivery.producerd import ROWS_PER_SESSION
 from benchmarks.delivery.scenarios import UPLINK_BYTES_PER_SECOND, Scenario, Stage
 from benchmarks.judges import Handed
-from producerd.testing import FakeKinesis, Stream
+from producerd.testing import FakeKinesis, FakeStream
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 
 STREAM: Final = "bench"
@@ -54,7 +54,7 @@ class Run(NamedTuple):
     failures: list[str]
     requests: int
     fault: FaultTimes
-    stream: Stream
+    stream: FakeStream
     entries_before: int = 0
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from producerd.testing import FakeKinesis, Fault, Stream, hash_of
+from producerd.testing import FakeKinesis, FakeStream, Fault, hash_of
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.testing.streams import HASH_END
 
@@ -53,7 +53,7 @@ class Stage:
     """The objects that a fault acts on."""
 
     kinesis: FakeKinesis
-    stream: Stream
+    stream: FakeStream
     server: FakeServer
     folder: Path
     """Return the path of the producer's socket."""

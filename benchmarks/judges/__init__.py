@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from producerd.testing import Entry, Stream, UserRecord
+from producerd.testing import Entry, FakeStream, UserRecord
 
 
 class Handed(NamedTuple):
@@ -19,5 +19,5 @@ class Handed(NamedTuple):
     failure: str = ""
 
 
-Judge = Callable[[Stream], list[Handed]]
+Judge = Callable[[FakeStream], list[Handed]]
 """A judge: a function that returns one `Handed` for each entry, in the order of storing."""

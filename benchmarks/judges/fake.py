@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.judges import Handed
-from producerd.testing import Stream
+from producerd.testing import FakeStream
 
 
-def hand_over(stream: Stream) -> list[Handed]:
+def hand_over(stream: FakeStream) -> list[Handed]:
     return [Handed(entry, stream.records_of(entry) or []) for entry in stream.entries()]

@@ -22,17 +22,17 @@ extra ``daemon``.
 from producerd.testing.aggregates import UserRecord, deaggregate, hash_of
 from producerd.testing.faults import Fault
 from producerd.testing.rules import FakeKinesis, Reply
-from producerd.testing.streams import Entry, Reading, ServiceError, Shard, Stream
+from producerd.testing.streams import Entry, FakeShard, FakeStream, Reading, ServiceError
 
 __all__ = [
     "Entry",
     "FakeKinesis",
+    "FakeShard",
+    "FakeStream",
     "Fault",
     "Reading",
     "Reply",
     "ServiceError",
-    "Shard",
-    "Stream",
     "UserRecord",
     "deaggregate",
     "hash_of",

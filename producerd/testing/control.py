@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from producerd.testing.access import checked_clock_offset
 from producerd.testing.faults import Fault, checked_actions
 from producerd.testing.rules import FakeKinesis, checked_calls, checked_latency
-from producerd.testing.streams import ServiceError, Strategy, Stream
+from producerd.testing.streams import FakeStream, ServiceError, Strategy
 
 PREFIX: Final = "/_fake/"
 
@@ -220,7 +220,7 @@ def _show_records(server: Server, given: OfStream) -> dict[str, Any]:
     return {"records": reading.records, "dropped_aggregates": reading.dropped_aggregates}
 
 
-def _stream(server: Server, name: str) -> Stream:
+def _stream(server: Server, name: str) -> FakeStream:
     try:
         return server.kinesis.streams[name]
     except KeyError:

@@ -12,19 +12,19 @@ from typing import Any, Final
 
 import orjson
 
-from producerd.testing.streams import Entry, ServiceError, Shard, Stream
+from producerd.testing.streams import Entry, FakeShard, FakeStream, ServiceError
 from producerd.testing.validation import MAX_REQUEST_BYTES, violation
 
 GET_RECORDS_PAGE: Final = 10_000
 
 
-def shard_iterator(stream: Stream, request: dict[str, Any]) -> str:
+def shard_iterator(stream: FakeStream, request: dict[str, Any]) -> str:
     """Return an iterator for the position that a GetShardIterator asks for."""
     shard = stream.shard(str(request.get("ShardId")))
     return pack(stream.name, shard.shard_id, _position(shard, request))
 
 
-def records(stream: Stream, shard_id: str, position: int, request: dict[str, Any]) -> dict[str, Any]:
+def records(stream: FakeStream, shard_id: str, position: int, request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to GetRecords: at most 10 MiB, but always at least one record if there is one."""
     shard = stream.shard(shard_id)
     found: list[dict[str, Any]] = []
@@ -59,7 +59,7 @@ def unpack(name: str, token: Any, length: int) -> list[Any]:
     return values
 
 
-def _position(shard: Shard, request: dict[str, Any]) -> int:
+def _position(shard: FakeShard, request: dict[str, Any]) -> int:
     sequence_number = str(request.get("StartingSequenceNumber", ""))
     match request.get("ShardIteratorType"):
         case "TRIM_HORIZON":

@@ -39,10 +39,10 @@ from producerd.testing.streams import (
     ACCOUNT,
     FIRST_SEQUENCE,
     HASH_END,
+    FakeShard,
+    FakeStream,
     ServiceError,
-    Shard,
     Strategy,
-    Stream,
     TokenBucket,
     equal_edges,
 )
@@ -134,7 +134,7 @@ class FakeKinesis:
     def __init__(self, seed: int = 0) -> None:
         self.enforce_limits = False  # 1,000 records/s and 1 MiB/s per shard
         self.standing: list[Fault] = []
-        self.streams: dict[str, Stream] = {}
+        self.streams: dict[str, FakeStream] = {}
         self.requests: Counter[str] = Counter()
         self.replies: Counter[str] = Counter()
         self.results: Counter[str] = Counter()
@@ -199,7 +199,7 @@ class FakeKinesis:
         record_distribution_strategy: Strategy | None = None,
         restart_sequences: bool = False,
         now: float = 0.0,
-    ) -> Stream:
+    ) -> FakeStream:
         """Create a stream with equal shards (default: 4), or with shards that begin at ``edges``.
 
         ``edges`` are ascending hash keys, of which the first is 0.  Raise ValueError if the stream exists.  A stream
@@ -217,7 +217,7 @@ class FakeKinesis:
         if record_distribution_strategy not in (None, *get_args(Strategy)):
             raise ValueError(f"unknown record distribution strategy {record_distribution_strategy!r}")
         sequence = FIRST_SEQUENCE if restart_sequences else max(self._highest_sequence, FIRST_SEQUENCE + int(now * 1e9))
-        stream = self.streams[name] = Stream(name, edges, max_record_kib, now, sequence)
+        stream = self.streams[name] = FakeStream(name, edges, max_record_kib, now, sequence)
         stream.record_distribution_strategy = record_distribution_strategy
         return stream
 
@@ -309,7 +309,7 @@ class FakeKinesis:
             raise access_denied(call.action, request)
         return run(call)
 
-    def _stream_of(self, call: _Call) -> Stream:
+    def _stream_of(self, call: _Call) -> FakeStream:
         """Return the stream of a call.  Raise ServiceError if the call exceeds its rate or the stream is unknown."""
         name = stream_name(call.request)
         self._take_call(call, name)
@@ -343,7 +343,7 @@ class FakeKinesis:
                 failed = lasting.fault.count
         return {"FailedRecordCount": failed, "Records": results}
 
-    def _put(self, stream: Stream, row: Row, call: _Call) -> dict[str, str]:
+    def _put(self, stream: FakeStream, row: Row, call: _Call) -> dict[str, str]:
         if stream.record_distribution_strategy == "AUTO":
             shard = self._random.choice(stream.open_shards)
         else:
@@ -361,7 +361,7 @@ class FakeKinesis:
         sequence_number = stream.store(shard, row.partition_key, row.explicit_hash_key, row.data, call.now)
         return {"SequenceNumber": sequence_number, "ShardId": shard.shard_id}
 
-    def _entry_failure(self, faults: list[Lasting], shard: Shard) -> tuple[str, str] | None:
+    def _entry_failure(self, faults: list[Lasting], shard: FakeShard) -> tuple[str, str] | None:
         for lasting in faults:
             fault = lasting.fault
             if fault.kind not in ENTRY_FAILURES or lasting.entries == 0 or fault.shard_id not in (None, shard.shard_id):

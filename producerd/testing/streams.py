@@ -89,7 +89,7 @@ class TokenBucket:
 
 
 @dataclass(slots=True, eq=False)
-class Shard:
+class FakeShard:
     """A shard: its range (both ends inclusive), the times of its life, its quota, and its records."""
 
     shard_id: str
@@ -135,7 +135,7 @@ def equal_edges(shards: int) -> list[int]:
     return [number * HASH_END // shards for number in range(shards)]
 
 
-class Stream:
+class FakeStream:
     """A stream, with settings that a test may change at any time.
 
     ``edges`` are the starting hash keys of its first shards.  Sequence numbers begin above ``sequence``.
@@ -148,7 +148,7 @@ class Stream:
         self.record_distribution_strategy: Strategy | None = None  # None: a provisioned stream
         self.list_shards_lag_seconds = 0.0  # ListShards shows the shards as they were this long ago
         self.keeps_entries = True  # False: entries are counted and not kept, for long runs
-        self.shards: list[Shard] = []  # open and closed, by id
+        self.shards: list[FakeShard] = []  # open and closed, by id
         self.sequence = sequence  # the highest sequence number so far
         self._entries: list[Entry] = []
         for start, end in pairwise([*edges, HASH_END]):
@@ -160,11 +160,11 @@ class Stream:
         return f"arn:aws:kinesis:{REGION}:{ACCOUNT}:stream/{self.name}"
 
     @property
-    def open_shards(self) -> list[Shard]:
+    def open_shards(self) -> list[FakeShard]:
         """The open shards, in the order of their ranges."""
         return list(self._open_shards)
 
-    def shard(self, shard_id: str) -> Shard:
+    def shard(self, shard_id: str) -> FakeShard:
         """Return an open or closed shard.  Raise ServiceError if there is none with this id."""
         for shard in self.shards:
             if shard.shard_id == shard_id:
@@ -174,11 +174,13 @@ class Stream:
             f"Could not find shard {shard_id} in stream {self.name} under account {ACCOUNT}.",
         )
 
-    def shard_of(self, hash_key: int) -> Shard:
+    def shard_of(self, hash_key: int) -> FakeShard:
         """Return the open shard whose range contains the hash key."""
         return self._open_shards[bisect_right(self._starts, hash_key) - 1]
 
-    def store(self, shard: Shard, partition_key: str, explicit_hash_key: str | None, data: bytes, now: float) -> str:
+    def store(
+        self, shard: FakeShard, partition_key: str, explicit_hash_key: str | None, data: bytes, now: float
+    ) -> str:
         """Store a record and return its sequence number."""
         sequence_number = self._next_sequence()
         if self.keeps_entries:
@@ -284,7 +286,7 @@ class Stream:
             **({} if strategy is None else {"RecordDistributionStrategy": strategy}),
         }
 
-    def _eligible(self, shard_id: str) -> Shard:
+    def _eligible(self, shard_id: str) -> FakeShard:
         shard = self.shard(shard_id)
         if shard.closed_at < math.inf:
             raise ServiceError(
@@ -294,12 +296,12 @@ class Stream:
             )
         return shard
 
-    def _open(self, start: int, end: int, parents: tuple[str, ...], now: float) -> Shard:
-        shard = Shard(f"shardId-{len(self.shards):012d}", start, end, parents, now, self._next_sequence())
+    def _open(self, start: int, end: int, parents: tuple[str, ...], now: float) -> FakeShard:
+        shard = FakeShard(f"shardId-{len(self.shards):012d}", start, end, parents, now, self._next_sequence())
         self.shards.append(shard)
         return shard
 
-    def _close(self, shard: Shard, now: float) -> None:
+    def _close(self, shard: FakeShard, now: float) -> None:
         shard.closed_at, shard.last_sequence = now, self._next_sequence()
 
     def _index(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import pybase64
 
 from producerd.testing.aggregates import hash_of
-from producerd.testing.streams import ACCOUNT, HASH_END, REGION, ServiceError, Stream
+from producerd.testing.streams import ACCOUNT, HASH_END, REGION, FakeStream, ServiceError
 
 # https://docs.aws.amazon.com/kinesis/latest/APIReference/API_PutRecords.html
 MAX_ENTRIES: Final = 500
@@ -78,7 +78,7 @@ def refuse_dry_run(request: dict[str, Any]) -> None:
         raise ServiceError("DryRunOperationException", message)
 
 
-def checked_rows(records: Any, stream: Stream) -> list[Row]:
+def checked_rows(records: Any, stream: FakeStream) -> list[Row]:
     """Return the checked entries of a request.  Raise the ServiceError that refuses all of them."""
     if records is None:
         raise violation("Value null at 'records'", "Member must not be null")

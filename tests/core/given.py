@@ -13,7 +13,7 @@ from producerd.core.rows.frame import Frame
 from producerd.core.sending.answers import parse_answer
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
-from producerd.testing import FakeKinesis, Stream
+from producerd.testing import FakeKinesis, FakeStream
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, lay_out
 from tests.core.stories import Desk, Sent
 from tests.simulation.setting import STREAM, make_body
@@ -38,7 +38,7 @@ class Service:
 
     def __init__(self, shards: int = 4, **rules: Any) -> None:
         self.kinesis = FakeKinesis(1)
-        self.stream: Stream = self.kinesis.create_stream(STREAM, shards)
+        self.stream: FakeStream = self.kinesis.create_stream(STREAM, shards)
         self.desk = Desk(self.map(), **{"aggregate": True} | rules)
 
     def map(self) -> ShardMap:

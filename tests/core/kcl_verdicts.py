@@ -15,7 +15,7 @@ from typing import Any, Final
 from producerd.core.kpl.aggregation import split
 from producerd.core.rows import intake
 from producerd.core.shards.shard_map import Shard, ShardMap
-from producerd.testing import Entry, FakeKinesis, Stream, UserRecord, hash_of
+from producerd.testing import Entry, FakeKinesis, FakeStream, UserRecord, hash_of
 from producerd.wire.columns import lay_out
 from tests.core.mutants import Mutant, mutants, named
 from tests.simulation.setting import make_body
@@ -27,7 +27,7 @@ Verdict = str | list[UserRecord]
 """What a consumer makes of a payload: a plain record; it fails on it; or the records that it hands on, perhaps none."""
 
 
-def stored(mutants: Iterable[Mutant]) -> Stream:
+def stored(mutants: Iterable[Mutant]) -> FakeStream:
     """The payloads as they are, in a stream whose one shard has every hash key."""
     stream = FakeKinesis().create_stream("mutants", shards=1)
     for mutant in mutants:
@@ -77,7 +77,7 @@ def to_split(mutants: Iterable[Mutant], verdicts: Iterable[Verdict]) -> list[tup
     return [(m, v) for m, v in each if not isinstance(v, str) and wanted(v)[0] == "split"]
 
 
-def split_up(payloads: Iterable[bytes]) -> tuple[Stream, list[int]]:
+def split_up(payloads: Iterable[bytes]) -> tuple[FakeStream, list[int]]:
     """Aggregates split by shard and stored where their keys lead; and for each entry the number of its payload."""
     stream = FakeKinesis().create_stream("parts", edges=[0, 7, 8, 2**127, 2**128 // 3 * 2])
     shard_map = ShardMap(Shard(shard.shard_id, shard.start, shard.end) for shard in stream.open_shards)
@@ -96,7 +96,7 @@ def as_written(entry: Entry, records: Sequence[UserRecord]) -> list[UserRecord]:
     return [plain._replace(explicit_hash_key=entry.explicit_hash_key)] if records == [plain] else list(records)
 
 
-def by_shard(stream: Stream, records: Iterable[UserRecord]) -> list[UserRecord]:
+def by_shard(stream: FakeStream, records: Iterable[UserRecord]) -> list[UserRecord]:
     """Records shard by shard, in the order of the shards' first ones."""
     shards: dict[str, list[UserRecord]] = {}
     for record in records:

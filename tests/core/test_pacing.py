@@ -16,7 +16,7 @@ import pytest
 
 from producerd.core.lanes import pacing
 from producerd.core.lanes.pacing import Pacer
-from producerd.testing.streams import Shard, TokenBucket
+from producerd.testing.streams import FakeShard, TokenBucket
 
 MIB: Final = 1024 * 1024
 MAX_BYTES: Final = 51_200
@@ -515,7 +515,7 @@ class OneShard:
     """Lanes that send to it through a network of 20 to 50 ms."""
 
     def __init__(self, seed: int, *, aggregate: bool = True, record_bytes: int = RECORD_BYTES) -> None:
-        self.shard = Shard("shardId-000000000000", 0, 1, (), 0.0, "1")
+        self.shard = FakeShard("shardId-000000000000", 0, 1, (), 0.0, "1")
         self.quota = MIB if aggregate else min(MIB, 1_000 * record_bytes)
         self._record_bytes = record_bytes
         self.lanes: list[_Lane] = []
@@ -662,7 +662,7 @@ def test_where_not_all_can_be_had_at_once(
     assert seen.least >= least, seen
 
 
-class _Stormy(Shard):
+class _Stormy(FakeShard):
     """Throttles all until a time."""
 
     __slots__ = ("until",)
@@ -736,7 +736,7 @@ def test_the_end_of_a_storm_wakes_no_other(lanes: int, load: float, aggregate: b
     assert settled.least >= 1 / 3
 
 
-class _AtRandom(Shard):
+class _AtRandom(FakeShard):
     """Throttles a tenth of all entries, whatever the pace."""
 
     __slots__ = ("_random",)

@@ -20,7 +20,7 @@ from producerd.config import load
 from producerd.errors import ConfigurationError
 from producerd.runtime.aws.clients import AwsClient
 from producerd.runtime.online import check, masked, why_there_are_none
-from producerd.testing import FakeKinesis, Fault, Stream, fake_kinesis, rules
+from producerd.testing import FakeKinesis, FakeStream, Fault, fake_kinesis, rules
 from producerd.testing.certificate import self_signed
 from producerd.testing.fake_kinesis import FakeServer, serve
 from tests.daemon import ROOT
@@ -241,7 +241,7 @@ async def test_a_stream_that_is_missing_does_not_hide_the_next(kinesis: FakeKine
 async def test_how_the_stream_is_encrypted(
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, over: dict[str, str], sets: list[str], line: str
 ) -> None:
-    monkeypatch.setattr(Stream, "describe", describe_with(over))
+    monkeypatch.setattr(FakeStream, "describe", describe_with(over))
     async with serve(kinesis) as server:
         lines = await checked(f"endpoint_url={server.url}", FLIGHTS, *sets)
     assert line.format("stream flights: ACTIVE PROVISIONED, records of at most 1 MiB, ") in lines
@@ -251,7 +251,7 @@ async def test_how_the_stream_is_encrypted(
 async def test_a_stream_that_takes_no_records(
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
-    monkeypatch.setattr(Stream, "describe", describe_with({"StreamStatus": status}))
+    monkeypatch.setattr(FakeStream, "describe", describe_with({"StreamStatus": status}))
     async with serve(kinesis) as server:
         lines = await checked(f"endpoint_url={server.url}", FLIGHTS, holds=False)
     assert any(line.startswith(f"FAILED   stream flights: {status} ") and "takes no records" in line for line in lines)
@@ -268,7 +268,7 @@ async def test_a_stream_whose_shards_do_not_follow_keys_cannot_be_aggregated_for
 
 
 def describe_with(over: dict[str, str]) -> Any:
-    describe = Stream.describe
+    describe = FakeStream.describe
     return lambda stream: describe(stream) | over
 
 

@@ -28,7 +28,7 @@ from producerd.runtime.kinesis import Address, StreamSummary
 from producerd.runtime.shard_watch import ShardWatch
 from producerd.runtime.stream import Stream
 from producerd.testing import FakeKinesis
-from producerd.testing.streams import Stream as FakeStream
+from producerd.testing.streams import FakeStream
 from producerd.wire import columns
 from tests.daemon import rows
 from tests.runtime.odd_answers import mutated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from producerd.testing import Stream, deaggregate, hash_of
+from producerd.testing import FakeStream, deaggregate, hash_of
 from tests.simulation.rows import Row, User
 
 
@@ -15,10 +15,10 @@ class Consumer:
         self.first: dict[User, int] = {}  # where it was first handed over: rises with time, and within an aggregate
         self.copies: Counter[User] = Counter()  # all that were stored, dropped ones too
         self.dropped_aggregates = 0
-        self._stream: Stream | None = None
+        self._stream: FakeStream | None = None
         self._seen = 0
 
-    def look(self, stream: Stream) -> None:
+    def look(self, stream: FakeStream) -> None:
         """Read on, or begin with another stream of that name."""
         if stream is not self._stream:
             self._stream, self._seen = stream, 0

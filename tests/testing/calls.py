@@ -13,13 +13,13 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from producerd.testing import FakeKinesis, Reply, Stream
+from producerd.testing import FakeKinesis, FakeStream, Reply
 from producerd.testing.fake_kinesis import FakeServer
 
 SHARDS = [f"shardId-{number:012d}" for number in range(8)]
 
 
-def service(shards: int = 4, **settings: Any) -> tuple[FakeKinesis, Stream]:
+def service(shards: int = 4, **settings: Any) -> tuple[FakeKinesis, FakeStream]:
     kinesis = FakeKinesis(seed=7)
     return kinesis, kinesis.create_stream("s", shards, **settings)
 

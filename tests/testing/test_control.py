@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from producerd.testing import FakeKinesis, Fault, Stream
+from producerd.testing import FakeKinesis, FakeStream, Fault
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 from tests.testing.calls import SHARDS, client_of, entry, put, service
 
 
 @pytest.fixture
-def fake() -> Iterator[tuple[FakeKinesis, Stream, FakeServer]]:
+def fake() -> Iterator[tuple[FakeKinesis, FakeStream, FakeServer]]:
     kinesis, stream = service(shards=2)
     with serve_in_thread(kinesis) as server:
         yield kinesis, stream, server
@@ -59,7 +59,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def test_every_setting_can_be_set_and_is_shown(fake: tuple[FakeKinesis, Stream, FakeServer]) -> None:
+def test_every_setting_can_be_set_and_is_shown(fake: tuple[FakeKinesis, FakeStream, FakeServer]) -> None:
     kinesis, stream, server = fake
     before = call(server, "/_fake/settings")
     assert before.keys() == SETTINGS.keys()
@@ -71,7 +71,7 @@ def test_every_setting_can_be_set_and_is_shown(fake: tuple[FakeKinesis, Stream, 
     assert call(server, "/_fake/settings", before) == before
 
 
-def test_what_is_not_given_stays(fake: tuple[FakeKinesis, Stream, FakeServer]) -> None:
+def test_what_is_not_given_stays(fake: tuple[FakeKinesis, FakeStream, FakeServer]) -> None:
     kinesis, _, server = fake
     call(server, "/_fake/settings", {"latency_seconds": 0.5})
     after = call(server, "/_fake/settings", {"streams": {"s": {"keeps_entries": False}}})
@@ -97,7 +97,7 @@ def test_what_is_not_given_stays(fake: tuple[FakeKinesis, Stream, FakeServer]) -
     ],
 )
 def test_a_wrong_setting_is_named_and_changes_nothing(
-    fake: tuple[FakeKinesis, Stream, FakeServer], wrong: Any, words: str
+    fake: tuple[FakeKinesis, FakeStream, FakeServer], wrong: Any, words: str
 ) -> None:
     _, _, server = fake
     before = call(server, "/_fake/settings")
@@ -109,7 +109,7 @@ def test_a_wrong_setting_is_named_and_changes_nothing(
     assert call(server, "/_fake/settings") == before
 
 
-def test_faults_take_the_place_of_those_before(fake: tuple[FakeKinesis, Stream, FakeServer]) -> None:
+def test_faults_take_the_place_of_those_before(fake: tuple[FakeKinesis, FakeStream, FakeServer]) -> None:
     kinesis, _, server = fake
     kinesis.script(Fault("lost"))
     shown = call(
@@ -141,7 +141,7 @@ def test_faults_take_the_place_of_those_before(fake: tuple[FakeKinesis, Stream, 
     assert call(server, "/_fake/faults", {"script": [], "standing": []}) == {"script": [], "standing": []}
 
 
-def test_entries_records_and_counters_are_seen(fake: tuple[FakeKinesis, Stream, FakeServer]) -> None:
+def test_entries_records_and_counters_are_seen(fake: tuple[FakeKinesis, FakeStream, FakeServer]) -> None:
     kinesis, stream, server = fake
     put(kinesis, entry("k", b"\xff\x00", 0), entry("l"), now=1.0)
     put(kinesis, entry("m"), now=62.0)
@@ -163,7 +163,7 @@ def test_entries_records_and_counters_are_seen(fake: tuple[FakeKinesis, Stream, 
 
 
 def test_a_stream_is_made_again_with_other_ranges_and_a_refused_one_leaves_the_old(
-    fake: tuple[FakeKinesis, Stream, FakeServer],
+    fake: tuple[FakeKinesis, FakeStream, FakeServer],
 ) -> None:
     kinesis, old, server = fake
     assert refused(server, "/_fake/streams", {"name": "s", "edges": [5]})[0] == 400
@@ -181,7 +181,7 @@ def test_a_stream_is_made_again_with_other_ranges_and_a_refused_one_leaves_the_o
     assert kinesis.streams["s"].sequence < old.sequence + 10
 
 
-def test_hung_requests_are_released(fake: tuple[FakeKinesis, Stream, FakeServer]) -> None:
+def test_hung_requests_are_released(fake: tuple[FakeKinesis, FakeStream, FakeServer]) -> None:
     kinesis, stream, server = fake
     call(server, "/_fake/faults", {"standing": [{"kind": "hang"}]})
     with client_of(server) as client:
@@ -197,7 +197,7 @@ def test_hung_requests_are_released(fake: tuple[FakeKinesis, Stream, FakeServer]
     assert kinesis.replies == {"hang": 1, "ok": 1}
 
 
-def test_an_unknown_path_is_told_which_there_are(fake: tuple[FakeKinesis, Stream, FakeServer]) -> None:
+def test_an_unknown_path_is_told_which_there_are(fake: tuple[FakeKinesis, FakeStream, FakeServer]) -> None:
     kinesis, _, server = fake
     for path, body in (("/_fake/x", None), ("/_fake/records", {}), ("/_fake/release", None)):
         status, message = refused(server, path, body)

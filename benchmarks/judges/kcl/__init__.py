@@ -12,7 +12,7 @@ import orjson
 
 from benchmarks import maven
 from benchmarks.judges import Handed
-from producerd.testing import Stream, UserRecord
+from producerd.testing import FakeStream, UserRecord
 
 NAME: Final = "KCL 3.0.2"
 JUDGE_SECONDS: Final = 120.0
@@ -25,7 +25,7 @@ def command() -> list[str]:
     return maven.command(Path(__file__).parent, "Judge", *_SHORT_RUN)
 
 
-def hand_over(stream: Stream) -> list[Handed]:
+def hand_over(stream: FakeStream) -> list[Handed]:
     """Return the judge's verdict.  Raise `maven.Unavailable`, or CalledProcessError if the judge itself fails."""
     entries = stream.entries()
     done = subprocess.run(command(), input=_question(stream), capture_output=True, timeout=JUDGE_SECONDS, check=True)
@@ -40,7 +40,7 @@ def hand_over(stream: Stream) -> list[Handed]:
     return [Handed(e, records[e.sequence_number], failures.get(e.sequence_number, "")) for e in entries]
 
 
-def _question(stream: Stream) -> bytes:
+def _question(stream: FakeStream) -> bytes:
     ranges = {shard.shard_id: {"start": str(shard.start), "end": str(shard.end)} for shard in stream.shards}
     return b"\n".join(
         orjson.dumps(
