@@ -51,11 +51,15 @@ T = TypeVar("T")
 
 
 def until(happens: Callable[[], T], what: str = "", seconds: float = PATIENCE_SECONDS) -> T:
-    """Wait for something in another process: its first true value."""
-    deadline = time.monotonic() + seconds
+    """Wait for something in another process: its first true value.
+
+    The longer it lasts, the more seldom it asks: a question may be a scrape, or a process.
+    """
+    begin = time.monotonic()
     while not (value := happens()):
-        assert time.monotonic() < deadline, f"did not happen in {seconds:g} s: {what or happens}"
-        time.sleep(0.01)
+        waited = time.monotonic() - begin
+        assert waited < seconds, f"did not happen in {seconds:g} s: {what or happens}"
+        time.sleep(min(0.05, max(0.01, waited / 20)))
     return value
 
 
