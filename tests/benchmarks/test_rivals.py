@@ -212,7 +212,7 @@ for line in sys.stdin:
 
 def test_a_rival_whose_records_do_not_arrive_ends_it(bench: Bench) -> None:
     boasting = Rival("boasting", "1", ("none",), 1, lambda _: [])
-    with pytest.raises(RecordsWrong, match="boasting was told 2,000 records and put 2,000, of which 0 arrived"):
+    with pytest.raises(RecordsWrong, match="boasting should put 2,000 records and put 2,000, of which 0 arrived"):
         bench._rival(boasting, [sys.executable, "-c", BOASTING], 100, "none")
 
 
@@ -244,7 +244,7 @@ def test_processor_time_is_of_what_was_put() -> None:
 
 @pytest.mark.parametrize(("arrived", "put"), [("1103", "104"), ("1105", "104"), ("1099", "99")])
 def test_a_record_that_is_missing_or_came_twice_ends_it(arrived: str, put: str) -> None:
-    with pytest.raises(RecordsWrong, match=r"rival was told 100 records and put \d+, of which \d+ arrived"):
+    with pytest.raises(RecordsWrong, match=r"rival should put 100 records and put \d+, of which \d+ arrived"):
         a_run(arrived, put)
 
 
