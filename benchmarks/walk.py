@@ -27,7 +27,7 @@ from producerd.core.lanes.lane import Lane
 from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
-from producerd.runtime.asking import Word
+from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.stream import Stream
@@ -248,7 +248,7 @@ class _Walk:
     def open_stream(self, name: str) -> Stream:  # noqa: ARG002
         return self.stream
 
-    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:  # noqa: ARG002
+    def ask_service(self, stream: Stream, hear: Callable[[ServiceAnswer], None]) -> None:  # noqa: ARG002
         raise AssertionError("a walk asks no question")
 
     def failed(self, error: Exception) -> None:

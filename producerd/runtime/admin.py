@@ -25,7 +25,7 @@ from producerd import __version__
 from producerd.errors import ConfigurationError
 from producerd.runtime import logs
 from producerd.runtime.acceptor import Acceptor
-from producerd.runtime.commands import Commands, NoSuchStream, Told
+from producerd.runtime.commands import Commands, JsonObject, NoSuchStream
 from producerd.runtime.listener import Listener
 from producerd.runtime.log_lines import UNLIMITED
 from producerd.runtime.metrics import CONTENT_TYPE
@@ -112,33 +112,33 @@ async def serve(
 async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[Acceptor]:
     """Serve on a unix socket until left."""
 
-    async def flush(request: web.Request) -> Told:
+    async def flush(request: web.Request) -> JsonObject:
         given = await _given(request)
         return await commands.flush(request.match_info.get("name"), _seconds(given))
 
-    async def drain(request: web.Request) -> Told:
+    async def drain(request: web.Request) -> JsonObject:
         return await commands.drain(_seconds(await _given(request)))
 
-    async def log_level(request: web.Request) -> Told:
+    async def log_level(request: web.Request) -> JsonObject:
         given = await _given(request)
         level: Any = given.get("level")
         if level not in get_args(logs.Level):
             raise ValueError(f"level = {level!r}: allowed: {', '.join(get_args(logs.Level))}")
         return commands.log_level(level, _seconds(given, "seconds"))
 
-    def plain(command: Callable[[], Told]) -> _Handler:
-        async def handler(_request: web.Request) -> Told:
+    def plain(command: Callable[[], JsonObject]) -> _Handler:
+        async def handler(_request: web.Request) -> JsonObject:
             return command()
 
         return handler
 
-    def of_stream(command: Callable[[str], Told]) -> _Handler:
-        async def handler(request: web.Request) -> Told:
+    def of_stream(command: Callable[[str], JsonObject]) -> _Handler:
+        async def handler(request: web.Request) -> JsonObject:
             return command(request.match_info["name"])
 
         return handler
 
-    async def reload(_request: web.Request) -> Told:
+    async def reload(_request: web.Request) -> JsonObject:
         return await commands.reload()
 
     app = web.Application(middlewares=[_for_administrators])
@@ -167,7 +167,7 @@ async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[
             acceptor.close()
 
 
-_Handler = Callable[[web.Request], Awaitable[Told]]
+_Handler = Callable[[web.Request], Awaitable[JsonObject]]
 
 
 def _told(handler: _Handler) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -29,7 +29,7 @@ class StoringTrial(Protocol):
         """Return what the service answers to an attempt that stores nothing."""
 
 
-class Word(NamedTuple):
+class ServiceAnswer(NamedTuple):
     """The answer to a client's question: what the service said, with an error code and a message.
 
     ``code`` is a `Code`, or "" if nothing speaks against storing records.
@@ -40,7 +40,7 @@ class Word(NamedTuple):
     message: str = ""
 
 
-NOT_ASKED: Final = Word(frames.Service.NOT_ASKED)
+NOT_ASKED: Final = ServiceAnswer(frames.Service.NOT_ASKED)
 """The answer of a stream that no client has asked about."""
 
 
@@ -55,16 +55,16 @@ class Asking:
         self._stream = stream
         self._service = service
         self._tasks = tasks
-        self._waiting: list[Callable[[Word], None]] = []
-        self._word = NOT_ASKED
+        self._waiting: list[Callable[[ServiceAnswer], None]] = []
+        self._answer = NOT_ASKED
         self._asked_at = -inf
 
-    def ask(self, hear: Callable[[Word], None]) -> None:
-        """Call ``hear`` with the service's answer: at once if a recent one is there, otherwise when it arrives."""
+    def ask(self, receive: Callable[[ServiceAnswer], None]) -> None:
+        """Call ``receive`` with the service's answer: at once if a recent one is there, otherwise when it arrives."""
         if self.task is None and asyncio.get_running_loop().time() < self._asked_at + ASK_AGAIN_SECONDS:
-            hear(self._word)
+            receive(self._answer)
             return
-        self._waiting.append(hear)
+        self._waiting.append(receive)
         if self.task is None:
             self.task = self._tasks.create_task(self._ask())
 
@@ -76,31 +76,33 @@ class Asking:
     async def _ask(self) -> None:
         aggregates = self._stream.pipeline.rules.entries.aggregate
         tried = await self._service.try_storing(self._stream.address, aggregates=aggregates)
-        self._word, self._asked_at = word_of(tried, self._stream), asyncio.get_running_loop().time()
+        self._answer, self._asked_at = answer_of(tried, self._stream), asyncio.get_running_loop().time()
         waiting, self._waiting, self.task = self._waiting, [], None
-        for hear in waiting:
-            hear(self._word)
+        for receive in waiting:
+            receive(self._answer)
 
 
-def word_of(tried: Tried, stream: Stream) -> Word:
+def answer_of(tried: Tried, stream: Stream) -> ServiceAnswer:
     """Return what the service's answer means for clients of this stream."""
     pipeline, failed, by_put_records = stream.pipeline, tried.failed, tried.by_put_records
     if failed is None or meaning_of(failed.code).code == Code.THROTTLED:  # a throttled service has answered, too
         health = pipeline.health
         if pipeline.cannot_aggregate:
-            return Word(frames.Service.FAILED, Code.SHARD_MAP_MISSING, pipeline.cannot_aggregate)
+            return ServiceAnswer(frames.Service.FAILED, Code.SHARD_MAP_MISSING, pipeline.cannot_aggregate)
         # That ListShards works does not show that PutRecords is allowed again.
         if health.state is HealthState.BROKEN and health.code in (Code.ACCESS_DENIED, Code.KMS) and not by_put_records:
             message = f"the last records were refused: {health.code}: {health.message}"
-            return Word(frames.Service.NOT_VERIFIED, health.code, message)
+            return ServiceAnswer(frames.Service.NOT_VERIFIED, health.code, message)
         how = "a dry run of PutRecords is allowed" if by_put_records else "ListShards answers; PutRecords was not tried"
-        return Word(frames.Service.READY, message=f"{how}, at {tried.endpoint}")
+        return ServiceAnswer(frames.Service.READY, message=f"{how}, at {tried.endpoint}")
     code = meaning_of(failed.code).code
     message = failed.message if failed.code == code else f"{failed.code}: {failed.message}"
     if code == Code.UNREACHABLE:
         message += f": {WHERE_TO_LOOK}"
     if code == Code.ACCESS_DENIED and not by_put_records:
         if not pipeline.rules.entries.aggregate:
-            return Word(frames.Service.NOT_VERIFIED, code, f"the daemon may not list the stream's shards: {message}")
+            return ServiceAnswer(
+                frames.Service.NOT_VERIFIED, code, f"the daemon may not list the stream's shards: {message}"
+            )
         message += '; aggregation = "kpl" needs kinesis:ListShards'
-    return Word(frames.Service.FAILED, code, message)
+    return ServiceAnswer(frames.Service.FAILED, code, message)

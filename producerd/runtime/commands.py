@@ -24,7 +24,7 @@ from producerd.runtime import logs
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
 
-Told = dict[str, Any]
+JsonObject = dict[str, Any]
 STARTED: Final = time.monotonic()
 
 
@@ -66,7 +66,7 @@ class Node(Protocol):
 
     async def drain(self, seconds: float | None) -> Drained: ...
 
-    async def reload(self) -> Told: ...
+    async def reload(self) -> JsonObject: ...
 
 
 class Commands:
@@ -79,7 +79,7 @@ class Commands:
 
     # ---- questions
 
-    def status(self) -> Told:
+    def status(self) -> JsonObject:
         now = self._loop.time()
         budget = self._streams.budget
         return {
@@ -94,10 +94,10 @@ class Commands:
             "streams": [stream.status(now) | _totals(stream, now) for stream in self._streams],
         }
 
-    def shards(self, name: str) -> Told:
+    def shards(self, name: str) -> JsonObject:
         return self._stream(name).shards(self._loop.time())
 
-    def dump(self) -> Told:
+    def dump(self) -> JsonObject:
         """Everything that whoever looks for a fault would ask for."""
         frames = sys._current_frames()
         return {
@@ -121,7 +121,7 @@ class Commands:
 
     # ---- orders
 
-    async def flush(self, name: str | None, timeout_seconds: float | None) -> Told:
+    async def flush(self, name: str | None, timeout_seconds: float | None) -> JsonObject:
         """Deliver all that was accepted until now; what became of each record of it, and how many have not ended."""
         streams = list(self._streams) if name is None else [self._stream(name)]
         flushings = {stream.name: stream.flush_all() for stream in streams}
@@ -133,27 +133,27 @@ class Commands:
             pass  # the numbers say it
         return {"streams": {name: flushing.counts() for name, flushing in flushings.items()}}
 
-    async def drain(self, timeout_seconds: float | None) -> Told:
+    async def drain(self, timeout_seconds: float | None) -> JsonObject:
         drained = await self._node.drain(timeout_seconds)
         return {
             "returned_records": drained.returned_records,
             "undelivered_records": drained.undelivered_records,
         }
 
-    async def reload(self) -> Told:
+    async def reload(self) -> JsonObject:
         return await self._node.reload()
 
-    def pause(self, name: str) -> Told:
+    def pause(self, name: str) -> JsonObject:
         stream = self._stream(name)
         stream.pause(self._loop.time())
         return {"stream": name, "paused": True}
 
-    def resume(self, name: str) -> Told:
+    def resume(self, name: str) -> JsonObject:
         stream = self._stream(name)
         stream.resume(self._loop.time())
         return {"stream": name, "paused": False}
 
-    def log_level(self, level: logs.Level, seconds: float | None) -> Told:
+    def log_level(self, level: logs.Level, seconds: float | None) -> JsonObject:
         logs.set_level(level, seconds)
         return {"log_level": level, "seconds": seconds}
 
@@ -164,7 +164,7 @@ class Commands:
         return stream
 
 
-def _totals(stream: Stream, now: float) -> Told:
+def _totals(stream: Stream, now: float) -> JsonObject:
     """What `producerctl top` makes rates of."""
     stats = stream.pipeline.stats
     return {

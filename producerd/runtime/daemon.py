@@ -29,9 +29,9 @@ from producerd.errors import Code, ConfigurationError, Refused
 from producerd.runtime import allocator, logs, metrics, systemd
 from producerd.runtime.acceptor import Acceptor
 from producerd.runtime.aside import aside
-from producerd.runtime.asking import Word
+from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.aws.clients import AwsClients, accesses_of, check_accesses
-from producerd.runtime.commands import Commands, Drained, Told
+from producerd.runtime.commands import Commands, Drained, JsonObject
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.listener import Listener
 from producerd.runtime.session import Session, SessionRules
@@ -163,11 +163,11 @@ class Daemon:
             raise Refused("the daemon stops", code=Code.DRAINING)
         return self._streams.open(name)
 
-    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
+    def ask_service(self, stream: Stream, receive: Callable[[ServiceAnswer], None]) -> None:
         if self.state is State.SERVING:
-            self._streams.ask_service(stream, hear)
+            self._streams.ask_service(stream, receive)
         else:
-            hear(Word(Service.FAILED, Code.DRAINING, "the daemon stops"))
+            receive(ServiceAnswer(Service.FAILED, Code.DRAINING, "the daemon stops"))
 
     def failed(self, error: Exception) -> None:
         self._dispatcher.failed(error)
@@ -217,13 +217,13 @@ class Daemon:
 
     # ---- other settings
 
-    async def reload(self) -> Told:
+    async def reload(self) -> JsonObject:
         """Read the settings again.  Raises ConfigurationError where they do not hold: then the old ones stay."""
         async with self._reloading:
             await self._acceptor.look()
             return await self._reload()
 
-    async def _reload(self) -> Told:
+    async def _reload(self) -> JsonObject:
         def look() -> tuple[Config, MemoryLimit]:
             try:
                 loaded = self._load()

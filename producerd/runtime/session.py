@@ -20,7 +20,7 @@ from producerd import __version__
 from producerd.core.gate import Refusal, Ticket
 from producerd.core.rows.frame import Frame
 from producerd.errors import Code, ProducerdError, ProtocolError
-from producerd.runtime.asking import NOT_ASKED, Word
+from producerd.runtime.asking import NOT_ASKED, ServiceAnswer
 from producerd.runtime.logs import get_logger
 from producerd.runtime.peers import Peer, peer_of
 from producerd.runtime.stream import Stream
@@ -93,8 +93,8 @@ class Host(Protocol):
         Raise ProducerdError if it cannot be opened; the client receives its code and message.
         """
 
-    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
-        """Ask the stream's service whether it would store records, and call ``hear`` with the answer."""
+    def ask_service(self, stream: Stream, receive: Callable[[ServiceAnswer], None]) -> None:
+        """Ask the stream's service whether it would store records, and call ``receive`` with the answer."""
 
     def failed(self, error: Exception) -> None:
         """End the daemon.  An owner of state raised during a session's call, and may have done half of its work."""
@@ -484,18 +484,18 @@ class Session(asyncio.BufferedProtocol):
         opened = self._opened_by(message.stream_id)
         if message.asks_service and not opened.asks:  # one at a time, because a client may send any number
             opened.asks = True
-            self.host.ask_service(opened.stream, functools.partial(self._heard, opened))
+            self.host.ask_service(opened.stream, functools.partial(self._answered, opened))
         else:
             self._tell_status(opened)
 
     @_guarded
-    def _heard(self, opened: SessionStream, word: Word) -> None:
+    def _answered(self, opened: SessionStream, answer: ServiceAnswer) -> None:
         opened.asks = False
-        self._tell_status(opened, word)
+        self._tell_status(opened, answer)
 
-    def _tell_status(self, opened: SessionStream, word: Word = NOT_ASKED) -> None:
+    def _tell_status(self, opened: SessionStream, answer: ServiceAnswer = NOT_ASKED) -> None:
         status = opened.stream.blocked(opened.stream_id, 0.0, self._loop.time())
-        self._send(replace(status, service=word.service, service_code=word.code, service_message=word.message))
+        self._send(replace(status, service=answer.service, service_code=answer.code, service_message=answer.message))
 
     def _closed(self, message: frames.Close) -> None:
         self.ended_as = "closed"

@@ -11,7 +11,7 @@ from producerd.config import STREAM_NAME, Config
 from producerd.core.budget import NodeBudget, NodeInFlight
 from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Refused
-from producerd.runtime.asking import Asking, Word
+from producerd.runtime.asking import Asking, ServiceAnswer
 from producerd.runtime.aws.clients import AwsClients, access_of
 from producerd.runtime.aws.kinesis import AioKinesis
 from producerd.runtime.dispatcher import Dispatcher
@@ -94,10 +94,10 @@ class Streams:
             self._dispatcher.add(stream, kinesis)
         return stream
 
-    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
-        """Ask a stream's service whether records could be stored; ``hear`` is called with its word."""
+    def ask_service(self, stream: Stream, receive: Callable[[ServiceAnswer], None]) -> None:
+        """Ask a stream's service whether records could be stored; ``receive`` is called with its word."""
         if (asking := self._askings.get(stream)) is not None:
-            asking.ask(hear)
+            asking.ask(receive)
 
     def hand_room_on(self, now: float) -> None:
         """Room of the node that came free goes to who waits for it, who holds least first; all send what they hold."""

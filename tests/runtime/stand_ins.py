@@ -8,7 +8,7 @@ from typing import Any
 
 from producerd.config import StreamSettings
 from producerd.errors import Code, Refused
-from producerd.runtime.asking import Word
+from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.stream import Stream
 from producerd.wire import frames
@@ -81,7 +81,7 @@ class StandInHost:
         self.refuses_with: str = Code.NOT_AUTHORIZED
         self.gone: list[Session] = []
         self.failures: list[Exception] = []
-        self.word = Word(frames.Service.FAILED, Code.UNREACHABLE, "no such host")
+        self.word = ServiceAnswer(frames.Service.FAILED, Code.UNREACHABLE, "no such host")
         settings = StreamSettings(queue_limit=queue_limit, **changed)
         self.stream = Stream("flights", settings, RULES.max_frame_bytes, RULES.max_frame_records)
         self.streams = {"flights": self.stream}
@@ -91,7 +91,7 @@ class StandInHost:
             raise Refused("no", code=self.refuses_with)
         return self.streams[name]
 
-    def ask_service(self, stream: Stream, hear: Callable[[Word], None]) -> None:
+    def ask_service(self, stream: Stream, hear: Callable[[ServiceAnswer], None]) -> None:
         hear(self.word)
 
     def failed(self, error: Exception) -> None:

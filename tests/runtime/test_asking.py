@@ -11,7 +11,7 @@ from producerd.config import StreamSettings
 from producerd.core.sending.answers import RequestFailed
 from producerd.errors import Code
 from producerd.runtime import asking
-from producerd.runtime.asking import Asking, Word, word_of
+from producerd.runtime.asking import Asking, ServiceAnswer, answer_of
 from producerd.runtime.kinesis import Address, Tried
 from producerd.runtime.stream import Stream
 from producerd.wire.frames import Service
@@ -42,7 +42,7 @@ class StandInService:
 async def test_all_who_ask_meanwhile_share_one_question_and_its_answer_holds_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    service, heard = StandInService(), list[Word]()
+    service, heard = StandInService(), list[ServiceAnswer]()
     async with asyncio.TaskGroup() as tasks:
         one = Asking(stream_of(), service, tasks)
         for _ in range(100):
@@ -60,7 +60,7 @@ async def test_all_who_ask_meanwhile_share_one_question_and_its_answer_holds_for
 
 
 async def test_a_question_of_a_stream_that_is_forgotten_ends() -> None:
-    heard: list[Word] = []
+    heard: list[ServiceAnswer] = []
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         one = Asking(stream_of(), StandInService(), tasks)
         one.ask(heard.append)
@@ -85,7 +85,7 @@ async def test_a_question_of_a_stream_that_is_forgotten_ends() -> None:
 def test_what_an_answer_means_for_a_stream(
     failed: RequestFailed | None, by_put_records: bool, aggregation: str, service: Service, code: str
 ) -> None:
-    word = word_of(Tried(failed, by_put_records, "there"), stream_of(aggregation=aggregation))
+    word = answer_of(Tried(failed, by_put_records, "there"), stream_of(aggregation=aggregation))
     assert (word.service, word.code) == (service, code)
     assert word.message
 
@@ -93,5 +93,5 @@ def test_what_an_answer_means_for_a_stream(
 def test_a_stream_whose_shards_do_not_follow_the_keys_is_not_ready() -> None:
     stream = stream_of(aggregation="kpl")
     stream.pipeline.cannot_aggregate = "AUTO"
-    word = word_of(Tried(None, by_put_records=True, endpoint="there"), stream)
-    assert word == Word(Service.FAILED, Code.SHARD_MAP_MISSING, "AUTO")
+    word = answer_of(Tried(None, by_put_records=True, endpoint="there"), stream)
+    assert word == ServiceAnswer(Service.FAILED, Code.SHARD_MAP_MISSING, "AUTO")

@@ -12,10 +12,10 @@ from importlib.resources import files
 from string import Template
 from typing import Final
 
+from producerd.runtime.commands import JsonObject
 from producerd.runtime.page.pictures import SAMPLES, area, line, round_above, shares_picture, svg
 from producerd.runtime.page.standing import (
     CALM,
-    JsonObject,
     Sample,
     Severity,
     Standing,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from producerd.core.holding import ADVICE
+from producerd.runtime.commands import JsonObject
 from producerd.runtime.page.text import count_of, duration_of
 
 RECENT_SAMPLES: Final = 12
@@ -25,7 +26,6 @@ FAILED: Final = (
 )
 """Advice for a stream whose records failed."""
 
-JsonObject = dict[str, Any]
 """A part of the daemon's status, as `producerctl status --json` prints it."""
 Severity = Literal["bad", "slow", "good", "idle"]
 """Level of a stream's standing, which decides its colour and mark."""
