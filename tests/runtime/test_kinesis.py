@@ -64,7 +64,7 @@ async def test_requests_at_the_same_time_keep_their_bodies_apart() -> None:
     bodies = [BODY.replace(b"eA==", f"{number:04d}".encode()) for number in range(30)]
     async with serve(fake) as server, reaching(server.url) as kinesis, asyncio.TaskGroup() as group:
         for body in bodies:
-            group.create_task(kinesis.put_records(FLIGHTS, request_of(body), 5))
+            group.create_task(kinesis.put_records(FLIGHTS, request_of(body), 60))
     assert len({entry.data for entry in stream.entries() if entry.data != b"y"}) == 30
 
 

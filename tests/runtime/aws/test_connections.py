@@ -29,7 +29,7 @@ from producerd.runtime.aws.connections import MAX_HEAD_BYTES, Connections
 from producerd.runtime.aws.sending import MAX_ANSWER_BYTES, Sending
 from producerd.runtime.aws.transport import HttpAnswer
 from producerd.testing.certificate import self_signed
-from tests.daemon import until_on_loop
+from tests.daemon import PATIENCE_SECONDS, START_SECONDS, until_on_loop
 from tests.runtime.aws.kernel import full
 from tests.runtime.aws.mute import mute, sockets_to
 from tests.runtime.aws.reaching import FLIGHTS, STORED, primed, reached, request_of
@@ -88,12 +88,12 @@ async def served(
                 peer.gone.set_result("closed")
         writer.transport.abort()
 
-    async with await asyncio.start_server(serve, host, 0, ssl=tls) as server, asyncio.timeout(10):
+    async with await asyncio.start_server(serve, host, 0, ssl=tls) as server, asyncio.timeout(START_SECONDS):
         port = server.sockets[0].getsockname()[1]
-        made = Connections(url.format(port=port), verifying.get(tls, TRUSTS_NOBODY), 2.0)
+        made = Connections(url.format(port=port), verifying.get(tls, TRUSTS_NOBODY), PATIENCE_SECONDS)
         yield made, peers
         made.close()
-        await until_on_loop(lambda: all(peer.gone.done() for peer in peers), 2)
+        await until_on_loop(lambda: all(peer.gone.done() for peer in peers))
 
 
 TRUSTS_NOBODY: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
