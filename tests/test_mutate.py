@@ -54,7 +54,7 @@ def verdicts(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
     return {row["fault"]: (row["verdict"], row["by"]) for row in json.loads(capsys.readouterr().out)}
 
 
-CAUGHT = ("caught by", "tests/toy/test_limit.py::test_a_small_value_stays")
+CAUGHT = ("caught", "tests/toy/test_limit.py::test_a_small_value_stays")
 
 
 def test_a_survivor_fails_the_command_but_no_fault_that_changes_nothing(

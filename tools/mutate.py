@@ -409,7 +409,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         try:
             for done in as_completed([pool.submit(trees.outcome, planted) for planted in drawn]):
                 planted, by, seconds = done.result()
-                report(planted, "caught by" if by else "SURVIVED", by, seconds)
+                report(planted, "caught" if by else "SURVIVED", by, seconds)
         finally:
             trees.stop()
             pool.shutdown(cancel_futures=True)
