@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Wire(socket.socket):
-    """A client that sends one request after the other, and its bytes in chunks; ``written`` is what it is told."""
+    """A client that sends one request after the other, and its bytes in chunks; ``written`` has the answers."""
 
     def __init__(self, *requests: bytes, chunk: int = 1 << 20) -> None:
         self.chunks = [sent[at : at + chunk] for sent in requests for at in range(0, len(sent), chunk)]
@@ -152,7 +152,7 @@ class Process:
 
 
 class Told:
-    """A child: says what it is told to, line by line."""
+    """A child that says the given lines."""
 
     def __init__(self, lines: list[str]) -> None:
         self.process = Process(os.getpid())

@@ -34,7 +34,7 @@ def test_a_wake_up_is_counted_and_so_is_processor_time() -> None:
         pass
     after = used(os.getpid())
     assert awake.wakeups - before.wakeups >= 50
-    assert after.cpu_seconds - awake.cpu_seconds >= 0.08  # it is told in hundredths
+    assert after.cpu_seconds - awake.cpu_seconds >= 0.08  # the kernel counts in hundredths
     assert after.at > awake.at > before.at
 
 

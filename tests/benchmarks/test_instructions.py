@@ -50,7 +50,7 @@ def test_every_hot_function_keeps_to_its_budget(counted: dict[str, float]) -> No
 
 @on_qemu
 def test_budgets_are_tight_and_of_these_versions(counted: dict[str, float]) -> None:
-    """That they are not is told, and no failure: whoever made things faster may write them anew."""
+    """Budgets that are not are only reported: a developer who made things faster may write them again."""
     known = budgets.read()
     if (told := verdict(known.figures(counted), known.limit(budgets.versions()))) != "all within their budgets":
         pytest.skip(f"./dev bench instructions: {told}")
@@ -84,7 +84,7 @@ def test_what_has_no_budget_fails() -> None:
 
 def test_what_is_far_below_its_budget_is_told_and_does_not_fail() -> None:
     told = verdict(figures(1_000 * LOOSE - 10, 2_000), 1.0)
-    assert told.endswith("should be written anew: route")
+    assert told.endswith("should be written again: route")
     assert "FAILED" not in told
 
 

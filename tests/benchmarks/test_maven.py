@@ -17,7 +17,7 @@ for argument in "$@"; do case $argument in -Dbuild.folder=*) mkdir -p "${{argume
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH with a JDK and a Maven that write down what they are told."""
+    """A PATH with a JDK and a Maven that write down their arguments."""
     tools = tmp_path / "jdk" / "bin"
     tools.mkdir(parents=True)
     for name, text in {"java": "", "javac": "", "mvn": MVN.format(log=tmp_path / "log", end="")}.items():

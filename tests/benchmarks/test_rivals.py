@@ -326,13 +326,13 @@ def test_records_that_are_wrong_fail_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def lost(*_: object) -> NoReturn:
-        raise RecordsWrong("boto3 was told 100 records")
+        raise RecordsWrong("boto3 should put 100 records")
 
     monkeypatch.setattr(Bench, "_rival", lost)
     assert command.main(["--json", "--only", "boto3"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert "FAILED: boto3 was told 100 records" in err
+    assert "FAILED: boto3 should put 100 records" in err
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -340,7 +340,7 @@ def test_another_producer_that_fails_is_measured_once_more_and_that_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcomes: Iterator[RecordsWrong | Cost] = iter(
-        [RecordsWrong("boto3 was told 100 records"), Cost(3_000.0, 9), Cost(4_000.0, 9)]
+        [RecordsWrong("boto3 should put 100 records"), Cost(3_000.0, 9), Cost(4_000.0, 9)]
     )
 
     def fails_first(*_: object) -> Cost:
@@ -353,7 +353,7 @@ def test_another_producer_that_fails_is_measured_once_more_and_that_is_told(
     assert command.main(["--json", "--only", "boto3", "--bytes", "100"]) == 0
     out, err = capsys.readouterr()
     assert [row["cpu_ns_per_record"] for row in json.loads(out) if row["producer"] == "boto3"] == [3_000, 4_000]
-    assert "boto3 is measured once more: boto3 was told 100 records" in err
+    assert "boto3 is measured once more: boto3 should put 100 records" in err
 
 
 def test_every_rivals_version_is_pinned() -> None:
@@ -374,7 +374,7 @@ echo made > "$made"
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of Go's and Rust's, and tools on PATH that write down what they are told."""
+    """A project of Go's and Rust's, and tools on PATH that write down their arguments."""
     project = tmp_path / "project"
     (project / "src").mkdir(parents=True)
     for name in ("go.mod", "go.sum", "main.go", "Cargo.toml", "Cargo.lock", "src/main.rs"):
@@ -474,7 +474,7 @@ def test_each_rival_on_few_records(name: str, bench: Bench, tmp_path: Path, monk
 
 @pytest.mark.slow
 def test_the_whole_of_it_on_few_records() -> None:
-    """Ours beside the naive daemon: standard output is JSON alone."""
+    """Measure ours and the naive daemon.  Standard output has only JSON."""
     few = ["--bytes", "100", "--records", "20000", "--repeat", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.rivals", "--json", *few, "--only", "producerd", "naive-daemon"],

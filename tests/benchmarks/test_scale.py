@@ -1,4 +1,4 @@
-"""The curves that `./dev bench scale` draws: every point is walked, and what should be flat and is not is told."""
+"""The curves of `./dev bench scale`: every point is walked, and a curve that should be flat and is not is reported."""
 
 from __future__ import annotations
 

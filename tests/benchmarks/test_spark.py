@@ -1,4 +1,4 @@
-"""The Spark benchmark's sink counts what it is sent, its clocks are the workers', and a row that is lost is told."""
+"""The Spark benchmark's sink counts its records, its CPU time is the workers', and a lost row is reported."""
 
 from __future__ import annotations
 

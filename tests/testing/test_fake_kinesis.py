@@ -65,7 +65,7 @@ def test_boto3_writes_and_reads_back() -> None:
 
 
 def test_boto3_pages_through_the_shards() -> None:
-    # By hand: botocore's paginator sends StreamName beside NextToken, which the service refuses, and so does the fake.
+    # By hand: botocore's paginator sends StreamName with NextToken, which Kinesis and the fake refuse.
     kinesis, _ = service(shards=25)
     with serve_in_thread(kinesis) as server, client_of(server) as client:
         pages = [client.list_shards(StreamName="s", MaxResults=10)]

@@ -1,4 +1,4 @@
-"""The fake Kinesis stores what it says, answers as the service does, and fails as it is told to: in virtual time."""
+"""The fake Kinesis stores what it acknowledges, answers as Kinesis does, and fails by its faults, in virtual time."""
 
 from __future__ import annotations
 

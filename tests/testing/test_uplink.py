@@ -20,7 +20,7 @@ from tests.testing.calls import entry, service
 overTLS = pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])  # noqa: N816
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nX-Amz-Target: Kinesis_20131202.PutRecords\r\nContent-Length: %d\r\n\r\n"
 KERNEL_BYTES = 5_000_000
-"""More than both ends' kernels and asyncio take of what nobody reads; 4 MiB is what Linux lets a sender keep."""
+"""More than asyncio and the kernels of both ends buffer of unread bytes.  Linux lets a sender keep 4 MiB."""
 
 
 def put_request(entries: int, size: int) -> bytes:
@@ -149,7 +149,7 @@ async def test_clients_that_give_up_unread_leave_nothing_behind(tls: bool, caplo
             writer.write(put_request(10, 900_000))
         await until(lambda: server.in_flight == 3)
         for writer in writers[:2]:
-            # Without the option the end would wait behind the bytes that nobody reads.
+            # Without the option the end of the connection would wait behind the unread bytes.
             linger = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             writer.transport.abort()

@@ -28,7 +28,7 @@ MESSAGES = [
 
 
 def test_this_minor_version_and_the_one_before_it_have_golden_frames() -> None:
-    """``python -m tests.wire.golden`` writes those of a new one."""
+    """``python -m tests.wire.golden`` writes the frames of a new version."""
     major, minor = map(int, MINOR.split("."))
     first = 1 if major == 0 else 0
     assert {f"{major}.{number}" for number in range(max(first, minor - 1), minor + 1)} <= set(VERSIONS)
@@ -54,7 +54,7 @@ def test_the_same_message_is_written_in_the_same_bytes(each: Golden) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_daemon_serves_a_client_of_an_earlier_version(version: str) -> None:
-    """Byte for byte what that client said; the answers are those of then, and say the same of its rows."""
+    """Send the recorded bytes of that client.  The answers must still say the same of its rows."""
     kinesis = FakeKinesis()
     flights = kinesis.create_stream("flights", shards=1)
     session = golden.read(FOLDER / version / "session.txt")
