@@ -172,18 +172,18 @@ def _refusal(connection: Connection, stream: str | None, timeout_seconds: float 
 def _report(connection: Connection, hello: frames.Hello) -> PartitionResult:
     tally = connection.tally
     return PartitionResult(
-        hello.partition,
-        socket.gethostname(),
-        tally.records,
-        tally.payload_bytes,
-        tally.retries,
-        tally.throttled,
-        tally.possible_duplicates,
-        tally.spread_keys,
-        tally.resent,
-        round(tally.seconds_blocked, 3),
-        round(tally.seconds_flushing, 3),
-        tally.failures,
+        partition=hello.partition,
+        host=socket.gethostname(),
+        records=tally.records,
+        bytes=tally.payload_bytes,
+        retries=tally.retries,
+        throttled=tally.throttled,
+        possible_duplicates=tally.possible_duplicates,
+        spread_keys=tally.spread_keys,
+        resent=tally.resent,
+        seconds_blocked=round(tally.seconds_blocked, 3),
+        seconds_flushing=round(tally.seconds_flushing, 3),
+        failures=tally.failures,
     )
 
 

@@ -96,20 +96,20 @@ class KinesisBatchWriter:
         self.last_result: BatchResult | None = None
         self._row_bytes = 0.0
         self._options = WriterOptions(
-            stream,
-            partition_key,
-            data,
-            explicit_hash_key,
-            stream_column,
-            json_options,
-            socket,
-            null_key,
-            on_bad_record,
-            put_timeout_seconds,
-            flush_timeout_seconds,
-            connect_timeout_seconds,
-            reconnect_timeout_seconds,
-            allow_speculation,
+            stream=stream,
+            partition_key=partition_key,
+            data=data,
+            explicit_hash_key=explicit_hash_key,
+            stream_column=stream_column,
+            json_options=json_options,
+            socket=socket,
+            null_key=null_key,
+            on_bad_record=on_bad_record,
+            put_timeout_seconds=put_timeout_seconds,
+            flush_timeout_seconds=flush_timeout_seconds,
+            connect_timeout_seconds=connect_timeout_seconds,
+            reconnect_timeout_seconds=reconnect_timeout_seconds,
+            allow_speculation=allow_speculation,
         )
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:

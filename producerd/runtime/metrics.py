@@ -174,15 +174,15 @@ class Metrics:
     ) -> Scrape:
         """Return all numbers of one moment.  Call it on the loop thread, where nothing changes them meanwhile."""
         node = NodeNumbers(
-            state,
-            is_ready,
-            connections,
-            self.disconnects,
-            self.loop_lag.seconds,
-            self.config_hash,
-            self.reload_succeeded,
-            self._reloaded_at,
-            self._memory_limit_bytes,
+            state=state,
+            is_ready=is_ready,
+            connections=connections,
+            disconnects=self.disconnects,
+            loop_lag=self.loop_lag.seconds,
+            config_hash=self.config_hash,
+            reload_succeeded=self.reload_succeeded,
+            reloaded_at=self._reloaded_at,
+            memory_limit_bytes=self._memory_limit_bytes,
         )
         moment = Moment(now, time.time())
         shown = {stream.name: stream for stream in (*self._unopened, *streams)}

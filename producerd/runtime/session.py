@@ -343,19 +343,21 @@ class Session(asyncio.BufferedProtocol):
         result = frame.result()
         self._send(
             frames.Ack(
-                frame.frame_id,
-                result.records,
-                result.stored,
-                result.not_stored,
-                result.unknown,
-                result.returned,
-                result.retries,
-                result.throttled,
-                result.possible_duplicates,
-                result.spread_keys,
-                result.bitmap,
-                result.code_rows,
-                tuple(frames.RowCode(end.outcome, end.code, end.message, end.maybe_stored) for end in result.codes),
+                frame_id=frame.frame_id,
+                records=result.records,
+                stored=result.stored,
+                not_stored=result.not_stored,
+                unknown=result.unknown,
+                returned=result.returned,
+                retries=result.retries,
+                throttled=result.throttled,
+                possible_duplicates=result.possible_duplicates,
+                spread_keys=result.spread_keys,
+                bitmap=result.bitmap,
+                code_rows=result.code_rows,
+                codes=tuple(
+                    frames.RowCode(end.outcome, end.code, end.message, end.maybe_stored) for end in result.codes
+                ),
             )
         )
 
@@ -408,14 +410,14 @@ class Session(asyncio.BufferedProtocol):
         rules = self._rules
         self._send(
             frames.Welcome(
-                frames.VERSION,
-                self.session_id,
-                rules.window_bytes,
-                rules.window_frames,
-                rules.max_frame_bytes,
-                rules.max_frame_records,
-                rules.body_timeout_seconds,
-                f"producerd {__version__}",
+                version=frames.VERSION,
+                session_id=self.session_id,
+                window_bytes=rules.window_bytes,
+                window_frames=rules.window_frames,
+                max_frame_bytes=rules.max_frame_bytes,
+                max_frame_records=rules.max_frame_records,
+                body_timeout_seconds=rules.body_timeout_seconds,
+                daemon=f"producerd {__version__}",
             )
         )
         uid = self.peer and self.peer.uid

@@ -84,12 +84,12 @@ def columns_of(spans: Sequence[Span]) -> RowColumns:
         data_offsets.append(data_at[:-1] - data_at[0])
         data_bytes.append(data_at[1:] - data_at[:-1])
     return RowColumns(
-        b"".join(keys),
-        np.concatenate(key_bytes),
-        data,
-        np.arange(len(spans), dtype=np.int32).repeat([span.records for span in spans]),
-        np.concatenate(data_offsets),
-        np.concatenate(data_bytes),
+        keys=b"".join(keys),
+        key_bytes=np.concatenate(key_bytes),
+        data=data,
+        data_places=np.arange(len(spans), dtype=np.int32).repeat([span.records for span in spans]),
+        data_offsets=np.concatenate(data_offsets),
+        data_bytes=np.concatenate(data_bytes),
     )
 
 

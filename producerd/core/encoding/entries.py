@@ -109,7 +109,9 @@ def _aggregates(lanes: Sequence[LaneRows], rules: EntryRules) -> Iterator[list[A
 def _raw_request(numbered: Sequence[tuple[int, Span]], body: memoryview, sizes: I32) -> EncodedRequest:
     written = np.arange(1, len(sizes) + 1, dtype=np.int32)
     lanes = np.array([lane for lane, _ in numbered], np.int32).repeat([span.records for _, span in numbered])
-    return EncodedRequest(body, sha256(body).hexdigest(), written, lanes[: len(sizes)], sizes, {})
+    return EncodedRequest(
+        body=body, sha256=sha256(body).hexdigest(), ends=written, lanes=lanes[: len(sizes)], sizes=sizes, fragments={}
+    )
 
 
 def _head(address: Mapping[str, str]) -> bytes:
@@ -208,12 +210,12 @@ class _Writer:
         self._chunks[-1] = b'"}]}'
         body = b"".join(self._chunks)
         return EncodedRequest(
-            body,
-            sha256(body).hexdigest(),
-            np.array(self._ends, np.int32),
-            np.array(self._lanes, np.int32),
-            np.array(self._sizes, np.int32),
-            self._fragments,
+            body=body,
+            sha256=sha256(body).hexdigest(),
+            ends=np.array(self._ends, np.int32),
+            lanes=np.array(self._lanes, np.int32),
+            sizes=np.array(self._sizes, np.int32),
+            fragments=self._fragments,
         )
 
     def _plain_rows(self, keys: bytes, key_at: list[int], data: memoryview, data_at: list[int]) -> bool:

@@ -142,20 +142,31 @@ class Lanes:
         for shard in self.map.shards:
             lane = self._lanes.get(shard)
             if lane is None or lane.pacer is None:
-                yield ShardState(shard, 0, 0, 0.0, 0, 0.0, 0.0, 0.0, backs_off=False, waits_for="")
+                yield ShardState(
+                    shard=shard,
+                    waiting_records=0,
+                    waiting_bytes=0,
+                    share=0.0,
+                    in_flight=0,
+                    rate_records=0.0,
+                    rate_bytes=0.0,
+                    use=0.0,
+                    backs_off=False,
+                    waits_for="",
+                )
                 continue
             bytes_, pacer = lane.bytes, lane.pacer
             yield ShardState(
-                shard,
-                lane.queued,
-                bytes_,
-                bytes_ / total,
-                lane.in_flight,
-                pacer.rate_records,
-                pacer.rate_bytes,
-                pacer.use(now),
-                lane.backs_off(now),
-                _waits_for(lane, now),
+                shard=shard,
+                waiting_records=lane.queued,
+                waiting_bytes=bytes_,
+                share=bytes_ / total,
+                in_flight=lane.in_flight,
+                rate_records=pacer.rate_records,
+                rate_bytes=pacer.rate_bytes,
+                use=pacer.use(now),
+                backs_off=lane.backs_off(now),
+                waits_for=_waits_for(lane, now),
             )
 
     # ---- rows come and go

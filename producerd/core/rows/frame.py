@@ -220,18 +220,18 @@ class Frame:
             if len(self._codes) > 1:
                 code_rows = self._code_of_row[failed].astype("<u2").tobytes()
         return FrameResult(
-            self.records,
-            self.tallies[Outcome.STORED],
-            self.tallies[Outcome.NOT_STORED],
-            self.tallies[Outcome.UNKNOWN],
-            self.tallies[Outcome.RETURNED],
-            self.retries,
-            self.throttled,
-            min(self.possible_duplicates, MAX_COPIES),
-            self.spread_keys,
-            bitmap,
-            code_rows,
-            tuple(self._codes),
+            records=self.records,
+            stored=self.tallies[Outcome.STORED],
+            not_stored=self.tallies[Outcome.NOT_STORED],
+            unknown=self.tallies[Outcome.UNKNOWN],
+            returned=self.tallies[Outcome.RETURNED],
+            retries=self.retries,
+            throttled=self.throttled,
+            possible_duplicates=min(self.possible_duplicates, MAX_COPIES),
+            spread_keys=self.spread_keys,
+            bitmap=bitmap,
+            code_rows=code_rows,
+            codes=tuple(self._codes),
         )
 
     def _settle(self, records: int) -> None:

@@ -104,16 +104,16 @@ def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) 
     if not takes_aggregates:
         mark(aggregates, Code.RECORD_INVALID, _AGGREGATE_REFUSED)
     return CheckedRows(
-        records,
-        body.keys,
-        key_offsets,
-        body.data,
-        data_offsets,
-        body.hash_keys,
-        hash_key_offsets,
-        tuple(bad),
-        int(np.count_nonzero(key_lengths == 0)),
-        aggregates.astype(np.int32) if takes_aggregates and len(aggregates) else None,
+        records=records,
+        keys=body.keys,
+        key_offsets=key_offsets,
+        data=body.data,
+        data_offsets=data_offsets,
+        hash_keys=body.hash_keys,
+        hash_key_offsets=hash_key_offsets,
+        bad=tuple(bad),
+        null_keys=int(np.count_nonzero(key_lengths == 0)),
+        aggregates=aggregates.astype(np.int32) if takes_aggregates and len(aggregates) else None,
     )
 
 

@@ -16,6 +16,7 @@ from producerd.runtime.commands import JsonObject
 from producerd.runtime.page.pictures import SAMPLES, area, line, round_above, shares_picture, svg
 from producerd.runtime.page.standing import (
     CALM,
+    NO_SAMPLE,
     Sample,
     Severity,
     Standing,
@@ -170,7 +171,7 @@ def _stream(standing: Standing, stream: JsonObject, history: Sequence[Sample]) -
 
 def _charts(stream: JsonObject, history: Sequence[Sample]) -> str:
     name = stream["stream"]
-    now = history[-1] if history else Sample(0.0, 0.0, 0.0, 0.0, 0)
+    now = history[-1] if history else NO_SAMPLE
     accepted, stored, queued, blocked, _ = zip(*history, strict=True) if history else ((), (), (), (), ())
     highest = max((*accepted, *stored), default=0.0)
     most = round_above(highest)

@@ -41,6 +41,12 @@ class Sample(NamedTuple):
     failed_records: int
 
 
+NO_SAMPLE: Final = Sample(
+    accepted_per_second=0.0, stored_per_second=0.0, queue_share=0.0, blocked_share=0.0, failed_records=0
+)
+"""What a stream shows before its second look."""
+
+
 class Standing(NamedTuple):
     """The state of a stream.  The page shows streams by ``place``; below `CALM` a stream is in trouble."""
 
@@ -62,11 +68,11 @@ def sample_of(stream: JsonObject, before: JsonObject, seconds: float) -> Sample:
         return max(0, stream[name] - before.get(name, 0))
 
     return Sample(
-        since("ingest_records") / seconds,
-        since("delivered_records") / seconds,
-        queue_share_of(stream),
-        min(1.0, since("blocked_seconds") / seconds),
-        since("failed_records"),
+        accepted_per_second=since("ingest_records") / seconds,
+        stored_per_second=since("delivered_records") / seconds,
+        queue_share=queue_share_of(stream),
+        blocked_share=min(1.0, since("blocked_seconds") / seconds),
+        failed_records=since("failed_records"),
     )
 
 
