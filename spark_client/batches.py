@@ -77,11 +77,11 @@ class Batch:
         keys, data, hash_keys = self._keys, self._data, self._hash_keys
         validity = self._validity.bits(start, stop) if self._validity else None
         layout = Layout(
-            records=records,
-            key_bytes=keys.size(start, stop) if keys else 0,
-            data_bytes=data.size(start, stop),
-            hash_key_bytes=hash_keys.size(start, stop) if hash_keys else 0,
-            flags=(FLAG_HASH_KEYS if hash_keys else 0) | (FLAG_VALIDITY if validity else 0),
+            records,
+            keys.size(start, stop) if keys else 0,
+            data.size(start, stop),
+            hash_keys.size(start, stop) if hash_keys else 0,
+            (FLAG_HASH_KEYS if hash_keys else 0) | (FLAG_VALIDITY if validity else 0),
         )
         offsets = [
             keys.offsets(start, stop) if keys else bytes(OFFSET_BYTES * (records + 1)),

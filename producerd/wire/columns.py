@@ -101,9 +101,7 @@ def parse_body(payload: Buffer, flags: int) -> Body:
     if len(view) < PREFIX.size:
         raise ProtocolError(f"a body of {len(view)} bytes is shorter than its prefix")
     frame_id, records, key_bytes, data_bytes, hash_key_bytes = PREFIX.unpack_from(view)
-    layout = Layout(
-        records=records, key_bytes=key_bytes, data_bytes=data_bytes, hash_key_bytes=hash_key_bytes, flags=flags
-    )
+    layout = Layout(records, key_bytes, data_bytes, hash_key_bytes, flags)
     layout.check()
     if len(view) != layout.body_bytes:
         raise ProtocolError(f"a body of {len(view)} bytes where its prefix says {layout.body_bytes}")
@@ -121,17 +119,7 @@ def parse_body(payload: Buffer, flags: int) -> Body:
     validity = take((records + 7) // 8) if flags & FLAG_VALIDITY else None
     keys, data = take(key_bytes), take(data_bytes)
     hash_keys = take(hash_key_bytes) if hashed else None
-    return Body(
-        frame_id=frame_id,
-        layout=layout,
-        key_offsets=key_offsets,
-        data_offsets=data_offsets,
-        hash_key_offsets=hash_key_offsets,
-        validity=validity,
-        keys=keys,
-        data=data,
-        hash_keys=hash_keys,
-    )
+    return Body(frame_id, layout, key_offsets, data_offsets, hash_key_offsets, validity, keys, data, hash_keys)
 
 
 @dataclass(frozen=True)
@@ -168,9 +156,7 @@ def lay_out(
     validity = _validity(data) if any(value is None for value in data) else None
     flags = (FLAG_HASH_KEYS if hash_keys is not None else 0) | (FLAG_VALIDITY if validity is not None else 0)
     lengths = [len(values) for _, values in columns] + [0]
-    layout = Layout(
-        records=len(data), key_bytes=lengths[0], data_bytes=lengths[1], hash_key_bytes=lengths[2], flags=flags
-    )
+    layout = Layout(len(data), lengths[0], lengths[1], lengths[2], flags)
     offsets = [part for part, _ in columns]
     return Columns(
         layout, (*offsets, *([validity] if validity is not None else []), *(values for _, values in columns))

@@ -564,13 +564,7 @@ class _Reader:
         """Read a field at this place in the payload."""
         if kind is LAYOUT:
             records, key_bytes, data_bytes, hash_key_bytes = self.unpack(_LAYOUT)
-            return Layout(
-                records=records,
-                key_bytes=key_bytes,
-                data_bytes=data_bytes,
-                hash_key_bytes=hash_key_bytes,
-                flags=self._header.flags,
-            )
+            return Layout(records, key_bytes, data_bytes, hash_key_bytes, self._header.flags)
         if kind.struct is not None:
             return self.unpack(kind.struct)[0]
         (size,) = self.unpack(U32.struct)  # type: ignore[arg-type]
