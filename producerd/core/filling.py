@@ -1,9 +1,9 @@
-"""Filling: accepted frames gathered into batches, and batches made into sort jobs.
+"""Filling: gathers accepted frames into batches, and makes sort jobs of batches.
 
     add -> [filling] -> seal -> [batches] -> begin -> [sort jobs] -> end
 
-A batch waits until its rows may be sorted.  Batches that hold aggregates as rows wait apart while the others go plain,
-because such a row is split by the list of the shards.
+A batch waits until its rows may be sorted.  While rows go plain, frames that hold aggregates as rows wait apart,
+because splitting such a row needs the list of the shards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MIB: Final = 1024 * 1024
 
 
 class SortJob:
-    """Work for `sort_rows`.  ``results``: its frames in order, each part with its rows, or None."""
+    """Frames to sort with `sort_rows`.  ``results`` holds them in order, each part with its sorted rows or None."""
 
     __slots__ = ("frames", "results", "seed", "shard_map")
 
@@ -47,7 +47,7 @@ class Filling:
         self._since = 0.0
         self._batches: deque[list[Frame]] = deque()
         self._only_by_map: deque[list[Frame]] = deque()
-        self._jobs: deque[SortJob] = deque()  # begun and not ended, in order
+        self._jobs: deque[SortJob] = deque()  # jobs that have begun and not ended, in order
 
     def __repr__(self) -> str:
         return (
@@ -59,30 +59,31 @@ class Filling:
 
     @property
     def rows(self) -> int:
-        """Rows in it that have not ended."""
+        """Number of its rows that have not ended."""
         batches = (self._frames, *self._batches, *self._only_by_map)
         return sum([frame.unsettled for batch in batches for frame in batch])
 
     @property
     def has_batch(self) -> bool:
-        """Whether a batch may be sorted as soon as there is something to sort it by."""
+        """Whether a batch waits that may be sorted as soon as a list of the shards, or a substitute, is there."""
         return bool(self._batches)
 
     @property
     def has_only_by_map(self) -> bool:
-        """Whether a batch waits for the list of the shards, while others may go plain."""
+        """Whether a batch waits for the list of the shards while other batches may go plain."""
         return bool(self._only_by_map)
 
     def linger_ends_at(self, linger_seconds: float) -> float:
-        """When the filling batch has lingered; ``inf`` where there is none."""
+        """Return when the filling batch stops lingering, or ``inf`` if there is none."""
         return self._since + linger_seconds if self._frames else inf
 
     # ---- frames
 
     def add(self, frame: Frame, now: float, largest_bytes: int) -> None:
-        """Add an accepted frame.  The batch is sealed where one more such frame would make it too large.
+        """Add an accepted frame.  Seal the batch if one more such frame would make it too large.
 
-        A batch has at most a quarter of the queue's limits, and at most ``largest_bytes`` or a MiB, or is one frame.
+        A batch has at most a quarter of the queue's limits, and at most ``largest_bytes`` or a MiB.  A larger frame is
+        a batch of its own.
         """
         if not self._frames:
             self._since = now
@@ -98,7 +99,7 @@ class Filling:
             self.seal("drain")
 
     def seal(self, trigger: str) -> bool:
-        """Add no more to the filling batch.  Returns whether there was one."""
+        """Close the filling batch, so that it takes no more frames.  Return whether there was one."""
         if not self._frames:
             return False
         self._batches.append(self._frames)
@@ -107,23 +108,23 @@ class Filling:
         return True
 
     def seal_of(self, owners: Container[object], trigger: str) -> bool:
-        """Seal the filling batch where it has a frame of one of these.  Returns whether it has."""
+        """Seal the filling batch if it has a frame of one of these owners.  Return whether it did."""
         return any(frame.owner in owners for frame in self._frames) and self.seal(trigger)
 
     def hasten(self) -> None:
-        """From now on nothing lingers."""
+        """Let nothing linger from now on."""
         self._hastens = True
         self.seal("drain")
 
     def drop_ended(self) -> None:
-        """Hold no batch whose rows have all ended: what waits for a map would keep its memory."""
+        """Drop all batches whose rows have all ended, because a batch that waits for a map would keep their memory."""
         for line in (self._batches, self._only_by_map):
             living = [frames for frames in line if _living(frames)]
             line.clear()
             line.extend(living)
 
     def skip_ended(self) -> None:
-        """The same, for the batches that are next."""
+        """Drop the batches at the front whose rows have all ended."""
         for line in (self._batches, self._only_by_map):
             while line and not _living(line[0]):
                 line.popleft()
@@ -131,14 +132,14 @@ class Filling:
     # ---- sort jobs
 
     def map_came(self) -> None:
-        """The list of the shards has come: what waited for it goes first."""
+        """Let the batches that waited for the list of the shards go first, because it has come."""
         self._batches.extendleft(reversed(self._only_by_map))
         self._only_by_map.clear()
 
     def next_batch(self, *, plain: bool) -> list[Frame]:
-        """Take the next batch of which not all rows have ended; empty where there is none.
+        """Take the next batch with rows that have not ended.  Return no frames if there is none.
 
-        ``plain``: frames that hold aggregates as rows are left out, and wait for the list of the shards.
+        With ``plain``, frames that hold aggregates as rows stay behind and wait for the list of the shards.
         """
         while self._batches:
             frames = _living(self._batches.popleft())
@@ -152,18 +153,18 @@ class Filling:
         return []
 
     def begin(self, frames: list[Frame], shard_map: ShardMap, seed: int) -> SortJob:
-        """A batch that was taken is to be sorted."""
+        """Make a sort job of a batch that `next_batch` returned."""
         job = SortJob(frames, shard_map, seed)
         self._jobs.append(job)
         return job
 
     def end(self, job: SortJob, results: Sequence[tuple[Sequence[Frame], SortedRows | None]]) -> Iterator[SortJob]:
-        """A job is sorted.  Yields the jobs that are at an end with it, in the order in which they began."""
+        """Note that a job is sorted.  Yield the jobs that end with it, in the order in which they began."""
         job.results = results
         while self._jobs and self._jobs[0].results is not None:
             yield self._jobs.popleft()
 
 
 def _living(frames: list[Frame]) -> list[Frame]:
-    """Those of which not every row has ended."""
+    """Return the frames that have rows left."""
     return [frame for frame in frames if frame.withdrawn_from != 0]

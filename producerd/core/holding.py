@@ -1,4 +1,4 @@
-"""Holding: what holds a stream's queue, and in which words everybody reads of it.
+"""Holding: what keeps a stream's queue from emptying, and the words in which users read it.
 
 The log, the status page, `producerctl` and the documentation take the words from here.
 """
@@ -30,14 +30,14 @@ ADVICE: Final[Mapping[Cause, str]] = {
     "paused": "An operator has paused the stream: `producerctl resume {stream}` sends again what it holds.",
     "daemon": "Only the daemon's own work holds it. If it stays so, the daemon has too little CPU.",
 }
-"""What to do, by cause; ``{stream}`` stands for the stream's name."""
+"""Advice by cause, in which ``{stream}`` stands for the stream's name."""
 
 
 class Holding(NamedTuple):
     """What holds the queue: the cause, and with ``hot_shard`` the shard and its share of the waiting bytes.
 
-    ``by_records``: the shards refuse more records, and would take more bytes.  ``throttled``: they refuse below their
-    quota.
+    ``by_records``: the shards refuse more records, but would take more bytes.  ``throttled``: the shards throttle below
+    their quota.
     """
 
     cause: Cause
@@ -56,10 +56,10 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the sentence about a stream's queue quotes.
+    """The facts that the sentence about a stream's queue quotes.
 
-    ``refused_as``: the code and the message by which the stream is BROKEN.  ``failed_as``: the code of the last request
-    that failed as a whole, or "".  ``in_flight``: what all streams have on their way, where that leaves no room.
+    ``refused_as``: the code and message of a stream that is BROKEN.  ``failed_as``: the code of the last request that
+    failed as a whole, or "".  ``in_flight``: the bytes that all streams have in flight, if they leave no room for more.
     """
 
     stream: str
@@ -76,7 +76,7 @@ class Facts:
 
 
 def sentence(holding: Holding, facts: Facts) -> str:
-    """Return one sentence for people: what holds the queue, with the numbers that are known, and mostly what to do."""
+    """Return one sentence for people: what holds the queue, with the known numbers, and usually what to do about it."""
     if facts.refused_as is not None:
         code, message = facts.refused_as
         verb = "cannot be reached" if code == Code.UNREACHABLE else "is refused by the service"
@@ -127,7 +127,7 @@ def _service_holds(failed_as: str) -> str:
 
 
 def _advice_to_aggregate(facts: Facts) -> str:
-    """Return how much more aggregation would send, where the shards refuse the number of records."""
+    """Return how much more aggregation would send, if the shards refuse the number of records."""
     records, bytes_ = facts.used_records, facts.used_bytes
     times = 1024 * records // bytes_ if bytes_ else 0
     if facts.aggregates or times < 2:

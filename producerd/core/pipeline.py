@@ -1,14 +1,15 @@
 """Pipeline: one stream's whole producer as a state machine, from an accepted frame to its acknowledgement.
 
-A frame joins the *filling* batch; a sealed batch becomes a *job*, whose rows are sorted into spans; spans wait in
-their shard's *lane*; a *request* takes rows from a few lanes, is cut into entries, and its answer settles rows or puts
-them back.  The caller of these methods carries jobs and requests to worker threads and to Kinesis, and tells the time.
+A frame joins the *filling* batch.  A sealed batch becomes a *job*, whose rows are sorted into spans.  Spans wait in
+their shard's *lane*.  A *request* takes rows from a few lanes and is cut into entries.  Its answer settles the rows or
+puts them back.  The caller of these methods carries jobs to worker threads and requests to Kinesis, and passes the
+time.
 
     submit -> [filling] -> take_job -> [sorting] -> sorted -> [lanes] -> take_request -> [in flight] -> complete
 
-What happens from the lanes on is the `Sender`'s; how rows end is the `Ledger`'s.
-accepted = settled + filling + sorting + queued + in flight, in records and in bytes, after every step.  A row settles
-exactly once.  A frame is handed out by `take_finished` exactly once, after its last row settled.
+The `Sender` handles rows from the lanes on, and the `Ledger` records how they end.  After every step, in records and in
+bytes, accepted = settled + filling + sorting + queued + in flight.  A row settles exactly once.  `take_finished`
+returns a frame exactly once, after its last row settled.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ _UNSORTABLE: Final = RowEnd(Outcome.NOT_STORED, Code.INTERNAL, "the daemon could
 
 
 class Pipeline:
-    """See the module's text.  ``budget`` is shared with the gate, which takes; the pipeline releases.
+    """One stream's producer.  It settles each accepted row once, and returns each finished frame once.
 
-    ``in_flight``: what all streams of the node have on their way, where that has a limit.
+    ``budget`` is shared with the gate: the gate charges it, and the pipeline releases it.  ``in_flight`` counts what
+    all streams of the node have in flight, if that has a limit.
     """
 
     def __init__(
@@ -57,9 +59,9 @@ class Pipeline:
         self.known = KnownShards(random, aggregates=rules.entries.aggregate)
         self.sender = Sender(rules, self.ledger, self.known, random, in_flight)
         self.health = self.sender.health
-        self.cannot_aggregate = ""  # why not, where the stream's shards do not follow the keys
+        self.cannot_aggregate = ""  # the reason, if the stream's shards do not follow the keys
         self._random = random
-        self._idle_since: float | None = None  # as far as `forget_shards` has seen
+        self._idle_since: float | None = None  # as `forget_shards` last saw it
         self._filling = Filling(budget, self.stats)
 
     def __repr__(self) -> str:
@@ -70,7 +72,7 @@ class Pipeline:
 
     @property
     def queued_records(self) -> int:
-        """Rows accepted and not settled."""
+        """Number of rows that were accepted and have not settled."""
         return sum(frame.unsettled for frame in self.ledger.frames)
 
     @property
@@ -83,7 +85,7 @@ class Pipeline:
 
     @property
     def held_by_node(self) -> bool:
-        """Whether it has rows to send when another stream's request ends: what all have on their way leaves no room."""
+        """Whether it has rows to send, but requests of all streams use up the node's limit until one of them ends."""
         return self.sender.held_by_node
 
     @property
@@ -96,7 +98,7 @@ class Pipeline:
 
     @property
     def in_outage(self) -> bool:
-        """Whether rows wait and nothing of the service's answers gets through, be it requests or the first map."""
+        """Whether rows wait and nothing gets through: their requests fail, or the first reading of the shards does."""
         waits_for_map = self.rules.entries.aggregate and self.shard_map is None and not self.goes_plain
         return not self.idle and (self.sender.in_flight.nothing_passes or (waits_for_map and bool(self.map_error)))
 
@@ -110,19 +112,23 @@ class Pipeline:
 
     @property
     def awaits_map(self) -> bool:
-        """Whether rows wait for a newer list of the shards, or go plain until it comes: then it is read again soon."""
+        """Whether rows wait for a newer list of the shards, or go plain until it comes.
+
+        The list is then read again soon.
+        """
         return self.rules.entries.aggregate and self.wants_shard_map and not self.idle
 
     @property
     def goes_plain(self) -> bool:
-        """Whether rows to be aggregated go as plain records, at one shard's pace, for lack of a list of the shards."""
+        """Whether rows to be aggregated go as plain records, at one shard's pace, because the shards are unknown."""
         return self.known.goes_plain
 
     def refuses(self, now: float, *, patient: bool = False, probes: bool = True, owner: object = None) -> RowEnd | None:
-        """Why a caller's frame is not to be taken on now, or None.  Asked once for each frame: it spends the probe.
+        """Return why a caller's frame must be refused, or None.
 
-        ``patient``: as for `Frame`.  Without ``probes`` it may be asked at any time, and spends nothing.  Nor does
-        ``owner``, a session, where none of its rows would be sent: such a probe would tell nothing of the service.
+        Call it once for each frame, because it may spend a probe.  ``patient``: as for `Frame`.  Without ``probes`` the
+        call spends nothing and may be made at any time.  A session ``owner`` whose rows would all fail spends nothing
+        either, because no row of its frame would reach Kinesis.
         """
         if self._cannot_sort(now):
             return self._map_missing_end()
@@ -131,7 +137,7 @@ class Pipeline:
         return None
 
     def next_time(self) -> float | None:
-        """When something is due that no other call will bring about."""
+        """Return when something is due that no other call will cause, or None."""
         filling = self._filling
         lingers_until = filling.linger_ends_at(self.rules.linger_seconds)
         due = min(self.sender.next_time(), self.ledger.next_expiry(), lingers_until)
@@ -140,7 +146,10 @@ class Pipeline:
         return due if due < inf else None
 
     def census(self) -> dict[str, int]:
-        """How many rows there are in each place.  Together they are `queued_records`; looks at every row."""
+        """Return how many rows are in each place.  Their sum is `queued_records`.
+
+        Reads every row, so call it rarely.
+        """
         return {
             "filling": self._filling.rows,
             "sorting": sum([frame.unsettled for frame in self.ledger.sorting]),
@@ -148,11 +157,11 @@ class Pipeline:
         }
 
     def oldest_seconds(self, now: float) -> float:
-        """How long ago the oldest frame was accepted that has rows left; 0 where there is none."""
+        """Return how long ago the oldest unfinished frame was accepted, or 0 if there is none."""
         return now - next(iter(self.ledger.frames)).accepted_at if self.ledger.frames else 0.0
 
     def holding(self, now: float) -> Holding:
-        """What holds the queue.  Looks at every span: ask it seldom."""
+        """Return what holds the queue.  Reads every span, so call it rarely."""
         waits = self._filling.has_batch and self.known.waits(now)
         holding = self.sender.holding(now)
         if (waits or self.goes_plain) and holding.cause not in ("paused", "service", "in_flight"):
@@ -161,24 +170,25 @@ class Pipeline:
 
     @property
     def map_error(self) -> str:
-        """Why the last reading of the shards failed, or ""."""
+        """The reason why the last reading of the shards failed, or ""."""
         return self.known.error
 
     @property
     def lanes(self) -> Lanes:
-        """What waits, by shard; to be looked at only."""
+        """The rows that wait, by shard.  For reading only."""
         return self.sender.lanes
 
     def shards(self, now: float) -> list[ShardState]:
-        """What is to be known of each open shard; empty while they are not known.  Looks at every span."""
+        """Return the state of each open shard, or nothing while the shards are unknown.  Reads every span."""
         return list(self.lanes.states(now)) if self.shard_map is not None else []
 
     # ---- the operator
 
     def set_rules(self, rules: PipelineRules, now: float) -> None:
-        """Other rules, from now on; nothing is dropped.
+        """Follow new rules from now on.  No row is dropped.
 
-        Rows accepted before keep their time-to-live, a request its time-out, what waits for a map its patience.
+        Rows accepted before keep their time-to-live, requests keep their time-outs, and rows that wait for a map keep
+        their end.
         """
         new, old = rules.entries, self.rules.entries
         if (new.aggregate, new.per_key) != (old.aggregate, old.per_key):
@@ -187,7 +197,7 @@ class Pipeline:
         self.sender.set_rules(rules, now)
 
     def pause(self) -> None:
-        """Start no request until `resume`, or until the daemon stops.  What is on its way ends as always."""
+        """Start no request until `resume`, or until the daemon stops.  Requests in flight end as usual."""
         if not self.ledger.draining:
             self.sender.pause()
 
@@ -197,7 +207,7 @@ class Pipeline:
     # ---- frames come in
 
     def submit(self, frame: Frame, now: float) -> None:
-        """Accept a whole frame, granted by the gate.  Rows that ended already (bad ones) are not accepted."""
+        """Accept a whole frame that the gate has granted.  Bad rows, which have ended already, are not accepted."""
         self._idle_since = None
         self.ledger.accept(frame, now, self.rules.record_ttl_seconds)
         if self.shard_map is None:
@@ -207,24 +217,25 @@ class Pipeline:
         self._filling.add(frame, now, len(self.sender.lanes.map) * self.rules.entries.aggregate_max_bytes)
 
     def refused(self, owner: object) -> None:
-        """A frame of this owner was not accepted, for its bad rows: with ``per_key`` none of its later rows is."""
+        """Note that a frame of this owner was refused for its bad rows.  With ``per_key`` its later rows fail, too."""
         self.ledger.fail_session(owner)
 
     def flush(self, owner: object) -> None:
-        """Send what an owner has in the filling batch without lingering."""
+        """Send an owner's rows in the filling batch without lingering."""
         self._filling.seal_of((owner,), "flush")
 
     def flush_all(self, done: Callable[[], object]) -> Flushing:
-        """Send what was accepted until now without lingering; ``done`` is called when the last row of it has ended."""
+        """Send every row accepted until now without lingering.  Call ``done`` when the last of them has ended."""
         self._filling.seal("flush")
         flushing = Flushing(self.ledger.frames, done)
         self.ledger.flushings.add(flushing)
         return flushing
 
     def press(self, now: float, owners: Container[object] | None = None) -> bool:
-        """A caller waits for room: seal, unless work that may be sent waits already (crumbs gain nothing then).
+        """Seal the filling batch because a caller waits, unless rows that may be sent wait already.
 
-        ``owners``: nobody but these waits, for what they sent.  Returns whether it did.
+        Return whether it did.  Small batches gain nothing while other rows wait.  With ``owners``, only these wait, and
+        for their own rows.
         """
         if self._filling.has_batch or self.ledger.sorting or self.sender.have_work(now):
             return False
@@ -233,7 +244,7 @@ class Pipeline:
         return self._filling.seal("pressure")
 
     def discard(self, owner: object) -> None:
-        """An owner is gone and wants nothing more: its rows that are in no request end now."""
+        """End the rows of an owner that has gone and wants nothing delivered, except those in a request."""
         self.ledger.forget_session(owner)
         for frame in [frame for frame in self.ledger.frames if frame.owner is owner]:
             frame.disown()
@@ -241,18 +252,21 @@ class Pipeline:
         self._filling.drop_ended()
 
     def disown(self, owner: object) -> None:
-        """An owner is gone, and its rows are still to be delivered."""
+        """Keep delivering the rows of an owner that has gone."""
         self.ledger.forget_session(owner)
         for frame in self.ledger.frames:
             if frame.owner is owner:
                 frame.disown()
 
     def hasten(self) -> None:
-        """The queue is to be emptied: from now on nothing lingers, neither what is accepted later."""
+        """Let nothing linger from now on, so that the queue empties.  This includes frames accepted later."""
         self._filling.hasten()
 
     def drain(self) -> None:
-        """The daemon stops: rows with an owner that are in no request go back to it; the others are still sent."""
+        """Return to their owners the rows that are in no request, because the daemon stops.
+
+        Send rows without an owner.
+        """
         self.ledger.drain()
         self.sender.resume()
         for frame in [frame for frame in self.ledger.frames if frame.owner is not None]:
@@ -260,7 +274,7 @@ class Pipeline:
         self._filling.seal("drain")
 
     def abandon(self) -> int:
-        """The deadline: nothing in flight is left, every other row ends.  Returns how many had no caller to go to."""
+        """End every row at the deadline, when nothing is in flight.  Return how many had no caller to return to."""
         self.ledger.drain()
         orphans = 0
         for frame in list(self.ledger.frames):
@@ -270,13 +284,13 @@ class Pipeline:
         return orphans
 
     def take_finished(self) -> list[Frame]:
-        """Frames whose last row settled and whose owner is still there, each once."""
+        """Return the frames whose last row has settled and whose owner is still connected, each frame once."""
         return self.ledger.take_finished()
 
     # ---- jobs
 
     def take_job(self, now: float) -> SortJob | None:
-        """The next batch to sort, if there is one and it can be sorted now."""
+        """Return the next batch to sort, or None if none can be sorted now."""
         filling = self._filling
         if now >= filling.linger_ends_at(self.rules.linger_seconds):
             filling.seal("linger")
@@ -291,7 +305,10 @@ class Pipeline:
         return filling.begin(frames, shard_map, self._random.getrandbits(63))
 
     def sorted(self, job: SortJob, results: Sequence[tuple[Sequence[Frame], SortedRows | None]]) -> None:
-        """A job is sorted, as a whole or in parts; None for one that could not be.  Lanes get jobs in their order."""
+        """Take a sorted job, whole or in parts.  Lanes get jobs in their order.
+
+        A part that could not be sorted is None.
+        """
         for ended in self._filling.end(job, results):
             for frames, rows in ended.results or ():
                 if rows is not None:
@@ -304,49 +321,52 @@ class Pipeline:
     # ---- requests
 
     def take_request(self, now: float) -> Request | None:
-        """Rows for one request, if there are any that may be sent now."""
+        """Take rows for one request, or return None if no row may be sent now."""
         self.ledger.expire(now, _EXPIRED)
         return self.sender.take_request(now)
 
     def encoded(self, request: Request, encoded: EncodedRequest, now: float) -> None:
-        """A request was cut into entries; rows that did not fit go back to the front of their lanes."""
+        """Note that a request is cut into entries.  Rows that did not fit return to the front of their lanes."""
         self.sender.encoded(request, encoded, now)
 
     def complete(self, request: Request, outcome: Answer | RequestFailed, now: float) -> None:
-        """A request's end: settles its rows, or puts them back."""
+        """End a request: settle its rows, or put them back."""
         self.sender.complete(request, outcome, now)
 
     # ---- the shard map
 
     def set_shard_map(self, shard_map: ShardMap, now: float, asked_at: float | None = None) -> None:
-        """A new map; what it says held after ``asked_at``, when the reading began."""
+        """Use a new map.  ``asked_at``: when its reading began."""
         self._filling.map_came()
         self.stats.shard_map_refreshes["ok"] += 1
         self.sender.set_shard_map(shard_map, now, now if asked_at is None else asked_at)
 
     def shard_map_failed(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
-        """ListShards failed.  ``wrong_endpoint``: as for `RequestFailed`."""
+        """Note that ListShards failed.  ``wrong_endpoint``: as for `RequestFailed`."""
         self.stats.shard_map_refreshes["failed"] += 1
         self.sender.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint)
 
     def set_cannot_aggregate(self, reason: str) -> None:
-        """Why the stream's rows must not be aggregated, as its shards do not follow the keys; "" where they may be."""
+        """Set the reason why the stream's rows must not be aggregated, or "" if they may be."""
         self.cannot_aggregate = reason
 
     def next_reading(self) -> float:
-        """Return when the list of the shards is to be read; ``inf`` where nothing needs it."""
+        """Return when to read the list of the shards, or ``inf`` if nothing needs it."""
         return self.known.next_reading(awaited=self.awaits_map)
 
     def reading_began(self, now: float) -> None:
-        """The list of the shards is being read."""
+        """Note that a reading of the shards has begun."""
         self.known.reading_began(now, awaited=self.awaits_map)
 
     def service_answered(self, now: float) -> None:
-        """The service answered a call about this stream, whatever it said."""
+        """Note that the service answered a call about this stream, with success or failure."""
         self.known.service_answered(now)
 
     def forget_shards(self, now: float) -> bool:
-        """Asked now and then: once nothing came for long, the map and the lanes go; says whether they did."""
+        """Forget the map and the lanes if no row came for a long time.  Return whether it did.
+
+        Call it now and then.
+        """
         if not self.idle or self.ledger.sorting:
             return False
         if self._idle_since is None:
@@ -369,11 +389,14 @@ class Pipeline:
         return shard_map
 
     def _cannot_sort(self, now: float) -> bool:
-        """Whether rows are refused: shards do not follow the keys, or nobody may read their list."""
+        """Return whether rows are refused because shards do not follow the keys, or because ListShards is denied."""
         return self.known.is_denied(now) or (self.rules.entries.aggregate and bool(self.cannot_aggregate))
 
     def _refuse_unsorted(self) -> None:
-        """Rows that need the list end.  Those that went plain before are sent, unless shards do not follow the keys."""
+        """End the rows that need the list.
+
+        Rows that went plain before are sent, unless shards do not follow the keys.
+        """
         self.ledger.withdraw_all(self._map_missing_end(), unsorted=not self.cannot_aggregate)
         self._filling.drop_ended()
 

@@ -1,7 +1,7 @@
-"""Turn: what one stream does each time that it is looked at.
+"""Turn: what the daemon does for one stream each time that it looks at it.
 
-The dispatcher and the simulation run these two functions in the same order: settle, take until nothing is left to take,
-and settle once more, as rows may end while work is looked for.
+The dispatcher and the simulation call these two functions in the same order.  They settle, take until no work is left,
+and settle again, because rows may end while they look for work.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from producerd.core.sending.requests import Request
 def settle(pipeline: Pipeline, gate: AdmissionGate, now: float) -> bool:
     """Acknowledge finished frames, hand their room to callers that wait, and send early what a caller waits for.
 
-    Returns whether there may be work that was not there before.
+    Return whether there may be new work.
     """
     finished = pipeline.take_finished()
     for frame in finished:
         frame.owner.finished(frame)
     gate.pump(now)
-    # Rows must not linger while a caller waits, be it for room or for the acknowledgement of what it sent.
+    # Rows must not linger while a caller waits for room, or for the acknowledgement of what it sent.
     if gate.wants_room():
         pressed = pipeline.press(now)
     else:
@@ -30,5 +30,8 @@ def settle(pipeline: Pipeline, gate: AdmissionGate, now: float) -> bool:
 
 
 def take(pipeline: Pipeline, now: float) -> Request | SortJob | None:
-    """Return the stream's next piece of work: a request before a job, so that what is nearest its end goes first."""
+    """Return the stream's next piece of work.
+
+    Requests come before jobs, because their rows are nearer to their end.
+    """
     return pipeline.take_request(now) or pipeline.take_job(now)
