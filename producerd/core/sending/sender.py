@@ -70,10 +70,11 @@ _LOST_TRACK: Final = RowEnd(
 
 
 class _Awaiting(NamedTuple):
-    """An aggregate that was stored, in a shard whose range is not known; at a time it is not waited for any more.
+    """An aggregate that was stored in a shard whose range is not known.  The wait for a map ends at ``until``.
 
-    ``copies``: the shard, and the lowest and the highest hash key in it, also of rows whose caller leaves meanwhile: a
-    consumer drops all.  A row that was an aggregate itself has one for each of its parts.
+    ``copies`` holds the shard, and the lowest and the highest hash key in it.  The keys include rows whose caller
+    leaves meanwhile, because a consumer drops the whole aggregate.  A row that was an aggregate itself has one copy for
+    each of its parts.
     """
 
     pieces: list[Piece]
@@ -253,10 +254,10 @@ class Sender:
     # ---- the shard map
 
     def set_shard_map(self, shard_map: ShardMap, now: float, asked_at: float) -> None:
-        """A new map: rows of shards that it does not have are sorted anew, and what waited for it goes on.
+        """Use a new map, whose reading began at ``asked_at``.  Rows of shards that it does not have are sorted again.
 
-        ``asked_at``: when it was asked for.  A stream that was deleted and made again has the same shard ids with other
-        ranges: these are other shards.
+        Rows that waited for a map go on.  A stream that was deleted and made again has the same shard ids with other
+        ranges, and the daemon treats these as other shards.
         """
         self.health.tried(None, now)
         was_blind = self.known.is_blind
@@ -269,9 +270,10 @@ class Sender:
             self.known.want()
 
     def shard_map_failed(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
-        """ListShards failed.  A stream that does not exist, or credentials that fail, are the stream's own failure.
+        """Note that ListShards failed.  If the stream does not exist or the credentials fail, the stream itself fails.
 
-        Where no row waits and no map was known, nobody is concerned yet: the next row has the list read again.
+        If no row waits and no map was known, the stream's health stays as it is, and the next row has the list read
+        again.
         """
         self._tried(RequestFailed(code, message, maybe_stored=False, wrong_endpoint=wrong_endpoint), now)
         meaning = meaning_of(code)
@@ -285,18 +287,18 @@ class Sender:
             self._decide_all(now)
 
     def go_plain(self) -> None:
-        """No list of the shards came in time: until one comes, rows go through one lane as plain records."""
+        """Send rows through one lane as plain records until a list of the shards comes, because none came in time."""
         self.lanes.learn(ONE_LANE)
 
     def forget_shards(self) -> None:
-        """Nothing waits and nothing is in flight; the map is read again when it is needed."""
+        """Forget the map and the lanes of an idle stream.  The map is read again when rows need it."""
         if self.in_flight:
             raise AssertionError("requests are in flight whose answers name these shards")
         self.known.rest()
         self.lanes = self._make_lanes()
 
     def _await_map(self, pieces: list[Piece], copies: list[tuple[str, int, int]], now: float) -> None:
-        """An aggregate was stored, maybe in vain: a map will tell."""
+        """Set aside an aggregate that was stored, perhaps in the wrong shard, until a newer map shows it."""
         self.known.want()
         self.ledger.mark_maybe_stored(spans_of(pieces), AWAITING_MAP)
         for lane in lanes_of(pieces):
@@ -310,7 +312,10 @@ class Sender:
             self._decide(waiting, now)
 
     def _decide(self, waiting: _Awaiting, now: float) -> None:
-        """A newer map, or none in time: delivered, or to be sent again."""
+        """Settle an aggregate that a newer map shows to be delivered.
+
+        Otherwise, or if no map came in time, send it again.
+        """
         shards = [None if self.known.doubted else self.known.get(shard_id) for shard_id, _, _ in waiting.copies]
         if None in shards and now < waiting.until:
             self._awaiting.append(waiting)
@@ -329,14 +334,17 @@ class Sender:
         if delivered and pieces:
             self.ledger.store(spans_of(pieces), now)
         else:
-            if None in shards:  # what waits behind them has waited as long
+            if None in shards:  # rows behind them in their lanes have waited as long for the map
                 for lane in lanes:
                     lane.map_is_late(now)
             self._requeue(self._strayed(pieces, RAW_FROM_STRAYS if None in shards else 1))
         self.lanes.released(lanes)
 
     def _strayed(self, pieces: list[Piece], times: int = 1) -> list[Piece]:
-        """Rows that were stored in vain end as unknown if that happened too often; the others are tried again."""
+        """End rows as UNKNOWN if they were stored in the wrong shard too often.
+
+        Return the others, to be sent again.
+        """
         again = []
         for lane, span in pieces:
             if span.strays >= STRAYS_TO_GIVE_UP:

@@ -1,7 +1,7 @@
-"""KnownShards: everything that one stream knows of its shards.
+"""KnownShards: everything that the daemon knows about one stream's shards.
 
-That is the newest list, what an answer may be believed by, how long rows wait for a list that does not come, and when
-it is read again.
+That is the newest list, how far the daemon may believe an answer, how long rows wait for a list that does not come, and
+when the list is read again.
 """
 
 from __future__ import annotations
@@ -19,26 +19,31 @@ from producerd.errors import Code
 
 
 class KnownShards:
-    """The newest list, the ranges of closed shards that an answer on its way may still name, and doubts.
+    """The newest list of one stream's shards, the ranges of closed shards, and doubts about the list.
 
-    An answer names the shard that stored an entry by its id alone, and the list has the range of that id.  But a stream
-    can be deleted and made again with the same ids and other ranges.  That takes the service longer than
-    `CONTINUITY_SECONDS`, in which nothing is stored.  So the list is believed from its reading on while records are
-    stored at shorter distances.  After a longer silence it is doubted until it is read again.
+    An answer names only the id of the shard that stored an entry, and the list has the range of that id.  Answers in
+    flight may name closed shards.
+
+    A stream can be deleted and made again with the same ids and other ranges.  That takes longer than
+    `CONTINUITY_SECONDS`, and nothing is stored meanwhile.  So the list is believed while records are stored at shorter
+    intervals.  After a longer silence it is in doubt until it is read again.
 
     ``aggregates``: whether the stream's rows become aggregates, which need the list.
     """
 
     CONTINUITY_SECONDS: Final = 20.0
-    """Above the watch's least distance between two readings, so that a doubt is settled at once."""
+    """Longest interval between stored records in which the stream cannot have been made again.
+
+    It exceeds the least interval between two readings of the shards, so that a reading can settle each doubt at once.
+    """
 
     def __init__(self, random: Random, *, aggregates: bool) -> None:
         self.map: ShardMap | None = None
         self.wanted = True  # a newer list
         self.doubted = False
         self._aggregates = aggregates
-        self._refuted = False  # a shard's sequence numbers fell: not only silence speaks against the list
-        self._unreadable = False  # the last reading failed, and the next one may not
+        self._refuted = False  # a shard's sequence numbers fell, so the list is in doubt for more than silence
+        self._unreadable = False  # the last reading failed, but the next one may succeed
         self._closed: dict[str, Shard] = {}
         self._awaited: set[Hashable] = set()
         self._seen_at = -inf
@@ -51,7 +56,7 @@ class KnownShards:
 
     @property
     def is_blind(self) -> bool:
-        """Whether the list is in doubt, and cannot be read just now."""
+        """Whether the list is in doubt and cannot be read at the moment."""
         return self.doubted and self._unreadable
 
     @property
@@ -61,7 +66,7 @@ class KnownShards:
 
     @property
     def error(self) -> str:
-        """Why the last reading failed, or ""."""
+        """The reason why the last reading failed, or ""."""
         return self._wait.error
 
     def is_denied(self, now: float) -> bool:
@@ -71,11 +76,11 @@ class KnownShards:
     # ---- rows that need it
 
     def want(self) -> None:
-        """Rows are there that need a newer list."""
+        """Note that rows need a newer list."""
         self.wanted = True
 
     def for_sorting(self, now: float, wait_seconds: float) -> ShardMap | None:
-        """Return the list to sort rows by, `ONE_LANE` where they go without it, or None while they wait for it."""
+        """Return the list to sort rows by, `ONE_LANE` if they go without it, or None while they wait for it."""
         if self.map is not None:
             return self.map
         self._wait.begin(now, wait_seconds)
@@ -84,7 +89,7 @@ class KnownShards:
         return None
 
     def go_plain(self) -> None:
-        """No list came in time: rows to be aggregated go as plain records until one comes."""
+        """Let rows to be aggregated go as plain records until a list comes, because none came in time."""
         self._wait.go_plain()
 
     def waits(self, now: float) -> bool:
@@ -92,7 +97,7 @@ class KnownShards:
         return self.map is None and now < self._wait.ends_at
 
     def next_time(self, *, of_refusal: bool) -> float:
-        """Return when rows stop waiting for the list.  ``of_refusal``: only where they are refused then."""
+        """Return when rows stop waiting for the list.  ``of_refusal``: only if they are refused then."""
         if self.map is not None or (of_refusal and not self._wait.denied):
             return inf
         return self._wait.ends_at
@@ -104,16 +109,19 @@ class KnownShards:
         return self._readings.next_time(wanted=self.wanted, awaited=awaited)
 
     def reading_began(self, now: float, *, awaited: bool) -> None:
-        """The list is being read."""
+        """Note that a reading of the list has begun."""
         self._readings.began(now, awaited=awaited)
 
     def learn(self, shard_map: ShardMap, now: float, *, asked_at: float, in_flight: Iterable[Hashable]) -> None:
-        """A newer list, asked for at ``asked_at``.  Requests in flight may be answered by shards that have closed."""
+        """Use a newer list, whose reading began at ``asked_at``.
+
+        Shards that have closed may still answer ``in_flight``.
+        """
         if self.map is not None and not self.map.contradicts(shard_map):
             self._closed |= {shard.shard_id: shard for shard in self.map.shards if shard not in shard_map}
         else:
             self._closed.clear()
-        self._awaited = set(in_flight) if self._closed else set()  # else it would hold on to their bodies
+        self._awaited = set(in_flight) if self._closed else set()  # a full set would keep the requests' bodies
         self.map, self._seen_at = shard_map, asked_at
         self.doubted = self._refuted = self._unreadable = False
         self._forget_closed()
@@ -123,9 +131,9 @@ class KnownShards:
         self._readings.succeeded(now)
 
     def not_read(self, code: str, message: str, now: float, wait_seconds: float) -> None:
-        """A reading failed.  From then on rows wait for the list for ``wait_seconds``, unless it was denied.
+        """Note that a reading failed.  Rows wait for the list for ``wait_seconds`` from now on, unless it was denied.
 
-        A daemon that may not read it goes on to believe it, where nothing but silence speaks against it.
+        A daemon that may not read the list keeps believing it, if only silence speaks against it.
         """
         self._wait.failed(code, message, now)
         if self.map is None and not self._wait.denied:
@@ -137,16 +145,16 @@ class KnownShards:
             self.doubted, self._seen_at = False, now
 
     def service_answered(self, now: float) -> None:
-        """The service answered a call about this stream, whatever it said."""
+        """Note that the service answered a call about this stream, with success or failure."""
         self._wait.answered(now)
 
     def forget(self) -> None:
-        """The stream is gone: the next one of its name is another one."""
+        """Forget the shards, because the stream is gone.  The next stream of its name is a different one."""
         self._drop()
         self.wanted = True
 
     def rest(self) -> None:
-        """The stream has been idle for long: its shards are read again when rows need them."""
+        """Forget the shards of a stream that was idle for a long time.  They are read again when rows need them."""
         self._drop()
         self.wanted = False
         self._wait.over()
@@ -155,13 +163,13 @@ class KnownShards:
     # ---- what answers say
 
     def answered(self, request: Hashable) -> None:
-        """A request that was in flight has its answer."""
+        """Note that a request in flight has its answer."""
         if self._closed:
             self._awaited.discard(request)
             self._forget_closed()
 
     def stored(self, sent_at: float, now: float) -> None:
-        """Something was stored between ``sent_at`` and ``now``: the stream existed then."""
+        """Note that something was stored between ``sent_at`` and ``now``, so the stream existed at that time."""
         if self.map is None:
             return  # there is nothing to doubt
         if now > self._seen_at + self.CONTINUITY_SECONDS:
@@ -170,7 +178,10 @@ class KnownShards:
             self._seen_at = max(self._seen_at, sent_at)
 
     def refute(self) -> None:
-        """A shard's sequence numbers fell: it is another shard."""
+        """Doubt the list, because a shard's sequence numbers fell.
+
+        They always rise, so its id names another shard now.
+        """
         self.doubted = self._refuted = True
 
     def _forget_closed(self) -> None:

@@ -1,7 +1,8 @@
-"""MapWait: how long rows wait for the list of their stream's shards, and what becomes of them when it does not come.
+"""MapWait: how long rows wait for the list of their stream's shards, and what happens if it does not come.
 
-Rows that are not aggregated wait a moment, then go.  For aggregates what fails for now is waited for, from when the
-service first answered any call; then they go as plain records until the list comes.  Only a denial refuses them.
+Rows that are not aggregated wait for a moment and then go.  Rows to be aggregated wait while readings fail for reasons
+that pass, counted from the first answer of the service to any call.  Then they go as plain records until the list
+comes.  The daemon refuses them only if it may not read the list.
 """
 
 from __future__ import annotations
@@ -13,37 +14,37 @@ from producerd.core.failures import Kind, meaning_of
 from producerd.errors import Code
 
 PLAIN_WAIT_SECONDS: Final = 1.0
-"""How long plain records wait for the stream's first map: without one nothing paces them, and what they get through in
-their first second the shards throttle in the next five."""
+"""Longest time for which plain records wait for the stream's first map.  Without a map nothing paces them: what they
+gain in the first second, throttling takes back in the next five."""
 UNANSWERED: Final = frozenset([Code.UNREACHABLE, Code.CREDENTIALS])
-"""Codes of our own: the call never had an answer of the service."""
+"""Error codes of the daemon's own for calls that the service never answered."""
 
 
 class MapWait:
-    """One stream's wait, from when the list is missed until it comes or is forgotten.
+    """One stream's wait for the list, from the first row that misses it until it comes or is forgotten.
 
     ``aggregates``: whether the rows become aggregates.
     """
 
     def __init__(self, *, aggregates: bool) -> None:
         self.error = ""
-        """Why the last reading failed."""
+        """The reason why the last reading failed, or ""."""
         self.denied = False
-        """Whether the last reading was refused, for as long as nobody allows it."""
+        """Whether the last reading was denied, which lasts until somebody grants the permission."""
         self.plain = False
         """Whether rows to be aggregated go as plain records, because no list came in time."""
         self._aggregates = aggregates
-        self._stream_fails = False  # it does not exist, or the credentials fail: its health decides
-        self._answered_at = inf  # the first answer of the service to any call
-        self._denied_at = inf  # the first of the denials in a row
+        self._stream_fails = False  # the stream does not exist, or the credentials fail, so its health decides
+        self._answered_at = inf  # when the service first answered any call
+        self._denied_at = inf  # when the present row of denials began
         self._since = inf
         self._seconds = 0.0
 
     @property
     def ends_at(self) -> float:
-        """When rows wait no longer; ``inf`` while the service has not answered yet, or the stream's health decides.
+        """When rows stop waiting, or ``inf`` while the service has not answered yet or the stream's health decides.
 
-        A denial must last as long itself: one among failures that pass ends nothing.
+        Denials must last for the whole wait.  A single one among failures that pass ends nothing.
         """
         if not self._aggregates:
             return self._since if self.error else self._since + self._seconds
@@ -52,16 +53,16 @@ class MapWait:
         return max(self._since, self._denied_at if self.denied else self._answered_at) + self._seconds
 
     def begin(self, now: float, seconds: float) -> None:
-        """Rows wait, or would: the first call counts.  ``seconds``: the longest wait."""
+        """Note that rows wait, or would.  Only the first call counts.  ``seconds``: the longest wait."""
         if self._since == inf:
             self._since, self._seconds = now, seconds if self._aggregates else min(seconds, PLAIN_WAIT_SECONDS)
 
     def answered(self, now: float) -> None:
-        """The service answered a call, whatever it said."""
+        """Note that the service answered a call, with success or failure."""
         self._answered_at = min(self._answered_at, now)
 
     def failed(self, code: str, message: str, now: float) -> None:
-        """A reading of the list failed."""
+        """Note that a reading of the list failed."""
         if code not in UNANSWERED:
             self.answered(now)
         meaning = meaning_of(code)
@@ -72,10 +73,10 @@ class MapWait:
         self.error = f"{code}: {message}"
 
     def go_plain(self) -> None:
-        """No list came in time: rows to be aggregated go as plain records until it does."""
+        """Let rows to be aggregated go as plain records until the list comes, because it did not come in time."""
         self.plain = True
 
     def over(self) -> None:
-        """The list has come, or nobody wants it any more."""
+        """End the wait, because the list has come or no row needs it any more."""
         self.error, self.denied, self.plain, self._stream_fails = "", False, False, False
         self._since = self._denied_at = inf
