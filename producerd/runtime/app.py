@@ -1,4 +1,4 @@
-"""App: the process around the daemon: its threads, sockets, signals and exit code."""
+"""App: the process around the daemon, with its threads, sockets, signals and exit code."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from producerd.wire.columns import lay_out, parse_body
 log = logs.get_logger("producerd")
 
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
-"""A worker lets go of the interpreter sooner: the loop is late by 0.8 ms instead of 2.1."""
+"""Time after which a worker thread releases the interpreter.  With it the loop is late by 0.8 ms, instead of 2.1 ms."""
 
 
 def run(config: Config, load: Callable[[], Config]) -> int:
-    """Run the daemon until a signal ends it; returns the exit code.  Raises ConfigurationError before SERVING.
+    """Run the daemon until a signal ends it, and return the exit code.  Raise ConfigurationError before SERVING.
 
     ``load`` reads the settings again.
     """
@@ -41,7 +41,8 @@ def run(config: Config, load: Callable[[], Config]) -> int:
             return _run(config, load)
         except ConfigurationError:
             raise
-        except Exception:  # an owner of state has failed; told here, as a log that nobody reads would hold up the end
+        except Exception:
+            # An owner of state has failed.  Log it while `running` lasts: later, a log that nobody reads would block.
             log.exception("the daemon has failed")
             return 1  # as an uncaught exception does
 
@@ -56,12 +57,12 @@ def _run(config: Config, load: Callable[[], Config]) -> int:
         problems = [problem for error in _leaves(group) for problem in error.problems]
         raise ConfigurationError(problems) from None
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # all is done: one that comes late must not change the exit code
+        signal.signal(number, signal.SIG_IGN)  # all is done, and a late signal must not change the exit code
     return exit_code
 
 
 async def live(config: Config, load: Callable[[], Config]) -> int:
-    """Open what a daemon needs, have it serve, and close everything.  Returns the exit code."""
+    """Open what a daemon needs, let it serve, and close everything.  Return the exit code."""
     loop, node = asyncio.get_running_loop(), config.node
     passed = systemd.take_sockets()
     async with AsyncExitStack() as stack:
@@ -110,7 +111,7 @@ def _leaves(group: BaseExceptionGroup[ConfigurationError]) -> list[Configuration
 
 
 def _sort_one_row() -> None:
-    """Has Arrow's compute functions loaded: 0.3 s and 49 MiB, which are part of an idle daemon's memory."""
+    """Make Arrow load its compute functions: 0.3 s and 49 MiB, which belong to an idle daemon's memory."""
     columns = lay_out([b"key"], [b"data"])
     body = parse_body(columns.body_prefix(1) + b"".join(map(bytes, columns.parts)), columns.layout.flags)
     sort_rows([Frame(None, 0, intake.check(body, 1024), 0)], ONE_LANE, 0)

@@ -1,9 +1,11 @@
-"""The daemon: owns every task, and walks STARTING -> SERVING -> DRAINING -> STOPPED.
+"""Daemon: owns every task, and goes through STARTING -> SERVING -> DRAINING -> STOPPED.
 
-SIGTERM or SIGINT drains.  The daemon accepts no more clients, finishes what is in a request, still delivers rows that
-have no caller, and gives every other row back to its caller.  It ends when all that is done, or at
-``drain_timeout_seconds``; a second signal ends it at once.  `producerctl drain` has the queues delivered before that,
-and gives back only what is left then.  SIGHUP reads the settings again.
+SIGTERM or SIGINT makes the daemon drain.  It accepts no more clients, finishes its requests, delivers rows that have no
+caller, and returns every other row to its caller.  It ends when all that is done, or after ``drain_timeout_seconds``.
+A second signal ends it at once.
+
+`producerctl drain` lets the daemon deliver its queues first, so that only the rest is returned.  SIGHUP makes it read
+the settings again.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from producerd.wire.frames import Service
 log = logs.get_logger("producerd")
 
 LAST_WORDS_SECONDS: Final = 1.0
-"""How long the last acknowledgements may take to leave before the connections are cut."""
+"""Time that the last acknowledgements have to leave before the daemon cuts the connections."""
 
 
 class State(Enum):
@@ -65,10 +67,10 @@ def _session_rules(node: NodeSettings) -> SessionRules:
 
 
 class Daemon:
-    """One node's daemon, made on the event loop that it runs on.  `serve` is its life.
+    """One node's daemon, made on the event loop that it runs on.  `serve` runs it from start to end.
 
-    The caller opens and closes what it is given: the services' ``clients``, the worker threads, the way to systemd, and
-    the ``listener`` on whose sockets it accepts clients.  ``load`` reads the settings again.
+    The caller opens and closes its arguments: the services' ``clients``, the worker threads, the way to systemd, and
+    the ``listener`` on whose sockets the daemon accepts clients.  ``load`` reads the settings again.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Daemon:
         self._all_gone = asyncio.Event()
         self._metrics = metrics.Metrics(config, memory_limit().bytes)
         self._rendering = asyncio.Lock()
-        self._rendered = -inf, b""  # when it was begun
+        self._rendered = -inf, b""  # when the rendering began, and its text
         self._drained = Drained()
         self._signals = 0
         self._drain_asked = asyncio.Event()
@@ -107,20 +109,20 @@ class Daemon:
         self._reloading = asyncio.Lock()
 
     def watch(self) -> None:
-        """Hear signals and measure how late the loop is, until `close`."""
+        """Handle signals, and measure how late the loop is, until `close`."""
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signal_number, self._on_signal, signal_number)
         self._loop.add_signal_handler(signal.SIGHUP, self._hang_up.set)
         self._metrics.loop_lag.watch(self._loop)
 
     def close(self) -> None:
-        """Measure no more."""
+        """Stop measuring the loop."""
         self._metrics.loop_lag.stop()
 
     async def serve(self, admin: Acceptor) -> int:
-        """Serve clients until a signal or an order ends it.  Returns the exit code.
+        """Serve clients until a signal or an order ends it.  Return the exit code.
 
-        ``admin``: the operator's socket, which is looked after meanwhile.
+        Keep the operator's socket, ``admin``, open meanwhile.
         """
         stopped = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
@@ -132,7 +134,7 @@ class Daemon:
             looking = [tasks.create_task(acceptor.run()) for acceptor in (self._acceptor, admin)]
             self.state = State.SERVING
             gc.collect()
-            gc.freeze()  # what exists now stays: the collector need not look at it again
+            gc.freeze()  # what exists now stays, so the collector need not look at it again
             gc.enable()  # `producerd serve` starts without it
             socket_path, region = str(self._acceptor.listener.path), self.config.node.region or "-"
             log.info("serving", version=__version__, socket=socket_path, region=region)
@@ -186,15 +188,15 @@ class Daemon:
 
     @property
     def full(self) -> bool:
-        """Whether one client more than allowed is connected."""
+        """Whether more clients than allowed are connected."""
         return len(self._sessions) > self.config.node.max_connections
 
     # ---- the end
 
     async def drain(self, seconds: float | None) -> Drained:
-        """Deliver what is queued, for so long or as `drain_timeout_seconds` has it; then stop, as by SIGTERM.
+        """Deliver the queues for this long, or for `drain_timeout_seconds`.  Then stop as after SIGTERM.
 
-        Returns when nothing is left of any row, before the daemon ends.
+        Return when every row has ended, before the daemon does.
         """
         if self._drained.empties_for_seconds is None and not self._drain_asked.is_set():
             seconds = self.config.node.drain_timeout_seconds if seconds is None else seconds
@@ -212,13 +214,13 @@ class Daemon:
         else:
             log.info("draining", signal=name, seconds=self.config.node.drain_timeout_seconds)
         if self._drain_asked.is_set():
-            self._quiet.set()  # whatever it is at goes no further
+            self._quiet.set()  # ends the present step of draining
         self._drain_asked.set()
 
     # ---- other settings
 
     async def reload(self) -> JsonObject:
-        """Read the settings again.  Raises ConfigurationError where they do not hold: then the old ones stay."""
+        """Read the settings again.  If they are wrong, keep the old ones and raise ConfigurationError."""
         async with self._reloading:
             await self._acceptor.look()
             return await self._reload()
@@ -231,7 +233,7 @@ class Daemon:
                 return loaded, memory_limit()
             except ConfigurationError:
                 raise
-            except Exception as error:  # files of others may hold anything; what runs must not end by what they hold
+            except Exception as error:  # files of others may hold anything, and must not end a daemon that runs
                 raise ConfigurationError([f"settings cannot be read: {type(error).__name__}: {error}"]) from error
 
         try:
@@ -255,11 +257,11 @@ class Daemon:
         while True:
             await self._hang_up.wait()
             self._hang_up.clear()
-            with suppress(ConfigurationError):  # it was told
+            with suppress(ConfigurationError):  # `_reload` has logged it
                 await self.reload()
 
     async def _drain(self) -> None:
-        """Finish and give back, until all is done or the deadline."""
+        """Finish requests and return rows, until all is done or the deadline has passed."""
         seconds = self.config.node.drain_timeout_seconds
         emptying_seconds = self._drained.empties_for_seconds or 0.0
         for session in list(self._sessions):
@@ -286,7 +288,10 @@ class Daemon:
         self._settled.set()
 
     async def _quiet_within(self, seconds: float) -> bool:
-        """Wait until no row is left, or a signal wants it to go on."""
+        """Wait until no row is left, or until another signal ends the wait.
+
+        Return False if the time runs out first.
+        """
         if not self._streams.are_quiet:
             try:
                 async with asyncio.timeout(seconds):
@@ -296,17 +301,17 @@ class Daemon:
         return True
 
     def _streams_settled(self) -> None:
-        """By a session's word or by an answer: the node may have room again, and the end of draining may have come."""
+        """Hand on room of the node that came free, and notice when draining is done.  Streams have just settled."""
         self._streams.hand_room_on(self._loop.time())
         if self.state is State.DRAINING and self._streams.are_quiet:
             self._quiet.set()
 
     async def _say_last_words(self) -> None:
-        """The last acknowledgements leave; then the connections end."""
+        """Let the last acknowledgements leave, and then end the connections."""
         for session in list(self._sessions):
             session.close(Code.DRAINING, "the daemon has stopped")
         if self._sessions:
-            self._all_gone.clear()  # it is set since the first time that nobody was connected
+            self._all_gone.clear()  # set since the first time that no client was connected
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
                     await self._all_gone.wait()
@@ -319,7 +324,7 @@ class Daemon:
 
     @property
     def unready(self) -> str | None:
-        """Why clients are not served; None while they are."""
+        """The reason why the daemon does not serve clients, or None while it does."""
         return self._acceptor.problem if self.state is State.SERVING else self.state.value
 
     @property
@@ -336,7 +341,10 @@ class Daemon:
         return f"{self.state.value}: {records:,} records left, at most {seconds:g} s"
 
     async def render_metrics(self) -> bytes:
-        """One at a time, and of all who ask meanwhile for all together: of 64 streams it takes 0.1 s of CPU."""
+        """Return the metrics as text.  Callers that ask while another rendering runs share the next one.
+
+        Rendering the metrics of 64 streams takes 0.1 s of CPU.
+        """
         asked_at = time.monotonic()
         async with self._rendering:
             began_at, text = self._rendered

@@ -1,4 +1,4 @@
-"""Stream: one stream's pipeline and gate wired together, and what is said about it."""
+"""Stream: wires one stream's pipeline to its gate, and describes both to clients and operators."""
 
 from __future__ import annotations
 
@@ -32,51 +32,55 @@ from producerd.wire.columns import Body, Layout
 log = get_logger("producerd.stream")
 
 SLOW_SECONDS = 30.0
-"""A record that old, or callers that waited for so long within `SLOW_WITHIN_SECONDS`, make a line in the log."""
+"""Age of the oldest record from which the daemon logs that the stream is slow.
+
+Callers that waited this long within `SLOW_WITHIN_SECONDS` cause the same line.
+"""
 SLOW_WITHIN_SECONDS = 60.0
 TELL_AGAIN_SECONDS = 300.0
 LOOK_SECONDS = 0.5
-"""How often to look what holds the queue: it takes a look at every span."""
+"""Least time between two looks at what holds the queue.  Each look reads every span."""
 MAX_RECORD_BYTES_UNTIL_KNOWN = 10 * 1024 * 1024
-"""The most that any stream takes; a stream that takes less says so in DescribeStreamSummary, or in its answer."""
+"""Largest record that any stream takes.  A stream that takes less says so in DescribeStreamSummary, or in its answer.
+"""
 
 
 class Credentials(Protocol):
-    """What requests are signed with."""
+    """The credentials that sign requests."""
 
     @property
     def expires_at(self) -> float | None:
-        """In seconds since 1970; None where they do not say."""
+        """When they expire, in seconds since 1970, or None if that is unknown."""
 
 
 class Owner(Protocol):
-    """Whoever sent a frame and is still there."""
+    """The sender of a frame, while it is still connected."""
 
     def finished(self, frame: Frame) -> None:
-        """Its last row has ended."""
+        """Receive a frame whose last row has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlushProgress:
-    """What a stream had accepted at a moment: ``done`` is set when the last row of it has ended.
+    """Rows that a stream had accepted at one moment.  ``done`` is set when the last of them has ended.
 
-    Whoever waits no more lets go of it.
+    A caller that stops waiting drops this object.
     """
 
     rows: flushing.Flushing
     done: asyncio.Event
 
     def counts(self) -> dict[str, int]:
-        """How many records it is about, and how they ended until now."""
+        """Return how many records there are, and how they have ended until now."""
         return self.rows.counts()
 
 
 class Stream:
     """One stream, on the loop thread.
 
-    Sessions, the operator and the shards' watch call its verbs.  Each verb ends with a call of ``touched``, so that the
-    dispatcher looks at the stream; the dispatcher itself takes work from ``pipeline``.  ``reading_changed`` is set
-    when the shards' list is to be read at another time than `next_reading` returned last.
+    Sessions, the operator and the watch of its shards call its verbs.  Each verb ends with a call of ``touched``, which
+    makes the dispatcher look at the stream.  The dispatcher takes work from ``pipeline``.  ``reading_changed`` is set
+    when the next reading of the shards is due at another time than `next_reading` returned last.
     """
 
     def __init__(
@@ -105,11 +109,11 @@ class Stream:
         self.reading_changed = asyncio.Event()
         self._touched = touched
         self._reads_next = self.pipeline.next_reading()
-        self.cause_seconds: dict[str, float] = defaultdict(float)  # in which some caller waited, by what held the queue
-        self.record_rate_bound_seconds = 0.0  # of them, those in which shards took no more records, but more bytes
+        self.cause_seconds: dict[str, float] = defaultdict(float)  # in which a caller waited, by the cause
+        self.record_rate_bound_seconds = 0.0  # the part in which shards took no more records, but more bytes
         self._active_seconds = 0.0  # their sum
-        self._holding = Holding("daemon")  # since it was settled last
-        self._seen = Holding("daemon")  # by the last look
+        self._holding = Holding("daemon")  # since the stream settled last
+        self._seen = Holding("daemon")  # as the last look found it
         self._idle_since: float | None = None
         self._looked_at = -inf
         self._waits_before: tuple[float, float] = -inf, 0.0  # when, and how long callers had waited until then
@@ -118,15 +122,15 @@ class Stream:
         self._went_plain_at: float | None = None
 
     def check(self, body: Body) -> CheckedRows:
-        """A frame's rows; raises ProtocolError."""
+        """Check a frame's body and return its rows.  Raise ProtocolError if it is malformed."""
         entries = self.pipeline.rules.entries
         takes_aggregates = entries.aggregate and not entries.per_key
         return intake.check(body, self.max_record_bytes, takes_aggregates=takes_aggregates)
 
     def settle(self, now: float) -> bool:
-        """Settle as in `turn.settle`, log what has changed, and have the shards read if they are wanted.
+        """Settle as in `turn.settle`, log changes, and wake the watch of the shards if its next reading moved.
 
-        Returns whether there may be work that was not there before.
+        Return whether there may be new work.
         """
         may_have_work = turn.settle(self.pipeline, self.gate, now)
         if self.pipeline.next_reading() != self._reads_next:
@@ -143,27 +147,27 @@ class Stream:
     # ---- sessions
 
     def join(self, caller: Caller, *, patient: bool) -> Member:
-        """A session opens the stream."""
+        """Let a session open the stream."""
         member = self.gate.join(caller, patient=patient)
         self._touched(self)
         return member
 
     def reserve(self, member: Member, frame_id: int, layout: Layout, now: float) -> Ticket:
-        """A session asks for room.  The gate calls it back, maybe before this returns."""
+        """Ask the gate for room for a session's frame.  The gate may call the session back before this returns."""
         ticket = self.gate.ask(member, frame_id, layout, now)
         if ticket.waiting:
             self._touched(self)
         return ticket
 
     def cancel(self, ticket: Ticket, now: float) -> None:
-        """A session wants the room no more."""
+        """Give up a session's request for room."""
         self.gate.cancel(ticket, now)
         self._touched(self)
 
     def accept(self, frame: Frame, ticket: Ticket, now: float, *, take_good: bool) -> bool:
-        """A frame is whole.  Returns False where its bad rows refuse it: then it is finished.
+        """Accept a whole frame.  Return False if its bad rows refuse it.  The frame is finished then.
 
-        ``take_good``: the good rows of such a frame are taken.
+        With ``take_good``, the good rows of such a frame are accepted.
         """
         self.gate.received(ticket)
         if frame.rows is not None and frame.rows.bad:
@@ -178,21 +182,24 @@ class Stream:
         return accepted
 
     def set_window(self, member: Member, now: float, *, is_full: bool) -> None:
-        """A session's window is full, or has room again."""
+        """Note that a session's window is full, or has room again."""
         self.gate.window(member, now, is_full=is_full)
         self._touched(self)
 
     def listen_again(self) -> None:
-        """A session reads again, and may receive frames."""
+        """Note that a session reads again, and may receive frames."""
         self._touched(self)
 
     def flush(self, owner: Owner) -> None:
-        """Send what a session has sent without lingering."""
+        """Send a session's rows without lingering."""
         self.pipeline.flush(owner)
         self._touched(self)
 
     def leave(self, member: Member, now: float, *, deliver: bool) -> None:
-        """A session is gone.  ``deliver``: its rows are still to be sent; else those in no request are discarded."""
+        """End a session's part in the stream.
+
+        With ``deliver`` its rows are still sent, else rows in no request are discarded.
+        """
         if deliver:
             self.pipeline.disown(member.caller)
         else:
@@ -203,32 +210,32 @@ class Stream:
     # ---- the watch of its shards
 
     def next_reading(self) -> float:
-        """Return when the list of its shards is to be read.  `reading_changed` is set as soon as that has changed."""
+        """Return when to read the list of the shards.  `reading_changed` is set as soon as that time changes."""
         self.reading_changed.clear()
         self._reads_next = self.pipeline.next_reading()
         return self._reads_next
 
     def reading_began(self, now: float) -> None:
-        """The list of its shards is being read."""
+        """Note that a reading of the shards has begun."""
         self.pipeline.reading_began(now)
 
     def learn_shards(self, shard_map: ShardMap, now: float, asked_at: float) -> None:
-        """The list of its shards was read; what it says held after ``asked_at``."""
+        """Use a newer list of the shards, whose reading began at ``asked_at``."""
         self.pipeline.set_shard_map(shard_map, now, asked_at)
         self._touched(self)
 
     def shards_not_read(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
-        """A reading of its shards failed."""
+        """Note that a reading of the shards failed."""
         self.pipeline.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint)
         self._touched(self)
 
     def service_answered(self, now: float) -> None:
-        """The service answered a call about it."""
+        """Note that the service answered a call about this stream."""
         self.pipeline.service_answered(now)
         self._touched(self)
 
     def learn_summary(self, max_record_bytes: int, cannot_aggregate: str) -> None:
-        """Its summary was read.  ``cannot_aggregate``: why its rows must not be aggregated, or ""."""
+        """Use the stream's summary.  ``cannot_aggregate``: why its rows must not be aggregated, or ""."""
         self.max_record_bytes = max_record_bytes
         self.pipeline.set_cannot_aggregate(cannot_aggregate)
         self._touched(self)
@@ -236,33 +243,33 @@ class Stream:
     # ---- the node
 
     def press(self, now: float) -> bool:
-        """The node is full, and a caller waits: send what lingers.  See `Pipeline.press`."""
+        """Send lingering rows because the node is full and a caller waits.  See `Pipeline.press`."""
         pressed = self.pipeline.press(now)
         if pressed:
             self._touched(self)
         return pressed
 
     def take_room(self) -> None:
-        """Room of the node came free, for which a caller of this stream waits."""
+        """Look for room of the node that came free.  A caller of this stream waits for it."""
         self._touched(self)
 
     def hasten(self, now: float) -> None:
-        """The queue is to be emptied: nothing lingers any more, and a pause ends."""
+        """Let nothing linger any more, and end a pause, so that the queue empties."""
         self.resume(now)
         self.pipeline.hasten()
         self._touched(self)
 
     def drain(self) -> None:
-        """The daemon stops: see `Pipeline.drain`."""
+        """Return or send the rows, because the daemon stops.  See `Pipeline.drain`."""
         self.pipeline.drain()
         self._touched(self)
 
     # ---- the operator
 
     def reload(self, settings: StreamSettings, now: float) -> None:
-        """Other settings, from now on, those aside that need a restart.  Nothing is dropped; see `Pipeline.set_rules`.
+        """Follow new settings from now on, except those that need a restart.  No row is dropped.
 
-        Whoever waits for room and fits now is let in, and whoever never will fit is told.
+        See `Pipeline.set_rules`.  The gate admits waiting callers that fit now, and refuses those that never will.
         """
         self.settings = settings
         self.pipeline.set_rules(_rules(settings), now)
@@ -270,7 +277,7 @@ class Stream:
         self._touched(self)
 
     def pause(self, now: float) -> None:
-        """Send nothing until `resume`.  Callers are let in until the queue is full."""
+        """Send nothing until `resume`.  The gate still admits callers until the queue is full."""
         if not self.pipeline.paused:
             self.pipeline.pause()
             self._look_anew(now)
@@ -284,7 +291,7 @@ class Stream:
             self._touched(self)
 
     def flush_all(self) -> FlushProgress:
-        """Send what was accepted until now without lingering, and tell how each row of it ends."""
+        """Send every row accepted until now without lingering.  Return how these rows end."""
         done = asyncio.Event()
         flushing = FlushProgress(self.pipeline.flush_all(done.set), done)
         self._touched(self)
@@ -292,26 +299,29 @@ class Stream:
 
     @property
     def health(self) -> str:
-        """The state of its health, or "outage" where the service does not refuse it, and yet nothing gets through."""
+        """The state of its health.
+
+        It is "outage" if nothing gets through although the service does not refuse the stream.
+        """
         state = self.pipeline.health.state
         refused = state in (HealthState.SUSPECT, HealthState.BROKEN)
         return "outage" if self.pipeline.in_outage and not refused else state.value
 
     @property
     def is_up(self) -> bool:
-        """Whether records get through, as far as is known."""
+        """Whether records get through, as far as the daemon knows."""
         return self.health not in ("suspect", "broken", "outage")
 
     @property
     def idle_since(self) -> float | None:
-        """When it was last seen to have a session or a row; None while it has, and while it is paused."""
+        """When it was first seen without sessions and rows, or None if it has either or is paused."""
         return self._idle_since if self._is_idle else None
 
     @property
     def _is_idle(self) -> bool:
         return self.pipeline.idle and not self.gate.sessions and not self.pipeline.paused
 
-    # ---- what holds it
+    # ---- what holds the queue
 
     def _look_what_holds(self, now: float) -> None:
         active_seconds = self.gate.active_seconds(now)
@@ -333,12 +343,12 @@ class Stream:
 
     @property
     def _waits_for_node(self) -> bool:
-        """Whether a caller waits only because the node is full, and not by this stream's pause."""
+        """Whether a caller waits only because the node is full, and not because this stream is paused."""
         holds_by_pause = self.pipeline.paused and not self.pipeline.idle
         return self.budget in self.budget.node.wanted_by and not holds_by_pause
 
     def _tell_slow(self, now: float) -> None:
-        """One line where rows stay for long, though no caller has waited so long at once."""
+        """Log one line if rows stay for long, even if no single wait of a caller was that long."""
         began_at, seconds_before = self._waits_before
         waited_seconds = self._active_seconds - seconds_before
         if now >= began_at + SLOW_WITHIN_SECONDS:
@@ -355,7 +365,7 @@ class Stream:
             )
 
     def blocked(self, stream_id: int, seconds: float, now: float) -> frames.Blocked:
-        """Why rows of this stream wait, with the numbers."""
+        """Return why rows of this stream wait, with the numbers."""
         stats = self.pipeline.stats
         holding = self._look(now)
         return frames.Blocked(
@@ -373,7 +383,7 @@ class Stream:
         )
 
     def _reason(self, holding: Holding) -> str:
-        """Return one sentence for people: what holds the queue, as far as is known."""
+        """Return one sentence for people about what holds the queue."""
         budget, pipeline = self.budget, self.pipeline
         health, in_flight = pipeline.health, pipeline.sender.in_flight
         facts = Facts(
@@ -392,7 +402,7 @@ class Stream:
         return sentence(holding, facts)
 
     def describe(self, now: float) -> str:
-        """The numbers in one line: queue against limits, requests in flight, last error."""
+        """Return the state in one line: queue against limits, requests in flight, last error."""
         budget, stats = self.budget, self.pipeline.stats
         return (
             f"{self._reason(self._look(now))}: {budget.used_records} of {budget.limit_records} records, "
@@ -401,7 +411,7 @@ class Stream:
         )
 
     def status(self, now: float) -> dict[str, Any]:
-        """The same for `producerctl`, as JSON's values."""
+        """Return the state for `producerctl`, as JSON's values."""
         budget, pipeline = self.budget, self.pipeline
         cause, shard_id, share, *_ = holding = self._look(now)
         return {
@@ -425,13 +435,16 @@ class Stream:
         }
 
     def shards(self, now: float) -> dict[str, Any]:
-        """Each open shard, for `producerctl`.  Hash keys are decimal text: JSON's readers have no numbers so large."""
+        """Return each open shard for `producerctl`.
+
+        Hash keys are decimal text, because most JSON readers round such numbers.
+        """
         shards = []
         for state in self.pipeline.shards(now):
-            told = state._asdict()
-            shard = told.pop("shard")
+            values = state._asdict()
+            shard = values.pop("shard")
             ends = {"starting_hash_key": str(shard.start), "ending_hash_key": str(shard.end)}
-            shards.append({"shard_id": shard.shard_id, **ends, **told})
+            shards.append({"shard_id": shard.shard_id, **ends, **values})
         return {"stream": self.name, "shards": shards}
 
     def _tell_health(self) -> None:
@@ -449,7 +462,7 @@ class Stream:
             log.info("stream works", stream=self.name)
 
     def _tell_plain(self, now: float) -> None:
-        """One line when records begin to go plain for lack of a list of the shards, and one when it has come."""
+        """Log when records begin to go plain because the shards are unknown, and when aggregation resumes."""
         pipeline = self.pipeline
         if pipeline.goes_plain and self._went_plain_at is None:
             self._went_plain_at = now
@@ -460,7 +473,7 @@ class Stream:
             )
         elif self._went_plain_at is not None and not pipeline.goes_plain:
             seconds, self._went_plain_at = round(now - self._went_plain_at, 1), None
-            if pipeline.shard_map is not None:  # else nothing was sent for long, and it is not wanted any more
+            if pipeline.shard_map is not None:  # else nothing was sent for long, and no row needs the list any more
                 log.info("records are aggregated again", stream=self.name, plain_seconds=seconds)
 
 
