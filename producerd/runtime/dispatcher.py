@@ -1,7 +1,8 @@
-"""Dispatcher: does jobs, or carries them to worker threads; carries requests to Kinesis, and results back.
+"""Dispatcher: does jobs itself or in worker threads, carries requests to Kinesis, and carries results back.
 
-Every job and request that is taken from a pipeline is completed exactly once, also when it is cancelled.  A job is
-taken only when a worker is free, and requests are encoded before jobs are sorted: what is nearest its end goes first.
+It completes every job and request that it takes from a pipeline exactly once, even a cancelled one.  It takes work only
+while a worker is free.  It encodes requests before it sorts jobs, because the rows of a request are nearer to their
+end.
 """
 
 from __future__ import annotations
@@ -29,22 +30,25 @@ log = get_logger("producerd.dispatcher")
 
 TIMEOUTS_TO_TELL: Final = 5
 INLINE_MICROSECONDS: Final = 16_000
-"""A piece of work of about so long at most is done on the loop thread: whole requests, and batches of a full frame.
-Two threads that both need the interpreter wait for each other and warm two caches, which costs more processor time, and
-more time, than they save (docs/decisions, 0007).  Larger ones would keep all connections waiting.
+"""Largest piece of work that the loop thread does itself: a whole request, or a batch of one full frame.
+
+Two threads that both need the interpreter wait for each other and warm two caches.  That takes more CPU and more time
+than it saves (docs/decisions, 0007).  Larger pieces would keep all connections waiting.
 """
 TURN_MICROSECONDS: Final = 1_600
-"""None is begun in a turn of the loop that had as much: then the sockets have their turn."""
+"""Work in one turn of the loop after which the loop thread begins no more, so that the sockets have their turn."""
 BYTES_A_MICROSECOND: Final = 256
-"""And a row a microsecond.  Measured are up to 220 bytes a microsecond, of aggregates that are encoded, and 3,000."""
+"""Bytes that the loop thread is assumed to handle in a microsecond, in addition to one row.  Measurements show up to
+220 for encoding aggregates, and 3,000 otherwise."""
 
 R = TypeVar("R")
 
 
 class Dispatcher:
-    """Carries the work of the node's streams: each is added with its way to Kinesis, and looked at when touched.
+    """Carries the work of the node's streams, and completes each piece exactly once.
 
-    ``settled`` is called each time that streams have settled.
+    A stream is added together with its way to Kinesis, and looked at when it was touched.  The dispatcher calls
+    ``settled`` each time that streams have settled.
     """
 
     def __init__(
@@ -63,22 +67,22 @@ class Dispatcher:
         self._sorting: set[asyncio.Task[None]] = set()
         self._gives_up = False
         self._touched: dict[Stream, None] = {}  # streams that may have work, in line
-        self._held_back: dict[Stream, None] = {}  # streams with work, by what all have on their way
+        self._held_back: dict[Stream, None] = {}  # streams with work, which the node's limit in flight holds back
         self._timers: dict[Stream, asyncio.TimerHandle] = {}
         self._pump_scheduled = False
         self._inline_left = 0
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Own every task until ``stopped``; then nothing new is started, and what is on its way is given up."""
+        """Own every task until ``stopped``.  Then start nothing, and give up what is in flight."""
         async with asyncio.TaskGroup() as self._tasks:
             await stopped.wait()
             await self.give_up()
         self._tasks = None
 
     async def give_up(self) -> None:
-        """Start nothing more, cancel requests, and wait until each is completed as given up and each job is sorted."""
+        """Start nothing more, and cancel requests.  Wait until each is completed as given up and each job is sorted."""
         self._gives_up = True
-        await asyncio.sleep(0)  # a task cancelled before it began would end without completing what it was given
+        await asyncio.sleep(0)  # a task that is cancelled before it began would not complete its request
         for task in self._sending:
             task.cancel()
         if self._sending or self._sorting:
@@ -92,7 +96,7 @@ class Dispatcher:
     def look_at(self, stream: Stream) -> None:
         """Look at a stream once, after this turn of the loop: it may have work to do, or acknowledgements to send.
 
-        A stream that was forgotten is left alone: the end of its last session may come late.
+        Do nothing for a stream that was forgotten, because its last session may end late.
         """
         if stream in self._kinesis:
             self._touched[stream] = None
@@ -104,7 +108,7 @@ class Dispatcher:
             self._loop.call_soon(self._pump)
 
     def forget(self, stream: Stream) -> None:
-        """Carry this stream's work no more.  None of it is on its way."""
+        """Carry no more work of this stream, of which none is in flight."""
         del self._kinesis[stream]
         self._touched.pop(stream, None)
         self._held_back.pop(stream, None)
@@ -118,7 +122,7 @@ class Dispatcher:
             self.failed(error)
 
     def failed(self, error: Exception) -> None:
-        """An owner of state has failed: the daemon must end, loudly, and not half work."""
+        """End the daemon loudly, because an owner of state has failed.  It must not run on half broken."""
         self._spawn(_raise(error), set())
 
     def _look_at_all(self) -> None:
@@ -130,8 +134,8 @@ class Dispatcher:
         while self._touched and self._free_workers > 0 and self._inline_left > 0:
             stream = next(iter(self._touched))
             del self._touched[stream]
-            if self._start(stream, now) or stream.settle(now):  # rows may end, too, while work is looked for
-                self._touched[stream] = None  # to the end of the line
+            if self._start(stream, now) or stream.settle(now):  # looking for work may end rows
+                self._touched[stream] = None  # at the end of the line
             else:
                 if stream.pipeline.held_by_node:
                     self._held_back[stream] = None
@@ -162,10 +166,10 @@ class Dispatcher:
         return work is not None
 
     def _does_inline(self, records: int, bytes_: int, *, row_by_row: bool) -> bool:
-        """Whether the loop thread does it, which is charged to this turn then.
+        """Return whether the loop thread does a piece of work itself.  If so, charge the piece to this turn.
 
-        ``row_by_row``: rows that are aggregates or have explicit hash keys (given, or for want of a key) may be looked
-        at one by one, for some microseconds each or some hundreds.
+        With ``row_by_row`` the work may handle single rows, at up to some hundreds of microseconds each.  These are
+        rows that are aggregates, or that have explicit hash keys because a client gave them or because there is no key.
         """
         microseconds = records + bytes_ // BYTES_A_MICROSECOND
         if microseconds > (TURN_MICROSECONDS if row_by_row else INLINE_MICROSECONDS):
@@ -183,11 +187,11 @@ class Dispatcher:
         if (timer := self._timers.pop(stream, None)) is not None:
             timer.cancel()
         due = stream.pipeline.next_time()
-        if due is not None and due > now:  # what is due already waits for a worker or an answer
+        if due is not None and due > now:  # work that is due already waits for a worker or an answer
             self._timers[stream] = self._loop.call_at(due, self.look_at, stream)
 
     async def _carry(self, stream: Stream, request: Request, inline: bool) -> None:
-        """Encode, send, complete."""
+        """Encode a request, send it and complete it."""
         outcome: Answer | RequestFailed = _GIVEN_UP
         try:
             outcome = await self._send(stream, request, inline)
@@ -203,7 +207,7 @@ class Dispatcher:
         except asyncio.CancelledError:
             outcome = replace(_GIVEN_UP, maybe_stored=request.encoded is not None)
             raise
-        except Exception:  # pure work on rows that raises must not take the node down: the rows are told apart
+        except Exception:  # an error in pure work on rows must not end the node, so halving finds the row
             log.exception("a request could not be made", stream=stream.name, records=request.records, exc_text=False)
             outcome = RequestFailed(Code.INTERNAL, "the daemon failed; see its log", request.encoded is not None)
         finally:
@@ -226,7 +230,7 @@ class Dispatcher:
         self.look_at(stream)
 
     async def _in_worker(self, work: Callable[[], R]) -> R:
-        """Do it in the worker that `_start` has set aside."""
+        """Do a piece of work in the worker that `_start` has reserved."""
         try:
             return await self._loop.run_in_executor(self._executor, work)
         finally:
@@ -234,16 +238,16 @@ class Dispatcher:
 
 
 def _sort(stream_name: str, job: SortJob) -> list[tuple[list[Frame], SortedRows | None]]:
-    """A job's frames sorted together; where that raises, one by one, so that a frame that raises fails alone."""
+    """Sort a job's frames together.  If that raises, sort them one by one, so that only the bad frame fails."""
     try:
         return [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))]
-    except Exception:  # pure work on rows that raises must not take the node down
+    except Exception:  # an error in pure work on rows must not end the node
         log.exception("a job could not be sorted", stream=stream_name, frames=len(job.frames), exc_text=False)
     results: list[tuple[list[Frame], SortedRows | None]] = []
     for frame in job.frames:
         try:
             results.append(([frame], sort_rows([frame], job.shard_map, job.seed)))
-        except Exception:  # this is the one; it was logged
+        except Exception:  # this is the bad frame; the error was logged
             results.append(([frame], None))
     return results
 

@@ -1,10 +1,11 @@
-"""ShardWatch: what a stream is made of, kept fresh: its shards, and its summary.
+"""ShardWatch: keeps one stream's shards and its summary fresh.
 
-The shards are read (ListShards, all pages) when the pipeline wants a map, about once a minute otherwise unless the
-stream is idle, and again and again while that fails: `producerd.core.shards.reading_times` says when.  The old map
-serves until the new one is whole.  The summary (DescribeStreamSummary) is read once at the start, about every ten
-minutes from then on, and when the shards show that the stream was made again.  Either may be denied: one line says when
-that begins, and one when it ends.
+It reads the shards (ListShards, all pages) when the pipeline wants a map, and otherwise about once a minute unless the
+stream is idle.  It repeats a reading that fails, at the times that `producerd.core.shards.reading_times` sets.  The old
+map serves until the new one is whole.
+
+It reads the summary (DescribeStreamSummary) at the start, about every ten minutes, and when the shards show that the
+stream was made again.  If either call fails or is denied, one log line says when that begins, and one when it ends.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from producerd.runtime.stream import Stream
 log = get_logger("producerd.shard_watch")
 
 SUMMARY_PATIENCE_SECONDS: Final = 2.0
-"""How long the first map of a stream that aggregates waits to hear whether its shards follow the keys."""
+"""Longest time for which the first map of a stream that aggregates waits for the summary.
+
+The summary shows whether the shards follow the keys.
+"""
 NOT_BY_KEY: Final = (
     'aggregation = "kpl" is not possible: the stream has the RecordDistributionStrategy AUTO, which puts a record into '
     'any shard, where consumers would drop an aggregate; set aggregation = "none", or the stream to USER_PARTITION_KEY'
@@ -37,14 +41,14 @@ NOT_BY_KEY: Final = (
 
 
 class ShardWatch:
-    """One stream's watch.  `run` ends when it is cancelled."""
+    """The watch of one stream.  `run` ends when it is cancelled."""
 
     def __init__(self, stream: Stream, kinesis: Kinesis) -> None:
         self._stream = stream
         self._kinesis = kinesis
         self._summaries = SummaryReadings(Random())
         self._summary_tried = asyncio.Event()
-        self._made_anew = asyncio.Event()
+        self._made_again = asyncio.Event()
         self._last_map: ShardMap | None = None
         self._missing = False
         self._listing = Outage("ListShards", stream=stream.name)
@@ -52,7 +56,7 @@ class ShardWatch:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_summary())  # beside: where it hangs, the map must not wait for it
+            group.create_task(self._keep_summary())  # in a task of its own, so that the map never waits for it
             await self._keep_map()
 
     # ---- the shards
@@ -65,7 +69,7 @@ class ShardWatch:
             await self._read_map()
 
     async def _until_due(self) -> None:
-        """Wait until the shards are to be read.  Where nothing was sent for long that is when something is."""
+        """Wait until a reading of the shards is due.  After a long time without rows, that is when rows come again."""
         while True:
             seconds = self._stream.next_reading() - _now()
             if seconds > 0:
@@ -84,19 +88,19 @@ class ShardWatch:
         try:
             shard_map = map_from_listing(pages)
         except ValueError as error:
-            self._not_read("InternalFailure", f"an answer that is no map of shards: {error}", now)
+            self._not_read("InternalFailure", f"an answer that is not a map of shards: {error}", now)
             return
         self._listing.ended()
         if shard_map != self._last_map:
             log.info("shards read", stream=stream.name, shards=len(shard_map))
         if self._missing or (self._last_map is not None and self._last_map.contradicts(shard_map)):
-            self._made_anew.set()
+            self._made_again.set()
         self._missing, self._last_map = False, shard_map
         stream.learn_shards(shard_map, now, asked_at)
 
     def _not_read(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
         self._listing.failed(code, message)
-        self._missing |= meaning_of(code).code == Code.STREAM_NOT_FOUND  # the next one of that name is another
+        self._missing |= meaning_of(code).code == Code.STREAM_NOT_FOUND  # the next of that name is a different stream
         self._stream.shards_not_read(code, message, now, wrong_endpoint=wrong_endpoint)
 
     # ---- the summary
@@ -115,8 +119,8 @@ class ShardWatch:
                 self._describing.ended()
                 self._learn(summary)
                 self._stream.service_answered(_now())
-                await _within(self._summaries.succeeded(), self._made_anew)
-            self._made_anew.clear()
+                await _within(self._summaries.succeeded(), self._made_again)
+            self._made_again.clear()
 
     def _learn(self, summary: StreamSummary) -> None:
         stream = self._stream
@@ -140,7 +144,7 @@ def _now() -> float:
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:
-    """Wait for it, at most so long."""
+    """Wait for an event, at most for this long."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds if seconds < inf else None):
             await event.wait()

@@ -1,4 +1,4 @@
-"""Streams: those of the node, by name; opened when a client asks for one, forgotten when nobody does any more."""
+"""Streams: the node's streams by name, opened when a client first asks for one, and forgotten when nothing uses it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ from producerd.runtime.stream import Stream
 log = get_logger("producerd.streams")
 
 FORGET_SECONDS: Final = 24 * 3_600.0
-"""After which a stream goes that nobody has open and that has no settings of its own: jobs may make up names by day."""
+"""Idle time after which the daemon forgets a stream that has no settings of its own.
+
+Some jobs put the date in the stream's name.
+"""
 FORGET_BROKEN_SECONDS: Final = 600.0
-"""The same, of one that does not work: a typing error must not be an alert for a day."""
+"""The same for a stream that does not work, so that a misspelt name does not raise an alert for a day."""
 LOOK_SECONDS: Final = 60.0
 
 
 class Streams:
-    """See the module's text.  Iterates over the streams that are known; `run` encloses their watches."""
+    """The node's streams.  Iterating yields each stream that is known, and `run` encloses the tasks that watch them."""
 
     def __init__(self, config: Config, dispatcher: Dispatcher, clients: AwsClients, executor: Executor) -> None:
         node = config.node
         self.config = config
         self._dispatcher, self._clients, self._executor = dispatcher, clients, executor
-        self._tasks = asyncio.TaskGroup()  # which `run` enters
+        self._tasks = asyncio.TaskGroup()  # `run` enters it
         self.budget = NodeBudget(node.node_queue_limit_bytes, node.floor_bytes)
         self.in_flight = NodeInFlight(node.node_max_in_flight_bytes, node.in_flight_floor_bytes)
         self._known: dict[str, Stream] = {}
@@ -43,7 +46,7 @@ class Streams:
         self._askings: dict[Stream, Asking] = {}
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Own every stream's watch until ``stopped``."""
+        """Own the watch of every stream until ``stopped``."""
         async with self._tasks:
             forgetting = self._tasks.create_task(self._forget_idle())
             await stopped.wait()
@@ -63,15 +66,18 @@ class Streams:
 
     @property
     def are_quiet(self) -> bool:
-        """Whether no row is left of any of them."""
+        """Whether no stream has a row left."""
         return all(stream.budget.used_records == 0 for stream in self)
 
     def taken_records(self) -> int | None:
-        """How many these have taken on until now; None while one of them is still there."""
+        """Return how many records the streams have accepted until now, or None while any row is left."""
         return sum([stream.pipeline.stats.ingest_records for stream in self]) if self.are_quiet else None
 
     def open(self, name: str) -> Stream:
-        """The stream of that name, made if nobody has asked for it before.  Raises Refused where it may not be."""
+        """Return the stream of this name, which is made at the first call.
+
+        Raise Refused if the daemon may not take it.
+        """
         stream = self._known.get(name)
         if stream is None:
             self._check_new(name)
@@ -95,12 +101,15 @@ class Streams:
         return stream
 
     def ask_service(self, stream: Stream, receive: Callable[[ServiceAnswer], None]) -> None:
-        """Ask a stream's service whether records could be stored; ``receive`` is called with its word."""
+        """Ask a stream's service whether it would store records.  ``receive`` is called with the answer."""
         if (asking := self._askings.get(stream)) is not None:
             asking.ask(receive)
 
     def hand_room_on(self, now: float) -> None:
-        """Room of the node that came free goes to who waits for it, who holds least first; all send what they hold."""
+        """Offer room of the node that came free to the streams that wait for it.  All others send what lingers.
+
+        Streams that hold least come first.
+        """
         if not self.budget.wanted_by:
             return
         freed = self.budget.take_freed()
@@ -111,7 +120,7 @@ class Streams:
                 stream.press(now)
 
     def reload(self, config: Config, now: float) -> None:
-        """Other settings, of which nothing differs for an open stream that it could not change."""
+        """Follow new settings, which for an open stream differ only in what it can change."""
         self.config = config
         self._share()
         for stream in self:
@@ -133,7 +142,10 @@ class Streams:
             raise Refused(f"max_streams = {node.max_streams} streams are in use", code=Code.STREAM_LIMIT)
 
     def _make_place(self) -> None:
-        """For a new stream, by a name that never worked and that nobody has open: a typing error, mostly."""
+        """Forget one stream that never worked and that nothing uses, to make place for a new one.
+
+        Most such names are misspelt.
+        """
         for stream in list(self):
             unused = not stream.gate.sessions and stream.pipeline.idle and not stream.pipeline.paused
             if not _works(stream) and unused and stream.name not in self.config.streams:
@@ -161,7 +173,7 @@ class Streams:
         self._share()
 
     def _share(self) -> None:
-        """Each stream's part of the node's limits; a reload may allow fewer streams than there are."""
+        """Give each stream its part of the node's limits.  A reload may allow fewer streams than there are."""
         node = self.config.node
         parts = 2 * max(node.max_streams, len(self))
         self.budget.set_limits(node.node_queue_limit_bytes, node.node_queue_limit_bytes // parts)

@@ -25,7 +25,7 @@ UNREACHABLE = (Code.UNREACHABLE, "no route to host")
 MISSING = ("ResourceNotFoundException", "gone")
 TRANSIENT = [
     ("LimitExceededException", "Rate exceeded"),
-    ("InternalFailure", "an answer that is no map of shards"),
+    ("InternalFailure", "an answer that is not a map of shards"),
     ("ServiceUnavailable", "soon"),
     ("ValidationException", "odd"),
     ("NewFailure", "whatever comes next"),
