@@ -1,8 +1,8 @@
-"""Acceptor: connections that come by a listener's path, also after the socket's file was deleted.
+"""Acceptor: accepts connections at a listener's path, even after somebody deleted the socket's file.
 
-Every two seconds it has its listener look at the path.  That is two stats of a local file system, some microseconds,
-and they see everything that can happen to a path: a file deleted, renamed or replaced, a directory deleted, made again
-or mounted over.  inotify would need a watch for each directory on the way, and would not see the last one.
+Every two seconds its listener looks at the path.  That takes two stats of a local file system, some microseconds of
+CPU.  They see everything that can happen to a path: its file or a directory may be deleted, renamed or replaced, made
+again, or mounted over.  inotify would need a watch for each directory of the path, and would not see a mount.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LOOK_SECONDS: Final = 2.0
 class Acceptor:
     """Makes a protocol for each connection to the listener's sockets.
 
-    ``problem`` says why nobody can connect at the path now; None where clients can.  Those that are connected, and
-    those that reach an earlier socket, are served all the same.
+    ``problem`` says why no client can connect at the path now, or is None if clients can.  The daemon always serves
+    clients that are connected, and clients that reach an earlier socket.
     """
 
     def __init__(self, listener: Listener, make_protocol: Callable[[], asyncio.BaseProtocol]) -> None:
@@ -45,7 +45,7 @@ class Acceptor:
             await self.look()
 
     async def look(self) -> None:
-        """See now that clients find the daemon, and bind the path again where they do not."""
+        """Check now that clients find the daemon, and bind the path again if they do not."""
         if self._closed:
             return
         path, remedy = str(self.listener.path), self.listener.remedy
@@ -65,18 +65,18 @@ class Acceptor:
         self.problem = None
 
     def close(self) -> None:
-        """Accept nobody any more, and leave the path as it is."""
+        """Accept no more clients, and leave the path as it is."""
         self._closed = True
         for server in self._servers.values():
             server.close()
 
     async def _accept(self) -> None:
-        """Accept from the listener's sockets, and from no other."""
+        """Accept clients from the listener's sockets and from no others."""
         sockets = [bound.socket for bound in self.listener.bound]
         for retired in self._servers.keys() - sockets:
             self._servers.pop(retired).close()
         for one in sockets:
             if one not in self._servers:
                 loop = asyncio.get_running_loop()
-                # uvloop listens once more, with its own backlog of 100 if it is given none.
+                # uvloop calls listen again, and without this argument its own backlog of 100 would count.
                 self._servers[one] = await loop.create_unix_server(self._make_protocol, sock=one, backlog=BACKLOG)

@@ -1,11 +1,11 @@
-"""The HTTP endpoints: for Prometheus and whoever checks on the daemon by TCP, for `producerctl` on a unix socket.
+"""The HTTP endpoints: by TCP for Prometheus and health checks, and on a unix socket for `producerctl`.
 
-By TCP only what changes nothing: ``GET /metrics``, ``/-/ready``, ``/-/healthy``, ``/version``, and ``/`` for people.
-Ready means that clients can connect and the daemon does not drain.  A full queue and an unreachable Kinesis are ready,
-too, or no Spark pod would start during an incident.
+The TCP endpoint changes nothing.  It serves ``GET /metrics``, ``/-/ready``, ``/-/healthy``, ``/version``, and ``/`` for
+people.  Ready means that clients can connect and the daemon does not drain.  A daemon with a full queue or without
+Kinesis is still ready, because otherwise no Spark pod would start during an incident.
 
-On the unix socket, which answers to the daemon's own user and to root alone, `Commands`: questions by GET, orders by
-POST, everything as JSON.
+The unix socket serves `Commands`, only to the daemon's own user and root.  Questions are GET requests, orders are POST
+requests, and all answers are JSON.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ log = logs.get_logger("producerd.admin")
 orders = logs.get_logger(UNLIMITED)
 
 MOST_CONNECTIONS: Final = 64
-"""By TCP, where any user of the machine may connect."""
+"""Most connections by TCP, where any user of the machine may connect."""
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Anybody may send what is no HTTP; it is answered with 400, and no error of ours."""
+    """Return whether a log record shows an error of ours.  Anybody may send bytes that are not HTTP, and gets a 400."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
@@ -55,9 +55,9 @@ async def serve(
     render_page: Callable[[], str],
     unready: Callable[[], str | None],
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve by TCP until left; yields the address really bound.  Raises ConfigurationError where it cannot be bound.
+    """Serve by TCP until the block ends, and yield the bound address.  Raise ConfigurationError if it cannot be bound.
 
-    ``unready`` returns why clients are not served, and None while they are.
+    ``unready`` returns why the daemon does not serve clients, or None while it does.
     """
 
     async def metrics(_request: web.Request) -> web.Response:
@@ -92,7 +92,7 @@ async def serve(
         assert http is not None
 
         def accept() -> asyncio.Protocol:
-            """Whoever has been connected for longest makes place: descriptors are the clients', too."""
+            """Close the oldest connection if there are too many, because clients need descriptors, too."""
             if len(http.connections) >= MOST_CONNECTIONS:
                 http.connections[0].force_close()
             return http()
@@ -110,7 +110,7 @@ async def serve(
 
 @asynccontextmanager
 async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[Acceptor]:
-    """Serve on a unix socket until left."""
+    """Serve on a unix socket until the block ends."""
 
     async def flush(request: web.Request) -> JsonObject:
         given = await _given(request)
@@ -144,16 +144,16 @@ async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[
     app = web.Application(middlewares=[_for_administrators])
     app.add_routes(
         [
-            web.get("/status", _told(plain(commands.status))),
-            web.get("/dump", _told(plain(commands.dump))),
-            web.get("/streams/{name}/shards", _told(of_stream(commands.shards))),
-            web.post("/flush", _told(flush)),
-            web.post("/streams/{name}/flush", _told(flush)),
-            web.post("/streams/{name}/pause", _told(of_stream(commands.pause))),
-            web.post("/streams/{name}/resume", _told(of_stream(commands.resume))),
-            web.post("/drain", _told(drain)),
-            web.post("/reload", _told(reload)),
-            web.post("/loglevel", _told(log_level)),
+            web.get("/status", _in_json(plain(commands.status))),
+            web.get("/dump", _in_json(plain(commands.dump))),
+            web.get("/streams/{name}/shards", _in_json(of_stream(commands.shards))),
+            web.post("/flush", _in_json(flush)),
+            web.post("/streams/{name}/flush", _in_json(flush)),
+            web.post("/streams/{name}/pause", _in_json(of_stream(commands.pause))),
+            web.post("/streams/{name}/resume", _in_json(of_stream(commands.resume))),
+            web.post("/drain", _in_json(drain)),
+            web.post("/reload", _in_json(reload)),
+            web.post("/loglevel", _in_json(log_level)),
         ]
     )
     async with _running(app) as runner:
@@ -170,8 +170,11 @@ async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[
 _Handler = Callable[[web.Request], Awaitable[JsonObject]]
 
 
-def _told(handler: _Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """A command's answer as JSON; what was wrong with the request likewise, under ``error``."""
+def _in_json(handler: _Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Wrap a command so that it answers in JSON.
+
+    If the request is wrong, the answer has the reason under ``error``.
+    """
 
     async def respond(request: web.Request) -> web.Response:
         try:
@@ -193,21 +196,21 @@ async def _for_administrators(
     peer = peer_of(request.transport)
     if not may_administer(peer):
         log.warning("who may not administer tried to", uid=peer and peer.uid, pid=peer and peer.pid, path=request.path)
-        told = {"error": f"uid {peer and peer.uid} may not: only the daemon's own user and root"}
-        return web.json_response(told, status=403)
+        refusal = {"error": f"uid {peer and peer.uid} may not: only the daemon's own user and root"}
+        return web.json_response(refusal, status=403)
     if request.method == "POST":
         orders.info("order", path=request.path, uid=peer and peer.uid, pid=peer and peer.pid)
     return await handler(request)
 
 
 async def _given(request: web.Request) -> dict[str, Any]:
-    """What an order says more closely."""
+    """Return the parameters in an order's body.  Raise ValueError if it is not a JSON object."""
     try:
         given = json.loads(await request.text() or "{}")
-    except (ValueError, LookupError, RecursionError, HttpProcessingError):  # also of a charset that there is not
-        raise ValueError("the body is no JSON") from None
+    except (ValueError, LookupError, RecursionError, HttpProcessingError):  # the charset may be unknown, too
+        raise ValueError("the body is not JSON") from None
     if not isinstance(given, dict):
-        raise ValueError("the body is no JSON object")
+        raise ValueError("the body is not a JSON object")
     return given
 
 
@@ -222,7 +225,7 @@ def _seconds(given: dict[str, Any], name: str = "timeout_seconds") -> float | No
 
 @asynccontextmanager
 async def _running(app: web.Application) -> AsyncIterator[web.AppRunner]:
-    # Whoever asked and is gone waits for nothing more.
+    # Cancel a command whose caller has disconnected.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
     await runner.setup()
     try:

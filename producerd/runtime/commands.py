@@ -1,6 +1,6 @@
-"""What an operator asks of the daemon, and tells it: `producerctl`'s commands, as far as they are not a daemon's life.
+"""Commands: what an operator asks and orders with `producerctl`, and the daemon's answers.
 
-Everything is said in JSON's values.  Nothing here shows a record, a key or a secret.
+All answers are JSON's values.  None shows a record, a key or a secret.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ STARTED: Final = time.monotonic()
 
 
 class NoSuchStream(Exception):
-    """Nobody has opened a stream of that name."""
+    """No client has opened a stream of that name."""
 
 
 @dataclass(slots=True)
 class Drained:
-    """How a daemon ended, as far as it has.  ``empties_for_seconds``: how long queues may be delivered before that."""
+    """How a daemon ended, as far as it has.  ``empties_for_seconds``: how long it delivers its queues first."""
 
     empties_for_seconds: float | None = None
     returned_records: int = 0
     undelivered_records: int = 0
-    """Of no caller, so that nobody could have them back: they are lost."""
+    """Records that are lost, because they had no caller to return to."""
 
     def empty_for(self, seconds: float) -> None:
         """Deliver the queues for this long first."""
         self.empties_for_seconds = seconds
 
     def end(self, *, returned_records: int, undelivered_records: int) -> None:
-        """Nothing is left of any row."""
+        """Note how many rows were returned and lost, when none is left."""
         self.returned_records, self.undelivered_records = returned_records, undelivered_records
 
 
@@ -70,7 +70,10 @@ class Node(Protocol):
 
 
 class Commands:
-    """See the module's text.  Raises NoSuchStream, and ConfigurationError where settings do not hold."""
+    """The commands of `producerctl`.
+
+    They raise NoSuchStream for an unknown name, and ConfigurationError for wrong settings.
+    """
 
     def __init__(self, node: Node, streams: Streams) -> None:
         self._node = node
@@ -98,7 +101,7 @@ class Commands:
         return self._stream(name).shards(self._loop.time())
 
     def dump(self) -> JsonObject:
-        """Everything that whoever looks for a fault would ask for."""
+        """Return everything that helps to find a fault."""
         frames = sys._current_frames()
         return {
             "status": self.status(),
@@ -122,7 +125,7 @@ class Commands:
     # ---- orders
 
     async def flush(self, name: str | None, timeout_seconds: float | None) -> JsonObject:
-        """Deliver all that was accepted until now; what became of each record of it, and how many have not ended."""
+        """Deliver all records accepted until now.  Return how they ended, and how many have not ended."""
         streams = list(self._streams) if name is None else [self._stream(name)]
         flushings = {stream.name: stream.flush_all() for stream in streams}
         try:
@@ -130,7 +133,7 @@ class Commands:
                 for flushing in flushings.values():
                     await flushing.done.wait()
         except TimeoutError:
-            pass  # the numbers say it
+            pass  # the counts show how many have not ended
         return {"streams": {name: flushing.counts() for name, flushing in flushings.items()}}
 
     async def drain(self, timeout_seconds: float | None) -> JsonObject:
@@ -165,7 +168,7 @@ class Commands:
 
 
 def _totals(stream: Stream, now: float) -> JsonObject:
-    """What `producerctl top` makes rates of."""
+    """Return the totals from which `producerctl top` computes rates."""
     stats = stream.pipeline.stats
     return {
         "ingest_records": stats.ingest_records,
@@ -182,12 +185,12 @@ def _totals(stream: Stream, now: float) -> JsonObject:
 
 
 def _memory() -> dict[str, str]:
-    """As Linux tells it."""
+    """Return the memory's numbers as Linux reports them."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return dict(line.split(":\t", 1) for line in lines if line.startswith(("Vm", "Rss", "Threads")))
 
 
 def _lines(stack: Iterable[traceback.FrameSummary]) -> list[str]:
-    """Where, and not with which values."""
+    """Return the places in a stack, without any values."""
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in stack]
