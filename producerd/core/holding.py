@@ -86,7 +86,7 @@ def sentence(holding: Holding, facts: Facts) -> str:
     if holding.cause == "node_limit":
         return (
             f"the queues of all streams together are at their limit, {facts.queues.used_bytes:,} of "
-            f"node_queue_limit_bytes = {facts.queues.limit_bytes:,}: `producerctl status` shows who holds them"
+            f"node_queue_limit_bytes = {facts.queues.limit_bytes:,}: `producerctl status` shows which streams hold most"
         )
     return ("the queue is at its limit: " if facts.is_full else "") + _what_holds(holding, facts)
 
@@ -96,7 +96,7 @@ def _what_holds(holding: Holding, facts: Facts) -> str:
     if cause == "hot_shard":
         holds = f"{shard_id} holds {share:.0%} of what waits"
         if throttled:
-            return f"{holds} and throttles below 1 MiB/s and 1,000 records/s: see who else writes to it, or split it"
+            return f"{holds} and throttles below 1 MiB/s and 1,000 records/s: see what else writes to it, or split it"
         return f"{holds}: spread its keys, or split the shard"
     if cause == "shard_rate" and throttled:
         return "the shards throttle below 1 MiB/s and 1,000 records/s each, as if others wrote to them: add shards"
@@ -122,7 +122,7 @@ def _service_holds(failed_as: str) -> str:
     if failed_as == Code.UNREACHABLE:
         return "the service cannot be reached: look at region, endpoint_url and this host's network"
     if failed_as == Code.THROTTLED:
-        return "the service throttles whole requests: look who else calls it in this account"
+        return "the service throttles whole requests: see what else calls it in this account"
     return "the service does not take them"
 
 
