@@ -434,7 +434,7 @@ def _records_failed(text: str, failures: Sequence[RowFailure]) -> RecordsFailed:
 
 
 def _clock(timeout_seconds: float | None) -> Callable[[], float | None]:
-    """Return a function that returns how many seconds of a time-out are left; None waits for ever."""
+    """Return a function that returns how many seconds of a time-out are left; None waits forever."""
     ends = None if timeout_seconds is None else time.monotonic() + min(timeout_seconds, MOST_SECONDS)
     return lambda: None if ends is None else max(0.0, ends - time.monotonic())
 

@@ -104,7 +104,7 @@ class Option(NamedTuple):
 def from_text(given: Mapping[str, str]) -> WriterOptions:
     """Return the options of ``df.write.format("producerd")``.
 
-    Durations may have Spark's units, and "none" waits for ever.
+    Durations may have Spark's units, and "none" waits forever.
     """
     known = {option.camel.lower(): option for option in OPTIONS if option.read}
     problems, values = [], {}
@@ -199,7 +199,7 @@ def _are_json_options(value: Any) -> bool:
 
 _COLUMN: Final = "give a column's name, an SQL expression or a Column"
 _SECONDS: Final = f"give a number of seconds, 0 to {MOST_SECONDS:,}"
-_SECONDS_OR_NONE: Final = f"{_SECONDS}, or None to wait for ever"
+_SECONDS_OR_NONE: Final = f"{_SECONDS}, or None to wait forever"
 
 OPTIONS: Final[Sequence[Option]] = (
     Option(
@@ -237,7 +237,7 @@ OPTIONS: Final[Sequence[Option]] = (
     Option(
         "json_options",
         "Spark's own options of `to_json` for the default payload, such as `timestampFormat` or `ignoreNullFields`",
-        "give a mapping of names to texts, numbers or booleans, as to to_json",
+        "give a mapping of names to texts, numbers or booleans, as for to_json",
         lambda value: value is None or _are_json_options(value),
         None,
     ),
@@ -256,14 +256,14 @@ OPTIONS: Final[Sequence[Option]] = (
     ),
     Option(
         "put_timeout_seconds",
-        "how long a task waits for room in the queue; for ever by default",
+        "how long a task waits for room in the queue; forever by default",
         _SECONDS_OR_NONE,
         _seconds_or_none,
         seconds,
     ),
     Option(
         "flush_timeout_seconds",
-        "how long a task waits for its last acknowledgement; for ever by default",
+        "how long a task waits for its last acknowledgement; forever by default",
         _SECONDS_OR_NONE,
         _seconds_or_none,
         seconds,

@@ -40,7 +40,7 @@ SILENT_SECONDS: Final = 360.0
 
 
 class Deadline(NamedTuple):
-    """When a time-out of ``seconds`` ends, by `time.monotonic`; None waits for ever."""
+    """When a time-out of ``seconds`` ends, by `time.monotonic`; None waits forever."""
 
     seconds: float | None
     at: float | None

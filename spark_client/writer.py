@@ -60,7 +60,7 @@ class KinesisBatchWriter:
     only this record out and lists it in the result.
 
     Time-outs are in seconds.  ``put_timeout_seconds`` is for room in the queue, ``flush_timeout_seconds`` for the last
-    acknowledgement; None waits for ever.  ``connect_timeout_seconds`` is for a daemon that is starting.
+    acknowledgement; None waits forever.  ``connect_timeout_seconds`` is for a daemon that is starting.
     ``reconnect_timeout_seconds`` is for a daemon that was lost or restarts.  What it did not acknowledge is then sent
     again.  With 0 the task fails, and Spark tries it again.
 

@@ -65,7 +65,7 @@ def test_text_is_read_without_regard_to_case(given: dict[str, str], found: dict[
         ({"connectTimeoutSeconds": "none"}, "connectTimeoutSeconds='none': give a number of seconds"),
         (
             {"putTimeoutSeconds": "30d"},
-            "putTimeoutSeconds='30d': give a number of seconds, 0 to 1,000,000, or 'none' to wait for ever",
+            "putTimeoutSeconds='30d': give a number of seconds, 0 to 1,000,000, or 'none' to wait forever",
         ),
         ({"onBadRecord": "ignore"}, "onBadRecord='ignore': give 'fail' or 'skip'"),
         ({"stream": " "}, "stream=' '"),
