@@ -129,7 +129,10 @@ class Channel:
         self._socket.close()
 
     def cut(self) -> None:
-        """From any thread: end the session and wake the thread that waits in it, which `close` would not do."""
+        """End the session and wake the thread that waits in it, which `close` would not do.
+
+        Any thread may call this.
+        """
         with contextlib.suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -126,8 +126,8 @@ class KinesisClient:
         """Hand one record to the daemon; wait while there is no room for it.
 
         Returns a future that is done when the record is stored, and that raises RecordsFailed if it cannot be.  Raises
-        BackpressureTimeout if there was no room in time (then nothing was taken), Refused if the stream takes no
-        records, ConnectionFailed without a daemon, and TypeError for data that is not text or bytes.
+        BackpressureTimeout if there was no room in time.  The daemon then took nothing.  Raises Refused if the stream
+        takes no records, ConnectionFailed without a daemon, and TypeError for data that is not text or bytes.
         """
         record = Record(data, partition_key, explicit_hash_key)
         return self.put_many([record], stream=stream, timeout_seconds=timeout_seconds)

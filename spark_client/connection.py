@@ -87,7 +87,10 @@ class Connection:
         self._session.close()
 
     def abandon(self) -> None:
-        """From any thread: end the session.  Calls that wait in it raise ConnectionFailed and look for no daemon."""
+        """End the session.  Calls that wait in it raise ConnectionFailed and look for no daemon.
+
+        Any thread may call this.
+        """
         self._reconnect_timeout_seconds = 0.0
         self._session.cut()
 

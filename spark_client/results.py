@@ -81,7 +81,7 @@ class SkippedRow(NamedTuple):
 
 
 class PartitionResult(NamedTuple):
-    """What one task sent.
+    """The result of one task.
 
     ``records`` counts all rows.  ``failures`` has those that are not STORED, skipped rows included.  ``bytes`` counts
     stored rows only.

@@ -40,7 +40,7 @@ SILENT_SECONDS: Final = 360.0
 
 
 class Deadline(NamedTuple):
-    """When a time-out of ``seconds`` ends, by `time.monotonic`; None waits forever."""
+    """The end of a time-out of ``seconds``, by `time.monotonic`; None waits forever."""
 
     seconds: float | None
     at: float | None
@@ -59,7 +59,7 @@ class OpenStream(NamedTuple):
 
 
 class WaitTime:
-    """How long a client has waited in all, for any daemon, and after how long the log reports that next."""
+    """The time for which a client has waited for any daemon, and the time at which the log reports it next."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -119,7 +119,7 @@ class DaemonSession:
         self._channel.close()
 
     def cut(self) -> None:
-        """From any thread: end the session, and wake the thread that waits in it."""
+        """End the session, and wake the thread that waits in it.  Any thread may call this."""
         self._channel.cut()
 
     # ---------------------------------------------------------------------------------------------------------- streams

@@ -4,8 +4,8 @@ The gate never grants room past a limit, and in the end grants every frame that 
 
 - Within a session, frames are granted in their order.  Among the sessions that could receive a body now, the one with
   the fewest bytes in the queue is next, then the longest waiting.  No session overtakes the one that is next.
-- While other sessions have the stream open, the last eighth of a limit is reserved for sessions that hold less than an
-  equal share of the rest.  So a session that returns after a pause finds room for more than one frame.
+- While other sessions have the stream open, the last eighth of a limit is reserved.  Only sessions that hold less than
+  an equal share of the rest may use it.  So a session that returns after a pause finds room for more than one frame.
 - If the node is full, a stream still gets its floor (`NodeBudget`).
 - Granted frames whose bodies have not arrived hold up to a quarter of the limit, or are exactly one frame.
 

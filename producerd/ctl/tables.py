@@ -113,7 +113,7 @@ def count(number: int, what: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as they must be; numbers stand right."""
+    """Yield the lines of a table.  Each column is as wide as its widest value, and numbers are aligned to the right."""
     columns = range(len(head))
     widths = [max(len(row[place]) for row in (head, *rows)) for place in columns]
     numbers = [rows[0][place][0].isdigit() for place in columns]

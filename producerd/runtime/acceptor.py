@@ -21,7 +21,7 @@ LOOK_SECONDS: Final = 2.0
 
 
 class Acceptor:
-    """Makes a protocol for each connection to the listener's sockets.
+    """The acceptor of a listener's sockets, which makes a protocol for each connection.
 
     ``problem`` says why no client can connect at the path now, or is None if clients can.  The daemon always serves
     clients that are connected, and clients that reach an earlier socket.

@@ -34,7 +34,10 @@ class NoSuchStream(Exception):
 
 @dataclass(slots=True)
 class Drained:
-    """How a daemon ended, as far as it has.  ``empties_for_seconds``: how long it delivers its queues first."""
+    """The result of draining, as far as it has come.
+
+    ``empties_for_seconds``: how long the daemon delivers its queues first.
+    """
 
     empties_for_seconds: float | None = None
     returned_records: int = 0

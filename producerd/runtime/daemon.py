@@ -316,7 +316,7 @@ class Daemon:
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
                     await self._all_gone.wait()
 
-    # ---- what is asked of it
+    # ---- questions
 
     @property
     def state_name(self) -> str:

@@ -38,16 +38,16 @@ than it saves (docs/decisions, 0007).  Larger pieces would keep all connections 
 TURN_MICROSECONDS: Final = 1_600
 """Work in one turn of the loop after which the loop thread begins no more, so that the sockets have their turn."""
 BYTES_A_MICROSECOND: Final = 256
-"""Bytes that the loop thread is assumed to handle in a microsecond, in addition to one row.  Measurements show up to
-220 for encoding aggregates, and 3,000 otherwise."""
+"""Bytes that the loop thread is assumed to handle in a microsecond, in addition to one row.  Measured are up to 220 for
+encoding aggregates, and 3,000 for other work."""
 
 R = TypeVar("R")
 
 
 class Dispatcher:
-    """Carries the work of the node's streams, and completes each piece exactly once.
+    """The carrier of the work of the node's streams, which completes each piece exactly once.
 
-    A stream is added together with its way to Kinesis, and looked at when it was touched.  The dispatcher calls
+    `add` gives it a stream and the stream's way to Kinesis.  It looks at a stream after each `look_at`.  It calls
     ``settled`` each time that streams have settled.
     """
 
@@ -108,7 +108,7 @@ class Dispatcher:
             self._loop.call_soon(self._pump)
 
     def forget(self, stream: Stream) -> None:
-        """Carry no more work of this stream, of which none is in flight."""
+        """Carry no more work of this stream.  The caller ensures that none is in flight."""
         del self._kinesis[stream]
         self._touched.pop(stream, None)
         self._held_back.pop(stream, None)

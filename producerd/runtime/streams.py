@@ -1,4 +1,4 @@
-"""Streams: the node's streams by name, opened when a client first asks for one, and forgotten when nothing uses it."""
+"""Streams: the node's streams by name.  A client opens them, and the daemon forgets those that nothing uses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ FORGET_SECONDS: Final = 24 * 3_600.0
 Some jobs put the date in the stream's name.
 """
 FORGET_BROKEN_SECONDS: Final = 600.0
-"""The same for a stream that does not work, so that a misspelt name does not raise an alert for a day."""
+"""Idle time after which the daemon forgets a stream that does not work.
+
+A misspelt name then raises an alert for minutes, not for a day.
+"""
 LOOK_SECONDS: Final = 60.0
 
 
@@ -74,7 +77,7 @@ class Streams:
         return sum([stream.pipeline.stats.ingest_records for stream in self]) if self.are_quiet else None
 
     def open(self, name: str) -> Stream:
-        """Return the stream of this name, which is made at the first call.
+        """Return the stream of this name, and make it at the first call.
 
         Raise Refused if the daemon may not take it.
         """

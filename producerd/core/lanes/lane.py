@@ -23,11 +23,12 @@ MAX_REQUESTS_OF_SLOW_LANE: Final = 12
 """Most requests of a slow lane in flight.  A shard that answers in 6 s needs 12 of 500 rows to store 1,000 a second."""
 SLOW_LANE_PAUSE_SECONDS: Final = 0.5
 """Pause between requests of a slow lane, so that each is full.  With 0.1 s a slow lane stored 530 of its 1,000 rows a
-second, and callers that mix their rows over 16 shards had 55 % of the rate that they have with this pause."""
+second.  Callers that mix their rows over 16 shards then had 55 % of the rate that they have with this pause."""
 ENTRY_OVERHEAD_BYTES: Final = 40
 """Upper bound of the bytes that a row adds to its key and data, with an explicit hash key of 39 digits."""
 AGGREGATED_OVERHEAD_BYTES: Final = 25
-"""The same bound for a row without an explicit hash key in an aggregate of at least two: tags, lengths, framing."""
+"""Upper bound of the bytes that a row without an explicit hash key adds in an aggregate of at least two: tags, lengths
+and framing."""
 LOOK_AHEAD_SPANS: Final = 32
 """Most spans that are searched for further rows behind rows that must wait for an earlier row of their key."""
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)

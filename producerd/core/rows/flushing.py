@@ -9,9 +9,9 @@ from producerd.errors import Outcome
 
 
 class Flushing:
-    """Counts how the rows of some frames end, for the rows that had not ended when the flush began.
+    """A count of how the rows of some frames end, for the rows that had not ended when the flush began.
 
-    Calls ``done`` once, as soon as no row is open: in the constructor if none is.
+    It calls ``done`` once, as soon as no row is open: in the constructor if none is.
     """
 
     def __init__(self, frames: Iterable[Frame], done: Callable[[], object]) -> None:

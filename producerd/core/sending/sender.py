@@ -118,7 +118,7 @@ class Sender:
         return bool(self._alone) or self.lanes.have_work(now)
 
     def next_time(self) -> float:
-        """When something is due that no other call will bring about; ``inf`` if nothing is."""
+        """Return when something is due that no other call will cause, or ``inf`` if nothing is."""
         due, hold_until = self.in_flight.next_time(), self.in_flight.hold_until
         due = min(due, inf if self.paused else self.health.gives_up_at)
         # Without room an answer, or the operator, brings it about; a time that has passed would hide what is due later.
@@ -139,7 +139,7 @@ class Sender:
         return (self.lanes.waiting or bool(self._alone)) and self.in_flight.held_by_node
 
     def holding(self, now: float) -> Holding:
-        """What holds the queue.  Looks at every span: ask it seldom."""
+        """Return what holds the queue.  Reads every span, so call it rarely."""
         if self.paused:
             return Holding("paused")
         refused = self.health.state in (HealthState.SUSPECT, HealthState.BROKEN)
@@ -569,7 +569,7 @@ class Sender:
             self._send_alone(first_half)
 
     def _give_back(self, request: Request) -> None:
-        """Return to the lanes what they were charged for a request of which nothing was stored."""
+        """Return to the lanes their charge for a request that stored nothing."""
         if request.encoded is None:
             for lane, (entries, bytes_) in request.paid.items():
                 lane.give_back(entries, bytes_)

@@ -1,7 +1,7 @@
 """KnownShards: everything that the daemon knows about one stream's shards.
 
-That is the newest list, how far the daemon may believe an answer, how long rows wait for a list that does not come, and
-when the list is read again.
+It has the newest list, and decides how far the daemon may believe an answer.  It also knows how long rows wait for a
+list that does not come, and when the list is read again.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class AwsClient:
     """A botocore client for one access, with its credentials and clock."""
 
     def __init__(self, access: Access, loader: Any, tasks: asyncio.TaskGroup, opened: AsyncExitStack) -> None:
-        self.was_answered = False  # whether the endpoint ever answered, be it with an error
+        self.was_answered = False  # whether the endpoint ever answered, even with an error
         self.clock = ServiceClock()
         self.credentials = RenewedCredentials(self._resolve, self.clock, tasks, of=access.role_arn or "the daemon")
         self._access = access

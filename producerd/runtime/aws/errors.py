@@ -58,7 +58,7 @@ def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
 
 
 def is_answer(error: Exception) -> bool:
-    """Return whether the endpoint answered, be it with an error or with an answer that cannot be read."""
+    """Return whether the endpoint answered, even with an error or with an answer that cannot be read."""
     return isinstance(error, boto_errors.ClientError) or not isinstance(error, EXPECTED)
 
 
