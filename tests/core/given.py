@@ -1,4 +1,4 @@
-"""Aggregates that callers made themselves, and a pipeline with a service that takes them."""
+"""Helpers that make aggregates as callers make them, and a pipeline with a service that stores them."""
 
 from __future__ import annotations
 

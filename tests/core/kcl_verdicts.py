@@ -1,7 +1,7 @@
-"""What Amazon's consumer makes of mutants, and whether producerd decides likewise.
+"""Compare what Amazon's consumer library (KCL) makes of mutated aggregates with what producerd decides about them.
 
-``kcl_verdicts.json`` keeps what the KCL makes of a few hundred.  `python -m tests.core.kcl_verdicts` asks it again, for
-which it needs a JDK and Maven.
+``kcl_verdicts.json`` keeps the KCL's verdicts on a few hundred mutants.  `python -m tests.core.kcl_verdicts` asks the
+KCL again, for which it needs a JDK and Maven.
 """
 
 from __future__ import annotations

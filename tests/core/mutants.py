@@ -1,6 +1,6 @@
-"""Payloads under a right digest whose message keeps the rules of the aggregate's format, bends them or breaks them.
+"""Payloads with a right digest whose message keeps, bends or breaks the rules of the aggregate's format.
 
-`named` has each oddity alone, `mutants` any of them together, with flipped bytes.
+`named` yields each oddity alone.  `mutants` combines any of them at random, with flipped bytes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ODD_KEYS: Final = {
     "is empty": b"",
     "has 256 characters of 4 bytes": "😀".encode() * 256,
     "has 257 characters": b"k" * 257,
-    "is no UTF-8": b"\xff",
+    "is not UTF-8": b"\xff",
     "ends within a character": b"key\xe2\x82",
     "ends within a character of 4 bytes": b"key\xf0\x9f\x98",
     "has a character cut short": b"\xe2\x82key\xf0\x9fkey",
@@ -63,7 +63,7 @@ ODD_KEYS: Final = {
     "ends in half of half of a pair": b"\xed\xa0",
     "has an overlong character": b"\xc0\xaf\xe0\x80\xaf\xf0\x80\x80\xaf",
     "is beyond Unicode": b"\xf4\x90\x80\x80\xf8\x88\x80\x80\x80",
-    "has 257 bytes that are no UTF-8": b"\xff" * 257,
+    "has 257 bytes that are not UTF-8": b"\xff" * 257,
 }
 HASH_KEYS: Final = (b"0", b"7", b"%d" % 2**127, b"%d" % (BEYOND - 1), b"%d" % (BEYOND // 3))
 ODD_HASH_KEYS: Final = {
@@ -103,13 +103,13 @@ ODD_HASH_KEYS: Final = {
         ),
         *("\u96f6", "five", "5\x00", "\ufeff5", "\u200e5"),
     )
-} | {"is no UTF-8": b"5\xff", "ends within a digit": b"5\xd9", "of 257 bytes that are no UTF-8": b"\xff" * 257}
+} | {"is not UTF-8": b"5\xff", "ends within a digit": b"5\xd9", "of 257 bytes that are not UTF-8": b"\xff" * 257}
 ODD_INDEXES: Final = (1, 9, 127, 128, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**63, 2**63 + 2**32, 2**64 - 1)
 RIGHT_TAG: Final = field(1, b"tag") + field(2, b"value")
 ODD_TAGS: Final = {
     "right": RIGHT_TAG,
     "without a value": field(1, b"tag"),
-    "that is no UTF-8": field(1, b"\xff"),
+    "that is not UTF-8": field(1, b"\xff"),
     "of two keys": field(1, b"one") + field(1, b"two"),
     "without a key": field(2, b"value"),
     "that is empty": b"",

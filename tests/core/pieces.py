@@ -1,4 +1,4 @@
-"""Spans of rows, each with the number of its lane, as the encoders take them."""
+"""Helpers that make the spans of rows which the encoders take, each with the number of its lane."""
 
 from __future__ import annotations
 

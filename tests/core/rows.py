@@ -1,4 +1,4 @@
-"""Rows for tests of the core: made, sorted, and looked at."""
+"""Helpers that make, sort and inspect rows for tests of the core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline that a test drives by hand, its requests, and the answers that a service gives."""
+"""A pipeline that a test drives step by step, with its requests and the answers that a service gives to them."""
 
 from __future__ import annotations
 

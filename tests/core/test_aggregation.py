@@ -1,4 +1,4 @@
-"""An aggregate is what Amazon's own tools read back, row for row, and its size is known before it is written."""
+"""Amazon's own tools read every row of an aggregate back, and its size is known before it is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing is admitted past a limit; what is taken is given back, once; a lowered limit only lets use fall."""
+"""A budget admits nothing past a limit, and gets back once whatever was taken.  A lowered limit only lets use fall."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_after_a_nodes_limit_was_lowered_its_use_only_falls_and_a_raised_one_is_
     first.take(1, 800)
     node.has_freed = False
     node.set_limits(600, 60)
-    assert node.has_freed, "whoever waits is looked at again"
+    assert node.has_freed, "the gate looks again at the callers that wait"
     assert not node.fits(first, 1)
     assert not node.fits(second, 1)
     first.release(0, 300)

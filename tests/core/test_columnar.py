@@ -1,5 +1,7 @@
-"""The columnar twin writes the bytes that the loop over rows writes, whatever the rows and the bounds, and reads the
-same answers."""
+"""The columnar encoder writes the same bytes as the loop over rows, whatever the rows and the bounds are.
+
+Both read the same results out of an answer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request's body holds its rows as Kinesis reads them, within every bound; an answer of any bytes is understood."""
+"""A request's body holds its rows as Kinesis reads them, within every bound.  Any bytes may come as its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An endpoint that is wrong by evidence is waited for as long as the setting says; whatever may pass is waited for."""
+"""A stream waits for a provably wrong endpoint as long as the setting says, and without limit for other faults."""
 
 from __future__ import annotations
 

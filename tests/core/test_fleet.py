@@ -1,7 +1,7 @@
-"""Many daemons on one stream share its shards: nearly all of the quota is used, and nobody starves.
+"""Many daemons on one stream share its shards: together they use nearly all of the quota, and none starves.
 
-Pipelines in virtual time, each with what a daemon has but sockets and threads, on the fake Kinesis with its
-limits enforced.  Nobody tells them of each other: all that a lane knows is which of its entries were throttled.
+Each pipeline runs in virtual time with all that a daemon has except sockets and threads.  The fake Kinesis enforces its
+limits.  The daemons do not know of each other: a lane knows only which of its own entries were throttled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TICK_SECONDS: Final = 0.25
 
 
 class Producer:
-    """One daemon's pipeline, offered so many bytes a second; what finds no room is not taken."""
+    """One daemon's pipeline, which is offered ``bytes_per_second`` and takes only what it has room for."""
 
     def __init__(self, fleet: Fleet, number: int, bytes_per_second: float) -> None:
         self.fleet = fleet
@@ -163,7 +163,7 @@ class Fleet:
         self.now = until
 
     def restart(self, producers: int) -> None:
-        """So many end at once, and others begin in their place with nothing learnt."""
+        """Stop this many producers at once, and start others in their place that have learnt nothing yet."""
         for place in range(producers):
             self.producers[place].stopped = True
             self.producers[place] = Producer(self, 1_000 + place, self.bytes_per_second)

@@ -1,6 +1,6 @@
-"""Thousands of daemons that start at once: each stores within a minute, and none keeps the others from their lists.
+"""When thousands of daemons start at once, each stores within a minute, and each gets its list of shards.
 
-Each has a pipeline that aggregates, with rows of one caller from its first moment, and reads its shards and its summary
+Each has a pipeline that aggregates, and one caller that sends rows from the start.  It reads its shards and its summary
 when `producerd.core.reading_times` says, as `producerd.runtime.shard_watch` does.  The fake Kinesis answers ListShards
 100 times a second, for the stream, and DescribeStreamSummary 20 times a second, for the account.
 """

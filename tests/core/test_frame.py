@@ -1,4 +1,4 @@
-"""A frame is finished exactly when its last row ended, and says of each row that is not stored how it ended and why."""
+"""A frame is finished exactly when its last row ended, and it reports how and why each row ended that is not stored."""
 
 from __future__ import annotations
 

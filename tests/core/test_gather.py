@@ -1,4 +1,4 @@
-"""`Cells`: what it joins is what bytes.join would."""
+"""`Cells` joins pieces into the same bytes as `bytes.join` does."""
 
 from __future__ import annotations
 

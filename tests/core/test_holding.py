@@ -1,7 +1,7 @@
-"""What holds a full queue is named right: a hot shard only where other shards have room, and else the shards' number.
+"""A full queue names its true cause: a hot shard only while other shards have room, else that there are too few shards.
 
 Callers, gate and pipeline are real, the fake Kinesis enforces its limits, and time is virtual.  Each test looks every
-tenth of a second from the first moment on, and not at one that suits it.
+tenth of a second from the start, not only at a moment that suits it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests in flight bound what may be sent next to them, and a late one is known."""
+"""Requests in flight bound what may be sent next to them, and a request that is late is recognised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bulk check finds exactly the rows that a check of each row would, and only bytes that cannot be end a session."""
+"""The bulk check finds the same bad rows as a check of each row.  Only impossible bytes end a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lane hands out its rows in order, within bounds, and skips those whose caller is gone."""
+"""A lane hands out its rows in order, within bounds, and skips those whose caller has gone."""
 
 from __future__ import annotations
 

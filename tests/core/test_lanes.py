@@ -1,4 +1,4 @@
-"""A request takes rows of the lanes that may send, in their order; rows find their lane again when shards change."""
+"""A request takes rows from the lanes that may send, in their order.  Rows find their lane again when shards change."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Line:
         return job
 
     def fill(self, shard_index: int, rows: int, size: int = 10, tag: str = "") -> Job:
-        """So many rows of one shard."""
+        """Add this many rows of one shard."""
         start = self.lanes.map.shards[shard_index].start
         return self.add([(b"k", f"{tag}{i}".encode().ljust(size), b"%d" % start) for i in range(rows)])
 

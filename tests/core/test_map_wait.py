@@ -1,6 +1,6 @@
-"""While the list of shards does not come: aggregates wait for it, then go plain at one shard's pace, and never end.
+"""While there is no list of shards, aggregates wait for it, and then go plain at the pace of one shard.
 
-Only a denial refuses them.
+Their rows never fail because of that, unless the service denies the list.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def test_a_list_that_fails_for_now_is_waited_for_and_then_records_go_plain(code:
     desk.now = 110.0
     assert desk.begin()
     assert desk.pipeline.goes_plain
-    assert desk.pipeline.refuses(desk.now) is None, "and callers are let in"
+    assert desk.pipeline.refuses(desk.now) is None, "and the gate admits callers"
     sent = desk.send()
     assert inside(sent) == [1] * 20
     sent.stored("shard-7")
@@ -390,7 +390,7 @@ def test_rows_that_wait_for_the_list_alone_can_end_before_it_comes(end: str) -> 
     assert not desk.finished()
     if end == "its caller leaves":
         desk.pipeline.discard("caller")
-    elif end == "it is denied":  # and nobody is let in any more, who might be sorted
+    elif end == "it is denied":  # and the gate admits no more callers, whose rows would be sorted
         desk.fail(*DENIED)
         assert desk.pipeline.next_time() == desk.now + 10.0
         desk.now += 10.0
@@ -520,4 +520,5 @@ def test_while_the_stream_itself_fails_its_health_decides(code: str) -> None:
     wait.failed(code, "no", 2.0)
     assert (wait.ends_at, wait.denied) == (float("inf"), False)
     wait.failed("InternalFailure", "for now", 3.0)
-    assert wait.ends_at == (13.0 if code == Code.CREDENTIALS else 12.0), "credentials of ours are no answer"
+    # A failure of our own credentials is not an answer of the service.
+    assert wait.ends_at == (13.0 if code == Code.CREDENTIALS else 12.0)

@@ -1,4 +1,4 @@
-"""What all streams of a node have on their way is bounded, and no stream waits for another's answers."""
+"""All streams of a node together have a bounded amount in flight, and no stream waits for another's answers."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_larger_record_that_waits_for_another_stream_s_expires_in_time() -> No
 
 
 def test_a_larger_record_in_a_refused_request_waits_for_another_stream_s() -> None:
-    """What goes alone is no way around."""
+    """A record that is sent alone keeps to the limit, too."""
     node = NodeInFlight(80 * FLOOR, FLOOR)
     (desk,) = desks(1, node, request_max_bytes=1_000_000)
     frame = desk.submit([(b"k", b"large" * 120_000, b"0"), (b"k", b"small", b"0")])

@@ -1,4 +1,4 @@
-"""What an operator does to a running pipeline: other settings, a pause, a flush; nothing is dropped by any of them."""
+"""An operator may change settings of a running pipeline, pause it and flush it, and no record is dropped."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_a_drain_ends_a_pause_and_lets_nobody_begin_one() -> None:
 
 
 class Flush:
-    """One of the operator's, and how often it was told that it is done."""
+    """One flush of the operator, which counts how often it was reported as done."""
 
     def __init__(self, desk: Desk) -> None:
         calls: list[None] = []

@@ -1,4 +1,4 @@
-"""A lane never sends above its rate; it slows when its shard throttles, recovers after, and never stops for ever.
+"""A lane never sends above its rate.  It slows when its shard throttles, recovers afterwards, and never stops forever.
 
 The end of this module is a model of many lanes on one shard, which takes entries by the rules of the fake Kinesis.
 """
@@ -527,7 +527,7 @@ class OneShard:
         self._numbers = count()
 
     def add(self, lanes: int, load: float) -> None:
-        """So many more, that have so much to send together, in quotas."""
+        """Add this many lanes, which together have ``load`` quotas of the shard to send."""
         for _ in range(lanes):
             lane = _Lane(load * self.quota / lanes, self._record_bytes, self.now)
             self.lanes.append(lane)

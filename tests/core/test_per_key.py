@@ -1,4 +1,4 @@
-"""With `ordering = "per_key"` the rows of a key are stored in their order, and nothing that follows a failed row is."""
+"""With `ordering = "per_key"` the rows of a key are stored in their order, and no row after a failed one is."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def names(sent: Sent) -> str:
 
 
 def until_finished(frame: Frame) -> Iterator[None]:
-    """Turn after turn; what is lost is told, and not waited for."""
+    """Yield for each turn until the frame is finished, and fail after 300 turns instead of waiting forever."""
     for _ in range(300):
         if frame.finished:
             return
@@ -124,7 +124,7 @@ def test_after_a_partial_failure_each_key_goes_on_where_it_was(failure: dict[str
 
 
 def test_after_a_failure_that_passes_rows_wait_in_front_of_their_lane_and_nothing_overtakes_them() -> None:
-    """Without an order they would wait beside it, and later rows would go on."""
+    """Without an order they would wait next to the lane, and later rows would overtake them."""
     for failure in (LOST, UNSENT):
         desk = ordered()
         desk.submit(rows_named("a1 b1 a2"))
@@ -262,7 +262,7 @@ def test_an_aggregate_in_an_unknown_shard_holds_its_lane_until_a_map_tells() -> 
 
 @pytest.mark.law("Lane")
 def test_an_aggregate_that_is_in_doubt_holds_its_lane() -> None:
-    """After a silence only a map read anew says whether a consumer is handed it."""
+    """After a silence only a new reading of the map shows whether a consumer receives it."""
     desk = ordered(even_map(1), aggregate=True, aggregate_max_bytes=100)
     desk.submit([(b"k", b"%02d" % i, LOW) for i in range(8)])
     desk.sort()

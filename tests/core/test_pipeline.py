@@ -1,4 +1,4 @@
-"""The pipeline's stories, one at a time: when a batch seals, what each answer does to its rows, and how rows end."""
+"""The pipeline seals each batch in time, does what each answer calls for, and ends every row once."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_an_outage_makes_few_requests_a_second(failure: RequestFailed) -> None:
             sent.fail(failure)
         due = desk.pipeline.next_time()
         assert due is not None
-        assert due > desk.now, "a time that has passed is no time to wait for"
+        assert due > desk.now, "a pipeline never waits for a time that has passed"
         desk.now = due
     assert requests < 24 + 60, "at most one window, then about one every 2.5 s"
 
@@ -434,7 +434,7 @@ def test_a_stream_that_never_worked_breaks_at_once_and_every_queued_row_ends_wit
     assert {frame.frame_id for frame in desk.finished()} == {sealed.frame_id, sorting.frame_id, filling.frame_id}
     assert not lanes.finished, "five of its rows are in a request"
     other.stored()
-    assert desk.pipeline.health.state is HealthState.WORKING, "the first stored record mends it"
+    assert desk.pipeline.health.state is HealthState.WORKING, "the first stored record makes it work again"
     assert desk.finished() == [lanes]
     assert lanes.result().stored == 5
     for frame in (lanes, sealed, sorting, filling):
@@ -574,7 +574,7 @@ def test_an_aggregate_that_strayed_is_sent_once_more_by_the_newest_map_and_then_
     desk.send().stored("c-0")  # the shard was split, unseen
     desk.pipeline.set_shard_map(ShardMap([Shard("c-0", 0, 2**127 - 1), Shard("c-1", 2**127, MAX_HASH_KEY)]), desk.now)
     again = desk.send()
-    assert [len(parse(data) or []) for data in again.data] == [5, 5], "sorted anew"
+    assert [len(parse(data) or []) for data in again.data] == [5, 5], "sorted again"
     again.answer([{"SequenceNumber": "9", "ShardId": "c-1"}] * 2)  # split again, unseen
     assert not frame.finished
     desk.now += 11
@@ -670,7 +670,7 @@ def test_after_a_long_silence_an_aggregate_is_believed_only_by_a_map_read_anew(r
 
 @pytest.mark.law("ShardMap")
 def test_while_a_doubted_map_cannot_be_read_aggregates_are_not_believed_and_plain_records_are_sent() -> None:
-    """Throttled or broken readings settle nothing; without a limit each aggregate would be stored once in vain."""
+    """Throttled or broken readings settle nothing.  Without a limit each aggregate would be stored once for nothing."""
     desk = Desk(even_map(1), aggregate=True)
     desk.now += 60.0
     frame = desk.submit(spread(10))
@@ -927,7 +927,7 @@ def test_rows_of_an_owner_that_is_gone_end_at_once_unless_they_are_in_a_request(
     assert desk.budget.used_records == in_request, "records are free at once"
     assert desk.pipeline.stats.discarded_records["disconnected"] == 20 - in_request - stored_before
     assert go_on(desk, under_way) == 0, "none is sent again"
-    assert desk.finished() == [], "nobody is there to be told"
+    assert desk.finished() == [], "no caller is there to acknowledge it to"
     assert frame.finished
     assert desk.is_empty()
     assert desk.pipeline.next_time() is None
@@ -1057,7 +1057,7 @@ def test_a_bad_row_is_released_at_once_and_its_mates_are_sent() -> None:
 
 
 def test_a_probe_that_gets_no_answer_ends_with_the_service_s_message() -> None:
-    """A BROKEN stream keeps nobody waiting: what cannot be sent at once is told at once."""
+    """A BROKEN stream keeps no caller waiting: it fails at once what it cannot send at once."""
     desk = Desk()
     desk.submit(1)
     desk.sort()
@@ -1135,7 +1135,7 @@ def test_after_ten_idle_minutes_lanes_and_map_go_and_they_come_back_with_the_nex
     for sent in desk.send_all():
         sent.stored_as_predicted()
     assert frame.finished
-    assert not desk.pipeline.forget_shards(desk.now + 10**6), "idleness is counted anew"
+    assert not desk.pipeline.forget_shards(desk.now + 10**6), "the count of idle time begins again"
 
 
 @pytest.mark.law("Lane")

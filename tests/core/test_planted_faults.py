@@ -1,6 +1,6 @@
-"""The simulation can fail: each fault that is planted in the core here breaks a law, and the right one by name.
+"""The simulation finds faults: each one that a test plants in the core breaks a law, and the right one by name.
 
-A plant is a method of the core that does the wrong thing for the length of a test.
+A plant replaces a method of the core by one that does the wrong thing, for the length of a test.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def an_aggregate_is_judged_by_the_rows_that_are_left(patch: pytest.MonkeyPatch) 
 
 @breaks("acknowledgement", **SPLITS)
 def settled_by_the_predicted_shard(patch: pytest.MonkeyPatch) -> None:
-    """Whoever does not read the shard of an answer."""
+    """Settle rows without reading the shard in the answer."""
 
     def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
         return Verdicts(answer.errors + 1, answer.errors < -1, [])

@@ -1,4 +1,4 @@
-"""A protobuf message is read as protobuf-java reads it, and what that refuses is refused."""
+"""producerd reads a protobuf message as protobuf-java does, and refuses what protobuf-java refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream's shards are read soon where rows wait for them, and seldom enough for a fleet where none do."""
+"""A daemon reads a stream's shards soon when rows wait for them, and else seldom enough for a fleet of daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stateful objects print themselves with their numbers, so that a failed test or a debugger shows what is so."""
+"""The stateful objects print themselves with their numbers, so that a failed test or a debugger shows their state."""
 
 from __future__ import annotations
 

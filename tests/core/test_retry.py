@@ -1,4 +1,4 @@
-"""Every failure has a decision, nothing is tried again at once, and a stream's health follows its answers."""
+"""Every failure has a decision, no row is sent again at once, and a stream's health follows its answers."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_the_first_stored_record_mends_everything() -> None:
         assert (stream.state, stream.code, stream.message) == (H.WORKING, "", "")
         assert stream.admits(1.0)
         stream.looks_permanent("KMS", "no", 90.0)
-        assert stream.state is H.SUSPECT, "patience starts anew"
+        assert stream.state is H.SUSPECT, "patience starts again"
 
 
 @pytest.mark.law("RetryPolicy")

@@ -1,6 +1,6 @@
-"""What one bad shard, a slow uplink or an outage costs, measured in virtual time.
+"""One bad shard, a slow uplink or an outage delays other rows by no more than a bound, measured in virtual time.
 
-Callers, gate, pipeline and the fake Kinesis are real; time is not, so each figure is the same on every machine.
+Callers, gate, pipeline and the fake Kinesis are real.  Time is not, so each figure is the same on every machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MIB: Final = 1 << 20
 
 @cache
 def keys_of(shards: int) -> list[list[bytes]]:
-    """For each of so many equal shards some keys that it owns."""
+    """Return some keys that each shard owns, for a stream of this many equal shards."""
     found: list[list[bytes]] = [[] for _ in range(shards)]
     number = 0
     while min(map(len, found)) < 50:
@@ -37,7 +37,7 @@ def keys_of(shards: int) -> list[list[bytes]]:
 
 @cache
 def frame_for(records: int, record_bytes: int, shares: tuple[tuple[int, int], ...]) -> Columns:
-    """Rows of so many bytes (key + data); ``shares``: (shard, weight): of so many rows that many go there."""
+    """Return rows of ``record_bytes`` each, key and data.  ``shares`` has each shard's weight among them."""
     random = Random(records)
     round_of = [shard for shard, weight in shares for _ in range(weight)]
     places = [round_of[i % len(round_of)] for i in range(records)]

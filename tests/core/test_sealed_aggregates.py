@@ -1,6 +1,6 @@
-"""A payload that is an aggregate itself is taken apart in `kpl` mode: a consumer is handed every record in it.
+"""In `kpl` mode the daemon splits a payload that is an aggregate itself, so that a consumer gets every record in it.
 
-Sent as it is, Amazon's consumer would drop it wherever one of its records belongs to another shard than the first.
+If one of its records belonged to another shard than the first, Amazon's consumer would drop the payload as it is.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ UNDELIVERABLE = {
     "a table without records": (b"\x0a\x01k", "it has no records"),
     "a key that is not in the table": (b"\x0a\x01k\x1a\x05\x08\x01\x1a\x01d", "that is not in it"),
     "a hash key that is not in the table": (b"\x0a\x01k\x1a\x07\x08\x00\x10\x00\x1a\x01d", "that is not in it"),
-    "a hash key that is no number": (b"\x0a\x01k\x12\x01x\x1a\x07\x08\x00\x10\x00\x1a\x01d", "not a number"),
+    "a hash key that is not a number": (b"\x0a\x01k\x12\x01x\x1a\x07\x08\x00\x10\x00\x1a\x01d", "not a number"),
     "an empty hash key": (b"\x0a\x01k\x12\x00\x1a\x07\x08\x00\x10\x00\x1a\x01d", "not a number"),
     "a hash key below 0": (b"\x0a\x01k\x12\x02-1\x1a\x07\x08\x00\x10\x00\x1a\x01d", "not from 0 to 2^128-1"),
     "a hash key of 2^128": (
@@ -341,7 +341,7 @@ def test_a_part_that_a_child_stored_of_which_some_is_the_other_child_s_is_not_be
 
 @pytest.mark.parametrize("shards", [["nobody knows"] * 3, ["shard-0"] * 3])
 def test_after_stores_in_vain_its_records_go_out_plain(shards: list[str]) -> None:
-    """Whatever the map says: no map fault stores copies for ever.  Where no map comes at all, after one."""
+    """No fault of the map stores copies forever.  If no map comes at all, they go out plain after one store."""
     desk, frame, sent, users = three_shards()
     for _ in range(1 if shards[0] == "nobody knows" else 2):
         assert not frame.finished
@@ -355,7 +355,7 @@ def test_after_stores_in_vain_its_records_go_out_plain(shards: list[str]) -> Non
 
 
 def test_more_records_than_a_request_takes_stay_in_parts_and_are_given_up_as_unknown_at_last() -> None:
-    """They cannot go out plain in one request: where the map lies for ever the row ends, and is not stored for ever."""
+    """They cannot go out plain in one request.  So if the map stays wrong, the row ends as UNKNOWN."""
     service = Service(2)
     desk = service.desk
     frame = service.submit([aggregate_of([InnerRecord(b"k%d" % i, None, b"%d" % i) for i in range(600)])])
@@ -412,7 +412,7 @@ def test_halving_ends_with_the_row_alone_however_many_entries_it_was_cut_into() 
     requests = 0
     while not frame.finished:
         requests += 1
-        assert requests < 10, "halved for ever"
+        assert requests < 10, "halved forever"
         sent = desk.send()
         if requests == 1:
             assert sent.encoded.ends.tolist() == [1, 2, 2, 2, 2]

@@ -1,4 +1,7 @@
-"""What waits, for how long, and how it ends: time-to-live, throttles, slow shards, the window, possible duplicates."""
+"""Rows wait no longer than throttles, slow shards and the window require, and expire by their time-to-live.
+
+Every possible duplicate is counted.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +171,7 @@ def test_a_frame_expires_alone_and_the_younger_ones_of_its_job_are_delivered() -
 
 @pytest.mark.law("Row")
 def test_a_lane_that_has_no_pace_left_and_a_full_window_hide_no_expiry() -> None:
-    """A time that has passed would be no time to wait for."""
+    """The pipeline must not wait for a time that has passed."""
     desk = Desk(even_map(2), record_ttl_seconds=TTL, max_in_flight_requests=1, request_max_records=2)
     desk.submit([(b"k", b"%d" % i, LOW) for i in range(4)])
     desk.sort()
@@ -231,7 +234,7 @@ def test_throttled_rows_fail_where_that_is_wanted_and_their_mates_are_stored() -
 
 
 def test_the_last_error_is_forgotten_when_a_request_is_stored_whole() -> None:
-    """Else a caller would be told of an outage of long ago."""
+    """Otherwise a caller would get the error of an outage of long ago."""
     desk = Desk()
     desk.submit(2)
     desk.sort()
@@ -607,7 +610,7 @@ def test_while_the_stream_holds_a_lane_whose_time_has_come_hides_nothing() -> No
                 sent.stored_as_predicted()
         due = desk.pipeline.next_time()
         if due is not None:
-            assert due > desk.now, "a time that has passed is no time to wait for"
+            assert due > desk.now, "a pipeline never waits for a time that has passed"
             desk.now = due
     assert not desk.pipeline.queued_records
 
@@ -691,7 +694,7 @@ def test_a_record_that_makes_the_service_fail_does_not_sink_its_mates(code: str,
                 sent.stored_as_predicted()
         desk.now = max(desk.now + 0.01, desk.pipeline.next_time() or 0.0)
     assert frame.tallies[Outcome.STORED] == 199
-    assert frame.finished is not maybe, "what may be stored is sent for ever"
+    assert frame.finished is not maybe, "a row that may be stored is sent forever"
     if frame.finished:
         assert ends_of(frame) == {70: (Outcome.NOT_STORED, Code.RECORD_INVALID, False)}
 

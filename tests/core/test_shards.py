@@ -1,4 +1,4 @@
-"""Every hash key belongs to exactly one open shard, and a row is found there by exact arithmetic on 128 bits."""
+"""Every hash key belongs to exactly one open shard, which exact arithmetic on 128 bits finds."""
 
 from __future__ import annotations
 
@@ -314,12 +314,15 @@ def test_an_answer_that_comes_late_says_only_that_the_stream_was_there_when_its_
     known = known_from(halves(), now=100.0)
     known.stored(110.0, 115.0)
     known.stored(132.0, 132.0)
-    assert known.doubted, "it may have been stored at 110, and the stream made anew by 131"
+    assert known.doubted, "it may have been stored at 110, and the stream made again before 131"
 
 
 @pytest.mark.law("ShardMap")
 def test_a_doubt_that_only_silence_raised_ends_when_the_map_cannot_be_read() -> None:
-    """Who may not list shards would wait for ever; who may, or has more than silence against the map, waits on."""
+    """A daemon that may not list shards would wait forever.
+
+    A daemon that may list them, or has more than silence against the map, waits on.
+    """
     known = known_from(halves(), now=0.0)
 
     def doubted_after(tell: Callable[..., None], *told: Any) -> bool:

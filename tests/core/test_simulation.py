@@ -1,4 +1,4 @@
-"""A whole stream in virtual time: whatever fails, every accepted row ends once, and what is acknowledged can be read.
+"""Whatever fails, every accepted row ends once, and a consumer can read every record that was acknowledged.
 
 The starred laws of docs/laws.md are checked after every step (`tests.simulation.laws`), in the stories that
 `tests.simulation.story` draws from seeds.

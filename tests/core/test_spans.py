@@ -1,4 +1,4 @@
-"""Sorting loses no row and doubles none: each good row is once in its shard, in its key's order, in small buffers."""
+"""Sorting puts each good row exactly once into its shard, in the order of its key, in small buffers."""
 
 from __future__ import annotations
 

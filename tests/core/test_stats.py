@@ -1,4 +1,4 @@
-"""What is counted of requests and of records that were stored, in bulk, is what counting them one by one would give."""
+"""Counting requests and stored records in bulk gives the same numbers as counting them one by one."""
 
 from __future__ import annotations
 

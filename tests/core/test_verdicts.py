@@ -1,4 +1,4 @@
-"""An entry is delivered when a consumer is handed it: an answer is compared with the shards that are known."""
+"""An entry counts as delivered only if a consumer receives it: the answer's shard must match the known shards."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_row_that_was_an_aggregate_is_delivered_if_all_of_its_parts_are(
     verdicts = judge(request, answer(*results), known_from(even_map(2)))
     assert verdicts.classes.tolist() == [verdict] * 2, "all of its entries share the row's fate"
     assert verdicts.partly == ([0] if partly else [])
-    assert not verdicts.elsewhere.any(), "its lane is that of its first record alone"
+    assert not verdicts.elsewhere.any(), "only its first record decides its lane"
 
 
 @pytest.mark.law("ShardMap")
