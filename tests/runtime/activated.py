@@ -1,4 +1,4 @@
-"""A daemon that another process starts with an open socket, as systemd does."""
+"""A process that starts a daemon with an open socket, as systemd does."""
 
 from __future__ import annotations
 

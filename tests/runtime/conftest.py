@@ -1,4 +1,4 @@
-"""The fake service that the daemons of these tests send to, and an environment without an AWS of its own."""
+"""Fixtures: the fake service to which daemons send, and an environment that names no AWS of its own."""
 
 from __future__ import annotations
 

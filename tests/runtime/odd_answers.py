@@ -1,4 +1,4 @@
-"""Answers of a service that is not Kinesis, or not in its right mind: a good one in which something is another."""
+"""Answers of a broken service, or of one that is not Kinesis: good answers in which some values are replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ODD: Final[tuple[Any, ...]] = (
 
 
 def places(document: Any) -> Iterator[tuple[Any, Any]]:
-    """Every value in it, as what holds it and its key or index there."""
+    """Yield every value in the document, as its container and its key or index there."""
     keys = document.keys() if isinstance(document, dict) else range(len(document))
     for key in list(keys):
         yield document, key
@@ -24,7 +24,7 @@ def places(document: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def mutated(good: Any, random: Random) -> Any:
-    """One like it, but for one to three places that hold something odd, or nothing."""
+    """Return a copy in which one to three places hold something odd, or nothing."""
     document = copy.deepcopy({"": good})
     for _ in range(random.randint(1, 3)):
         holder, key = random.choice(list(places(document)))

@@ -1,4 +1,4 @@
-"""A server that keeps the requests that it gets."""
+"""An HTTP server that keeps the requests which it gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiohttp import web
 async def recording(
     answer: bytes | Callable[[dict[str, Any]], tuple[int, bytes]], status: int = 200
 ) -> AsyncIterator[tuple[str, list[tuple[Any, bytes]]]]:
-    """A server that keeps what it is sent, and says one thing or what it is told to."""
+    """Serve and keep each request.  ``answer`` is the one body to send, or makes each status and body."""
     requests: list[tuple[Any, bytes]] = []
 
     async def respond(request: web.BaseRequest) -> web.Response:

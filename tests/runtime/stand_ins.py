@@ -1,4 +1,4 @@
-"""Stand-ins for the daemon and for the socket of a session, and the messages of its client."""
+"""Stand-ins for the daemon and for the socket of a session, and the messages that its client sends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RULES = SessionRules(
 
 
 class StandInTransport(asyncio.Transport):
-    """Keeps what is written; chokes the protocol when it is told to be slow."""
+    """Keeps what is written, and chokes the protocol while a test has it slow."""
 
     def __init__(self, protocol: Session) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A daemon whose socket's file goes is found again, or says that it cannot be; who is connected notices nothing."""
+"""If its socket's file goes, the daemon binds it again or reports why it cannot.  Connected clients notice nothing."""
 
 from __future__ import annotations
 

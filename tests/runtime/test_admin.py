@@ -1,4 +1,4 @@
-"""The HTTP endpoints say what they are asked, and where they cannot be served is said before anything is."""
+"""The HTTP endpoints answer what they are asked, and the daemon reports before it serves if it cannot serve them."""
 
 from __future__ import annotations
 

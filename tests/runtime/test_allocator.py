@@ -1,4 +1,4 @@
-"""glibc takes every setting, and what the environment sets is left alone."""
+"""glibc takes every setting of the allocator, and the daemon leaves alone what the environment sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream's service is asked once for all who ask at about the same time, and its word is what a writer would meet."""
+"""The daemon asks a service once for all clients that check a stream together, and its answer holds for writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real daemon reaches its streams: several accounts, keys that rotate, what it asks of AWS, what it leaves behind."""
+"""A real daemon reaches streams of several accounts with keys that rotate, and asks no more of AWS than documented."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_one_daemon_sends_to_streams_of_two_accounts(kinesis: FakeKinesis, tmp_p
                 assert ack.stored == 10, ack
     assert set(here.used) == {"testing"}
     assert set(there.used) == {"ROLE1"}
-    assert (here.regions, there.regions) == ({"eu-west-1"}, {"us-east-1"}), "that of the ARN"
+    assert (here.regions, there.regions) == ({"eu-west-1"}, {"us-east-1"}), "the region of the ARN"
     names = [{entry.data.split(b"-")[0] for entry in fake.streams["flights"].entries()} for fake in (kinesis, theirs)]
     assert names == [{b"mine", b"named"}, {b"theirs"}]
 

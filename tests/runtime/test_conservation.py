@@ -1,4 +1,4 @@
-"""At every scrape, whatever fails: records are conserved, histograms agree with counters, and no series is new."""
+"""Whatever fails, each scrape conserves records, has histograms that agree with counters, and adds no series."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon as its clients meet it: what is acknowledged is in the stream, and whoever finds no room waits."""
+"""As its clients meet the daemon, acknowledged records are in the stream, and a caller that finds no room waits."""
 
 from __future__ import annotations
 

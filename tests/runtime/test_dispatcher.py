@@ -1,4 +1,4 @@
-"""Every job and request that is taken is completed exactly once: answered, failed, poisoned or given up."""
+"""The dispatcher completes every job and request exactly once: answered, failed, poisoned or given up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.law("Dispatcher")
 
 
 class StandInKinesis:
-    """Stores all, or waits for ever, or raises."""
+    """Stores all, or waits forever, or raises."""
 
     def __init__(self) -> None:
         self.hangs = False
@@ -65,7 +65,7 @@ class StandInKinesis:
 
 
 class Holding(StandInKinesis):
-    """Answers each request when it is told to."""
+    """Answers each request when the test says so."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""SIGTERM: every row of every caller ends exactly once, as stored, returned, or told that it may be stored."""
+"""After SIGTERM every row of every caller ends exactly once: as stored, as returned, or as possibly stored."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A wrong endpoint is one clear error, before a write and during one; what may pass fails nobody.
+"""A wrong endpoint is one clear error, before a write and during one.  Faults that may pass fail no caller.
 
-Daemons are real, and so are names that do not exist and certificates that nobody vouches for.  The wait for the first
-contact is a fraction of a second, and faults last many times as long.
+The daemons are real, and so are names that do not exist and certificates that no authority signed.  The wait for the
+first contact is a fraction of a second, and faults last many times as long.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ def test_after_a_refusal_of_put_records_the_stream_is_not_verified_until_records
         assert service.startswith("not verified: the last records were refused: ACCESS_DENIED: ")
 
 
-# ---- what is said
+# ---- what the daemon reports
 
 
 def test_a_total_outage_is_told_from_working(kinesis: FakeKinesis, server: FakeServer) -> None:

@@ -1,4 +1,4 @@
-"""Nobody is let in past a limit or before his turn, nobody waits for ever, and a caller that leaves leaves nothing."""
+"""The gate admits callers in turn and within limits, and none waits forever.  A caller that leaves holds nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAW = pytest.mark.law("AdmissionGate")
 
 
 def layout(charge_bytes: int, records: int = 1) -> Layout:
-    """A frame that counts so much against the limits."""
+    """Return a frame's layout with this charge against the limits."""
     data_bytes = charge_bytes - FRAME_CHARGE_BYTES - RECORD_CHARGE_BYTES * records
     assert data_bytes >= 0
     made = Layout(records, 0, data_bytes)
@@ -27,7 +27,7 @@ def layout(charge_bytes: int, records: int = 1) -> Layout:
 
 
 class Caller:
-    """A session that remembers what it was told; its body is received when the test says so."""
+    """A session that remembers what the gate reported.  Its body arrives when the test says so."""
 
     def __init__(self, gate: AdmissionGate, window_bytes: int = 2**40) -> None:
         self.gate = gate
@@ -511,7 +511,7 @@ def test_a_session_with_a_full_window_that_leaves_or_cancels_is_blocked_no_more(
 
 
 class World:
-    """Random callers on one gate; every grant is held against the order of walk 4, told anew from the outside."""
+    """Random callers on one gate.  Each grant is compared with the order of walk 4, computed here independently."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -521,7 +521,7 @@ class World:
         self.limit_records = self.random.choice([1, 3, 10_000])
         self.gate = make_gate(self.limit_bytes, self.limit_records)
         self.callers: list[Witness] = []
-        self.orphans: list[Ticket] = []  # held, and whoever sent them is gone
+        self.orphans: list[Ticket] = []  # held, though their callers have gone
         self.arrivals = 0
         self.shrunk = False
 
@@ -690,12 +690,12 @@ def test_thousands_of_random_worlds_keep_the_order_and_the_limits_and_nobody_wai
         world = World(seed)
         for _ in range(50):
             world.step(ending=False)
-        # Bodies arrive, rows settle, and nobody asks for more: everybody is let in.
+        # Bodies arrive, rows settle, and no caller asks for more: the gate admits every one.
         for _ in range(500):
             if not any(caller.open or caller.incomplete or caller.holds for caller in world.callers):
                 break
             world.step(ending=True)
-        assert not any(caller.open for caller in world.callers), f"seed {seed}: somebody waits for ever"
+        assert not any(caller.open for caller in world.callers), f"seed {seed}: a caller waits forever"
         while world.orphans:
             world.settle_orphan()
         assert is_empty(world.gate), f"seed {seed}"

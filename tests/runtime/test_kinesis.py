@@ -1,4 +1,4 @@
-"""What is asked of Kinesis arrives as it must, and whatever comes back is a value."""
+"""Each request reaches Kinesis in the right form, and whatever comes back becomes a value and not an exception."""
 
 from __future__ import annotations
 

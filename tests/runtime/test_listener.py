@@ -1,4 +1,4 @@
-"""A path leads to its daemon: mode and group hold before anybody can connect, and a file that goes is bound again."""
+"""A path leads to its daemon: its mode and group hold before any client can connect, and a lost file is bound again."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_a_socket_that_was_deaf_when_it_was_passed_is_bound_with_the_mode_of_the
 
 
 def test_a_passed_socket_that_cannot_be_bound_again_says_why_until_it_can(path: Path) -> None:
-    """The directory is no directory any more, which not even root can write to."""
+    """A file has replaced the directory, so not even root can bind a socket in it."""
     with manager(path) as give:
         passed = give()
         passed.look()

@@ -1,4 +1,4 @@
-"""Each message, ours or a library's, is one line on stderr, as text or as JSON; and nobody waits for its reader."""
+"""Each message, also of a library, is one line on stderr, as text or JSON.  The daemon never waits for its reader."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_a_login_in_a_url_is_left_out_and_nothing_else(capfd: pytest.CaptureFixt
     assert "a@b" in line
 
 
-# ---- what is told at all
+# ---- which events there are
 
 RUNTIME: Final = ROOT / "producerd" / "runtime"
 
@@ -248,7 +248,7 @@ def test_the_documents_tell_what_to_do_about_each_warning_and_error() -> None:
 
 
 def test_every_event_is_a_constant_text_with_values_that_have_names() -> None:
-    """But for `Outage`'s, whose names are constants."""
+    """The events of `Outage` are the exception, and their names are constants."""
     events = [
         call.args for called, call in calls() if re.fullmatch(r"log\.(debug|info|warning|error|exception)", called)
     ]
@@ -258,7 +258,7 @@ def test_every_event_is_a_constant_text_with_values_that_have_names() -> None:
 
 
 def test_wherever_work_on_rows_may_raise_the_exceptions_words_are_left_out() -> None:
-    """What the owners of state raise, which ends the daemon, is told whole: they see no row."""
+    """An exception of the owners of state, which ends the daemon, is logged whole, as they see no row."""
     exceptions = [call for called, call in calls() if called == "log.exception"]
     assert len(exceptions) > 3
     told_whole = [ast.literal_eval(c.args[0]) for c in exceptions if "exc_text=False" not in ast.unparse(c)]

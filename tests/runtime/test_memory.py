@@ -1,5 +1,7 @@
-"""A daemon whose cgroup has exactly what the law allows takes on all that it may, makes callers wait, and is not
-killed."""
+"""A daemon whose cgroup has exactly the memory that the law allows is not killed.
+
+It admits as much as its limits allow, and makes callers wait.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scrape is whole from the first one on, and remembers no stream that is gone."""
+"""Every scrape is whole, the first one too, and has no series of a stream that has gone."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_names_and_labels_are_those_that_were_promised() -> None:
 
 
 def test_labels_are_the_stream_and_closed_enumerations() -> None:
-    """But for the two that are 1 whatever their label is."""
+    """The two families that are 1 whatever their label is are the exception."""
     for family in (*NODE_FAMILIES, *STREAM_FAMILIES):
         assert bool(family.values) == bool(family.label) or family.name in ("build_info", "config_info")
     assert set(STATES) == {state.value for state in State}
@@ -176,7 +176,7 @@ def test_the_last_delivery_is_told_in_seconds_since_1970(monkeypatch: pytest.Mon
 
 def test_the_loops_lag_is_by_how_much_its_timers_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loop:
-        """Its one timer comes when it is told to."""
+        """Its one timer fires when the test says so."""
 
         def call_later(self, delay: float, look: Callable[[], None]) -> Any:
             assert delay == LAG_LOOK_SECONDS
@@ -313,7 +313,7 @@ def test_records_are_counted_by_how_often_they_were_sent() -> None:
 
 
 def test_what_held_the_queue_is_counted_in_the_time_that_callers_waited() -> None:
-    """The causes' seconds are those of backpressure_active_seconds, apart."""
+    """The seconds of all causes add up to `backpressure_active_seconds`."""
     flights = stream("flights")
     member = flights.gate.join(Blocked())
     flights.budget.take(flights.budget.limit_records, 0)

@@ -1,4 +1,4 @@
-"""One session's end never touches another: clients that are mute, slow, greedy or send garbage harm themselves only."""
+"""Clients that are mute, slow or greedy, or that send garbage, harm only themselves and no other session."""
 
 from __future__ import annotations
 

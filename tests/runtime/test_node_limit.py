@@ -86,7 +86,7 @@ def test_requests_that_hang_leave_other_streams_their_part_of_what_may_be_on_its
             client.put_many(records, timeout_seconds=PATIENCE_SECONDS)
             client.close(PATIENCE_SECONDS)
             assert len(other.streams["orders"].read().records) == 300
-            assert running.metrics()["inflight_requests"] <= 14, "10, but those of a shard's last rows are smaller"
+            assert running.metrics()["inflight_requests"] <= 14, "10, but requests of a shard's last rows are smaller"
             kinesis.standing.clear()
             server.release()
             hung.close(2 * PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""`producerd check --online`: what AWS says, line by line; nothing is stored, no secret shown, no wait without end."""
+"""`producerd check --online` reports each answer of AWS.  It stores nothing, shows no secret, and ends in time."""
 
 from __future__ import annotations
 

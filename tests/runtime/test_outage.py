@@ -1,4 +1,4 @@
-"""A while without the service, for real: the daemon hardly works, keeps its bounds, and is back within seconds."""
+"""During a real outage the daemon uses little CPU and keeps its bounds, and it recovers within seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU_SHARE = 0.02
 
 
 class Caller(threading.Thread):
-    """Puts frame after frame, as a Spark task does, until it is told to stop; then flushes."""
+    """Puts frame after frame, as a Spark task does, until the test stops it.  Then it flushes."""
 
     def __init__(self, running: DaemonProcess) -> None:
         super().__init__()

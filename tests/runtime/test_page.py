@@ -1,6 +1,6 @@
-"""The status page shows what a stream did and why it is slow, within bounds; what others said is text in it.
+"""The status page shows what a stream did and why it is slow, within bounds, and escapes all text of others.
 
-What asks a browser needs Debian's chromium (``apt-get install chromium``) and is skipped without it.
+Tests that ask a browser need Debian's chromium (``apt-get install chromium``) and are skipped without it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def stream_of(name: str = "flights", **differently: Any) -> Told:
 
 
 class Node:
-    """A daemon that is what the test says, and a clock that goes when it is told to."""
+    """A daemon with the state that the test gives it, and a clock that goes when the test says so."""
 
     def __init__(self, *streams: Told) -> None:
         self.now = 1_000.0
@@ -85,7 +85,7 @@ class Node:
         self.page = Page(lambda: {**self.told, "streams": [dict(each) for each in self.streams]}, lambda: self.now)
 
     def passes(self, seconds: float = LOOK_SECONDS, **more: float) -> None:
-        """So much of it, in which the first stream adds to its counters; then a look."""
+        """Let this time pass while the first stream adds to its counters, and then look."""
         self.now += seconds
         for name, number in more.items():
             self.streams[0][name] += number
@@ -391,7 +391,7 @@ class Timers:
 
 def test_it_looks_at_once_and_every_few_seconds_until_it_is_stopped() -> None:
     node, timers = Node(stream_of()), Timers()
-    node.page.watch(timers)  # type: ignore[arg-type] # it is no whole loop
+    node.page.watch(timers)  # type: ignore[arg-type] # it is only part of a loop
     for _ in range(3):
         seconds, callback, arguments = timers.due.pop()
         assert not timers.due
@@ -413,7 +413,7 @@ def test_it_may_be_stopped_before_it_watches() -> None:
 def browse(url: str, directory: Path, *, seconds: int = 2) -> str:
     """The page as it is after so long, in the browser's own time.  Nothing that it has may be against its policy."""
     assert CHROMIUM is not None
-    # It draws nothing to look at, and whoever runs the tests may be root: hence the first three.
+    # It draws nothing to look at, and root may run the tests: hence the first three.
     options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={directory}")
     dump = (f"--virtual-time-budget={seconds * 1000}", "--enable-logging=stderr", "--dump-dom")
     done = subprocess.run([CHROMIUM, *options, *dump, url], capture_output=True, text=True, timeout=60, check=True)
@@ -511,7 +511,7 @@ def test_a_browser_shows_why_a_real_daemons_stream_is_slow(
         until(shows_blocked, "the page shows that callers are blocked", PATIENCE_SECONDS + 3 * LOOK_SECONDS)
 
         def seen() -> str:
-            """As long as its records are not just being tried once more, which is no reason."""
+            """Return the page if it names the shard, which it does not while the shard's records are sent once more."""
             html = browse(running.url, tmp_path)
             return html if f"{shard} holds " in text_of(sections(html)["flights"]) else ""
 

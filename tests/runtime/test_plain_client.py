@@ -1,4 +1,4 @@
-"""`KinesisClient` against a real daemon: what it has taken is delivered, whatever becomes of its caller."""
+"""`KinesisClient` with a real daemon delivers what it has taken, whatever becomes of its caller."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Prometheus reads what the daemon says, and the alerts that go with it are tested and explained.
+"""Prometheus reads the daemon's metrics, and every alert for them is tested and explained.
 
-What asks Prometheus itself needs its Debian package (``apt-get install prometheus``) and is skipped without it.
+Tests that ask Prometheus itself need its Debian package (``apt-get install prometheus``) and are skipped without it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Calls:
 
 
 def calls_of_frames(endpoint: str, aggregation: str, sizes: dict[int, int], path: Path) -> dict[int, int]:
-    """For frames of so many records, of so many bytes each, the fewest calls of six: late events are left out."""
+    """Return the fewest calls of six for each frame of ``sizes`` (records, bytes each), without late events."""
     settings: dict[str, Any] = {"aggregation": aggregation, "linger_seconds": 0, "request_timeout_seconds": 30}
     settings["shard_rate_fraction"] = 10_000
     config = Config(

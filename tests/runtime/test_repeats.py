@@ -1,4 +1,4 @@
-"""The same message passes a few times within a window; the rest is counted, and told once."""
+"""The same message passes a few times within a window.  The rest is counted, and logged once as a number."""
 
 from __future__ import annotations
 

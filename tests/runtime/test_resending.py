@@ -1,4 +1,4 @@
-"""What a lost or stopped daemon did not acknowledge is sent to its successor, within the same call, and counted."""
+"""A client sends what a lost or stopped daemon did not acknowledge to its successor in the same call, and counts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service does to the daemon, end to end: refusals are told to the caller, outages are waited out."""
+"""The daemon reports refusals of the service to the caller, and waits until an outage ends."""
 
 from __future__ import annotations
 

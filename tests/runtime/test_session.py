@@ -1,4 +1,7 @@
-"""A session told in bytes, without a socket: who is blocked is told why, and who does not read is not listened to."""
+"""A session tells a blocked client why it waits, and stops reading from a client that does not read.
+
+The tests speak to it in bytes, without a socket.
+"""
 
 from __future__ import annotations
 

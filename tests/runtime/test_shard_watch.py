@@ -1,4 +1,4 @@
-"""Shards and summary are read when it is time, seldom enough for a fleet, and neither keeps the other away."""
+"""The daemon reads shards and summary on time, but seldom enough for a fleet, and neither reading delays the other."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Jumping(selectors.SelectSelector):
 
 @dataclass
 class StandInKinesis:
-    """Lists what the fake lists, or what it is told; says what it is told of the summary, or nothing."""
+    """Lists what the fake or ``listing`` says, and answers with ``summary``.  Without a summary it never answers."""
 
     listed: FakeStream = field(default_factory=lambda: FakeKinesis().create_stream("flights", shards=4))
     listing: Callable[[], list[dict[str, Any]] | RequestFailed | None] = lambda: None

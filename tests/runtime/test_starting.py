@@ -1,4 +1,4 @@
-"""What keeps the daemon from starting is said in one line, with exit code 78; what is on its path is not broken."""
+"""A daemon that cannot start says why in one line and exits with 78, and does not break what is on its path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about a stream: one line where its rows stay for long, with what holds them."""
+"""A stream whose rows stay for long logs one line, which names the cause."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.daemon import rows
 
 
 class Owner:
-    """A caller that takes whatever it is told."""
+    """A caller that takes every answer."""
 
     def __init__(self) -> None:
         self.receives = True
@@ -58,7 +58,7 @@ def with_a_frame(records: int = 100, *, node: NodeBudget | None = None, **settin
 
 
 def told_at(stream: Stream, times: list[float]) -> dict[float, dict[str, Any]]:
-    """The warnings, by when they were told."""
+    """Return the warnings by the time at which the stream logged them."""
     told: dict[float, dict[str, Any]] = {}
     for now in times:
         with structlog.testing.capture_logs() as log:

@@ -1,4 +1,4 @@
-"""The node's streams: made when they are asked for, forgotten when nobody wants them any more."""
+"""A node makes a stream when a client asks for it, and forgets it when no client wants it any more."""
 
 from __future__ import annotations
 

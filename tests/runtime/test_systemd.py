@@ -1,4 +1,4 @@
-"""What a service manager hears of the daemon, and what the daemon takes from one."""
+"""The daemon reports its state to a service manager, and takes sockets from it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ACTIVATE: Final = shutil.which("systemd-socket-activate")
 
 
 class Ear:
-    """NOTIFY_SOCKET: what is told arrives here."""
+    """The socket that NOTIFY_SOCKET names, where the daemon's notifications arrive."""
 
     def __init__(self, address: str) -> None:
         self.address = address

@@ -1,4 +1,4 @@
-"""A daemon whose service throttles, fails, hangs and loses answers; its clients send without end, or are killed."""
+"""A daemon whose service throttles, fails, hangs and loses answers, while its clients send on or are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of access know no AWS but what they serve themselves."""
+"""Fixtures that keep tests of access from reaching any AWS except the one that they serve themselves."""
 
 from __future__ import annotations
 

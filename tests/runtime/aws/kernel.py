@@ -1,4 +1,4 @@
-"""A server that accepts no connection."""
+"""A server whose kernel queue is full, so that it accepts no connection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 
 @contextmanager
 def full() -> Iterator[int]:
-    """The port of a server whose backlog is full: nobody gets in any more."""
+    """Yield the port of a server whose backlog is full, so that it takes no further connection."""
     with closing(socket.socket()) as listener, closing(socket.socket()) as first, closing(socket.socket()) as second:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)

@@ -1,7 +1,7 @@
 """A small AWS on one socket, for tests of access: Kinesis by the fake's rules, STS, and container credentials.
 
-It knows whose keys it takes and what time it is, and checks every signature.  The secret of a key is
-``secret of <key>``; what STS and the container endpoint hand out are keys of the same kind.
+It accepts the keys that a test lists, has its own clock, and checks every signature.  The secret of a key is
+``secret of <key>``, also for the keys that STS and the container endpoint hand out.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ async def local_aws(kinesis: FakeKinesis, kind: type[LocalAws] = LocalAws) -> As
 
 @contextmanager
 def local_aws_in_thread(kinesis: FakeKinesis) -> Iterator[LocalAws]:
-    """Serve on a loop in a thread, beside blocking clients."""
+    """Serve on a loop in a thread, for blocking clients in this one."""
     started = threading.Event()
     served: list[tuple[LocalAws, Callable[[], object]]] = []
 

@@ -1,4 +1,4 @@
-"""A proxy that tests lead requests through."""
+"""An HTTP proxy through which tests lead requests."""
 
 from __future__ import annotations
 

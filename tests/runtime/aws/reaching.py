@@ -1,4 +1,4 @@
-"""The way to a service that a test serves, and requests for it."""
+"""Helpers that reach a service which a test serves, and make requests for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One client for each way in which streams are reached; hosts, proxies and certificates are the standard chain's."""
+"""The daemon has one client for each way of reaching streams.  Hosts, proxies and certificates follow AWS's chain."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_there_is_one_client_for_each_access_and_it_is_made_when_it_is_nee
     assert isinstance(failed, RequestFailed), "the client is closed"
 
 
-# ---- what cannot work is told at the start
+# ---- settings that cannot work fail at the start
 
 
 @pytest.mark.parametrize(

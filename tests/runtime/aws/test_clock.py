@@ -1,4 +1,4 @@
-"""Where this machine's clock is wrong, requests are signed by the service's."""
+"""If this machine's clock is wrong, the daemon signs requests by the service's clock."""
 
 from __future__ import annotations
 

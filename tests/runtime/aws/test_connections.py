@@ -1,4 +1,4 @@
-"""Connections: whatever a peer does, a request has its own answer or fails, and nothing of it stays behind."""
+"""Whatever a peer does, a request gets its own answer or fails, and leaves nothing behind on a connection."""
 
 from __future__ import annotations
 
@@ -450,7 +450,7 @@ async def test_forty_requests_at_the_same_time_have_each_their_own_answer(to: Ca
                 asked = {b"%02d" % n: group.create_task(put(connections, b"%02d" % n)) for n in range(40)}
             for body, answer in asked.items():
                 assert answer.result().body == body
-        assert len(peers) == 40, "those of the first round have served again"
+        assert len(peers) == 40, "the connections of the first round have served again"
 
 
 async def test_cancelled_at_whatever_moment_it_leaves_nothing_that_another_could_take(
@@ -467,7 +467,7 @@ async def test_cancelled_at_whatever_moment_it_leaves_nothing_that_another_could
             with suppress(asyncio.CancelledError):
                 assert (await asked).body == b"given up %d" % turns
                 break
-            connections.close()  # each begins anew
+            connections.close()  # each begins again
             turns += 1
         assert turns > 3
         assert (await put(connections, b"the next")).body == b"the next"

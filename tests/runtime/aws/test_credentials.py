@@ -1,4 +1,4 @@
-"""Credentials that rotate, expire, are refused or cannot be had for a while: what holds serves, and all comes back."""
+"""While credentials rotate, expire, are refused or are absent, the daemon uses the valid ones, and then recovers."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_a_role_that_may_not_be_assumed_is_told_in_the_services_words(
             assert isinstance(failed, RequestFailed)
             assert meaning_of(failed.code).code == Code.ACCESS_DENIED
             assert "sts:AssumeRole" in failed.message
-            aws.external_id = ""  # what the role's trust policy says is mended
+            aws.external_id = ""  # the role's trust policy is fixed
             assert isinstance(await put(client), Answer)
 
 
@@ -192,7 +192,7 @@ async def test_keys_that_assume_a_role_may_be_rotated(
 
 
 class Chain:
-    """Stands in for the chain: hands out what it is told, when it is told."""
+    """Stands in for the chain: hands out the credentials that a test gives it, when the test gives them."""
 
     def __init__(self) -> None:
         self.walks = 0

@@ -1,4 +1,4 @@
-"""What an exception of botocore or aiohttp means: a code, words, and whether anything may have been stored."""
+"""Each exception of botocore or aiohttp gets a code and a message, and shows whether records may have been stored."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_only_a_name_that_does_not_exist_and_a_refused_certificate_show_a_wrong_
 
 
 def test_a_key_that_the_service_quotes_is_left_out() -> None:
-    """Whoever asks how a stream is gets these words: by TCP that is anybody on the machine."""
+    """Any client that asks for a stream's state gets this message, and over TCP every user of the machine may ask."""
     said = "1 validation error detected: Value 's3cret' at 'records.1.member.partitionKey' failed to satisfy constraint"
     message = failure_of(client_error("ValidationException", 400, said), body_written=True).message
     assert message == said.replace("s3cret", "...")

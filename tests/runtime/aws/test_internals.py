@@ -1,4 +1,4 @@
-"""What is reached for in aiobotocore, botocore and aiohttp is there, and where it is not the daemon says so."""
+"""The internals of aiobotocore, botocore and aiohttp that the daemon uses exist, and it reports any that is missing."""
 
 from __future__ import annotations
 

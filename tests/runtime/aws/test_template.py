@@ -1,4 +1,4 @@
-"""What botocore has made once is sent again: signed as it would, to the same host, and told apart by what must be."""
+"""A request from the template equals what botocore would make: its signature, its host, and what must differ."""
 
 from __future__ import annotations
 

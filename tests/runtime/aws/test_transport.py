@@ -1,4 +1,4 @@
-"""A request that is given up lets go of its connection at once; what was not sent is not taken for stored."""
+"""A request that is given up frees its connection at once, and may be stored only if it was written in part."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ async def test_a_request_given_up_over_tls_resets_a_peer_that_answers_no_more(mo
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_a_redirect_is_not_followed(status: int) -> None:
-    """Records, and a session's token, would go to whoever is named there."""
+    """Otherwise records and a session's token would go to any host that the redirect names."""
     reached_by: list[bytes] = []
 
     async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
