@@ -1,8 +1,8 @@
 """The oracle against AWS itself: ``./dev aws-smoke [--region R] [--yes] [--json]``.
 
-Makes a stream with a name of its own, has a real daemon send to it with both aggregations, throttles and splits it
-meanwhile, reads everything back, judges, and deletes the stream however it ends.  The cost is printed before anything
-is made.
+It makes a stream with a name of its own, and a real daemon sends to it with both aggregations.  Meanwhile it throttles
+and splits the stream.  Then it reads everything back and judges, and deletes the stream in every case.  It prints the
+cost before it makes anything.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ SHARDS: Final = 2
 SHARDS_PAID: Final = 4
 """Two of the beginning and two children, each for a begun hour at most."""
 AGGREGATIONS: Final = ("none", "kpl")
-"""Streams of the daemon by these names write to the one stream; that of ``kpl`` promises the order of each key."""
+"""Streams of the daemon by these names write to the one stream.  The stream ``kpl`` promises the order of each key."""
 SENDERS: Final = 2
 CALM_RATE, THROTTLED_RATE = 100.0, 600.0
-"""Records a second of one sender; the second rate is that of the senders who bring the shards to their limit."""
+"""Records a second of one sender.  At the second rate the senders bring the shards to their limit."""
 CALM_SHAPE, THROTTLED_SHAPE = Shape(data_bytes=200), Shape(data_bytes=4_000)
 CALM_SECONDS, THROTTLED_SECONDS, SPLIT_SECONDS = 5.0, 8.0, 10.0
 END_SECONDS: Final = 180.0
@@ -93,7 +93,7 @@ class Run(NamedTuple):
 
     def settings(self) -> dict[str, Any]:
         own = {f'streams."{name}".{key}': value for name in AGGREGATIONS for key, value in self._of(name).items()}
-        # The pace is let above the quota, so that AWS throttles.
+        # The settings allow a pace above the quota, so that AWS throttles.
         return {
             "region": self.region,
             "shard_rate_fraction": 4,
@@ -361,7 +361,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="AWS charges for it: the cost is printed, and you are asked, before anything is made.  It takes some "
         "minutes and an uplink of 40 Mbit/s.  docs/reliability.md has the permissions that it needs.",
     )
-    parser.add_argument("--region", help="default: that of AWS_REGION or of your AWS profile")
+    parser.add_argument("--region", help="default: AWS_REGION, or the region of your AWS profile")
     parser.add_argument("--yes", action="store_true", help="agree to the cost without being asked")
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
     return parser

@@ -1,6 +1,6 @@
-"""Where a daemon gets its credentials from, so that they can rotate, expire and be absent while it runs.
+"""Sources of a daemon's credentials, which can rotate, expire and be absent while it runs.
 
-Each source makes a new access key when it is asked to; the service accepts those that it is given, and the key of the
+Each source makes a new access key on request.  The service accepts the keys that a test lists, and the key of the
 stream's owner.
 """
 

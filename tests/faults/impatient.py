@@ -1,7 +1,7 @@
 """A daemon that forgets the shards of an idle stream 200 times sooner: after 3 s in place of ten minutes.
 
 No setting says how long an idle stream keeps its list of shards, and how often an idle daemon reads it.  So this runs
-the daemon with other constants; everything else in it is as it is.  The scenario's full form runs the daemon itself::
+the daemon with other constants, and changes nothing else in it.  The scenario's full form runs the daemon itself::
 
     python -m tests.faults.impatient PYTHON -m producerd serve ...
 """

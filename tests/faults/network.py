@@ -1,7 +1,7 @@
 """A TCP proxy between the daemon and the service, which can fail as networks do.
 
-The proxy listens at one port for its life, so the daemon's endpoint never changes.  It runs in a thread of its own;
-the settings may be changed at any time, from any thread, and hold for the bytes that come next.
+The proxy listens at one port for its life, so the daemon's endpoint never changes.  It runs in a thread of its own.
+Any thread may change its settings at any time, and they hold for the bytes that come next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run in a process of its own, which prints its row as a line of JSON.
+"""Run one scenario in a process of its own, and print its row as a line of JSON.
 
 ::
 

@@ -1,6 +1,6 @@
-"""Decide from what was sent, acknowledged, read and sampled whether a law was broken.  Pure.
+"""Decide from what was sent, acknowledged, read and sampled whether a law was broken, without any I/O.
 
-The promise: each broken law is named with a number and an example.  A law that a scenario cannot judge is left out by
+The oracle names each broken law with a number and an example.  A law that a scenario cannot judge is left out by
 name, and its row says so.
 """
 

@@ -4,8 +4,7 @@
 
     python -m tests.faults.planted NAME PYTHON -m producerd serve ...
 
-plants the fault and runs the daemon in the same process.  Each plant is the wrong way to do what one
-method does.
+plants the fault and runs the daemon in the same process.  Each plant does wrongly what one method does.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Shape(NamedTuple):
 
 
 class Book:
-    """Makes the records of one run, and recognises them.  ``shapes``: those of each sender."""
+    """Makes the records of one run, and recognises them.  ``shapes``: the shape of each sender's records."""
 
     def __init__(self, seed: int, shapes: dict[int, Shape]) -> None:
         self.seed = seed

@@ -1,4 +1,4 @@
-"""A streaming query of real Spark whose rows are records of a run's book, in a process of its own.
+"""A streaming query of real Spark in a process of its own, whose rows are records of a run's book.
 
 The parent is `SparkJob`.  The child prints ``begins N`` before it writes batch N, and ``ended N`` when the writer has
 returned, so that all of its rows are obligations::
@@ -36,7 +36,7 @@ END_SECONDS: Final = 300.0
 
 
 class SparkJob:
-    """The query's process.  Its rows are those of one sender, in the order of batches."""
+    """The query's process.  Its rows are one sender's records, in the order of batches."""
 
     def __init__(self, children: Children, work: Path, socket: Path, seed: int) -> None:
         work.mkdir()

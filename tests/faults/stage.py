@@ -1,7 +1,8 @@
-"""One scenario's processes: the service, the daemon's lives, the senders and the watch; and its run, judged.
+"""One scenario's processes (the service, the daemon's lives, the senders and the watch), and its run with the verdict.
 
-A run has the same parts in every scenario: all is well for a moment; the scenario breaks something and puts it right
-again; fresh records must pass; every record that was handed over must end; the stream is read back and judged.
+A run has the same parts in every scenario.  All is well for a moment.  The scenario breaks something and puts it right
+again.  Then fresh records must pass, and every record that was handed over must end.  At last the stage reads the
+stream back, and the oracle judges.
 """
 
 from __future__ import annotations
@@ -114,9 +115,10 @@ class Scenario:
 class Figures:
     """What one run did, in numbers.
 
-    ``sent`` counts the records that senders handed over, ``acknowledged`` those with an acknowledgement, ``readable``
-    those of them that a consumer is handed, ``duplicates`` the copies beyond the first, ``counted_duplicates`` what the
-    daemon's metric says of them, ``errors_told`` the records whose callers got an error.  ``peak_queue`` is the most
+    ``sent`` counts the records that senders handed over, ``acknowledged`` the records with an acknowledgement, and
+    ``readable`` the acknowledged ones that a consumer receives.  ``duplicates`` counts the copies beyond the first, and
+    ``counted_duplicates`` is what the daemon's metric says of them.  ``errors_told`` counts the records whose callers
+    got an error.  ``peak_queue`` is the most
     records that one stream's queue held.  ``seconds_to_recover`` pass from the last fault's end until fresh records are
     acknowledged on every stream; None: they were not.
     """
@@ -205,7 +207,7 @@ class Stage:
     # ---- for scenarios
 
     def of(self, full: float, short: float) -> float:
-        """A length in seconds, or a number of times: that of the full form or of the short one."""
+        """Return the length in seconds, or the number of times, for the full form or for the short one."""
         return short if self.short else full
 
     def times(self, full: int, short: int) -> range:

@@ -1,4 +1,4 @@
-"""`./dev aws-smoke` runs against the fake under the name of AWS's host: the far end alone is untested.
+"""`./dev aws-smoke` runs against the fake under the name of AWS's host, so only AWS itself is untested.
 
 The fake serves TLS on port 443.  Both live in a network of their own, from which nothing reaches AWS.
 """

@@ -1,4 +1,4 @@
-"""`./dev faults` refuses what it cannot run, and leaves nothing where it is interrupted."""
+"""`./dev faults` refuses what it cannot run, and leaves nothing behind when it is interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle finds what it is for: each law that it judges can be broken, and is named with an example."""
+"""The oracle finds each law broken that a test breaks, and names it with an example."""
 
 from __future__ import annotations
 

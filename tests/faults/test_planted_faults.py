@@ -1,4 +1,4 @@
-"""A daemon with a fault in it is found out by a scenario, which names the law that is broken."""
+"""For each fault planted in a daemon, a scenario finds it and names the law that it breaks."""
 
 from __future__ import annotations
 

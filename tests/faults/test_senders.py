@@ -1,4 +1,4 @@
-"""A sender makes an obligation only of what was acknowledged, and hides no call that failed or never ended."""
+"""A sender counts as obligations only acknowledged records, and hides no call that failed or never ended."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every scenario's short form holds every law that it judges.
 
-Scenarios mostly wait, so some of them run at once; each is a test of its own, and is skipped with its reason where this
+Scenarios mostly wait, so some of them run at once.  Each is a test of its own, which is skipped with its reason if this
 machine lacks something.
 """
 

@@ -1,4 +1,4 @@
-"""The watch misses nothing that a law is judged by: a queue above its limit, a process that ended, a peak."""
+"""The watch records all that the laws need: a queue above its limit, a process that ended, and peaks."""
 
 from __future__ import annotations
 

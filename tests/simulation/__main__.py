@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             one = Story(seed)
             one.tell()
-        except Exception as error:  # whatever it is: the seed is what is to be told
+        except Exception as error:  # of any type: the report is the seed
             law = error.law if isinstance(error, LawBroken) else f"no {type(error).__name__}"
             result |= {"failed_seed": seed, "law": law, "message": str(error)}
             print(f"broken law: {law}\n{error}\n{how_to_see(seed)}", file=sys.stderr)
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 def _from(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
         return int(text)
 
     return number

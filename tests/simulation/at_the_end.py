@@ -1,4 +1,4 @@
-"""What holds when everything has settled and nobody waits.  Each function is a law."""
+"""The laws that hold when everything has settled and no caller waits.  Each function is a law."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from tests.simulation.world import Simulation
 
 PACE_SLACK_SECONDS: Final = 0.02
-"""Between the moment when the pace is asked and that when the request leaves."""
+"""Time between asking the pace and sending the request, at most."""
 MOST_COPIES: Final = 3
-"""One that a consumer is handed, and two that were stored in vain: an aggregate, and one by a newer map."""
+"""One copy that a consumer receives, and two that none does: an aggregate, and one more by a newer map."""
 
 
 def hold_at_the_end(sim: Simulation, *, only_resharded: bool, nothing_doubtful: bool) -> None:
@@ -60,7 +60,7 @@ def every_frame_is_told(sim: Simulation) -> None:
 
 
 def counters_agree_with_frames(sim: Simulation) -> None:
-    """What the metrics say is what the callers are told."""
+    """The metrics count what the callers were answered."""
     stats = sim.pipeline.stats
     frames = [frame for session in sim.sessions for frame in session.frames if frame.accepted]
     told = {
@@ -123,7 +123,7 @@ def not_stored_is_not_there(sim: Simulation, sent: Sent) -> None:
         if end is None or end.outcome is Outcome.UNKNOWN or end.maybe_stored:
             continue
         if sim.consumer.copies_of(row):
-            raise LawBroken("acknowledgement", f"{row.users[0]} is told {end}, and is in the stream")
+            raise LawBroken("acknowledgement", f"{row.users[0]} is acknowledged as {end}, and is in the stream")
 
 
 def copies_are_counted(sim: Simulation, sent: Sent) -> None:

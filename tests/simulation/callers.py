@@ -1,4 +1,4 @@
-"""Callers: what they send, and what they are told."""
+"""The callers of a story, with the frames that they send and the answers that they get."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Sent:
         self.result: FrameResult | None = None  # its acknowledgement
 
     def ends(self) -> list[RowEnd | None] | None:
-        """How each row ended, as an acknowledgement tells it: None is STORED.  No list where nobody can be told."""
+        """Return how each row ended, None for STORED, or None in all if no acknowledgement can come."""
         frame = self.frame
         if frame is None or not frame.finished or frame.dropped:
             return None
@@ -77,7 +77,7 @@ class WatchedFrame(Frame):
 
 
 class Session:
-    """A caller that sends frames, waits for room, flushes, cancels, vanishes, and keeps what it was told.
+    """A caller that sends frames, waits for room, flushes, cancels, vanishes, and keeps every answer.
 
     ``deliver``: what it leaves behind is still to be delivered.  ``take_good``: bad rows do not refuse their frame.
     """
@@ -100,7 +100,7 @@ class Session:
         self.first_failed: tuple[int, int] | None = None  # frame and row, where the order is kept
         self._ids = count(1)
 
-    # ---- what it has been told
+    # ---- the answers that it got
 
     @property
     def waiting(self) -> list[Sent]:

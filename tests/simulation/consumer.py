@@ -1,4 +1,4 @@
-"""What is handed to somebody who reads the stream as Amazon's own library does."""
+"""A consumer that reads the stream as Amazon's own library does."""
 
 from __future__ import annotations
 

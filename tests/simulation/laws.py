@@ -1,4 +1,4 @@
-"""What holds after every step, and whenever something happens, whatever that is."""
+"""The laws that hold after every step, and whenever something happens."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def laws_named() -> Iterator[None]:
 
 
 class _Lately(deque[float]):
-    """When something happened, in the last so many seconds."""
+    """The times at which something happened, in the last ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Laws:
             self.seen.add(f"held by {self.sim.pipeline.holding(self.sim.now).cause}")
 
     def room_is_what_rows_and_grants_hold(self) -> None:
-        """Nothing is admitted past a limit; a record counts until it settles, its bytes until its buffer is let go."""
+        """Nothing is admitted past a limit; a record counts until it settles, its bytes until its buffer is freed."""
         sim = self.sim
         budget, ledger = sim.budget, sim.pipeline.ledger
         granted = [session.granted_ticket for session in sim.sessions if session.granted_ticket is not None]
@@ -148,9 +148,10 @@ class Laws:
         self._used = (budget.used_records, budget.used_bytes)
 
     def what_is_on_its_way_is_within_the_nodes_limit(self) -> None:
-        """But for one single row of all streams; each request counts until it has ended.
+        """All streams keep to the limit, except that one of them may send one larger row.
 
-        Who has nothing on its way may send, and a larger row where no other's is on its way.
+        A request counts until it has ended.
+        A stream with nothing on its way may send, and may send a larger row if no other stream's is on its way.
         """
         in_flight = self.sim.pipeline.sender.in_flight
         node = in_flight.node
@@ -166,7 +167,7 @@ class Laws:
         others = [used - node.floor_bytes for other, used in node._used.items() if other is not in_flight]
         overfull = sum([max(0, beyond) for beyond in others]) > node.limit_bytes - node.limit_bytes // 2
         if not in_flight and overfull is not in_flight.waits_with_larger:
-            raise LawBroken("NodeInFlight", "a larger row may be sent beside another's, or waits for none")
+            raise LawBroken("NodeInFlight", "a larger row may go with another stream's, or waits without one")
 
     def every_accepted_row_is_somewhere(self) -> None:
         """accepted = settled + filling + sorting + queued + in flight + awaiting a map, in records."""
@@ -238,7 +239,7 @@ class Laws:
                 raise LawBroken("Pacer", f"the bucket of {lane.shard.shard_id} is full, and its first row may not go")
 
     def what_is_due_is_done(self) -> None:
-        """A time that has passed is no time to wait for: it would hide what is due later."""
+        """The pipeline never waits for a time that has passed, as that would hide what is due later."""
         due = self.sim.pipeline.next_time()
         if due is not None and due <= self.sim.now:
             raise LawBroken("Pipeline", f"something has been due for {self.sim.now - due:g} s, and is not done")
@@ -280,14 +281,14 @@ class Laws:
         if frame.unsettled or frame in self.sim.pipeline.ledger.frames:
             raise LawBroken("Frame", f"acknowledged before {frame.unsettled} of its rows have settled")
         if told != frame.records:
-            raise LawBroken("Row", f"of a frame of {frame.records} rows the caller is told of {told}")
+            raise LawBroken("Row", f"the acknowledgement of a frame of {frame.records} rows counts {told}")
 
     def acknowledgement_is_true(self, sent: Sent) -> None:
-        """A row that is told STORED is handed to a consumer."""
+        """A consumer receives every row that is acknowledged as STORED."""
         consumer = self.sim.consume()
         for row, end in zip(sent.rows, sent.ends() or (), strict=False):
             if end is None and not consumer.has(row):
-                raise LawBroken("acknowledgement", f"{row.users[0]} is told STORED, and no consumer is handed it")
+                raise LawBroken("acknowledgement", f"{row.users[0]} is acknowledged STORED, and no consumer gets it")
 
     def room_is_granted(self, session: Session) -> None:
         """To a caller that is still there."""

@@ -1,4 +1,4 @@
-"""The operator: reloads settings, pauses and flushes while a story is told; and other streams of the node."""
+"""The operator of a story, who reloads settings, pauses and flushes, and the other streams of the node."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _ends_of(frame: Frame) -> dict[str, int]:
 
 
 class Operator:
-    """Does what one seed draws, with a generator of its own.  ``fixed``: settings that stay.  ``reloaded`` is told."""
+    """Does what one seed draws, with a generator of its own.  ``fixed``: settings that stay.  It calls ``reloaded``."""
 
     def __init__(
         self, sim: Simulation, seed: int, *, fixed: frozenset[str], reloaded: Callable[[PipelineRules], None]

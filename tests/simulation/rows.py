@@ -1,4 +1,4 @@
-"""What is sent: rows, each with what a consumer is to be handed for it, and those that a story draws."""
+"""The rows that a story draws and sends, each with the records that a consumer must receive for it."""
 
 from __future__ import annotations
 

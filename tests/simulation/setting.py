@@ -1,4 +1,4 @@
-"""The stream that tests are about: its name, its rules, and a frame's body as it comes to the daemon."""
+"""The stream that tests use: its name, its rules, and a frame's body as it reaches the daemon."""
 
 from __future__ import annotations
 

@@ -42,7 +42,10 @@ class FewLaws(Laws):
 
 
 class Uplink:
-    """So many body bytes a second, which all requests on their way share evenly.  What is given up on was in vain."""
+    """An uplink of ``bytes_per_second``, which all requests on their way share evenly.
+
+    The bytes of a request that is given up on are lost.
+    """
 
     def __init__(self, sim: Simulation, bytes_per_second: float) -> None:
         self.sim = sim
@@ -179,7 +182,7 @@ class Caller(Session):
         self.sim.after(self.sim.random.uniform(0, 1 / frames_per_second), put)
 
     def bursts(self, frames: int, pause_seconds: float) -> None:
-        """As micro-batches do: so many frames, a flush, and a pause."""
+        """Send as micro-batches do: this many frames, a flush, and a pause."""
         left = frames
 
         def go_on() -> None:
@@ -200,7 +203,7 @@ class Caller(Session):
         self.put()
 
     def burst_seconds(self) -> float:
-        """From the end of one burst to that of the next, on average."""
+        """Return the average time between the ends of two bursts."""
         return (self.bursts_ended[-1] - self.bursts_ended[0]) / (len(self.bursts_ended) - 1)
 
     def stop(self) -> None:

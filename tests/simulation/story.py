@@ -1,7 +1,7 @@
 """Stories of one stream, drawn from seeds and told in virtual time.
 
 A story has callers, sizes, keys, settings, faults, shards that change, and an end.  The laws say what must hold
-meanwhile.  A seed that breaks one is told again, and alone, with ``./dev simulate --seeds 1 --from SEED``.
+meanwhile.  ``./dev simulate --seeds 1 --from SEED`` runs the story of a seed that broke one again, alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PERMANENT_CODES: Final = _codes(Kind.PERMANENT)
 
 
 class Story:
-    """What one seed draws, but for what is ``fixed`` by its name here or in `make_rules`.
+    """What one seed draws, except what is ``fixed`` by its name here or in `make_rules`.
 
     ``kind``: "calm" (nothing fails), "reshard" (nothing but shards changes) or "mixed".
     """
@@ -232,7 +232,7 @@ class Story:
         sim.after(random.uniform(0.5, 3), lambda: sim.make_stream_again(again, seconds, restart_sequences=restart))
 
     def _let_the_service_choose_shards(self) -> None:
-        """Whatever the keys are.  A stream that aggregates is told so after a while: DescribeStreamSummary says it."""
+        """Let it ignore the keys.  A stream that aggregates learns it after a while, by DescribeStreamSummary."""
         sim = self.sim
         sim.stream.record_distribution_strategy = "AUTO"
         if self.aggregate:
@@ -353,7 +353,7 @@ class Story:
         sim.pipeline.drain()
 
     def _probe_shards(self) -> None:
-        """One record to each open shard: whoever is answered by another shard than expected reads the shards again."""
+        """Send one record to each open shard.  If another shard than expected answers, the daemon reads the shards."""
         sim = self.sim
         sim.kinesis.standing.clear()
         sim.kinesis.denied.clear()
@@ -363,7 +363,7 @@ class Story:
         self._reshard()
         while sim.pipeline.health.state is HealthState.BROKEN and sim.now < 10_000:
             sim.session().send([self.rows.draw_probe(0)])
-            sim.run(7.0)  # one frame is let through every five seconds
+            sim.run(7.0)  # the gate admits one frame every five seconds
         caller = sim.session()
         for _ in range(2):  # the first answer may be forgotten over a reading that had begun before
             probes = [caller.send([self.rows.draw_probe(shard.start)]) for shard in sim.stream.open_shards]

@@ -1,4 +1,4 @@
-"""``./dev simulate`` tells what it looked at and what was met, and runs no other stories than those asked for."""
+"""``./dev simulate`` reports what it checked and what it met, and runs only the stories that it is asked for."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_a_broken_law_is_told_with_its_seed(
     ("arguments", "message"),
     [
         (["--seed", "5"], "unrecognized arguments: --seed 5"),
-        (["--seeds", "0"], "argument --seeds: '0' is no whole number from 1 on"),
-        (["--seeds", "-3"], "argument --seeds: '-3' is no whole number from 1 on"),
-        (["--seeds", "few"], "argument --seeds: 'few' is no whole number from 1 on"),
-        (["--from", "-1"], "argument --from: '-1' is no whole number from 0 on"),
+        (["--seeds", "0"], "argument --seeds: '0' is not a whole number from 1 on"),
+        (["--seeds", "-3"], "argument --seeds: '-3' is not a whole number from 1 on"),
+        (["--seeds", "few"], "argument --seeds: 'few' is not a whole number from 1 on"),
+        (["--from", "-1"], "argument --from: '-1' is not a whole number from 0 on"),
     ],
 )
 def test_what_names_no_stories_is_refused(

@@ -32,13 +32,13 @@ from tests.simulation.setting import ADDRESS, STREAM, make_rules
 from tests.simulation.shard_watch import ShardWatch, error_of
 
 INLINE_ROWS: Final = 500
-"""Work on at most so many rows is done on the loop thread, as the dispatcher does it."""
+"""Most rows of a job or request that the loop thread works on itself, as the dispatcher has it."""
 WORKER_SECONDS: Final = 0.002
 """The most that a worker thread takes for a job or a request."""
 
 
 class Simulation:
-    """One stream.  ``workers``: so many jobs or requests are sorted or encoded at a time."""
+    """One stream.  ``workers``: how many jobs or requests are sorted or encoded at a time."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What goes wrong, by name.  Each module holds the scenarios of one kind; `all_scenarios` has them all, in order."""
+"""The scenarios by name.  Each module holds the scenarios of one kind, and `all_scenarios` has them all in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers PutRecords is not what Kinesis says: the service has stored the records in every case."""
+"""PutRecords gets an answer that is not Kinesis's own, though the service has stored the records."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _results(body: bytes, instead: Any) -> bytes:
     return json.dumps(told | {"Records": [instead] * len(told["Records"])}).encode()
 
 
-@scenario("each answer is garbage, from bytes that are no HTTP to results that make no sense, for a minute")
+@scenario("each answer is garbage, from bytes that are not HTTP to results that make no sense, for a minute")
 def garbage_answers(stage: Stage) -> None:
     chance = stage.chance
     _answer(

@@ -1,4 +1,4 @@
-"""Memory, the log's disk and the node's room run out; and nothing happens for long."""
+"""Memory, the log's disk and the node's room run out, or the daemon is idle for long."""
 
 from __future__ import annotations
 
