@@ -42,7 +42,7 @@ QUICK: Final = {
     "linger_seconds": 0.01,
     "drain_timeout_seconds": 5,
     "body_timeout_seconds": 5,
-    "shard_rate_fraction": 1_000,  # the fake has no limits unless it is told
+    "shard_rate_fraction": 1_000,  # the fake has no limits unless a test sets them
 }
 CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
 
@@ -66,7 +66,7 @@ def until(happens: Callable[[], T], what: str = "", seconds: float = PATIENCE_SE
 async def until_on_loop(happens: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
     """The same for what happens on this loop."""
     async with asyncio.timeout(seconds):
-        while not happens():  # noqa: ASYNC110 - nothing to be told by: what is waited for is state of others
+        while not happens():  # noqa: ASYNC110 - the state of others sets no event
             await asyncio.sleep(0.001)
 
 

@@ -99,7 +99,7 @@ class Forked:
 
 
 def serve_orders() -> int:
-    """Fork at each order.  Returns the exit code of this process: the template's, or that of a forked daemon."""
+    """Fork at each order.  Return the exit code of this process, which is the template or a forked daemon."""
     import producerd.cli
     import producerd.runtime.app  # nearly all of the time that a start takes
 

@@ -58,7 +58,7 @@ RULES: dict[str, Rule] = {
     "producerd/cli.py": Rule(ours=SHIPPED, others=None, lazily=frozenset({"producerd.runtime"})),
     "producerd/ctl/": Rule(ours=SHIPPED, others=None, lazily=frozenset({"producerd.runtime"})),
     "producerd/": Rule(ours=SHIPPED, others=None),
-    # Its classes are Spark's own: whoever imports it has a Spark.
+    # Its classes are subclasses of Spark's, so only processes with Spark import it.
     "spark_client/datasource.py": Rule(
         ours=("spark_client", "producerd.errors"), others=SPARK, lazily=frozenset({"pandas", "pyarrow"})
     ),

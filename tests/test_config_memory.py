@@ -56,7 +56,7 @@ def test_a_job_is_no_larger_than_all_queues_and_of_streams_that_may_be_opened() 
 
     listed = ("streams_allowed=listed", "streams.a.queue_limit_bytes=4 MiB")
     assert jobs(*listed) == 8 * (1 + 1) * MIB
-    assert jobs(listed[1]) == 8 * (16 + 1) * MIB, "the defaults are those of any other stream"
+    assert jobs(listed[1]) == 8 * (16 + 1) * MIB, "any other stream has the defaults"
     small = ("max_streams=1", "node_queue_limit_bytes=2 MiB")
     assert jobs(*small) == 8 * 2 * MIB
 

@@ -1,4 +1,4 @@
-"""Settings that were read anew: what a running daemon can change is new, the rest as it was, and all of it is said."""
+"""A reload changes what a running daemon can change, leaves the rest as it was, and reports both."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_each_value_comes_from_where_it_is_given() -> None:
 
 
 def test_a_second_reload_goes_from_what_is_in_effect() -> None:
-    """What waits for a restart is said again, each time."""
+    """Each reload reports again which settings wait for a restart."""
     found = reloaded([], ["worker_threads=2", "queue_limit=5"])
     again = reload(found.config, settings("worker_threads=2", "queue_limit=5"), ())
     assert (again.changes, again.needs_restart) == ((), ("worker_threads: 1 -> 2",))

@@ -86,7 +86,7 @@ def test_flush_keeps_its_deadline_and_says_what_is_left(
 
 
 def test_flush_fails_where_records_do(capsys: pytest.CaptureFixture[str]) -> None:
-    """Their callers were told; whoever flushes is, too."""
+    """Their callers get the errors, and the flush reports them, too."""
     with (
         serve_in_thread(FakeKinesis()) as server,
         daemon(server.url, linger_seconds=3_600) as running,
@@ -415,7 +415,7 @@ def test_another_user_may_not_administer_even_where_the_sockets_mode_lets_it(ser
 
 @as_root
 def test_only_listed_users_may_send(server: FakeServer, fake: FakeKinesis) -> None:
-    """The others are told so, and counted; the kernel says who they are."""
+    """The daemon refuses the others with the reason, and counts them.  The kernel says who they are."""
     with daemon(server.url, allowed_uids=str(OTHER_UID), socket_mode="0666") as running:
         running.socket.parent.chmod(0o755)
         done = by(OTHER_UID, "put", "flights", "--socket", str(running.socket))
@@ -449,7 +449,7 @@ def test_a_get_changes_nothing(server: FakeServer) -> None:
 
 
 def test_a_flush_whose_records_go_back_to_their_callers_has_failed(server: FakeServer) -> None:
-    """Whoever flushes before a stop must not take them for stored."""
+    """An operator who flushes before a stop must not take them for stored."""
     with daemon(server.url) as running, session(running) as client:
         admin = str(running.socket.with_suffix(".admin.sock"))
         command = [sys.executable, "-m", "producerd.ctl", "--admin-socket", admin]

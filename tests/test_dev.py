@@ -126,7 +126,7 @@ def test_spark_finds_this_python_and_itself(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(params=["", "3.5"], ids=["own", "Spark 3.5"])
 def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
-    """An environment to make: like ours, or like that of another Spark, whose Python is found."""
+    """An environment to make: our own, or the environment for another Spark, whose Python is found."""
     monkeypatch.setattr(environments, "find_python", lambda version: f"/usr/bin/python{version}")
     monkeypatch.setattr(environments, "ROOT", tmp_path)
     (tmp_path / "dev").touch()
@@ -357,7 +357,7 @@ def test_bench_without_a_name_lists_what_there_is(
     assert silent == ""
     listed = dict(line.split(None, 1) for line in usage.splitlines()[1:])
     assert list(listed) == sorted(path.parent.name for path in ROOT.glob("benchmarks/*/__main__.py"))
-    assert listed["memory"] == "How much memory the daemon takes, beside what it charges and what the law allows"
+    assert listed["memory"] == "Measure the daemon's memory, and compare it with its own accounting and its limit"
 
 
 def test_bench_becomes_the_measurement_and_leaves_stdout_to_its_json(
@@ -407,7 +407,7 @@ def test_who_debugs_has_one_process(pytests: Callable[..., Started], options: li
 
 
 def test_another_spark_has_its_own_environment_and_a_daemon_of_ours(pytests: Callable[..., Started]) -> None:
-    """Its tests are those of the Spark side, unless the caller names others."""
+    """It runs the tests of the Spark side, unless the caller names others."""
     (python, *options), env = pytests("--spark", "3.5", "-m", "spark_lane")
     assert python == ".venv-spark-3.5/bin/python"
     assert options == ["-m", "not slow", *SPREAD, "-o", "testpaths=tests/spark_client tests/spark", "-m", "spark_lane"]

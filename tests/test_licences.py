@@ -24,7 +24,7 @@ FAMILIES: Final = {
     "Python Software": "PSF",
     "Zlib": "Zlib",
 }
-"""Words by which licences are told in metadata."""
+"""Words by which a package's metadata name its licence."""
 PERMISSIVE: Final = {"Apache", "BSD", "CC0", "MIT", "PSF", "Zlib"}
 
 
@@ -75,7 +75,7 @@ def told_by(name: str) -> str:
 
 
 def test_every_package_of_the_locks_has_its_row_and_no_other_has() -> None:
-    """A dependency that is new needs one; whoever writes it looks at its licence."""
+    """A new dependency needs a row, so that its author looks at its licence."""
     assert rows().keys() == {name for lock in LOCKS for name in locked(lock)}
 
 

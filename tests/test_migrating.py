@@ -54,7 +54,7 @@ NOT_OURS: Final = {
     "concurrent.futures.Future", "concat_ws('-', origin, dest)",
     "AWS_CA_BUNDLE", "HTTPS_PROXY", "NO_PROXY",
 }  # fmt: skip
-"""What a table may name beside; the last line is AWS's environment, which operations.md promises."""
+"""Other names that a table may have.  The last line is AWS's environment, which operations.md promises."""
 
 
 def test_what_it_says_of_a_reload_is_what_a_reload_does() -> None:
@@ -82,7 +82,7 @@ def coded(text: str) -> list[str]:
 
 
 def samples() -> dict[str, set[str]]:
-    """The labels of each name that a scrape has, but for the stream."""
+    """Return the labels of each name that a scrape has, except the stream."""
     streams = [Stream("s", StreamSettings(), 1 << 20, 10_000)]
     text = metrics_text(Metrics(Config()).snapshot(streams, state="serving", is_ready=True, connections=0, now=0.0))
     return {
@@ -177,7 +177,7 @@ def test_the_environment_that_is_named_is_promised_elsewhere() -> None:
 
 
 def test_every_default_that_is_told_is_ours() -> None:
-    """A cell of the column `default` is that of each setting or option in the cell before it."""
+    """A cell of the column `default` has the default of each setting or option in the cell before it."""
     lines = [line.partition(" = ") for line in as_toml(Config()).splitlines()]
     defaults = {option.name: str(option.default) for option in OPTIONS}
     defaults |= {name: value.strip('"') for name, separator, value in lines if separator}

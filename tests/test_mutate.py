@@ -130,7 +130,7 @@ def test_the_tests_that_import_a_module_come_first() -> None:
     first, then = files_for("producerd/wire/columns.py", ROOT)
     assert first[0] == "tests/wire/test_columns.py"
     places = [file.startswith("tests/wire/") for file in (*first, *then)]
-    assert places == sorted(places, reverse=True), "then those of its package, then those elsewhere"
+    assert places == sorted(places, reverse=True), "then the files of its package, then all others"
     assert False in places
     assert len({*first, *then}) == len(places)
 

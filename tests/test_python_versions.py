@@ -127,7 +127,7 @@ def test_the_spark_side_holds_on_spark_3_5_and_python_3_9() -> None:
     """The short lane of `./dev test --spark 3.5`: what EMR 7 has."""
     if not find_python(LANES["3.5"].version):
         pytest.skip("no Python 3.9 on PATH or among pyenv's versions: `pyenv install 3.9` brings it")
-    stale = "./dev would make .venv anew, under this test: run it by ./dev test"
+    stale = "./dev would make .venv again, under this test: run it by ./dev test"
     assert (OWN.folder / "stamp").read_text() == stamp(OWN), stale
     lane = [sys.executable, str(ROOT / "dev"), "test", "--spark", "3.5", "-m", "spark_lane", "-p", "no:xdist"]
     done = subprocess.run(lane, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=900)

@@ -31,7 +31,7 @@ def modules() -> dict[str, ast.Module]:
 
 @cache
 def arrows() -> dict[str, set[str]]:
-    """For each module those of ours that it imports, anywhere in it."""
+    """Return the modules of ours that each module imports, anywhere in it."""
     found: dict[str, set[str]] = {}
     for name, tree in modules().items():
         package = tuple(name.split(".")[:-1])

@@ -164,7 +164,7 @@ def test_a_check_of_the_cluster_finds_a_daemon_of_0_1_0_well(
         with pytest.raises(Refused, match="STREAM_NOT_FOUND"):
             check(fake_spark(), stream="no-such-stream", socket=str(running.socket))
     assert [executor.daemon for executor in told.executors] == ["producerd 0.1.0"]
-    assert "is not verified: 1 executor" in str(told), "it cannot ask Kinesis, and that is said"
+    assert "is not verified: 1 executor" in str(told), "it cannot ask Kinesis, and the check says so"
 
 
 SHIPPED: Final = """\

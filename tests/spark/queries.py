@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Input:
-    """``files`` files of ``rows_a_file`` rows each, whose ids count from 0; a checkpoint beside them."""
+    """``files`` files of ``rows_a_file`` rows each, whose ids count from 0; a checkpoint next to them."""
 
     def __init__(self, folder: Path, files: int, rows_a_file: int) -> None:
         self.files = folder / "input"

@@ -82,12 +82,12 @@ def counted(daemon: DaemonProcess, stream: str) -> Counter[str]:
     values: Counter[str] = Counter()
     for name, labels, value in re.findall(r"^producerd_(\w+)\{(.*)\} (\S+)$", daemon.get("/metrics")[1], re.MULTILINE):
         if f'stream="{stream}"' in labels:
-            values[name] += float(value)  # type: ignore[assignment]  # whole numbers, but for seconds
+            values[name] += float(value)  # type: ignore[assignment]  # whole numbers, except seconds
     return values
 
 
 def wait_for_records(daemon: DaemonProcess, stream: str, records: float) -> None:
-    """Wait until so many are delivered; Spark may have to start for that."""
+    """Wait until this many are delivered, for which Spark may have to start."""
     until(lambda: counted(daemon, stream)["delivered_records_total"] >= records, f"{records:g} records", 90)
 
 

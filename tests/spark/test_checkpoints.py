@@ -1,4 +1,4 @@
-"""A streaming query that begins again from its checkpoint: every row is stored, and those of a repeated batch twice."""
+"""A streaming query that begins again from its checkpoint stores every row, and the rows of a repeated batch twice."""
 
 from __future__ import annotations
 

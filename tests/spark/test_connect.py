@@ -1,4 +1,4 @@
-"""Spark Connect: the user's process has no JVM, and foreachBatch runs beside the server."""
+"""Spark Connect: the user's process has no JVM, and foreachBatch runs on the server's machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two nodes with a daemon each: which sends what, what is said where one is missing, and speculation."""
+"""Two nodes with a daemon each: which sends what, what a task reports where one is missing, and speculation."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def backlog_of(*sizes: int) -> tuple[Backlog, Tally]:
 
 
 def returned(frame_id: int, records: int, *places: int) -> frames.Ack:
-    """The daemon stored a frame's rows but for some, which it gives back."""
+    """Return the ACK of a frame whose rows the daemon stored, except some that it gives back."""
     bitmap = sum(1 << place for place in places).to_bytes((records + 7) // 8, "little")
     return frames.Ack(frame_id, records, records - len(places), 0, 0, len(places), bitmap=bitmap, codes=(RETURNED,))
 

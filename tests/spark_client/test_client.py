@@ -85,7 +85,7 @@ def test_records_are_acknowledged_while_nobody_calls(daemon: FakeDaemon) -> None
 
 
 def test_leaving_the_block_flushes(daemon: FakeDaemon) -> None:
-    """Also what nobody holds a future of; FLUSH is said, so that nothing lingers."""
+    """That includes records whose futures nobody keeps.  The client sends FLUSH, so that nothing lingers."""
     said: list[object] = []
 
     def script(session: Session) -> None:
@@ -132,7 +132,7 @@ def test_records_that_fail_are_named_by_place_and_told_once_more_by_flush(daemon
     with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[RECORD_INVALID\]: 1 records failed since the last flush: "):
         client.flush()
     assert client.put("d", "good").result(10) is None
-    client.flush()  # each is told once
+    client.flush()  # each failure is raised once
     client.close()
 
 

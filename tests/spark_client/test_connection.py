@@ -824,7 +824,7 @@ def test_who_has_waited_for_long_in_all_is_told_why_once(
 def test_a_loop_of_quick_waits_is_told_nothing(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each put waits for its grant and its answer; thousands of them are no wait, however long they take in all."""
+    """Each put waits for its grant and its answer.  Thousands of quick waits do not add up to one long wait."""
     monkeypatch.setattr("spark_client.session.SLOW_SECONDS", 1.0)
     monkeypatch.setattr("spark_client.session.LONG_WAIT_SECONDS", 3_600.0)
 
@@ -888,7 +888,7 @@ def test_rows_that_came_back_end_with_the_frame_that_they_are_sent_again_in(send
 
 
 def test_who_waits_for_a_silent_daemon_says_so(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Again and again, also where it waits for ever: nothing hangs without a line."""
+    """It logs again and again, also if it waits forever, so that nothing hangs without a line."""
     monkeypatch.setattr("spark_client.session.SILENT_SECONDS", 0.05)
 
     def script(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""A write that takes long says on the driver how many tasks still run, where, for how long, and what holds them."""
+"""For a write that takes long the driver logs how many tasks still run, where, for how long, and why they wait."""
 
 from __future__ import annotations
 

@@ -373,7 +373,7 @@ def test_bad_records_may_be_skipped(daemon: FakeDaemon, flights: DataFrame) -> N
     assert (result.records, result.skipped) == (1_000, 2)
     assert result.skipped_rows == (SkippedRow(0, 8, Code.RECORD_INVALID), SkippedRow(1, 1, Code.RECORD_INVALID))
     stored = [key + (data or b"") for key, data, _ in daemon.rows if key not in bad]
-    assert result.bytes == sum(map(len, stored)), "bytes are those of stored rows"
+    assert result.bytes == sum(map(len, stored)), "only stored rows count"
     assert {hello.bad_rows for hello in daemon.hellos} == {1}
 
 

@@ -137,7 +137,7 @@ class Machine:
         self.run("systemctl enable producerd.socket producerd.service")
 
     def configure(self, unit: str = "", defaults: Mapping[str, Any] = EMPTY, **settings: Any) -> None:
-        """A configuration: the node's settings, and those of streams; and what a drop-in of the service says."""
+        """Write a configuration with the settings of the node and of streams, and a drop-in of the service."""
         folder = self.root / "etc/producerd"
         folder.mkdir(exist_ok=True)
         keys = (f"AWS_{name}=testing\n" for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))

@@ -157,7 +157,7 @@ def test_a_drain_that_takes_longer_than_the_units_time_out_is_let_finish(node: M
 
 
 def test_a_wrong_configuration_is_tried_once_though_clients_wait(node: Machine, kinesis: Kinesis) -> None:
-    """And they are told; with a right one everything is there again."""
+    """The clients get the reason.  With a right configuration the service works again."""
     serve(node, kinesis)
     before = node.starts()
     node.configure(region="us-east-1", endpoint_url=kinesis.url, queue_limt=3)
