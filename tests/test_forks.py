@@ -1,4 +1,4 @@
-"""A daemon is forked only where it cannot be told from one with an interpreter of its own."""
+"""The tests fork a daemon only where it behaves as one with an interpreter of its own does."""
 
 from __future__ import annotations
 
