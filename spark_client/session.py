@@ -59,7 +59,7 @@ class OpenStream(NamedTuple):
 
 
 class WaitTime:
-    """The time for which a client has waited for any daemon, and the time at which the log reports it next."""
+    """The time for which a client has waited for any daemon, and the total at which the log reports it next."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
