@@ -54,7 +54,7 @@ END_SECONDS: Final = 180.0
 STREAM_SECONDS: Final = 300.0
 DAEMON_SECONDS: Final = 60.0
 READINGS, BETWEEN_READINGS_SECONDS = 5, 5.0
-"""What was acknowledged may be readable a moment later only."""
+"""The run reads several times, as an acknowledged record may become readable only a moment later."""
 PRICES: Final = "2025-01, us-east-1, provisioned mode"
 SHARD_HOUR_DOLLARS: Final = 0.015
 MILLION_UNITS_DOLLARS: Final = 0.014

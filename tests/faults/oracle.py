@@ -57,7 +57,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Reading:
-    """What a consumer was handed of all streams, against what was sent."""
+    """What a consumer received of all streams, compared with what was sent."""
 
     readable: int = 0
     duplicates: int = 0

@@ -57,12 +57,12 @@ class Sender(threading.Thread):
 
     @property
     def is_forgiven(self) -> bool:
-        """Whether some of its records oblige nobody."""
+        """Return whether some of the records do not count as obligations."""
         return self._forgiven > 0
 
     @property
     def open_calls(self) -> int:
-        """How many calls have not ended."""
+        """Return how many calls have not ended."""
         return self._open_calls
 
     def run(self) -> None:

@@ -65,7 +65,7 @@ class Service:
         self.control("release")
 
     def open_shards(self, stream: str) -> list[dict[str, Any]]:
-        """In the order of their ranges."""
+        """Return the open shards in the order of their ranges."""
         pages = self.client.get_paginator("list_shards").paginate(StreamName=stream)
         shards = [shard for page in pages for shard in page["Shards"]]
         still_open = [each for each in shards if "EndingSequenceNumber" not in each["SequenceNumberRange"]]

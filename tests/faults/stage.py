@@ -95,11 +95,11 @@ class Scenario:
     connections: int = 0
     """How many clients more than the senders may be connected at once."""
     prefix: Sequence[str] = ()
-    """What starts the daemon's command."""
+    """Words in front of the daemon's command, which start it."""
     host: str = "127.0.0.1"
-    """What the daemon knows the service's address by."""
+    """Host by which the daemon knows the service."""
     senders: int = 2
-    """Of each stream."""
+    """Number of senders of each stream."""
     patient: bool = False
     """Whether what goes wrong passes before any caller may get an error."""
     resends: bool = True
@@ -252,7 +252,7 @@ class Stage:
         self.must(Law.CALM, code == 0, f"exit code {code}: {self.daemon.log[-500:]}")
 
     def connects(self) -> bool:
-        """Whether a new client is greeted."""
+        """Return whether the daemon greets a new client."""
         try:
             with WireClient(self.socket) as client:
                 client.hello()
@@ -282,7 +282,7 @@ class Stage:
 
     @property
     def told(self) -> Counter[str]:
-        """How many records' callers got an error so far, by its code."""
+        """Return how many records' callers got an error so far, by its code."""
         return sum((sender.errors_told for sender in self.senders), Counter[str]())
 
     @contextlib.contextmanager
@@ -446,7 +446,7 @@ class Stage:
 
     @property
     def queue_limit(self) -> int:
-        """Of each stream, in records."""
+        """Return the limit of each stream's queue, in records."""
         return self._config.defaults.queue_limit
 
     def must_have_filled_a_queue(self) -> None:

@@ -87,7 +87,7 @@ def test_data_vary_in_size_around_their_mean() -> None:
 
 
 def aggregate(*records: tuple[str, int | None, bytes]) -> bytes:
-    """As Amazon's own library for producers writes it."""
+    """Return an aggregate as Amazon's own library for producers writes it."""
     made = RecordAggregator()
     for key, hash_key, data in records:
         made.add_user_record(key, data, None if hash_key is None else str(hash_key))

@@ -136,7 +136,7 @@ def copies_are_counted(sim: Simulation, sent: Sent) -> None:
 
 
 def copies_are_few(sim: Simulation, sent: Sent) -> None:
-    """Where shards split and merge, and nothing else fails."""
+    """If shards split and merge and nothing else fails, each row has few copies."""
     for row in sent.rows:
         copies = sim.consumer.copies_of(row)
         as_one = len(row.users) > sim.least_request_records

@@ -135,7 +135,7 @@ class Session:
             self.flushes.append(set(self.unacked))
 
     def cancel(self, frame_id: int) -> None:
-        """What a caller's time-out does."""
+        """Cancel a frame, as a caller does at its time-out."""
         sent = self.sent[frame_id]
         ticket, sent.ticket = sent.ticket, None
         if ticket is not None:

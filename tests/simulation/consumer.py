@@ -39,12 +39,12 @@ class Consumer:
         self._seen = len(entries)
 
     def has(self, row: Row) -> bool:
-        """Whether all of a row was handed over."""
+        """Return whether the consumer received all of a row."""
         first = self.first
         return all(user in first for user in row.users)
 
     def copies_of(self, row: Row) -> int:
-        """The most that was stored of any part of it."""
+        """Return the most copies that were stored of any part of the row."""
         return max([self.copies[user] for user in row.users], default=0)
 
     def _hand_over(self, user: User) -> None:

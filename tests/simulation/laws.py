@@ -41,12 +41,12 @@ OWN_CHECKS: Final = {
     "sent past the node's limit": "NodeInFlight",
     "released more than was sent": "NodeInFlight",
 }
-"""What the core asserts itself."""
+"""The law that each assertion of the core keeps, by its message."""
 
 
 @contextmanager
 def laws_named() -> Iterator[None]:
-    """What the core asserts itself breaks a law, too."""
+    """Raise a failed assertion of the core as the law that it breaks."""
     try:
         yield
     except LawBroken:
@@ -66,7 +66,7 @@ class _Lately(deque[float]):
         self.seconds = seconds
 
     def note(self, now: float) -> int:
-        """Once more; says how often by now."""
+        """Note one more time, and return how often it has happened."""
         self.append(now)
         while self[0] < now - self.seconds:
             self.popleft()
@@ -87,7 +87,7 @@ class Laws:
     LONGEST_PACE_SECONDS: Final = 60.0
     """Until the bucket of a lane with rows is full.  (Of 6,000 seeds one had 20.)"""
     FEW_WAKES: Final = 500
-    """In a second, for nothing."""
+    """Wakes in one second that may find nothing to do."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -196,7 +196,7 @@ class Laws:
             raise LawBroken("Lane", f"{shards}, where {[shard.shard_id for shard in lanes.map.shards]} are open")
 
     def rows_wait_in_the_lane_of_their_shard(self) -> None:
-        """Of an open one: by the newest map."""
+        """Rows wait only in lanes of shards that the newest map has open."""
         lanes = self.sim.pipeline.sender.lanes
         for lane in lanes:
             if lane.shard not in lanes.map:
@@ -258,7 +258,7 @@ class Laws:
                     raise LawBroken("Frame", f"frame {frame.frame_id} has settled, and is not acknowledged")
 
     def row_settles(self, frame: WatchedFrame) -> None:
-        """With a TTL no later than that and one request's time-out."""
+        """A row with a TTL settles no later than the TTL and one request's time-out."""
         late = self.sim.now - frame.expires_at - self.longest_timeout_seconds
         if frame.accepted and late > 0.1:
             raise LawBroken("Row", f"a row settled {late:g} s after its TTL and a request's time-out")
@@ -291,7 +291,7 @@ class Laws:
                 raise LawBroken("acknowledgement", f"{row.users[0]} is acknowledged STORED, and no consumer gets it")
 
     def room_is_granted(self, session: Session) -> None:
-        """To a caller that is still there."""
+        """The gate grants room only to a caller that is still there."""
         if session.gone:
             raise LawBroken("AdmissionGate", "room was granted to a caller that is gone")
 
@@ -303,7 +303,7 @@ class Laws:
         self.rows_wait_in_the_lane_of_their_shard()
 
     def request_is_taken(self, request: Request) -> None:
-        """In a pause nothing is sent; where the order is kept, nothing of a session behind a row of it that failed."""
+        """In a pause nothing is sent.  With the order kept, no row of a session is sent after one that failed."""
         if self.sim.pipeline.paused:
             raise LawBroken("Pipeline", "a request is begun while the stream is paused")
         if not self.sim.pipeline.rules.entries.per_key:
@@ -316,7 +316,7 @@ class Laws:
                     raise LawBroken("per_key", f"frame {frame.frame_id} is sent, though {failed} before it failed")
 
     def request_is_made(self, request: Request, now: float) -> None:
-        """Where nothing is stored, requests are few."""
+        """While nothing is stored, requests are few."""
         self.longest_timeout_seconds = max(self.longest_timeout_seconds, request.timeout_seconds)
         sent = self._unanswered.note(now)
         if sent > self.FEW_REQUESTS_A_ROW * (self.sim.pipeline.stats.ingest_records - self._ended + 10):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import Simulation
 
 SECONDS: Final = 6.0
-"""In which the operator begins things."""
+"""Time in which the operator begins to act."""
 LONGEST_SECONDS: Final = 60.0
 AT_WORK_SECONDS: Final = SECONDS + LONGEST_SECONDS
 

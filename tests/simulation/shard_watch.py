@@ -41,7 +41,7 @@ class ShardWatch:
             self._read()
 
     def _look_at(self, due: float) -> None:
-        """Once, though many ask for it."""
+        """Plan one look, though several ask for one."""
         if due < self._looks_at:
             self._looks_at = due
             self.sim.after(due - self.sim.now, lambda: self._looked_at(due))

@@ -166,7 +166,7 @@ class Caller(Session):
         sent.ticket = self.sim.gate.ask(self.member, frame_id, self.frame.layout, self.sim.now)
 
     def steady(self) -> None:
-        """As a task of a batch that never ends."""
+        """Send frame after frame, as a task of a batch that never ends."""
         self._next = self.put
         self.put()
 

@@ -27,7 +27,7 @@ from tests.simulation.world import Simulation
 
 ROUNDS: Final = 8
 OPERATED: Final = 0.3
-"""Of the stories, those in which an operator does something."""
+"""Share of the stories in which an operator acts."""
 
 T = TypeVar("T")
 
@@ -379,7 +379,7 @@ class Story:
     # ---- what it met
 
     def met(self) -> set[str]:
-        """What happened in it, so that stories which meet too little are noticed."""
+        """Return what happened in the story, so that the command notices stories that meet too little."""
         sim, stats = self.sim, self.sim.pipeline.stats
         met = {self.ending, *sim.laws.seen}
         met |= {f"operator: {what}" for what in self.operator.met} if self.operator is not None else set()

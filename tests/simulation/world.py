@@ -189,7 +189,7 @@ class Simulation:
         return sum([job.charge_bytes + sum([buffer.charge_bytes for buffer in job.buffers]) for job in jobs])
 
     def outcomes(self) -> Counter[Outcome]:
-        """How the rows of all acknowledged frames ended."""
+        """Return how the rows of all acknowledged frames ended."""
         total: Counter[Outcome] = Counter()
         for session in self.sessions:
             for result in session.acked.values():

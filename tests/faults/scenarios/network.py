@@ -15,7 +15,7 @@ from tests.faults.stage import Stage
 HOST: Final = "kinesis.example"
 OTHER_ADDRESS: Final = "127.0.0.2"
 HANDSHAKE_BYTES: Final = 300
-"""Of the service's side of a TLS handshake, which is longer."""
+"""Bytes of the service's side of a TLS handshake, which is longer."""
 OWN_NAMES: Final = 'mount --bind "$1" /etc/hosts && mount --bind "$2" /etc/resolv.conf && shift 2 && exec "$@"'
 
 

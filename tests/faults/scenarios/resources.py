@@ -212,7 +212,7 @@ def _rates(stage: Stage, senders: Iterable[Sender], seconds: float) -> Counter[s
 
 @contextlib.contextmanager
 def _in_a_hurry(stage: Stage) -> Iterator[None]:
-    """In the short form the ten minutes are three seconds."""
+    """Run the daemon with three seconds in place of the ten minutes, in the short form."""
     if stage.short:
         stage.prefix = SERVICE_PYTHON, "-m", "tests.faults.impatient"
     yield
