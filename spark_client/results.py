@@ -83,7 +83,7 @@ class SkippedRow(NamedTuple):
 class PartitionResult(NamedTuple):
     """The result of one task.
 
-    ``records`` counts all rows.  ``failures`` has those that are not STORED, skipped rows included.  ``bytes`` counts
+    ``records`` counts all rows.  ``failures`` has the rows that are not STORED, and the skipped rows.  ``bytes`` counts
     stored rows only.
     """
 

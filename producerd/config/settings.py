@@ -152,8 +152,8 @@ class NodeSettings(Settings):
     node_queue_limit_bytes: Bytes = _in(64 * KIB, 1024 * GIB, default=256 * MIB)
     """Bytes that the queues of all streams may hold together, in addition to each stream's own limit."""
     node_max_in_flight_bytes: Bytes = _in(64 * KIB, 1024 * GIB, default=64 * MIB)
-    """Bytes of unanswered PutRecords of all streams: any stream may use one half; the other half is shared equally
-    among ``max_streams``."""
+    """Bytes of unanswered PutRecords of all streams: any stream may use one half; the other half is divided
+    equally among ``max_streams``."""
     worker_threads: AtStart[Count] = _in(1, 16, default=1)
     """Threads that sort and encode large batches, which would block the event loop for over 16 ms."""
     max_connections: Count = _in(1, 65_536, default=256)
@@ -165,7 +165,7 @@ class NodeSettings(Settings):
     session_window_bytes: AtStart[Bytes] = _in(4 * KIB, GIB, default=8 * MIB)
     """Bytes that one connection may have unacknowledged; one frame is always allowed."""
     session_window_frames: AtStart[Count] = _in(1, 4_096, default=64)
-    """Frames that one connection may have unacknowledged."""
+    """Frames that one connection may have reserved or unacknowledged."""
     drain_timeout_seconds: Seconds = _in(0, 86_400, default=60)
     """Seconds after SIGTERM at which the daemon ends, even if records are still queued."""
     body_timeout_seconds: AtStart[Seconds] = _in(0.05, 3_600, default=10)

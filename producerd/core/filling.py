@@ -82,8 +82,8 @@ class Filling:
     def add(self, frame: Frame, now: float, largest_bytes: int) -> None:
         """Add an accepted frame.  Seal the batch if one more such frame would make it too large.
 
-        A batch has at most a quarter of the queue's limits, and at most ``largest_bytes`` or a MiB.  A larger frame is
-        a batch of its own.
+        The bounds are a quarter of the queue's limits, and ``largest_bytes`` or a MiB.  The last frame of a batch may
+        pass them if it is larger than the frames before it.
         """
         if not self._frames:
             self._since = now

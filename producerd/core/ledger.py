@@ -171,7 +171,7 @@ class Ledger:
     # ---- rows expire
 
     def next_expiry(self) -> float:
-        """Return when the next frame that has rows to send expires; ``inf`` if none does."""
+        """Return the earliest time at which a frame with rows to send expires; ``inf`` if none expires."""
         return min(
             [
                 next((frame.expires_at for frame in frames if frame.withdrawn_from != 0), inf)

@@ -188,7 +188,7 @@ class Daemon:
 
     @property
     def full(self) -> bool:
-        """Whether more clients than allowed are connected."""
+        """Whether more clients are connected than ``max_connections``, the newest one included."""
         return len(self._sessions) > self.config.node.max_connections
 
     # ---- the end

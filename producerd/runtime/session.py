@@ -97,7 +97,10 @@ class Host(Protocol):
         """Ask the stream's service whether it would store records, and call ``receive`` with the answer."""
 
     def failed(self, error: Exception) -> None:
-        """End the daemon.  An owner of state raised during a session's call, and may have done half of its work."""
+        """End the daemon.
+
+        The gate or the pipeline raised ``error`` during a session's call, so its state may be half changed.
+        """
 
     def ended(self, session: Session) -> None:
         """Forget a session whose connection is gone and which has released everything."""

@@ -56,7 +56,7 @@ class ShardWatch:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_summary())  # in a task of its own, so that the map never waits for it
+            group.create_task(self._keep_summary())  # in a task of its own, so that later maps never wait for it
             await self._keep_map()
 
     # ---- the shards

@@ -1,8 +1,8 @@
 """All lanes of one stream.
 
-They decide which lanes may send, which rows a request takes, and where rows go when shards change.  Only open shards
-have lanes, from their first row on.  A request takes CPU time only for lanes that may send: a lane that waits for a
-time is in a heap, and a lane that waits for an answer is in no list.
+They decide which lanes may send, which rows a request takes, and where rows go when shards change.  A shard has a lane
+from its first row until it closes and its last request ends.  A request takes CPU time only for lanes that may send: a
+lane that waits for a time is in a heap, and a lane that waits for an answer is in no list.
 """
 
 from __future__ import annotations

@@ -62,7 +62,10 @@ class StreamHealth:
 
     @property
     def gives_up_at(self) -> float:
-        """When the wait for the first contact ends; ``inf`` unless the last attempt found the endpoint wrong."""
+        """When the daemon gives up an endpoint that is wrong.
+
+        It is ``inf`` unless the stream is UNPROVEN and its last attempt found the endpoint wrong.
+        """
         if self._wrong_since is None or self.state is not HealthState.UNPROVEN:
             return inf
         return self._wrong_since + self.first_contact_seconds

@@ -22,7 +22,7 @@ REFRESH_SECONDS: Final = 60.0
 ids."""
 AWAITED_SECONDS: Final = (2.0, 4.0)
 """Least and most time between the starts of two readings that fail for now, while rows wait.  2,000 daemons make 670
-calls a second, of which a stream's quota answers 100.  So all daemons have their lists in half a minute."""
+calls a second.  Even where a stream answers only 100 of them, all daemons have their lists in half a minute."""
 FIRST_RETRY_SECONDS: Final = 0.5
 MAX_RETRY_SECONDS: Final = 30.0
 SUMMARY_SECONDS: Final = 600.0
@@ -90,7 +90,7 @@ class SummaryReadings:
     def first_seconds(self, *, aggregates: bool) -> float:
         """Return the delay of the first reading.
 
-        With ``aggregates`` there is none, because the first map waits for it.
+        With ``aggregates`` there is none, because the first map waits for it for a moment.
         """
         return 0.0 if aggregates else self._random.uniform(0, SUMMARY_SPREAD_SECONDS)
 

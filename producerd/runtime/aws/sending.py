@@ -92,7 +92,7 @@ def keep_raw_answer(response_dict: dict[str, Any], customized_response_dict: dic
 
 
 class NotedBody(Payload):
-    """A body for aiohttp that notes when it is about to be written."""
+    """A request's body, which tells its `Sending` when aiohttp is about to write it."""
 
     def __init__(self, sending: Sending) -> None:
         super().__init__(sending.body)
