@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
@@ -31,6 +31,13 @@ from producerd.wire.columns import Columns, lay_out
 from tests.daemon import rows, until_on_loop
 
 pytestmark = pytest.mark.law("Dispatcher")
+
+
+@pytest.fixture(autouse=True)
+def _no_tracebacks() -> Iterator[None]:
+    """Keep structlog's default from rendering tracebacks, which takes it a second of CPU each."""
+    with capture_logs():
+        yield
 
 
 class StandInKinesis:
@@ -267,11 +274,13 @@ async def test_a_row_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.Monk
 
 
 async def test_a_transport_that_raises_fails_rows_and_not_the_daemon() -> None:
-    async with bench() as on:
-        on.kinesis.raises = ZeroDivisionError("a bug")
-        frame = on.submit(rows(4))
-        await on.until_finished()
-        on.assert_all_ended_once()
+    with capture_logs() as logs:
+        async with bench() as on:
+            on.kinesis.raises = ZeroDivisionError("a bug")
+            frame = on.submit(rows(4))
+            await on.until_finished()
+            on.assert_all_ended_once()
+    assert {(line["event"], line["log_level"]) for line in logs} == {("a request could not be made", "error")}
     assert {line.code for line in frame.result().codes} == {Code.INTERNAL}
 
 
