@@ -70,6 +70,10 @@ class Backlog:
         """Whether a session that begins now goes on with an earlier one, which stored rows or left some."""
         return self._has_stored or bool(self.again)
 
+    def send_no_more(self) -> None:
+        """Let rows that come back from now on end as failures.  Any thread may call this."""
+        self._sends_again = False
+
     def add(self, frame_id: int, frame: UnackedFrame) -> None:
         """Keep a frame whose body is being sent."""
         self.sent[frame_id] = frame

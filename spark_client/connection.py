@@ -92,6 +92,7 @@ class Connection:
         Any thread may call this.
         """
         self._reconnect_timeout_seconds = 0.0
+        self._backlog.send_no_more()
         self._session.cut()
 
     @property
@@ -292,7 +293,7 @@ class Connection:
         except ConnectionFailed as absent:
             code = Code.DAEMON_LOST if absent.code == Code.DAEMON_ABSENT else absent.code
             raise ConnectionFailed(f"{ended}; {absent}", code=code) from None
+        self._to_open = [*last.streams, *self._to_open]
         if not self._reconnect_timeout_seconds:  # abandoned meanwhile
             self._session.close()
             raise ended
-        self._to_open = [*last.streams, *self._to_open]

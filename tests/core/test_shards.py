@@ -350,6 +350,15 @@ def test_a_doubt_that_only_silence_raised_ends_when_the_map_cannot_be_read() -> 
 
 
 @pytest.mark.law("ShardMap")
+def test_a_failure_of_the_stream_itself_says_nothing_of_its_list() -> None:
+    known = known_from(halves())
+    known.refute()
+    known.not_read(Code.UNREACHABLE, "", 1.0, wait_seconds=10.0)
+    known.not_read("ExpiredTokenException", "", 2.0, wait_seconds=10.0, concerns_stream=True)
+    assert known.is_blind
+
+
+@pytest.mark.law("ShardMap")
 def test_of_a_stream_that_is_gone_nothing_is_known() -> None:
     known = known_from(map_of([0]))
     known.learn(halves(), 1.0, asked_at=1.0, in_flight=["old"])

@@ -47,3 +47,11 @@ def test_a_frame_that_is_split_keeps_its_place_and_its_rows() -> None:
     assert [frame.first for frame in backlog.again] == [0, 2, 5]
     assert [bytes(frame.columns.parts[-1]) for frame in backlog.again] == [b"row 0row 1", b"row 2row 3row 4", b"row 5"]
     assert all(frame.columns.layout.flags & FLAG_RESENT for frame in backlog.again)
+
+
+def test_rows_that_come_back_after_the_client_gave_up_end_as_failures() -> None:
+    backlog, tally = backlog_of(3)
+    backlog.send_no_more()
+    backlog.settle(returned(1, 3, 0, 2))
+    assert (backlog.again, backlog.given_up_records) == ([], 2)
+    assert (tally.records, tally.stored, sum(failure.records for failure in tally.failures)) == (3, 1, 2)

@@ -220,6 +220,36 @@ def test_the_bytes_of_a_tally_are_those_of_stored_rows(daemon: FakeDaemon) -> No
     assert tally.payload_bytes == len(b"k0data 07k2data two9")
 
 
+def test_a_client_that_gives_up_while_it_finds_a_daemon_stays_ended(daemon: FakeDaemon) -> None:
+    """The next calls, too, raise what ended it, and the frame stays unacknowledged."""
+    asked, given_up = threading.Event(), threading.Event()
+
+    def takes_one(session: Session) -> None:
+        session.start()
+        session.take_frame()
+
+    def welcomes_late(session: Session) -> None:
+        asked.set()
+        given_up.wait(10)
+        session.welcome()
+        session.await_end()
+
+    def gives_up() -> None:
+        asked.wait(10)
+        connection.abandon()
+        given_up.set()
+
+    daemon.runs(takes_one, welcomes_late)
+    with Connection(HELLO, [daemon.path], reconnect_timeout_seconds=10) as connection:
+        connection.put("s", rows(1, 100))
+        giving_up = threading.Thread(target=gives_up)
+        giving_up.start()
+        for _ in range(2):
+            with pytest.raises(ConnectionFailed, match=r"1 frames with 1 records are not acknowledged"):
+                connection.flush(10)
+        giving_up.join()
+
+
 def test_the_frames_of_a_session_show_in_what_the_connection_prints(daemon: FakeDaemon) -> None:
     def script(session: Session) -> None:
         session.welcome(window_frames=8)

@@ -282,7 +282,8 @@ class Sender:
         if concerns_stream and (self.ledger.frames or self.known.map is not None):
             self._looks_permanent(meaning.code, message, now)
         was_doubted = self.known.doubted
-        self.known.not_read(code, message, now, self.rules.shard_map_wait_seconds)
+        wait_seconds = self.rules.shard_map_wait_seconds
+        self.known.not_read(code, message, now, wait_seconds, concerns_stream=concerns_stream)
         if was_doubted and not self.known.doubted:
             self._decide_all(now)
 

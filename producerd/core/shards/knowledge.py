@@ -130,15 +130,20 @@ class KnownShards:
         self._wait.answered(now)
         self._readings.succeeded(now)
 
-    def not_read(self, code: str, message: str, now: float, wait_seconds: float) -> None:
+    def not_read(
+        self, code: str, message: str, now: float, wait_seconds: float, *, concerns_stream: bool = False
+    ) -> None:
         """Note that a reading failed.  Rows wait for the list for ``wait_seconds`` from now on, unless it was denied.
 
-        A daemon that may not read the list keeps believing it, if only silence speaks against it.
+        A daemon that may not read the list keeps believing it, if only silence speaks against it.  A failure that
+        ``concerns_stream`` as a whole says nothing about the list.
         """
         self._wait.failed(code, message, now)
         if self.map is None and not self._wait.denied:
             self._wait.begin(now, wait_seconds)
         self._readings.failed(now, denied=self._wait.denied, unreachable=code == Code.UNREACHABLE)
+        if concerns_stream:
+            return
         permanent = meaning_of(code).kind is Kind.PERMANENT
         self._unreadable = not permanent
         if permanent and self.doubted and not self._refuted:
