@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from producerd.core import stats
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.stats import Histogram
 from producerd.errors import Code
@@ -31,6 +32,14 @@ def test_values_added_together_count_as_each_alone() -> None:
     assert (together.counts, together.sum) == (apart.counts, apart.sum)
     together.add(5, 3)
     assert together.counts[2] == apart.counts[2] + 3, "a value that is a bound is within it"
+
+
+@pytest.mark.parametrize("name", [name for name in vars(stats) if name.endswith("_BOUNDS")])
+def test_the_bounds_of_a_histogram_rise_by_at_most_five_times(name: str) -> None:
+    """Prometheus estimates quantiles between two bounds, so a gap among them would hide much."""
+    bounds = np.array(getattr(stats, name), float)
+    assert np.all(bounds[1:] > bounds[:-1])
+    assert np.all(bounds[1:] <= 5 * bounds[:-1])
 
 
 def test_a_request_counts_once_with_its_kinesis_records_and_the_records_in_them() -> None:
