@@ -94,7 +94,7 @@ class Backlog:
         back = tally.settle(ack, frame.rows, frame.stream, sends_again=self._sends_again)
         if back:
             self.again.append(frame.part(back))
-        if not self._sends_again:
+        else:
             self.given_up_records += ack.returned
         self._acknowledged()
 

@@ -384,7 +384,6 @@ class Pipeline:
             self._refuse_unsorted()
             return None
         if shard_map is not None and self.rules.entries.aggregate:
-            self.known.go_plain()
             self.sender.go_plain()
         return shard_map
 

@@ -91,6 +91,7 @@ class Daemon:
         self._loop = asyncio.get_running_loop()
         self._notifier = notifier
         self._acceptor = Acceptor(listener, self._make_session)
+        self._acceptors = [self._acceptor]
         self._dispatcher = Dispatcher(executor, node.worker_threads, self._streams_settled)
         self._streams = Streams(config, self._dispatcher, clients, executor)
         self.commands = Commands(self, self._streams)
@@ -131,7 +132,8 @@ class Daemon:
             reloading = tasks.create_task(self._reload_on_signal())
             giving_back = tasks.create_task(allocator.give_back_when_quiet(self._streams.taken_records))
             await self._acceptor.start()
-            looking = [tasks.create_task(acceptor.run()) for acceptor in (self._acceptor, admin)]
+            self._acceptors.append(admin)
+            looking = [tasks.create_task(acceptor.run()) for acceptor in self._acceptors]
             self.state = State.SERVING
             gc.collect()
             gc.freeze()  # what exists now stays, so the collector need not look at it again
@@ -222,7 +224,8 @@ class Daemon:
     async def reload(self) -> JsonObject:
         """Read the settings again.  If they are wrong, keep the old ones and raise ConfigurationError."""
         async with self._reloading:
-            await self._acceptor.look()
+            for acceptor in self._acceptors:
+                await acceptor.look()
             return await self._reload()
 
     async def _reload(self) -> JsonObject:

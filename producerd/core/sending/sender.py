@@ -289,6 +289,7 @@ class Sender:
 
     def go_plain(self) -> None:
         """Send rows through one lane as plain records until a list of the shards comes, because none came in time."""
+        self.known.go_plain()
         self.lanes.learn(ONE_LANE)
 
     def forget_shards(self) -> None:

@@ -41,7 +41,6 @@ class KnownShards:
         self.map: ShardMap | None = None
         self.wanted = True  # a newer list
         self.doubted = False
-        self._aggregates = aggregates
         self._refuted = False  # a shard's sequence numbers fell, so the list is in doubt for more than silence
         self._unreadable = False  # the last reading failed, but the next one may succeed
         self._closed: dict[str, Shard] = {}
@@ -71,7 +70,7 @@ class KnownShards:
 
     def is_denied(self, now: float) -> bool:
         """Return whether rows that need the list are refused, because reading it was denied for long enough."""
-        return self._aggregates and self.map is None and self._wait.denied and now >= self._wait.ends_at
+        return self.map is None and self._wait.refuses(now)
 
     # ---- rows that need it
 

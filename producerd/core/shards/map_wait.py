@@ -52,6 +52,10 @@ class MapWait:
             return inf
         return max(self._since, self._denied_at if self.denied else self._answered_at) + self._seconds
 
+    def refuses(self, now: float) -> bool:
+        """Return whether rows to be aggregated are refused, because the list was denied for long enough."""
+        return self._aggregates and self.denied and now >= self.ends_at
+
     def begin(self, now: float, seconds: float) -> None:
         """Note that rows wait, or would.  Only the first call counts.  ``seconds``: the longest wait."""
         if self._since == inf:
