@@ -1,0 +1,77 @@
+"""A turn of a stream acknowledges what has ended, hands its room on, and takes first what is nearest its end."""
+
+from __future__ import annotations
+
+import pytest
+
+from producerd.core.filling import SortJob
+from producerd.core.gate import AdmissionGate, Refusal, Ticket
+from producerd.core.rows.frame import Frame
+from producerd.core.sending.requests import Request
+from producerd.core.turn import settle, take
+from producerd.wire.columns import Layout
+from tests.core.stories import Desk
+
+
+class Caller:
+    """A session that takes every grant."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[Frame] = []
+        self.grants: list[int] = []
+
+    def may_receive(self, charge_bytes: int) -> bool:
+        return charge_bytes > 0
+
+    def granted(self, ticket: Ticket) -> None:
+        self.grants.append(ticket.frame_id)
+
+    def refused(self, ticket: Ticket, refusal: Refusal) -> None:
+        pytest.fail(f"frame {ticket.frame_id} was refused: {refusal}")
+
+    def finished(self, frame: Frame) -> None:
+        self.acknowledged.append(frame)
+
+
+def full(desk: Desk) -> tuple[AdmissionGate, Caller, Frame]:
+    """Let 9 records, too few for a batch, wait in a queue of 40 that is full but for one, and a caller for 5 more."""
+    gate = AdmissionGate(desk.budget, desk.pipeline.refuses, max_frame_bytes=1 << 20, max_frame_records=10_000)
+    caller = Caller()
+    member = gate.join(caller)
+    desk.budget.take(30, 0)
+    frame = desk.submit(9, caller)
+    gate.ask(member, 2, Layout(5, 0, 10), desk.now)
+    assert caller.grants == []
+    return gate, caller, frame
+
+
+@pytest.mark.law("Dispatcher")
+def test_a_request_is_taken_before_a_job() -> None:
+    desk = Desk()
+    desk.submit(3)
+    desk.sort()
+    desk.submit(3)
+    desk.pipeline.flush("caller")
+    assert isinstance(take(desk.pipeline, desk.now), Request)
+    assert isinstance(take(desk.pipeline, desk.now), SortJob)
+    assert take(desk.pipeline, desk.now) is None
+
+
+@pytest.mark.law("AdmissionGate")
+def test_rows_do_not_linger_while_a_caller_waits_for_room() -> None:
+    desk = Desk(limit_records=40, linger_seconds=60.0)
+    gate, _, _ = full(desk)
+    assert take(desk.pipeline, desk.now) is None
+    assert settle(desk.pipeline, gate, desk.now), "there is work now"
+    assert isinstance(take(desk.pipeline, desk.now), SortJob)
+
+
+@pytest.mark.law("AdmissionGate")
+def test_the_room_of_an_acknowledged_frame_goes_to_the_caller_that_waits_in_the_same_turn() -> None:
+    desk = Desk(limit_records=40)
+    gate, caller, frame = full(desk)
+    desk.sort()
+    desk.send().stored()
+    assert settle(desk.pipeline, gate, desk.now), "the caller may have sent more"
+    assert (caller.acknowledged, caller.grants) == ([frame], [2])
+    assert not settle(desk.pipeline, gate, desk.now)
