@@ -338,6 +338,12 @@ def test_names_have_the_case_that_the_session_gives_them(daemon: FakeDaemon, spa
 
 
 @pytest.mark.spark
+def test_a_column_may_be_named_with_its_table(daemon: FakeDaemon, spark: SparkSession) -> None:
+    write(daemon, spark.sql("SELECT 'a' AS tailnum, 'd' AS data").alias("flights"), "Flights.TailNum", data="data")
+    assert [key for key, _, _ in daemon.rows] == [b"a"]
+
+
+@pytest.mark.spark
 def test_failed_rows_are_one_line_and_spark_does_not_store_the_good_ones_again(
     daemon: FakeDaemon, flights: DataFrame
 ) -> None:
