@@ -7,7 +7,14 @@ from random import Random
 
 import pytest
 
-from producerd.core.shards.reading_times import AWAITED_SECONDS, READINGS_PER_MINUTE, ShardReadings, about
+from producerd.core.shards.reading_times import (
+    AWAITED_SECONDS,
+    READINGS_PER_MINUTE,
+    SUMMARY_SPREAD_SECONDS,
+    ShardReadings,
+    SummaryReadings,
+    about,
+)
 
 
 @pytest.mark.law("RetryPolicy")
@@ -48,3 +55,13 @@ def test_readings_that_nobody_asked_for_are_about_a_minute_apart_and_spread() ->
     times = [about(600.0, random) for _ in range(1_000)]
     assert 450.0 <= min(times) < 470.0
     assert 730.0 < max(times) <= 750.0
+
+
+@pytest.mark.law("RetryPolicy")
+def test_a_summary_that_cannot_be_read_is_read_again_later_each_time() -> None:
+    for seed in range(50):
+        readings = SummaryReadings(Random(seed))
+        for _ in range(2):
+            first, second = readings.failed(), readings.failed()
+            assert SUMMARY_SPREAD_SECONDS <= first <= 2 * SUMMARY_SPREAD_SECONDS <= second <= 4 * SUMMARY_SPREAD_SECONDS
+            readings.succeeded()

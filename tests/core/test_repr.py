@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.core.stories import Desk
+from tests.core.stories import Desk, Sent
 
 
 def test_a_row_s_way_shows_in_what_each_owner_prints() -> None:
@@ -15,7 +15,10 @@ def test_a_row_s_way_shows_in_what_each_owner_prints() -> None:
     assert repr(lane) == "<Lane of shard-0: 5 rows in 1 spans, 0 requests in flight, 0 set aside>"
     job = lane.spans[0].job
     assert repr(job) == "<Job of 1 frames: 5 rows queued, 0 in requests, 0 settled, 1 of 1 buffers>"
-    sent = desk.send()
+    request = desk.pipeline.take_request(desk.now)
+    assert request is not None
+    assert repr(request).endswith(" 1 lanes, to be encoded>")
+    sent = Sent(desk, request)
     assert repr(sent.request).startswith("<Request of 5 rows, ")
     assert repr(sent.request).endswith(" 1 lanes, sent at 100.000>")
     assert repr(desk.pipeline) == "<Pipeline, unproven: 5 in flight>"

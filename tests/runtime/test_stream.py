@@ -21,7 +21,9 @@ from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
 from producerd.errors import Code
 from producerd.runtime.stream import Stream
 from producerd.wire import columns
+from producerd.wire.columns import lay_out
 from tests.daemon import rows
+from tests.simulation.setting import make_body
 
 
 class Owner:
@@ -311,3 +313,19 @@ def test_what_the_pipeline_wants_of_the_shards_is_told_against_what_their_watch_
     assert not stream.reading_changed.is_set()
     stream.settle(0.0)
     assert stream.reading_changed.is_set()
+
+
+@pytest.mark.parametrize(("ordering", "unsent"), [("none", [False, False]), ("per_key", [True, False])])
+def test_with_an_order_nothing_is_sent_after_a_frame_that_was_refused_for_a_bad_row(
+    ordering: str, unsent: list[bool]
+) -> None:
+    """Of the same session; another one's rows are sent, and without an order all are."""
+    stream = Stream("flights", StreamSettings.model_validate({"ordering": ordering}), 1 << 20, 10_000)
+    stream.pipeline.set_shard_map(ShardMap([Shard("shard-0", 0, MAX_HASH_KEY)]), 0.0)
+    frames = []
+    for owner, keys in ((first := Owner(), [b"k" * 300, b"k"]), (first, [b"k"]), (Owner(), [b"k"])):
+        laid_out = lay_out(keys, [b"data"] * len(keys))
+        ticket = stream.reserve(stream.join(owner, patient=False), 1, laid_out.layout, 0.0)
+        frames.append(Frame(owner, 1, stream.check(make_body(laid_out)), laid_out.layout.charge_bytes))
+        assert stream.accept(frames[-1], ticket, 0.0, take_good=False) is (len(keys) == 1)
+    assert [frame.finished for frame in frames[1:]] == unsent
