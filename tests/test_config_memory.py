@@ -10,6 +10,7 @@ import pytest
 from producerd.config import Config, load
 from producerd.config.cgroup import MemoryLimit
 from producerd.config.memory import IDLE_BYTES, check_fits, in_words, lowered, needed_bytes
+from producerd.config.settings import LEAST_REQUEST_BYTES
 from producerd.config.values import KIB, MIB
 from producerd.errors import ConfigurationError
 
@@ -106,6 +107,17 @@ def test_streams_follow_the_node_where_it_gets_less_than_they_have() -> None:
         'queue_limit_bytes = "15 MiB" where a stream has more, or raise'
     ) in line
     assert "where a stream has more" not in refusal(Config(), 900 * MIB)
+
+
+@pytest.mark.parametrize("frame_bytes", [64 * KIB, MIB])
+def test_each_stream_has_room_for_two_frames_and_for_two_requests(frame_bytes: int) -> None:
+    lower = lowered(settings(f"max_frame_bytes={frame_bytes // KIB} KiB"), 300 * MIB)
+    assert lower is not None
+    node = lower.node
+    by_requests = node.node_max_in_flight_bytes // (2 * LEAST_REQUEST_BYTES)
+    by_frames = node.node_queue_limit_bytes // (2 * frame_bytes)
+    assert node.max_streams == min(by_requests, by_frames) < 64
+    assert (by_requests < by_frames) is (frame_bytes < MIB)
 
 
 def test_where_no_lower_limits_help_it_says_so() -> None:

@@ -39,6 +39,17 @@ def test_what_came_back_and_what_was_lost_is_sent_again_in_the_order_of_put() ->
     assert tally.resent == 5
 
 
+def test_a_session_goes_on_with_an_earlier_one_that_stored_rows_or_left_some() -> None:
+    for places in ((), (0,), (0, 1)):
+        backlog, _ = backlog_of(2)
+        assert not backlog.is_resumed
+        backlog.settle(returned(1, 2, *places))
+        assert backlog.is_resumed
+    backlog, _ = backlog_of(2)
+    backlog.lose()
+    assert backlog.is_resumed
+
+
 def test_a_frame_that_is_split_keeps_its_place_and_its_rows() -> None:
     backlog, _ = backlog_of(5, 1)
     backlog.lose()
