@@ -564,3 +564,19 @@ def test_the_schema_and_the_table_say_what_a_change_needs() -> None:
     of_streams = {name for name, info in StreamSettings.model_fields.items() if needs_restart(info)}
     where = {"stream_name", "stream_arn", "region", "endpoint_url", "role_arn", "external_id"}
     assert of_streams == where | {"connect_timeout_seconds", "transport", "aggregation", "ordering"}
+
+
+@pytest.mark.parametrize(
+    ("sets", "shards", "seconds"),
+    [
+        ({"queue_limit": 5_000}, 1, 5.0),
+        ({"queue_limit": 5_000}, 4, 1.25),
+        ({"queue_limit": 5_000, "shard_rate_fraction": 0.5}, 1, 10.0),
+        ({"queue_limit": 5_000, "aggregation": "kpl"}, 1, 64.0),
+        ({"queue_limit_bytes": "3 MiB"}, 1, 3.0),
+    ],
+)
+def test_a_full_queue_lasts_as_long_as_shards_need_for_its_records_and_bytes(
+    sets: dict[str, object], shards: int, seconds: float
+) -> None:
+    assert StreamSettings.model_validate(sets).queue_seconds(shards) == seconds
