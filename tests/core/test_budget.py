@@ -236,6 +236,9 @@ def test_sending_past_the_nodes_limit_and_releasing_what_was_not_sent_are_refuse
     node.take("stream", 500)
     with pytest.raises(AssertionError, match="past the node's limit"):
         node.take("stream", 101)
+    node.take("another with one large record", 700)
+    with pytest.raises(AssertionError, match="past the node's limit"):
+        node.take("a third with one more", 700)
     with pytest.raises(AssertionError, match="more than was sent"):
         node.release("stream", 501)
 
