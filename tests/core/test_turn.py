@@ -34,7 +34,7 @@ class Caller:
 
 
 def full(desk: Desk) -> tuple[AdmissionGate, Caller, Frame]:
-    """Let 9 records, too few for a batch, wait in a queue of 40 that is full but for one, and a caller for 5 more."""
+    """Let 9 records, too few for a batch, wait in a queue of 40 with room for one more, and a caller for room for 5."""
     gate = AdmissionGate(desk.budget, desk.pipeline.refuses, max_frame_bytes=1 << 20, max_frame_records=10_000)
     caller = Caller()
     member = gate.join(caller)
