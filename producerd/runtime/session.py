@@ -669,9 +669,8 @@ _HANDLERS: Final[dict[MessageType, Callable[[Session, Any], None]]] = {
 
 def _name(hello: frames.Hello) -> str:
     """Return what the client says about itself, for the log."""
-    task = (
-        f" stage {hello.stage_id} partition {hello.partition} attempt {hello.attempt}" if hello.application_id else ""
-    )
-    return (
-        f"{hello.client or 'client'} pid {hello.pid}{' ' + hello.application_id if hello.application_id else ''}{task}"
-    )
+    client = f"{hello.client or 'client'} pid {hello.pid}"
+    if not hello.application_id:
+        return client
+    task = f"stage {hello.stage_id} partition {hello.partition} attempt {hello.attempt}"
+    return f"{client} {hello.application_id} {task}"
