@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 SEEDS: Final = 4
 """Of these, each has another pair of transport and aggregation for the stream with ordering."""
-AT_ONCE: Final = 3
+AT_ONCE: Final = 4
 SCENARIOS: Final = all_scenarios()
 Runs = dict[str, "Future[Row]"]
 

@@ -81,6 +81,8 @@ class StandInHost:
         self.refuses_with: str = Code.NOT_AUTHORIZED
         self.gone: list[Session] = []
         self.failures: list[Exception] = []
+        self.questions: list[Callable[[ServiceAnswer], None]] = []  # what has been asked of the service
+        self.answers_late = False
         self.word = ServiceAnswer(frames.Service.FAILED, Code.UNREACHABLE, "no such host")
         settings = StreamSettings(queue_limit=queue_limit, **changed)
         self.stream = Stream("flights", settings, RULES.max_frame_bytes, RULES.max_frame_records)
@@ -92,7 +94,9 @@ class StandInHost:
         return self.streams[name]
 
     def ask_service(self, stream: Stream, hear: Callable[[ServiceAnswer], None]) -> None:
-        hear(self.word)
+        self.questions.append(hear)
+        if not self.answers_late:
+            hear(self.word)
 
     def failed(self, error: Exception) -> None:
         self.failures.append(error)

@@ -50,6 +50,24 @@ async def test_messages_and_bodies_may_come_in_any_pieces(piece: int) -> None:
     session.connection_lost(None)
 
 
+async def test_a_client_s_question_to_the_service_is_asked_once_at_a_time() -> None:
+    host = StandInHost()
+    host.answers_late = True
+    session, transport = opened(host)
+    question = frames.encode(frames.Status(1, asks_service=1))
+
+    def services() -> list[int]:
+        return [message.service for message in transport.drain() if isinstance(message, frames.Blocked)]
+
+    for times in (1, 2):
+        tell(session, question * 3)
+        assert services() == [frames.Service.NOT_ASKED] * 2, "the first waits for its answer"
+        assert len(host.questions) == times
+        host.questions[-1](host.word)
+        assert services() == [frames.Service.FAILED]
+    session.connection_lost(None)
+
+
 async def test_an_owner_of_state_that_fails_is_told_to_the_daemon_and_bytes_that_break_a_reader_are_not(
     monkeypatch: pytest.MonkeyPatch, log: list[Any]
 ) -> None:
