@@ -6,16 +6,21 @@ Both read the same results out of an answer.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import astuple, replace
+from functools import partial
 from operator import itemgetter
 from random import Random
 from typing import Any
 
+import cbor2
 import numpy as np
 import pytest
 
 from producerd.core.encoding import columnar
 from producerd.core.encoding.entries import EncodedRequest, encode
+from producerd.core.encoding.formats import CBOR, FORMATS, JSON, Format
+from producerd.core.encoding.row_columns import columns_of
 from producerd.core.kpl.aggregation import AGGREGATE_KEY
 from producerd.core.rows.spans import RAW_FROM_STRAYS
 from producerd.core.rules import EntryRules
@@ -68,6 +73,7 @@ def told(encoded: EncodedRequest) -> tuple[object, ...]:
     return (
         encoded.body,
         encoded.sha256,
+        encoded.content_type,
         encoded.ends.tolist(),
         encoded.lanes.tolist(),
         encoded.sizes.tolist(),
@@ -119,26 +125,38 @@ def test_both_twins_write_the_same(seed: int, aggregate: bool, twins: Twins) -> 
     rules = random_rules(random, aggregate)
     pieces = random_pieces(random)
     aggregate_bytes = [random.choice([0, 0, 0, 0, 41, 300, 5_000, 1 << 20]) for _ in range(20)]
+    format_ = random.choice([*FORMATS.values()])
     for _ in range(6):
         if not pieces:
             break
         twins.by_loop()
-        plain = encode(ADDRESS, pieces, rules, aggregate_bytes)
+        plain = encode(ADDRESS, pieces, rules, aggregate_bytes, format_=format_)
         twins.by_columns(random.choice([0, 0, 5]))
-        assert told(encode(ADDRESS, pieces, rules, aggregate_bytes)) == told(plain)
+        assert told(encode(ADDRESS, pieces, rules, aggregate_bytes, format_=format_)) == told(plain)
         pieces = drop(pieces, int(plain.ends[-1]))
 
 
+@pytest.mark.parametrize("format_", FORMATS.values())
 @pytest.mark.parametrize("aggregate", [False, True])
-def test_rows_of_every_length_around_what_a_varint_takes(aggregate: bool, twins: Twins) -> None:
-    lengths = [*range(130), 16_380, 16_381, 16_382, 16_383, 16_384, 16_385, 2_097_150, 2_097_151, 2_097_152]
+def test_rows_of_every_length_around_what_a_length_takes(aggregate: bool, format_: Format, twins: Twins) -> None:
+    lengths = [*range(260), *range(4_090, 4_100), *range(16_380, 16_386), 65_535, 65_536, *range(2_097_150, 2_097_153)]
     rules = make_rules(aggregate=aggregate, aggregate_max_bytes=1 << 20, request_max_bytes=10 << 20).entries
     for order in (lengths, lengths[::-1]):
         pieces = pieces_of([(b"key %d" % (i % 100), bytes(length), None) for i, length in enumerate(order)])
         twins.by_loop()
-        plain = encode(ADDRESS, pieces, rules)
+        plain = encode(ADDRESS, pieces, rules, format_=format_)
         twins.by_columns()
-        assert told(encode(ADDRESS, pieces, rules)) == told(plain)
+        assert told(encode(ADDRESS, pieces, rules, format_=format_)) == told(plain)
+
+
+def test_keys_of_every_length_are_written_in_cbor(twins: Twins) -> None:
+    """A key has 256 characters, each of up to 4 bytes."""
+    pieces = pieces_of([(b"k" * length, b"d", None) for length in range(1_025)])
+    rules = make_rules(request_max_records=2_000).entries
+    twins.by_loop()
+    plain = encode(ADDRESS, pieces, rules, format_=CBOR)
+    twins.by_columns()
+    assert told(encode(ADDRESS, pieces, rules, format_=CBOR)) == told(plain)
 
 
 @pytest.mark.parametrize(("rows", "keys", "data_bytes"), [(300, 1, 1), (300, 300, 1), (300, 300, 130), (40, 3, 16_390)])
@@ -216,11 +234,12 @@ def test_columns_have_the_data_of_their_rows_and_nothing_of_what_else_lies_in_th
     rows: list[Row] = [(b"k%d" % number, b"%d" % number * (number % 7), None) for number in range(300)]
     whole = [span for _, span in pieces_of(rows)]
     spans = [span.cut(at)[1].cut(at + 2)[0] for span in whole for at in range(span.first, span.last - 2, 5)]
-    columns = columnar.columns_of(spans)
+    columns = columns_of(spans)
     assert sum(map(len, columns.data)) == columns.data_bytes.sum() < sum(span.bytes for span in whole) / 2
 
 
-def test_rows_that_are_gone_are_not_read() -> None:
+@pytest.mark.parametrize("format_", FORMATS.values())
+def test_rows_that_are_gone_are_not_read(format_: Format) -> None:
     """A worker may still encode what the daemon has given up, and let go of.  Arrow looks at no bounds."""
     for names in (
         ["keys"],
@@ -233,17 +252,26 @@ def test_rows_that_are_gone_are_not_read() -> None:
         for name in names:  # as `SpanBuffer.let_go` does it, one after the other
             setattr(spans[-1].buffer, name, b"" if "offsets" not in name else np.zeros(1, np.int32))
         with pytest.raises((ValueError, IndexError)):
-            columnar.raw_request(spans, 500, 1 << 20, b"[")
+            columnar.raw_request(spans, 500, 1 << 20, ADDRESS, format_)
 
 
 def test_a_key_that_json_must_escape_is_left_to_the_loop() -> None:
     rows: list[Row] = [(b'"' if number == 99 else b"k", b"data", None) for number in range(100)]
     spans = [span for _, span in pieces_of(rows)]
-    assert columnar.raw_request(spans, 500, 1 << 20, b"[") is None
+    assert columnar.raw_request(spans, 500, 1 << 20, ADDRESS, JSON) is None
+    assert columnar.raw_request(spans, 500, 1 << 20, ADDRESS, CBOR) is not None
     assert encode(ADDRESS, pieces_of(rows), make_rules().entries).entries == 100
 
 
 # ---- answers
+
+
+WRITERS: list[Callable[[object], bytes]] = [
+    lambda answer: json.dumps(answer).encode(),
+    lambda answer: json.dumps(answer, separators=(",", ":")).encode(),
+    cbor2.dumps,
+    partial(cbor2.dumps, indefinite_containers=True),
+]
 
 
 def random_answer(random: Random) -> tuple[bytes, int]:
@@ -261,9 +289,9 @@ def random_answer(random: Random) -> tuple[bytes, int]:
         answer = {"EncryptionType": "KMS", **answer, "More": [{}]}
     if random.random() < 0.3:
         answer = mutated(answer, random)
-    body = bytearray(json.dumps(answer, separators=random.choice([None, (",", ":")])).encode())
+    body = bytearray(random.choice(WRITERS)(answer))
     if random.random() < 0.3:
-        body[random.randrange(len(body))] = random.choice(b'0a"\\{}[]:, \0\xff')
+        body[random.randrange(len(body))] = random.choice(b'0a"\\{}[]:, \0\xff\x9f\xa2\xbf\x78')
     if random.random() < 0.2:
         at, size = random.randrange(len(body)), random.choice([1, 30, 96])
         body[at : at + size] = random.choice([b"", body[at : at + size] * 2])
@@ -287,11 +315,12 @@ def test_both_twins_read_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) ->
             assert both[0] == both[1]
 
 
-def test_answers_as_kinesis_writes_them_are_read_as_columns() -> None:
+@pytest.mark.parametrize("write", WRITERS[1:])
+def test_answers_as_kinesis_writes_them_are_read_as_columns(write: Callable[[object], bytes]) -> None:
     for shards in (1, 3):
         results = [{"SequenceNumber": f"{n:056}", "ShardId": f"shardId-{n * shards // 300:012}"} for n in range(300)]
         for body in ({"FailedRecordCount": 0, "Records": results}, {"Records": results, "EncryptionType": "NONE"}):
-            found = answers.stored(json.dumps(body, separators=(",", ":")).encode(), 300)
+            found = answers.stored(write(body), 300)
             assert found is not None
             assert len(found.shard_table) == shards
 
@@ -311,3 +340,24 @@ def test_results_in_another_place_are_no_results(answer: bytes) -> None:
     results = json.dumps([{"SequenceNumber": "1", "ShardId": "s"}] * 3, separators=(",", ":")).encode()
     assert answers.stored(b'{"Records":%b}' % results, 3) is not None
     assert answers.stored(answer % results, 3) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"\xa1\x61a", b""),
+        (b"\xa2\x67Records", b"\x67Records\x80"),
+        (b"\xa1\x67Records\x81", b""),
+        (b"\x81\xa1\x67Records", b""),
+        (b"\xa2\x67Records", b""),
+        (b"\xa1\x47Records", b""),
+    ],
+)
+@pytest.mark.parametrize("write", WRITERS[2:])
+def test_results_in_another_place_are_no_results_in_cbor(
+    before: bytes, after: bytes, write: Callable[[object], bytes]
+) -> None:
+    results = write([{"SequenceNumber": "1", "ShardId": "s"}] * 3)
+    assert answers.stored(b"\xa1\x67Records" + results, 3) is not None
+    assert answers.stored(before + results + after, 3) is None
+    assert answers.stored(b"\xa1\x67Records" + results[:-1], 3) is None

@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from functools import partial
 from random import Random
 from typing import Any
 
+import cbor2
 import orjson
 import pytest
 
 from producerd.core.encoding.entries import EncodedRequest, encode
+from producerd.core.encoding.formats import FORMATS, JSON, Format
 from producerd.core.kpl.aggregation import AGGREGATE_KEY, parse
 from producerd.core.rows.spans import RAW_FROM_STRAYS, Span
 from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed, parse_answer
@@ -34,15 +37,19 @@ def users_of(pieces: Numbered) -> list[tuple[str, bytes, int, bool]]:
 
 
 def read_body(encoded: EncodedRequest) -> list[dict[str, Any]]:
-    body = json.loads(bytes(encoded.body))
+    """The entries of a body, each with its data as bytes."""
+    assert encoded.sha256 == hashlib.sha256(encoded.body).hexdigest()
+    if encoded.content_type == JSON.content_type:
+        body = json.loads(bytes(encoded.body))
+        for entry in body["Records"]:
+            entry["Data"] = base64.b64decode(entry["Data"], validate=True)
+    else:
+        body = cbor2.loads(bytes(encoded.body))
     assert set(body) == {"StreamName", "Records"}
     assert body["StreamName"] == STREAM
-    assert encoded.sha256 == hashlib.sha256(encoded.body).hexdigest()
     entries: list[dict[str, Any]] = body["Records"]
     assert len(entries) == encoded.entries == len(encoded.lanes)
-    assert encoded.payload_bytes == sum(
-        len(base64.b64decode(entry["Data"])) + len(entry["PartitionKey"].encode()) for entry in entries
-    )
+    assert encoded.payload_bytes == sum(len(entry["Data"]) + len(entry["PartitionKey"].encode()) for entry in entries)
     return entries
 
 
@@ -58,7 +65,7 @@ def check(pieces: Numbered, encoded: EncodedRequest, rules: Any) -> None:
     for entry, end, lane in zip(entries, encoded.ends.tolist(), encoded.lanes.tolist(), strict=True):
         rows = users[start:end]
         assert {lane} == set(lane_of_row[start:end]), "an entry is of one lane"
-        data = base64.b64decode(entry["Data"], validate=True)
+        data = entry["Data"]
         hash_key = entry.get("ExplicitHashKey")
         if len(rows) == 1:
             key, value, number, explicit = rows[0]
@@ -103,13 +110,14 @@ def test_entries_hold_their_rows_within_every_bound(seed: int) -> None:
         request_max_records=random.choice([1, 3, 500]),
         request_max_bytes=random.choice([10, 3_000, 1 << 20]),
     ).entries
+    format_ = random.choice([*FORMATS.values()])
     pieces = pieces_of(random_rows(random), random.choice([1, 4]))
     if random.random() < 0.4:
         pieces = [(lane, span._replace(strays=random.choice([0, RAW_FROM_STRAYS]))) for lane, span in pieces]
     total = sum(span.records for _, span in pieces)
     done = 0
     while pieces and done < 20:  # what is handed back makes the next request
-        encoded = encode(ADDRESS, pieces, rules)
+        encoded = encode(ADDRESS, pieces, rules, format_=format_)
         check(pieces, encoded, rules)
         pieces = drop(pieces, int(encoded.ends[-1]))
         done += 1
@@ -118,11 +126,13 @@ def test_entries_hold_their_rows_within_every_bound(seed: int) -> None:
 
 @pytest.mark.parametrize("key", SPECIAL_KEYS)
 @pytest.mark.parametrize("aggregate", [False, True])
-def test_a_key_that_json_must_escape_arrives_as_it_was(key: bytes, aggregate: bool) -> None:
+@pytest.mark.parametrize("format_", FORMATS.values())
+def test_a_key_that_json_must_escape_arrives_as_it_was(key: bytes, aggregate: bool, format_: Format) -> None:
     pieces = pieces_of([(b"plain", b"0", None), (key, b"1", None), (b"plain", b"2", None)])
-    entries = read_body(encode(ADDRESS, pieces, make_rules().entries))
+    entries = read_body(encode(ADDRESS, pieces, make_rules().entries, format_=format_))
     assert [entry["PartitionKey"].encode() for entry in entries] == [b"plain", key, b"plain"]
-    (alone,) = read_body(encode(ADDRESS, pieces_of([(key, b"1", None)]), make_rules(aggregate=aggregate).entries))
+    rules = make_rules(aggregate=aggregate).entries
+    (alone,) = read_body(encode(ADDRESS, pieces_of([(key, b"1", None)]), rules, format_=format_))
     assert alone["PartitionKey"].encode() == key
 
 
@@ -188,9 +198,14 @@ def failed(code: str, message: str = "m") -> dict[str, str]:
 
 
 def answer_of(*results: Any) -> Answer:
-    answer = parse_answer(orjson.dumps({"FailedRecordCount": 0, "Records": results}), len(results))
-    assert isinstance(answer, Answer)
-    return answer
+    answers = [
+        parse_answer(write({"FailedRecordCount": 0, "Records": results}), len(results))
+        for write in (orjson.dumps, cbor2.dumps, partial(cbor2.dumps, indefinite_containers=True))
+    ]
+    assert isinstance(answers[0], Answer)
+    for answer in answers[1:]:
+        assert repr(answer) == repr(answers[0]), "in JSON, and in CBOR with lengths and without"
+    return answers[0]
 
 
 def meanings(answer: Answer) -> list[str | tuple[str, str]]:
@@ -249,6 +264,17 @@ def test_another_number_of_results_makes_every_entry_unknown(results: int) -> No
         b'{"Records": {"a": 1, "b": 2}}',
         b'{"Records": [null, null]}',
         b'{"Records": [1, 2]}',
+        b"\x80",
+        b"\xa0",
+        b"\xa1\x67Records\xf6",
+        b"\xa1\x67Records\x82\x01\x02",
+        b"\xa1\x67Records\x82" + b"\xa1\x67ShardId\x01" * 2,
+        b"\xbf",
+        b"\x9f" * 100_000,
+        b"\xbf\x9f\xff\x00\xff",
+        b"\xd8\x23\x61(",
+        b"\xd8\x23\xa1\x67Records\x80",
+        b"\x9b\x7f\xff\xff\xff\xff\xff\xff\xff",
         b'{"Records": ["a", "b"]}',
         b'{"Records": [[], []]}',
         b'{"Records": [{"ShardId": [1]}, {"ShardId": {"a": 1}}]}',

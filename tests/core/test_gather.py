@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from producerd.core.encoding.gather import INLINE_BYTES, Cells
+from producerd.core.encoding.gather import INLINE_BYTES, Cells, Texts
 
 LENGTHS = [0, 1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, 40]
 
@@ -56,6 +56,30 @@ def test_a_text_takes_the_place_of_what_some_rows_had(text: bytes) -> None:
         cells.text(0, text, rows)
         expected = [b"a" * 20, text, b"a" * 20 if isinstance(rows, int) else text]
         assert bytes(cells.joined()) == b"".join(expected)
+
+
+@pytest.mark.parametrize("lengths", [[0, 1, INLINE_BYTES], [INLINE_BYTES + 1, 40]])
+def test_each_row_takes_one_of_some_texts(lengths: list[int]) -> None:
+    texts = [bytes([number]) * length for number, length in enumerate(lengths, ord("a"))]
+    which = [0, len(texts) - 1, 1, 0]
+    cells = Cells(4, 2)
+    cells.text(0, b"a text that came before, in a buffer")
+    cells.chosen(1, Texts(texts), np.array(which))
+    assert bytes(cells.joined()) == b"".join(b"a text that came before, in a buffer" + texts[at] for at in which)
+    with pytest.raises(IndexError):
+        cells.chosen(1, Texts(texts), np.array([0, 0, 0, len(texts)]))
+
+
+def test_short_texts_and_long_ones_do_not_mix() -> None:
+    with pytest.raises(ValueError, match="short texts and long ones"):
+        Texts([b"short", bytes(INLINE_BYTES + 1)])
+
+
+def test_the_end_comes_behind_all_rows() -> None:
+    cells = Cells(2, 1)
+    cells.text(0, b"row ")
+    cells.end(b"end")
+    assert bytes(cells.joined()) == b"row row end"
 
 
 def test_what_was_not_given_is_nothing() -> None:

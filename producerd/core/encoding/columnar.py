@@ -8,16 +8,17 @@ byte by byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import md5
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pybase64 import b64encode
 
-from producerd.core.encoding.gather import Buffer, Cells
+from producerd.core.encoding.formats import Format
+from producerd.core.encoding.gather import Buffer, Cells, offsets_of
+from producerd.core.encoding.row_columns import columns_of
 from producerd.core.kpl.aggregation import FRAMING_BYTES, MAGIC
 from producerd.core.rows.columns import Bool
 from producerd.core.rows.spans import NULL_KEY, Span, explicit_hash_key_of
@@ -36,61 +37,6 @@ MOST_AGGREGATED_BYTES: Final = 1_200
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
-
-
-_DATA: Final = b'{"Data":"'
-_KEY: Final = b'","PartitionKey":"'
-_END: Final = b'"},'
-_HASH_KEY: Final = b'","ExplicitHashKey":"%b"},'
-_PADDING: Final = b"=="
-
-
-class RowColumns(NamedTuple):
-    """The rows of some spans as columns.
-
-    ``keys`` holds all keys one after the other, each of ``key_bytes`` bytes.  ``data`` holds one view for each span.
-    A row's data is ``data_bytes`` bytes from ``data_offsets`` on in the view number ``data_places``.
-    """
-
-    keys: bytes
-    key_bytes: I32
-    data: list[memoryview]
-    data_places: I32
-    data_offsets: I32
-    data_bytes: I32
-
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
-        return len(self.key_bytes)
-
-
-def columns_of(spans: Sequence[Span]) -> RowColumns:
-    """Return the rows of some spans as columns.
-
-    Raises ValueError if a span's memory has been released, which a worker thread sees after the daemon gave its
-    request up.
-    """
-    keys, data, key_bytes, data_offsets, data_bytes = [], [], [], [], []
-    for _, buffer, first, last, *_ in spans:
-        a, b = first - buffer.first, last - buffer.first
-        all_keys, all_data = memoryview(buffer.keys), memoryview(buffer.data)
-        key_at, data_at = buffer.key_offsets[a : b + 1], buffer.data_offsets[a : b + 1]
-        if key_at[-1] > len(all_keys) or data_at[-1] > len(all_data):
-            raise ValueError("rows that are gone")  # Arrow does not check bounds
-        keys.append(all_keys[key_at[0] : key_at[-1]])
-        data.append(all_data[data_at[0] : data_at[-1]])
-        key_bytes.append(key_at[1:] - key_at[:-1])
-        data_offsets.append(data_at[:-1] - data_at[0])
-        data_bytes.append(data_at[1:] - data_at[:-1])
-    return RowColumns(
-        keys=b"".join(keys),
-        key_bytes=np.concatenate(key_bytes),
-        data=data,
-        data_places=np.arange(len(spans), dtype=np.int32).repeat([span.records for span in spans]),
-        data_offsets=np.concatenate(data_offsets),
-        data_bytes=np.concatenate(data_bytes),
-    )
 
 
 class LaneRows(NamedTuple):
@@ -135,63 +81,24 @@ def _suited_rows(lane: LaneRows) -> int:
 # ---- one entry for each row
 
 
-def needs_escape(text: bytes) -> bool:
-    """Return whether UTF-8 text must be escaped in JSON: it has a quote, a backslash or a control character."""
-    values = np.frombuffer(text, np.uint8)
-    return bool(len(values) and (values.min() < ord(" ") or b'"' in text or b"\\" in text))
+def raw_request(
+    spans: Sequence[Span], most: int, most_bytes: int, address: Mapping[str, str], format_: Format
+) -> tuple[Buffer, I32] | None:
+    """Write the first rows as a PutRecords body, one entry for each row.
 
-
-def raw_request(spans: Sequence[Span], most: int, most_bytes: int, head: bytes) -> tuple[memoryview, I32] | None:
-    """Write the first rows as a PutRecords body that begins with ``head``, one entry for each row.
-
-    Returns the body and each entry's data + key in bytes, or None if a key must be escaped.  The body has up to
+    Returns the body and each entry's data + key in bytes, or None if the format must escape a key.  The body has up to
     ``most`` entries and ``most_bytes`` bytes of data and keys; a first row larger than that goes alone.
     """
     columns = columns_of(spans)
-    if needs_escape(columns.keys):
+    if not format_.takes(columns.keys):
         return None
     sizes = np.maximum(columns.key_bytes, len(NULL_KEY)) + columns.data_bytes
     fitting = int(sizes.cumsum(dtype=np.int64).searchsorted(most_bytes, side="right"))
     rows = min(columns.rows, most, max(1, fitting))
-    data, data_offsets, padding = _base64(columns, rows)
-    key_bytes = columns.key_bytes[:rows]
-    cells = Cells(rows, 5)
-    cells.text(0, _DATA)
-    cells.text(0, head + _DATA, rows=0)
-    cells.slices(1, [data], 0, data_offsets[:-1], data_offsets[1:] - data_offsets[:-1] - padding)
-    cells.slices(2, [_PADDING + _KEY], 0, len(_PADDING) - padding, padding + len(_KEY))
-    cells.slices(3, [columns.keys], 0, _offsets(key_bytes)[:-1], key_bytes)
-    if not key_bytes.all():
-        cells.text(3, NULL_KEY, rows=np.flatnonzero(key_bytes == 0))
-    end = _ends(cells, spans, rows)
-    cells.text(4, end.removesuffix(b",") + b"]}", rows=rows - 1)
-    return cells.joined(), sizes[:rows].astype(np.int32)
-
-
-def _ends(cells: Cells, spans: Sequence[Span], rows: int) -> bytes:
-    """Fill the last column with the end of each entry, with its explicit hash key if it has one.  Returns the last."""
-    if all(span.buffer.explicit is None for span in spans):
-        cells.text(4, _END)
-        return _END
-    hash_keys = [explicit_hash_key_of(span, at) for span in spans for at in range(span.first, span.last)][:rows]
-    ends = [_END if hash_key is None else _HASH_KEY % hash_key for hash_key in hash_keys]
-    lengths = np.fromiter(map(len, ends), np.int32, rows)
-    cells.slices(4, [b"".join(ends)], 0, _offsets(lengths)[:-1], lengths)
-    return ends[-1]
-
-
-def _base64(columns: RowColumns, rows: int) -> tuple[bytes, I32, I32]:
-    """Encode the data of the first rows in base64, with one call.
-
-    Zero bytes fill each row's data up to a multiple of three.  Returns the text, the offsets of the rows in it, and the
-    number of characters at each row's end that the caller must replace by padding.
-    """
-    lengths = columns.data_bytes[:rows]
-    missing = -lengths % 3
-    cells = Cells(rows, 2)
-    cells.slices(0, columns.data, columns.data_places[:rows], columns.data_offsets[:rows], lengths)
-    cells.zeros(1, missing)
-    return b64encode(cells.joined()), _offsets(lengths + missing) // 3 * 4, missing
+    hash_keys = None
+    if any(span.buffer.explicit is not None for span in spans):
+        hash_keys = [explicit_hash_key_of(span, at) for span in spans for at in range(span.first, span.last)][:rows]
+    return format_.body(address, columns.first(rows), hash_keys), sizes[:rows].astype(np.int32)
 
 
 # ---- aggregates
@@ -234,7 +141,7 @@ _Texts = tuple[memoryview, I32]
 def _joined(lanes: Sequence[LaneRows]) -> tuple[list[list[_AggregateRows]], _Texts, _Texts]:
     """Return the aggregates of each lane, and of all aggregates the key tables and the records, both in protobuf."""
     columns = columns_of([span for lane in lanes for span in lane.spans])
-    key_at = _offsets(columns.key_bytes)
+    key_at = offsets_of(columns.key_bytes)
     keys = _binary(key_at, columns.keys)
     codes = np.frombuffer(keys.dictionary_encode().indices.buffers()[1], np.int32, len(keys))
     cuts = _cut(lanes, codes, columns.key_bytes, columns.data_bytes)
@@ -315,9 +222,9 @@ def _with_headers(
     """Return the values, each with its header in front."""
     texts, header_bytes = headers
     cells = Cells(len(lengths), 2)
-    cells.slices(0, [texts], 0, _offsets(header_bytes)[:-1], header_bytes)
+    cells.slices(0, [texts], 0, offsets_of(header_bytes)[:-1], header_bytes)
     cells.slices(1, buffers, which, offsets, lengths)
-    return cells.joined(), _offsets(header_bytes + lengths)
+    return cells.joined(), offsets_of(header_bytes + lengths)
 
 
 def _headers(*columns: int | npt.NDArray[Any]) -> tuple[bytes, I32]:
@@ -343,12 +250,6 @@ def _headers(*columns: int | npt.NDArray[Any]) -> tuple[bytes, I32]:
 
 
 # ---- Arrow.  pa.array and to_numpy would load pandas if it is installed, which takes 0.3 s and 35 MiB of memory.
-
-
-def _offsets(lengths: npt.NDArray[Any]) -> I32:
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    lengths.cumsum(out=offsets[1:])
-    return offsets
 
 
 def _binary(offsets: I32, values: Any) -> Any:

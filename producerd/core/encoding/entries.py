@@ -15,11 +15,11 @@ from itertools import accumulate, compress, groupby, pairwise
 from operator import itemgetter
 
 import numpy as np
-import orjson
-from pybase64 import b64encode
 
 from producerd.core.encoding import columnar
-from producerd.core.encoding.columnar import AggregatedRows, LaneRows, needs_escape
+from producerd.core.encoding.columnar import AggregatedRows, LaneRows
+from producerd.core.encoding.formats import JSON, Format
+from producerd.core.encoding.gather import Buffer
 from producerd.core.kpl.aggregation import AGGREGATE_KEY, Aggregate, split
 from producerd.core.rows.spans import NULL_KEY, Span, explicit_hash_key_of, hash_key_of
 from producerd.core.rules import EntryRules
@@ -35,12 +35,14 @@ class EncodedRequest:
       and return to their lanes.
     - ``lanes``: for each entry the number of its lane.
     - ``sizes``: for each entry its data + key, in bytes.
+    - ``content_type``: the format of the body, as the header Content-Type names it.
     - ``fragments``: the entries made of given aggregates.  Each has the range of the hash keys in it if it is an
       aggregate again, otherwise None.  The first entry of a given aggregate holds its row; the others repeat ``ends``.
     """
 
-    body: bytes | memoryview
+    body: Buffer
     sha256: str
+    content_type: str
     ends: I32
     lanes: I32
     sizes: I32
@@ -71,6 +73,7 @@ def encode(
     rules: EntryRules,
     aggregate_bytes: Sequence[int] = (),
     shard_map: ShardMap | None = None,
+    format_: Format = JSON,
 ) -> EncodedRequest:
     """Cut the rows of a request into entries and write its body.  Writes at least one entry, however large it is.
 
@@ -78,13 +81,14 @@ def encode(
     - ``numbered``: each span with the number of its lane.
     - ``aggregate_bytes``: for each lane the size of the largest aggregate of its rows; 0 means the rules' own limit.
     - ``shard_map``: the map by which given aggregates are split.
+    - ``format_``: the format of the body.
     """
     all_spans = [span for _, span in numbered]
     if all(not rules.aggregate or span.raw for span in all_spans) and columnar.suits(all_spans):
-        found = columnar.raw_request(all_spans, rules.request_max_records, rules.request_max_bytes, _head(address))
+        found = columnar.raw_request(all_spans, rules.request_max_records, rules.request_max_bytes, address, format_)
         if found is not None:
-            return _raw_request(numbered, *found)
-    writer = _Writer(address, rules, shard_map)
+            return _raw_request(numbered, *found, format_)
+    writer = _Writer(address, rules, shard_map, format_)
     by_lane = list(_by_lane(numbered))
     most_bytes = dict(enumerate(aggregate_bytes))
     lanes = [
@@ -106,16 +110,18 @@ def _aggregates(lanes: Sequence[LaneRows], rules: EntryRules) -> Iterator[list[A
     return (next(made) if suits else None for suits in suited)
 
 
-def _raw_request(numbered: Sequence[tuple[int, Span]], body: memoryview, sizes: I32) -> EncodedRequest:
+def _raw_request(numbered: Sequence[tuple[int, Span]], body: Buffer, sizes: I32, format_: Format) -> EncodedRequest:
     written = np.arange(1, len(sizes) + 1, dtype=np.int32)
     lanes = np.array([lane for lane, _ in numbered], np.int32).repeat([span.records for _, span in numbered])
     return EncodedRequest(
-        body=body, sha256=sha256(body).hexdigest(), ends=written, lanes=lanes[: len(sizes)], sizes=sizes, fragments={}
+        body=body,
+        sha256=sha256(body).hexdigest(),
+        content_type=format_.content_type,
+        ends=written,
+        lanes=lanes[: len(sizes)],
+        sizes=sizes,
+        fragments={},
     )
-
-
-def _head(address: Mapping[str, str]) -> bytes:
-    return orjson.dumps(dict(address))[:-1] + b',"Records":['
 
 
 def _by_lane(numbered: Sequence[tuple[int, Span]]) -> Iterator[tuple[int, list[Span]]]:
@@ -126,11 +132,14 @@ def _by_lane(numbered: Sequence[tuple[int, Span]]) -> Iterator[tuple[int, list[S
 class _Writer:
     """The plain twin: a loop over the rows.  Methods that write return whether everything fitted so far."""
 
-    def __init__(self, address: Mapping[str, str], rules: EntryRules, shard_map: ShardMap | None) -> None:
+    def __init__(
+        self, address: Mapping[str, str], rules: EntryRules, shard_map: ShardMap | None, format_: Format
+    ) -> None:
         self._rules = rules
         self._shard_map = shard_map
+        self._format = format_
         self._fragments: dict[int, tuple[int, int] | None] = {}
-        self._chunks: list[bytes] = [_head(address)]
+        self._chunks: list[Buffer] = [format_.start(address)]
         self._ends: list[int] = []
         self._lanes: list[int] = []
         self._lane = 0
@@ -161,7 +170,7 @@ class _Writer:
                     return False
                 continue
             self._rows += records
-            if not self._entry(AGGREGATE_KEY, 1, hash_key_of(span, position), blob, self._rows):
+            if not self._entry(AGGREGATE_KEY, hash_key_of(span, position), blob, self._rows):
                 return False
         return True
 
@@ -176,8 +185,8 @@ class _Writer:
         key_at = buffer.key_offsets[first - base : last - base + 1].tolist()
         data_at = buffer.data_offsets[first - base : last - base + 1].tolist()
         keys, data = buffer.keys, memoryview(buffer.data)
-        plain_keys = not needs_escape(keys[key_at[0] : key_at[-1]])
-        if not aggregate and plain_keys and buffer.explicit is None:  # a given aggregate has an explicit hash key
+        # A given aggregate has an explicit hash key.
+        if not aggregate and buffer.explicit is None and self._format.takes(keys[key_at[0] : key_at[-1]]):
             return self._plain_rows(keys, key_at, data, data_at)
         for i in range(last - first):
             key = keys[key_at[i] : key_at[i + 1]] or NULL_KEY
@@ -189,7 +198,7 @@ class _Writer:
             elif aggregate:
                 if not self._aggregate(key, hash_key, value, span, first + i):
                     return False
-            elif not self._entry(key if plain_keys else _escape(key), len(key), hash_key, value, self._rows + 1):
+            elif not self._entry(key, hash_key, value, self._rows + 1):
                 return False
             else:
                 self._rows += 1
@@ -202,16 +211,17 @@ class _Writer:
             return True
         if aggregate.records == 1:
             key, hash_key, _, value = self._first
-            return self._entry(_escape(key), len(key), hash_key, value, self._rows)
-        return self._entry(AGGREGATE_KEY, 1, self._first[2], aggregate.to_bytes(), self._rows)
+            return self._entry(key, hash_key, value, self._rows)
+        return self._entry(AGGREGATE_KEY, self._first[2], aggregate.to_bytes(), self._rows)
 
     def request(self) -> EncodedRequest:
         """Return the request with all entries written so far."""
-        self._chunks[-1] = b'"}]}'
+        self._chunks[-1] = self._format.end
         body = b"".join(self._chunks)
         return EncodedRequest(
             body=body,
             sha256=sha256(body).hexdigest(),
+            content_type=self._format.content_type,
             ends=np.array(self._ends, np.int32),
             lanes=np.array(self._lanes, np.int32),
             sizes=np.array(self._sizes, np.int32),
@@ -219,16 +229,13 @@ class _Writer:
         )
 
     def _plain_rows(self, keys: bytes, key_at: list[int], data: memoryview, data_at: list[int]) -> bool:
-        """Write rows whose keys need no escaping.  Does what `_entry` does row by row, in half the time."""
+        """Write rows whose keys the format takes as they are.  Does what `_entry` does row by row, in half the time."""
         rules = self._rules
         own_keys = [keys[a:b] or NULL_KEY for a, b in pairwise(key_at)]
         sizes = [len(key) + b - a for key, (a, b) in zip(own_keys, pairwise(data_at), strict=True)]
         room = rules.request_max_records - len(self._ends), rules.request_max_bytes - self._payload_bytes
         rows = max(min(room[0], bisect_right([*accumulate(sizes)], room[1])), not self._ends)
-        chunks = [b'{"Data":"', b"", b'","PartitionKey":"', b"", b'"},'] * rows
-        chunks[1::5] = [b64encode(data[a:b]) for a, b in pairwise(data_at[: rows + 1])]
-        chunks[3::5] = own_keys[:rows]
-        self._chunks += chunks
+        self._chunks += self._format.entries(own_keys[:rows], [data[a:b] for a, b in pairwise(data_at[: rows + 1])])
         self._sizes += sizes[:rows]
         self._payload_bytes += sum(sizes[:rows])
         self._ends += range(self._rows + 1, self._rows + rows + 1)
@@ -271,29 +278,21 @@ class _Writer:
         self._rows += 1
         for fragment in fragments:
             self._fragments[len(self._ends)] = fragment.hash_keys
-            key = fragment.partition_key
-            self._write(_escape(key), len(key), fragment.explicit_hash_key, fragment.data, self._rows)
+            self._write(fragment.partition_key, fragment.explicit_hash_key, fragment.data, self._rows)
         return True
 
-    def _entry(self, key: bytes, key_bytes: int, hash_key: bytes | None, value: bytes | memoryview, end: int) -> bool:
-        """Write one entry whose key is escaped already, unless the request would pass its limits."""
+    def _entry(self, key: bytes, hash_key: bytes | None, data: Buffer, end: int) -> bool:
+        """Write one entry, unless the request would pass its limits."""
         rules = self._rules
-        size = self._payload_bytes + key_bytes + len(value)
+        size = self._payload_bytes + len(key) + len(data)
         if self._ends and (len(self._ends) >= rules.request_max_records or size > rules.request_max_bytes):
             return False
-        self._write(key, key_bytes, hash_key, value, end)
+        self._write(key, hash_key, data, end)
         return True
 
-    def _write(self, key: bytes, key_bytes: int, hash_key: bytes | None, value: bytes | memoryview, end: int) -> None:
-        self._chunks += (b'{"Data":"', b64encode(value), b'","PartitionKey":"', key)
-        if hash_key is not None:
-            self._chunks += (b'","ExplicitHashKey":"', hash_key)
-        self._chunks.append(b'"},')
-        self._sizes.append(key_bytes + len(value))
-        self._payload_bytes += key_bytes + len(value)
+    def _write(self, key: bytes, hash_key: bytes | None, data: Buffer, end: int) -> None:
+        self._chunks += self._format.entry(key, hash_key, data)
+        self._sizes.append(len(key) + len(data))
+        self._payload_bytes += len(key) + len(data)
         self._ends.append(end)
         self._lanes.append(self._lane)
-
-
-def _escape(key: bytes) -> bytes:
-    return orjson.dumps(str(key, "utf-8"))[1:-1]

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from producerd.core.shards.hash_keys import I32
+
 INLINE_BYTES: Final = 12
 """Longest slice whose bytes an Arrow view holds itself."""
 _TEXT: Final = np.dtype(f"V{INLINE_BYTES}")
@@ -26,6 +28,34 @@ Buffer = bytes | memoryview
 Integers = npt.NDArray[np.integer[Any]]
 
 
+def offsets_of(lengths: Integers) -> I32:
+    """Return where each of some texts begins if they are joined, and where the last one ends."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    lengths.cumsum(out=offsets[1:])
+    return offsets
+
+
+class Texts:
+    """Some texts, of which `Cells.chosen` takes one for each row.
+
+    Either all are at most `INLINE_BYTES` long, or all are longer.
+    """
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        lengths = np.fromiter(map(len, texts), np.int32, len(texts))
+        self.buffer = b"".join(texts) if lengths.min() > INLINE_BYTES else b""
+        if self.buffer:
+            self.views = np.zeros(len(texts), _WITH_PLACE)
+            self.views["length"], self.views["offset"] = lengths, offsets_of(lengths)[:-1]
+        else:
+            self.views = np.array([*zip(lengths.tolist(), texts, strict=True)], _WITH_TEXT).view(_WITH_PLACE)
+            if lengths.max() > INLINE_BYTES:
+                raise ValueError("short texts and long ones")
+
+    def __len__(self) -> int:
+        return len(self.views)
+
+
 class Cells:
     """A table of slices that `joined` copies row by row.
 
@@ -33,7 +63,8 @@ class Cells:
     """
 
     def __init__(self, rows: int, columns: int) -> None:
-        self._places = np.zeros((rows, columns), _WITH_PLACE)
+        self._views = np.zeros(rows * columns + 1, _WITH_PLACE)  # the last is behind all rows
+        self._places = self._views[:-1].reshape(rows, columns)
         self._texts = self._places.view(_WITH_TEXT)
         self._buffers: list[Any] = []
 
@@ -57,6 +88,14 @@ class Cells:
             every_text = np.ndarray(len(texts) - INLINE_BYTES + 1, _TEXT, texts, strides=(1,))
             self._texts["text"][short, column] = every_text[np.broadcast_to(starts, lengths.shape)[short]]
 
+    def chosen(self, column: int, texts: Texts, which: Integers) -> None:
+        """Fill a column with one of some texts for each row, by its number."""
+        places = self._places[:, column]
+        places[...] = texts.views[which]
+        if texts.buffer:
+            places["buffer"] = len(self._buffers)
+            self._buffers.append(texts.buffer)
+
     def zeros(self, column: int, lengths: Integers) -> None:
         """Fill a column with zero bytes, at most `INLINE_BYTES` of them for each row."""
         self._places["length"][:, column] = lengths
@@ -69,9 +108,13 @@ class Cells:
         else:
             self._texts[rows, column] = (len(text), text)
 
+    def end(self, text: bytes) -> None:
+        """Put a short text behind all rows."""
+        self._views.view(_WITH_TEXT)[-1] = (len(text), text)
+
     def joined(self) -> memoryview:
         """Return the bytes of all slices, row after row."""
-        views = [None, *map(pa.py_buffer, (self._places, *self._buffers))]
-        joined: Any = pa.Array.from_buffers(pa.binary_view(), self._places.size, views).cast(pa.binary())
+        views = [None, *map(pa.py_buffer, (self._views, *self._buffers))]
+        joined: Any = pa.Array.from_buffers(pa.binary_view(), len(self._views), views).cast(pa.binary())
         values = joined.buffers()[2]
         return memoryview(values if values is not None else b"").cast("B")

@@ -1,7 +1,8 @@
 """Read the answers of PutRecords: the result of each entry, or the failure of the whole request.
 
-Reading an answer is pure and may run in worker threads.  `stored` is the fast twin of `_read_results`.  It reads whole
-columns, if the answer says that every entry was stored.
+An answer is in JSON or in CBOR, which its first byte tells, whatever the format of the request was: users of AWS's SDKs
+have met answers in JSON to requests in CBOR.  Reading an answer is pure and may run in worker threads.  `stored` is the
+fast twin of `_read_results`.  It reads whole columns, if the answer says that every entry was stored.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import cbor2
 import numpy as np
 import orjson
 
+from producerd.core.encoding.formats import LIST, head
 from producerd.core.shards.hash_keys import I32
 from producerd.errors import Code
 
@@ -57,6 +60,8 @@ NOT_KINESIS: Final = "NotKinesis"
 """The code for an answer with status 200, or a result in it, that does not have the format of Kinesis."""
 MAX_TEXT: Final = 500
 """Most characters to keep of an entry's error code or message, because an answer may hold megabytes."""
+MOST_LEVELS: Final = 8
+"""Most levels of an answer in CBOR.  The results of PutRecords are at the third."""
 _SEQUENCE_NUMBER: Final = re.compile("[0-9]{1,128}")
 
 
@@ -68,13 +73,28 @@ def parse_answer(body: bytes, entries: int) -> Answer | RequestFailed:
     if entries >= LEAST_RESULTS and (found := stored(body, entries)) is not None:
         return Answer(found.shards, found.shard_table, np.full(entries, -1, np.int32), (), found.sequences)
     try:
-        results: list[dict[str, Any]] = orjson.loads(body)["Records"]
+        results: list[dict[str, Any]] = loads(body)["Records"]
         count = len(results)
         if count == entries:
             return _read_results(results)
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return RequestFailed(NOT_KINESIS, "an answer that is not PutRecords's", maybe_stored=True)
     return RequestFailed(Code.RESULT_COUNT, f"{count} results for {entries} entries", maybe_stored=True)
+
+
+def is_cbor(body: bytes) -> bool:
+    """Return whether the body of an answer, which is a map, is in CBOR.  In JSON it begins with ASCII."""
+    return body[:1] >= b"\x80"
+
+
+def loads(body: bytes) -> Any:
+    """Return what the body of an answer holds.  Raise ValueError if it is neither JSON nor CBOR."""
+    if not is_cbor(body):
+        return orjson.loads(body)
+    try:
+        return cbor2.loads(body, max_depth=MOST_LEVELS, strict_hashable_types=True)
+    except Exception as error:  # CBORError, and what the types raise that its tags name
+        raise ValueError(f"not CBOR: {type(error).__name__}") from None
 
 
 def _read_results(results: list[dict[str, Any]]) -> Answer:
@@ -111,7 +131,26 @@ def _error_of(result: Mapping[str, Any]) -> tuple[str, str]:
     return code[:MAX_TEXT], str(result.get("ErrorMessage"))[:MAX_TEXT]
 
 
-_STORED: Final = re.compile(rb'\{"SequenceNumber":"([0-9]{1,128})","ShardId":"([\w.-]{1,128})"\}')
+class _Form(NamedTuple):
+    """How a format writes the result of an entry that was stored, what it puts between results, and the number 0."""
+
+    result: re.Pattern[bytes]
+    separator: bytes
+    zero: bytes
+
+
+_JSON: Final = _Form(
+    re.compile(rb'\{"SequenceNumber":"([0-9]{1,128})","ShardId":"([\w.-]{1,128})"\}'), separator=b",", zero=b"0"
+)
+_CBOR: Final = _Form(
+    re.compile(
+        rb"[\xa2\xbf]\x6eSequenceNumber(?:[\x60-\x77]|\x78.)([0-9]{1,128})"
+        rb"\x67ShardId(?:[\x60-\x77]|\x78.)([\w.-]{1,128})\xff?",
+        re.DOTALL,
+    ),
+    separator=b"",
+    zero=b"\0",
+)
 _NAME: Final = re.compile(rb"[\w.-]+")
 
 
@@ -133,28 +172,37 @@ def stored(answer: bytes, entries: int) -> Stored | None:
     In that form all results have the same length and differ only in the digits of the sequence number and in the shard.
     Returns None for any other body, which may still be an answer.
     """
-    first = _STORED.search(answer)
+    form = _CBOR if is_cbor(answer) else _JSON
+    first = form.result.search(answer)
     if first is None:
         return None
-    at, width = first.start(), len(first[0]) + 1
-    end = at + entries * width - 1
+    at, width = first.start(), len(first[0]) + len(form.separator)
+    end = at + entries * width - len(form.separator)
+    if end > len(answer):
+        return None
+    before, of_all = answer[:at], head(LIST, entries)
+    if form is _CBOR and before.endswith(of_all):  # a list that begins with its length
+        before = before.removesuffix(of_all) + head(LIST, 1)
     try:
-        if orjson.loads(b"%b0%b" % (answer[:at], answer[end:]))["Records"] != [0]:
+        number, shard = str(first[1], "ascii"), str(first[2], "ascii")
+        if loads(first[0]) != {"SequenceNumber": number, "ShardId": shard}:
             return None
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+        if loads(b"%b%b%b" % (before, form.zero, answer[end:]))["Records"] != [0]:
+            return None
+    except (ValueError, KeyError, TypeError):
         return None
     results = np.frombuffer(answer, np.uint8, entries * width, at).reshape(entries, width)
     numbers, shards = (slice(first.start(group) - at, first.end(group) - at) for group in (1, 2))
     digits = np.ascontiguousarray(results[:, numbers])
     if (digits - ord("0")).max() > 9:
         return None
-    expected = bytearray(first[0] + b",") * entries
+    expected = bytearray(first[0] + form.separator) * entries
     alike = np.frombuffer(expected, np.uint8).reshape(entries, width)
     alike[:, numbers] = digits
-    if answer.startswith(memoryview(expected)[:-1], at):
-        return Stored(np.zeros(entries, np.int32), (str(first[2], "ascii"),), (int(first[1]),))
+    if answer.startswith(memoryview(expected)[: end - at], at):
+        return Stored(np.zeros(entries, np.int32), (shard,), (int(number),))
     alike[:, shards] = results[:, shards]
-    if not answer.startswith(memoryview(expected)[:-1], at):
+    if not answer.startswith(memoryview(expected)[: end - at], at):
         return None
     column = np.ascontiguousarray(results[:, shards]).view(f"V{len(first[2])}")[:, 0]
     starts = np.append(

@@ -16,6 +16,7 @@ import pytest
 from yarl import URL
 
 from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.encoding.formats import JSON
 from producerd.core.sending.answers import Answer
 from producerd.runtime.aws.clients import Access, AwsClient, open_clients
 from producerd.runtime.aws.kinesis import AioKinesis
@@ -91,4 +92,4 @@ async def reaching(url: str | None = None, **over: Any) -> AsyncIterator[AioKine
 def request_of(body: bytes = BODY, entries: int = 2) -> EncodedRequest:
     ends = np.arange(1, entries + 1, dtype=np.int32)
     nothing = np.zeros(entries, np.int32)
-    return EncodedRequest(body, hashlib.sha256(body).hexdigest(), ends, nothing, nothing, {})
+    return EncodedRequest(body, hashlib.sha256(body).hexdigest(), JSON.content_type, ends, nothing, nothing, {})
