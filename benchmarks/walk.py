@@ -220,6 +220,9 @@ class _Walk:
 
     # ---- Kinesis
 
+    async def is_aws(self) -> bool:
+        return False
+
     async def put_records(
         self,
         address: Mapping[str, str],  # noqa: ARG002 - the Protocol's, as those below

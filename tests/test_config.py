@@ -319,9 +319,6 @@ class TestProblems:
         line = problem(environ={"PRODUCERD_QUEUE_LIMITS": "5"})
         assert line.endswith("no such setting; the nearest is PRODUCERD_QUEUE_LIMIT")
 
-    def test_a_setting_of_a_later_version_is_told_apart_from_a_wrong_one(self) -> None:
-        assert problem("wire_format=1") == 'wire_format = "1" (--set): not supported yet by this version'
-
     def test_a_setting_in_the_wrong_table_is_told_where_it_belongs(self, tmp_path: Path) -> None:
         path = tmp_path / "p.toml"
         path.write_text("queue_limit = 5\n[defaults]\nsocket = '/s'\n[streams.x]\nlog_level = 'info'\n")
@@ -563,7 +560,7 @@ def test_the_schema_and_the_table_say_what_a_change_needs() -> None:
     assert not {"allowed_uids", "max_streams", "node_queue_limit_bytes", "log_level", "max_connections"} & restart
     of_streams = {name for name, info in StreamSettings.model_fields.items() if needs_restart(info)}
     where = {"stream_name", "stream_arn", "region", "endpoint_url", "role_arn", "external_id"}
-    assert of_streams == where | {"connect_timeout_seconds", "transport", "aggregation", "ordering"}
+    assert of_streams == where | {"connect_timeout_seconds", "transport", "wire_format", "aggregation", "ordering"}
 
 
 @pytest.mark.parametrize(

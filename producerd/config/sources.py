@@ -186,8 +186,7 @@ def _dotted(key: str) -> list[str] | None:
 
 def _put_anywhere(sheet: _Sheet, name: str, given: _Given) -> None:
     """Put a value into the node's table or the defaults, by its name: the environment has no tables."""
-    of_node = NodeSettings.model_fields.keys() | NodeSettings.later
-    if name not in of_node and name in StreamSettings.model_fields.keys() | StreamSettings.later:
+    if name not in NodeSettings.model_fields and name in StreamSettings.model_fields:
         sheet.put_default(name, given)
     elif _known(NodeSettings, name, given, sheet.problems, StreamSettings.model_fields):
         sheet.node[name] = given
@@ -216,9 +215,6 @@ ELSEWHERE: Final = {
 def _known(model: type[Settings], name: str, given: _Given, problems: list[str], also: Iterable[str] = ()) -> bool:
     if name in model.model_fields:
         return True
-    if name in model.later:
-        problems.append(f"{given}: not supported yet by this version")
-        return False
     plain = name.replace("-", "_").lower()
     near = (
         [ELSEWHERE[plain]]

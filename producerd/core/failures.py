@@ -57,6 +57,8 @@ _OF_KINESIS: Final = {
     "AuthFailure": Meaning(Kind.PERMANENT, Code.CREDENTIALS),
     "IncompleteSignature": Meaning(Kind.PERMANENT, Code.CREDENTIALS),
     "MissingAuthenticationTokenException": Meaning(Kind.PERMANENT, Code.CREDENTIALS),
+    # The whole API is not Kinesis's, or the format of the request is not known there.
+    "UnknownOperationException": Meaning(Kind.TRANSIENT, Code.SERVICE_FAULT),
     "ValidationException": Meaning(Kind.INVALID, Code.RECORD_INVALID),
     "InvalidArgumentException": Meaning(Kind.INVALID, Code.RECORD_INVALID),
     "SerializationException": Meaning(Kind.INVALID, Code.RECORD_INVALID),

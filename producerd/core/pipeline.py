@@ -21,6 +21,7 @@ from typing import Final
 
 from producerd.core.budget import NodeInFlight, QueueBudget
 from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.encoding.formats import Format
 from producerd.core.filling import Filling, SortJob
 from producerd.core.holding import Holding
 from producerd.core.lanes.lanes import Lanes, ShardState
@@ -122,6 +123,17 @@ class Pipeline:
     def goes_plain(self) -> bool:
         """Whether rows to be aggregated go as plain records, at one shard's pace, because the shards are unknown."""
         return self.known.goes_plain
+
+    @property
+    def wire_format(self) -> str:
+        """The name of the last request's format, or ""."""
+        last = self.sender.format.last
+        return "" if last is None else last.name
+
+    @property
+    def cbor_refused_as(self) -> RequestFailed | None:
+        """How the service refused CBOR, if requests go in JSON because of that."""
+        return self.sender.format.refusal
 
     def refuses(self, now: float, *, patient: bool = False, probes: bool = True, owner: object = None) -> RowEnd | None:
         """Return why a caller's frame must be refused, or None.
@@ -324,6 +336,10 @@ class Pipeline:
         """Take rows for one request, or return None if no row may be sent now."""
         self.ledger.expire(now, _EXPIRED)
         return self.sender.take_request(now)
+
+    def format_of(self, request: Request, *, is_aws: bool) -> Format:
+        """Return the format in which to encode a request.  ``is_aws``: the endpoint is AWS's own."""
+        return self.sender.format.of(request.refused, is_aws=is_aws)
 
     def encoded(self, request: Request, encoded: EncodedRequest, now: float) -> None:
         """Note that a request is cut into entries.  Rows that did not fit return to the front of their lanes."""

@@ -40,3 +40,4 @@ class PipelineRules:
     record_ttl_seconds: float = inf
     fail_if_throttled: bool = False
     shard_rate_fraction: float = 1.0
+    wire_format: str = "auto"

@@ -218,12 +218,13 @@ class Dispatcher:
             self.look_at(stream)
 
     async def _send(self, stream: Stream, request: Request, inline: bool) -> Answer | RequestFailed:
-        rules, sizes = stream.pipeline.rules.entries, request.aggregate_bytes
-        work = partial(encode, stream.address, request.numbered, rules, sizes, request.shard_map)
+        kinesis, rules, sizes = self._kinesis[stream], stream.pipeline.rules.entries, request.aggregate_bytes
+        format_ = stream.pipeline.format_of(request, is_aws=await kinesis.is_aws())
+        work = partial(encode, stream.address, request.numbered, rules, sizes, request.shard_map, format_)
         encoded = work() if inline else await self._in_worker(work)
         stream.pipeline.encoded(request, encoded, self._loop.time())
         self.look_at(stream)
-        return await self._kinesis[stream].put_records(stream.address, encoded, request.timeout_seconds)
+        return await kinesis.put_records(stream.address, encoded, request.timeout_seconds)
 
     async def _sort(self, stream: Stream, job: SortJob) -> None:
         stream.pipeline.sorted(job, await self._in_worker(partial(_sort, stream.name, job)))

@@ -55,6 +55,9 @@ class Tried:
 class Kinesis(Protocol):
     """The calls that the daemon makes to Kinesis."""
 
+    async def is_aws(self) -> bool:
+        """Return whether the endpoint is AWS's own, by its host's name.  False also if no client can be made."""
+
     async def put_records(
         self, address: Address, request: EncodedRequest, timeout_seconds: float
     ) -> Answer | RequestFailed:

@@ -120,6 +120,7 @@ class Stream:
         self._told_slow_at = -inf
         self._told_health = HealthState.UNPROVEN
         self._went_plain_at: float | None = None
+        self._told_format = False
 
     def check(self, body: Body) -> CheckedRows:
         """Check a frame's body and return its rows.  Raise ProtocolError if it is malformed."""
@@ -137,6 +138,7 @@ class Stream:
             self.reading_changed.set()
         self._tell_health()
         self._tell_plain(now)
+        self._tell_format()
         self._look_what_holds(now)
         if not self._is_idle:
             self._idle_since = None
@@ -426,6 +428,7 @@ class Stream:
             "sessions": self.gate.sessions,
             "requests_in_flight": pipeline.requests_in_flight,
             "shards_open": len(pipeline.shard_map or ()),
+            "wire_format": pipeline.wire_format,
             **(
                 {"cause": "", "shard_id": "", "share": 0.0, "reason": ""}
                 if pipeline.idle and not self._waits_for_node
@@ -476,6 +479,18 @@ class Stream:
             if pipeline.shard_map is not None:  # else nothing was sent for long, and no row needs the list any more
                 log.info("records are aggregated again", stream=self.name, plain_seconds=seconds)
 
+    def _tell_format(self) -> None:
+        """Log once that the service has refused CBOR."""
+        refusal = self.pipeline.cbor_refused_as
+        if refusal is not None and not self._told_format:
+            self._told_format = True
+            log.warning(
+                "the service refuses CBOR; requests go in JSON until the daemon restarts",
+                stream=self.name,
+                code=refusal.code,
+                message=refusal.message,
+            )
+
 
 def _rules(settings: StreamSettings) -> PipelineRules:
     return PipelineRules(
@@ -497,4 +512,5 @@ def _rules(settings: StreamSettings) -> PipelineRules:
         record_ttl_seconds=settings.record_ttl_seconds or inf,
         fail_if_throttled=settings.on_throttle == "fail",
         shard_rate_fraction=settings.shard_rate_fraction,
+        wire_format=settings.wire_format,
     )

@@ -34,7 +34,7 @@ import uvloop
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from producerd.testing import access, control
+from producerd.testing import access, control, formats
 from producerd.testing.certificate import self_signed
 from producerd.testing.rules import FakeKinesis, Fault
 from producerd.testing.uplink import RECEIVE_BUFFER_BYTES, Uplink
@@ -141,16 +141,17 @@ class FakeServer:
             accepted_access_keys=self.accepted_access_keys,
             expired_access_keys=self.expired_access_keys,
         )
-        reply = self.kinesis.handle(action, body, self.now(), refused)
+        content_type = request.headers.get("Content-Type", formats.JSON)
+        reply = self.kinesis.handle(action, body, self.now(), refused, content_type)
         while reply.how == "hang":
             await self._released.wait()
-            reply = self.kinesis.handle(action, body, self.now(), refused)
+            reply = self.kinesis.handle(action, body, self.now(), refused, content_type)
         await _sleep(reply.delay_seconds)
         if reply.how == "replaced":
             return web.Response(status=reply.status, body=reply.body, content_type="text/html")
         if reply.how != "answer":
             _reset(request)
-        headers = {"x-amzn-RequestId": str(uuid.uuid4()), "Content-Type": "application/x-amz-json-1.1"}
+        headers = {"x-amzn-RequestId": str(uuid.uuid4()), "Content-Type": content_type}
         if self.clock_offset_seconds:
             headers["Date"] = email.utils.formatdate(self.clock(), usegmt=True)
         return web.Response(status=reply.status or 500, body=reply.body, headers=headers)

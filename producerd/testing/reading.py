@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import orjson
 
+from producerd.testing.formats import Timestamp
 from producerd.testing.streams import Entry, FakeShard, FakeStream, ServiceError
 from producerd.testing.validation import MAX_REQUEST_BYTES, violation
 
@@ -80,8 +81,8 @@ def _position(shard: FakeShard, request: dict[str, Any]) -> int:
 def _record(entry: Entry) -> dict[str, Any]:
     record = {
         "SequenceNumber": entry.sequence_number,
-        "Data": base64.b64encode(entry.data).decode(),
-        "ApproximateArrivalTimestamp": entry.stored_at,
+        "Data": entry.data,
+        "ApproximateArrivalTimestamp": Timestamp(entry.stored_at),
     }
     # A record sent without a partition key is returned without one: https://docs.aws.amazon.com/streams/latest/dev/service-managed-pk-considerations.html
     return {**record, "PartitionKey": entry.partition_key} if entry.partition_key else record

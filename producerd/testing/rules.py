@@ -21,9 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal, get_args
 
-import orjson
-
-from producerd.testing import reading
+from producerd.testing import formats, reading
 from producerd.testing.faults import (
     ENTRY_FAILURES,
     REQUEST_FAILURES,
@@ -93,6 +91,7 @@ class _Call:
     now: float
     faults: list[Lasting]
     request: dict[str, Any]
+    in_cbor: bool = False
     slowest_shard_seconds: float = 0.0
 
 
@@ -141,6 +140,7 @@ class FakeKinesis:
         self.call_times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED_CALLS))
         self._latency_seconds: float | tuple[float, float] = 0.0
         self._denied = Denied()
+        self.cbor_refusal: ServiceError | None = None  # how every request in CBOR fails
         self._calls_per_second: dict[str, float] = {}
         self._call_quotas: dict[tuple[str, str], TokenBucket] = {}
         self._highest_sequence = FIRST_SEQUENCE  # of all deleted streams
@@ -246,8 +246,15 @@ class FakeKinesis:
             most = max(most, len(span))
         return most
 
-    def handle(self, action: str, body: bytes | memoryview, now: float, refused: ServiceError | None = None) -> Reply:
-        """Answer one request of the JSON 1.1 protocol for an action, such as "PutRecords".
+    def handle(
+        self,
+        action: str,
+        body: bytes | memoryview,
+        now: float,
+        refused: ServiceError | None = None,
+        content_type: str = formats.JSON,
+    ) -> Reply:
+        """Answer one request for an action, such as "PutRecords", in the request's own format.
 
         ``refused`` is the server's error because of the request's headers, or None.
         """
@@ -262,10 +269,13 @@ class FakeKinesis:
                 return Reply(0, b"", delay_seconds, how)
             if refused is not None:
                 raise refused
-            status, answer = 200, orjson.dumps(self._run(call, body))
+            if content_type == formats.CBOR and self.cbor_refusal is not None:
+                raise self.cbor_refusal
+            status, answer = 200, formats.write(self._run(call, body, content_type), content_type)
         except ServiceError as error:
             status, outcome = error.status, error.code
-            answer = orjson.dumps({"__type": error.code, "message": error.message}) if error.code else b""
+            described = {"__type": error.code, "message": error.message}
+            answer = formats.write(described, content_type) if error.code else b""
         delay_seconds += call.slowest_shard_seconds
         if any(lasting.fault.kind == "lost" for lasting in call.faults):
             self.replies["lost"] += 1
@@ -294,17 +304,17 @@ class FakeKinesis:
             lasting for lasting in met if lasting.fault.kind in ENTRY_FAILURES or self._draw(lasting.fault.fraction)
         ]
 
-    def _run(self, call: _Call, body: bytes | memoryview) -> dict[str, Any]:
+    def _run(self, call: _Call, body: bytes | memoryview, content_type: str) -> dict[str, Any]:
         run = self._actions.get(call.action)
         if run is None:
             raise ServiceError("UnknownOperationException", "")
         try:
-            request = orjson.loads(body)
-        except orjson.JSONDecodeError:
+            request = formats.read(body, content_type)
+        except ValueError:
             request = None
         if not isinstance(request, dict):
             raise ServiceError("SerializationException", "")
-        call.request = request
+        call.request, call.in_cbor = request, content_type == formats.CBOR
         if call.action in self.denied:
             raise access_denied(call.action, request)
         return run(call)
@@ -331,7 +341,7 @@ class FakeKinesis:
 
     def _put_records(self, call: _Call) -> dict[str, Any]:
         stream = self._stream_of(call)
-        rows = checked_rows(call.request.get("Records"), stream)
+        rows = checked_rows(call.request.get("Records"), stream, in_cbor=call.in_cbor)
         refuse_dry_run(call.request)
         results = [self._put(stream, row, call) for row in rows]
         failed = sum("ErrorCode" in result for result in results)

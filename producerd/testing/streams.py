@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 
 from producerd.testing.aggregates import BrokenAggregate, UserRecord, deaggregate, hash_of
+from producerd.testing.formats import Timestamp
 
 ACCOUNT: Final = "000000000000"
 REGION: Final = "us-east-1"
@@ -277,7 +278,7 @@ class FakeStream:
             "StreamStatus": "ACTIVE",
             "StreamModeDetails": {"StreamMode": "PROVISIONED" if strategy is None else "ON_DEMAND"},
             "RetentionPeriodHours": 24,
-            "StreamCreationTimestamp": self.created_at,
+            "StreamCreationTimestamp": Timestamp(self.created_at),
             "EnhancedMonitoring": [{"ShardLevelMetrics": []}],
             "EncryptionType": "NONE",
             "OpenShardCount": len(self._open_shards),

@@ -78,8 +78,11 @@ def refuse_dry_run(request: dict[str, Any]) -> None:
         raise ServiceError("DryRunOperationException", message)
 
 
-def checked_rows(records: Any, stream: FakeStream) -> list[Row]:
-    """Return the checked entries of a request.  Raise the ServiceError that refuses all of them."""
+def checked_rows(records: Any, stream: FakeStream, *, in_cbor: bool = False) -> list[Row]:
+    """Return the checked entries of a request.  Raise the ServiceError that refuses all of them.
+
+    In CBOR an entry's data are bytes, and in JSON base64.
+    """
     if records is None:
         raise violation("Value null at 'records'", "Member must not be null")
     if not isinstance(records, list):
@@ -92,7 +95,7 @@ def checked_rows(records: Any, stream: FakeStream) -> list[Row]:
             f"Member must have length less than or equal to {MAX_ENTRIES}",
         )
     key_needed = stream.record_distribution_strategy != "AUTO"
-    rows = [_checked_row(record, number, key_needed) for number, record in enumerate(records, 1)]
+    rows = [_checked_row(record, number, key_needed, in_cbor) for number, record in enumerate(records, 1)]
     sizes = [row.size for row in rows]
     limit = stream.max_record_kib * 1024
     if (largest := max(sizes)) > limit:
@@ -106,26 +109,30 @@ def checked_rows(records: Any, stream: FakeStream) -> list[Row]:
     return rows
 
 
-def _checked_row(record: Any, number: int, key_needed: bool) -> Row:
+def _checked_row(record: Any, number: int, key_needed: bool, in_cbor: bool) -> Row:
     if not isinstance(record, dict):
         raise ServiceError("SerializationException", "Start of structure or map expected.")
-    key, explicit, text = record.get("PartitionKey"), record.get("ExplicitHashKey"), record.get("Data")
+    key, explicit, blob = record.get("PartitionKey"), record.get("ExplicitHashKey"), record.get("Data")
     if key is None and not key_needed:
         key = ""
     elif not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARACTERS:
         raise _bad_key(f"records.{number}.member.partitionKey", key)
-    if not isinstance(text, str):
-        raise _not_a_string(f"records.{number}.member.data", text)
-    try:
-        data = pybase64.b64decode(text, validate=True)
-    except ValueError:  # also raised for characters beyond ASCII
-        raise ServiceError("SerializationException", f"'{text[:32]}' can not be converted to a Blob") from None
+    if not isinstance(blob, bytes if in_cbor else str):
+        raise _not_a_string(f"records.{number}.member.data", blob)
+    data = blob if isinstance(blob, bytes) else _decoded(blob)
     size = len(data) + (len(key) if key.isascii() else len(key.encode()))
     if explicit is None:
         hash_key = hash_of(key, None)
     else:
         hash_key = checked_hash_key(f"records.{number}.member.explicitHashKey", explicit)
     return Row(key, explicit, data, size, hash_key)
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return pybase64.b64decode(text, validate=True)
+    except ValueError:  # also raised for characters beyond ASCII
+        raise ServiceError("SerializationException", f"'{text[:32]}' can not be converted to a Blob") from None
 
 
 def checked_hash_key(where: str, value: Any) -> int:

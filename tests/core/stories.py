@@ -16,7 +16,7 @@ from producerd.core.kpl.aggregation import parse
 from producerd.core.pipeline import Pipeline
 from producerd.core.rows.frame import Frame, FrameResult
 from producerd.core.rows.sorting import sort_rows
-from producerd.core.sending.answers import RequestFailed, parse_answer
+from producerd.core.sending.answers import RequestFailed, loads, parse_answer
 from producerd.core.sending.requests import Request
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
@@ -58,9 +58,11 @@ class Desk:
         limit_records: int = 10_000,
         limit_bytes: int = 64 << 20,
         in_flight: NodeInFlight | None = None,
+        is_aws: bool = False,
         **rules: Any,
     ) -> None:
         self.now = 100.0
+        self.is_aws = is_aws
         self.budget = QueueBudget(limit_records, limit_bytes)
         rules = {"shard_rate_fraction": 1_000.0} | rules  # pacing has stories of its own
         self.pipeline = Pipeline(make_rules(**rules), self.budget, Random(1), in_flight)
@@ -129,13 +131,16 @@ class Sent:
         self.request = request
         rules = desk.pipeline.rules.entries
         rules = replace(rules, request_max_records=1) if one_entry else rules
-        self.encoded = encode(ADDRESS, request.numbered, rules, request.aggregate_bytes, request.shard_map)
+        format_ = desk.pipeline.format_of(request, is_aws=desk.is_aws)
+        self.encoded = encode(ADDRESS, request.numbered, rules, request.aggregate_bytes, request.shard_map, format_)
         desk.pipeline.encoded(request, self.encoded, desk.now)
-        self.entries: list[dict[str, Any]] = json.loads(bytes(self.encoded.body))["Records"]
+        self.format = desk.pipeline.wire_format
+        self.entries: list[dict[str, Any]] = loads(bytes(self.encoded.body))["Records"]
 
     @property
     def data(self) -> list[bytes]:
-        return [base64.b64decode(entry["Data"]) for entry in self.entries]
+        data = [entry["Data"] for entry in self.entries]
+        return data if self.format == "cbor" else [base64.b64decode(text) for text in data]
 
     @property
     def users(self) -> list[bytes]:

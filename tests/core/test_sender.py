@@ -731,14 +731,15 @@ def test_many_records_that_make_the_service_fail_do_not_hold_the_stream() -> Non
         desk.now += 1.0
 
 
-def test_a_refused_request_is_given_back_to_the_pace_of_its_lanes() -> None:
-    desk = Desk(shard_rate_fraction=1.0)
+@pytest.mark.parametrize("refusal", [INVALID, RequestFailed("SerializationException", "", False, status=400)])
+def test_a_refused_request_is_given_back_to_the_pace_of_its_lanes(refusal: RequestFailed) -> None:
+    desk = Desk(shard_rate_fraction=1.0, wire_format="cbor")
     desk.submit([(b"k", b"x" * 10_000, None)] * 20)
     desk.sort()
     (lane,) = desk.pipeline.lanes
     assert lane.pacer is not None
     before = lane.pacer.allowance(desk.now)
-    desk.send().fail(INVALID)
+    desk.send().fail(refusal)
     assert lane.pacer.allowance(desk.now) == before
 
 

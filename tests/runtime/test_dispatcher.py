@@ -50,6 +50,9 @@ class StandInKinesis:
         self.records = 0
         self.requests = 0
 
+    async def is_aws(self) -> bool:
+        return False
+
     async def put_records(
         self, address: Address, request: EncodedRequest, timeout_seconds: float
     ) -> Answer | RequestFailed:

@@ -73,6 +73,9 @@ class StandInKinesis:
     listed_at: list[float] = field(default_factory=list)
     described_at: list[float] = field(default_factory=list)
 
+    async def is_aws(self) -> bool:
+        return False
+
     async def put_records(
         self, address: Address, request: EncodedRequest, timeout_seconds: float
     ) -> Answer | RequestFailed:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from producerd.core.sending.answers import loads
 from producerd.core.shards.shard_map import map_from_listing
 from producerd.errors import Code
 from tests.simulation.setting import ADDRESS
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def error_of(body: bytes) -> tuple[str, str]:
     """Code and message of an answer that is an error."""
-    error = orjson.loads(body) if body else {"__type": "InternalFailure", "message": ""}
+    error = loads(body) if body else {"__type": "InternalFailure", "message": ""}
     return error["__type"], error["message"]
 
 

@@ -16,7 +16,7 @@ from producerd.core.gate import Refusal
 from producerd.core.rules import PipelineRules
 from producerd.core.sending.health import HealthState
 from producerd.errors import Code
-from producerd.testing import Fault
+from producerd.testing import Fault, ServiceError
 from tests.simulation.at_the_end import hold_at_the_end
 from tests.simulation.callers import Session
 from tests.simulation.laws import LawBroken, laws_named
@@ -68,6 +68,10 @@ class Story:
         )
         latencies: list[float | tuple[float, float]] = [0.002, (0.001, 0.2)]
         sim.kinesis.latency_seconds = random.choice(latencies)
+        of_format = Random(f"a format {seed}")
+        sim.is_aws = self._drawn("is_aws", of_format.random() < 0.5)
+        if sim.is_aws and of_format.random() < 0.2:
+            sim.after(of_format.choice([0.0, AT_WORK_SECONDS / 2]), self._refuse_cbor)
         sim.body_seconds = self._drawn("body_seconds", random.choice([0.01, 0.01, 1.0]))
         sim.arrival_seconds = random.choice([(0.0, 0.0), (0.0, 0.05)])
         sim.stream.list_shards_lag_seconds = random.choice([0.0, 1.0, 5.0])
@@ -98,6 +102,9 @@ class Story:
             if self._drawn("operated", Random(f"is operated {seed}").random() < OPERATED)
             else None
         )
+
+    def _refuse_cbor(self) -> None:
+        self.sim.kinesis.cbor_refusal = ServiceError("SerializationException", "")
 
     def _drawn(self, name: str, value: T) -> T:
         drawn: T = self._fixed.get(name, value)

@@ -70,6 +70,7 @@ class Simulation:
         self.max_record_bytes = max_record_kib * 1024  # as far as is known
         self.body_seconds = 0.01  # the most that a granted body takes to come
         self.arrival_seconds = (0.0, 0.0)  # from the moment when a request is sent until the service has it
+        self.is_aws = False  # its endpoint
         self.refused_connections = 0.0  # the fraction of requests that get none
         self.unsortable = self.unencodable = b""  # a row with these bytes makes the daemon's own code raise
         self.maybe_stored_requests = 0  # that failed so that nobody knows
@@ -275,7 +276,8 @@ class Simulation:
                     return RequestFailed(Code.INTERNAL, "the daemon failed", maybe_stored=False)
         rules = self.pipeline.rules.entries
         try:
-            return encode(ADDRESS, request.numbered, rules, request.aggregate_bytes, request.shard_map)
+            format_ = self.pipeline.format_of(request, is_aws=self.is_aws)
+            return encode(ADDRESS, request.numbered, rules, request.aggregate_bytes, request.shard_map, format_)
         except ValueError as error:
             return RequestFailed(Code.INTERNAL, str(error), maybe_stored=False)
 
@@ -303,7 +305,7 @@ class Simulation:
 
     def _arrive(self, request: Request, encoded: EncodedRequest, sent_at: float) -> None:
         """The service has it, maybe after the caller gave up waiting."""
-        reply = self.kinesis.handle("PutRecords", encoded.body, self.now)
+        reply = self.kinesis.handle("PutRecords", encoded.body, self.now, content_type=encoded.content_type)
         if reply.how in ("lost", "replaced") or reply.status == 200:
             self.laws.request_reaches_its_shards(request, encoded, sent_at)
         if reply.how in ("reset", "lost"):
@@ -346,4 +348,4 @@ def _outcome(status: int, body: bytes, entries: int) -> Answer | RequestFailed:
     if status == 200:
         return parse_answer(body, entries)
     code, message = error_of(body)
-    return RequestFailed(code, message, maybe_stored=not refuses(status, code))
+    return RequestFailed(code, message, maybe_stored=not refuses(status, code), status=status)

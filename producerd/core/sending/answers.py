@@ -46,7 +46,8 @@ class RequestFailed:
     """A request without results for its entries.
 
     ``maybe_stored``: Kinesis may have stored some of the entries.  ``wrong_endpoint``: the endpoint's name does not
-    exist or its certificate is not trusted, and this endpoint has never answered this daemon.
+    exist or its certificate is not trusted, and this endpoint has never answered this daemon.  ``status``: the HTTP
+    status of the answer that says so, or 0.
     """
 
     code: str
@@ -54,6 +55,7 @@ class RequestFailed:
     maybe_stored: bool
     timed_out: bool = False
     wrong_endpoint: bool = False
+    status: int = 0
 
 
 NOT_KINESIS: Final = "NotKinesis"

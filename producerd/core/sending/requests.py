@@ -11,6 +11,7 @@ from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.lanes.lane import Piece, lanes_of, spans_of
 from producerd.core.lanes.taken import Taken
 from producerd.core.rows.spans import Span
+from producerd.core.sending.answers import RequestFailed
 from producerd.core.shards.shard_map import ShardMap
 
 
@@ -25,6 +26,7 @@ class Request:
     - ``timeout_seconds``: how long to wait for the answer.  ``timeouts``: the most requests in a row that any of its
       rows saw time out.
     - ``slow``: it has waited for its answer for long.
+    - ``refused``: how its rows were refused in CBOR before, if they go in JSON because of that.
     """
 
     __slots__ = (
@@ -35,6 +37,7 @@ class Request:
         "lanes",
         "paid",
         "pieces",
+        "refused",
         "sent_at",
         "sequences",
         "shard_map",
@@ -43,7 +46,7 @@ class Request:
         "timeouts",
     )
 
-    def __init__(self, taken: Taken, shard_map: ShardMap) -> None:
+    def __init__(self, taken: Taken, shard_map: ShardMap, refused: RequestFailed | None = None) -> None:
         self.shard_map = shard_map
         self.pieces = taken.pieces
         self.bytes = taken.bytes
@@ -56,6 +59,7 @@ class Request:
         self.sent_at = 0.0
         self.timeout_seconds = 0.0
         self.slow = False
+        self.refused = refused
         self._ends: npt.NDArray[np.int64] | None = None
 
     def __repr__(self) -> str:

@@ -34,6 +34,7 @@ from producerd.core.rows.spans import RAW_FROM_STRAYS, Span
 from producerd.core.rules import PipelineRules
 from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed
 from producerd.core.sending.backoff import RetryPolicy
+from producerd.core.sending.format_choice import FormatChoice
 from producerd.core.sending.health import HealthState, StreamHealth
 from producerd.core.sending.in_flight import InFlight
 from producerd.core.sending.requests import Request, first_of
@@ -82,6 +83,14 @@ class _Awaiting(NamedTuple):
     until: float
 
 
+class _Alone(NamedTuple):
+    """Rows for a request of their own, with the bytes of the largest.  ``refused``: as for `Request`."""
+
+    row_bytes: int
+    pieces: list[Piece]
+    refused: RequestFailed | None
+
+
 class Sender:
     """The sender of one stream.  It settles each row of a completed request in the ledger, or lets it wait again."""
 
@@ -102,8 +111,9 @@ class Sender:
         self.lanes = self._make_lanes()
         self._policy = RetryPolicy(random, rules.request_timeout_seconds)
         self.in_flight = InFlight(rules, self._policy, node)
+        self.format = FormatChoice(rules.wire_format)
         self._later: list[tuple[float, int, list[Piece]]] = []  # rows that wait out a delay: a heap
-        self._alone: deque[tuple[int, list[Piece]]] = deque()  # requests of their own, with their largest row's bytes
+        self._alone: deque[_Alone] = deque()
         self._awaiting: list[_Awaiting] = []
         self._refused_alone: tuple[str, int] = ("", 0)
         self._numbers = count()
@@ -165,7 +175,7 @@ class Sender:
         return {
             "queued": sum([_count(lane.spans, QUEUED) for lane in self.lanes]),
             "delayed": sum([_count(spans_of(pieces), QUEUED) for _, _, pieces in self._later]),
-            "alone": sum([_count(spans_of(pieces), QUEUED) for _, pieces in self._alone]),
+            "alone": sum([_count(spans_of(alone.pieces), QUEUED) for alone in self._alone]),
             "in flight": sum([_count(request.spans, IN_REQUEST) for request in self.in_flight]),
             "awaiting a map": sum([_count(spans_of(waiting.pieces), QUEUED) for waiting in self._awaiting]),
         }
@@ -190,13 +200,14 @@ class Sender:
                     passes_larger=in_flight.waits_with_larger,
                 )
                 return self._start(taken) if taken is not None else None
-            _, pieces = self._alone.popleft()
+            _, pieces, refused = self._alone.popleft()
             lanes = lanes_of(pieces)
             for lane in lanes:
                 lane.take_up()
             first, others = first_of(self.lanes.renewed(self._live(pieces)), in_flight.request_bytes)
             self.lanes.put_back(others)
-            request = self._start(self._taken_of(first, now)) if first else None
+            # What a part of the rows shows is not shown for all of them.
+            request = self._start(self._taken_of(first, now), None if others else refused) if first else None
             self.lanes.released(lanes)
             if request is not None:
                 return request
@@ -361,7 +372,7 @@ class Sender:
     def _has_room(self) -> bool:
         if self.paused:
             return False
-        row_bytes = self._alone[0][0] if self._alone else 0
+        row_bytes = self._alone[0].row_bytes if self._alone else 0
         return self.in_flight.has_room(for_one=self.health.state is HealthState.SUSPECT, row_bytes=row_bytes)
 
     def _taken_of(self, pieces: list[Piece], now: float) -> Taken:
@@ -379,9 +390,9 @@ class Sender:
             taken.pay(lane, entries, bytes_, now)
         return taken
 
-    def _start(self, taken: Taken) -> Request:
+    def _start(self, taken: Taken, refused: RequestFailed | None = None) -> Request:
         _begin(taken.pieces)
-        request = Request(taken, self.lanes.map)
+        request = Request(taken, self.lanes.map, refused)
         self.in_flight.start(request)
         return request
 
@@ -412,6 +423,8 @@ class Sender:
             self.known.stored(request.sent_at, now)
             self.health.stored()
             self._refused_alone = ("", 0)
+            if request.refused is not None:
+                self.format.use_json(request.refused)
         else:
             self.health.tried(None, now)
         classes, elsewhere, partly = judge(request, answer, self.known)
@@ -506,10 +519,15 @@ class Sender:
     def _failed(self, request: Request, failed: RequestFailed, now: float) -> None:
         meaning = meaning_of(failed.code)
         self.stats.put_requests["failed"] += 1
-        self.stats.record_errors[meaning.code] += request.records
         self.stats.failed(f"{failed.code}: {failed.message}")
         if failed.maybe_stored:
             self.ledger.mark_maybe_stored(request.spans, _maybe_cause(failed))
+        if request.encoded is not None and self.format.is_refused(request.encoded.content_type, failed):
+            if not failed.maybe_stored:
+                self._give_back(request)
+            self._send_alone(request.pieces, refused=failed)
+            return
+        self.stats.record_errors[meaning.code] += request.records
         if meaning.kind is Kind.INVALID:
             self._halve(request, meaning.code, failed.message, now, maybe_stored=failed.maybe_stored)
             return
@@ -580,12 +598,13 @@ class Sender:
         for lane, (entries, bytes_) in zip(request.lanes, charged, strict=True):
             lane.give_back(entries, bytes_)
 
-    def _send_alone(self, pieces: list[Piece]) -> None:
+    def _send_alone(self, pieces: list[Piece], refused: RequestFailed | None = None) -> None:
         """Set rows aside for the next request of their own.
 
         The newest such request goes first, so that a bad entry or a bad stream is found after few requests.
         """
-        self._alone.appendleft((max([int(np.diff(span.sizes()).max()) for _, span in pieces]), pieces))
+        row_bytes = max([int(np.diff(span.sizes()).max()) for _, span in pieces])
+        self._alone.appendleft(_Alone(row_bytes, pieces, refused))
         for lane in lanes_of(pieces):
             lane.put_aside()
         self._left_request(pieces)

@@ -133,11 +133,15 @@ class AwsClient:
                 self._posts[url] = connections.post
         return self._posts[url]
 
+    async def is_aws(self) -> bool:
+        """Return whether the endpoint is AWS's own, by its URL, which TLS proves."""
+        url = urlsplit((await self.ready()).meta.endpoint_url)
+        return url.scheme == "https" and (url.hostname or "").endswith(_HOSTS_OF_AWS)
+
     async def why_no_dry_run(self) -> str:
         """Return why PutRecords must not be tried as a dry run, or ""."""
         made = await self.ready()
-        url = urlsplit(made.meta.endpoint_url)
-        if self._access.endpoint_url or url.scheme != "https" or not (url.hostname or "").endswith(_HOSTS_OF_AWS):
+        if self._access.endpoint_url or not await self.is_aws():
             return "an endpoint other than AWS's own may store the records of a dry run"
         if "DryRun" not in made.meta.service_model.operation_model("PutRecords").input_shape.members:
             return "the installed botocore does not know DryRun"

@@ -48,8 +48,10 @@ def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
         described, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
         # If the body names no code, botocore puts the bare status in its place.
         code = _line(described.get("Code") or "")[:MAX_CODE] or "InternalFailure"
-        is_refusal = bool(about.get("RequestId")) and refuses(int(about.get("HTTPStatusCode", 0)), code)
-        return RequestFailed(code, _line(described.get("Message") or "") or message, body_written and not is_refusal)
+        status = int(about.get("HTTPStatusCode", 0))
+        is_refusal = bool(about.get("RequestId")) and refuses(status, code)
+        message = _line(described.get("Message") or "") or message
+        return RequestFailed(code, message, body_written and not is_refusal, status=status)
     if isinstance(error, _CREDENTIALS):
         return RequestFailed(Code.CREDENTIALS, message, body_written)
     if isinstance(error, boto_errors.EndpointConnectionError):

@@ -56,10 +56,16 @@ class AioKinesis:
         self._client = client
         self._executor = executor
 
+    async def is_aws(self) -> bool:
+        try:
+            return await self._client.is_aws()
+        except Exception:  # botocore raises anything that keeps a client from being made; the call itself says what
+            return False
+
     async def put_records(
         self, address: Address, request: EncodedRequest, timeout_seconds: float
     ) -> Answer | RequestFailed:
-        sending = Sending(request.body, request.sha256, most_answer_bytes(request.entries))
+        sending = Sending(request.body, request.sha256, request.content_type, most_answer_bytes(request.entries))
         try:
             answer = await self._ask(partial(self._client.put_records, address, sending), timeout_seconds, sending)
         finally:

@@ -11,10 +11,13 @@ from __future__ import annotations
 import contextvars
 from typing import Any, Final
 
+import orjson
 from aiohttp import ClientError, TraceConfig, TraceRequestRedirectParams
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 from botocore.awsrequest import AWSPreparedRequest
+
+from producerd.core.sending.answers import is_cbor, loads
 
 MAX_ANSWER_BYTES: Final = 8 << 20
 """Most bytes read of any answer.  Kinesis's largest answer, a page of shards, has 4 MB."""
@@ -33,16 +36,17 @@ def most_answer_bytes(entries: int) -> int:
 
 
 class Sending:
-    """A PutRecords body with its SHA-256 digest in hex, and what became of it.
+    """A PutRecords body with its SHA-256 digest in hex and its format, and what became of it.
 
     It belongs to the task that sends it, and to what that task starts.
     """
 
-    __slots__ = ("answer_bytes", "body", "body_written", "sent", "sha256")
+    __slots__ = ("answer_bytes", "body", "body_written", "content_type", "sent", "sha256")
 
-    def __init__(self, body: bytes | memoryview, sha256: str, answer_bytes: int) -> None:
+    def __init__(self, body: bytes | memoryview, sha256: str, content_type: str, answer_bytes: int) -> None:
         self.body = body
         self.sha256 = sha256
+        self.content_type = content_type
         self.answer_bytes = answer_bytes
         self.body_written = False
         self.sent: tuple[Any, AWSPreparedRequest] | None = None  # the AbortingSession and botocore's request
@@ -73,22 +77,35 @@ this_sending: contextvars.ContextVar[Sending | None] = contextvars.ContextVar("t
 
 
 def put_ready_body(params: dict[str, Any], **_: Any) -> None:
-    """Replace the body of a request, and set the digest that signing then reuses.
+    """Replace the body of a request, name its format, and set the digest that signing then reuses.
 
     It is a handler of botocore's event before-call.
     """
     if (sending := this_sending.get()) is not None:
-        params["body"], params["headers"]["X-Amz-Content-SHA256"] = sending.body, sending.sha256
+        params["body"] = sending.body
+        params["headers"] |= {"Content-Type": sending.content_type, "X-Amz-Content-SHA256": sending.sha256}
 
 
 def keep_raw_answer(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any) -> None:
-    """Keep a successful answer as it came; botocore still parses errors.
+    """Keep a successful answer as it came; botocore still parses errors, in JSON.
 
     It is a handler of botocore's event before-parse.
     """
     if response_dict["status_code"] < 301:  # as botocore decides
         customized_response_dict["Raw"] = response_dict["body"]
         response_dict["body"] = b"{}"
+    else:
+        response_dict["body"] = in_json(response_dict["body"])
+
+
+def in_json(body: bytes) -> bytes:
+    """Return the body of an error in JSON, if it is in CBOR.  Return b"" if it holds what JSON cannot."""
+    if not is_cbor(body):
+        return body
+    try:
+        return orjson.dumps(loads(body))
+    except (TypeError, ValueError):
+        return b""
 
 
 class NotedBody(Payload):

@@ -25,7 +25,7 @@ from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import ClientError
 from botocore.parsers import create_parser
 
-from producerd.runtime.aws.sending import Sending
+from producerd.runtime.aws.sending import Sending, in_json
 from producerd.runtime.aws.transport import HttpAnswer, host_of
 
 Post = Callable[[Mapping[str, str], Sending], Awaitable[HttpAnswer]]
@@ -37,8 +37,9 @@ _SIGNED: Final = re.compile(
 )
 _DATE: Final = "x-amz-date"
 _DIGEST: Final = "x-amz-content-sha256"
+_TYPE: Final = "content-type"
 _OF_ONE_REQUEST: Final = frozenset(
-    {"amz-sdk-invocation-id", "amz-sdk-request", "authorization", "content-length", _DIGEST, _DATE}
+    {"amz-sdk-invocation-id", "amz-sdk-request", "authorization", "content-length", _TYPE, _DIGEST, _DATE}
 )
 
 
@@ -59,7 +60,7 @@ class RequestTemplate:
         self._post = post
         self._headers = {name: text for name, text in headers.items() if name.lower() not in _OF_ONE_REQUEST}
         self._signs = {name.lower(): text for name, text in self._headers.items()}
-        self._names = [name for name in names if name not in _OF_ONE_REQUEST or name in (_DATE, _DIGEST)]
+        self._names = [name for name in names if name not in _OF_ONE_REQUEST or name in (_DATE, _DIGEST, _TYPE)]
         self._signer = signer
 
     @classmethod
@@ -86,10 +87,11 @@ class RequestTemplate:
     async def send(self, sending: Sending) -> bytes:
         """Send a body and return the body of its answer.  Raise what botocore's client would raise."""
         date = datetime.now(UTC).strftime(SIGV4_TIMESTAMP)
-        values = {**self._signs, _DATE: date, _DIGEST: sending.sha256}
+        values = {**self._signs, _DATE: date, _DIGEST: sending.sha256, _TYPE: sending.content_type}
         authorization = self._signer.authorization(self._names, values)
         headers = {
             **self._headers,
+            "Content-Type": sending.content_type,
             "X-Amz-Date": date,
             "X-Amz-Content-SHA256": sending.sha256,
             "Authorization": authorization,
@@ -97,7 +99,8 @@ class RequestTemplate:
         }
         answer = await self._post(headers, sending)
         if answer.status >= 300:
-            response = {"status_code": answer.status, "headers": answer.headers, "body": answer.body, "context": {}}
+            body = in_json(answer.body)
+            response = {"status_code": answer.status, "headers": answer.headers, "body": body, "context": {}}
             raise ClientError(create_parser("json").parse(response, None), "PutRecords")
         return answer.body
 

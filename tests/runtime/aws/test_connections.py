@@ -103,7 +103,7 @@ verifying: Final[dict[ssl.SSLContext | None, ssl.SSLContext]] = {}
 
 async def put(to: Connections, body: bytes = b"{}", sending: Sending | None = None) -> HttpAnswer:
     headers = {"X-Amz-Target": "T", "Content-Length": str(len(body))}
-    return await to.post(headers, sending or Sending(body, "", MAX_ANSWER_BYTES))
+    return await to.post(headers, sending or Sending(body, "", "", MAX_ANSWER_BYTES))
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ async def test_an_answer_that_is_cut_off_is_none(cut: str, politely: bool) -> No
             peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
     async with served(say) as (connections, peers):
-        sending = Sending(b"{}", "", MAX_ANSWER_BYTES)
+        sending = Sending(b"{}", "", "", MAX_ANSWER_BYTES)
         with pytest.raises(boto_errors.ConnectionClosedError):
             await put(connections, sending=sending)
         assert sending.body_written
@@ -577,7 +577,7 @@ async def test_cancelled_while_it_connects_or_shakes_hands_it_leaves_no_socket()
     with mute() as silent, full() as crowded:
         for url, port in ((f"https://127.0.0.1:{silent}/", silent), (f"http://127.0.0.1:{crowded}/", crowded)):
             before = sockets_to(port)
-            connections, sending = Connections(url, TRUSTS_NOBODY, 5.0), Sending(b"{}", "", MAX_ANSWER_BYTES)
+            connections, sending = Connections(url, TRUSTS_NOBODY, 5.0), Sending(b"{}", "", "", MAX_ANSWER_BYTES)
             asked = asyncio.create_task(put(connections, sending=sending))
             await until_on_loop(lambda: sockets_to(port) > before, 2)  # noqa: B023 - called before they change
             await asyncio.sleep(0.01)
@@ -591,7 +591,7 @@ async def test_cancelled_while_it_connects_or_shakes_hands_it_leaves_no_socket()
 async def test_who_refuses_connections_was_sent_nothing() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
-        url, sending = f"http://127.0.0.1:{bound.getsockname()[1]}/", Sending(b"{}", "", MAX_ANSWER_BYTES)
+        url, sending = f"http://127.0.0.1:{bound.getsockname()[1]}/", Sending(b"{}", "", "", MAX_ANSWER_BYTES)
         with pytest.raises(boto_errors.EndpointConnectionError):
             await put(Connections(url, TRUSTS_NOBODY, 2.0), sending=sending)
     assert not sending.body_written
@@ -668,7 +668,7 @@ async def test_a_certificate_must_be_of_the_host_that_is_asked(
     tls.set_servername_callback(lambda _, name, __: names.append(name))
     async with served(Peer.echoes, "https://kinesis.test:{port}/", tls=tls) as (connections, peers):
         lead(monkeypatch, connections._port)
-        sending = Sending(b"{}", "", MAX_ANSWER_BYTES)
+        sending = Sending(b"{}", "", "", MAX_ANSWER_BYTES)
         if host == "kinesis.test":
             assert (await put(connections, sending=sending)).body == b"{}"
         else:

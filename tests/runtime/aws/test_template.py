@@ -14,6 +14,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSPreparedRequest, AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
+from producerd.core.encoding.formats import JSON
 from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.runtime.aws.clients import AwsClient
 from producerd.runtime.aws.sending import Sending
@@ -252,7 +253,7 @@ async def test_what_botocore_signed_is_a_template(url: str, token: str | None) -
     post = AsyncMock(return_value=HttpAnswer(200, {}, b"answer"))
     template = RequestTemplate.of(request, keys, post)
     assert template is not None
-    assert await template.send(Sending(b"body", "1" * 64, 10_000)) == b"answer"
+    assert await template.send(Sending(b"body", "1" * 64, JSON.content_type, 10_000)) == b"answer"
     ((headers, _),) = [call.args for call in post.call_args_list]
     names = "host;x-amz-content-sha256;x-amz-date" + ";x-amz-security-token" * (token is not None)
     assert f"SignedHeaders=content-type;{names}," in headers["Authorization"]
