@@ -46,7 +46,7 @@ RULES: dict[str, Rule] = {
     "producerd/wire/": Rule(ours=("producerd.wire", "producerd.errors"), never=CLOCK_AND_IO),
     "producerd/core/": Rule(
         ours=("producerd.core", "producerd.wire.columns", "producerd.errors"),
-        others=frozenset({"numpy", "orjson", "pyarrow", "pybase64"}),
+        others=frozenset({"cbor2", "numpy", "orjson", "pyarrow", "pybase64"}),
         never=CLOCK_AND_IO,
     ),
     "producerd/config/": Rule(ours=("producerd.config", "producerd.errors"), others=None, never=CLOCK_AND_IO),

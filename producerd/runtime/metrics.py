@@ -349,7 +349,7 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     Family("put_request_duration_seconds", "histogram", "Time from sending a PutRecords to its answer or failure."): (
         lambda s, _: s.pipeline.stats.request_seconds
     ),
-    Family("put_request_size_bytes", "histogram", "Size of a PutRecords body: JSON with the records in base64."): (
+    Family("put_request_size_bytes", "histogram", "Size of a PutRecords body, as it goes over the network."): (
         lambda s, _: s.pipeline.stats.request_bytes
     ),
     Family("put_request_records", "histogram", "Kinesis records in a PutRecords."): (
