@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import orjson
 from aiohttp import web
+
+from producerd.core.sending.answers import loads
 
 
 @asynccontextmanager
@@ -20,7 +21,7 @@ async def recording(
     async def respond(request: web.BaseRequest) -> web.Response:
         body = await request.read()
         requests.append((request.headers.copy(), body))
-        told = (status, answer) if isinstance(answer, bytes) else answer(orjson.loads(body))
+        told = (status, answer) if isinstance(answer, bytes) else answer(loads(body))
         return web.Response(status=told[0], body=told[1], content_type="application/x-amz-json-1.1")
 
     runner = web.ServerRunner(web.Server(respond), access_log=None)
