@@ -25,6 +25,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
+import cbor2
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -112,31 +113,16 @@ def _stored(entries: int, in_cbor: bool) -> bytes:
 
 
 def _response(answer: Any, in_cbor: bool) -> bytes:
-    body = cbor(answer) if in_cbor else json.dumps(answer, separators=(",", ":")).encode()
+    body = (
+        cbor2.dumps(answer, indefinite_containers=True)
+        if in_cbor
+        else json.dumps(answer, separators=(",", ":")).encode()
+    )
     head = (
         b"HTTP/1.1 200 OK\r\nx-amzn-RequestId: 00000000-0000-0000-0000-000000000000\r\n"
         b"Content-Type: %s\r\nContent-Length: %d\r\n\r\n"
     )
     return head % (CBOR if in_cbor else b"application/x-amz-json-1.1", len(body)) + body
-
-
-def cbor(value: Any) -> bytes:
-    """Return the CBOR of an answer: numbers from 0 on, text, lists and mappings (RFC 8949, section 3.1)."""
-    match value:
-        case int():
-            return _cbor_head(0, value)
-        case str():
-            return _cbor_head(3, len(value.encode())) + value.encode()
-        case list():
-            return _cbor_head(4, len(value)) + b"".join(map(cbor, value))
-        case dict():
-            return _cbor_head(5, len(value)) + b"".join(cbor(key) + cbor(item) for key, item in value.items())
-    raise TypeError(f"{value!r} is in no answer in CBOR")
-
-
-def _cbor_head(kind: int, number: int) -> bytes:
-    """Return the head of a CBOR item with the number in 4 bytes, which decoders accept for small numbers too."""
-    return bytes([kind << 5 | 26]) + number.to_bytes(4, "big")
 
 
 def signed_by(authority: Path, key_file: Path) -> ssl.SSLContext:

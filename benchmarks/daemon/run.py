@@ -129,6 +129,7 @@ class Bench:
     repeats: int
     say: Callable[[str], None]
     transport: str = "aiobotocore"
+    wire_format: str = "cbor"
     _naive_ns: dict[int, float] = field(default_factory=dict, init=False)
 
     @property
@@ -137,7 +138,8 @@ class Bench:
         return (
             f"{machine()}; Python {platform.python_version()}, {versions}; "
             f"keys of {KEY_BYTES} bytes, {SESSIONS} sessions, TLS, one shard, "
-            f"shard_rate_fraction {FASTER_THAN_ANY_SHARD:,}, transport {self.transport}, other settings as they come; "
+            f"shard_rate_fraction {FASTER_THAN_ANY_SHARD:,}, transport {self.transport}, "
+            f"wire_format {self.wire_format}, other settings as they come; "
             f"the least of {self.repeats} runs, asked for {self.records:,} records of 100 bytes or fewer larger ones"
         )
 
@@ -152,6 +154,7 @@ class Bench:
             "aggregation": case.aggregation,
             "worker_threads": case.worker_threads,
             "transport": self.transport,
+            "wire_format": self.wire_format,
         }
         command = serve_with(settings)
         records = self.records // WORTH[case.record_bytes]
@@ -248,10 +251,17 @@ def serve_with(settings: Mapping[str, object]) -> list[str]:
 
 @contextlib.contextmanager
 def bench(
-    records: int, repeats: int, say: Callable[[str], None], transport: str = StreamSettings().transport
+    records: int,
+    repeats: int,
+    say: Callable[[str], None],
+    transport: str = StreamSettings().transport,
+    wire_format: str = "cbor",
 ) -> Iterator[Bench]:
-    """Start the sink and what daemons need, and end all of it after the block.  Raise `ChildFailed`."""
+    """Start the sink and what daemons need, and end all of it after the block.  Raise `ChildFailed`.
+
+    The sink is not AWS's host, so the daemon must be told to speak as it does to AWS, in CBOR.
+    """
     with folder() as work, Children(work, environment(work)) as children:
         sink = children.start("sink", ["-m", "benchmarks.sink", str(work)])
         endpoint_url = f"https://127.0.0.1:{sink.line(START_SECONDS)}"
-        yield Bench(children, work, sink, endpoint_url, records, repeats, say, transport)
+        yield Bench(children, work, sink, endpoint_url, records, repeats, say, transport, wire_format)

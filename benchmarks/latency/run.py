@@ -220,6 +220,7 @@ class Bench:
             "endpoint_url": f"https://{HOST}:{self.port}",
             "linger_seconds": 0,
             "shard_rate_fraction": FASTER_THAN_ANY_SHARD,
+            "wire_format": "cbor",  # as to AWS
         }
         return daemon_of(self.children, self.work, serve_with(settings))
 
