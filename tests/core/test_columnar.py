@@ -27,6 +27,7 @@ from producerd.core.rules import EntryRules
 from producerd.core.sending import answers
 from producerd.core.sending.answers import Answer, parse_answer
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from tests.core import sdk_bodies
 from tests.core.pieces import SPECIAL_KEYS, Numbered, drop, pieces_of
 from tests.core.rows import Row
 from tests.runtime.odd_answers import mutated
@@ -147,6 +148,15 @@ def test_rows_of_every_length_around_what_a_length_takes(aggregate: bool, format
         plain = encode(ADDRESS, pieces, rules, format_=format_)
         twins.by_columns()
         assert told(encode(ADDRESS, pieces, rules, format_=format_)) == told(plain)
+
+
+def test_a_body_in_cbor_has_the_bytes_of_aws_s_sdk(twins: Twins) -> None:
+    rules = make_rules(request_max_bytes=10 << 20).entries
+    for rows, body in zip(sdk_bodies.cases(), sdk_bodies.frozen(), strict=True):
+        pieces = pieces_of([(key.encode(), data, number.encode() if number else None) for key, data, number in rows])
+        for twin in (twins.by_loop, twins.by_columns):
+            twin()
+            assert encode(ADDRESS, pieces, rules, format_=CBOR).body == body
 
 
 def test_keys_of_every_length_are_written_in_cbor(twins: Twins) -> None:

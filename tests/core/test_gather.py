@@ -78,8 +78,8 @@ def test_short_texts_and_long_ones_do_not_mix() -> None:
 def test_the_end_comes_behind_all_rows() -> None:
     cells = Cells(2, 1)
     cells.text(0, b"row ")
-    cells.end(b"end")
-    assert bytes(cells.joined()) == b"row row end"
+    cells.end(b"the end of it all")
+    assert bytes(cells.joined()) == b"row row the end of it all"
 
 
 def test_what_was_not_given_is_nothing() -> None:

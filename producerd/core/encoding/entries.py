@@ -137,6 +137,7 @@ class _Writer:
     ) -> None:
         self._rules = rules
         self._shard_map = shard_map
+        self._address = address
         self._format = format_
         self._fragments: dict[int, tuple[int, int] | None] = {}
         self._chunks: list[Buffer] = [format_.start(address)]
@@ -216,7 +217,7 @@ class _Writer:
 
     def request(self) -> EncodedRequest:
         """Return the request with all entries written so far."""
-        self._chunks[-1] = self._format.end
+        self._chunks[-1] = self._format.end(self._address)
         body = b"".join(self._chunks)
         return EncodedRequest(
             body=body,

@@ -1,8 +1,8 @@
 """The two formats of PutRecords: JSON 1.1, which every endpoint takes, and Amazon's CBOR, without base64.
 
 Each format writes rows in two ways, with the same bytes: one by one for the loop in `entries`, and as whole columns for
-its twin `columnar`.  (Source: RFC 8949 for CBOR.  Amazon has published nothing about its own: the members, and maps and
-lists without a length, are as AWS's SDK for Java 2 writes them.)
+its twin `columnar`.  (Source: RFC 8949 for CBOR.  Amazon has published nothing about its own: a body has the bytes that
+AWS's SDK for Java 2 writes for the same rows.)
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ class Format(Protocol):
 
     - ``name``: its name in the setting `wire_format`.
     - ``content_type``: the value of the header Content-Type.
-    - ``end``: what takes the place of the last chunk of a body's last entry.
     """
 
     name: str
     content_type: str
-    end: bytes
 
     def start(self, address: Mapping[str, str]) -> bytes:
-        """Return how the body begins, with the members that name the stream."""
+        """Return how a body begins.  ``address`` has the members that name the stream."""
+
+    def end(self, address: Mapping[str, str]) -> bytes:
+        """Return how a body ends, in place of the last chunk of its last entry."""
 
     def entry(self, key: bytes, hash_key: bytes | None, data: Buffer) -> Sequence[Buffer]:
         """Return an entry in chunks."""
@@ -59,7 +60,6 @@ class Format(Protocol):
 class _Json:
     name = "json"
     content_type = "application/x-amz-json-1.1"
-    end = b'"}]}'
 
     _DATA: Final = b'{"Data":"'
     _KEY: Final = b'","PartitionKey":"'
@@ -69,6 +69,9 @@ class _Json:
 
     def start(self, address: Mapping[str, str]) -> bytes:
         return orjson.dumps(dict(address))[:-1] + b',"Records":['
+
+    def end(self, address: Mapping[str, str]) -> bytes:  # noqa: ARG002 - the start has it
+        return b'"}]}'
 
     def entry(self, key: bytes, hash_key: bytes | None, data: Buffer) -> Sequence[Buffer]:
         text = orjson.dumps(str(key, "utf-8"))[1:-1]  # escaped if need be
@@ -100,7 +103,7 @@ class _Json:
             cells.text(4, self._END)
         else:
             _put_texts(cells, 4, [end + self._END for end in ends])
-        cells.text(4, (ends[-1] if ends else b"") + self.end, rows=columns.rows - 1)
+        cells.text(4, (ends[-1] if ends else b"") + self.end(address), rows=columns.rows - 1)
         return cells.joined()
 
 
@@ -144,7 +147,6 @@ def _text(value: str) -> bytes:
 class _Cbor:
     name = "cbor"
     content_type = "application/x-amz-cbor-1.1"
-    end = _BREAK * 3
 
     _DATA: Final = _MAP + _text("Data")
     _KEY: Final = _text("PartitionKey")
@@ -154,8 +156,11 @@ class _Cbor:
     _MOST_KEY_BYTES: Final = 1_024
     """Most bytes of a partition key: 256 characters."""
 
-    def start(self, address: Mapping[str, str]) -> bytes:
-        return _MAP + b"".join(map(_text, chain(*address.items()))) + _text("Records") + _LIST
+    def start(self, address: Mapping[str, str]) -> bytes:  # noqa: ARG002 - the end has it
+        return _MAP + _text("Records") + _LIST
+
+    def end(self, address: Mapping[str, str]) -> bytes:
+        return _BREAK * 2 + b"".join(map(_text, chain(*address.items()))) + _BREAK
 
     def entry(self, key: bytes, hash_key: bytes | None, data: Buffer) -> Sequence[Buffer]:
         key_head = self._KEY + head(TEXT, len(key))
@@ -177,7 +182,7 @@ class _Cbor:
             _put_texts(cells, 2, [b"" if hash_key is None else self._hash_key(hash_key) for hash_key in hash_keys])
         cells.chosen(-2, self._key_heads, columns.key_bytes)
         _put_keys(cells, -1, columns)
-        cells.end(self.end)
+        cells.end(self.end(address))
         return cells.joined()
 
     def _put_data_heads(self, cells: Cells, lengths: I32, start: bytes) -> None:

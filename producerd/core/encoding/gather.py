@@ -109,8 +109,9 @@ class Cells:
             self._texts[rows, column] = (len(text), text)
 
     def end(self, text: bytes) -> None:
-        """Put a short text behind all rows."""
-        self._views.view(_WITH_TEXT)[-1] = (len(text), text)
+        """Put a text of more than `INLINE_BYTES` behind all rows."""
+        self._views[-1] = (len(text), 0, len(self._buffers), 0)
+        self._buffers.append(text)
 
     def joined(self) -> memoryview:
         """Return the bytes of all slices, row after row."""
