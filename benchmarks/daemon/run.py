@@ -259,7 +259,7 @@ def bench(
 ) -> Iterator[Bench]:
     """Start the sink and what daemons need, and end all of it after the block.  Raise `ChildFailed`.
 
-    The sink is not AWS's host, so the daemon must be told to speak as it does to AWS, in CBOR.
+    The sink is not AWS's host.  So the setting says that the daemon speaks CBOR, as it does to AWS.
     """
     with folder() as work, Children(work, environment(work)) as children:
         sink = children.start("sink", ["-m", "benchmarks.sink", str(work)])
