@@ -335,6 +335,24 @@ def test_answers_as_kinesis_writes_them_are_read_as_columns(write: Callable[[obj
             assert len(found.shard_table) == shards
 
 
+@pytest.mark.parametrize("write", WRITERS[1:])
+@pytest.mark.parametrize("shards", ["s", "st"])
+def test_columns_agree_with_an_answer_in_which_any_byte_changed(write: Callable[[object], bytes], shards: str) -> None:
+    results = [{"SequenceNumber": str(number), "ShardId": shards[number % len(shards)]} for number in range(3)]
+    body = write({"Records": results})
+    for at in range(len(body)):
+        changed = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
+        if (found := answers.stored(changed, 3)) is not None:
+            read = [result["ShardId"] for result in answers.loads(changed)["Records"]]
+            assert [found.shard_table[shard] for shard in found.shards] == read
+
+
+def test_results_that_are_all_malformed_are_no_results() -> None:
+    body = cbor2.dumps({"Records": [{"SequenceNumber": "1", "ShardId": "s"}] * 3})
+    assert answers.stored(body, 3) is not None
+    assert answers.stored(body.replace(b"SequenceNumber\x611", b"SequenceNumber\x621"), 3) is None
+
+
 @pytest.mark.parametrize(
     "answer",
     [
