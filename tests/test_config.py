@@ -534,6 +534,7 @@ def test_the_schema_allows_what_is_allowed_and_no_more() -> None:
             if limits is None:
                 continue
             asked += 1
+            assert name.endswith("_bytes") is ({"type": "string"} in value.get("anyOf", ())), "as 64 MiB"
             model = StreamSettings if table else NodeSettings
             for number, holds in ((limits["minimum"], True), (limits["minimum"] - 1, False)):
                 assert holds == can_be(model, name, number), (name, number)
