@@ -1120,6 +1120,7 @@ def test_after_ten_idle_minutes_lanes_and_map_go_and_they_come_back_with_the_nex
     desk.sort()
     sents = desk.send_all()
     assert not desk.pipeline.forget_shards(desk.now)
+    assert not desk.pipeline.forget_shards(desk.now + 10**6), "rows are on their way"
     for sent in sents:
         sent.stored_as_predicted()
     assert not desk.pipeline.forget_shards(desk.now)
