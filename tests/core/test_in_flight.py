@@ -45,6 +45,20 @@ def test_what_nothing_waits_for_any_more_counts_against_the_limit_and_not_agains
     assert in_flight.bytes_left == in_flight.window.bytes - 60
 
 
+def test_a_failure_counts_for_some_seconds_or_until_an_answer() -> None:
+    in_flight, unreachable = InFlight(make_rules(), RetryPolicy(Random(1))), RequestFailed(Code.UNREACHABLE, "", False)
+    assert not in_flight.fails(0.0)
+    in_flight.failed(request_of(1), unreachable, 5.0)
+    assert in_flight.fails(5.0)
+    assert in_flight.fails(5.0 + PROBE_SECONDS - 0.001)
+    assert not in_flight.fails(5.0 + PROBE_SECONDS)
+    for _ in range(FAILURES_TO_HOLD):
+        in_flight.failed(request_of(1), unreachable, 5.0)
+    assert in_flight.fails(1_000.0)
+    in_flight.answered(request_of(1), 1_000.0)
+    assert not in_flight.fails(1_000.0)
+
+
 @pytest.mark.parametrize(("seconds", "is_late"), [(SLOW_SECONDS - 0.001, False), (SLOW_SECONDS, True)])
 def test_an_answer_is_late_from_the_moment_at_which_others_wait_for_it_no_more(seconds: float, is_late: bool) -> None:
     lane = Lane(Shard("s", 0, 2**128 - 1), None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from producerd.errors import Code, Outcome
 from producerd.wire import frames
 from producerd.wire.columns import FLAG_RESENT, lay_out
 from spark_client.backlog import Backlog, UnackedFrame
@@ -48,6 +51,14 @@ def test_a_session_goes_on_with_an_earlier_one_that_stored_rows_or_left_some() -
     backlog, _ = backlog_of(2)
     backlog.lose()
     assert backlog.is_resumed
+
+
+def test_rows_that_come_back_and_are_not_sent_again_fail_because_the_daemon_stops() -> None:
+    backlog, tally = backlog_of(3)
+    backlog.send_no_more()
+    backlog.settle(replace(returned(1, 3, 0, 2), codes=(frames.RowCode(Outcome.RETURNED, "", "why", False),)))
+    (failure,) = tally.failures
+    assert (failure.code, failure.message, failure.rows) == (Code.DRAINING, "why", (0, 2))
 
 
 def test_a_frame_that_is_split_keeps_its_place_and_its_rows() -> None:
