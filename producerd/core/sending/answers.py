@@ -182,13 +182,14 @@ def stored(answer: bytes, entries: int) -> Stored | None:
     end = at + entries * width - len(form.separator)
     if end > len(answer):
         return None
-    before, of_all = answer[:at], head(LIST, entries)
-    if form is _CBOR and before.endswith(of_all):  # a list that begins with its length
-        before = before.removesuffix(of_all) + head(LIST, 1)
+    before = answer[:at]
     try:
-        number, shard = str(first[1], "ascii"), str(first[2], "ascii")
-        if loads(first[0]) != {"SequenceNumber": number, "ShardId": shard}:
-            return None
+        if form is _CBOR:
+            result = {"SequenceNumber": str(first[1], "ascii"), "ShardId": str(first[2], "ascii")}
+            if loads(first[0]) != result:  # the pattern does not compare lengths with what they are of
+                return None
+            if before.endswith(of_all := head(LIST, entries)):  # a list that begins with its length
+                before = before.removesuffix(of_all) + head(LIST, 1)
         if loads(b"%b%b%b" % (before, form.zero, answer[end:]))["Records"] != [0]:
             return None
     except (ValueError, KeyError, TypeError):
@@ -202,7 +203,7 @@ def stored(answer: bytes, entries: int) -> Stored | None:
     alike = np.frombuffer(expected, np.uint8).reshape(entries, width)
     alike[:, numbers] = digits
     if answer.startswith(memoryview(expected)[: end - at], at):
-        return Stored(np.zeros(entries, np.int32), (shard,), (int(number),))
+        return Stored(np.zeros(entries, np.int32), (str(first[2], "ascii"),), (int(first[1]),))
     alike[:, shards] = results[:, shards]
     if not answer.startswith(memoryview(expected)[: end - at], at):
         return None
