@@ -8,7 +8,7 @@ fast twin of `_read_results`.  It reads whole columns, if the answer says that e
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -91,8 +91,10 @@ def is_cbor(body: bytes) -> bool:
 
 def loads(body: bytes) -> Any:
     """Return what the body of an answer holds.  Raise ValueError if it is neither JSON nor CBOR."""
-    if not is_cbor(body):
-        return orjson.loads(body)
+    return (_CBOR if is_cbor(body) else _JSON).loads(body)
+
+
+def _loads_cbor(body: bytes) -> Any:
     try:
         return cbor2.loads(body, max_depth=MOST_LEVELS, strict_hashable_types=True)
     except Exception as error:  # CBORError, and what the types raise that its tags name
@@ -134,17 +136,22 @@ def _error_of(result: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class _Form(NamedTuple):
-    """How a format writes the result of an entry that was stored, what it puts between results, and the number 0."""
+    """A format's reader, how it writes the result of a stored entry, what it puts between results, and the number 0."""
 
+    loads: Callable[[bytes], Any]
     result: re.Pattern[bytes]
     separator: bytes
     zero: bytes
 
 
 _JSON: Final = _Form(
-    re.compile(rb'\{"SequenceNumber":"([0-9]{1,128})","ShardId":"([\w.-]{1,128})"\}'), separator=b",", zero=b"0"
+    orjson.loads,
+    re.compile(rb'\{"SequenceNumber":"([0-9]{1,128})","ShardId":"([\w.-]{1,128})"\}'),
+    separator=b",",
+    zero=b"0",
 )
 _CBOR: Final = _Form(
+    _loads_cbor,
     re.compile(
         rb"[\xa2\xbf]\x6eSequenceNumber(?:[\x60-\x77]|\x78.)([0-9]{1,128})"
         rb"\x67ShardId(?:[\x60-\x77]|\x78.)([\w.-]{1,128})\xff?",
@@ -186,11 +193,11 @@ def stored(answer: bytes, entries: int) -> Stored | None:
     try:
         if form is _CBOR:
             result = {"SequenceNumber": str(first[1], "ascii"), "ShardId": str(first[2], "ascii")}
-            if loads(first[0]) != result:  # the pattern does not compare lengths with what they are of
+            if form.loads(first[0]) != result:  # the pattern does not compare lengths with what they are of
                 return None
             if before.endswith(of_all := head(LIST, entries)):  # a list that begins with its length
                 before = before.removesuffix(of_all) + head(LIST, 1)
-        if loads(b"%b%b%b" % (before, form.zero, answer[end:]))["Records"] != [0]:
+        if form.loads(b"%b%b%b" % (before, form.zero, answer[end:]))["Records"] != [0]:
             return None
     except (ValueError, KeyError, TypeError):
         return None
