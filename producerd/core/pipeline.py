@@ -339,7 +339,7 @@ class Pipeline:
 
     def format_of(self, request: Request, *, is_aws: bool) -> Format:
         """Return the format in which to encode a request.  ``is_aws``: the endpoint is AWS's own."""
-        return self.sender.format.of(request.refused, is_aws=is_aws)
+        return self.sender.format.choose(request.refused, is_aws=is_aws)
 
     def encoded(self, request: Request, encoded: EncodedRequest, now: float) -> None:
         """Note that a request is cut into entries.  Rows that did not fit return to the front of their lanes."""

@@ -485,7 +485,7 @@ class Stream:
         if refusal is not None and not self._told_format:
             self._told_format = True
             log.warning(
-                "the service refuses CBOR; requests go in JSON until the daemon restarts",
+                "the service refuses CBOR; requests go in JSON from now on",
                 stream=self.name,
                 code=refusal.code,
                 message=refusal.message,

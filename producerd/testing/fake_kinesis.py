@@ -141,7 +141,7 @@ class FakeServer:
             accepted_access_keys=self.accepted_access_keys,
             expired_access_keys=self.expired_access_keys,
         )
-        content_type = request.headers.get("Content-Type", formats.JSON)
+        content_type = formats.format_of(request.headers.get("Content-Type", ""))
         reply = self.kinesis.handle(action, body, self.now(), refused, content_type)
         while reply.how == "hang":
             await self._released.wait()

@@ -27,6 +27,11 @@ class Timestamp:
     seconds: float
 
 
+def format_of(content_type: str) -> str:
+    """Return the format of a request by its header: CBOR, and JSON for anything else."""
+    return CBOR if content_type == CBOR else JSON
+
+
 def read(body: bytes | memoryview, content_type: str) -> Any:
     """Return what the body of a request holds.  Raise ValueError if it does not have its format."""
     if content_type != CBOR:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from producerd.core.encoding.formats import CBOR, JSON
 from producerd.core.rows.spans import Span
 from tests.core.rows import Row, even_map, rows_of, sorted_of
 
 SPECIAL_KEYS = [b'"', b"\\", b"\x00", b"\n\t\x1f", b"</script>", b"\x7f", "é€😀".encode(), "\u2028".encode(), b"%b{}"]
+FORMATS = {format_.name: format_ for format_ in (JSON, CBOR)}
 Numbered = list[tuple[int, Span]]
 """Spans with the numbers of their lanes."""
 

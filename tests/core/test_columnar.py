@@ -19,7 +19,7 @@ import pytest
 
 from producerd.core.encoding import columnar
 from producerd.core.encoding.entries import EncodedRequest, encode
-from producerd.core.encoding.formats import CBOR, FORMATS, JSON, Format
+from producerd.core.encoding.formats import CBOR, JSON, Format
 from producerd.core.encoding.row_columns import columns_of
 from producerd.core.kpl.aggregation import AGGREGATE_KEY
 from producerd.core.rows.spans import RAW_FROM_STRAYS
@@ -28,7 +28,7 @@ from producerd.core.sending import answers
 from producerd.core.sending.answers import Answer, parse_answer
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from tests.core import sdk_bodies
-from tests.core.pieces import SPECIAL_KEYS, Numbered, drop, pieces_of
+from tests.core.pieces import FORMATS, SPECIAL_KEYS, Numbered, drop, pieces_of
 from tests.core.rows import Row
 from tests.runtime.odd_answers import mutated
 from tests.simulation.setting import ADDRESS, make_rules
@@ -157,6 +157,14 @@ def test_a_body_in_cbor_has_the_bytes_of_aws_s_sdk(twins: Twins) -> None:
         for twin in (twins.by_loop, twins.by_columns):
             twin()
             assert encode(ADDRESS, pieces, rules, format_=CBOR).body == body
+
+
+@pytest.mark.parametrize("data_bytes", [100, 1_024, 10_240])
+def test_a_body_in_cbor_is_a_quarter_smaller(data_bytes: int) -> None:
+    pieces = pieces_of([(b"a key of 16 chars", bytes(data_bytes), None)] * 100)
+    rules = make_rules(request_max_bytes=10 << 20).entries
+    in_json, in_cbor = (len(encode(ADDRESS, pieces, rules, format_=format_).body) for format_ in (JSON, CBOR))
+    assert 0.74 < in_cbor / in_json < 0.77
 
 
 def test_keys_of_every_length_are_written_in_cbor(twins: Twins) -> None:

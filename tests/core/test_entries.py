@@ -14,14 +14,14 @@ import orjson
 import pytest
 
 from producerd.core.encoding.entries import EncodedRequest, encode
-from producerd.core.encoding.formats import FORMATS, JSON, Format
+from producerd.core.encoding.formats import JSON, Format
 from producerd.core.kpl.aggregation import AGGREGATE_KEY, parse
 from producerd.core.rows.spans import RAW_FROM_STRAYS, Span
 from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed, parse_answer
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.errors import Code
 from producerd.testing import FakeKinesis, hash_of
-from tests.core.pieces import SPECIAL_KEYS, Numbered, drop, pieces_of
+from tests.core.pieces import FORMATS, SPECIAL_KEYS, Numbered, drop, pieces_of
 from tests.core.rows import Row, content
 from tests.simulation.setting import ADDRESS, STREAM, make_rules
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 import boto3
 import pytest
 
+from producerd.demo.scenario import free_port
 from producerd.wire.columns import lay_out
 from tests.daemon import CREDENTIALS, daemon, session, until
 from tools import ROOT
@@ -51,12 +52,6 @@ def installed(package: str) -> Path:
         with contextlib.suppress(OSError):  # somebody else was faster
             partial.rename(folder)
     return folder / "node_modules" / package.partition("@")[0]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

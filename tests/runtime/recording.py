@@ -7,6 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 from producerd.core.sending.answers import loads
 
@@ -32,3 +35,14 @@ async def recording(
         yield f"http://127.0.0.1:{runner.addresses[0][1]}", requests
     finally:
         await runner.cleanup()
+
+
+def signed_headers(url: str, headers: Any, body: bytes) -> list[str]:
+    """The names of the headers that a request's signature covers.  botocore alone must sign the same bytes so."""
+    signed: list[str] = headers["Authorization"].split("SignedHeaders=")[1].split(",")[0].split(";")
+    again = AWSRequest("POST", url + "/", headers={name: headers[name] for name in signed if name != "host"}, data=body)
+    again.context["timestamp"] = headers["X-Amz-Date"]
+    auth = SigV4Auth(Credentials("testing", "secret of testing"), "kinesis", "us-east-1")
+    text = auth.string_to_sign(again, auth.canonical_request(again))
+    assert headers["Authorization"].endswith(f"Signature={auth.signature(text, again)}")
+    return signed

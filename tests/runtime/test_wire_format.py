@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import aiohttp
 import cbor2
 import pytest
-from botocore.auth import SigV4Auth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
 
 from producerd import ctl
 from producerd.core.encoding.entries import EncodedRequest, encode
-from producerd.core.encoding.formats import FORMATS, Format
+from producerd.core.encoding.formats import Format
 from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.testing import FakeKinesis, Fault, ServiceError
 from producerd.testing.fake_kinesis import serve, serve_in_thread
-from tests.core.pieces import pieces_of
+from tests.core.pieces import FORMATS, pieces_of
 from tests.daemon import DaemonProcess, daemon, rows, session
 from tests.runtime.aws.reaching import FLIGHTS, reached, reaching
-from tests.runtime.recording import recording
+from tests.runtime.recording import recording, signed_headers
 from tests.simulation.setting import make_rules
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -66,14 +64,7 @@ async def test_the_signature_covers_the_format_also_if_it_changes(transport: str
     types = [headers["Content-Type"] for headers, _ in requests]
     assert types == [FORMATS[name].content_type for name in ("json", "cbor", "json")]
     for headers, body in requests:
-        signed = headers["Authorization"].split("SignedHeaders=")[1].split(",")[0].split(";")
-        assert "content-type" in signed
-        given = {name: headers[name] for name in signed if name != "host"}
-        again = AWSRequest("POST", url + "/", headers=given, data=body)
-        again.context["timestamp"] = headers["X-Amz-Date"]
-        auth = SigV4Auth(Credentials("testing", "secret of testing"), "kinesis", "us-east-1")
-        text = auth.string_to_sign(again, auth.canonical_request(again))
-        assert headers["Authorization"].endswith(f"Signature={auth.signature(text, again)}")
+        assert "content-type" in signed_headers(url, headers, body)
 
 
 @each_format
@@ -202,3 +193,17 @@ def test_an_endpoint_that_is_not_aws_s_gets_cbor_only_if_told_so(
         client.put(rows(1_000))
         assert client.acks()[0].stored == 1_000
         assert shown(running, capsys) == expected
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", FORMATS["json"].content_type])
+async def test_the_fake_answers_in_json_whatever_else_a_request_says(content_type: str) -> None:
+    fake = FakeKinesis()
+    fake.create_stream("flights")
+    headers = {"X-Amz-Target": "Kinesis_20131202.ListShards", "Content-Type": content_type}
+    async with (
+        serve(fake) as server,
+        aiohttp.ClientSession() as client,
+        client.post(server.url, json=FLIGHTS, headers=headers) as answer,
+    ):
+        assert answer.headers["Content-Type"] == FORMATS["json"].content_type
+        assert len(json.loads(await answer.read())["Shards"]) == 4

@@ -16,13 +16,11 @@ from producerd.testing import FakeStream, UserRecord
 
 NAME: Final = "KCL 3.0.2"
 JUDGE_SECONDS: Final = 120.0
-_SHORT_RUN: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""Options of a JVM that lives for seconds.  With them 100,000 records need a third of the CPU time."""
 
 
 def command() -> list[str]:
     """Return the judge's command line.  Raise `maven.Unavailable`."""
-    return maven.command(Path(__file__).parent, "Judge", *_SHORT_RUN)
+    return maven.command(Path(__file__).parent, "Judge", *maven.SHORT_RUN)
 
 
 def hand_over(stream: FakeStream) -> list[Handed]:

@@ -11,10 +11,7 @@ from typing import Final
 
 from benchmarks import maven
 
-NAME: Final = "SDK for Java 2.52.0"
 END_SECONDS: Final = 20.0
-_SHORT_RUN: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""Options of a JVM that lives for seconds."""
 
 Row = tuple[str, bytes, str | None]
 """Partition key, data, explicit hash key."""
@@ -61,7 +58,7 @@ class Sdk:
 @contextlib.contextmanager
 def sdk(endpoint_url: str) -> Iterator[Sdk]:
     """Provide the SDK until the block ends.  Raise `maven.Unavailable`."""
-    command = [*maven.command(Path(__file__).parent, "Sdk", *_SHORT_RUN), endpoint_url]
+    command = [*maven.command(Path(__file__).parent, "Sdk", *maven.SHORT_RUN), endpoint_url]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Sdk(process)

@@ -220,4 +220,3 @@ def _put_texts(cells: Cells, column: int, texts: Sequence[bytes]) -> None:
 
 JSON: Final[Format] = _Json()
 CBOR: Final[Format] = _Cbor()
-FORMATS: Final = {format_.name: format_ for format_ in (JSON, CBOR)}

@@ -52,9 +52,6 @@ class Texts:
             if lengths.max() > INLINE_BYTES:
                 raise ValueError("short texts and long ones")
 
-    def __len__(self) -> int:
-        return len(self.views)
-
 
 class Cells:
     """A table of slices that `joined` copies row by row.

@@ -29,8 +29,8 @@ class FormatChoice:
     def __repr__(self) -> str:
         return f"<FormatChoice {self._wire_format}: {self.last.name if self.last else 'nothing sent'}>"
 
-    def of(self, refused: RequestFailed | None, *, is_aws: bool) -> Format:
-        """Return the format of a request.
+    def choose(self, refused: RequestFailed | None, *, is_aws: bool) -> Format:
+        """Choose the format of the next request, and keep it as `last`.
 
         ``refused``: how its rows were refused in CBOR, or None.  ``is_aws``: the endpoint is AWS's own.
         """
