@@ -220,7 +220,11 @@ class _Walk:
 
     # ---- Kinesis
 
-    async def is_aws(self) -> bool:
+    async def ready(self) -> None:
+        pass
+
+    @property
+    def is_aws(self) -> bool:
         return False
 
     async def put_records(

@@ -315,6 +315,10 @@ class TestProblems:
         assert linger.endswith("the nearest is linger_seconds")
         assert table.endswith("the nearest is defaults")
 
+    def test_a_setting_of_an_earlier_release_is_told_to_be_gone(self) -> None:
+        for line in (problem('transport="direct"'), problem(environ={"PRODUCERD_TRANSPORT": "direct"})):
+            assert line.endswith("this setting is gone; every request goes the one way now, so delete it")
+
     def test_an_unknown_variable_is_a_problem_too(self) -> None:
         line = problem(environ={"PRODUCERD_QUEUE_LIMITS": "5"})
         assert line.endswith("no such setting; the nearest is PRODUCERD_QUEUE_LIMIT")
@@ -561,7 +565,7 @@ def test_the_schema_and_the_table_say_what_a_change_needs() -> None:
     assert not {"allowed_uids", "max_streams", "node_queue_limit_bytes", "log_level", "max_connections"} & restart
     of_streams = {name for name, info in StreamSettings.model_fields.items() if needs_restart(info)}
     where = {"stream_name", "stream_arn", "region", "endpoint_url", "role_arn", "external_id"}
-    assert of_streams == where | {"connect_timeout_seconds", "transport", "wire_format", "aggregation", "ordering"}
+    assert of_streams == where | {"connect_timeout_seconds", "wire_format", "aggregation", "ordering"}
 
 
 @pytest.mark.parametrize(

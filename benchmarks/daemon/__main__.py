@@ -1,4 +1,4 @@
-"""``./dev bench daemon [--json] [--records N] [--repeat N] [--transport T] [--wire-format F] [--only CASE ...]``"""
+"""``./dev bench daemon [--json] [--records N] [--repeat N] [--wire-format F] [--only CASE ...]``"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with (
             interrupts(),
-            bench(options.records, options.repeat, say, options.transport, options.wire_format) as running,
+            bench(options.records, options.repeat, say, options.wire_format) as running,
         ):
             say(running.conditions)
             warn_of_few(options.records, say)
@@ -42,7 +42,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--repeat", type=at_least(1), default=REPEATS, help=f"runs, of which the best counts ({REPEATS})"
     )
-    parser.add_argument("--transport", choices=("aiobotocore", "direct"), default="aiobotocore", help="the setting")
     parser.add_argument("--wire-format", choices=("json", "cbor"), default="cbor", help="the setting (cbor, as to AWS)")
     parser.add_argument(
         "--only", type=cases, nargs="+", metavar="BYTES[,AGGREGATION[,THREADS]]", help="such as 100,kpl or 1024,none,2"

@@ -128,7 +128,6 @@ class Bench:
     records: int
     repeats: int
     say: Callable[[str], None]
-    transport: str = "aiobotocore"
     wire_format: str = "cbor"
     _naive_ns: dict[int, float] = field(default_factory=dict, init=False)
 
@@ -138,7 +137,7 @@ class Bench:
         return (
             f"{machine()}; Python {platform.python_version()}, {versions}; "
             f"keys of {KEY_BYTES} bytes, {SESSIONS} sessions, TLS, one shard, "
-            f"shard_rate_fraction {FASTER_THAN_ANY_SHARD:,}, transport {self.transport}, "
+            f"shard_rate_fraction {FASTER_THAN_ANY_SHARD:,}, "
             f"wire_format {self.wire_format}, other settings as they come; "
             f"the least of {self.repeats} runs, asked for {self.records:,} records of 100 bytes or fewer larger ones"
         )
@@ -153,7 +152,6 @@ class Bench:
             "shard_rate_fraction": FASTER_THAN_ANY_SHARD,
             "aggregation": case.aggregation,
             "worker_threads": case.worker_threads,
-            "transport": self.transport,
             "wire_format": self.wire_format,
         }
         command = serve_with(settings)
@@ -254,7 +252,6 @@ def bench(
     records: int,
     repeats: int,
     say: Callable[[str], None],
-    transport: str = StreamSettings().transport,
     wire_format: str = "cbor",
 ) -> Iterator[Bench]:
     """Start the sink and what daemons need, and end all of it after the block.  Raise `ChildFailed`.
@@ -264,4 +261,4 @@ def bench(
     with folder() as work, Children(work, environment(work)) as children:
         sink = children.start("sink", ["-m", "benchmarks.sink", str(work)])
         endpoint_url = f"https://127.0.0.1:{sink.line(START_SECONDS)}"
-        yield Bench(children, work, sink, endpoint_url, records, repeats, say, transport, wire_format)
+        yield Bench(children, work, sink, endpoint_url, records, repeats, say, wire_format)

@@ -255,9 +255,6 @@ class StreamSettings(Settings):
     wire_format: AtStart[Literal["auto", "json", "cbor"]] = "auto"
     """Format of PutRecords: "cbor" is binary, a quarter smaller and cheaper than "json"; "auto": CBOR towards AWS's own
     hosts, and JSON towards any other, because some store other records than they get in CBOR."""
-    transport: AtStart[Literal["aiobotocore", "direct"]] = "aiobotocore"
-    """How the daemon sends PutRecords: with AWS's client, or "direct", over connections of its own, which needs less
-    CPU and works only without a proxy."""
     connect_timeout_seconds: AtStart[Seconds] = _in(0.05, 300, default=5)
     """Seconds after which an attempt to connect to Kinesis fails."""
     request_timeout_seconds: Seconds = _in(0.05, 300, default=6)

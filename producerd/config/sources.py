@@ -212,10 +212,17 @@ ELSEWHERE: Final = {
 """Our names for settings of Flink's sink and the KPL, by their names in lower case (docs/migrating.md)."""
 
 
+GONE: Final = {"transport": "every request goes the one way now, so delete it"}
+"""Settings of earlier releases, and what to do about them."""
+
+
 def _known(model: type[Settings], name: str, given: _Given, problems: list[str], also: Iterable[str] = ()) -> bool:
     if name in model.model_fields:
         return True
     plain = name.replace("-", "_").lower()
+    if plain in GONE:
+        problems.append(f"{given}: this setting is gone; {GONE[plain]}")
+        return False
     near = (
         [ELSEWHERE[plain]]
         if plain in ELSEWHERE

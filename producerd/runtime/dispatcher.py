@@ -58,6 +58,7 @@ class Dispatcher:
         settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._kinesis: dict[Stream, Kinesis] = {}
+        self._ready: dict[Stream, bool] = {}  # whether a stream's endpoint is known, once somebody has asked
         self._settled = settled
         self._executor = executor
         self._free_workers = workers
@@ -110,6 +111,7 @@ class Dispatcher:
     def forget(self, stream: Stream) -> None:
         """Carry no more work of this stream.  The caller ensures that none is in flight."""
         del self._kinesis[stream]
+        self._ready.pop(stream, None)
         self._touched.pop(stream, None)
         self._held_back.pop(stream, None)
         if (timer := self._timers.pop(stream, None)) is not None:
@@ -146,7 +148,7 @@ class Dispatcher:
 
     def _start(self, stream: Stream, now: float) -> bool:
         """Start one piece of the stream's work, if there is any."""
-        if self._tasks is None or self._gives_up:
+        if self._tasks is None or self._gives_up or not self._is_ready(stream):
             return False
         work = take(stream.pipeline, now)
         if isinstance(work, Request):
@@ -164,6 +166,22 @@ class Dispatcher:
                 self._free_workers -= 1
                 self._spawn(self._sort(stream, work), self._sorting)
         return work is not None
+
+    def _is_ready(self, stream: Stream) -> bool:
+        """Return whether a stream's endpoint is known, by which its requests are encoded.
+
+        The first look asks for it.  No worker waits meanwhile: reading AWS's files may hang.
+        """
+        if stream not in self._ready:
+            self._ready[stream] = False
+            self._spawn(self._make_ready(stream), self._sending)
+        return self._ready[stream]
+
+    async def _make_ready(self, stream: Stream) -> None:
+        await self._kinesis[stream].ready()
+        if stream in self._ready:  # it was not forgotten meanwhile
+            self._ready[stream] = True
+            self.look_at(stream)
 
     def _does_inline(self, records: int, bytes_: int, *, row_by_row: bool) -> bool:
         """Return whether the loop thread does a piece of work itself.  If so, charge the piece to this turn.
@@ -219,7 +237,7 @@ class Dispatcher:
 
     async def _send(self, stream: Stream, request: Request, inline: bool) -> Answer | RequestFailed:
         kinesis, rules, sizes = self._kinesis[stream], stream.pipeline.rules.entries, request.aggregate_bytes
-        format_ = stream.pipeline.format_of(request, is_aws=await kinesis.is_aws())
+        format_ = stream.pipeline.format_of(request, is_aws=kinesis.is_aws)
         work = partial(encode, stream.address, request.numbered, rules, sizes, request.shard_map, format_)
         encoded = work() if inline else await self._in_worker(work)
         stream.pipeline.encoded(request, encoded, self._loop.time())

@@ -55,8 +55,12 @@ class Tried:
 class Kinesis(Protocol):
     """The calls that the daemon makes to Kinesis."""
 
-    async def is_aws(self) -> bool:
-        """Return whether the endpoint is AWS's own, by its host's name.  False also if no client can be made."""
+    async def ready(self) -> None:
+        """Return when the endpoint is known, or when the calls themselves would say why it is not."""
+
+    @property
+    def is_aws(self) -> bool:
+        """Whether the endpoint is AWS's own, by its host's name.  False while the endpoint is not known."""
 
     async def put_records(
         self, address: Address, request: EncodedRequest, timeout_seconds: float

@@ -40,7 +40,7 @@ STREAMS: Final = {
     "packed": {"aggregation": "kpl"},
     "ordered": {"ordering": "per_key"},
 }
-"""Every scenario sends to all three.  The seed decides on the aggregation of ``ordered``, and on the transport."""
+"""Every scenario sends to all three.  The seed decides on the aggregation of ``ordered``, and on the wire format."""
 FRESH: Final = 999
 """The senders from this number on put one call each, after the faults."""
 SETTINGS: Final[dict[str, Any]] = {
@@ -192,7 +192,7 @@ class Stage:
         for name, own in STREAMS.items():
             settings |= {f'streams."{name}".{key}': value for key, value in own.items()}
         settings.setdefault('streams."ordered".aggregation', ("none", "kpl")[self.seed % 2])
-        settings.setdefault("transport", ("aiobotocore", "direct")[self.seed // 2 % 2])
+        settings.setdefault("wire_format", ("cbor", "json")[self.seed // 2 % 2])
         return settings
 
     def _shape_of(self, sender: int) -> Shape:

@@ -18,7 +18,7 @@ from tests.faults.stage import Row, run
 pytestmark = pytest.mark.slow
 
 SEEDS: Final = 4
-"""Of these, each has another pair of transport and aggregation for the stream with ordering."""
+"""Of these, each has another pair of format and aggregation for the stream with ordering."""
 AT_ONCE: Final = 4
 SCENARIOS: Final = all_scenarios()
 Runs = dict[str, "Future[Row]"]

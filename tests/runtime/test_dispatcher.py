@@ -41,16 +41,22 @@ def _no_tracebacks() -> Iterator[None]:
 
 
 class StandInKinesis:
-    """Stores all, or waits forever, or raises."""
+    """Stores all, or waits forever, or raises.  Its endpoint is known once ``known`` is set."""
 
     def __init__(self) -> None:
+        self.known = asyncio.Event()
+        self.known.set()
         self.hangs = False
         self.raises: Exception | None = None
         self.fails: RequestFailed | None = None
         self.records = 0
         self.requests = 0
 
-    async def is_aws(self) -> bool:
+    async def ready(self) -> None:
+        await self.known.wait()
+
+    @property
+    def is_aws(self) -> bool:
         return False
 
     async def put_records(
@@ -319,6 +325,33 @@ async def test_what_one_stream_has_on_its_way_holds_another_back_no_longer_than_
             await until_on_loop(lambda: first.stream.pipeline.idle and second.stream.pipeline.idle)
             stopped.set()
     assert node.used_bytes == 0
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+async def test_no_worker_waits_for_an_endpoint_to_be_known(in_worker: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS's files may lie on a network drive that hangs; streams that do not need them go on."""
+    if in_worker:
+        monkeypatch.setattr(module, "INLINE_MICROSECONDS", 0)
+    async with bench() as on:
+        on.kinesis.known.clear()
+        on.submit(rows(4))
+        other = Bench(on.dispatcher, StandInKinesis(), on.stopped, {})
+        other.submit(rows(4))
+        await other.until_finished()
+        assert (on.kinesis.requests, other.kinesis.requests) == (0, 1)
+        on.kinesis.known.set()
+        await on.until_finished()
+        on.assert_all_ended_once()
+
+
+async def test_a_stream_that_is_forgotten_before_its_endpoint_is_known_is_not_looked_at() -> None:
+    async with bench() as on:
+        on.kinesis.known.clear()
+        await asyncio.sleep(0.01)
+        on.dispatcher.forget(on.stream)
+        on.kinesis.known.set()
+        await asyncio.sleep(0.01)
+        assert on.kinesis.requests == 0
 
 
 async def test_an_owner_of_state_that_breaks_ends_the_dispatcher() -> None:

@@ -65,9 +65,7 @@ def put_and_flush(running: DaemonProcess) -> tuple[int, str, str]:
 
 
 @needs_no_such_host
-@pytest.mark.parametrize(
-    "sets", [{}, {"transport": "direct"}, {"aggregation": "kpl"}], ids=["aiobotocore", "direct", "kpl"]
-)
+@pytest.mark.parametrize("sets", [{}, {"aggregation": "kpl"}], ids=["plain", "kpl"])
 def test_rows_for_a_name_that_does_not_exist_end_with_the_name_and_what_to_look_at(sets: dict[str, Any]) -> None:
     with daemon(NOWHERE, first_contact_timeout_seconds=WAIT_SECONDS, **sets) as running:
         stored, code, message = put_and_flush(running)

@@ -21,8 +21,8 @@ from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed
 from producerd.core.shards.shard_map import map_from_listing
 from producerd.errors import Code
 from producerd.runtime.aws.clock import ServiceClock
+from producerd.runtime.aws.connections import Sending
 from producerd.runtime.aws.kinesis import MAX_PAGES, AioKinesis
-from producerd.runtime.aws.sending import Sending
 from producerd.runtime.kinesis import StreamSummary
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
@@ -321,7 +321,7 @@ async def test_what_the_clock_had_refused_counts_for_nothing_when_it_is_sent_aga
     told = {"Error": {"Code": "RequestTimeTooSkewed"}, "ResponseMetadata": {"HTTPStatusCode": 400, "RequestId": "d3f1"}}
     failures.append(ClientError(told, "PutRecords"))
 
-    async def put_records(_: Any, sending: Sending) -> bytes:
+    async def put_records(_: Any, __: Any, sending: Sending) -> bytes:
         sending.body_written = sending.body_written or len(failures) == 2
         raise failures.pop()
 

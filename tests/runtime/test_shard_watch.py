@@ -73,7 +73,11 @@ class StandInKinesis:
     listed_at: list[float] = field(default_factory=list)
     described_at: list[float] = field(default_factory=list)
 
-    async def is_aws(self) -> bool:
+    async def ready(self) -> None:
+        pass
+
+    @property
+    def is_aws(self) -> bool:
         return False
 
     async def put_records(

@@ -24,7 +24,6 @@ from tests.simulation.setting import make_rules
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
 each_format = pytest.mark.parametrize("format_", FORMATS.values(), ids=FORMATS)
-each_transport = pytest.mark.parametrize("transport", ["aiobotocore", "direct"])
 STORED = {"FailedRecordCount": 0, "Records": [{"SequenceNumber": "1", "ShardId": "s"}] * 3}
 
 
@@ -43,22 +42,20 @@ def request_in(format_: Format) -> EncodedRequest:
 
 
 @each_format
-@each_transport
-async def test_records_are_stored_as_they_are(format_: Format, transport: str) -> None:
-    """By the first request, which botocore makes, and by the next, which is made like it."""
+async def test_records_are_stored_as_they_are(format_: Format) -> None:
+    """By the first request, whose headers botocore writes, and by the next, which is made like it."""
     fake = FakeKinesis()
     stream = fake.create_stream("flights")
-    async with serve(fake) as server, reaching(server.url, transport=transport) as kinesis:
+    async with serve(fake) as server, reaching(server.url) as kinesis:
         for _ in range(2):
             assert isinstance(await kinesis.put_records(FLIGHTS, request_in(format_), 5), Answer)
     stored = [(entry.partition_key, entry.data) for entry in stream.entries()]
     assert sorted(stored) == sorted([(f"k{number}", bytes([number]) * 300) for number in range(3)] * 2)
 
 
-@each_transport
-async def test_the_signature_covers_the_format_also_if_it_changes(transport: str) -> None:
+async def test_the_signature_covers_the_format_also_if_it_changes() -> None:
     answer = json.dumps(STORED).encode()
-    async with recording(answer) as (url, requests), reaching(url, transport=transport) as kinesis:
+    async with recording(answer) as (url, requests), reaching(url) as kinesis:
         for name in ("json", "cbor", "json"):
             assert isinstance(await kinesis.put_records(FLIGHTS, request_in(FORMATS[name]), 5), Answer)
     types = [headers["Content-Type"] for headers, _ in requests]
@@ -80,12 +77,9 @@ async def test_an_answer_may_be_in_the_other_format(format_: Format, in_cbor: bo
 
 
 @each_format
-@each_transport
 @pytest.mark.parametrize("before", [False, True], ids=["the first request", "a later one"])
 @pytest.mark.parametrize("in_cbor", [False, True], ids=["answered in json", "answered in cbor"])
-async def test_an_error_may_be_in_the_other_format(
-    format_: Format, transport: str, before: bool, in_cbor: bool
-) -> None:
+async def test_an_error_may_be_in_the_other_format(format_: Format, before: bool, in_cbor: bool) -> None:
     error = {"__type": "com.amazonaws.kinesis.v20131202#SerializationException", "message": "not mine"}
     answers = [(400, cbor2.dumps(error) if in_cbor else json.dumps(error).encode())]
     if before:
@@ -94,7 +88,7 @@ async def test_an_error_may_be_in_the_other_format(
     def answer(_: Any) -> tuple[int, bytes]:
         return answers.pop(0)
 
-    async with recording(answer) as (url, _), reaching(url, transport=transport) as kinesis:
+    async with recording(answer) as (url, _), reaching(url) as kinesis:
         if before:
             assert isinstance(await kinesis.put_records(FLIGHTS, request_in(format_), 5), Answer)
         failed = await kinesis.put_records(FLIGHTS, request_in(format_), 5)
@@ -102,7 +96,6 @@ async def test_an_error_may_be_in_the_other_format(
     assert (failed.code, failed.message, failed.status) == ("SerializationException", "not mine", 400)
 
 
-@each_transport
 @pytest.mark.parametrize(
     "fault",
     [
@@ -114,12 +107,12 @@ async def test_an_error_may_be_in_the_other_format(
     ],
     ids=lambda fault: f"{fault.kind} {fault.status} {fault.code}",
 )
-async def test_a_failure_is_the_same_in_both_formats(fault: Fault, transport: str) -> None:
+async def test_a_failure_is_the_same_in_both_formats(fault: Fault) -> None:
     fake = FakeKinesis()
     fake.create_stream("flights")
     fake.standing.append(fault)
     failures = []
-    async with serve(fake) as server, reaching(server.url, transport=transport) as kinesis:
+    async with serve(fake) as server, reaching(server.url) as kinesis:
         for name in FORMATS:
             failed = await kinesis.put_records(FLIGHTS, request_in(FORMATS[name]), 5)
             assert isinstance(failed, RequestFailed)
@@ -146,7 +139,9 @@ async def test_a_failure_is_the_same_in_both_formats(fault: Fault, transport: st
 )
 async def test_the_host_s_name_says_whether_it_is_aws_s(url: str | None, is_aws: bool) -> None:
     async with reached(url) as (kinesis, _):
-        assert await kinesis.is_aws() is is_aws
+        assert not kinesis.is_aws, "its host is not known yet"
+        await kinesis.ready()
+        assert kinesis.is_aws is is_aws
 
 
 async def test_without_a_client_nothing_is_aws_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,20 +150,18 @@ async def test_without_a_client_nothing_is_aws_s(monkeypatch: pytest.MonkeyPatch
 
     async with reached() as (kinesis, client):
         monkeypatch.setattr(client, "_make", cannot)
-        assert not await kinesis.is_aws()
+        await kinesis.ready()
+        assert not kinesis.is_aws
 
 
-@each_transport
-def test_a_service_that_refuses_cbor_gets_every_record_in_json(
-    transport: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_service_that_refuses_cbor_gets_every_record_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     """No caller sees it; the log says it once, and the status has it."""
     fake = FakeKinesis()
     stream = fake.create_stream("flights")
     fake.cbor_refusal = ServiceError("UnknownOperationException", "", 404)
     with (
         serve_in_thread(fake) as server,
-        daemon(server.url, wire_format="cbor", transport=transport) as running,
+        daemon(server.url, wire_format="cbor") as running,
         session(running) as client,
     ):
         for number in range(3):

@@ -11,6 +11,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any, Final
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import aiobotocore
 import botocore.exceptions as boto_errors
@@ -21,15 +22,18 @@ from botocore.utils import validate_region_name
 
 from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
+from producerd.core.encoding.entries import EncodedRequest
 from producerd.errors import ConfigurationError
 from producerd.runtime.aside import aside
 from producerd.runtime.aws import internals
+from producerd.runtime.aws.building import build_request, keep_from_sending, put_body
 from producerd.runtime.aws.clock import ServiceClock
-from producerd.runtime.aws.connections import Connections
+from producerd.runtime.aws.connections import Sending
 from producerd.runtime.aws.credentials import RenewedCredentials, role_credentials
-from producerd.runtime.aws.sending import TINY, Sending, keep_raw_answer, put_ready_body, this_sending
-from producerd.runtime.aws.template import Post, RequestTemplate
-from producerd.runtime.aws.transport import AbortingSession, make_socket
+from producerd.runtime.aws.errors import error_of
+from producerd.runtime.aws.template import RequestTemplate
+from producerd.runtime.aws.transport import Transport, headers_of
+from producerd.runtime.log_lines import without_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,6 @@ class Access:
     role_arn: str | None
     external_id: str | None
     connect_timeout_seconds: float
-    transport: str
 
 
 def access_of(node: NodeSettings, stream: StreamSettings) -> Access:
@@ -56,7 +59,6 @@ def access_of(node: NodeSettings, stream: StreamSettings) -> Access:
         role_arn=role.role_arn,
         external_id=role.external_id,
         connect_timeout_seconds=stream.connect_timeout_seconds,
-        transport=stream.transport,
     )
 
 
@@ -84,7 +86,7 @@ class AwsClient:
         self._opened = opened
         self._making = asyncio.Lock()
         self._client: Any = None
-        self._posts: dict[str, Post] = {}  # by URL
+        self._transport: Transport | None = None
         self._templates: dict[str | None, RequestTemplate] = {}  # by the stream's ARN, which decides the host
 
     def answered(self) -> None:
@@ -99,49 +101,37 @@ class AwsClient:
                     self._client = await self._make()
         return self._client
 
-    async def put_records(self, address: Mapping[str, str], sending: Sending) -> bytes:
-        """Send a PutRecords and return the body of its answer as it came.  Raise what botocore and aiohttp raise."""
-        token = this_sending.set(sending)
-        try:
-            return await self._put_records(address, sending)
-        finally:
-            this_sending.reset(token)
+    async def put_records(self, address: Mapping[str, str], encoded: EncodedRequest, sending: Sending) -> bytes:
+        """Send a PutRecords and return the body of its answer as it came.  Raise what botocore raises."""
+        url, headers = await self._signed(address, encoded)
+        assert self._transport is not None
+        answer = await (await self._transport.to(url)).post(headers, sending)
+        if answer.status >= 300:
+            raise error_of(answer)
+        return answer.body
 
-    async def _put_records(self, address: Mapping[str, str], sending: Sending) -> bytes:
+    async def _signed(self, address: Mapping[str, str], encoded: EncodedRequest) -> tuple[str, dict[str, str]]:
+        """Return the URL and the headers of a PutRecords."""
         arn, credentials = address.get("StreamARN"), await self.credentials.get_frozen_credentials()
         template = self._templates.get(arn)
-        if template is not None and template.credentials is credentials and not self.clock.offset:
-            return await template.send(sending)
-        answer = await (await self.ready()).put_records(**address, Records=TINY)
-        if sending.sent is not None:
-            session, request = sending.sent
-            template = RequestTemplate.of(request, credentials, self._post_to(session, request.url))
-            if template is not None:
-                self._templates[arn] = template
-        raw: bytes = answer["Raw"]
-        return raw
+        if template is None or template.credentials is not credentials:
+            request = await build_request(await self.ready(), address, encoded)
+            template = RequestTemplate.of(request, credentials)
+            if template is None:  # only botocore can sign such a request
+                return request.url, headers_of(request)
+            self._templates[arn] = template
+        return template.url, template.headers(encoded, self.clock.now())
 
-    def _post_to(self, session: AbortingSession, url: str) -> Post:
-        """Return how to send further requests like one that ``session`` sent to ``url``."""
-        if url not in self._posts:
-            tls = session.tls_without_proxy(url) if self._access.transport == "direct" else None
-            if tls is None:
-                self._posts[url] = session.posts(url).post
-            else:
-                connections = Connections(url, tls, self._access.connect_timeout_seconds)
-                self._opened.callback(connections.close)
-                self._posts[url] = connections.post
-        return self._posts[url]
-
-    async def is_aws(self) -> bool:
-        """Return whether the endpoint is AWS's own, by its URL, which TLS proves."""
-        url = urlsplit((await self.ready()).meta.endpoint_url)
+    @property
+    def is_aws(self) -> bool:
+        """Whether the endpoint is AWS's own, by its URL, which TLS proves.  False before `ready` has returned."""
+        url = urlsplit(self._client.meta.endpoint_url if self._client is not None else "")
         return url.scheme == "https" and (url.hostname or "").endswith(_HOSTS_OF_AWS)
 
     async def why_no_dry_run(self) -> str:
         """Return why PutRecords must not be tried as a dry run, or ""."""
         made = await self.ready()
-        if self._access.endpoint_url or not await self.is_aws():
+        if self._access.endpoint_url or not self.is_aws:
             return "an endpoint other than AWS's own may store the records of a dry run"
         if "DryRun" not in made.meta.service_model.operation_model("PutRecords").input_shape.members:
             return "the installed botocore does not know DryRun"
@@ -150,21 +140,21 @@ class AwsClient:
     async def _make(self) -> Any:
         session = await aside(self._fresh_session)
         session.register_component("credential_provider", self.credentials)
-        session.register("before-call.kinesis.PutRecords", put_ready_body)
-        session.register("before-parse.kinesis.PutRecords", keep_raw_answer)
+        session.register("before-call.kinesis.PutRecords", put_body)
+        session.register("before-send.kinesis.PutRecords", keep_from_sending)
         config = AioConfig(
-            connector_args={"keepalive_timeout": 60, "socket_factory": make_socket},
-            http_session_cls=AbortingSession,
+            http_session_cls=self._open_transport,
             user_agent=USER_AGENT,
             connect_timeout=self._access.connect_timeout_seconds,
-            read_timeout=None,  # the daemon's own time-out covers the whole request
-            max_pool_connections=10_000,  # the pipelines limit the requests in flight
             retries={"total_max_attempts": 1},  # the daemon retries entries, not requests
             parameter_validation=False,
-            tcp_keepalive=True,
         )
         made = session.create_client("kinesis", endpoint_url=self._access.endpoint_url, config=config)
         return await self._opened.enter_async_context(made)
+
+    def _open_transport(self, **options: Any) -> Transport:
+        self._transport = Transport(**options)
+        return self._transport
 
     async def _resolve(self) -> Any:
         """Return this access's credentials, from a new session that reads the environment and AWS's files again."""
@@ -252,11 +242,23 @@ def _problems(session: Any, access: Access) -> Iterator[str]:
         yield f"region: none is set; set region, or {_REGION}, or a profile that has one"
     else:
         validate_region_name(region)
+    scheme = "http" if (access.endpoint_url or "").startswith("http:") else "https"
+    if (proxy := getproxies().get(scheme)) is not None and not _is_proxy(proxy):
+        yield f"{scheme.upper()}_PROXY: {without_secrets(proxy)} is not the URL of a proxy"
     bundle = session.get_config_variable("ca_bundle")
     if bundle and not Path(bundle).exists():
         yield f"AWS settings: there is no {bundle}, which AWS_CA_BUNDLE or ca_bundle names"
     if access.endpoint_url and session.get_config_variable("use_fips_endpoint"):
         yield f'endpoint_url = "{access.endpoint_url}": AWS_USE_FIPS_ENDPOINT chooses the host itself; use one of them'
+
+
+def _is_proxy(text: str) -> bool:
+    """Return whether a text names a proxy as botocore takes it: a URL, or a host with or without a port."""
+    try:
+        parts = urlsplit(text if text.startswith(("http:", "https:")) else f"http://{text.removeprefix('//')}")
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 _REGION: Final = "AWS_REGION"

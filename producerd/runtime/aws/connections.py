@@ -1,72 +1,122 @@
-"""Connections: HTTP/1.1 to one host with little work between a request and the socket, for `transport = "direct"`.
-
-A connection serves one request after the other.  It is aborted when its request is given up, as in `AbortingSession`.
-httptools, the parser of Node.js, parses the answers.
-"""
+"""Connections: the HTTP/1.1 connections to the host of one URL, made when all others are busy, and used again."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
+from base64 import b64encode
 from collections.abc import Mapping
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import aiohappyeyeballs
 import botocore.exceptions as boto_errors
-from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+from botocore.httpsession import mask_proxy_url
 
-from producerd.runtime.aws.sending import Sending, not_followed
-from producerd.runtime.aws.transport import PORTS, REDIRECTS, HttpAnswer, decoded, host_of, make_socket
+from producerd.runtime.aws.connection import NOT_HTTP, ConnectionState, HttpAnswer, HttpConnection
 
-IDLE_SECONDS: Final = 60.0
-"""Time after which a connection that serves no request is closed."""
-MAX_HEAD_BYTES: Final = 64 * 1024
-"""Largest answer, apart from its body; Kinesis sends less than 1 KB."""
 EYEBALLS_SECONDS: Final = 0.25
 """Time after which the next address of a host is tried as well (RFC 8305)."""
+USER_TIMEOUT_MILLISECONDS: Final = 30_000
+"""TCP_USER_TIMEOUT: time after which a peer that acknowledges nothing is considered gone."""
+SEND_BUFFER_BYTES: Final = 1 << 20
+"""Size of the kernel's buffer for a request; Linux doubles it."""
+PORTS: Final = {"http": 80, "https": 443}
+"""Default ports of the schemes."""
+REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+"""Statuses of redirects.  AWS sends none.
+
+Following one would send records and a session's token to any host that an answer names.
+"""
+
+
+MAX_ANSWER_BYTES: Final = 8 << 20
+"""Most bytes read of any answer.  Kinesis's largest answer, a page of shards, has 4 MB."""
+
+
+class Sending:
+    """A request's body, the most bytes that its answer may have, and whether any of the body was written.
+
+    Until a byte of it is handed to a connection, the service cannot have stored anything.
+    """
+
+    __slots__ = ("answer_bytes", "body", "body_written")
+
+    def __init__(self, body: bytes | memoryview, answer_bytes: int = MAX_ANSWER_BYTES) -> None:
+        self.body = body
+        self.answer_bytes = answer_bytes
+        self.body_written = False
+
+    def begin(self) -> None:
+        """Note that a try begins, and that none of the body is written yet."""
+        self.body_written = False
+
+    def write(self) -> None:
+        """Note that the body is about to be written."""
+        self.body_written = True
+
+
+class Proxy(NamedTuple):
+    """An HTTP proxy: its URL, with a login if it wants one, and how to verify its certificate if the URL is https."""
+
+    url: str
+    tls: ssl.SSLContext
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that it wants: Basic authentication (RFC 7617) by the URL's login."""
+        parts = urlsplit(self.url)
+        if parts.username is None:
+            return {}
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        return {"Proxy-Authorization": f"Basic {b64encode(login.encode()).decode()}"}
 
 
 class Connections:
-    """The connections to the host of one URL; with https they use ``tls``."""
+    """The connections to the host of one URL.  With https they use ``tls``.
 
-    def __init__(self, url: str, tls: ssl.SSLContext, connect_timeout_seconds: float) -> None:
+    A connection is aborted when its request is given up.
+    """
+
+    def __init__(
+        self, url: str, tls: ssl.SSLContext | None, connect_timeout_seconds: float, proxy: Proxy | None = None
+    ) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None, url
         self._url = url
         self._host, self._port = parts.hostname, parts.port or PORTS[parts.scheme]
         self._tls = tls if parts.scheme == "https" else None
         self._connect_timeout_seconds = connect_timeout_seconds
-        lines = (
-            f"POST {parts.path or '/'} HTTP/1.1",
-            f"Host: {host_of(url)}",
-            "Accept: */*",
-            "Accept-Encoding: identity",
-        )
-        self._head = "".join([f"{line}\r\n" for line in lines]).encode()
-        self._idle: list[_Connection] = []
+        self._proxy = proxy
+        target, headers = parts.path or "/", {"Host": host_of(url), "Accept": "*/*", "Accept-Encoding": "identity"}
+        if proxy is not None and self._tls is None:  # the proxy reads the request itself
+            target, headers = f"http://{headers['Host']}{target}", headers | proxy.headers
+        self._head = b"POST %b HTTP/1.1\r\n%b" % (target.encode(), _lines(headers))
+        self._idle: list[HttpConnection] = []
 
     async def post(self, headers: Mapping[str, str], sending: Sending) -> HttpAnswer:
-        """Send a signed request and return its answer.  Raise what `AbortingSession` raises."""
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        head = b"%b%b\r\n" % (self._head, lines.encode())
+        """Send a signed request and return its answer.
+
+        Raise botocore's HTTPClientError and its kinds, which say at what it failed.
+        """
+        head = b"%b%b\r\n" % (self._head, _lines(headers))
         connection = self._waiting() or await self._connect()
         try:
             sending.write()
             answer = await connection.ask(head, sending.body, sending.answer_bytes)
-        except (ConnectionError, HttpParserError, HttpParserUpgrade) as error:
+        except (ConnectionError, *NOT_HTTP) as error:
             raise boto_errors.ConnectionClosedError(endpoint_url=self._url, error=error) from None
         finally:
-            if connection.serves_again:
+            if connection.state is ConnectionState.IDLE:
                 connection.wait(self._idle)
             else:
                 connection.abort()
         if answer.status in REDIRECTS:
-            raise boto_errors.HTTPClientError(error=not_followed(answer.status))
+            raise boto_errors.HTTPClientError(error=f"a redirect (status {answer.status}), which is not followed")
         return answer
 
-    def _waiting(self) -> _Connection | None:
+    def _waiting(self) -> HttpConnection | None:
         """Return an idle connection that is still open, or None."""
         while self._idle:
             connection = self._idle.pop()
@@ -79,144 +129,85 @@ class Connections:
         for connection in [*self._idle]:
             connection.abort()
 
-    async def _connect(self) -> _Connection:
-        loop = asyncio.get_running_loop()
+    async def _connect(self) -> HttpConnection:
+        connection = HttpConnection()
         try:
             async with asyncio.timeout(self._connect_timeout_seconds):
-                addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-                connected = await aiohappyeyeballs.start_connection(
-                    addresses, happy_eyeballs_delay=EYEBALLS_SECONDS, loop=loop, socket_factory=make_socket
-                )
-                name = self._host if self._tls else None
-                connection: _Connection
-                _, connection = await loop.create_connection(
-                    _Connection, sock=connected, ssl=self._tls, server_hostname=name
-                )
-        except TimeoutError as error:
-            raise boto_errors.ConnectTimeoutError(endpoint_url=self._url, error=error) from None
-        except ssl.SSLError as error:
-            raise boto_errors.SSLError(endpoint_url=self._url, error=error) from None
-        except OSError as error:
-            raise boto_errors.EndpointConnectionError(endpoint_url=self._url, error=error) from None
+                if self._proxy is None:
+                    await _reach(connection, self._host, self._port)
+                else:
+                    await self._reach_through(connection, self._proxy)
+                if self._tls is not None:
+                    await connection.start_tls(self._tls, self._host)
+        except BaseException as error:
+            connection.abort()
+            if (failed := _kind_of(error)) is None:
+                raise
+            raise failed(endpoint_url=self._url, error=error) from None
         return connection
 
+    async def _reach_through(self, connection: HttpConnection, proxy: Proxy) -> None:
+        """Connect to the proxy.  With https, have it open a tunnel to the host (RFC 9110, section 9.3.6)."""
+        parts = urlsplit(proxy.url)
+        try:
+            await _reach(connection, parts.hostname or "", parts.port or PORTS[parts.scheme])
+            if parts.scheme == "https":
+                await connection.start_tls(proxy.tls, parts.hostname or "")
+            if self._tls is not None:
+                host = f"[{self._host}]" if ":" in self._host else self._host
+                where = f"{host}:{self._port}"
+                head = b"CONNECT %b HTTP/1.1\r\n%b\r\n" % (where.encode(), _lines({"Host": where, **proxy.headers}))
+                answer = await connection.ask(head, b"", 0, opens_tunnel=True)
+                if answer.status // 100 != 2 or connection.state is not ConnectionState.IDLE:
+                    raise ConnectionError(f"it answered CONNECT with status {answer.status}")
+        except (OSError, UnicodeError, *NOT_HTTP) as error:
+            raise boto_errors.ProxyConnectionError(proxy_url=mask_proxy_url(proxy.url), error=error) from None
 
-class _Connection(asyncio.Protocol):
-    """A connection to the host, which serves one request at a time.
 
-    ``serves_again``: its last answer was whole, it has nothing left to send or read, and the peer keeps it open.
+def _kind_of(error: BaseException) -> Any:
+    """Return what botocore raises where connecting ends with this error, or None if it is not of connecting."""
+    match error:
+        case boto_errors.BotoCoreError():  # the proxy's: botocore makes that one an OSError
+            return None
+        case TimeoutError():
+            return boto_errors.ConnectTimeoutError
+        case ssl.SSLError():
+            return boto_errors.SSLError
+        case OSError() | UnicodeError():  # the latter at a name that no host can have
+            return boto_errors.EndpointConnectionError
+    return None
+
+
+async def _reach(connection: HttpConnection, host: str, port: int) -> None:
+    """Make ``connection`` one to this host.  Raise OSError."""
+    loop = asyncio.get_running_loop()
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    connected = await aiohappyeyeballs.start_connection(
+        addresses, happy_eyeballs_delay=EYEBALLS_SECONDS, loop=loop, socket_factory=make_socket
+    )
+    await loop.create_connection(lambda: connection, sock=connected)
+
+
+def make_socket(address: tuple[Any, ...]) -> socket.socket:
+    """Return a socket that sends a reset when it is closed.
+
+    On Linux it also gives up a peer that acknowledges nothing.
     """
+    family, type_, protocol, _, _ = address
+    made = socket.socket(family=family, type=type_, proto=protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # on, with 0 s
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MILLISECONDS)
+    return made
 
-    def __init__(self) -> None:
-        self.serves_again = False
-        self._loop = asyncio.get_running_loop()
-        self._transport: Any = None
-        self._answer: asyncio.Future[HttpAnswer] | None = None
-        self._parser: Any = None
-        self._head_bytes = 0
-        self._headers: dict[str, str] = {}
-        self._body = bytearray()
-        self._most_bytes = 0
-        self._ends_with_connection = False
-        self._idle: list[_Connection] = []
-        self._expiry: asyncio.TimerHandle | None = None
 
-    async def ask(self, head: bytes, body: bytes | memoryview, most_bytes: int) -> HttpAnswer:
-        """Send a request and return its answer, whose body has at most ``most_bytes``.
+def host_of(url: str) -> str:
+    """Return the value of the header Host: the port is included unless it is the scheme's default."""
+    parts = urlsplit(url)
+    return parts.netloc.rpartition("@")[2].removesuffix(f":{PORTS[parts.scheme]}")
 
-        Raise ConnectionError, HttpParserError and HttpParserUpgrade.
-        """
-        self.serves_again, self._most_bytes = False, most_bytes
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._answer = self._loop.create_future()
-        self._parser, self._head_bytes, self._ends_with_connection = HttpResponseParser(self), 0, False
-        self._transport.writelines((head, body))
-        try:
-            return await self._answer
-        finally:  # an idle connection keeps no answer, and a failed one is in no reference cycle
-            self._answer, self._headers, self._body = None, {}, bytearray()
 
-    @property
-    def is_open(self) -> bool:
-        return not self._transport.is_closing()
-
-    def wait(self, idle: list[_Connection]) -> None:
-        """Wait in ``idle`` for the next request."""
-        self._idle = idle
-        idle.append(self)
-        self._expiry = self._loop.call_later(IDLE_SECONDS, self.abort)
-
-    def abort(self) -> None:
-        """Drop the connection with everything that it has buffered, so that the peer gets a reset."""
-        self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self in self._idle:
-            self._idle.remove(self)
-        if self._expiry is not None:
-            self._expiry.cancel()
-        if exc is None and self._ends_with_connection:
-            self._succeed()
-        self._fail(ConnectionResetError(str(exc or "the peer has closed it")))
-
-    def data_received(self, data: bytes) -> None:
-        if self._answer is None or self._answer.done():  # no request waits for an answer
-            self.serves_again = False
-            self.abort()
-            return
-        self._head_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade) as error:
-            self._fail(error)
-        if self._head_bytes > MAX_HEAD_BYTES:  # also of one header, which httptools reports only when it is whole
-            self._fail(ConnectionError("an answer with endless headers"))
-
-    def _fail(self, error: Exception) -> None:
-        self.serves_again = False
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
-
-    def _succeed(self, *, too_large: bool = False) -> None:
-        """Deliver the answer.
-
-        A body that is too large counts as empty: no reader accepts that, and the status still counts.
-        """
-        if self._answer is not None and not self._answer.done():
-            coding = self._headers.get("content-encoding", "").lower()
-            body = b"" if too_large else decoded(bytes(self._body), coding, self._most_bytes)
-            self._answer.set_result(HttpAnswer(self._parser.get_status_code(), self._headers, body))
-
-    # ---- for httptools
-
-    def on_message_begin(self) -> None:
-        self.serves_again = False
-        self._headers, self._body = {}, bytearray()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[str(name, "latin-1").lower()] = str(value, "latin-1")
-
-    def on_headers_complete(self) -> None:
-        length = self._headers.get("content-length", "")
-        has_end = length or self._headers.get("transfer-encoding", "").lower().endswith("chunked")
-        self._ends_with_connection = not has_end and self._parser.get_status_code() >= 200
-        if length.isdecimal() and int(length) > self._most_bytes:
-            self._succeed(too_large=True)
-
-    def on_body(self, part: bytes) -> None:
-        self._head_bytes -= len(part)
-        self._body += part
-        if len(self._body) > self._most_bytes:
-            self._succeed(too_large=True)
-
-    def on_message_complete(self) -> None:
-        if self._parser.get_status_code() < 200:
-            return  # an interim response comes before the answer
-        all_sent = self._transport.get_write_buffer_size() == 0
-        is_first = self._answer is not None and not self._answer.done()
-        self.serves_again = is_first and all_sent and self._parser.should_keep_alive()
-        self._succeed()
+def _lines(headers: Mapping[str, str]) -> bytes:
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()

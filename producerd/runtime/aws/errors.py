@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from typing import Final
 
 import botocore.exceptions as boto_errors
+import orjson
 from aiohttp import ClientError as AiohttpError
+from botocore.parsers import create_parser
 
 from producerd.core.failures import refuses
-from producerd.core.sending.answers import RequestFailed
+from producerd.core.sending.answers import RequestFailed, is_cbor, loads
 from producerd.errors import Code
+from producerd.runtime.aws.connection import HttpAnswer
 from producerd.runtime.log_lines import without_secrets
 
 NoCredentials = boto_errors.NoCredentialsError
@@ -39,6 +42,29 @@ _CREDENTIALS: Final = (
 )
 
 
+def error_of(answer: HttpAnswer) -> boto_errors.ClientError:
+    """Return the exception that botocore's client would raise for an answer to PutRecords with status 300 or above.
+
+    Raise anything, as botocore's parser does, if the answer is not AWS's.
+    """
+    body = in_json(answer.body)
+    response = {"status_code": answer.status, "headers": answer.headers, "body": body, "context": {}}
+    parsed = create_parser("json").parse(response, None)
+    if not isinstance(parsed["Error"]["Code"], str):
+        raise TypeError("a code that is not text")
+    return boto_errors.ClientError(parsed, "PutRecords")
+
+
+def in_json(body: bytes) -> bytes:
+    """Return the body of an error in JSON, if it is in CBOR.  Return b"" if it holds what JSON cannot."""
+    if not is_cbor(body):
+        return body
+    try:
+        return orjson.dumps(loads(body))
+    except (TypeError, ValueError):
+        return b""
+
+
 def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
     """Return the failure of a request; ``body_written`` says whether any of its body was handed to a connection."""
     if not isinstance(error, EXPECTED):
@@ -54,7 +80,7 @@ def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
         return RequestFailed(code, message, body_written and not is_refusal, status=status)
     if isinstance(error, _CREDENTIALS):
         return RequestFailed(Code.CREDENTIALS, message, body_written)
-    if isinstance(error, boto_errors.EndpointConnectionError):
+    if isinstance(error, boto_errors.EndpointConnectionError | boto_errors.ProxyConnectionError):
         message = f"{message} ({error.kwargs.get('error')})"
     return RequestFailed(Code.UNREACHABLE, message, body_written)
 

@@ -1,7 +1,7 @@
 """AioKinesis: calls to Kinesis through aiobotocore.
 
 An `AwsClient` provides credentials, hosts, signing and connections.  `producerd.core.encoding.entries` writes the
-bodies of PutRecords, and they pass botocore unchanged (see `Sending`).
+bodies of PutRecords, which botocore never sees.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -18,9 +19,10 @@ from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.failures import meaning_of
 from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.errors import Code
+from producerd.runtime.aws.building import TINY
 from producerd.runtime.aws.clients import AwsClient
+from producerd.runtime.aws.connections import MAX_ANSWER_BYTES, Sending
 from producerd.runtime.aws.errors import failure_of, is_answer, not_kinesis, shows_wrong_endpoint
-from producerd.runtime.aws.sending import TINY, Sending, most_answer_bytes
 from producerd.runtime.kinesis import Address, StreamSummary, Tried
 from producerd.runtime.log_lines import without_secrets
 
@@ -29,6 +31,10 @@ SMALL_ANSWER_BYTES: Final = 64 * 1024
 
 If Kinesis stored all records, its answer is smaller.
 """
+RESULT_BYTES: Final = 1024
+"""Most bytes read for each entry.  Kinesis sends 130 bytes for one, or 350 with an error's message."""
+FEW_RESULTS_BYTES: Final = 64 * 1024
+"""Bytes read of an answer in any case: an error page, and what proxies add."""
 CONTROL_TIMEOUT_SECONDS: Final = 10.0
 """Time-out of a page of ListShards, and of DescribeStreamSummary."""
 MAX_PAGES: Final = 64
@@ -56,20 +62,20 @@ class AioKinesis:
         self._client = client
         self._executor = executor
 
-    async def is_aws(self) -> bool:
-        try:
-            return await self._client.is_aws()
-        except Exception:  # botocore raises anything that keeps a client from being made; the call itself says what
-            return False
+    async def ready(self) -> None:
+        with suppress(Exception):  # botocore raises anything that keeps a client from being made
+            await self._client.ready()
+
+    @property
+    def is_aws(self) -> bool:
+        return self._client.is_aws
 
     async def put_records(
         self, address: Address, request: EncodedRequest, timeout_seconds: float
     ) -> Answer | RequestFailed:
-        sending = Sending(request.body, request.sha256, request.content_type, most_answer_bytes(request.entries))
-        try:
-            answer = await self._ask(partial(self._client.put_records, address, sending), timeout_seconds, sending)
-        finally:
-            sending.let_go()
+        sending = Sending(request.body, most_answer_bytes(request.entries))
+        ask = partial(self._client.put_records, address, request, sending)
+        answer = await self._ask(ask, timeout_seconds, sending)
         if isinstance(answer, RequestFailed):
             return answer
         read = partial(_read, parse_answer, answer, request.entries, maybe_stored=True)
@@ -182,6 +188,14 @@ class AioKinesis:
         if meaning_of(failed.code).code == Code.CREDENTIALS:
             self._client.credentials.doubt()
         return failed
+
+
+def most_answer_bytes(entries: int) -> int:
+    """Return the most bytes that are read of the answer to a PutRecords of this many entries.
+
+    Without this limit, a peer that answers every request with endless data could fill the memory.
+    """
+    return min(MAX_ANSWER_BYTES, FEW_RESULTS_BYTES + entries * RESULT_BYTES)
 
 
 # --- what answers hold -------------------------------------------------------------------------------------------

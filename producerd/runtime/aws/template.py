@@ -1,20 +1,18 @@
-"""RequestTemplate: a PutRecords that botocore built, reused to send other bodies.
+"""RequestTemplate: a PutRecords that botocore built and signed, from which further requests are made.
 
-botocore builds every request from nothing: it resolves the host by rules and the headers by events, and parses the
-answer.  But requests to one stream differ only in body, digest, date and signature.  So botocore builds the first
-request, and the daemon reuses it as a template.  Further requests use botocore's connections, with the same proxy,
-certificates and time-outs, for a sixth of the CPU.
+botocore builds every request from nothing: it resolves the host by rules, and the headers by events.  But requests to
+one stream differ only in body, digest, format, date and signature.  So botocore builds the first one (`build_request`),
+and the daemon reuses its headers.  That takes a sixth of the CPU.
 
-The daemon signs further requests itself.  It does so only if signing the first request reproduces botocore's signature
-byte for byte.
+The daemon signs by itself only if this reproduces botocore's signature of the first request, byte for byte.
 """
 
 from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from hashlib import sha256
 from typing import Final
 from urllib.parse import urlsplit
@@ -22,14 +20,10 @@ from urllib.parse import urlsplit
 from botocore.auth import SIGV4_TIMESTAMP
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.credentials import ReadOnlyCredentials
-from botocore.exceptions import ClientError
-from botocore.parsers import create_parser
 
-from producerd.runtime.aws.sending import Sending, in_json
-from producerd.runtime.aws.transport import HttpAnswer, host_of
-
-Post = Callable[[Mapping[str, str], Sending], Awaitable[HttpAnswer]]
-"""A function that sends a body with these headers.  It raises botocore's exceptions."""
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.runtime.aws.connections import host_of
+from producerd.runtime.aws.transport import headers_of
 
 _SIGNED: Final = re.compile(
     r"AWS4-HMAC-SHA256 Credential=[^/]+/\d{8}/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request, "
@@ -44,34 +38,29 @@ _OF_ONE_REQUEST: Final = frozenset(
 
 
 class RequestTemplate:
-    """The parts that requests to one stream with these ``credentials`` have in common."""
+    """What requests to the host of ``url`` with these ``credentials`` have in common."""
 
-    __slots__ = ("_headers", "_names", "_post", "_signer", "_signs", "credentials")
+    __slots__ = ("_headers", "_names", "_signer", "_signs", "credentials", "url")
 
     def __init__(
         self,
-        post: Post,
+        url: str,
         headers: Mapping[str, str],
         names: Sequence[str],
         signer: SigV4,
         credentials: ReadOnlyCredentials,
     ) -> None:
+        self.url = url
         self.credentials = credentials
-        self._post = post
         self._headers = {name: text for name, text in headers.items() if name.lower() not in _OF_ONE_REQUEST}
         self._signs = {name.lower(): text for name, text in self._headers.items()}
         self._names = [name for name in names if name not in _OF_ONE_REQUEST or name in (_DATE, _DIGEST, _TYPE)]
         self._signer = signer
 
     @classmethod
-    def of(
-        cls, request: AWSPreparedRequest, credentials: ReadOnlyCredentials | None, post: Post
-    ) -> RequestTemplate | None:
-        """Return a template of the request that was just sent.
-
-        Return None if it was signed in another way, or with other credentials.
-        """
-        headers = {name: _text(value) for name, value in request.headers.items()}
+    def of(cls, request: AWSPreparedRequest, credentials: ReadOnlyCredentials | None) -> RequestTemplate | None:
+        """Return a template of a request, or None if it was signed in another way or with other credentials."""
+        headers = headers_of(request)
         signed = _SIGNED.fullmatch(headers.get("Authorization", ""))
         if signed is None or credentials is None:
             return None
@@ -82,27 +71,20 @@ class RequestTemplate:
                 return None
         except KeyError:  # a signed header is not in the request
             return None
-        return cls(post, headers, names, signer, credentials)
+        return cls(request.url, headers, names, signer, credentials)
 
-    async def send(self, sending: Sending) -> bytes:
-        """Send a body and return the body of its answer.  Raise what botocore's client would raise."""
-        date = datetime.now(UTC).strftime(SIGV4_TIMESTAMP)
-        values = {**self._signs, _DATE: date, _DIGEST: sending.sha256, _TYPE: sending.content_type}
-        authorization = self._signer.authorization(self._names, values)
-        headers = {
+    def headers(self, encoded: EncodedRequest, now: datetime) -> dict[str, str]:
+        """Return the headers of a request with this body, signed at ``now``, which is in UTC."""
+        date = now.strftime(SIGV4_TIMESTAMP)
+        values = {**self._signs, _DATE: date, _DIGEST: encoded.sha256, _TYPE: encoded.content_type}
+        return {
             **self._headers,
-            "Content-Type": sending.content_type,
+            "Content-Type": encoded.content_type,
             "X-Amz-Date": date,
-            "X-Amz-Content-SHA256": sending.sha256,
-            "Authorization": authorization,
-            "Content-Length": str(len(sending.body)),
+            "X-Amz-Content-SHA256": encoded.sha256,
+            "Authorization": self._signer.authorization(self._names, values),
+            "Content-Length": str(len(encoded.body)),
         }
-        answer = await self._post(headers, sending)
-        if answer.status >= 300:
-            body = in_json(answer.body)
-            response = {"status_code": answer.status, "headers": answer.headers, "body": body, "context": {}}
-            raise ClientError(create_parser("json").parse(response, None), "PutRecords")
-        return answer.body
 
 
 class SigV4:
@@ -146,7 +128,3 @@ class SigV4:
                 key = hmac.digest(key, part.encode(), "sha256")
             self._day, self._key = day, key
         return self._key
-
-
-def _text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else str(value, "utf-8")

@@ -1,8 +1,16 @@
-"""Fixtures that keep tests of access from reaching any AWS except the one that they serve themselves."""
+"""Tests of access run on the daemon's loop, and reach no AWS except the one that they serve themselves."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping
+
 import pytest
+import uvloop
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(autouse=True)

@@ -7,19 +7,17 @@ import hashlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from contextvars import ContextVar
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
-from yarl import URL
 
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.encoding.formats import JSON
-from producerd.core.sending.answers import Answer
 from producerd.runtime.aws.clients import Access, AwsClient, open_clients
+from producerd.runtime.aws.connections import Connections
 from producerd.runtime.aws.kinesis import AioKinesis
+from producerd.runtime.aws.transport import Transport
 
 FLIGHTS = {"StreamName": "flights"}
 BODY = (
@@ -32,7 +30,6 @@ DEFAULTS: dict[str, Any] = {
     "role_arn": None,
     "external_id": None,
     "connect_timeout_seconds": 2.0,
-    "transport": "aiobotocore",
 }
 
 
@@ -41,8 +38,6 @@ def access(url: str | None = None, **over: Any) -> Access:
 
 
 STORED = b'{"Records":[{"SequenceNumber":"1","ShardId":"s"},{"SequenceNumber":"2","ShardId":"s"}]}'
-primed = ContextVar("primed", default=False)
-"""Whether a first request has gone there already, from which the others are made."""
 
 
 @asynccontextmanager
@@ -50,13 +45,7 @@ async def reached(url: str | None = None, **over: Any) -> AsyncIterator[tuple[Ai
     wanted = access(url, **over)
     with ThreadPoolExecutor(1) as pool:
         async with open_clients([wanted]) as clients:
-            client, kinesis = clients.of(wanted), AioKinesis(clients.of(wanted), pool)
-            if primed.get():
-                with pytest.MonkeyPatch.context() as patch:
-                    async with answering_for(patch):
-                        assert isinstance(await kinesis.put_records(FLIGHTS, request_of(), 5), Answer)
-                assert client._templates
-            yield kinesis, client
+            yield AioKinesis(clients.of(wanted), pool), clients.of(wanted)
 
 
 @asynccontextmanager
@@ -74,12 +63,12 @@ async def answering_for(patch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         here = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
 
-        async def send(self: aiohttp.ClientSession, method: str, url: URL, **options: Any) -> Any:
-            asked.append(str(url))
-            return await real(self, method, here, **options)
+        async def to(self: Transport, url: str) -> Connections:
+            asked.append(url)
+            return await real(self, here)
 
-        real = aiohttp.ClientSession._request
-        patch.setattr(aiohttp.ClientSession, "_request", send)
+        real = Transport.to
+        patch.setattr(Transport, "to", to)
         yield asked
 
 

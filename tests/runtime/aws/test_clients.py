@@ -36,11 +36,9 @@ def kinesis() -> FakeKinesis:
 
 def test_a_streams_own_settings_come_before_the_nodes() -> None:
     node = NodeSettings(region="us-east-1", endpoint_url="http://a", role_arn=role("node"), external_id="42")
-    assert access_of(node, StreamSettings()) == Access("us-east-1", "http://a", role("node"), "42", 5, "aiobotocore")
-    own = StreamSettings(
-        region="eu-west-1", endpoint_url="http://b", role_arn=role("x"), connect_timeout_seconds=1, transport="direct"
-    )
-    assert access_of(node, own) == Access("eu-west-1", "http://b", role("x"), None, 1, "direct"), (
+    assert access_of(node, StreamSettings()) == Access("us-east-1", "http://a", role("node"), "42", 5)
+    own = StreamSettings(region="eu-west-1", endpoint_url="http://b", role_arn=role("x"), connect_timeout_seconds=1)
+    assert access_of(node, own) == Access("eu-west-1", "http://b", role("x"), None, 1), (
         "the external id is the node's role's"
     )
     arn = StreamSettings(stream_arn="arn:aws:kinesis:eu-north-1:123456789012:stream/x")
@@ -75,8 +73,11 @@ async def test_there_is_one_client_for_each_access_and_it_is_made_when_it_is_nee
             made = await one.ready()
             assert await one.ready() is made
             assert other._client is None
+    before = kinesis.requests["PutRecords"]
     failed = await AioKinesis(one, pool).put_records(FLIGHTS, request_of(), 5)
-    assert isinstance(failed, RequestFailed), "the client is closed"
+    assert isinstance(failed, RequestFailed)
+    assert (failed.message.endswith("the daemon stops"), failed.maybe_stored) == (True, False)
+    assert kinesis.requests["PutRecords"] == before
 
 
 # ---- settings that cannot work fail at the start

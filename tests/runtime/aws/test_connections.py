@@ -24,15 +24,15 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
 from producerd.core.sending.answers import Answer, RequestFailed
-from producerd.runtime.aws import connections as module
-from producerd.runtime.aws.connections import MAX_HEAD_BYTES, Connections
-from producerd.runtime.aws.sending import MAX_ANSWER_BYTES, Sending
-from producerd.runtime.aws.transport import HttpAnswer
+from producerd.runtime.aws import connection as module
+from producerd.runtime.aws import connections as opening
+from producerd.runtime.aws.connection import MAX_HEAD_BYTES, HttpAnswer
+from producerd.runtime.aws.connections import MAX_ANSWER_BYTES, Connections, Sending
 from producerd.testing.certificate import self_signed
 from tests.daemon import PATIENCE_SECONDS, START_SECONDS, until_on_loop
 from tests.runtime.aws.kernel import full
 from tests.runtime.aws.mute import mute, sockets_to
-from tests.runtime.aws.reaching import FLIGHTS, STORED, primed, reached, request_of
+from tests.runtime.aws.reaching import FLIGHTS, STORED, reached, request_of
 
 MIB: Final = 1 << 20
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
@@ -103,7 +103,7 @@ verifying: Final[dict[ssl.SSLContext | None, ssl.SSLContext]] = {}
 
 async def put(to: Connections, body: bytes = b"{}", sending: Sending | None = None) -> HttpAnswer:
     headers = {"X-Amz-Target": "T", "Content-Length": str(len(body))}
-    return await to.post(headers, sending or Sending(body, "", "", MAX_ANSWER_BYTES))
+    return await to.post(headers, sending or Sending(body))
 
 
 @pytest.fixture
@@ -152,12 +152,16 @@ NOT_OURS: Final = ("Executing ", "Error on transport creation for incoming conne
 
 
 def lead(monkeypatch: pytest.MonkeyPatch, *ports: int) -> None:
-    """Every host's addresses are these ports of 127.0.0.1."""
+    """Every other host's addresses are these ports of 127.0.0.1."""
 
-    async def find(*_: Any, **__: Any) -> Any:
+    async def find(host: Any, *more: Any, **options: Any) -> Any:
+        if host == "127.0.0.1":  # uvloop also asks for the addresses of an address
+            return await real(host, *more, **options)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in ports]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", find)
+    loop = asyncio.get_running_loop()
+    real = loop.getaddrinfo
+    monkeypatch.setattr(loop, "getaddrinfo", find)
 
 
 # ---- how an answer comes
@@ -263,7 +267,7 @@ async def test_an_answer_that_is_cut_off_is_none(cut: str, politely: bool) -> No
             peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
     async with served(say) as (connections, peers):
-        sending = Sending(b"{}", "", "", MAX_ANSWER_BYTES)
+        sending = Sending(b"{}")
         with pytest.raises(boto_errors.ConnectionClosedError):
             await put(connections, sending=sending)
         assert sending.body_written
@@ -545,13 +549,6 @@ async def test_when_it_closes_no_socket_is_left(to: Callable[[Script], Any]) -> 
         assert {await peer.gone for peer in peers} <= {"reset", "closed"}
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        "http",
-        pytest.param("https", marks=pytest.mark.xfail(reason="a transport of TLS does not tell what waits below it")),
-    ],
-)
 async def test_who_answers_before_the_body_was_read_is_not_asked_again(to: Callable[[Script], Any]) -> None:
     """What is left of the body would be taken for the next request, and its answer for that one's."""
     answered = asyncio.Event()
@@ -577,7 +574,7 @@ async def test_cancelled_while_it_connects_or_shakes_hands_it_leaves_no_socket()
     with mute() as silent, full() as crowded:
         for url, port in ((f"https://127.0.0.1:{silent}/", silent), (f"http://127.0.0.1:{crowded}/", crowded)):
             before = sockets_to(port)
-            connections, sending = Connections(url, TRUSTS_NOBODY, 5.0), Sending(b"{}", "", "", MAX_ANSWER_BYTES)
+            connections, sending = Connections(url, TRUSTS_NOBODY, 5.0), Sending(b"{}")
             asked = asyncio.create_task(put(connections, sending=sending))
             await until_on_loop(lambda: sockets_to(port) > before, 2)  # noqa: B023 - called before they change
             await asyncio.sleep(0.01)
@@ -591,7 +588,7 @@ async def test_cancelled_while_it_connects_or_shakes_hands_it_leaves_no_socket()
 async def test_who_refuses_connections_was_sent_nothing() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
-        url, sending = f"http://127.0.0.1:{bound.getsockname()[1]}/", Sending(b"{}", "", "", MAX_ANSWER_BYTES)
+        url, sending = f"http://127.0.0.1:{bound.getsockname()[1]}/", Sending(b"{}")
         with pytest.raises(boto_errors.EndpointConnectionError):
             await put(Connections(url, TRUSTS_NOBODY, 2.0), sending=sending)
     assert not sending.body_written
@@ -614,7 +611,7 @@ async def test_an_address_of_ipv6() -> None:
 async def test_a_host_whose_first_address_is_dead_is_reached_by_its_second(
     dead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "EYEBALLS_SECONDS", 0.05)
+    monkeypatch.setattr(opening, "EYEBALLS_SECONDS", 0.05)
     with socket.socket() as bound, full() as crowded:
         bound.bind(("127.0.0.1", 0))  # and does not listen
         first = crowded if dead == "says nothing" else bound.getsockname()[1]
@@ -668,7 +665,7 @@ async def test_a_certificate_must_be_of_the_host_that_is_asked(
     tls.set_servername_callback(lambda _, name, __: names.append(name))
     async with served(Peer.echoes, "https://kinesis.test:{port}/", tls=tls) as (connections, peers):
         lead(monkeypatch, connections._port)
-        sending = Sending(b"{}", "", "", MAX_ANSWER_BYTES)
+        sending = Sending(b"{}")
         if host == "kinesis.test":
             assert (await put(connections, sending=sending)).body == b"{}"
         else:
@@ -696,24 +693,15 @@ def kept() -> int:
     return sum(type(each) is Sending and len(each.body) > 1000 for each in gc.get_objects())
 
 
-@pytest.fixture
-def first_went(bare_environment: None) -> Iterator[None]:
-    """Requests are made like a first one."""
-    token = primed.set(True)
-    yield
-    primed.reset(token)
-
-
-@pytest.mark.usefixtures("first_went")
-@pytest.mark.parametrize("transport", ["aiobotocore", "direct"])
-async def test_no_more_requests_are_kept_than_there_are_connections(transport: str) -> None:
+@pytest.mark.usefixtures("bare_environment")
+async def test_no_more_requests_are_kept_than_there_are_connections() -> None:
     async def say(peer: Peer) -> None:
         while True:
             await peer.asked()
             await peer.says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(STORED), STORED))
 
     before = kept()
-    async with served(say) as (there, peers), reached(there._url, transport=transport) as (client, _):
+    async with served(say) as (there, peers), reached(there._url) as (client, _):
         for _ in range(30):
             asked = client.put_records(FLIGHTS, request_of(os.urandom(10_000)), 5)
             assert isinstance(await asyncio.create_task(asked), Answer)
@@ -722,15 +710,14 @@ async def test_no_more_requests_are_kept_than_there_are_connections(transport: s
         assert kept() - before <= 2
 
 
-@pytest.mark.usefixtures("first_went")
-@pytest.mark.parametrize("transport", ["aiobotocore", "direct"])
-async def test_a_request_that_failed_waits_for_no_garbage_collector(transport: str) -> None:
+@pytest.mark.usefixtures("bare_environment")
+async def test_a_request_that_failed_waits_for_no_garbage_collector() -> None:
     """In an outage they would be what fills the memory."""
 
     async def say(peer: Peer) -> None:
         await peer.asked()
 
-    async with served(say) as (there, peers), reached(there._url, transport=transport) as (client, _):
+    async with served(say) as (there, peers), reached(there._url) as (client, _):
         gc.collect()
         before = kept()
         gc.disable()

@@ -1,9 +1,10 @@
-"""The internals of aiobotocore, botocore and aiohttp that the daemon uses exist, and it reports any that is missing."""
+"""The internals of aiobotocore and botocore that the daemon uses exist, and it reports any that is missing."""
 
 from __future__ import annotations
 
-import aiohttp
+import aiobotocore
 import pytest
+from aiobotocore.httpsession import AIOHTTPSession
 from botocore.credentials import RefreshableCredentials
 
 from producerd.errors import ConfigurationError
@@ -18,7 +19,7 @@ def test_the_installed_libraries_have_what_is_reached_for() -> None:
 async def test_a_library_without_it_ends_the_start_and_is_named_with_its_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delattr(aiohttp.BaseConnector, "_release")
+    monkeypatch.delattr(AIOHTTPSession, "_build_ssl_contexts")
     monkeypatch.setattr(RefreshableCredentials, "__init__", lambda self: None)
     with pytest.raises(ConfigurationError) as caught:
         async with open_clients([]):
@@ -26,6 +27,6 @@ async def test_a_library_without_it_ends_the_start_and_is_named_with_its_version
     problems = caught.value.problems
     assert len(problems) == 4
     assert problems[0].startswith(
-        f"aiohttp {aiohttp.__version__} has no _release in TCPConnector, which producerd needs"
+        f"aiobotocore {aiobotocore.__version__} has no _build_ssl_contexts in AIOHTTPSession, which producerd needs"
     )
     assert "_time_fetcher" in problems[1]

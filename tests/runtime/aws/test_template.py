@@ -6,25 +6,23 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSPreparedRequest, AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
-from producerd.core.encoding.formats import JSON
-from producerd.core.sending.answers import Answer, RequestFailed
+from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed
+from producerd.errors import Code
+from producerd.runtime.aws.building import build_request
 from producerd.runtime.aws.clients import AwsClient
-from producerd.runtime.aws.sending import Sending
 from producerd.runtime.aws.template import RequestTemplate, SigV4
-from producerd.runtime.aws.transport import HttpAnswer
+from producerd.runtime.aws.transport import headers_of
 from producerd.testing import FakeKinesis
-from producerd.testing.fake_kinesis import serve
 from tests.runtime.aws.local_aws import local_aws
-from tests.runtime.aws.proxy import proxy
-from tests.runtime.aws.reaching import BODY, FLIGHTS, STORED, answering_for, primed, reached, request_of
+from tests.runtime.aws.reaching import BODY, FLIGHTS, STORED, answering_for, reached, request_of
 from tests.runtime.recording import recording
 
 DIFFER = {"Amz-Sdk-Invocation-Id", "Amz-Sdk-Request", "Authorization", "Content-Length", "X-Amz-Content-Sha256"}
@@ -45,9 +43,6 @@ class Made:
         return self
 
 
-both_ways = pytest.mark.parametrize("transport", ["aiobotocore", "direct"])
-
-
 @pytest.fixture
 def kinesis() -> FakeKinesis:
     fake = FakeKinesis()
@@ -55,10 +50,9 @@ def kinesis() -> FakeKinesis:
     return fake
 
 
-@both_ways
-async def test_botocore_makes_the_first_and_signatures_of_all_hold(kinesis: FakeKinesis, transport: str) -> None:
+async def test_botocore_makes_the_first_and_signatures_of_all_hold(kinesis: FakeKinesis) -> None:
     bodies = [BODY.replace(b"eA==", b"%04d" % number) for number in range(4)]
-    async with local_aws(kinesis) as aws, reached(aws.url, transport=transport) as (client, behind):
+    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
         made = await Made().of(behind)
         for body in bodies:
             assert isinstance(await client.put_records(FLIGHTS, request_of(body), 5), Answer)
@@ -67,26 +61,25 @@ async def test_botocore_makes_the_first_and_signatures_of_all_hold(kinesis: Fake
     assert len({entry.data for entry in kinesis.streams["flights"].entries() if entry.data != b"y"}) == 4
 
 
-@both_ways
-async def test_they_differ_in_nothing_but_what_is_of_one_request(transport: str) -> None:
+async def test_a_request_is_what_botocore_would_send_but_for_what_is_of_one_request() -> None:
     longer = request_of(BODY.replace(b"eA==", b"eHh4"))
-    async with recording(STORED) as (url, requests), reached(url, transport=transport) as (client, _):
+    async with recording(STORED) as (url, requests), reached(url) as (client, behind):
         for request in (request_of(), longer):
             assert isinstance(await client.put_records(FLIGHTS, request, 5), Answer)
-    (first, _), (second, body) = requests
+        oracle = headers_of(await build_request(await behind.ready(), FLIGHTS, longer))
+    sent, body = requests[1]
     assert body == longer.body
-    assert second["X-Amz-Content-Sha256"] == longer.sha256
-    assert int(second["Content-Length"]) == len(longer.body)
-    assert "Amz-Sdk-Invocation-Id" not in second, "it would tell that both are one"
-    kept = [{name: value for name, value in told.items() if name.title() not in DIFFER} for told in (first, second)]
-    for headers in kept:
-        del headers["X-Amz-Date"]
-    assert kept[0] == kept[1]
+    assert sent["X-Amz-Content-SHA256"] == longer.sha256
+    assert int(sent["Content-Length"]) == len(longer.body)
+    assert "Amz-Sdk-Invocation-Id" not in sent, "it would tell that both are one"
+    differ = {*DIFFER, "X-Amz-Date"}
+    by_connections = {"Host", "Accept", "Accept-Encoding"}
+    kept = {name.title(): value for name, value in sent.items() if name.title() not in differ | by_connections}
+    assert kept == {name.title(): value for name, value in oracle.items() if name.title() not in differ}
 
 
-@both_ways
-async def test_other_credentials_are_used_by_botocore_first(kinesis: FakeKinesis, transport: str) -> None:
-    async with local_aws(kinesis) as aws, reached(aws.url, transport=transport) as (client, behind):
+async def test_other_credentials_are_used_by_botocore_first(kinesis: FakeKinesis) -> None:
+    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
         made = await Made().of(behind)
         for _ in range(2):
             for _ in range(2):
@@ -105,41 +98,41 @@ ODD = {
     "failed, no body": (500, b""),
     "a proxy's page": (503, b"<html><body><b>Http/1.1 Service Unavailable</b></body></html>"),
     "not found, a page": (404, b"<html>nothing here</html>"),
-    "not text": (400, b"\xff\xfe"),
     "a list": (400, b"[1]"),
     "another type": (400, b'{"__type":7,"message":[]}'),
-    "created": (201, STORED),
-    "no content": (204, b""),
+    "a type of several": (400, b'{"__type":{"a":1}}'),
     "not changed": (304, b""),
     "a redirect": (307, b""),
-    "accepted, not Kinesis": (200, b"<html>a captive portal</html>"),
 }
 
 
-@both_ways
 @pytest.mark.parametrize("odd", ODD)
-async def test_what_the_service_says_means_the_same_whoever_made_the_request(odd: str, transport: str) -> None:
-    async def told(*, before: bool) -> Answer | RequestFailed:
-        answers = iter([(200, STORED)] * before + [ODD[odd]] * 2)
-        async with (
-            recording(lambda _: next(answers)) as (url, _),
-            reached(url, transport=transport) as (client, behind),
-        ):
-            for _ in range(before):
-                assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
-            made = await Made().of(behind)
-            outcome = await client.put_records(FLIGHTS, request_of(), 5)
-            assert made.times == (not before)
-        return outcome
+async def test_an_error_of_the_service_means_what_botocore_takes_it_for(odd: str) -> None:
+    async with recording(lambda _: ODD[odd]) as (url, _), reached(url) as (client, _):
+        outcome = await client.put_records(FLIGHTS, request_of(), 5)
+        oracle = await client.list_shards(FLIGHTS)
+    assert isinstance(outcome, RequestFailed)
+    assert isinstance(oracle, RequestFailed)
+    # botocore names the operation, and counts our attempts, where it falls back on its own words.
+    words = oracle.message.replace(" (reached max retries: 0)", "").replace("ListShards", "PutRecords")
+    assert (outcome.code, outcome.status) == (oracle.code, oracle.status)
+    assert outcome.message.split("(")[0] == words.split("(")[0]
 
-    first, later = await told(before=False), await told(before=True)
-    if odd == "created":
-        assert isinstance(first, Answer)
-        assert isinstance(later, Answer)
-    else:
-        assert isinstance(first, RequestFailed)
-        # botocore counts our attempts, where it falls back on its own words.
-        assert later == replace(first, message=first.message.replace(" (reached max retries: 0)", ""))
+
+@pytest.mark.parametrize(
+    ("status", "body", "code"),
+    [
+        (201, STORED, None),
+        (204, b"", NOT_KINESIS),
+        (200, b"<html>a captive portal</html>", NOT_KINESIS),
+        (400, b"\xff\xfe", "400"),
+    ],
+    ids=["created", "no content", "accepted, not Kinesis", "not text"],
+)
+async def test_what_botocore_is_not_asked_about(status: int, body: bytes, code: str | None) -> None:
+    async with recording(lambda _: (status, body)) as (url, _), reached(url) as (client, _):
+        outcome = await client.put_records(FLIGHTS, request_of(), 5)
+    assert (outcome.code if isinstance(outcome, RequestFailed) else None) == code
 
 
 @asynccontextmanager
@@ -157,62 +150,24 @@ async def saying(words: bytes) -> AsyncIterator[int]:
 
 CUT_OFF = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
 NETWORKS = {
-    "closed": ("http", b""),
-    "cut off": ("http", CUT_OFF),
-    "not HTTP": ("http", b"SSH-2.0-OpenSSH_9.2\r\n\r\n"),
-    "not TLS": ("https", CUT_OFF),
-    "nobody": ("http", None),
-    "nobody, TLS": ("https", None),
+    "closed": ("http", b"", True),
+    "cut off": ("http", CUT_OFF, True),
+    "not HTTP": ("http", b"SSH-2.0-OpenSSH_9.2\r\n\r\n", True),
+    "not TLS": ("https", CUT_OFF, False),
 }
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_what_the_network_does_means_the_same_whoever_made_the_request(network: str) -> None:
-    scheme, words = NETWORKS[network]
-
-    async def told(port: int, *, before: bool) -> Answer | RequestFailed:
-        token = primed.set(before)
-        async with reached(f"{scheme}://127.0.0.1:{port}") as (client, behind):
-            made = await Made().of(behind)
-            outcome = await client.put_records(FLIGHTS, request_of(), 5)
-            assert made.times == (not before)
-        primed.reset(token)
-        return outcome
-
-    async with saying(words or b"") as port:
-        if words is not None:
-            first, later = await told(port, before=False), await told(port, before=True)
-    if words is None:
-        first, later = await told(port, before=False), await told(port, before=True)
-    assert isinstance(first, RequestFailed)
-    assert later == first
-
-
-@both_ways
-async def test_later_requests_go_through_the_proxy_too(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, transport: str
-) -> None:
-    """It alone leads to the service, and a proxy that is gone is named without its password."""
-    async with serve(kinesis, tls=True) as server:
-        monkeypatch.setenv("AWS_CA_BUNDLE", str(server.certificate))
-        url = "https://localhost:1"
-        async with (
-            proxy(monkeypatch, int(server.url.rpartition(":")[2])) as between,
-            reached(url, transport=transport) as (client, behind),
-        ):
-            made = await Made().of(behind)
-            assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
-            for answer in await asyncio.gather(*[client.put_records(FLIGHTS, request_of(), 5) for _ in range(2)]):
-                assert isinstance(answer, Answer)
-            assert made.times == 1
-            assert between.asked == [url.removeprefix("https://")] * 2
-            between.port = None
-            *_, failed = await asyncio.gather(*[client.put_records(FLIGHTS, request_of(), 5) for _ in range(3)])
-            assert between.authorizations == ["Basic dXNlcjpzZWNyZXQ="] * 3
+async def test_what_the_network_does_says_whether_anything_may_be_stored(network: str) -> None:
+    scheme, words, maybe_stored = NETWORKS[network]
+    async with saying(words) as port, reached(f"{scheme}://127.0.0.1:{port}") as (client, _):
+        failed = await client.put_records(FLIGHTS, request_of(), 5)
+        read = await client.list_shards(FLIGHTS)
     assert isinstance(failed, RequestFailed)
-    assert "proxy" in failed.message
-    assert "secret" not in failed.message
-    assert not failed.maybe_stored
+    assert isinstance(read, RequestFailed)
+    assert (failed.code, failed.maybe_stored, failed.timed_out) == (Code.UNREACHABLE, maybe_stored, False)
+    assert f":{port}/" in failed.message
+    assert read == replace(failed, maybe_stored=False)
 
 
 async def test_streams_of_other_accounts_keep_their_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,15 +201,15 @@ def signed(url: str, keys: ReadOnlyCredentials = KEYS, **headers: str) -> AWSPre
     ["https://kinesis.us-east-1.amazonaws.com/", "https://here:443/", "https://here:4567/", "http://[::1]:80/a/b"],
 )
 @pytest.mark.parametrize("token", [None, "session+token=="])
-async def test_what_botocore_signed_is_a_template(url: str, token: str | None) -> None:
+def test_what_botocore_signed_is_a_template(url: str, token: str | None) -> None:
     """What is of one request alone is neither signed again nor sent."""
     keys = ReadOnlyCredentials("key", "secret/+", token)
     request = signed(url, keys, **{"Content-Type": "application/x-amz-json-1.1", "amz-sdk-invocation-id": "1"})
-    post = AsyncMock(return_value=HttpAnswer(200, {}, b"answer"))
-    template = RequestTemplate.of(request, keys, post)
+    template = RequestTemplate.of(request, keys)
     assert template is not None
-    assert await template.send(Sending(b"body", "1" * 64, JSON.content_type, 10_000)) == b"answer"
-    ((headers, _),) = [call.args for call in post.call_args_list]
+    assert template.url == url
+    headers = template.headers(request_of(), datetime(2026, 11, 23, 5, 4, 3, tzinfo=UTC))
+    assert headers["X-Amz-Date"] == "20261123T050403Z"
     names = "host;x-amz-content-sha256;x-amz-date" + ";x-amz-security-token" * (token is not None)
     assert f"SignedHeaders=content-type;{names}," in headers["Authorization"]
     assert "amz-sdk-invocation-id" in request.headers["Authorization"]
@@ -277,17 +232,17 @@ async def test_what_botocore_signed_is_a_template(url: str, token: str | None) -
 def test_what_is_signed_in_a_way_of_its_own_is_none(name: str, value: str | None) -> None:
     """So whatever botocore signs otherwise, one day, it goes on to make itself."""
     request = signed("https://here/", **{"Content-Type": "application/x-amz-json-1.1"})
-    assert RequestTemplate.of(request, KEYS, AsyncMock()) is not None
+    assert RequestTemplate.of(request, KEYS) is not None
     for keys in (None, ReadOnlyCredentials("other", "secret", None), ReadOnlyCredentials("key", "other", None)):
-        assert RequestTemplate.of(request, keys, AsyncMock()) is None
+        assert RequestTemplate.of(request, keys) is None
     del request.headers[name]
     if value is not None:
         request.headers[name] = value
-    assert RequestTemplate.of(request, KEYS, AsyncMock()) is None
+    assert RequestTemplate.of(request, KEYS) is None
 
 
 def test_a_path_that_must_be_quoted_is_left_to_botocore() -> None:
-    assert RequestTemplate.of(signed("https://here/a b/../c"), KEYS, AsyncMock()) is None
+    assert RequestTemplate.of(signed("https://here/a b/../c"), KEYS) is None
 
 
 def test_the_key_of_a_day_is_not_used_on_the_next() -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import repeat
 
@@ -16,14 +16,14 @@ import pytest
 
 from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed
 from producerd.errors import Code
-from producerd.runtime.aws.kinesis import AioKinesis
-from producerd.runtime.aws.sending import MAX_ANSWER_BYTES, most_answer_bytes
+from producerd.runtime.aws.connections import MAX_ANSWER_BYTES
+from producerd.runtime.aws.kinesis import AioKinesis, most_answer_bytes
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
 from tests.daemon import until_on_loop
 from tests.runtime.aws.kernel import full
 from tests.runtime.aws.mute import mute, sockets_to
-from tests.runtime.aws.reaching import DEFAULTS, FLIGHTS, STORED, primed, reached, reaching, request_of
+from tests.runtime.aws.reaching import FLIGHTS, STORED, reached, reaching, request_of
 
 MIB = 1 << 20
 IN_FLIGHT = 8
@@ -35,22 +35,6 @@ async def put(client: AioKinesis, seconds: float, size: int = 10) -> RequestFail
     assert isinstance(failed, RequestFailed)
     assert failed.code == Code.UNREACHABLE
     return failed
-
-
-WAYS = {"first": ("aiobotocore", False), "aiobotocore": ("aiobotocore", True), "direct": ("direct", True)}
-"""The transport, and whether a first request of botocore's was made."""
-
-
-@pytest.fixture(
-    params=[pytest.param(way, marks=[pytest.mark.slow] * (way != "aiobotocore")) for way in WAYS], autouse=True
-)
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Each test runs every way."""
-    way, follows_a_first = WAYS[request.param]
-    monkeypatch.setitem(DEFAULTS, "transport", way)
-    token = primed.set(follows_a_first)
-    yield way
-    primed.reset(token)
 
 
 # ---- whether anything may have been stored
@@ -82,7 +66,6 @@ async def test_a_handshake_that_never_ends_stored_nothing_and_leaves_no_socket()
 
 async def test_credentials_that_do_not_come_stored_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    primed.set(False)  # what could be signed with?
     with mute() as port:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{port}/container")
         async with reaching("http://127.0.0.1:1") as client:
