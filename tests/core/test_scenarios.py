@@ -78,11 +78,11 @@ def test_a_hot_shard_does_not_delay_rows_of_others_that_are_taken_on(record_byte
             caller.paced(10)
         for caller in world.callers(5, frame_for(frame_rows, record_bytes, HOT)) if hot else ():
             caller.paced(20)
-        world.run(6)
+        world.run(3)
         assert not hot or world.budget.used_bytes > 0.3 * world.budget.limit_bytes, "it has rows enough"
         for caller in callers:
             caller.latencies.clear()
-        world.run(4)
+        world.run(2)
         return [latency for caller in callers for latency in caller.latencies]
 
     calm, hot = others(hot=False), others(hot=True)
