@@ -20,10 +20,8 @@ class Rival:
 
     ``worth`` is the number of our records for each record of the rival, so that its runs take about as long.
     ``warm_seconds`` is the CPU time that a JVM may use before its runs count.  ``command`` builds what it needs, and
-    returns
-    a command line for the arguments of `benchmarks.rivals.rows`.  ``toolchain`` returns the version of what builds and
-    runs
-    it, besides Python.  Both raise `maven.Unavailable`.
+    returns a command line for the arguments of `benchmarks.rivals.rows`.  ``toolchain`` returns the version of what
+    builds and runs it, besides Python.  Both raise `maven.Unavailable`.
     """
 
     name: str

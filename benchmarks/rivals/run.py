@@ -1,16 +1,15 @@
 """Run every producer against one sink, and ours in between with the code of the daemon benchmark.
 
 CPU time is the user and system time that the kernel has charged to a producer's process and the processes below it,
-from
-the first record to the last acknowledgement.  The first run warms up and does not count.  For a JVM the runs that warm
-up go on until it has compiled most of its code.  Of the other runs the one with the least CPU time counts.
+from the first record to the last acknowledgement.  The first run warms up and does not count.  For a JVM the runs that
+warm up go on until it has compiled most of its code.  Of the other runs the one with the least CPU time counts.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,6 +30,7 @@ from producerd.demo.children import Child, ChildFailed
 
 OURS: Final = "producerd"
 NAIVE: Final = "naive-daemon"
+RUST: Final = "aws-sdk-rust"
 NAMES: Final = (OURS, NAIVE, *(rival.name for rival in RIVALS))
 MOST_ROWS: Final = 10_000
 """Records of a chunk, as many as in a frame of ours."""
@@ -45,6 +45,7 @@ class Figures:
 
     ``cpu_ns_per_record`` and ``peak_rss_bytes`` belong to the producer's process and the processes below it.
     ``ratio_to_ours`` is their CPU time divided by ours in the same run, for the same records and aggregation.
+    ``ratio_to_rust`` is the same divided by that of the bare loop around AWS's SDK for Rust, which does not aggregate.
     """
 
     producer: str
@@ -54,6 +55,7 @@ class Figures:
     cpu_ns_per_record: int | None = None
     peak_rss_bytes: int | None = None
     ratio_to_ours: float | None = None
+    ratio_to_rust: float | None = None
     absent: str | None = None
 
 
@@ -101,7 +103,12 @@ class Bench:
                 self.say(f"{rival.name} is absent: {reason}")
                 yield Figures(rival.name, rival.version, absent=str(reason))
         for record_bytes in sizes:
-            yield from self._rows(record_bytes, commands)
+            rows = list(self._rows(record_bytes, commands))
+            bare_ns = next((row.cpu_ns_per_record for row in rows if row.producer == RUST), None)
+            for row in rows:
+                if bare_ns and row.cpu_ns_per_record:
+                    row = replace(row, ratio_to_rust=round(row.cpu_ns_per_record / bare_ns, 2))
+                yield row
 
     @property
     def _asked(self) -> list[Rival]:

@@ -31,7 +31,7 @@ from producerd.demo.children import Child, Children
 from producerd.demo.scenario import environment
 
 ROOT = Path(__file__).resolve().parents[2]
-FIGURES = ["cpu_ns_per_record", "peak_rss_bytes", "ratio_to_ours"]
+FIGURES = ["cpu_ns_per_record", "peak_rss_bytes", "ratio_to_ours", "ratio_to_rust"]
 KEYS = ["producer", "version", "record_bytes", "aggregation", *FIGURES]
 
 
@@ -304,6 +304,19 @@ def test_a_ratio_is_to_ours_for_the_same_aggregation(capsys: pytest.CaptureFixtu
         ("boto3", "none", 1.5),
         ("boto3", "kpl", 3.0),
     ]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_ratio_to_rust_is_to_its_plain_records(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = told(capsys, "--only", "producerd", "aws-sdk-rust", "official-kpl", "--bytes", "100")
+    assert [(row["producer"], row["aggregation"], row["ratio_to_rust"]) for row in answer] == [
+        ("official-kpl", None, None),
+        ("producerd", "none", 0.67),
+        ("producerd", "kpl", 0.33),
+        ("aws-sdk-rust", "none", 1.0),
+    ]
+    without = told(capsys, "--only", "producerd", "boto3", "--bytes", "100")
+    assert {row["ratio_to_rust"] for row in without} == {None}
 
 
 @pytest.mark.usefixtures("stand_in")
