@@ -1,7 +1,8 @@
 """Walk records through a daemon in one process, from the bytes of a frame to the bytes of its acknowledgement.
 
 Sessions, stream, dispatcher and core are the daemon's own, on asyncio's event loop.  There are stand-ins for four
-things.  Clients have their bytes ready.  Kinesis answers after `ANSWER_SECONDS`, and its answers are read as usual.
+things.  Clients have their bytes ready.  Kinesis takes CBOR and answers after `ANSWER_SECONDS`, and its answers are read
+as usual.
 Worker threads do their work on the spot.  The clock advances only while there is nothing to do.  So the same walk takes
 the same steps each time.  The work of clients and of Kinesis is not counted.
 """
@@ -16,13 +17,16 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any, Final
 
+import cbor2
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from benchmarks.counter import Counter
 from producerd.config import StreamSettings
 from producerd.config.settings import NodeSettings
 from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.encoding.formats import CBOR, Format
 from producerd.core.lanes.lane import Lane
 from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
@@ -51,10 +55,9 @@ class Case:
     """A walk.  ``keys`` is the number of different keys, or None if each row has its own.
 
     ``frame_records`` is None for the largest frames.  ``queued_share`` is the share of the queue's byte limit that
-    clients
-    keep full, because they are faster than the shards; at 0 the shards accept any rate.  With ``steady``, clients put
-    records all the time, so that the daemon never sends early for lack of more.  Otherwise all records are put and
-    flushed.
+    clients keep full, because they are faster than the shards; at 0 the shards accept any rate.  With ``steady``,
+    clients put records all the time, so that the daemon never sends early for lack of more.  Otherwise all records are
+    put and flushed.
     """
 
     aggregation: str
@@ -131,14 +134,17 @@ def _keys(drawn: np.random.Generator, count: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(drawn.bytes(count * KEY_BYTES // 2).hex().encode(), np.uint8).reshape(count, KEY_BYTES)
 
 
-def answer_to(request: EncodedRequest, lanes: Sequence[Lane], first_number: int = 1) -> bytes:
+def answer_to(
+    request: EncodedRequest, lanes: Sequence[Lane], first_number: int = 1, *, format_: Format = CBOR
+) -> bytes:
     """Return the answer of Kinesis if all is stored.  A stream's sequence numbers rise."""
-    ends = [b'"ShardId":"%b"}' % lane.shard.shard_id.encode() for lane in lanes]
+    ids = [lane.shard.shard_id for lane in lanes]
     results = [
-        b'{"SequenceNumber":"%056d",%b' % (number, ends[lane])
+        {"SequenceNumber": f"{number:056d}", "ShardId": ids[lane]}
         for number, lane in enumerate(request.lanes.tolist(), first_number)
     ]
-    return b'{"EncryptionType":"KMS","FailedRecordCount":0,"Records":[' + b",".join(results) + b"]}"
+    answer = {"EncryptionType": "KMS", "FailedRecordCount": 0, "Records": results}
+    return cbor2.dumps(answer, indefinite_containers=True) if format_ is CBOR else orjson.dumps(answer)
 
 
 class _Walk:
@@ -225,7 +231,7 @@ class _Walk:
 
     @property
     def is_aws(self) -> bool:
-        return False
+        return True
 
     async def put_records(
         self,

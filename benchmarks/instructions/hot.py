@@ -23,6 +23,7 @@ from benchmarks.counter import Counter
 from benchmarks.walk import STREAM, Case, answer_to, make_frames, shard_map, walk
 from producerd.config import StreamSettings
 from producerd.core.encoding.entries import encode
+from producerd.core.encoding.formats import CBOR, JSON, Format
 from producerd.core.pipeline import Pipeline
 from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame
@@ -74,19 +75,19 @@ def sort(record_bytes: int) -> Work:
     return Work(lambda: sort_rows(frames, among, 1), 4 * columns.layout.records)
 
 
-def encode_request(aggregation: str, record_bytes: int) -> Work:
+def encode_request(aggregation: str, record_bytes: int, format_: Format = CBOR) -> Work:
     """Encode rows of lanes as entries of a request's body."""
     _, (request,) = _requests(aggregation, record_bytes)
-    work, encoded = _encoding(aggregation, request)
+    work, encoded = _encoding(aggregation, request, format_)
     return Work(work, int(encoded.ends[-1]))
 
 
-def parse() -> Work:
+def parse(format_: Format = CBOR) -> Work:
     """Read an answer and decide about each entry."""
     _, (request,) = _requests("none", 100)
-    encoded = _encoding("none", request)[1]
+    encoded = _encoding("none", request, format_)[1]
     assert encoded.entries == RESULTS
-    return Work(partial(parse_answer, answer_to(encoded, request.lanes), RESULTS), RESULTS)
+    return Work(partial(parse_answer, answer_to(encoded, request.lanes, format_=format_), RESULTS), RESULTS)
 
 
 def acknowledge(aggregation: str) -> Work:
@@ -139,9 +140,12 @@ PIECES: Final[dict[str, Callable[[], Work]]] = {
     "sort 1 KB": partial(sort, 1_024),
     "encode none 100 B": partial(encode_request, "none", 100),
     "encode none 1 KB": partial(encode_request, "none", 1_024),
+    "encode none 100 B json": partial(encode_request, "none", 100, JSON),
+    "encode none 1 KB json": partial(encode_request, "none", 1_024, JSON),
     "encode kpl 100 B": partial(encode_request, "kpl", 100),
     "encode kpl 1 KB": partial(encode_request, "kpl", 1_024),
     "parse an answer": parse,
+    "parse an answer json": partial(parse, JSON),
     "acknowledge none": partial(acknowledge, "none"),
     "acknowledge kpl": partial(acknowledge, "kpl"),
     "read a frame 100 B": partial(read_frame, 100),
@@ -212,10 +216,10 @@ def _requests(aggregation: str, record_bytes: int, most: int = 1) -> tuple[Pipel
     return pipeline, requests
 
 
-def _encoding(aggregation: str, request: Request) -> tuple[Callable[[], Any], Any]:
+def _encoding(aggregation: str, request: Request, format_: Format = CBOR) -> tuple[Callable[[], Any], Any]:
     settings = StreamSettings(aggregation=aggregation)  # type: ignore[arg-type]
     rules = Stream(STREAM, settings, 1 << 20, 10_000).pipeline.rules.entries
-    work = partial(encode, _ADDRESS, request.numbered, rules, request.aggregate_bytes, request.shard_map)
+    work = partial(encode, _ADDRESS, request.numbered, rules, request.aggregate_bytes, request.shard_map, format_)
     return work, work()
 
 

@@ -36,9 +36,8 @@ _LOW: Final = 2**64 - 1
 def hash_keys(keys: memoryview, offsets: I32) -> tuple[U64, U64]:
     """Return the MD5 of each partition key as (high halves, low halves).  ``offsets`` index ``keys``."""
     if len(offsets) > md5.LEAST_TEXTS and np.diff(offsets).max() <= md5.MOST_BYTES:
-        digests: Any = md5.digests(keys, offsets)
-    else:
-        digests = b"".join([_md5(keys[a:b]).digest() for a, b in pairwise(offsets.tolist())])
+        return md5.digests(keys, offsets)
+    digests = b"".join([_md5(keys[a:b]).digest() for a, b in pairwise(offsets.tolist())])
     halves = np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
     return halves[:, 0].astype(np.uint64), halves[:, 1].astype(np.uint64)
 

@@ -20,7 +20,7 @@ TEXTS_AT_ONCE: Final = 16_384
 """Most texts that go through the rounds together, so that the columns stay in a core's second-level cache."""
 
 _START: Final = (0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476)
-_T: Final = tuple(np.uint32(floor(abs(sin(i + 1)) * 2**32)) for i in range(64))
+_T: Final = tuple(floor(abs(sin(i + 1)) * 2**32) for i in range(64))
 _S: Final = [
     np.uint32(s) for four in ((7, 12, 17, 22), (5, 9, 14, 20), (4, 11, 16, 23), (6, 10, 15, 21)) for s in four * 4
 ]
@@ -31,40 +31,47 @@ _END: Final = 0x80
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
 
 
-def digests(texts: Any, offsets: npt.NDArray[np.integer[Any]]) -> U8:
-    """Return the digest of each text, as an array of shape (texts, 16).
+def digests(texts: Any, offsets: npt.NDArray[np.integer[Any]]) -> tuple[U64, U64]:
+    """Return the digest of each text as a number, in its high and its low half.
 
     ``offsets`` index the buffer ``texts``.  A text has up to `MOST_BYTES`.
     """
     values = np.frombuffer(texts, np.uint8)
-    found = np.empty((len(offsets) - 1, 4), "<u4")
-    for first in range(0, len(found), TEXTS_AT_ONCE):
+    high, low = np.empty((2, len(offsets) - 1), np.uint64)
+    for first in range(0, len(high), TEXTS_AT_ONCE):
         at = offsets[first : first + TEXTS_AT_ONCE + 1]
-        found[first : first + TEXTS_AT_ONCE] = np.stack(_hash(_blocks(values[at[0] : at[-1]], np.diff(at))), axis=1)
-    return found.view(np.uint8)
+        words = [word.byteswap() for word in _hash(_blocks(values[at[0] : at[-1]], np.diff(at)))]
+        for half, (upper, lower) in ((high, words[:2]), (low, words[2:])):
+            part = half[first : first + TEXTS_AT_ONCE]
+            np.left_shift(upper, _32, out=part, dtype=np.uint64)
+            np.bitwise_or(part, lower, out=part)
+    return high, low
 
 
-def _blocks(values: U8, lengths: npt.NDArray[np.integer[Any]]) -> list[U32 | None]:
-    """Return the sixteen words of each text's block as columns.  None stands for a column of zeros."""
-    longest = int(lengths.max())
-    blocks = np.zeros((len(lengths), 64), np.uint8)
-    blocks[:, :longest][np.arange(longest) < lengths[:, None]] = values
-    blocks[np.arange(len(lengths)), lengths] = _END
-    words = blocks.view("<u4").T
+def _blocks(values: U8, lengths: npt.NDArray[np.integer[Any]]) -> list[U32 | int]:
+    """Return the sixteen words of each text's block as columns.  A number stands for a column of it."""
+    shortest, longest = int(lengths.min()), int(lengths.max())
     used = longest // 4 + 1
-    columns: list[U32 | None] = [np.ascontiguousarray(word) for word in words[:used]]
-    columns += [None] * (16 - used)
-    columns[14] = (8 * lengths).astype(np.uint32)
-    return columns
+    blocks = np.zeros((len(lengths), 4 * used), np.uint8)
+    if shortest == longest:
+        blocks[:, :longest] = values.reshape(len(lengths), longest)
+        blocks[:, longest] = _END
+    else:
+        blocks[:, :longest][np.arange(longest) < lengths[:, None]] = values
+        blocks[np.arange(len(lengths)), lengths] = _END
+    words = np.ascontiguousarray(blocks.view("<u4").T)
+    bits = 8 * longest if shortest == longest else (8 * lengths).astype(np.uint32)
+    return [*words, *[0] * (14 - used), bits, 0]
 
 
-def _hash(block: list[U32 | None]) -> list[U32]:
+def _hash(block: list[U32 | int]) -> list[U32]:
     """Return the four words of each digest as columns."""
-    length = block[14]
-    assert length is not None
-    a, b, c, d = (np.full(len(length), word, np.uint32) for word in _START)
+    first = block[0]
+    assert not isinstance(first, int)
+    a, b, c, d = (np.full(len(first), word, np.uint32) for word in _START)
     f, low = np.empty_like(a), np.empty_like(a)
     for i in range(64):
         if i < 16:
@@ -83,8 +90,10 @@ def _hash(block: list[U32 | None]) -> list[U32]:
             np.bitwise_or(f, b, out=f)
             np.bitwise_xor(f, c, out=f)
         np.add(f, a, out=f)
-        np.add(f, _T[i], out=f)
-        if (word := block[_K[i]]) is not None:
+        if isinstance(word := block[_K[i]], int):
+            np.add(f, np.uint32((_T[i] + word) % 2**32), out=f)
+        else:
+            np.add(f, np.uint32(_T[i]), out=f)
             np.add(f, word, out=f)
         np.right_shift(f, _32 - _S[i], out=low)
         np.left_shift(f, _S[i], out=f)
