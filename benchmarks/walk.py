@@ -1,10 +1,9 @@
 """Walk records through a daemon in one process, from the bytes of a frame to the bytes of its acknowledgement.
 
 Sessions, stream, dispatcher and core are the daemon's own, on asyncio's event loop.  There are stand-ins for four
-things.  Clients have their bytes ready.  Kinesis takes CBOR and answers after `ANSWER_SECONDS`, and its answers are read
-as usual.
-Worker threads do their work on the spot.  The clock advances only while there is nothing to do.  So the same walk takes
-the same steps each time.  The work of clients and of Kinesis is not counted.
+things.  Clients have their bytes ready.  Kinesis takes CBOR and answers after `ANSWER_SECONDS`; its answers are read as
+usual.  Worker threads do their work on the spot.  The clock advances only while there is nothing to do.  So the same
+walk takes the same steps each time.  The work of clients and of Kinesis is not counted.
 """
 
 from __future__ import annotations

@@ -16,6 +16,11 @@ async def aside(work: Callable[[], T]) -> T:
 
     `asyncio.to_thread` would not do: when the process ends, the interpreter waits for those threads.
     """
+    return await begin_aside(work)
+
+
+def begin_aside(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Begin ``work`` in a daemon thread of its own, and return the future of its result."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -33,4 +38,4 @@ async def aside(work: Callable[[], T]) -> T:
             end(lambda: done.set_result(result))
 
     threading.Thread(target=run, name="producerd-aside", daemon=True).start()
-    return await done
+    return done

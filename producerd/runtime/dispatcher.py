@@ -58,7 +58,7 @@ class Dispatcher:
         settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._kinesis: dict[Stream, Kinesis] = {}
-        self._ready: dict[Stream, bool] = {}  # whether a stream's endpoint is known, once somebody has asked
+        self._getting_ready: dict[Stream, asyncio.Task[None]] = {}
         self._settled = settled
         self._executor = executor
         self._free_workers = workers
@@ -111,7 +111,8 @@ class Dispatcher:
     def forget(self, stream: Stream) -> None:
         """Carry no more work of this stream.  The caller ensures that none is in flight."""
         del self._kinesis[stream]
-        self._ready.pop(stream, None)
+        if (getting_ready := self._getting_ready.pop(stream, None)) is not None:
+            getting_ready.cancel()
         self._touched.pop(stream, None)
         self._held_back.pop(stream, None)
         if (timer := self._timers.pop(stream, None)) is not None:
@@ -172,16 +173,14 @@ class Dispatcher:
 
         The first look asks for it.  No worker waits meanwhile: reading AWS's files may hang.
         """
-        if stream not in self._ready:
-            self._ready[stream] = False
-            self._spawn(self._make_ready(stream), self._sending)
-        return self._ready[stream]
+        if stream not in self._getting_ready:
+            ready = self._get_ready(stream, self._kinesis[stream])
+            self._getting_ready[stream] = self._spawn(ready, self._sending)
+        return self._getting_ready[stream].done()
 
-    async def _make_ready(self, stream: Stream) -> None:
-        await self._kinesis[stream].ready()
-        if stream in self._ready:  # it was not forgotten meanwhile
-            self._ready[stream] = True
-            self.look_at(stream)
+    async def _get_ready(self, stream: Stream, kinesis: Kinesis) -> None:
+        await kinesis.ready()
+        self.look_at(stream)
 
     def _does_inline(self, records: int, bytes_: int, *, row_by_row: bool) -> bool:
         """Return whether the loop thread does a piece of work itself.  If so, charge the piece to this turn.
@@ -195,11 +194,12 @@ class Dispatcher:
         self._inline_left -= microseconds
         return True
 
-    def _spawn(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> asyncio.Task[None]:
         assert self._tasks is not None
         task = self._tasks.create_task(work)  # of the group that `run` encloses
         among.add(task)
         task.add_done_callback(among.discard)
+        return task
 
     def _set_timer(self, stream: Stream, now: float) -> None:
         if (timer := self._timers.pop(stream, None)) is not None:

@@ -33,7 +33,6 @@ from producerd.runtime.aws.credentials import RenewedCredentials, role_credentia
 from producerd.runtime.aws.errors import error_of
 from producerd.runtime.aws.template import RequestTemplate
 from producerd.runtime.aws.transport import Transport, headers_of
-from producerd.runtime.log_lines import without_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +243,7 @@ def _problems(session: Any, access: Access) -> Iterator[str]:
         validate_region_name(region)
     scheme = "http" if (access.endpoint_url or "").startswith("http:") else "https"
     if (proxy := getproxies().get(scheme)) is not None and not _is_proxy(proxy):
-        yield f"{scheme.upper()}_PROXY: {without_secrets(proxy)} is not the URL of a proxy"
+        yield f"{scheme.upper()}_PROXY: not the URL of a proxy, http://HOST:PORT"  # it may hold a password
     bundle = session.get_config_variable("ca_bundle")
     if bundle and not Path(bundle).exists():
         yield f"AWS settings: there is no {bundle}, which AWS_CA_BUNDLE or ca_bundle names"

@@ -19,6 +19,8 @@ IDLE_SECONDS: Final = 60.0
 """Time after which a connection that serves no request is closed."""
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Largest answer, apart from its body; Kinesis sends less than 1 KB."""
+TOO_LARGE: Final = b""
+"""The body of an answer that is larger than any of Kinesis's: no reader accepts it, and the status still counts."""
 NOT_HTTP: Final = (HttpParserError, HttpParserUpgrade)
 """What `HttpConnection.ask` raises, besides ConnectionError, if what it reads is not HTTP."""
 
@@ -66,8 +68,11 @@ class HttpConnection(asyncio.Protocol):
 
     async def start_tls(self, tls: ssl.SSLContext, host: str) -> None:
         """Speak TLS from now on, inside of what the connection speaks already.  Raise OSError and ssl.SSLError."""
-        inner = await self._loop.start_tls(self._transports[-1], self, tls, server_hostname=host)
+        name = host.removesuffix(".")  # no certificate has the dot of a full name
+        inner: Any = await self._loop.start_tls(self._transports[-1], self, tls, server_hostname=name)
         self._transports.append(inner)
+        if inner.is_closing():  # uvloop takes the end of the outer TLS for the end of the handshake
+            raise ConnectionResetError("the peer has closed it")
 
     async def ask(
         self, head: bytes, body: bytes | memoryview, most_bytes: int, *, opens_tunnel: bool = False
@@ -112,9 +117,16 @@ class HttpConnection(asyncio.Protocol):
             self._idle.remove(self)
         if self._expiry is not None:
             self._expiry.cancel()
-        if exc is None and self._ends_with_connection:
+        self._end(exc)
+
+    def eof_received(self) -> None:
+        self._end(None)
+        self.abort()  # TLS within TLS would wait for the end of the outer one
+
+    def _end(self, error: Exception | None) -> None:
+        if error is None and self._ends_with_connection and self.state is ConnectionState.ASKED:
             self._deliver(self._decoded_body())
-        self._fail(ConnectionResetError(str(exc or "the peer has closed it")))
+        self._fail(ConnectionResetError(str(error or "the peer has closed it")))
 
     def data_received(self, data: bytes) -> None:
         if self.state is not ConnectionState.ASKED:  # no request waits for an answer
@@ -183,10 +195,6 @@ class HttpConnection(asyncio.Protocol):
         all_sent = all(transport.get_write_buffer_size() == 0 for transport in self._transports)
         serves_again = all_sent and self._parser.should_keep_alive()
         self._deliver(self._decoded_body(), ConnectionState.IDLE if serves_again else ConnectionState.SPENT)
-
-
-TOO_LARGE: Final = b""
-"""The body of an answer that is larger than any of Kinesis's: no reader accepts it, and the status still counts."""
 
 
 def decoded(body: bytes, coding: str, most_bytes: int) -> bytes:

@@ -16,6 +16,8 @@ from botocore.httpsession import mask_proxy_url
 
 from producerd.runtime.aws.connection import NOT_HTTP, ConnectionState, HttpAnswer, HttpConnection
 
+MAX_ANSWER_BYTES: Final = 8 << 20
+"""Most bytes read of any answer.  Kinesis's largest answer, a page of shards, has 4 MB."""
 EYEBALLS_SECONDS: Final = 0.25
 """Time after which the next address of a host is tried as well (RFC 8305)."""
 USER_TIMEOUT_MILLISECONDS: Final = 30_000
@@ -29,10 +31,6 @@ REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 Following one would send records and a session's token to any host that an answer names.
 """
-
-
-MAX_ANSWER_BYTES: Final = 8 << 20
-"""Most bytes read of any answer.  Kinesis's largest answer, a page of shards, has 4 MB."""
 
 
 class Sending:
@@ -83,17 +81,21 @@ class Connections:
         self, url: str, tls: ssl.SSLContext | None, connect_timeout_seconds: float, proxy: Proxy | None = None
     ) -> None:
         parts = urlsplit(url)
-        assert parts.hostname is not None, url
+        try:
+            self._host, self._port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+        except (KeyError, ValueError):  # AWS_ENDPOINT_URL may be anything
+            raise boto_errors.EndpointConnectionError(endpoint_url=url, error="no URL of a service") from None
         self._url = url
-        self._host, self._port = parts.hostname, parts.port or PORTS[parts.scheme]
         self._tls = tls if parts.scheme == "https" else None
         self._connect_timeout_seconds = connect_timeout_seconds
         self._proxy = proxy
-        target, headers = parts.path or "/", {"Host": host_of(url), "Accept": "*/*", "Accept-Encoding": "identity"}
+        target = f"{parts.path or '/'}{parts.query and f'?{parts.query}'}"
+        headers = {"Host": host_of(url), "Accept": "*/*", "Accept-Encoding": "identity"}
         if proxy is not None and self._tls is None:  # the proxy reads the request itself
             target, headers = f"http://{headers['Host']}{target}", headers | proxy.headers
         self._head = b"POST %b HTTP/1.1\r\n%b" % (target.encode(), _lines(headers))
         self._idle: list[HttpConnection] = []
+        self._is_closed = False
 
     async def post(self, headers: Mapping[str, str], sending: Sending) -> HttpAnswer:
         """Send a signed request and return its answer.
@@ -108,7 +110,7 @@ class Connections:
         except (ConnectionError, *NOT_HTTP) as error:
             raise boto_errors.ConnectionClosedError(endpoint_url=self._url, error=error) from None
         finally:
-            if connection.state is ConnectionState.IDLE:
+            if connection.state is ConnectionState.IDLE and not self._is_closed:
                 connection.wait(self._idle)
             else:
                 connection.abort()
@@ -122,10 +124,12 @@ class Connections:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
+            connection.abort()
         return None
 
     def close(self) -> None:
-        """Abort the idle connections."""
+        """Abort the idle connections now, and the others when their requests end."""
+        self._is_closed = True
         for connection in [*self._idle]:
             connection.abort()
 
@@ -206,8 +210,12 @@ def make_socket(address: tuple[Any, ...]) -> socket.socket:
 def host_of(url: str) -> str:
     """Return the value of the header Host: the port is included unless it is the scheme's default."""
     parts = urlsplit(url)
-    return parts.netloc.rpartition("@")[2].removesuffix(f":{PORTS[parts.scheme]}")
+    return parts.netloc.rpartition("@")[2].lower().removesuffix(f":{PORTS.get(parts.scheme)}")
 
 
 def _lines(headers: Mapping[str, str]) -> bytes:
-    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
+    """Return the lines of some headers.  Raise HTTPClientError if a value would end its line, as keys of AWS may."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if not lines.count("\r") == lines.count("\n") == len(headers) or "\0" in lines:
+        raise boto_errors.HTTPClientError(error="a line break or a zero byte in a header, perhaps in a key or token")
+    return lines.encode()

@@ -1,7 +1,7 @@
 """The only place that uses private names of aiobotocore and botocore.
 
-These names may disappear in any release.  So pyproject.toml caps aiobotocore and aiohttp at the tested minor versions,
-and aiobotocore pins botocore.  `check` looks for the names when the daemon starts.
+These names may disappear in any release.  So pyproject.toml caps aiobotocore at the tested minor version, which
+pins botocore.  `check` looks for the names when the daemon starts.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ It takes from aiobotocore what AWS's configuration says of certificates and prox
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Any
 
 import botocore.exceptions as boto_errors
@@ -13,7 +14,7 @@ from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.httpsession import AIOHTTPSession
 from botocore.awsrequest import AWSPreparedRequest
 
-from producerd.runtime.aside import aside
+from producerd.runtime.aside import begin_aside
 from producerd.runtime.aws import internals
 from producerd.runtime.aws.connection import HttpAnswer
 from producerd.runtime.aws.connections import Connections, Proxy, Sending
@@ -26,7 +27,7 @@ class Transport(AIOHTTPSession):  # type: ignore[misc]
         super().__init__(timeout=timeout, **options)
         self._connect_timeout_seconds = timeout[0]
         self._to: dict[str, Connections] = {}  # by URL; a client has one URL, and one for each other account
-        self._opening = asyncio.Lock()
+        self._reading: asyncio.Future[tuple[ssl.SSLContext, ssl.SSLContext | None]] | None = None
         self._is_closed = False
 
     async def __aexit__(self, *raised: object) -> None:
@@ -38,21 +39,27 @@ class Transport(AIOHTTPSession):  # type: ignore[misc]
     async def to(self, url: str) -> Connections:
         """Return the connections to the host of a URL.  Raise botocore's exceptions, and OSError."""
         if url not in self._to:
-            async with self._opening:
-                if self._is_closed:
-                    raise boto_errors.HTTPClientError(error="the daemon stops")
-                if url not in self._to:
-                    self._to[url] = await self._opened(url)
+            proxy_url = internals.proxy_url_of(self, url)
+            tls, proxy_tls = None, None
+            if proxy_url is not None or not url.startswith("http:"):
+                tls, proxy_tls = await self._contexts(proxy_url)
+            if self._is_closed:
+                raise boto_errors.HTTPClientError(error="the daemon stops")
+            if url not in self._to:
+                proxy = None if proxy_url is None or proxy_tls is None else Proxy(proxy_url, proxy_tls)
+                self._to[url] = Connections(url, tls, self._connect_timeout_seconds, proxy)
         return self._to[url]
 
-    async def _opened(self, url: str) -> Connections:
-        """Read AWS's certificates and proxies for a URL."""
-        proxy_url = internals.proxy_url_of(self, url)
-        if proxy_url is None and url.startswith("http:"):
-            return Connections(url, None, self._connect_timeout_seconds)
-        tls, proxy_tls = await aside(lambda: internals.tls_of(self, proxy_url))
-        proxy = None if proxy_tls is None or proxy_url is None else Proxy(proxy_url, proxy_tls)
-        return Connections(url, tls, self._connect_timeout_seconds, proxy)
+    async def _contexts(self, proxy_url: str | None) -> tuple[ssl.SSLContext, ssl.SSLContext | None]:
+        """Return the TLS contexts, which one thread reads: the files may hang, and no request waits for ever."""
+        if self._reading is None:
+            self._reading = begin_aside(lambda: internals.tls_of(self, proxy_url))
+            self._reading.add_done_callback(self._read)
+        return await asyncio.shield(self._reading)
+
+    def _read(self, reading: asyncio.Future[Any]) -> None:
+        if reading.cancelled() or reading.exception() is not None:  # the next request reads again
+            self._reading = None
 
     async def send(self, request: AWSPreparedRequest) -> AioAWSResponse:
         """Send botocore's request, and return its answer, whose body is read and bounded."""

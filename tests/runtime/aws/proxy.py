@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -15,13 +15,14 @@ import pytest
 class Proxy:
     """Leads to one ``port``, whatever is asked for, or refuses with ``refusal`` if the port is None.
 
-    ``says`` is what it answers to CONNECT.
+    ``says`` is what it answers to CONNECT.  ``ends_by`` is what it does to the way back when the service closes.
     """
 
     def __init__(self, port: int | None) -> None:
         self.port = port
         self.refusal = b"502 Bad Gateway"
         self.says = b"HTTP/1.1 200 Connection established\r\n\r\n"
+        self.ends_by: Callable[[asyncio.StreamWriter], object] = asyncio.StreamWriter.close
         self.asked: list[str] = []
         self.authorizations: list[str] = []
 
@@ -55,7 +56,7 @@ class Proxy:
             if head.startswith(b"CONNECT "):
                 writer.write(self.says)
                 group.create_task(_carry(reader, forth))
-                group.create_task(_carry(back, writer))
+                group.create_task(_carry(back, writer, self.ends_by))
                 return
             group.create_task(_carry(back, writer))
             while not reader.at_eof():
@@ -72,13 +73,17 @@ class Proxy:
         return head
 
 
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _carry(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    ends_by: Callable[[asyncio.StreamWriter], object] = asyncio.StreamWriter.close,
+) -> None:
     try:
         while data := await reader.read(65_536):
             writer.write(data)
     except ConnectionResetError:
         pass
-    writer.transport.abort()
+    ends_by(writer)
 
 
 @asynccontextmanager

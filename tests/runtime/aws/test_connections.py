@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import MagicMock
 
 import botocore.exceptions as boto_errors
 import pytest
@@ -26,7 +27,7 @@ from botocore.credentials import ReadOnlyCredentials
 from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.runtime.aws import connection as module
 from producerd.runtime.aws import connections as opening
-from producerd.runtime.aws.connection import MAX_HEAD_BYTES, HttpAnswer
+from producerd.runtime.aws.connection import MAX_HEAD_BYTES, HttpAnswer, HttpConnection
 from producerd.runtime.aws.connections import MAX_ANSWER_BYTES, Connections, Sending
 from producerd.testing.certificate import self_signed
 from tests.daemon import PATIENCE_SECONDS, START_SECONDS, until_on_loop
@@ -240,6 +241,20 @@ async def test_a_reset_is_the_end_of_no_answer() -> None:
     async with served(say) as (connections, _):
         with pytest.raises(boto_errors.ConnectionClosedError):
             await put(connections)
+
+
+async def test_the_end_of_tls_alone_is_an_end() -> None:
+    """Within a proxy's TLS nothing else may come: the outer one stays open."""
+    connection, transport = HttpConnection(), MagicMock()
+    transport.is_closing = lambda: transport.abort.called
+    connection.connection_made(transport)
+    asked = asyncio.create_task(connection.ask(b"", b"", 10))
+    await asyncio.sleep(0)
+    connection.eof_received()
+    with pytest.raises(ConnectionResetError):
+        await asked
+    assert not connection.is_open
+    assert transport.abort.called
 
 
 CUT_OFF: Final = {
@@ -536,6 +551,25 @@ async def test_a_request_that_takes_longer_is_not_idle(monkeypatch: pytest.Monke
 
 
 @linux_only
+async def test_when_it_closes_a_request_ends_and_its_connection_with_it() -> None:
+    go_on = asyncio.Event()
+
+    async def say(peer: Peer) -> None:
+        _, body = await peer.asked()
+        await go_on.wait()
+        await peer.says(HEAD + body)
+        await peer.reader.read()
+
+    async with served(say) as (connections, peers):
+        asked = asyncio.create_task(put(connections))
+        await until_on_loop(lambda: len(peers) == 1, 2)
+        connections.close()
+        go_on.set()
+        assert (await asked).body == b"{}"
+        assert await peers[0].gone == "reset"
+
+
+@linux_only
 async def test_when_it_closes_no_socket_is_left(to: Callable[[Script], Any]) -> None:
     async with to(Peer.echoes) as (connections, peers):
         async with asyncio.TaskGroup() as group:
@@ -629,6 +663,7 @@ HOSTS: Final = [
     "https://kinesis.test:80/",
     "http://kinesis.test:8000/some/way",
     "http://user:word@kinesis.test/",
+    "http://Kinesis.TEST/",
     "http://[::1]/",
     "http://[::1]:80/",
     "http://[::1]:8000/",
@@ -682,6 +717,33 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(certified: Calla
     async with served(Peer.echoes, "https://127.0.0.1:{port}/", tls=tls) as (connections, peers):
         with pytest.raises(boto_errors.SSLError):
             await put(connections)
+        assert peers == []
+
+
+async def test_a_full_name_is_that_of_its_certificate(
+    monkeypatch: pytest.MonkeyPatch, certified: Callable[[str], ssl.SSLContext]
+) -> None:
+    tls = certified("kinesis.test")
+    async with served(Peer.echoes, "https://kinesis.test.:{port}/", tls=tls) as (connections, _):
+        lead(monkeypatch, connections._port)
+        assert (await put(connections)).body == b"{}"
+
+
+@pytest.mark.parametrize("url", ["ftp://kinesis.test/", "http://kinesis.test:99999/"])
+def test_what_is_no_url_of_a_service_cannot_be_reached(url: str) -> None:
+    with pytest.raises(boto_errors.EndpointConnectionError):
+        Connections(url, None, 1.0)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\0", "\r\nContent-Length: 0\r\n\r\nPOST / HTTP/1.1"])
+async def test_a_header_that_would_end_its_line_is_not_sent(end: str) -> None:
+    """A token with a line break at its end would end the headers, and its request would be two."""
+    async with served(Peer.echoes) as (connections, peers):
+        sending = Sending(b"{}")
+        with pytest.raises(boto_errors.HTTPClientError) as caught:
+            await connections.post({"X-Amz-Security-Token": f"secret{end}", "Content-Length": "2"}, sending)
+        assert not sending.body_written
+        assert "secret" not in str(caught.value)
         assert peers == []
 
 

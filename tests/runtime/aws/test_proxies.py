@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from producerd.testing.fake_kinesis import FakeServer, serve
 from tests.daemon import until_on_loop
 from tests.runtime.aws.mute import mute, sockets_to
 from tests.runtime.aws.proxy import proxy
-from tests.runtime.aws.reaching import FLIGHTS, reached, reaching, request_of
+from tests.runtime.aws.reaching import FLIGHTS, STORED, reached, reaching, request_of
 
 
 @pytest.fixture
@@ -115,6 +115,48 @@ async def test_a_proxy_may_be_reached_by_tls_itself(kinesis: FakeKinesis, monkey
             assert between.asked == ["localhost:1"]
 
 
+def break_off(writer: asyncio.StreamWriter) -> None:
+    """End TCP, without an end of TLS."""
+    writer.get_extra_info("socket").shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("ends_by", [asyncio.StreamWriter.close, break_off])
+@pytest.mark.parametrize("when", ["greeted", "asked", "answered"])
+async def test_within_the_tls_of_a_proxy_the_end_of_the_services_is_seen(
+    when: str,
+    ends_by: Callable[[asyncio.StreamWriter], object],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Else a request would wait for its time-out, and count as sent though nothing was."""
+    context, certificate = self_signed(tmp_path, "127.0.0.1")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if when == "greeted":
+            await reader.read(1)
+        else:
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+        if when == "answered":
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + STORED)
+        writer.close()
+
+    service_tls = None if when == "greeted" else context  # else the end comes in its handshake
+    async with (
+        await asyncio.start_server(end, "127.0.0.1", 0, ssl=service_tls) as service,
+        proxy(monkeypatch, service.sockets[0].getsockname()[1], tls=context) as between,
+        reaching("https://localhost:1", connect_timeout_seconds=1.0) as client,
+    ):
+        between.ends_by = ends_by
+        outcome = await client.put_records(FLIGHTS, request_of(), 5)
+    if when == "answered":
+        assert isinstance(outcome, Answer)
+        return
+    assert isinstance(outcome, RequestFailed)
+    assert (outcome.code, outcome.maybe_stored, outcome.timed_out) == (Code.UNREACHABLE, when == "asked", False)
+
+
 async def test_a_proxy_whose_certificate_nobody_vouches_for_is_not_told_the_login(
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -160,7 +202,10 @@ async def test_a_proxy_whose_name_does_not_exist_is_a_wrong_setting(monkeypatch:
         assert "no-such-host.invalid" in (await failure(client)).message
 
 
-@pytest.mark.parametrize("where", ["http://127.0.0.1:99999", "http://user:secret@:3128", "http://[::1", "http://"])
+@pytest.mark.parametrize(
+    "where",
+    ["http://127.0.0.1:99999", "http://user:secret@:3128", "http://u:s/secret@proxy:1", "http://[::1", "http://"],
+)
 async def test_a_proxy_that_cannot_be_one_is_a_configuration_error(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", where)
     with pytest.raises(ConfigurationError, match="HTTPS_PROXY") as caught:

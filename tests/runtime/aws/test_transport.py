@@ -7,10 +7,12 @@ import gzip
 import os
 import re
 import sys
+import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import repeat
+from pathlib import Path
 
 import pytest
 
@@ -295,6 +297,26 @@ async def test_a_request_given_up_over_tls_resets_a_peer_that_answers_no_more(mo
             assert failed.timed_out
             async with asyncio.timeout(3):
                 assert await ended == "reset"
+
+
+@linux_only
+async def test_certificates_that_do_not_come_take_one_thread_and_no_request_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Their file may lie on a network drive that hangs."""
+    os.mkfifo(bundle := tmp_path / "bundle.pem")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    async with reaching("https://127.0.0.1:1") as client:
+        before = threading.active_count()
+        for _ in range(5):
+            failed = await put(client, 0.05)
+            assert not failed.maybe_stored
+        assert threading.active_count() - before <= 1
+        bundle.write_bytes(b"no certificate")  # so the thread ends, and the next request has another one read it
+        for _ in range(2):  # the first may still get the error
+            await client.put_records(FLIGHTS, request_of(), 0.5)
+        assert threading.active_count() - before == 1
+        bundle.write_bytes(b"none")
 
 
 # ---- where a request goes
