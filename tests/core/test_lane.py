@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from producerd.core.lanes.lane import AGGREGATED_OVERHEAD_BYTES, ENTRY_OVERHEAD_BYTES, MAX_REQUESTS_PER_LANE, Lane
+from producerd.core.lanes.pacing import Pacer
 from producerd.core.rows.job import QUEUED, SETTLED, Job
 from producerd.core.rows.spans import Span
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
@@ -121,3 +122,19 @@ def test_a_lane_sends_with_rows_few_requests_and_no_hold_off() -> None:
     lane.in_flight = MAX_REQUESTS_PER_LANE
     assert lane.ready_at(8.0) == inf
     assert Lane(EVERYTHING, None).ready_at(8.0) == inf
+
+
+@pytest.mark.parametrize("of", ["records", "bytes"])
+def test_a_lane_is_paced_while_one_of_its_buckets_is_less_than_half_full(of: str) -> None:
+    pacer = Pacer()
+    lane = Lane(EVERYTHING, pacer)
+    half_of_records, half_of_bytes = int(pacer.rate_records / 2), int(pacer.rate_bytes / 2)
+    pacer.take(*((half_of_records, 1) if of == "records" else (1, half_of_bytes)), 5.0)
+    assert not lane.is_paced(5.0)
+    pacer.take(1, 1, 5.0)
+    assert lane.is_paced(5.0)
+    assert not lane.is_paced(5.1)
+
+
+def test_a_lane_without_a_pacer_is_not_paced() -> None:
+    assert not Lane(EVERYTHING, None).is_paced(5.0)

@@ -109,7 +109,9 @@ class Lane:
         """Return when it may send, or ``inf`` if it has no rows or waits for an answer."""
         if not self.queued or self.waits_for_answers:
             return inf
-        paced = self.pacer.ready_at(now, self._entry_bytes) if self.pacer is not None else 0.0
+        paced = 0.0
+        if self.pacer is not None:  # plain records, for which this is 0, need not wait for a whole aggregate's bytes
+            paced = self.pacer.ready_at(now, self.pacer.entry_bytes(self.aggregate_max_bytes))
         return max(self.hold_until, paced, self.map_until or 0.0)
 
     def backs_off(self, now: float) -> bool:
@@ -120,13 +122,6 @@ class Lane:
     def bytes(self) -> int:
         """The size of its waiting rows (key + data), with those that have ended.  Reads every span."""
         return sum([span.bytes for span in self.spans])
-
-    @property
-    def _entry_bytes(self) -> int:
-        """The bytes that it waits for its pace to allow: of a whole aggregate, or 0 for plain records."""
-        if self.pacer is None or not self.aggregate_max_bytes:
-            return 0
-        return self.pacer.entry_bytes(self.aggregate_max_bytes)
 
     def use(self, now: float) -> float:
         """Return the share of its shard's quota that it has used recently; 0 while the shards are not known."""
