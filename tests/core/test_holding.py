@@ -13,7 +13,8 @@ from typing import Final
 import orjson
 import pytest
 
-from producerd.core.holding import Holding
+from producerd.core.holding import Facts, Holding, Limit, sentence
+from producerd.errors import Code
 from producerd.testing import hash_of
 from producerd.wire.columns import Columns, lay_out
 from tests.simulation.setting import ADDRESS
@@ -124,3 +125,29 @@ def test_the_only_shard_is_never_hot() -> None:
     """Where there is nothing to spread keys over, more shards are the answer."""
     world = loaded(World(shards=1, limit_records=1_000), hot=0.9)
     assert {holding.cause for holding in looks(world, 2.0)} == {"shard_rate"}
+
+
+@pytest.mark.parametrize(
+    ("failed_as", "words"),
+    [
+        (Code.UNREACHABLE, "the service cannot be reached: look at region, endpoint_url and this host's network"),
+        (Code.THROTTLED, "the service throttles whole requests: see what else calls it in this account"),
+        ("InternalFailure", "the service does not take them"),
+    ],
+)
+def test_a_service_that_takes_nothing_is_named_with_what_to_look_at(failed_as: str, words: str) -> None:
+    unused = Limit(0, 1)
+    facts = Facts(
+        stream="flights",
+        refused_as=None,
+        failed_as=failed_as,
+        map_error="",
+        aggregates=False,
+        goes_plain=False,
+        is_full=False,
+        used_records=1,
+        used_bytes=100,
+        queues=unused,
+        in_flight=None,
+    )
+    assert sentence(Holding("service"), facts) == words

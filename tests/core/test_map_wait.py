@@ -147,6 +147,17 @@ def test_a_list_that_failed_before_the_first_row_is_not_waited_for_again() -> No
     assert inside(desk.send()) == [1] * 20
 
 
+def test_the_wait_begins_with_the_first_row_and_not_before() -> None:
+    desk = Late(aggregate=False)
+    assert not desk.begin()
+    desk.now += 5.0
+    desk.submit(20)
+    assert not desk.begin()
+    assert desk.pipeline.next_time() == desk.now + 1.0
+    desk.now += 1.0
+    assert desk.begin()
+
+
 def test_a_reload_leaves_what_waits_its_patience() -> None:
     desk = Late()
     desk.submit(20)

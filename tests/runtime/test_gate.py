@@ -432,6 +432,24 @@ def test_nobody_waits_behind_a_queue_that_outlasts_a_stream_which_takes_nothing(
     assert gate.blocked_callers == 1
 
 
+def test_who_has_room_and_cannot_receive_a_body_yet_waits_for_its_turn_and_may_be_the_probe() -> None:
+    """A stream that fails refuses those without room at once.  It may take one of the others as its next probe."""
+    fails: list[RowEnd] = []
+
+    def refuses(now: float, *, patient: bool, probes: bool = True, owner: object = None) -> RowEnd | None:
+        return None if probes or not fails else fails[0]
+
+    gate = make_gate(refuses=refuses)
+    caller = Caller(gate)
+    caller.ask(2_000)
+    caller.ask(2_000)
+    fails.append(RowEnd(Outcome.NOT_STORED, Code.UNREACHABLE, "no such host"))
+    gate.pump(1.0)
+    assert (caller.refusals, caller.grants) == ({}, [1])
+    caller.receive()
+    assert (caller.refusals, caller.grants) == ({}, [1, 2])
+
+
 def test_a_closed_gate_lets_nobody_in_and_tells_whoever_waits() -> None:
     gate = make_gate(limit_bytes=20_000)
     holder, waits = Caller(gate), Caller(gate)

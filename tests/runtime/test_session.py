@@ -68,6 +68,17 @@ async def test_a_client_s_question_to_the_service_is_asked_once_at_a_time() -> N
     session.connection_lost(None)
 
 
+async def test_a_client_that_asks_only_for_the_daemon_s_word_asks_nothing_of_the_service() -> None:
+    host = StandInHost()
+    session, transport = opened(host)
+    tell(session, frames.encode(frames.Status(1)))
+    (status,) = transport.drain()
+    assert isinstance(status, frames.Blocked)
+    assert status.service == frames.Service.NOT_ASKED
+    assert host.questions == []
+    session.connection_lost(None)
+
+
 async def test_an_owner_of_state_that_fails_is_told_to_the_daemon_and_bytes_that_break_a_reader_are_not(
     monkeypatch: pytest.MonkeyPatch, log: list[Any]
 ) -> None:
