@@ -168,7 +168,7 @@ def check(
     """
     # The constructor raises for values that are not valid.
     WriterOptions(stream, socket=socket, connect_timeout_seconds=connect_timeout_seconds)
-    application_id = spark.conf.get("spark.app.id", None) or ""
+    application_id = spark.conf.get("spark.app.id", "")
     ask = (socket, spark.conf.get("spark.producerd.socket", None), stream, application_id, connect_timeout_seconds)
     driver, missing = installed()
     executors, found = _merged(_run(spark, _on_executor(ask)))

@@ -132,7 +132,7 @@ class KinesisBatchWriter:
         plan = Plan.of(
             options,
             configured_socket=spark.conf.get("spark.producerd.socket", None),
-            application_id=spark.conf.get("spark.app.id", None) or "",
+            application_id=spark.conf.get("spark.app.id", ""),
             batch_id=batch_id,
         )
         reports = select(df, options).mapInArrow(functools.partial(send_partition, plan), "result string")

@@ -28,6 +28,7 @@ from producerd.wire.columns import Body, Columns, lay_out
 from spark_client import channel
 from spark_client.channel import socket_paths
 from spark_client.connection import Connection
+from spark_client.session import WaitTime
 from spark_client.tally import Tally
 from tests.spark_client.fake_daemon import (
     EXPIRED,
@@ -218,6 +219,59 @@ def test_the_bytes_of_a_tally_are_those_of_stored_rows(daemon: FakeDaemon) -> No
     tally = session.tally
     assert (tally.records, tally.stored) == (3, 2)
     assert tally.payload_bytes == len(b"k0data 07k2data two9")
+
+
+def test_a_frame_whose_daemon_is_lost_after_its_grant_is_sent_and_counted_once(daemon: FakeDaemon) -> None:
+    """The daemon ends in mid-body.  The next one gets the frame with the backlog, and not once more from `put`."""
+
+    def grants(session: Session) -> None:
+        session.start()
+        session.send(frames.Grant(session.expect(frames.Reserve).frame_id))
+
+    frame = rows(2, 2_000_000)  # larger than the socket's buffers, so that sending it fails
+    daemon.runs(grants, serve)
+    with Connection(HELLO, [daemon.path], reconnect_timeout_seconds=10) as session:
+        session.put("s", frame)
+        session.put("s", rows(1))
+        session.flush(10)
+    assert [key for key, _, _ in daemon.rows] == [b"k0", b"k1", b"k0"]
+    tally = session.tally
+    assert (tally.taken, tally.records, tally.stored, tally.resent) == (3, 3, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("count", "code"), [(3, Code.ACCESS_DENIED), (1, Code.TOO_LARGE)], ids=["of a denied stream", "of one row"]
+)
+def test_a_frame_that_the_next_daemon_refuses_is_not_split(daemon: FakeDaemon, count: int, code: str) -> None:
+    """Smaller frames help only against TOO_LARGE, and nothing is smaller than one row."""
+
+    def takes(session: Session) -> None:
+        session.start()
+        session.take_frame()
+
+    def refuses(session: Session) -> None:
+        session.start()
+        reserve = session.expect(frames.Reserve)
+        assert reserve.layout.records == count
+        session.refuse(reserve, code, "not this one", max_frame_bytes=100)
+        session.await_end()
+
+    daemon.runs(takes, refuses)
+    with Connection(HELLO, [daemon.path], reconnect_timeout_seconds=10) as session:
+        session.put("s", rows(count))
+        with pytest.raises(ConnectionFailed, match=rf"stream s: not this one; 1 frames with {count} records") as caught:
+            session.flush(10)
+    assert caught.value.code == code
+
+
+def test_a_long_wait_is_logged_after_half_a_minute_and_then_every_five_minutes() -> None:
+    wait_time = WaitTime()
+    times = []
+    for _ in range(3):
+        wait_time.end()
+        times.append(wait_time.seconds)
+        wait_time.logged()
+    assert times == [30.0, 330.0, 630.0]
 
 
 def test_a_client_that_gives_up_while_it_finds_a_daemon_stays_ended(daemon: FakeDaemon) -> None:
@@ -546,6 +600,27 @@ def test_an_open_that_is_not_answered_ends_with_the_time_out(daemon: FakeDaemon)
     daemon.runs(in_turn(Session.welcome, lambda session: session.expect(frames.Open), Session.await_end))
     with connect(daemon) as session, pytest.raises(BackpressureTimeout, match=r"stream s was not opened within 0\.1 s"):
         session.put("s", rows(1), timeout_seconds=0.1)
+
+
+def test_a_stream_whose_open_is_answered_late_is_opened_once(daemon: FakeDaemon) -> None:
+    timed_out = threading.Event()
+
+    def script(session: Session) -> None:
+        session.welcome()
+        opened = session.expect(frames.Open)
+        assert timed_out.wait(10)
+        session.send(frames.Opened(opened.stream_id, 1 << 20, 100))
+        session.ack(session.take_frame())
+        session.await_end()
+
+    daemon.runs(script)
+    with connect(daemon) as session:
+        with pytest.raises(BackpressureTimeout):
+            session.put("s", rows(1), timeout_seconds=0.1)
+        timed_out.set()
+        session.put("s", rows(2))
+        session.flush(10)
+    assert session.tally.stored == 2
 
 
 def test_a_flush_that_times_out_quotes_the_daemon(daemon: FakeDaemon) -> None:
