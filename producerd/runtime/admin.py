@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import sys
+import platform
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, get_args
@@ -74,7 +74,7 @@ async def serve(
         return web.Response(text="healthy\n")
 
     async def version(_request: web.Request) -> web.Response:
-        return web.json_response({"version": __version__, "python": sys.version.split()[0]})
+        return web.json_response({"version": __version__, "python": platform.python_version()})
 
     app = web.Application()
     app.add_routes(

@@ -158,6 +158,14 @@ def test_the_wait_begins_with_the_first_row_and_not_before() -> None:
     assert desk.begin()
 
 
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_a_batch_that_is_to_be_sorted_does_not_wait_for_a_list_that_has_come(aggregate: bool) -> None:
+    desk = Desk(aggregate=aggregate)
+    desk.submit(20)
+    desk.pipeline.press(desk.now)
+    assert desk.pipeline.holding(desk.now).cause == "daemon"
+
+
 def test_a_reload_leaves_what_waits_its_patience() -> None:
     desk = Late()
     desk.submit(20)

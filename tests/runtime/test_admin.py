@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 from contextlib import suppress
 
 import aiohttp
@@ -35,7 +36,7 @@ async def test_ready_follows_the_daemon_and_metrics_are_what_is_rendered() -> No
             assert await answer.read() == b"a_metric 1\n"
             assert answer.headers["Content-Type"].startswith("text/plain; version=")
         async with client.get("/version") as answer:
-            assert (await answer.json())["version"] == __version__
+            assert await answer.json() == {"version": __version__, "python": platform.python_version()}
         async with client.post("/-/ready") as answer:
             assert answer.status == 405
 
