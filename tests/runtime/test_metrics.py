@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -139,6 +140,16 @@ def test_a_scrape_is_read_as_it_was_written() -> None:
     assert rising == [5.0] * 4 + [10.0] * 9 + [15.0]
     assert found["producerd_state", frozenset(("draining",))] == 1
     assert found["producerd_state", frozenset(("serving",))] == 0
+
+
+def test_the_bounds_of_every_histogram_rise_by_at_most_ten_times() -> None:
+    text = rendered(Metrics(Config()), [stream("flights")]).decode()
+    bounds: dict[str, list[float]] = {}
+    for name, bound in re.findall(r'^(\w+)_bucket\{le="([\d.]+)"', text, re.MULTILINE):
+        bounds.setdefault(name, []).append(float(bound))
+    assert len(bounds) == sum(family.kind == "histogram" for family in (*NODE_FAMILIES, *STREAM_FAMILIES))
+    for name, rising in bounds.items():
+        assert all(low < high <= 10 * low for low, high in pairwise(rising)), name
 
 
 def test_a_stream_that_has_settings_is_there_before_anybody_opens_it() -> None:

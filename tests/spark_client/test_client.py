@@ -536,6 +536,36 @@ def test_calls_whose_time_passed_before_their_turn_leave_nothing_behind(daemon: 
     client.close()
 
 
+def test_a_flush_whose_time_passed_before_its_turn_leaves_nothing_behind(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_client.client.ANSWER_SECONDS", 0.01)
+
+    def script(session: Session) -> None:
+        session.start()
+        session.take_frame()
+        session.expect(frames.Reserve)
+        reserved.set()
+        session.await_end()
+
+    def waits() -> None:
+        with pytest.raises(ConnectionFailed):
+            client.put("b")
+
+    reserved = threading.Event()
+    daemon.runs(script)
+    client = client_of(daemon)
+    client.put("a")
+    waiting = threading.Thread(target=waits)
+    waiting.start()
+    assert reserved.wait(10)
+    with pytest.raises(FlushTimeout, match="another call of this client waits"):
+        client.flush(0.01)
+    assert not client._owner._steps
+    client._owner.end()
+    waiting.join(10)
+
+
 def test_a_stream_that_the_next_daemon_refuses_leaves_no_future_open(daemon: FakeDaemon) -> None:
     """And is no later call's error."""
 
