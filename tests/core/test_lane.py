@@ -8,7 +8,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from producerd.core.lanes.lane import AGGREGATED_OVERHEAD_BYTES, ENTRY_OVERHEAD_BYTES, MAX_REQUESTS_PER_LANE, Lane
+from producerd.core.lanes.lane import (
+    AGGREGATED_OVERHEAD_BYTES,
+    ENTRY_OVERHEAD_BYTES,
+    MAX_REQUESTS_OF_SLOW_LANE,
+    MAX_REQUESTS_PER_LANE,
+    Lane,
+)
 from producerd.core.lanes.pacing import Pacer
 from producerd.core.rows.job import QUEUED, SETTLED, Job
 from producerd.core.rows.spans import Span
@@ -122,6 +128,16 @@ def test_a_lane_sends_with_rows_few_requests_and_no_hold_off() -> None:
     lane.in_flight = MAX_REQUESTS_PER_LANE
     assert lane.ready_at(8.0) == inf
     assert Lane(EVERYTHING, None).ready_at(8.0) == inf
+
+
+@pytest.mark.law("Lane")
+def test_a_lane_whose_requests_are_slow_sends_more_of_them_up_to_a_bound() -> None:
+    lane, _ = filled([10])
+    for _ in range(MAX_REQUESTS_OF_SLOW_LANE):
+        assert lane.ready_at(5.0) <= 5.0
+        lane.sent()
+        lane.slowed()
+    assert lane.ready_at(5.0) == inf
 
 
 @pytest.mark.parametrize("of", ["records", "bytes"])

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -475,6 +476,16 @@ def test_an_arrow_batch_has_a_few_megabytes_on_every_spark(
     with _bounded_arrow_batches(SimpleNamespace(version=version, conf=conf), row_bytes):
         assert conf == {name: value}
     assert conf == ({name: before} if before else {})
+
+
+@pytest.mark.parametrize("before", [None, "77"])
+def test_of_two_batches_at_once_the_one_that_began_first_restores_what_the_user_had(before: str | None) -> None:
+    """Else the second would set our own value for good, as it found that one."""
+    users = {"spark.sql.execution.arrow.maxBytesPerBatch": before} if before else {}
+    spark = SimpleNamespace(version="4.3.0", conf=Conf(users))
+    with ExitStack() as second, _bounded_arrow_batches(spark, 0.0):
+        second.enter_context(_bounded_arrow_batches(spark, 0.0))
+    assert spark.conf == users
 
 
 @pytest.mark.spark
