@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from producerd.core.rows.sorting import sort_rows
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
 from producerd.errors import Code
+from producerd.runtime import commands
 from producerd.runtime.stream import Stream
 from producerd.wire import columns
 from producerd.wire.columns import lay_out
@@ -114,6 +116,17 @@ def test_callers_that_wait_again_and_again_are_told_too() -> None:
     (line,) = told.values()
     assert line["callers_waited_seconds"] >= 30
     assert line["oldest_record_seconds"] <= 1
+
+
+def test_callers_that_wait_for_less_than_half_of_the_time_are_not_told_however_long_that_goes_on() -> None:
+    stream, owner = with_a_frame(queue_limit=100)
+    member = stream.gate.join(owner)
+    for second in range(200):
+        waiting = stream.gate.ask(member, second, rows(50).layout, float(second))
+        next(iter(stream.pipeline.ledger.frames)).accepted_at = float(second)
+        assert not told_at(stream, [second + 0.25])
+        stream.gate.cancel(waiting, second + 0.25)
+    assert stream.gate.active_seconds(200.0) == 50.0
 
 
 def test_rows_that_flow_are_not_told() -> None:
@@ -329,3 +342,24 @@ def test_with_an_order_nothing_is_sent_after_a_frame_that_was_refused_for_a_bad_
         frames.append(Frame(owner, 1, stream.check(make_body(laid_out)), laid_out.layout.charge_bytes))
         assert stream.accept(frames[-1], ticket, 0.0, take_good=False) is (len(keys) == 1)
     assert [frame.finished for frame in frames[1:]] == unsent
+
+
+# ---- the operator
+
+
+async def test_the_operator_reads_times_in_tenths_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Known(list[Stream]):
+        budget = NodeBudget(1, 1)
+
+    stream, owner = with_a_frame(queue_limit=100)
+    stream.gate.ask(stream.gate.join(owner), 2, rows(50).layout, 2.0)
+    node: Any = SimpleNamespace(state_name="serving", unready=None, connections=1)
+    streams: Any = Known([stream])
+    orders = commands.Commands(node, streams)
+    monkeypatch.setattr(orders, "_loop", SimpleNamespace(time=lambda: 12.3456))
+    monkeypatch.setattr(commands, "STARTED", 0.0)
+    monkeypatch.setattr(commands, "time", SimpleNamespace(monotonic=lambda: 987.6543))
+    status = orders.status()
+    assert status["uptime_seconds"] == 987.7
+    assert status["streams"][0]["oldest_record_seconds"] == 12.3
+    assert status["streams"][0]["blocked_seconds"] == 10.3
