@@ -623,6 +623,34 @@ def test_a_stream_whose_open_is_answered_late_is_opened_once(daemon: FakeDaemon)
     assert session.tally.stored == 2
 
 
+def test_a_stream_that_opened_while_another_was_asked_about_is_opened_once(daemon: FakeDaemon) -> None:
+    def takes_two(session: Session) -> None:
+        session.start()
+        session.take_frame()
+        session.opened()
+        session.take_frame()
+
+    def opens_the_second_late(session: Session) -> None:
+        session.start()
+        late = session.expect(frames.Open)
+        session.expect(frames.Status)
+        session.send(frames.Opened(late.stream_id, 1 << 20, 100))
+        session.send(BLOCKED)
+        for _ in range(2):
+            session.ack(session.take_frame())
+        session.await_end()
+
+    daemon.runs(takes_two, opens_the_second_late)
+    with Connection(HELLO, [daemon.path], reconnect_timeout_seconds=10) as session:
+        session.put("first", rows(1))
+        session.put("second", rows(1))
+        with pytest.raises(FlushTimeout, match=r"stream second was not opened within 0\.5 s"):
+            session.flush(0.5)
+        assert session.reason("first").startswith("the queue is full")
+        session.flush(10)
+    assert session.tally.stored == 2
+
+
 def test_a_flush_that_times_out_quotes_the_daemon(daemon: FakeDaemon) -> None:
     def script(session: Session) -> None:
         session.start()
