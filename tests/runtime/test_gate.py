@@ -432,7 +432,7 @@ def test_nobody_waits_behind_a_queue_that_outlasts_a_stream_which_takes_nothing(
     assert gate.blocked_callers == 1
 
 
-def test_who_has_room_and_cannot_receive_a_body_yet_waits_for_its_turn_and_may_be_the_probe() -> None:
+def test_who_has_room_and_cannot_receive_a_body_yet_waits_and_may_be_the_probe() -> None:
     """A stream that fails refuses those without room at once.  It may take one of the others as its next probe."""
     fails: list[RowEnd] = []
 
