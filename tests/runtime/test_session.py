@@ -16,6 +16,7 @@ import structlog
 import producerd.runtime.session as module
 from producerd.core.rows.sorting import sort_rows
 from producerd.errors import Code
+from producerd.runtime.peers import Peer
 from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
 from producerd.testing.fake_kinesis import FakeServer
@@ -178,6 +179,20 @@ async def test_one_client_too_many_makes_a_line_in_the_log(log: list[Any]) -> No
     (line,) = log
     assert (line["event"], line["log_level"], line["session"]) == ("client is one too many", "warning", 7)
     assert line["max_connections"] == RULES.max_connections
+
+
+@pytest.mark.parametrize(("uid", "refused"), [(7, False), (8, True), (None, True)])
+async def test_only_users_that_are_listed_may_connect(
+    monkeypatch: pytest.MonkeyPatch, log: list[Any], uid: int | None, refused: bool
+) -> None:
+    monkeypatch.setattr(module, "peer_of", lambda _: None if uid is None else Peer(12, uid, 0))
+    host = StandInHost()
+    host.rules = replace(RULES, allowed_uids=frozenset({7}))
+    session = Session(host, 1)
+    told = StandInTransport(session).drain()
+    session.connection_lost(None)
+    assert [message.code for message in told if isinstance(message, frames.Close)] == [Code.NOT_AUTHORIZED] * refused
+    assert [line["event"] for line in log] == ["client is not allowed"] * refused
 
 
 async def test_a_client_of_other_versions_makes_a_line_in_the_log(log: list[Any]) -> None:
