@@ -73,8 +73,8 @@ def select(df: DataFrame, options: WriterOptions) -> DataFrame:
                 selected, kinds = _one_by_one(df, wanted)
             except errors.AnalysisException as error:
                 raise _culprit(df, wanted, error) from None
-    if kinds[DATA].typeName() not in PAYLOAD_TYPES:
-        raise bad_data(wanted[DATA], kinds[DATA].simpleString())
+    if list(kinds) != list(wanted) or kinds[DATA].typeName() not in PAYLOAD_TYPES:
+        raise bad_data(wanted[DATA], ", ".join(kind.simpleString() for name, kind in kinds.items() if name == DATA))
     return selected
 
 

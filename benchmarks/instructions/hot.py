@@ -144,7 +144,7 @@ PIECES: Final[dict[str, Callable[[], Work]]] = {
     "encode none 1 KB json": partial(encode_request, "none", 1_024, JSON),
     "encode kpl 100 B": partial(encode_request, "kpl", 100),
     "encode kpl 1 KB": partial(encode_request, "kpl", 1_024),
-    "parse an answer": parse,
+    "parse an answer cbor": parse,
     "parse an answer json": partial(parse, JSON),
     "acknowledge none": partial(acknowledge, "none"),
     "acknowledge kpl": partial(acknowledge, "kpl"),

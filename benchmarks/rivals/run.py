@@ -45,7 +45,7 @@ class Figures:
 
     ``cpu_ns_per_record`` and ``peak_rss_bytes`` belong to the producer's process and the processes below it.
     ``ratio_to_ours`` is their CPU time divided by ours in the same run, for the same records and aggregation.
-    ``ratio_to_rust`` is the same divided by that of the bare loop around AWS's SDK for Rust, which does not aggregate.
+    ``ratio_to_rust`` is the same divided by the CPU time of the bare loop around AWS's SDK for Rust, plain records.
     """
 
     producer: str

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import cbor2
 import pytest
 
 import benchmarks.walk
@@ -151,13 +152,9 @@ def test_a_walk_takes_the_same_steps_each_time() -> None:
 
 def test_a_walk_in_which_records_are_not_stored_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(request: EncodedRequest, lanes: Sequence[Lane], first_number: int = 1) -> bytes:
-        result = b'{"ErrorCode":"KMSAccessDeniedException","ErrorMessage":"no"}'
-        return (
-            answer_to(request, lanes, first_number).split(b"[")[0]
-            + b"["
-            + b",".join([result] * request.entries)
-            + b"]}"
-        )
+        answer = cbor2.loads(answer_to(request, lanes, first_number))
+        answer["Records"] = [{"ErrorCode": "KMSAccessDeniedException", "ErrorMessage": "no"}] * request.entries
+        return cbor2.dumps(answer)
 
     monkeypatch.setattr(benchmarks.walk, "answer_to", refused)
     with pytest.raises(RecordsWrong, match="0 of 100 records are stored"):

@@ -141,7 +141,7 @@ class Lanes:
         total = max(1, sum([lane.bytes for lane in self._lanes.values()]))
         for shard in self.map.shards:
             lane = self._lanes.get(shard)
-            if lane is None:
+            if lane is None or lane.pacer is None:
                 yield ShardState(
                     shard=shard,
                     waiting_records=0,
@@ -156,7 +156,6 @@ class Lanes:
                 )
                 continue
             bytes_, pacer = lane.bytes, lane.pacer
-            assert pacer is not None  # only the nameless lane may have none, and it is of no open shard
             yield ShardState(
                 shard=shard,
                 waiting_records=lane.queued,

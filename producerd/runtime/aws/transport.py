@@ -51,7 +51,7 @@ class Transport(AIOHTTPSession):  # type: ignore[misc]
         return self._to[url]
 
     async def _contexts(self, proxy_url: str | None) -> tuple[ssl.SSLContext, ssl.SSLContext | None]:
-        """Return the TLS contexts, which one thread reads: the files may hang, and no request waits for ever."""
+        """Return the TLS contexts.  One thread reads their files, which may hang longer than a request waits."""
         if self._reading is None:
             self._reading = begin_aside(lambda: internals.tls_of(self, proxy_url))
             self._reading.add_done_callback(self._read)
