@@ -84,6 +84,14 @@ def test_a_test_that_fails_without_a_fault_notices_none(toy: Path, capsys: pytes
     assert "fails without a fault, too" in capsys.readouterr().err
 
 
+def test_tests_that_cannot_be_collected_catch_nothing(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (toy / "tests/toy/test_limit.py").write_text(f"import a_package_that_is_missing\n{TEST}")
+    assert main(["toy", "--workers", "1"], toy) == 2
+    shown = capsys.readouterr()
+    assert "the tests cannot be collected, also without a fault: tests/toy/test_limit.py" in shown.err
+    assert shown.out == ""
+
+
 def test_an_interrupt_ends_the_tests(toy: Path) -> None:
     started = toy / "started"
     slow = f"import os, pathlib, time\npathlib.Path({str(started)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"

@@ -256,6 +256,17 @@ class Trees:
             shutil.copytree(root, folder / str(number), ignore=others)
             self._free.put(folder / str(number))
 
+    def uncollected(self) -> str:
+        """Return what keeps the tests from being collected without a fault, or an empty string.
+
+        Each fault would seem to be caught, for instance where a package is missing.
+        """
+        tree = self._free.get()
+        try:
+            return self._failing(tree, ["--collect-only", "tests"])
+        finally:
+            self._free.put(tree)
+
     def outcome(self, planted: Planted) -> tuple[Planted, str, float]:
         """Return the test that notices the fault, or an empty string, and the time that it took."""
         began = time.monotonic()
@@ -407,6 +418,9 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
         trees = Trees(root, Path(folder), options.workers)
         try:
+            if drawn and (failed := trees.uncollected()):
+                print(f"the tests cannot be collected, also without a fault: {failed}", file=sys.stderr)
+                return 2
             for done in as_completed([pool.submit(trees.outcome, planted) for planted in drawn]):
                 planted, by, seconds = done.result()
                 report(planted, "caught" if by else "SURVIVED", by, seconds)
