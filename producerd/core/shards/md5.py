@@ -43,7 +43,7 @@ def digests(texts: Any, offsets: npt.NDArray[np.integer[Any]]) -> tuple[U64, U64
     high, low = np.empty((2, len(offsets) - 1), np.uint64)
     for first in range(0, len(high), TEXTS_AT_ONCE):
         at = offsets[first : first + TEXTS_AT_ONCE + 1]
-        words = [word.byteswap() for word in _hash(_blocks(values[at[0] : at[-1]], np.diff(at)))]
+        words = [word.byteswap() for word in _hash(_blocks(values[at[0] : at[-1]], np.diff(at)), len(at) - 1)]
         for half, (upper, lower) in ((high, words[:2]), (low, words[2:])):
             part = half[first : first + TEXTS_AT_ONCE]
             np.left_shift(upper, _32, out=part, dtype=np.uint64)
@@ -67,11 +67,9 @@ def _blocks(values: U8, lengths: npt.NDArray[np.integer[Any]]) -> list[U32 | int
     return [*words, *[0] * (14 - used), bits, 0]
 
 
-def _hash(block: list[U32 | int]) -> list[U32]:
-    """Return the four words of each digest as columns."""
-    first = block[0]
-    assert not isinstance(first, int)
-    a, b, c, d = (np.full(len(first), word, np.uint32) for word in _START)
+def _hash(block: list[U32 | int], texts: int) -> list[U32]:
+    """Return the four words of each text's digest as columns."""
+    a, b, c, d = (np.full(texts, word, np.uint32) for word in _START)
     f, low = np.empty_like(a), np.empty_like(a)
     for i in range(64):
         if i < 16:
