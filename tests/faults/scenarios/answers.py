@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import cbor2
+
 from tests.faults.oracle import Law
 from tests.faults.scenarios import scenario
 from tests.faults.stage import Stage
@@ -58,15 +60,17 @@ def _answer(stage: Stage, *wrong: Wrong) -> None:
 
     def change(answer: bytes) -> Answer:
         body = answer.partition(HEAD_END)[2]
-        return stage.chance.choice(wrong)(body) if b'"FailedRecordCount"' in body else (answer, False)
+        return stage.chance.choice(wrong)(body) if b"FailedRecordCount" in body else (answer, False)
 
     stage.proxy.change = change
 
 
 def _results(body: bytes, instead: Any) -> bytes:
     """An answer with as many results as there were, all of them this one."""
-    told = json.loads(body)
-    return json.dumps(told | {"Records": [instead] * len(told["Records"])}).encode()
+    in_cbor = not body.startswith(b"{")
+    told = cbor2.loads(body) if in_cbor else json.loads(body)
+    answer = told | {"Records": [instead] * len(told["Records"])}
+    return cbor2.dumps(answer) if in_cbor else json.dumps(answer).encode()
 
 
 @scenario("each answer is garbage, from bytes that are not HTTP to results that make no sense, for a minute")
