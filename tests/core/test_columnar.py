@@ -177,7 +177,10 @@ def test_keys_of_every_length_are_written_in_cbor(twins: Twins) -> None:
     assert told(encode(ADDRESS, pieces, rules, format_=CBOR)) == told(plain)
 
 
-@pytest.mark.parametrize(("rows", "keys", "data_bytes"), [(300, 1, 1), (300, 300, 1), (300, 300, 130), (40, 3, 16_390)])
+@pytest.mark.parametrize(
+    ("rows", "keys", "data_bytes"),
+    [(300, 1, 1), (300, 300, 1), (300, 300, 130), (128, 128, 1), (129, 129, 1), (4_100, 4_100, 1), (40, 3, 16_390)],
+)
 def test_an_aggregate_is_as_large_as_it_may_be_and_no_byte_larger(
     rows: int, keys: int, data_bytes: int, twins: Twins
 ) -> None:

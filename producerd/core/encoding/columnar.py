@@ -1,8 +1,8 @@
 """The columnar twin of the loops in `entries`: it makes the same bytes by work on whole columns.
 
 A loop over rows takes about 1 us of CPU for each row.  Here a request takes some dozens of calls of numpy and pyarrow,
-however many lanes its rows come from, and a dozen more for each aggregate.  In exchange columns are copied once or
-twice more.  So this twin is faster for many small rows only: `suits` and `suited` decide.  Tests compare both twins
+however many lanes its rows come from, and ten more for each aggregate.  In exchange it copies columns once more.  So
+this twin is faster for many small rows only: `suits` and `suited` decide.  Tests compare both twins
 byte by byte.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import md5
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from producerd.core.encoding.formats import Format
-from producerd.core.encoding.gather import Buffer, Cells, offsets_of
-from producerd.core.encoding.row_columns import columns_of
-from producerd.core.kpl.aggregation import FRAMING_BYTES, MAGIC
+from producerd.core.encoding.gather import Buffer, Cells, Texts, offsets_of
+from producerd.core.encoding.row_columns import RowColumns, columns_of
+from producerd.core.kpl.aggregation import FRAMING_BYTES, MAGIC, MAX_KEY_CHARACTERS, varint
 from producerd.core.rows.columns import Bool
 from producerd.core.rows.spans import NULL_KEY, Span, explicit_hash_key_of
 from producerd.core.shards.hash_keys import I32
@@ -28,15 +29,18 @@ LEAST_ROWS: Final = 192
 """Fewest plain rows for which the columnar twin is faster."""
 LEAST_AGGREGATED_ROWS: Final = 256
 """Fewest rows of all lanes together for which aggregating them here is faster."""
-LEAST_ROWS_OF_AGGREGATE: Final = 20
+LEAST_ROWS_OF_AGGREGATE: Final = 12
 """Fewest rows for each aggregate of a lane, on average, for which aggregating them here is faster."""
-MOST_ROW_BYTES: Final = 1_536
+MOST_ROW_BYTES: Final = 2_560
 """Mean size of plain rows (key + data) from which the loop is faster."""
-MOST_AGGREGATED_BYTES: Final = 1_200
+MOST_AGGREGATED_BYTES: Final = 3_500
 """Mean size of aggregated rows (key + data) from which the loop is faster."""
 
 I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
+
+
+_Texts = tuple[memoryview, I32]
+"""Texts one after the other, and their offsets: one for each text and one for the end."""
 
 
 class LaneRows(NamedTuple):
@@ -105,82 +109,83 @@ def raw_request(
 
 
 class AggregatedRows(NamedTuple):
-    """An aggregate, and the number of consecutive rows in it."""
+    """An aggregate in chunks, and the number of consecutive rows in it."""
 
     rows: int
-    blob: bytes
+    chunks: tuple[Buffer, ...]
 
 
 def aggregates(lanes: Sequence[LaneRows]) -> Iterator[list[AggregatedRows]]:
     """Yield for each lane the aggregates of its rows.  No row may have an explicit hash key."""
-    cuts, (key_entries, key_at), (records, record_at) = _joined(lanes)
-    row = key = 0
+    if not lanes:
+        return
+    columns = columns_of([span for lane in lanes for span in lane.spans])
+    keys = _keys_of(columns)
+    cuts = _cut(lanes, keys, columns)
+    ends = np.array([end for cut in cuts for end in cut])
+    places, new = _places(keys, ends)
+    (table, table_at), (records, record_at) = _tables(columns, new), _records(columns, places)
+    new_before = _from_0(new)
+    each = zip(ends.tolist(), table_at[new_before[ends]].tolist(), record_at[ends].tolist(), strict=True)
+    first = table_first = record_first = 0
     for cut in cuts:
         made = []
-        for aggregate in cut:
-            row_end, key_end = row + len(aggregate.places), key + int(np.count_nonzero(aggregate.new))
-            message = (key_entries[key_at[key] : key_at[key_end]], records[record_at[row] : record_at[row_end]])
+        for end, table_end, record_end in islice(each, len(cut)):
+            message = table[table_first:table_end], records[record_first:record_end]
             digest = md5(message[0], usedforsecurity=False)
             digest.update(message[1])
-            made.append(AggregatedRows(row_end - row, b"".join((MAGIC, *message, digest.digest()))))
-            row, key = row_end, key_end
+            made.append(AggregatedRows(end - first, (MAGIC, *message, digest.digest())))
+            first, table_first, record_first = end, table_end, record_end
         yield made
 
 
-class _AggregateRows(NamedTuple):
-    """The rows of one aggregate: the place of each one's key in the key table, and whether it is the key's first."""
+class _Keys(NamedTuple):
+    """The keys of rows, as numbers.
 
-    places: I64
-    new: Bool
+    - ``codes``: for each row the number of its key.
+    - ``order``: all rows sorted by key.  Rows of one key stay in their order.
+    - ``before``: for each row the last row before it with the same key, or -1.
+    """
 
-
-_Texts = tuple[memoryview, I32]
-"""Texts one after the other, and their offsets: one for each text and one for the end."""
-
-
-def _joined(lanes: Sequence[LaneRows]) -> tuple[list[list[_AggregateRows]], _Texts, _Texts]:
-    """Return the aggregates of each lane, and of all aggregates the key tables and the records, both in protobuf."""
-    columns = columns_of([span for lane in lanes for span in lane.spans])
-    key_at = offsets_of(columns.key_bytes)
-    keys = _binary(key_at, columns.keys)
-    codes = np.frombuffer(keys.dictionary_encode().indices.buffers()[1], np.int32, len(keys))
-    cuts = _cut(lanes, codes, columns.key_bytes, columns.data_bytes)
-    places = np.concatenate([aggregate.places for cut in cuts for aggregate in cut])
-    new = np.concatenate([aggregate.new for cut in cuts for aggregate in cut])
-    new_key_bytes, data_bytes = columns.key_bytes[new], columns.data_bytes
-    entries = _with_headers(_headers(0x0A, new_key_bytes), [columns.keys], 0, key_at[:-1][new], new_key_bytes)
-    heads = _headers(0x1A, _fields_bytes(data_bytes) + _width(places), 0x08, places, 0x1A, data_bytes)
-    records = _with_headers(heads, columns.data, columns.data_places, columns.data_offsets, data_bytes)
-    return cuts, entries, records
+    codes: I32
+    order: npt.NDArray[np.intp]
+    before: I64
 
 
-def _cut(lanes: Sequence[LaneRows], codes: I32, key_bytes: I32, data_bytes: I32) -> list[list[_AggregateRows]]:
-    """Cut each lane's rows into aggregates, each as large as the limits allow, exactly as `Aggregate.add` does."""
-    before = _row_before(codes)
-    place_of_code = np.zeros(int(codes.max()) + 1, np.int64)
-    key_entry = 1 + _width(key_bytes) + key_bytes
-    fields = _fields_bytes(data_bytes)
-    least = _from_0(fields + 3)  # if every key is in the table already, and place and length fit in a byte each
-    most = _from_0(key_entry + fields + 9)  # if every key is new, and place and length need four bytes each
-    cuts: list[list[_AggregateRows]] = []
+def _keys_of(columns: RowColumns) -> _Keys:
+    texts = _binary(offsets_of(columns.key_bytes), columns.keys)
+    codes = np.frombuffer(texts.dictionary_encode().indices.buffers()[1], np.int32, len(texts))
+    order = codes.argsort(kind="stable")
+    in_order = codes[order]
+    same = in_order[1:] == in_order[:-1]
+    before = np.full(len(codes), -1)
+    before[order[1:][same]] = order[:-1][same]
+    return _Keys(codes, order, before)
+
+
+def _cut(lanes: Sequence[LaneRows], keys: _Keys, columns: RowColumns) -> list[list[int]]:
+    """Return for each lane the ends of its aggregates, each as large as the limits allow, as `Aggregate.add` decides.
+
+    An end is the number of rows before it, of all lanes.
+    """
+    key_entry = _entry_bytes(columns.key_bytes)
+    records = _record_bytes(columns.data_bytes, 0)
+    least = _from_0(records)  # if every key is in the table already, at a low place
+    cuts: list[list[int]] = []
     first = end = 0
     for spans, most_bytes, most_records in lanes:
         cut, room = [], most_bytes - FRAMING_BYTES
         end += sum([span.records for span in spans])
         while first < end:
-            last = int(least.searchsorted(least[first] + room, side="right"))
+            last = int(least.searchsorted(least[first] + room, side="right")) - 1
             last = min(end, first + most_records, max(last, first + 1))
-            new = before[first:last] < first
-            keys = int(np.count_nonzero(new))
-            place_of_code[codes[first:last][new]] = np.arange(keys)
-            places = place_of_code[codes[first:last]]
-            if most[last] - most[first] > room:
-                record = fields[first:last] + (1 if keys <= _LOW_PLACES else _width(places))
-                added = new * key_entry[first:last] + 1 + _width(record) + record
-                fitting = max(1, int(added.cumsum().searchsorted(room, side="right")))
-                places, new = places[:fitting], new[:fitting]
-            cut.append(_AggregateRows(places, new))
-            first += len(new)
+            new = keys.before[first:last] < first
+            added = records[first:last]
+            if np.count_nonzero(new) > _LOW_PLACES:
+                added = _record_bytes(columns.data_bytes[first:last], _places_of(keys.codes[first:last], new))
+            sizes = (added + new * key_entry[first:last]).cumsum()
+            first += max(1, int(sizes.searchsorted(room, side="right")))
+            cut.append(first)
         cuts.append(cut)
     return cuts
 
@@ -189,23 +194,74 @@ _LOW_PLACES: Final = 0x80
 """Number of places in a key table that a varint of one byte can name."""
 
 
-def _row_before(codes: I32) -> I64:
-    """Return for each row the last row before it with the same key, or -1."""
-    order = np.argsort(codes, kind="stable")
-    same = codes[order[1:]] == codes[order[:-1]]
-    before = np.full(len(codes), -1)
-    before[order[1:][same]] = order[:-1][same]
-    return before
+def _places_of(codes: I32, new: Bool) -> I64:
+    """Return for each row of an aggregate the place of its key in the key table.  ``new`` marks a key's first row."""
+    place_of_code = np.zeros(int(codes.max()) + 1, np.int64)
+    first_codes = codes[new]
+    place_of_code[first_codes] = np.arange(len(first_codes))
+    return place_of_code[codes]
 
 
-def _fields_bytes(data_bytes: I32) -> I64:
-    """Return the length of each `Record` without the number of its key.  No record has an explicit hash key."""
-    return 2 + _width(data_bytes) + data_bytes
+def _places(keys: _Keys, ends: npt.NDArray[np.intp]) -> tuple[I64, Bool]:
+    """Do what `_places_of` does for all aggregates at once, and also return which rows are the first of their key."""
+    starts = np.concatenate(([0], ends[:-1]))
+    rows = ends - starts
+    new = keys.before < starts.repeat(rows)
+    counted = _from_0(new)
+    places = counted[1:] - 1 - counted[starts].repeat(rows)  # of new rows
+    if not new.all():
+        heads = np.where(new[keys.order], np.arange(len(new)), 0)
+        places[keys.order] = places[keys.order[np.maximum.accumulate(heads)]]
+    return places, new
 
 
-def _from_0(numbers: I64) -> I64:
+def _tables(columns: RowColumns, new: Bool) -> _Texts:
+    """Return the entries of all key tables, one for each of the ``new`` rows."""
+    key_bytes, key_at = columns.key_bytes[new], offsets_of(columns.key_bytes)[:-1][new]
+    cells = Cells(len(key_bytes), 2)
+    cells.chosen(0, _KEY_HEADS, key_bytes)
+    cells.slices(1, [columns.keys], 0, key_at, key_bytes)
+    return cells.joined(), offsets_of(_entry_bytes(key_bytes))
+
+
+def _records(columns: RowColumns, places: I64) -> _Texts:
+    """Return the records of all aggregates, one for each row."""
+    cells = Cells(columns.rows, 4)
+    cells.chosen(0, _HEADS, _fields_bytes(columns.data_bytes, places))
+    cells.chosen(1, _PLACES, places)
+    cells.chosen(2, _HEADS, columns.data_bytes)
+    cells.slices(3, columns.data, columns.data_places, columns.data_offsets, columns.data_bytes)
+    return cells.joined(), offsets_of(_record_bytes(columns.data_bytes, places))
+
+
+_KEY_HEADS: Final = Texts(lambda length: b"\x0a" + varint(length), MAX_KEY_CHARACTERS * 4 + 1)
+"""What comes before a key in its table."""
+_PLACES: Final = Texts(lambda place: b"\x08" + varint(place), 4_096)
+_HEADS: Final = Texts(lambda length: b"\x1a" + varint(length), 4_096)
+"""What comes before a record, and before its data."""
+
+
+def _entry_bytes(key_bytes: I32) -> I64:
+    """Return the length of each key's entry in the key table."""
+    return 1 + _width(key_bytes) + key_bytes
+
+
+def _fields_bytes(data_bytes: I32, places: I64 | int) -> I64:
+    """Return the length of the fields of each `Record`, which has no explicit hash key."""
+    return 2 + _width(np.asarray(places)) + _width(data_bytes) + data_bytes
+
+
+def _record_bytes(data_bytes: I32, places: I64 | int) -> I64:
+    """Return the length of each `Record` with its own head."""
+    fields = _fields_bytes(data_bytes, places)
+    return 1 + _width(fields) + fields
+
+
+def _from_0(numbers: npt.NDArray[Any]) -> I64:
     """Return the running total from 0: a value for each number and one for the end."""
-    return np.concatenate(([0], np.cumsum(numbers)))
+    totals = np.zeros(len(numbers) + 1, np.int64)
+    numbers.cumsum(out=totals[1:])
+    return totals
 
 
 # ---- protobuf
@@ -214,39 +270,6 @@ def _from_0(numbers: I64) -> I64:
 def _width(numbers: npt.NDArray[Any]) -> I64:
     """Return the length of each number as a varint, in bytes.  All numbers are below 2^28."""
     return np.int64(1) + (numbers > 0x7F).astype(np.int64) + (numbers > 0x3FFF) + (numbers > 0x1FFFFF)
-
-
-def _with_headers(
-    headers: tuple[bytes, I32], buffers: Sequence[Buffer], which: I32 | int, offsets: I32, lengths: I32
-) -> _Texts:
-    """Return the values, each with its header in front."""
-    texts, header_bytes = headers
-    cells = Cells(len(lengths), 2)
-    cells.slices(0, [texts], 0, offsets_of(header_bytes)[:-1], header_bytes)
-    cells.slices(1, buffers, which, offsets, lengths)
-    return cells.joined(), offsets_of(header_bytes + lengths)
-
-
-def _headers(*columns: int | npt.NDArray[Any]) -> tuple[bytes, I32]:
-    """Return the headers of all rows, joined, and the length of each.
-
-    A column is either one byte that all rows share, or one number for each row, written as a varint.
-    """
-    rows = next(len(column) for column in columns if not isinstance(column, int))
-    octets: list[U8] = []
-    masks: list[Bool] = []
-    for column in columns:
-        if isinstance(column, int):
-            octets.append(np.full(rows, column, np.uint8))
-            masks.append(np.ones(rows, np.bool_))
-            continue
-        width = _width(column)
-        for place in range(int(width.max())):
-            more = width > place + 1
-            octets.append(((column >> (7 * place)) & 0x7F | more << 7).astype(np.uint8))
-            masks.append(width > place)
-    matrix, mask = np.stack(octets, axis=1), np.stack(masks, axis=1)
-    return matrix[mask].tobytes(), mask.sum(axis=1, dtype=np.int32)
 
 
 # ---- Arrow.  pa.array and to_numpy would load pandas if it is installed, which takes 0.3 s and 35 MiB of memory.

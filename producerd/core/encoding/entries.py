@@ -160,7 +160,7 @@ class _Writer:
         """Write the aggregates that the columnar twin made of the lane's rows."""
         starts = [0, *accumulate(span.records for span in spans)]
         row = 0
-        for records, blob in aggregates:
+        for records, chunks in aggregates:
             if row and self._rules.per_key:
                 return False
             place = bisect_right(starts, row) - 1
@@ -171,7 +171,7 @@ class _Writer:
                     return False
                 continue
             self._rows += records
-            if not self._entry(AGGREGATE_KEY, hash_key_of(span, position), blob, self._rows):
+            if not self._entry(AGGREGATE_KEY, hash_key_of(span, position), chunks, self._rows):
                 return False
         return True
 
@@ -199,7 +199,7 @@ class _Writer:
             elif aggregate:
                 if not self._aggregate(key, hash_key, value, span, first + i):
                     return False
-            elif not self._entry(key, hash_key, value, self._rows + 1):
+            elif not self._entry(key, hash_key, (value,), self._rows + 1):
                 return False
             else:
                 self._rows += 1
@@ -212,8 +212,8 @@ class _Writer:
             return True
         if aggregate.records == 1:
             key, hash_key, _, value = self._first
-            return self._entry(key, hash_key, value, self._rows)
-        return self._entry(AGGREGATE_KEY, self._first[2], aggregate.to_bytes(), self._rows)
+            return self._entry(key, hash_key, (value,), self._rows)
+        return self._entry(AGGREGATE_KEY, self._first[2], aggregate.chunks(), self._rows)
 
     def request(self) -> EncodedRequest:
         """Return the request with all entries written so far."""
@@ -279,21 +279,22 @@ class _Writer:
         self._rows += 1
         for fragment in fragments:
             self._fragments[len(self._ends)] = fragment.hash_keys
-            self._write(fragment.partition_key, fragment.explicit_hash_key, fragment.data, self._rows)
+            self._write(fragment.partition_key, fragment.explicit_hash_key, (fragment.data,), self._rows)
         return True
 
-    def _entry(self, key: bytes, hash_key: bytes | None, data: Buffer, end: int) -> bool:
-        """Write one entry, unless the request would pass its limits."""
+    def _entry(self, key: bytes, hash_key: bytes | None, data: Sequence[Buffer], end: int) -> bool:
+        """Write one entry, with data in chunks, unless the request would pass its limits."""
         rules = self._rules
-        size = self._payload_bytes + len(key) + len(data)
+        size = self._payload_bytes + len(key) + sum(map(len, data))
         if self._ends and (len(self._ends) >= rules.request_max_records or size > rules.request_max_bytes):
             return False
         self._write(key, hash_key, data, end)
         return True
 
-    def _write(self, key: bytes, hash_key: bytes | None, data: Buffer, end: int) -> None:
+    def _write(self, key: bytes, hash_key: bytes | None, data: Sequence[Buffer], end: int) -> None:
         self._chunks += self._format.entry(key, hash_key, data)
-        self._sizes.append(len(key) + len(data))
-        self._payload_bytes += len(key) + len(data)
+        size = len(key) + sum(map(len, data))
+        self._sizes.append(size)
+        self._payload_bytes += size
         self._ends.append(end)
         self._lanes.append(self._lane)

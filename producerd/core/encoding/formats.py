@@ -8,7 +8,7 @@ AWS's SDK for Java 2 writes for the same rows.)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import lru_cache
 from itertools import chain
 from typing import Final, Protocol
 
@@ -18,6 +18,7 @@ from pybase64 import b64encode
 
 from producerd.core.encoding.gather import Buffer, Cells, Texts, offsets_of
 from producerd.core.encoding.row_columns import RowColumns
+from producerd.core.kpl.aggregation import MAX_KEY_CHARACTERS
 from producerd.core.rows.spans import NULL_KEY
 from producerd.core.shards.hash_keys import I32
 
@@ -38,8 +39,8 @@ class Format(Protocol):
     def end(self, address: Mapping[str, str]) -> bytes:
         """Return how a body ends, in place of the last chunk of its last entry."""
 
-    def entry(self, key: bytes, hash_key: bytes | None, data: Buffer) -> Sequence[Buffer]:
-        """Return an entry in chunks."""
+    def entry(self, key: bytes, hash_key: bytes | None, data: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Return an entry in chunks.  Its data come in chunks, too."""
 
     def takes(self, keys: bytes) -> bool:
         """Return whether keys are written as they are.  ``keys`` are one or many, joined."""
@@ -73,11 +74,12 @@ class _Json:
     def end(self, address: Mapping[str, str]) -> bytes:  # noqa: ARG002 - the start has it
         return b'"}]}'
 
-    def entry(self, key: bytes, hash_key: bytes | None, data: Buffer) -> Sequence[Buffer]:
+    def entry(self, key: bytes, hash_key: bytes | None, data: Sequence[Buffer]) -> Sequence[Buffer]:
+        base64 = b64encode(data[0] if len(data) == 1 else b"".join(data))
         text = orjson.dumps(str(key, "utf-8"))[1:-1]  # escaped if need be
         if hash_key is None:
-            return self._DATA, b64encode(data), self._KEY, text, self._END
-        return self._DATA, b64encode(data), self._KEY, text, self._HASH_KEY, hash_key, self._END
+            return self._DATA, base64, self._KEY, text, self._END
+        return self._DATA, base64, self._KEY, text, self._HASH_KEY, hash_key, self._END
 
     def takes(self, keys: bytes) -> bool:
         values = np.frombuffer(keys, np.uint8)
@@ -131,6 +133,7 @@ _BREAK: Final = b"\xff"
 """A map and a list without a length begin so, and end with a break (RFC 8949, section 3.2.1)."""
 
 
+@lru_cache(maxsize=4_096)
 def head(kind: int, length: int) -> bytes:
     """Return the head of a byte string or a text of this many bytes, or of a list of this many items."""
     if length < 24:
@@ -151,10 +154,10 @@ class _Cbor:
     _DATA: Final = _MAP + _text("Data")
     _KEY: Final = _text("PartitionKey")
     _HASH_KEY: Final = _text("ExplicitHashKey")
-    _SHORT_DATA: Final = 4_096
-    """Bytes of data from which their head is not taken from a table."""
-    _MOST_KEY_BYTES: Final = 1_024
-    """Most bytes of a partition key: 256 characters."""
+
+    def __init__(self) -> None:
+        self._data_heads = Texts(lambda length: _BREAK + self._DATA + head(BYTES, length), 4_096)
+        self._key_heads = Texts(self._key_head, MAX_KEY_CHARACTERS * 4 + 1)
 
     def start(self, address: Mapping[str, str]) -> bytes:  # noqa: ARG002 - the end has it
         return _MAP + _text("Records") + _LIST
@@ -162,21 +165,25 @@ class _Cbor:
     def end(self, address: Mapping[str, str]) -> bytes:
         return _BREAK * 2 + b"".join(map(_text, chain(*address.items()))) + _BREAK
 
-    def entry(self, key: bytes, hash_key: bytes | None, data: Buffer) -> Sequence[Buffer]:
+    def entry(self, key: bytes, hash_key: bytes | None, data: Sequence[Buffer]) -> Sequence[Buffer]:
         key_head = self._KEY + head(TEXT, len(key))
         if hash_key is not None:
             key_head = self._hash_key(hash_key) + key_head
-        return self._DATA + head(BYTES, len(data)), data, key_head, key, _BREAK
+        return self._DATA + head(BYTES, sum(map(len, data))), *data, key_head, key, _BREAK
 
     def takes(self, keys: bytes) -> bool:  # noqa: ARG002 - a text in CBOR has no quotes
         return True
 
     def entries(self, keys: Sequence[bytes], data: Sequence[Buffer]) -> list[Buffer]:
-        return [*chain(*[self.entry(key, None, value) for key, value in zip(keys, data, strict=True)])]
+        chunks: list[Buffer] = [_BREAK] * (5 * len(keys))
+        chunks[::5], chunks[1::5] = [self._DATA + head(BYTES, len(value)) for value in data], data
+        chunks[2::5], chunks[3::5] = [self._KEY + head(TEXT, len(key)) for key in keys], keys
+        return chunks
 
     def body(self, address: Mapping[str, str], columns: RowColumns, hash_keys: Sequence[bytes | None] | None) -> Buffer:
         cells = Cells(columns.rows, 4 if hash_keys is None else 5)
-        self._put_data_heads(cells, columns.data_bytes, self.start(address))
+        cells.chosen(0, self._data_heads, columns.data_bytes)  # each also ends the entry before
+        cells.text(0, self.start(address) + self._DATA + head(BYTES, int(columns.data_bytes[0])), rows=0)
         cells.slices(1, columns.data, columns.data_places, columns.data_offsets, columns.data_bytes)
         if hash_keys is not None:
             _put_texts(cells, 2, [b"" if hash_key is None else self._hash_key(hash_key) for hash_key in hash_keys])
@@ -185,22 +192,9 @@ class _Cbor:
         cells.end(self.end(address))
         return cells.joined()
 
-    def _put_data_heads(self, cells: Cells, lengths: I32, start: bytes) -> None:
-        cells.chosen(0, self._data_heads, np.minimum(lengths, self._SHORT_DATA - 1))
-        for row in np.flatnonzero(lengths >= self._SHORT_DATA).tolist():
-            cells.text(0, _BREAK + self._DATA + head(BYTES, int(lengths[row])), rows=row)
-        cells.text(0, start + self._DATA + head(BYTES, int(lengths[0])), rows=0)
-
-    @cached_property
-    def _data_heads(self) -> Texts:
-        """The texts before data, by the length of the data.  They also end the entry before."""
-        return Texts([_BREAK + self._DATA + head(BYTES, length) for length in range(self._SHORT_DATA)])
-
-    @cached_property
-    def _key_heads(self) -> Texts:
-        """The texts before keys, by the length of the key.  A row without a key gets its key here."""
-        heads = [self._KEY + head(TEXT, length) for length in range(self._MOST_KEY_BYTES + 1)]
-        return Texts([self._KEY + head(TEXT, len(NULL_KEY)) + NULL_KEY, *heads[1:]])
+    def _key_head(self, length: int) -> bytes:
+        """Return the text before a key.  A row without a key gets its key here."""
+        return self._KEY + (head(TEXT, length) if length else head(TEXT, len(NULL_KEY)) + NULL_KEY)
 
     def _hash_key(self, hash_key: bytes) -> bytes:
         return self._HASH_KEY + head(TEXT, len(hash_key)) + hash_key

@@ -134,7 +134,7 @@ class Aggregate:
         self._keys: dict[bytes, int] = {}
         self._hash_keys: dict[bytes, int] = {}
         self._tables: tuple[list[bytes], list[bytes]] = ([], [])
-        self._records: list[bytes] = []
+        self._records: list[memoryview | bytes] = []
         self.records = 0
         self.size = FRAMING_BYTES
 
@@ -160,15 +160,19 @@ class Aggregate:
         if hash_entry and hash_key is not None:
             self._hash_keys[hash_key] = hash_index
             self._tables[1].append(hash_entry)
-        self._records += (record_head, bytes(data))
+        self._records += (record_head, data)
         self.records += 1
         self.size += added
         return True
 
+    def chunks(self) -> tuple[bytes, ...]:
+        """Return the whole aggregate in chunks, with magic and digest."""
+        message = b"".join((*self._tables[0], *self._tables[1], *self._records))
+        return MAGIC, message, md5(message, usedforsecurity=False).digest()
+
     def to_bytes(self) -> bytes:
         """Return the whole aggregate, with magic and digest."""
-        message = b"".join((*self._tables[0], *self._tables[1], *self._records))
-        return b"".join((MAGIC, message, md5(message, usedforsecurity=False).digest()))
+        return b"".join(self.chunks())
 
     @staticmethod
     def _place(table: dict[bytes, int], tag: bytes, value: bytes) -> tuple[int, bytes]:

@@ -1,7 +1,8 @@
 """Span buffers: small pieces of memory that hold sorted rows.
 
-A buffer holds whole spans, up to 64 KiB.  So the queue's room comes free in small steps, and a lagging shard keeps
-little more than its own rows in memory.  (Views into one shared buffer kept 17.7 times the queue's limit.)
+A buffer holds one span, up to 256 KiB, or several of neighbouring shards, up to 64 KiB together.  So the queue's room
+comes free in small steps, and a lagging shard keeps little more than its own rows in memory.
+(Views into one shared buffer kept 17.7 times the queue's limit.)
 """
 
 from __future__ import annotations

@@ -25,8 +25,10 @@ from producerd.core.shards.md5 import LEAST_TEXTS
 from producerd.core.shards.shard_map import ShardMap
 from producerd.wire.columns import RECORD_CHARGE_BYTES
 
-SPAN_BYTES: Final = 64 * 1024
-"""Largest charge of a span, and of a buffer, unless a single row is larger."""
+SPAN_BYTES: Final = 256 * 1024
+"""Largest charge of a span, and of its buffer, unless a single row is larger."""
+SHARED_BYTES: Final = 64 * 1024
+"""Largest charge of a buffer that holds spans of several shards."""
 
 
 class SortedRows(NamedTuple):
@@ -187,10 +189,10 @@ def _cut_spans(shards: I32, sizes: npt.NDArray[np.int64]) -> list[tuple[int, int
 
 
 def _pack(spans: Sequence[tuple[int, int, int]], sizes: npt.NDArray[np.int64]) -> Iterator[list[tuple[int, int, int]]]:
-    """Yield groups of neighbouring spans that share a buffer."""
+    """Yield groups of neighbouring spans that share a buffer, which a lagging shard then keeps for all of them."""
     group: list[tuple[int, int, int]] = []
     for span in spans:
-        if group and sizes[span[2]] - sizes[group[0][1]] > SPAN_BYTES:
+        if group and sizes[span[2]] - sizes[group[0][1]] > SHARED_BYTES:
             yield group
             group = []
         group.append(span)

@@ -1,4 +1,4 @@
-"""Spans: runs of one shard's rows, up to 64 KiB, which wait in lanes and travel in requests.
+"""Spans: runs of one shard's rows, up to 256 KiB, which wait in lanes and travel in requests.
 
 A row is named by its position in the job's sorted order.  `Job.order` leads back to its frame.
 """
