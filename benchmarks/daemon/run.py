@@ -145,16 +145,7 @@ class Bench:
     def figures(self, case: Case) -> Figures:
         """Yield the figures of the cases.  Raise `ChildFailed` and `RecordsWrong`."""
         naive_ns = self._naive_cpu_ns(case.record_bytes)
-        settings = {
-            "socket": self._socket,
-            "metrics_listen": "",
-            "endpoint_url": self.endpoint_url,
-            "shard_rate_fraction": FASTER_THAN_ANY_SHARD,
-            "aggregation": case.aggregation,
-            "worker_threads": case.worker_threads,
-            "wire_format": self.wire_format,
-        }
-        command = serve_with(settings)
+        command = serve_with(self.settings(case))
         records = self.records // WORTH[case.record_bytes]
         best, peak = self._best(str(case), "producerd", command, case.record_bytes, records)
         return Figures(
@@ -167,10 +158,22 @@ class Bench:
             ratio_to_naive=round(naive_ns / best.cpu_ns, 1),
         )
 
+    def settings(self, case: Case) -> dict[str, object]:
+        """Return the settings of the daemon in a case."""
+        return {
+            "socket": self.socket,
+            "metrics_listen": "",
+            "endpoint_url": self.endpoint_url,
+            "shard_rate_fraction": FASTER_THAN_ANY_SHARD,
+            "aggregation": case.aggregation,
+            "worker_threads": case.worker_threads,
+            "wire_format": self.wire_format,
+        }
+
     def _naive_cpu_ns(self, record_bytes: int) -> float:
         """Return the naive daemon's CPU time for a size, which is measured once."""
         if record_bytes not in self._naive_ns:
-            command = ["-m", naive.__name__, self._socket, self.endpoint_url, STREAM]
+            command = ["-m", naive.__name__, self.socket, self.endpoint_url, STREAM]
             records = self.records // WORTH[record_bytes] // NAIVE_WORTH
             best, _ = self._best(f"{record_bytes},naive", "naive", command, record_bytes, records)
             self._naive_ns[record_bytes] = best.cpu_ns
@@ -179,13 +182,13 @@ class Bench:
     def _best(self, name: str, way: str, command: list[str], record_bytes: int, records: int) -> tuple[Run, int]:
         """Return the run with the least CPU time, and the highest resident memory in any run."""
         self.say(f"{name}: {self.repeats} runs ...")
-        with self._daemon(command) as daemon:
-            arguments = ["-m", client.__name__, way, self._socket, str(record_bytes)]
+        with self.daemon(command) as daemon:
+            arguments = ["-m", client.__name__, way, self.socket, str(record_bytes)]
             putting = self.children.start("client", arguments)
             putting.line(START_SECONDS)
-            self._run(daemon, putting, max(1, records // WARM_PART))
+            self.run(daemon, putting, max(1, records // WARM_PART))
             forget_peak(daemon.process.pid)
-            runs = [self._run(daemon, putting, max(1, records)) for _ in range(self.repeats)]
+            runs = [self.run(daemon, putting, max(1, records)) for _ in range(self.repeats)]
             peak = peak_rss_bytes(daemon.process.pid)
             putting.stop(STOP_SECONDS)
         best = min(runs)
@@ -198,7 +201,8 @@ class Bench:
             self.say("  THE SINK NEEDS MORE THAN THE DAEMON: records a second are the sink's")
         return best, peak
 
-    def _run(self, daemon: Child, putting: Child, records: int) -> Run:
+    def run(self, daemon: Child, putting: Child, records: int) -> Run:
+        """Let a client put records through a daemon, and return what they cost.  Raise `RecordsWrong`."""
         pids = [child.process.pid for child in (daemon, self.sink, putting)]
 
         def used() -> tuple[float, ...]:
@@ -218,11 +222,13 @@ class Bench:
         self.sink.tell("")
         return int(self.sink.line(START_SECONDS))
 
-    def _daemon(self, command: list[str]) -> contextlib.AbstractContextManager[Child]:
+    def daemon(self, command: list[str]) -> contextlib.AbstractContextManager[Child]:
+        """Start a daemon that trusts the sink's certificate, and end it after the block."""
         return daemon_of(self.children, self.work, command)
 
     @property
-    def _socket(self) -> str:
+    def socket(self) -> str:
+        """The path of the daemon's socket."""
         return str(self.work / "daemon.sock")
 
 

@@ -147,7 +147,7 @@ class Bench:
     def _naive(self, record_bytes: int) -> Cost:
         """Measure the naive daemon, and give the result to the daemon benchmark, which also compares with it."""
         ours = self.ours
-        command = ["-m", naive.__name__, ours._socket, ours.endpoint_url, STREAM]
+        command = ["-m", naive.__name__, ours.socket, ours.endpoint_url, STREAM]
         records = ours.records // WORTH[record_bytes] // daemon.NAIVE_WORTH
         best, peak = ours._best(f"{record_bytes},naive", "naive", command, record_bytes, records)
         ours._naive_ns[record_bytes] = best.cpu_ns
