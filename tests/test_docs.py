@@ -138,9 +138,9 @@ def test_every_link_to_a_page_of_ours_leads_there(page: str) -> None:
 
 
 def test_what_others_cost_in_the_readme_is_what_was_measured() -> None:
-    """Each figure, with its ratio, stands in the table of docs/performance.md."""
+    """Each figure, with its ratio, stands in the table of docs/benchmarks.md."""
     table = (ROOT / "README.md").read_text().split("\n## What it costs\n")[1].split("\n\n")[0]
     figures = re.findall(r"([\d,]+) \(([\d.]+)\)", table)
-    measured = (ROOT / "docs/performance.md").read_text().split("\n## Rivals\n")[1].split("\n## ")[0]
+    measured = (ROOT / "docs/benchmarks.md").read_text().split("\n## Rivals\n")[1].split("\n## ")[0]
     assert len(figures) > 20
     assert not [figure for figure in figures if f"| {figure[0]} | {figure[1]} |" not in measured]

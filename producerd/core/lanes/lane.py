@@ -373,8 +373,9 @@ def _rows_that_fit(
     span: Span, max_records: int, max_bytes: int, first_row_bytes: int, overhead_bytes: int = ENTRY_OVERHEAD_BYTES
 ) -> int:
     """Return how many rows of a span fit in both limits; a first row up to ``first_row_bytes`` always fits."""
-    sizes = span.sizes() + overhead_bytes * np.arange(span.records + 1)
-    count = min(int(sizes.searchsorted(max_bytes, side="right")) - 1, max_records, span.records)
+    sizes = span.sizes(max_records)
+    sizes += overhead_bytes * np.arange(len(sizes))
+    count = int(sizes.searchsorted(max_bytes, side="right")) - 1
     return max(count, 1 if max_records and int(sizes[1]) <= first_row_bytes else 0)
 
 

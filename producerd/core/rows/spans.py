@@ -89,9 +89,14 @@ class Span(NamedTuple):
         self.job.reorder(self.first, self.last, order)
         self.buffer.reorder(self.first - self.buffer.first, self.last - self.buffer.first, order)
 
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Return the running total of key + data bytes from 0: a value for each row and one for the end."""
-        a, b = self.first - self.buffer.first, self.last - self.buffer.first + 1
+    def sizes(self, most: int | None = None) -> npt.NDArray[np.int64]:
+        """Return the running total of key + data bytes from 0: a value for each row and one for the end.
+
+        With ``most``, of the first rows only, at most that many.
+        """
+        rows = self.records if most is None else min(most, self.records)
+        a = self.first - self.buffer.first
+        b = a + rows + 1
         total: npt.NDArray[np.int64] = self.buffer.key_offsets[a:b].astype(np.int64) + self.buffer.data_offsets[a:b]
         total -= total[0]
         return total

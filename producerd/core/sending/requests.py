@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.lanes.lane import Piece, lanes_of, spans_of
@@ -60,7 +61,7 @@ class Request:
         self.timeout_seconds = 0.0
         self.slow = False
         self.refused = refused
-        self._ends: npt.NDArray[np.int64] | None = None
+        self._ends: list[int] | None = None
 
     def __repr__(self) -> str:
         state = "to be encoded" if self.encoded is None else f"sent at {self.sent_at:.3f}"
@@ -75,7 +76,7 @@ class Request:
         self.slow = True
 
     @property
-    def ends(self) -> npt.NDArray[np.int64]:
+    def ends(self) -> list[int]:
         """The number of its rows up to the end of each piece."""
         if self._ends is None:
             self._ends = ends_of(self.pieces)
@@ -84,7 +85,7 @@ class Request:
     @property
     def records(self) -> int:
         """The number of its rows."""
-        return int(self.ends[-1])
+        return self.ends[-1]
 
     @property
     def spans(self) -> list[Span]:
@@ -99,10 +100,10 @@ class Request:
 
     def pieces_of(self, first: int, last: int) -> Iterator[Piece]:
         """Yield the pieces of its rows from ``first`` up to ``last`` (excluded), cut to these rows."""
-        place = int(np.searchsorted(self.ends, first, side="right"))
+        place = bisect_right(self.ends, first)
         while first < last:
             lane, span = self.pieces[place]
-            end = int(self.ends[place])
+            end = self.ends[place]
             start = end - span.records
             if start < first:
                 span = span.cut(span.first + first - start)[1]
@@ -135,6 +136,6 @@ def first_of(pieces: list[Piece], max_bytes: int) -> tuple[list[Piece], list[Pie
     return pieces, []
 
 
-def ends_of(pieces: Sequence[Piece]) -> npt.NDArray[np.int64]:
+def ends_of(pieces: Sequence[Piece]) -> list[int]:
     """Return for each piece the number of rows up to its end."""
-    return np.cumsum([piece.span.last - piece.span.first for piece in pieces])
+    return [*accumulate([span.last - span.first for _, span in pieces])]

@@ -512,7 +512,7 @@ class Sender:
             throttled = np.array([*throttles, False])[answer.errors]
             refused = np.bincount(encoded.lanes[throttled], minlength=lanes).tolist()
             of_stored = of_stored[answer.errors < 0]
-        stored = np.bincount(of_stored, minlength=lanes).tolist()
+        stored = np.bincount(of_stored, minlength=lanes).tolist() if lanes > 1 else [len(of_stored)]
         for lane, lane_stored, lane_refused in zip(request.lanes, stored, refused, strict=True):
             lane.pace(lane_stored, lane_refused, request.sent_at, now, self._policy.delay)
 

@@ -74,10 +74,14 @@ USER_AGENT: Final = f"producerd/{__version__} aiobotocore/{aiobotocore.__version
 
 
 class AwsClient:
-    """A botocore client for one access, with its credentials and clock."""
+    """A botocore client for one access, with its credentials and clock.
+
+    ``is_aws``: whether the endpoint is AWS's own, by its URL, which TLS proves.  False before `ready` has returned.
+    """
 
     def __init__(self, access: Access, loader: Any, tasks: asyncio.TaskGroup, opened: AsyncExitStack) -> None:
         self.was_answered = False  # whether the endpoint ever answered, even with an error
+        self.is_aws = False
         self.clock = ServiceClock()
         self.credentials = RenewedCredentials(self._resolve, self.clock, tasks, of=access.role_arn or "the daemon")
         self._access = access
@@ -97,7 +101,10 @@ class AwsClient:
         if self._client is None:
             async with self._making:
                 if self._client is None:
-                    self._client = await self._make()
+                    made = await self._make()
+                    url = urlsplit(made.meta.endpoint_url)
+                    self.is_aws = url.scheme == "https" and (url.hostname or "").endswith(_HOSTS_OF_AWS)
+                    self._client = made
         return self._client
 
     async def put_records(self, address: Mapping[str, str], encoded: EncodedRequest, sending: Sending) -> bytes:
@@ -120,12 +127,6 @@ class AwsClient:
                 return request.url, headers_of(request)
             self._templates[arn] = template
         return template.url, template.headers(encoded, self.clock.now())
-
-    @property
-    def is_aws(self) -> bool:
-        """Whether the endpoint is AWS's own, by its URL, which TLS proves.  False before `ready` has returned."""
-        url = urlsplit(self._client.meta.endpoint_url if self._client is not None else "")
-        return url.scheme == "https" and (url.hostname or "").endswith(_HOSTS_OF_AWS)
 
     async def why_no_dry_run(self) -> str:
         """Return why PutRecords must not be tried as a dry run, or ""."""
