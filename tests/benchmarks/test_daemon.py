@@ -169,7 +169,7 @@ def a_run(arrived: list[str], put: str) -> benchmarks.daemon.run.Run:
     nobody: Any = None
     sink, daemon, client = (Told(lines) for lines in (arrived, [], [put]))
     bench: Any = Bench(nobody, nobody, sink, "https://sink", 100, 1, lambda _: None)  # type: ignore[arg-type]
-    run: benchmarks.daemon.run.Run = bench._run(daemon, client, 100)
+    run: benchmarks.daemon.run.Run = bench.run(daemon, client, 100)
     return run
 
 

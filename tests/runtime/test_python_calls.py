@@ -7,7 +7,7 @@ the service in another process: none of them is counted.  What is compared does 
 - ``none``: 200 and 500 records are one request each (at most 500 entries; fewer than 192 would be written by the loop
   over rows); 1,000 and 10,000 are 2 and 20 requests, and are compared by request.  Small batches are sorted
   on the loop thread, and their keys hashed one by one, with `CALLS_OF_A_KEY` of C functions.
-- ``kpl``: 1,000 and 10,000 records are one request each.  Ten times the bytes are ten times the spans (64 KiB), and
+- ``kpl``: 1,000 and 10,000 records are one request each.  Ten times the bytes are ten times the spans (256 KiB), and
   each of these costs some five calls.
 """
 
