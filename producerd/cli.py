@@ -79,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve", parents=[settings], help="run the daemon", epilog=EXIT_CODES, formatter_class=form
     )
+    serve.add_argument(
+        "--owner", type=_owner, metavar="PID:START", help=argparse.SUPPRESS
+    )  # as `spark_client` starts it
     serve.set_defaults(run=_serve)
     check = commands.add_parser(
         "check",
@@ -156,6 +159,14 @@ def _add_demo_options(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--break", dest="tamper", choices=("drop", "duplicate", "corrupt"), help=argparse.SUPPRESS)
 
 
+def _owner(text: str) -> tuple[int, int]:
+    try:
+        pid, started_at = map(int, text.split(":"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: PID:START, numbers of /proc/PID/stat") from None
+    return pid, started_at
+
+
 def _url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(f"{text!r}: allowed: a URL http(s)://HOST[:PORT]")
@@ -182,7 +193,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     gc.disable()  # until the daemon serves: collecting garbage during the imports took a fifth of the start
     from producerd.runtime.app import run  # after the settings: a wrong one is reported before 0.5 s of imports
 
-    return run(config, partial(load, parsed.config, parsed.sets))
+    return run(config, partial(load, parsed.config, parsed.sets), parsed.owner)
 
 
 def _check(parsed: argparse.Namespace) -> int:

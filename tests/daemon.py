@@ -71,7 +71,7 @@ async def until_on_loop(happens: Callable[[], bool], seconds: float = PATIENCE_S
 
 
 class DaemonProcess:
-    """One ``python -m producerd serve``, behind ``prefix``.  ``sets`` are its settings, over `QUICK`.
+    """One ``python -m producerd serve OPTIONS``, behind ``prefix``.  ``sets`` are its settings, over `QUICK`.
 
     With ``forked`` it is a fork of a process that has imported it already (`tests.forks`), unless ``prefix`` or a
     variable in ``environ`` asks for an interpreter of its own.
@@ -85,12 +85,13 @@ class DaemonProcess:
         *,
         socket_path: Path | None,
         prefix: Sequence[str] = (),
+        options: Sequence[str] = (),
         forked: bool = False,
     ):
         self.socket = socket_path or directory / "daemon.sock"
         self._log = directory / f"log-{time.monotonic_ns()}"
         settings = {"socket": self.socket, **QUICK, **sets}
-        options = [f"--set={name}={value}" for name, value in settings.items() if value is not None]
+        options = [*options, *(f"--set={name}={value}" for name, value in settings.items() if value is not None)]
         plain = {"PATH": os.environ["PATH"], "HOME": str(directory), "AWS_EC2_METADATA_DISABLED": "true"}
         self.process: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:
@@ -194,6 +195,7 @@ def daemon(
     socket_path: Path | None = None,
     exit_code: int | None = 0,
     prefix: Sequence[str] = (),
+    options: Sequence[str] = (),
     forked: bool = True,
     **sets: Any,
 ) -> Iterator[DaemonProcess]:
@@ -204,7 +206,9 @@ def daemon(
     with directory() as path:
         own = CREDENTIALS if environ is None else environ
         settings = {"endpoint_url": endpoint_url, **sets}
-        running = DaemonProcess(path, settings, own, socket_path=socket_path, prefix=prefix, forked=forked)
+        running = DaemonProcess(
+            path, settings, own, socket_path=socket_path, prefix=prefix, options=options, forked=forked
+        )
         try:
             running.wait_ready()
             yield running

@@ -165,6 +165,8 @@ class NodeSettings(Settings):
     """Frames that one connection may have reserved or unacknowledged."""
     drain_timeout_seconds: Seconds = _in(0, 86_400, default=60)
     """Seconds after SIGTERM at which the daemon ends, even if records are still queued."""
+    exit_when_idle_seconds: AtStart[Seconds] = _in(0, 86_400, default=0)
+    """Seconds without any client and any record after which the daemon ends; 0: never."""
     body_timeout_seconds: AtStart[Seconds] = _in(0.05, 3_600, default=10)
     """Seconds in which a client must send a granted frame completely."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

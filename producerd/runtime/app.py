@@ -21,6 +21,7 @@ from producerd.errors import ConfigurationError
 from producerd.runtime import admin, allocator, logs, systemd
 from producerd.runtime.aws.clients import accesses_of, open_clients
 from producerd.runtime.daemon import Daemon
+from producerd.runtime.leaving import OwnerProcess
 from producerd.runtime.listener import Listener, Passed
 from producerd.runtime.page.page import Page
 from producerd.wire.columns import lay_out, parse_body
@@ -31,14 +32,14 @@ SWITCH_INTERVAL_SECONDS: Final = 0.0005
 """Time after which a worker thread releases the interpreter.  With it the loop is late by 0.8 ms, instead of 2.1 ms."""
 
 
-def run(config: Config, load: Callable[[], Config]) -> int:
+def run(config: Config, load: Callable[[], Config], owner: tuple[int, int] | None = None) -> int:
     """Run the daemon until a signal ends it, and return the exit code.  Raise ConfigurationError before SERVING.
 
-    ``load`` reads the settings again.
+    ``load`` reads the settings again.  ``owner`` is the process with which the daemon ends, as `OwnerProcess` names it.
     """
     with logs.running(config.node.log_level, config.node.log_format):
         try:
-            return _run(config, load)
+            return _run(config, load, owner)
         except ConfigurationError:
             raise
         except Exception:
@@ -47,12 +48,12 @@ def run(config: Config, load: Callable[[], Config]) -> int:
             return 1  # as an uncaught exception does
 
 
-def _run(config: Config, load: Callable[[], Config]) -> int:
+def _run(config: Config, load: Callable[[], Config], owner: tuple[int, int] | None) -> int:
     allocator.configure()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            exit_code = runner.run(live(config, load))
+            exit_code = runner.run(live(config, load, OwnerProcess(*owner) if owner else None))
     except* ConfigurationError as group:
         problems = [problem for error in _leaves(group) for problem in error.problems]
         raise ConfigurationError(problems) from None
@@ -61,7 +62,7 @@ def _run(config: Config, load: Callable[[], Config]) -> int:
     return exit_code
 
 
-async def live(config: Config, load: Callable[[], Config]) -> int:
+async def live(config: Config, load: Callable[[], Config], owner: OwnerProcess | None = None) -> int:
     """Open what a daemon needs, let it serve, and close everything.  Return the exit code."""
     loop, node = asyncio.get_running_loop(), config.node
     passed = systemd.take_sockets()
@@ -77,7 +78,9 @@ async def live(config: Config, load: Callable[[], Config]) -> int:
             else Listener(node.socket, node.socket_mode, node.socket_group)
         )
         stack.callback(listener.close)
-        daemon = Daemon(config, load, clients=clients, executor=executor, notifier=notifier, listener=listener)
+        daemon = Daemon(
+            config, load, clients=clients, executor=executor, notifier=notifier, listener=listener, owner=owner
+        )
         stack.callback(daemon.close)
         daemon.watch()
         if node.metrics_address is not None:

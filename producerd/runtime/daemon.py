@@ -4,6 +4,9 @@ SIGTERM or SIGINT makes the daemon drain.  It accepts no more clients, finishes 
 caller, and returns every other row to its caller.  It ends when all that is done, or after ``drain_timeout_seconds``.
 A second signal ends it at once.
 
+A daemon that belongs to another process drains when that process has ended, within `OWNERLESS_SECONDS`.  With
+``exit_when_idle_seconds`` it ends when it had no client and no record for that long.
+
 `producerctl drain` lets the daemon deliver its queues first, so that only the rest is returned.  SIGHUP makes it read
 the settings again.
 """
@@ -35,6 +38,7 @@ from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.aws.clients import AwsClients, accesses_of, check_accesses
 from producerd.runtime.commands import Commands, Drained, JsonObject
 from producerd.runtime.dispatcher import Dispatcher
+from producerd.runtime.leaving import IdleTime, OwnerProcess
 from producerd.runtime.listener import Listener
 from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.stream import Stream
@@ -43,6 +47,8 @@ from producerd.wire.frames import Service
 
 log = logs.get_logger("producerd")
 
+OWNERLESS_SECONDS: Final = 3.0
+"""The longest time that a daemon drains whose owner has ended.  With `LAST_WORDS_SECONDS` it ends within 5 s."""
 LAST_WORDS_SECONDS: Final = 1.0
 """Time that the last acknowledgements have to leave before the daemon cuts the connections."""
 
@@ -70,7 +76,8 @@ class Daemon:
     """One node's daemon, made on the event loop that it runs on.  `serve` runs it from start to end.
 
     The caller opens and closes its arguments: the services' ``clients``, the worker threads, the way to systemd, and
-    the ``listener`` on whose sockets the daemon accepts clients.  ``load`` reads the settings again.
+    the ``listener`` on whose sockets the daemon accepts clients.  ``load`` reads the settings again.  ``owner`` is the
+    process with which the daemon ends, if there is one.
     """
 
     def __init__(
@@ -82,6 +89,7 @@ class Daemon:
         executor: Executor,
         notifier: systemd.Notifier,
         listener: Listener,
+        owner: OwnerProcess | None = None,
     ) -> None:
         node = config.node
         self.config = config
@@ -108,6 +116,8 @@ class Daemon:
         self._settled = asyncio.Event()
         self._hang_up = asyncio.Event()
         self._reloading = asyncio.Lock()
+        self._owner = owner
+        self._idle_time = IdleTime()
 
     def watch(self) -> None:
         """Handle signals, and measure how late the loop is, until `close`."""
@@ -130,6 +140,8 @@ class Daemon:
             carrying = tasks.create_task(self._dispatcher.run(stopped))
             tasks.create_task(self._streams.run(stopped))
             reloading = tasks.create_task(self._reload_on_signal())
+            leaving_with_owner = tasks.create_task(self._leave_with_owner())
+            leaving_when_idle = tasks.create_task(self._leave_when_idle())
             giving_back = tasks.create_task(allocator.give_back_when_quiet(self._streams.taken_records))
             await self._acceptor.start()
             self._acceptors.append(admin)
@@ -141,14 +153,16 @@ class Daemon:
             socket_path, region = str(self._acceptor.listener.path), self.config.node.region or "-"
             log.info("serving", version=__version__, socket=socket_path, region=region)
             self._notifier.ready(self._status_line)
+            self._look_whether_idle()
             await self._drain_asked.wait()
             self.state = State.DRAINING
             self._notifier.stopping()
             self._acceptor.close()
-            for look in looking:
-                look.cancel()
+            for task in (*looking, leaving_when_idle):
+                task.cancel()
             await self._drain()
             stopped.set()
+            leaving_with_owner.cancel()
             reloading.cancel()
             giving_back.cancel()
             await carrying
@@ -181,11 +195,13 @@ class Daemon:
         self._metrics.disconnects[session.ended_as] += 1
         if not self._sessions:
             self._all_gone.set()
+        self._look_whether_idle()
 
     def _make_session(self) -> asyncio.BaseProtocol:
         self._session_numbers += 1
         session = Session(self, self._session_numbers)
         self._sessions[session] = None
+        self._look_whether_idle()
         return session
 
     @property
@@ -218,6 +234,28 @@ class Daemon:
         if self._drain_asked.is_set():
             self._quiet.set()  # ends the present step of draining
         self._drain_asked.set()
+
+    async def _leave_with_owner(self) -> None:
+        """Drain when the process to which the daemon belongs has ended."""
+        if self._owner is not None:
+            await self._owner.ends()
+            log.info("draining", owner_ended=self._owner.pid, seconds=OWNERLESS_SECONDS)
+            self._drain_asked.set()
+            await asyncio.sleep(OWNERLESS_SECONDS)
+            while True:
+                self._quiet.set()  # ends the present step of draining
+                await asyncio.sleep(0.1)
+
+    async def _leave_when_idle(self) -> None:
+        """Drain when nothing has used the daemon for long."""
+        seconds = self.config.node.exit_when_idle_seconds
+        if seconds:
+            await self._idle_time.lasts(seconds)
+            log.info("draining", idle_for_seconds=seconds)
+            self._drain_asked.set()
+
+    def _look_whether_idle(self) -> None:
+        self._idle_time.look(is_idle=not self._sessions and self._streams.are_quiet, now=self._loop.time())
 
     # ---- other settings
 
@@ -306,6 +344,7 @@ class Daemon:
     def _streams_settled(self) -> None:
         """Hand on room of the node that came free, and notice when draining is done.  Streams have just settled."""
         self._streams.hand_room_on(self._loop.time())
+        self._look_whether_idle()
         if self.state is State.DRAINING and self._streams.are_quiet:
             self._quiet.set()
 
