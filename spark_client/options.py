@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple, TypedDict, Union
 
 from producerd.errors import Code, ConfigurationError
 from spark_client.results import marked
@@ -41,6 +41,29 @@ SECONDS_OF: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "
 """Spark's units of time (JavaUtils.timeStringAs)."""
 JsonOption = Union[str, int, float, bool]
 """A value that Spark takes for one of its own options, as text."""
+
+
+class WriterKeywords(TypedDict, total=False):
+    """The options as keywords, for editors and type checkers.  `WriterOptions` has the same fields."""
+
+    stream: str | None
+    partition_key: str | Column
+    data: str | Column | None
+    explicit_hash_key: str | Column | None
+    stream_column: str | Column | None
+    json_options: Mapping[str, JsonOption] | None
+    socket: str | None
+    null_key: str
+    on_bad_record: str
+    put_timeout_seconds: float | None
+    flush_timeout_seconds: float | None
+    connect_timeout_seconds: float
+    reconnect_timeout_seconds: float
+    allow_speculation: bool
+
+
+class NoKeywords(TypedDict):
+    """No keywords: a type checker refuses each, where a function takes any to name the right one in its error."""
 
 
 @dataclass(frozen=True)

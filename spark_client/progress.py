@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from producerd import __version__
 from producerd.errors import ProducerdError
 from producerd.wire import frames
 from spark_client.channel import LEAST_SECONDS, ask, dial, socket_paths
+from spark_client.interrupts import insist
 from spark_client.results import names_of
 from spark_client.session import describe
 
@@ -30,8 +31,34 @@ FIRST_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 300.0
 """The daemon reports to a blocked caller as often."""
 ANSWER_SECONDS: Final = 2.0
+DESCRIPTION: Final = "spark.job.description"
+"""The property of a thread that Spark's UI shows for its jobs and stages."""
 MOST_TASKS: Final = 200
 """Tasks whose hosts are looked up at most, as each takes several calls of the JVM."""
+
+
+def _name_of(plan: Plan) -> str:
+    stream = f"stream {plan.stream}" if plan.stream is not None else "the streams of its rows"
+    batch = "the write" if plan.batch_id is None else f"batch {plan.batch_id}"
+    return f"{batch} to {stream}"
+
+
+@contextmanager
+def described(spark: SparkSession, plan: Plan) -> Iterator[None]:
+    """In the block, name this thread's jobs and stages in Spark's UI after the batch and its stream.
+
+    Under Spark Connect nothing can name them.
+    """
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        yield
+        return
+    context = spark.sparkContext
+    before = context.getLocalProperty(DESCRIPTION)
+    context.setLocalProperty(DESCRIPTION, f"producerd: {_name_of(plan)}")
+    try:
+        yield
+    finally:
+        insist(context.setLocalProperty, DESCRIPTION, before)
 
 
 class Running(NamedTuple):
@@ -53,9 +80,7 @@ class Progress:
         self._spark = spark
         self._plan = plan
         self._tag = tag
-        stream = f"stream {plan.stream}" if plan.stream is not None else "the streams of its rows"
-        batch = "the write" if plan.batch_id is None else f"batch {plan.batch_id}"
-        self._write = f"{batch} to {stream}"
+        self._write = _name_of(plan)
         self._began = time.monotonic()
         self._over = threading.Event()
 

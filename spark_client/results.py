@@ -6,6 +6,7 @@ Both name rows by their partition and their number in it, never by what they hol
 
 from __future__ import annotations
 
+import html
 import json
 import logging
 import re
@@ -152,11 +153,30 @@ class BatchResult(NamedTuple):
         waited = f"{self.seconds_blocked:.1f} s blocked, {self.seconds_flushing:.1f} s flushing"
         return f"{batch}{self.records} records, {self.bytes} bytes in {tasks}, {waited}{counts}"
 
+    def __repr__(self) -> str:
+        """Return every figure, but not the result of each task."""
+        fields = (f"{name}={value!r}" for name, value in zip(self._fields[:-1], self))
+        return f"BatchResult({', '.join(fields)}, partitions=<{len(self.partitions)}>)"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the figures, which notebooks show."""
+        hosts = f"{len(self.partitions)} on {names_of(partition.host for partition in self.partitions) or '-'}"
+        shown = [*zip(self._fields[:-2], self[:-2]), ("tasks", hosts)]
+        shown += [("skipped row", f"{row.partition}:{row.row} {row.code}") for row in self.skipped_rows]
+        rows = "".join(f"<tr><th>{name.replace('_', ' ')}</th><td>{_shown(value)}</td></tr>" for name, value in shown)
+        return f"<table>{rows}</table>"
+
     def log(self, logger: logging.Logger) -> None:
         """Log one line, as a warning if rows were left out."""
         level = logging.WARNING if self.skipped else logging.INFO
         rows = ", ".join(f"{row.partition}:{row.row} {row.code}" for row in self.skipped_rows)
         logger.log(level, "%s%s", self, f"; skipped (partition:row): {rows}" if rows else "")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, (int, float)):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+    return html.escape("-" if value is None else str(value))
 
 
 def merge(

@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Any, Final
 from producerd.errors import Code, ProducerdError
 from spark_client.interrupts import cancelled_on_interrupt, insist
 from spark_client.options import JsonOption, WriterOptions, refuse_unknown
-from spark_client.progress import Progress
+from spark_client.progress import Progress, described
 from spark_client.results import BatchResult, PartitionResult, error_in, marked, merge
 from spark_client.selection import select
 from spark_client.task import Plan, refuse_speculation, send_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from typing_extensions import Unpack
+
+    from spark_client.options import NoKeywords, WriterKeywords
 
 LOG: Final = logging.getLogger("producerd.client")
 ARROW_BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -90,7 +93,7 @@ class KinesisBatchWriter:
         connect_timeout_seconds: float = 10,
         reconnect_timeout_seconds: float = 120,
         allow_speculation: bool = False,
-        **unknown: Any,
+        **unknown: Unpack[NoKeywords],
     ) -> None:
         refuse_unknown(unknown)
         self.last_result: BatchResult | None = None
@@ -139,6 +142,7 @@ class KinesisBatchWriter:
         with (
             _bounded_arrow_batches(spark, self._row_bytes),
             cancelled_on_interrupt(spark) as tag,
+            described(spark, plan),
             Progress(spark, plan, tag),
         ):
             results = [PartitionResult.from_line(row[0]) for row in _collect(reports)]
@@ -150,7 +154,7 @@ class KinesisBatchWriter:
         return result
 
 
-def write_batch(df: DataFrame, batch_id: int | None = None, **options: Any) -> BatchResult:
+def write_batch(df: DataFrame, batch_id: int | None = None, **options: Unpack[WriterKeywords]) -> BatchResult:
     """Write a DataFrame once, with the options of `KinesisBatchWriter`; return when every record is acknowledged."""
     return KinesisBatchWriter(**options).write(df, batch_id)
 

@@ -37,7 +37,7 @@ class Import:
 
 
 CLOCK_AND_IO = frozenset({"asyncio", "selectors", "socket", "ssl", "time"})
-SPARK = frozenset({"pandas", "pyarrow", "pyspark"})
+SPARK = frozenset({"pandas", "pyarrow", "pyspark", "typing_extensions"})  # the last one for type checkers
 
 # The first prefix that fits decides.
 RULES: dict[str, Rule] = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from producerd.errors import ConfigurationError
-from spark_client import KinesisBatchWriter
-from spark_client.options import OPTIONS, WriterOptions, from_text, seconds
+from spark_client import KinesisBatchWriter, write_batch
+from spark_client.options import OPTIONS, WriterKeywords, WriterOptions, from_text, seconds
 
 
 def test_the_writer_the_table_and_the_values_have_the_same_names_and_defaults() -> None:
@@ -18,6 +18,22 @@ def test_the_writer_the_table_and_the_values_have_the_same_names_and_defaults() 
     of_the_writer = {name: parameter.default for name, parameter in signature.items() if name != "unknown"}
     assert of_the_writer == {field.name: field.default for field in dataclasses.fields(WriterOptions)}
     assert list(of_the_writer) == [option.name for option in OPTIONS]
+    typed = {field.name: field.type for field in dataclasses.fields(WriterOptions)}
+    assert {name: kind.__forward_arg__ for name, kind in WriterKeywords.__annotations__.items()} == typed
+    assert {name: parameter.annotation for name, parameter in signature.items() if name != "unknown"} == typed
+
+
+def test_a_type_checker_refuses_what_is_no_option_and_what_has_the_wrong_type() -> None:
+    """`./dev check` fails if one of these is not refused any more."""
+    with pytest.raises(ConfigurationError):
+        KinesisBatchWriter("s", put_timeout="5s")  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError):
+        KinesisBatchWriter("s", put_timeout_seconds="5s")  # type: ignore[arg-type]
+    frame: Any = None
+    with pytest.raises(ConfigurationError):
+        write_batch(frame, stream="s", put_timeout="5s")  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError):
+        write_batch(frame, stream="s", put_timeout_seconds="5s")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

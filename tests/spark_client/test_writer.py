@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError, RecordsFailed
+from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError, RecordsFailed, RowFailure
 from spark_client import BadColumn, KinesisBatchWriter, SkippedRow, selection, write_batch
+from spark_client.results import BatchResult, PartitionResult, merge
 from spark_client.writer import _bounded_arrow_batches
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Row, Session, in_turn, serve
 
@@ -230,6 +231,63 @@ def test_the_writer_keeps_its_last_result(daemon: FakeDaemon, flights: DataFrame
     assert (result.batch_id, result.records) == (4, 1_000)
     waited = f"{result.seconds_blocked:.1f} s blocked, {result.seconds_flushing:.1f} s flushing"
     assert str(result) == f"batch 4: 1000 records, {result.bytes} bytes in 2 tasks, {waited}"
+
+
+def a_result(tasks: int) -> BatchResult:
+    skipped = (RowFailure(Code.RECORD_INVALID, "no <data>", 1, False, (3,), "s"),)
+    partitions = [
+        PartitionResult(n, f"host-{n}", 500_000, 9, 0, 0, 0, 0, 0, 1.25, 0.5, skipped if n == 0 else ())
+        for n in range(tasks)
+    ]
+    return merge(7, "s", partitions, skip_bad_records=True)
+
+
+def test_a_result_fits_on_a_screen_however_many_tasks_it_has() -> None:
+    result = a_result(3)
+    assert repr(result) == (
+        "BatchResult(batch_id=7, records=1500000, bytes=27, skipped=1, retries=0, throttled=0, possible_duplicates=0, "
+        "spread_keys=0, resent=0, seconds_blocked=3.75, seconds_flushing=1.5, "
+        "skipped_rows=(SkippedRow(partition=0, row=3, code='RECORD_INVALID'),), partitions=<3>)"
+    )
+    assert len(repr(a_result(10_000))) < 400
+
+
+def test_a_notebook_shows_a_result_as_a_table() -> None:
+    shown = a_result(30)._repr_html_()
+    for row in (
+        "<tr><th>batch id</th><td>7</td></tr>",
+        "<tr><th>records</th><td>15,000,000</td></tr>",
+        "<tr><th>seconds blocked</th><td>37.5</td></tr>",
+        "<tr><th>skipped row</th><td>0:3 RECORD_INVALID</td></tr>",
+    ):
+        assert row in shown
+    assert "<tr><th>tasks</th><td>30 on host-0, host-1, host-10, " in shown
+    assert shown.endswith("</table>")
+    assert len(shown) < 2_000
+    assert "<td>-</td>" in a_result(1)._replace(batch_id=None)._repr_html_()
+    odd = a_result(1)._replace(skipped_rows=(SkippedRow(0, 1, "<b>"),))
+    assert "0:1 &lt;b&gt;" in odd._repr_html_()
+
+
+@pytest.mark.spark
+def test_sparks_ui_names_jobs_and_stages_after_batch_and_stream(daemon: FakeDaemon, flights: DataFrame) -> None:
+    context: Any = flights.sparkSession.sparkContext
+    context.setLocalProperty("spark.job.description", "the user's own")
+    try:
+        KinesisBatchWriter("s", "tail.num", socket=daemon.path).write(flights, 4)
+        write_batch(flights.selectExpr("*", "'s' AS stream"), partition_key="tail.num", socket=daemon.path)
+        assert context.getLocalProperty("spark.job.description") == "the user's own"
+    finally:
+        context.setLocalProperty("spark.job.description", None)
+    store = context._jsc.sc().statusStore()
+    jobs = store.jobsList(None)
+    named: dict[str, set[str]] = {}
+    for job in (jobs.apply(at) for at in range(jobs.size())):
+        stage = store.lastStageAttempt(job.stageIds().apply(0))
+        if job.description().isDefined():
+            named.setdefault(job.description().get(), set()).add(stage.description().get())
+    for name in ("producerd: batch 4 to stream s", "producerd: the write to the streams of its rows"):
+        assert named[name] == {name}
 
 
 @pytest.mark.spark
