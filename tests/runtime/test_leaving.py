@@ -68,42 +68,26 @@ def test_an_id_that_is_another_process_s_by_now_has_ended(process: subprocess.Po
         asyncio.run(asyncio.wait_for(owner.ends(), 10))
 
 
-def test_the_daemon_ends_soon_after_its_owner_though_records_are_left(process: subprocess.Popen[bytes]) -> None:
-    kinesis = FakeKinesis()
-    kinesis.create_stream("flights", shards=1)
+@pytest.mark.parametrize("drains", [False, True])
+def test_the_daemon_ends_soon_after_its_owner_though_records_are_left(
+    process: subprocess.Popen[bytes], server: FakeServer, drains: bool
+) -> None:
+    """Also while it drains because of a signal, for which it has a minute."""
     owner = f"--owner={process.pid}:{start_of(process.pid)}"
-    kinesis.standing.append(Fault("hang"))
-    with (
-        serve_in_thread(kinesis) as server,
-        daemon(server.url, options=[owner], drain_timeout_seconds=60, exit_code=None) as running,
-    ):
+    server.kinesis.standing.append(Fault("hang"))
+    with daemon(server.url, options=[owner], drain_timeout_seconds=60, exit_code=None) as running:
         with session(running, deliver=True) as client:
             client.put(rows(10))
             until(lambda: running.metrics()["queue_records"] == 10)
+        if drains:
+            running.signal()
+            until(lambda: "draining signal=SIGTERM" in running.log)
         process.kill()
         ended_at = time.monotonic()
         assert running.wait() == 1
         assert time.monotonic() - ended_at < 5
         assert f"owner_ended={process.pid}" in running.log
         assert "records were lost: their callers had gone" in running.log
-
-
-def test_the_daemon_s_owner_may_end_while_it_drains(process: subprocess.Popen[bytes]) -> None:
-    kinesis = FakeKinesis()
-    kinesis.create_stream("flights", shards=1)
-    owner = f"--owner={process.pid}:{start_of(process.pid)}"
-    kinesis.standing.append(Fault("hang"))
-    with (
-        serve_in_thread(kinesis) as server,
-        daemon(server.url, options=[owner], drain_timeout_seconds=60, exit_code=None) as running,
-    ):
-        with session(running, deliver=True) as client:
-            client.put(rows(10))
-            until(lambda: running.metrics()["queue_records"] == 10)
-        running.signal()
-        until(lambda: "draining signal=SIGTERM" in running.log)
-        process.kill()
-        assert running.wait(10) == 1
 
 
 # ---- idle
