@@ -202,6 +202,7 @@ class Session(asyncio.BufferedProtocol):
         self._deliver = False
         self._take_good = False
         self.session_id = session_id
+        self._abort: asyncio.TimerHandle | None = None  # of a connection that the daemon closes
         self.peer: Peer | None = None  # the client's process, as the kernel reports it
         self.who = "a client that has not sent HELLO"
         self.ended_as = ""  # why the connection ended: one of `DISCONNECT_REASONS`
@@ -285,6 +286,8 @@ class Session(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything, because the connection is gone."""
         self._transport = None
+        if self._abort is not None:
+            self._abort.cancel()  # the timer would keep 1 KB for each client that was turned away
         if not self.ended_as:
             owes = self._unacked or self._waiting
             self.ended_as = "lost" if exc is not None or owes else "closed"
@@ -300,7 +303,7 @@ class Session(asyncio.BufferedProtocol):
             transport.write(frames.encode(frames.Close(code, message)))
             transport.close()
             # Cut the connection after this time, even if the client never reads the reason.
-            self._loop.call_later(self._rules.body_timeout_seconds, transport.abort)
+            self._abort = self._loop.call_later(self._rules.body_timeout_seconds, transport.abort)
 
     # ---- for the gate and the pipeline
 

@@ -361,3 +361,18 @@ def test_sessions_leave_no_descriptor_and_no_memory_behind(kinesis: FakeKinesis,
         metrics = running.metrics()
         assert conserved(metrics)
         assert idle(metrics)
+
+
+def test_clients_that_are_turned_away_leave_no_memory() -> None:
+    """Each one left 1 KB for `body_timeout_seconds`: the timer that would have cut its connection."""
+    with daemon(None, max_connections=1, body_timeout_seconds=600, forked=False) as running, session(running):
+
+        def turned_away(count: int) -> None:
+            for _ in range(count):
+                with WireClient(running.socket) as client:
+                    assert client.expect(frames.Close).code == "CONNECTION_LIMIT"
+
+        turned_away(1_000)
+        before = running.rss_bytes()
+        turned_away(4_000)
+        assert running.rss_bytes() - before < 1 << 21
