@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--owner", type=_owner, metavar="PID:START", help=argparse.SUPPRESS
     )  # as `spark_client` starts it
+    serve.add_argument("--log", type=Path, metavar="FILE", help=argparse.SUPPRESS)
     serve.set_defaults(run=_serve)
     check = commands.add_parser(
         "check",
@@ -155,6 +156,11 @@ def _add_demo_options(demo: argparse.ArgumentParser) -> None:
         help="use this Kinesis, which may be AWS's own, with your credentials: the demo creates a stream of --shards "
         "there, paces it as a real one, and deletes it at the end (default: an embedded Kinesis)",
     )
+    demo.add_argument(
+        "--no-daemon",
+        action="store_true",
+        help="start no daemon; Spark's tasks start one (`daemon=` of the writer)",
+    )
     # For the tests: change what was read back, to show that the comparison can fail.
     demo.add_argument("--break", dest="tamper", choices=("drop", "duplicate", "corrupt"), help=argparse.SUPPRESS)
 
@@ -193,7 +199,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     gc.disable()  # until the daemon serves: collecting garbage during the imports took a fifth of the start
     from producerd.runtime.app import run  # after the settings: a wrong one is reported before 0.5 s of imports
 
-    return run(config, partial(load, parsed.config, parsed.sets), parsed.owner)
+    return run(config, partial(load, parsed.config, parsed.sets), parsed.owner, parsed.log)
 
 
 def _check(parsed: argparse.Namespace) -> int:
@@ -240,6 +246,7 @@ def _demo(parsed: argparse.Namespace) -> int:
             parsed.aggregation,
             parsed.endpoint_url,
             parsed.tamper,
+            parsed.no_daemon,
         )
     except ValueError as error:
         print(f"producerd demo: error: {error}", file=sys.stderr)

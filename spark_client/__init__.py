@@ -19,6 +19,7 @@ from producerd.errors import (
 )
 from spark_client.checks import check
 from spark_client.client import KinesisClient, Record
+from spark_client.gathering import PutFuture
 from spark_client.results import BatchResult, PartitionResult, SkippedRow
 from spark_client.writer import KinesisBatchWriter, write_batch
 
@@ -35,6 +36,7 @@ __all__ = [
     "PartitionResult",
     "ProducerdError",
     "ProtocolError",
+    "PutFuture",
     "Record",
     "RecordsFailed",
     "Refused",

@@ -120,10 +120,12 @@ class PlainRows:
 
     def __init__(self, rows: Sequence[tuple[bytes, bytes | None, bytes | None]]) -> None:
         self.records: int = len(rows)
-        self._rows = rows
-        self._has_hash_keys = any(hash_key for _, _, hash_key in rows)
-        sizes = (RECORD_CHARGE_BYTES + sum(map(len, filter(None, row))) for row in rows)
-        self._charged = [0, *itertools.accumulate(sizes)]
+        self._columns = tuple(zip(*rows)) if rows else ((), (), ())
+        self._has_hash_keys = any(self._columns[2])
+        sizes = (
+            RECORD_CHARGE_BYTES + len(value) + len(key or b"") + len(hash_key or b"") for value, key, hash_key in rows
+        )
+        self._charged = [*itertools.accumulate(sizes, initial=0)]
 
     def cut(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
         """Return where the frame that begins at ``start`` ends, as `Cuttable` asks."""
@@ -133,7 +135,7 @@ class PlainRows:
 
     def columns(self, start: int, stop: int) -> Columns:
         """Return the frame of rows ``start`` to ``stop``, copied."""
-        data, keys, hash_keys = zip(*self._rows[start:stop])
+        data, keys, hash_keys = (column[start:stop] for column in self._columns)
         return lay_out(keys, data, hash_keys if self._has_hash_keys else None)
 
 

@@ -11,8 +11,9 @@ import contextlib
 import os
 import select
 import socket
+import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProtocolError, Refused
@@ -32,8 +33,13 @@ LEAST_SECONDS: Final = 0.1
 RECEIVE_BYTES: Final = 64 * 1024
 ADMIN_SUFFIX: Final = ".admin.sock"
 """The end of the admin socket's default name, if the clients' socket is NAME.sock."""
+UCRED: Final = struct.Struct("=iII")
+"""The process, user and group at the other end of a unix socket (unix(7), SO_PEERCRED)."""
 MAX_PARTS: Final = 1024
 """The most buffers that one sendmsg takes, which is IOV_MAX of Linux."""
+
+
+NOBODY_LISTENS: Final = (FileNotFoundError, ConnectionRefusedError)
 
 
 class Late(Exception):
@@ -59,25 +65,32 @@ def socket_paths(argument: str | None = None, configured: str | None = None) -> 
     return tuple(paths)
 
 
-def dial(hello: frames.Hello, paths: Sequence[str], timeout_seconds: float) -> tuple[Channel, frames.Welcome]:
+def dial(
+    hello: frames.Hello, paths: Sequence[str], timeout_seconds: float, start: Callable[[], None] | None = None
+) -> tuple[Channel, frames.Welcome]:
     """Return a channel to the daemon at the first path where one answers, and its WELCOME.
 
-    While none answers, `dial` tries all paths again until the time-out.  Raises ConnectionFailed: with DAEMON_ABSENT,
-    with NOT_AUTHORIZED (at once), or with the code of the daemon's CLOSE.  Raises ConfigurationError if the path is the
-    admin socket's.
+    While none answers, `dial` calls ``start``, and tries all paths again until the time-out, which does not count the
+    time that ``start`` takes.  Raises ConnectionFailed: with DAEMON_ABSENT, with NOT_AUTHORIZED (at once), or with the
+    code of the daemon's CLOSE.  Raises ConfigurationError if the path is the admin socket's.
     """
     deadline = time.monotonic() + max(timeout_seconds, LEAST_SECONDS)
     while True:
         troubles: list[Exception] = []
         for path in paths:
             try:
-                return _greet(path, hello, deadline)
+                return greet(path, hello, deadline)
             except (OSError, Late, Lost) as error:  # Lost: a daemon that stops, perhaps before the next one starts
                 troubles.append(error)
         denied = [isinstance(error, PermissionError) for error in troubles]
         if all(denied) or time.monotonic() >= deadline:
             raise _absent(paths, troubles, timeout_seconds, Code.NOT_AUTHORIZED if any(denied) else Code.DAEMON_ABSENT)
-        time.sleep(DIAL_AGAIN_SECONDS)
+        if start is None or not all(isinstance(error, NOBODY_LISTENS) for error in troubles):
+            time.sleep(DIAL_AGAIN_SECONDS)
+        if start is not None:
+            began = time.monotonic()
+            start()
+            deadline += time.monotonic() - began
 
 
 def closed(message: frames.Close, owed: str = "") -> ProtocolError | ConnectionFailed:
@@ -138,6 +151,13 @@ class Channel:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    @property
+    def peer_pid(self) -> int:
+        """The id of the process that listens at the other end."""
+        pid: int
+        pid, _, _ = UCRED.unpack(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
+        return pid
 
     def tell(self, message: frames.Message) -> None:
         data = frames.encode(message)
@@ -223,7 +243,11 @@ class Channel:
         self._ended = True
 
 
-def _greet(path: str, hello: frames.Hello, deadline: float) -> tuple[Channel, frames.Welcome]:
+def greet(path: str, hello: frames.Hello, deadline: float) -> tuple[Channel, frames.Welcome]:
+    """Return a channel to the daemon at this path, and its WELCOME.
+
+    Raises OSError if nobody listens there, Late without an answer before the deadline, and Lost if the daemon ends.
+    """
     channel = Channel(path)
     try:
         with contextlib.suppress(Lost):  # a daemon that refuses this client may have sent CLOSE and gone
@@ -247,7 +271,8 @@ def _absent(paths: Sequence[str], troubles: Sequence[Exception], seconds: float,
         for path, error in zip(paths, troubles)
     )
     cure = (
-        "start it there with `producerd serve`, or name its socket (socket=, PRODUCERD_SOCKET, spark.producerd.socket)"
+        "start it there with `producerd serve`, name its socket (socket=, PRODUCERD_SOCKET, spark.producerd.socket), "
+        "or have tasks start one (daemon={...}, spark.producerd.daemon.*)"
     )
     found = f"no daemon to talk to on host {socket.gethostname()} within {seconds:g} s"
     if code == Code.NOT_AUTHORIZED:

@@ -26,9 +26,11 @@ from producerd.errors import Code, ProducerdError, Refused
 from producerd.wire import frames
 from producerd.wire.frames import Service
 from spark_client.channel import Channel, ask, dial, socket_paths
+from spark_client.configuration import configured
 from spark_client.options import WriterOptions
+from spark_client.own_daemon import OwnDaemon, jvm_pid
 from spark_client.results import ERRORS, marked, names_of
-from spark_client.task import SPECULATION, speculates
+from spark_client.task import SPECULATION, Plan, speculates
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,6 +44,8 @@ MOST_RECORD_BYTES: Final = 10 * 1024 * 1024
 ANSWER_SECONDS: Final = 2.0
 SERVICE_SECONDS: Final = 30.0
 """How long the daemon may take to ask the service: two time-outs of 10 s, and another 10 s to find credentials."""
+LEAST_OVERHEAD_BYTES: Final = 384 << 20
+NO_LIMIT_BYTES: Final = 1 << 62
 READY: Final = "ready"
 SAME_CLIENT: Final = (
     "install the driver's producerd wheel on every node, or ship its client zip (--py-files, or "
@@ -69,7 +73,8 @@ class ExecutorCheck(NamedTuple):
     The limits are the daemon's: a session's window, and the largest frame in charge and records.
 
     With a stream, the largest frame is the stream's.  Then there are also the queue's limits and filling, and the
-    stream's last error, if it has one.  ``service`` begins with "ready" and says how the daemon asked the service, or
+    stream's last error, if it has one.  ``memory`` is what a daemon that tasks start needs of the executor's.
+    ``service`` begins with "ready" and says how the daemon asked the service, or
     with "not verified" and says why.
     """
 
@@ -90,6 +95,7 @@ class ExecutorCheck(NamedTuple):
     queue_limit_bytes: int = 0
     last_error: str = ""
     service: str = ""
+    memory: str = ""
 
 
 class Problem(NamedTuple):
@@ -154,6 +160,8 @@ def check(
     socket: str | None = None,
     connect_timeout_seconds: float = 10,
     allow_speculation: bool = False,
+    daemon: Mapping[str, Any] | None = None,
+    daemon_start_timeout_seconds: float = 60,
 ) -> ClusterCheck:
     """Run one job over all executors; return what they have, or raise one error that names every problem.
 
@@ -161,15 +169,20 @@ def check(
     it asks by a dry run of PutRecords, elsewhere by ListShards.  If it may not list shards, the stream counts as not
     verified.
 
-    ``socket``, ``connect_timeout_seconds`` and ``allow_speculation`` are as for `KinesisBatchWriter`.
+    ``socket``, ``daemon``, ``allow_speculation`` and the time-outs are as for `KinesisBatchWriter`.
 
     The error has the code of the worst problem.  Each problem is a line that begins with ``PRODUCERD[CODE]:`` and names
     the hosts that have it.  The check does not see executors that come later.
     """
     # The constructor raises for values that are not valid.
-    WriterOptions(stream, socket=socket, connect_timeout_seconds=connect_timeout_seconds)
-    application_id = spark.conf.get("spark.app.id", "")
-    ask = (socket, spark.conf.get("spark.producerd.socket", None), stream, application_id, connect_timeout_seconds)
+    options = WriterOptions(
+        stream,
+        socket=socket,
+        connect_timeout_seconds=connect_timeout_seconds,
+        daemon=daemon,
+        daemon_start_timeout_seconds=daemon_start_timeout_seconds,
+    )
+    ask = Plan.of(options, **configured(spark), application_id=spark.conf.get("spark.app.id", "")).plain()
     driver, missing = installed()
     executors, found = _merged(_run(spark, _on_executor(ask)))
     problems = {problem: ["the driver"] for problem in missing}
@@ -207,7 +220,7 @@ def _run(spark: SparkSession, task: Callable[[int], str]) -> list[Mapping[str, A
     raise ProducerdError(marked(Code.VERSION_MISMATCH, text), code=Code.VERSION_MISMATCH)
 
 
-def _on_executor(ask: tuple[Any, ...]) -> Callable[[int], str]:
+def _on_executor(ask: Mapping[str, Any]) -> Callable[[int], str]:
     """Return the task.  It is pickled by value, so that it also runs where our modules are not found."""
     version, cure, code = __version__, SAME_CLIENT, Code.CONFIGURATION
 
@@ -222,7 +235,7 @@ def _on_executor(ask: tuple[Any, ...]) -> Callable[[int], str]:
         except Exception as error:
             text = f"no client {version} in {sys.executable} ({type(error).__name__}: {error}): {cure}"
             return json.dumps({"executor": [socket.gethostname(), os.getppid(), ""], "problems": [[code, text]]})
-        return probe(*ask)
+        return probe(**ask)
 
     return task
 
@@ -266,15 +279,13 @@ def _error(problems: Mapping[Problem, Sequence[str]]) -> ProducerdError:
 # ------------------------------------------------------------------------------------------------------- on an executor
 
 
-def probe(
-    socket: str | None, configured: str | None, stream: str | None, application_id: str, connect_timeout_seconds: float
-) -> str:
-    """Return what this executor has and which problems, as JSON."""
+def probe(**plan_fields: Any) -> str:
+    """Return what this executor has and which problems, as JSON.  `Plan.plain` has the fields."""
+    plan = Plan.of_plain(plan_fields)
     has, problems = installed()
-    executor = ExecutorCheck(sockets.gethostname(), jvm_pid(), _user(), has)
+    executor = ExecutorCheck(sockets.gethostname(), jvm_pid() or os.getppid(), _user(), has)
     try:
-        paths = socket_paths(socket, configured)
-        executor = _ask_daemon(executor, paths, stream, application_id, connect_timeout_seconds)
+        executor = _ask_daemon(executor, plan)
     except ProducerdError as error:
         # The driver names the hosts, once.
         problems.append(Problem(error.code, str(error).replace(f" on host {executor.host}", "")))
@@ -302,23 +313,6 @@ def installed() -> tuple[Installed, list[Problem]]:
     return Installed(platform.python_version(), spark, __version__, where, *libraries), problems
 
 
-def jvm_pid(proc: str = "/proc") -> int:
-    """Return the pid of this worker's JVM, or of the process that forked the worker if /proc does not say.
-
-    Either differs from executor to executor.
-    """
-    pid = os.getppid()
-    while pid:
-        try:
-            name, _, rest = Path(proc, str(pid), "stat").read_text().partition("(")[2].rpartition(")")
-        except OSError:
-            break
-        if name == "java":
-            return pid
-        pid = int(rest.split()[1])
-    return os.getppid()
-
-
 def _user() -> str:
     import pwd  # not on Windows, from where a Connect client may call check()
 
@@ -329,12 +323,17 @@ def _user() -> str:
         return str(uid)
 
 
-def _ask_daemon(
-    executor: ExecutorCheck, paths: Sequence[str], stream: str | None, application_id: str, timeout_seconds: float
-) -> ExecutorCheck:
+def _ask_daemon(executor: ExecutorCheck, plan: Plan) -> ExecutorCheck:
     client = f"spark_client {__version__}, Python {platform.python_version()}, check"
-    hello = frames.Hello(frames.VERSION, frames.VERSION, client=client, application_id=application_id, pid=os.getpid())
-    channel, welcome = dial(hello, paths, timeout_seconds)
+    hello = frames.Hello(
+        frames.VERSION, frames.VERSION, client=client, application_id=plan.application_id, pid=os.getpid()
+    )
+    own, stream = plan.own_daemon(), plan.stream
+    if own is None:
+        channel, welcome = dial(hello, socket_paths(plan.socket, plan.configured_socket), plan.connect_timeout_seconds)
+    else:
+        executor = executor._replace(memory=memory_of(own))
+        channel, welcome = dial(hello, own.paths, plan.connect_timeout_seconds, own.start)
     try:
         executor = executor._replace(
             socket=channel.path,
@@ -347,6 +346,31 @@ def _ask_daemon(
         return executor if stream is None else _ask_stream(executor, channel, stream)
     finally:
         channel.close()
+
+
+def memory_of(own: OwnDaemon) -> str:
+    """Return what a daemon that tasks start needs of the executor's memory, and whether its container has that.
+
+    Spark's default of ``spark.executor.memoryOverhead`` is 384 MiB, or a tenth of the heap if that is more.
+    """
+    daemon_bytes, heap_bytes, container_bytes = own.memory_bytes, own.heap_bytes(), container_limit_bytes()
+    overhead_bytes = max(LEAST_OVERHEAD_BYTES, heap_bytes // 10) + daemon_bytes
+    needs = f"spark.executor.memoryOverhead={overhead_bytes >> 20}m, {_size(daemon_bytes)} of it for the daemon"
+    if container_bytes and heap_bytes + overhead_bytes > container_bytes:
+        has = f"the container has {_size(container_bytes)}, of which {_size(heap_bytes)} are the heap's"
+        return f"TOO LITTLE: {has}; give {needs}"
+    return needs
+
+
+def container_limit_bytes(system: str = "/sys/fs/cgroup") -> int:
+    """Return the memory limit of this process's container, by cgroups of version 2 or 1; 0 if there is none."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = Path(system, name).read_text().strip()
+        except OSError:
+            continue
+        return int(text) if text.isdecimal() and int(text) < NO_LIMIT_BYTES else 0
+    return 0
 
 
 def _ask_stream(executor: ExecutorCheck, channel: Channel, stream: str) -> ExecutorCheck:
@@ -406,6 +430,7 @@ def _cells(executor: ExecutorCheck) -> dict[str, str]:
         "largest frame": f"{_size(executor.max_frame_bytes)}, {executor.max_frame_records:,} records",
         "largest record": _largest_record(executor.max_record_bytes),
         "queue": queue if most else "",
+        "memory": executor.memory,
         "last error": executor.last_error,
         "Kinesis": executor.service,
     }

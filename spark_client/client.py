@@ -1,8 +1,8 @@
 """A plain Python program writes to Kinesis through the daemon of its node.
 
-`KinesisClient.put` returns when the daemon has taken a record, and so blocks while the queue is full.  The future that
-it returns is done when the record is stored.  With ``on_disconnect="deliver"`` the daemon delivers what it has taken
-even if this process dies.
+`KinesisClient.put` gathers records while a frame is on its way to the daemon.  It blocks while the queue is full and
+the next frame, too.  Its future's ``taken`` tells whether the daemon has the record, and the future is done when the
+record is stored.  With ``on_disconnect="deliver"`` the daemon delivers what it has taken even if this process dies.
 
 One thread owns the connection.  Callers of any thread hand it steps and wait until these end.  Between steps it settles
 the acknowledgements that arrive.  So a caller that is interrupted, or whose time-out passes, never leaves a message
@@ -20,10 +20,9 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as StillRuns  # its own class until Python 3.11
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Callable, Final, NamedTuple
 
@@ -34,20 +33,25 @@ from producerd.errors import (
     ConnectionFailed,
     FlushTimeout,
     ProducerdError,
-    RecordsFailed,
     Refused,
     RowFailure,
 )
 from producerd.wire import frames
+from spark_client import daemon_settings
 from spark_client.batches import PlainRows
 from spark_client.channel import LEAST_SECONDS, socket_paths
 from spark_client.connection import Connection
+from spark_client.daemon_settings import DaemonSettings
+from spark_client.gathering import CallFuture, Gathered, PutFuture, Row, end, records_failed
 from spark_client.options import MOST_SECONDS, is_seconds, refuse
+from spark_client.own_daemon import OwnDaemon
 from spark_client.results import MAX_FAILURES_NAMED, as_line
 from spark_client.session import ANSWER_SECONDS
 from spark_client.tally import Tally
 
 LOG: Final = logging.getLogger("producerd.client")
+LOCK_SECONDS: Final = 5.0
+"""Nobody holds the lock for longer than a moment."""
 CLOSED: Final = "the client was closed before the acknowledgement"
 
 
@@ -62,7 +66,8 @@ class Record(NamedTuple):
 class KinesisClient:
     """Puts records into ``stream``, or into the stream that a call names.  The constructor connects, or raises.
 
-    ``socket``, ``connect_timeout_seconds`` and ``reconnect_timeout_seconds`` are as for `KinesisBatchWriter`.
+    ``socket``, ``daemon`` and the time-outs are as for `KinesisBatchWriter`.  A daemon that this client starts belongs
+    to this process, and ends with it.
     ``on_disconnect`` says what the daemon does with this process's records when the process is gone: "deliver" or
     "discard".
 
@@ -78,10 +83,13 @@ class KinesisClient:
         on_disconnect: str = "deliver",
         connect_timeout_seconds: float = 10,
         reconnect_timeout_seconds: float = 120,
+        daemon: Mapping[str, Any] | None = None,
+        daemon_start_timeout_seconds: float = 60,
     ) -> None:
         timeouts = {
             "connect_timeout_seconds": connect_timeout_seconds,
             "reconnect_timeout_seconds": reconnect_timeout_seconds,
+            "daemon_start_timeout_seconds": daemon_start_timeout_seconds,
         }
         wrong = {name: value for name, value in timeouts.items() if not is_seconds(value)}
         problems = [
@@ -91,6 +99,10 @@ class KinesisClient:
             problems.append(f"on_disconnect={on_disconnect!r}: give 'deliver' or 'discard'")
         if stream == "" or not isinstance(stream, (str, type(None))):
             problems.append(f"stream={stream!r}: give the Kinesis stream's name")
+        if daemon is not None:
+            problems += daemon_settings.problems(daemon)
+            if socket is not None:
+                problems.append(f"socket={socket!r}: of a daemon that runs already, and daemon= starts one")
         refuse(problems)
         self._stream = stream
         hello = frames.Hello(
@@ -101,7 +113,8 @@ class KinesisClient:
             client=f"KinesisClient {__version__}, Python {platform.python_version()}",
             pid=os.getpid(),
         )
-        paths = socket_paths(socket)
+        own = None if daemon is None else OwnDaemon(DaemonSettings.of(daemon), daemon_start_timeout_seconds)
+        paths = socket_paths(socket) if own is None else own.paths
 
         def connect(acknowledged: Callable[[], object]) -> Connection:
             return Connection(
@@ -110,6 +123,7 @@ class KinesisClient:
                 connect_timeout_seconds=connect_timeout_seconds,
                 reconnect_timeout_seconds=reconnect_timeout_seconds,
                 acknowledged=acknowledged,
+                start=None if own is None else own.start,
             )
 
         self._owner = _ConnectionThread(connect)
@@ -122,15 +136,30 @@ class KinesisClient:
         *,
         stream: str | None = None,
         timeout_seconds: float | None = None,
-    ) -> Future[None]:
-        """Hand one record to the daemon; wait while there is no room for it.
+    ) -> PutFuture:
+        """Hand one record over; wait while there is no room for it.
+
+        Records that are put while a frame is on its way to the daemon go with the next one, all at once.  A lone record
+        goes at once.  So a record may wait in this process, of which at most one frame for each stream does; the
+        future's ``taken`` is 1 as soon as the daemon has it.  With ``timeout_seconds`` the call itself waits for that,
+        and raises BackpressureTimeout if there is no room in time.  The daemon then took nothing.
 
         Returns a future that is done when the record is stored, and that raises RecordsFailed if it cannot be.  Raises
-        BackpressureTimeout if there was no room in time.  The daemon then took nothing.  Raises Refused if the stream
-        takes no records, ConnectionFailed without a daemon, and TypeError for data that is not text or bytes.
+        Refused if the stream takes no records, ConnectionFailed without a daemon, and TypeError for data that is not
+        text or bytes.
         """
-        record = Record(data, partition_key, explicit_hash_key)
-        return self.put_many([record], stream=stream, timeout_seconds=timeout_seconds)
+        if timeout_seconds is not None:
+            record = Record(data, partition_key, explicit_hash_key)
+            return self.put_many([record], stream=stream, timeout_seconds=timeout_seconds)
+        name = stream or self._stream
+        if not isinstance(name, str) or not name:
+            raise _no_stream(name)
+        row: Row
+        if type(data) is bytes and type(partition_key) is str and explicit_hash_key is None and partition_key.isascii():
+            row = data, partition_key.encode() or None, None  # the usual one, in a fraction of the time
+        else:
+            row = _encoded(0, Record(data, partition_key, explicit_hash_key))
+        return self._owner.gather(name, row)
 
     def put_many(
         self,
@@ -138,7 +167,7 @@ class KinesisClient:
         *,
         stream: str | None = None,
         timeout_seconds: float | None = None,
-    ) -> Future[None]:
+    ) -> PutFuture:
         """Hand records to the daemon in order, many at a time.  Each is a `Record`, or a tuple like it.
 
         The future is done when the last one is stored.  It raises RecordsFailed if some cannot be, and names them by
@@ -146,10 +175,8 @@ class KinesisClient:
         were taken before, which are the first ones.  Go on with the next.  `flush` waits for those taken.
         """
         name = stream or self._stream
-        if not name:
-            raise ValueError("stream: name one, here or for the whole client")
-        if not isinstance(name, str):
-            raise TypeError(f"stream is {type(name).__name__}: give the Kinesis stream's name")
+        if not isinstance(name, str) or not name:
+            raise _no_stream(name)
         rows = PlainRows([_encoded(place, record) for place, record in enumerate(records)])
         return self._owner.put(name, rows, timeout_seconds)
 
@@ -186,19 +213,32 @@ class KinesisClient:
             self._owner.end()
 
 
-@dataclass
 class _Put:
     """One call's records, until the last that was taken has ended."""
 
-    stream: str
-    tally: Tally = field(default_factory=Tally)
-    future: Future[None] = field(default_factory=Future)
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.tally = Tally()
+        self.future = CallFuture(self.tally)
 
-    def __post_init__(self) -> None:
-        self.future.set_running_or_notify_cancel()  # what was taken cannot be cancelled
+    @property
+    def owed_records(self) -> int:
+        """How many records that were taken have not ended."""
+        return self.tally.taken - self.tally.records
 
 
-_Step = tuple["Future[Any]", Callable[[Connection], Any]]
+class _Step(NamedTuple):
+    """What a caller wants done with the connection, when ``before`` has gone to the daemon."""
+
+    done: Future[Any]
+    act: Callable[[Connection], Any]
+    before: Sequence[Gathered]
+
+
+def _no_stream(name: Any) -> Exception:
+    if not name:
+        return ValueError("stream: name one, here or for the whole client")
+    return TypeError(f"stream is {type(name).__name__}: give the Kinesis stream's name")
 
 
 class _ConnectionThread:
@@ -208,8 +248,11 @@ class _ConnectionThread:
         self._connect = connect
         self._connection: Connection | None = self._connected()
         self._pid = os.getpid()
-        self._puts: list[_Put] = []  # that have not ended; only the thread changes it
-        self._lock = threading.Lock()  # guards the next four
+        self._puts: list[_Put | Gathered] = []  # that have not ended; only the thread changes it
+        self._lock = threading.Lock()  # guards the next seven
+        self._gathering: dict[str, Gathered] = {}  # by stream, what goes to the daemon next
+        self._room = threading.Condition(self._lock)  # in these, or for another one
+        self._largest: dict[str, tuple[int, int]] = {}  # the largest frame (charge, records) of each open stream
         self._failed_records = 0  # since the last flush
         self._failures: list[RowFailure] = []  # the first of them
         self._steps: deque[_Step] = deque()
@@ -221,7 +264,7 @@ class _ConnectionThread:
 
     # ------------------------------------------------------------------------------------------ in any caller's thread
 
-    def put(self, stream: str, rows: PlainRows, timeout_seconds: float | None) -> Future[None]:
+    def put(self, stream: str, rows: PlainRows, timeout_seconds: float | None) -> PutFuture:
         put, left = _Put(stream), _clock(timeout_seconds)
 
         def step(connection: Connection) -> None:
@@ -241,9 +284,31 @@ class _ConnectionThread:
             raise as_line(BackpressureTimeout(text)) from None
         return put.future
 
+    def gather(self, stream: str, row: Row) -> PutFuture:
+        """Add a record to those that go to the daemon next; wait while these are a whole frame."""
+        self.admit()
+        while True:
+            with self._free_lock():
+                gathered = self._gathering.get(stream)
+                largest = None if self._ends else self._largest.get(stream)
+                if gathered is None and largest is not None:
+                    gathered = self._gathering[stream] = Gathered(stream, largest)
+                future = None if gathered is None else gathered.add(row)
+                if gathered is not None and future is None:
+                    self._room.wait()
+            if gathered is None:
+                self._do(lambda connection: self._open(connection, stream), _clock(None))
+            elif future is not None:
+                if not gathered.is_announced:  # not under the lock, or the thread would take the first record alone
+                    self._wake()
+                    gathered.is_announced = True
+                return future
+
     def flush(self, timeout_seconds: float | None) -> None:
         self.admit()
-        left, puts = _clock(timeout_seconds), list(self._puts)
+        left = _clock(timeout_seconds)
+        with self._free_lock():
+            puts = [*self._puts, *self._gathering.values()]
         if puts:
             hastening = self._submit(Connection.hasten)  # the futures show whether that worked
             try:
@@ -252,7 +317,7 @@ class _ConnectionThread:
                 self._withdraw(hastening)
         open_puts = [put for put in puts if not put.future.done()]
         if open_puts:
-            records = sum(put.tally.taken - put.tally.records for put in open_puts)
+            records = sum(put.owed_records for put in open_puts)
             reason = self._reason(open_puts[0].stream)
             text = f"{records} records are not acknowledged after {timeout_seconds} s: {reason}"
             raise as_line(FlushTimeout(text))
@@ -260,7 +325,7 @@ class _ConnectionThread:
             count, failures = self._failed_records, self._failures
             self._failed_records, self._failures = 0, []
         if failures:
-            raise _records_failed(f"{count} records failed since the last flush", failures)
+            raise records_failed(f"{count} records failed since the last flush", failures)
 
     def _reason(self, stream: str) -> str:
         try:
@@ -273,8 +338,9 @@ class _ConnectionThread:
         """End the session.  The daemon then delivers or discards what it has not acknowledged."""
         if os.getpid() != self._pid:
             return  # the session is the parent's
-        with self._lock:
+        with self._free_lock():
             self._ends = True
+            self._room.notify_all()
         connection = self._connection
         if connection is not None:
             connection.abandon()  # else the thread may wait for room there
@@ -284,7 +350,7 @@ class _ConnectionThread:
         """Raise an error if this process and thread may not call the client."""
         if os.getpid() != self._pid:
             raise as_line(ProducerdError("this client is of another process: after a fork, make one in the child"))
-        if threading.current_thread() is self._thread:
+        if threading.get_ident() == self._thread.ident and self._thread.is_alive():
             text = (
                 "called in a future's callback, which runs in the client's own thread and would wait for itself: hand "
                 "the call to another thread"
@@ -294,7 +360,7 @@ class _ConnectionThread:
     def _do(self, step: Callable[[Connection], Any], left: Callable[[], float | None]) -> Any:
         """Return the step's result.  Raises StillRuns if the step could not begin in time, and then it never does."""
         submitted = self._submit(step)
-        done, seconds = submitted[0], left()
+        done, seconds = submitted.done, left()
         try:
             return done.result(seconds if seconds is None else max(seconds, LEAST_SECONDS))
         except StillRuns:
@@ -307,21 +373,32 @@ class _ConnectionThread:
 
     def _submit(self, step: Callable[[Connection], Any]) -> _Step:
         self.admit()
-        submitted: _Step = (Future(), step)
-        with self._lock:
+        with self._free_lock():
             if self._ends:
                 raise as_line(ProducerdError("this client is closed"))
+            submitted = _Step(Future(), step, [*self._gathering.values()])
             self._steps.append(submitted)
         self._wake()
         return submitted
 
     def _withdraw(self, submitted: _Step) -> bool:
         """Withdraw a step, and return whether it had not begun."""
-        with self._lock:
+        with self._free_lock():
             waits = submitted in self._steps
             if waits:
                 self._steps.remove(submitted)
         return waits
+
+    def _free_lock(self) -> threading.Lock:
+        """Return the lock.  Raises an error where this thread has it already: a signal's handler has interrupted it."""
+        if self._lock.locked():
+            if not self._lock.acquire(timeout=LOCK_SECONDS):
+                text = (
+                    "called in a signal's handler, in the middle of another call: set a flag there, and call it later"
+                )
+                raise as_line(ProducerdError(text))
+            self._lock.release()
+        return self._lock
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # enough bytes are there to wake it, or the thread has ended
@@ -330,20 +407,35 @@ class _ConnectionThread:
     # ---------------------------------------------------------------------------------------------------- in the thread
 
     def _run(self) -> None:
-        while not self._ends:
-            self._wait()
+        try:
+            while not self._ends:
+                self._wait()
+                self._take(*self._next())
+        finally:
             with self._lock:
-                done, step = self._steps.popleft() if self._steps else (None, Connection.settle_arrived)
-            self._take(done, step)
-        self._give_up(ConnectionFailed(CLOSED, code=Code.DAEMON_LOST))
-        for done, _ in self._steps:
-            done.set_exception(as_line(ProducerdError("this client is closed")))
-        self._woken.close()
-        self._waker.close()
+                self._ends = True
+                left, self._steps = self._steps, deque()
+            self._give_up(ConnectionFailed(CLOSED, code=Code.DAEMON_LOST))
+            for step in left:
+                step.done.set_exception(as_line(ProducerdError("this client is closed")))
+            self._woken.close()
+            self._waker.close()
+
+    def _next(self) -> tuple[Future[Any] | None, Callable[[Connection], Any]]:
+        """Return what to do next, and the future of its caller.
+
+        What was put one by one before a call goes before it, and what is put later goes after it.
+        """
+        with self._lock:
+            step = self._steps[0] if self._steps else None
+            if step is not None and all(one is not self._gathering.get(one.stream) for one in step.before):
+                self._steps.popleft()
+                return step.done, step.act
+            return None, self._send_gathered if self._gathering else Connection.settle_arrived
 
     def _wait(self) -> None:
         """Wait until there is a step, or until something arrives."""
-        if self._steps or (self._connection is not None and self._connection.is_behind):
+        if self._steps or self._gathering or (self._connection is not None and self._connection.is_behind):
             return
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
@@ -364,9 +456,10 @@ class _ConnectionThread:
             if self._ends and isinstance(error, ConnectionFailed):
                 error.args = (CLOSED,)
             if not isinstance(error, (BackpressureTimeout, Refused)):
-                if not self._ends:
-                    LOG.warning("the session has ended: %s", error)
                 self._give_up(error)
+                if not self._ends:
+                    with contextlib.suppress(Exception):  # of a handler's, which may log by way of this client
+                        LOG.warning("the session has ended: %s", error)
             if isinstance(error, ProducerdError):
                 as_line(error)
             if done is not None:
@@ -376,6 +469,35 @@ class _ConnectionThread:
                 done.set_result(result)
         self._settle()
 
+    def _open(self, connection: Connection, stream: str) -> None:
+        connection.open(stream)
+        largest = connection.largest_frame(stream)
+        with self._lock:
+            self._largest[stream] = largest
+
+    def _send_gathered(self, connection: Connection) -> None:
+        """Put one frame of what was gathered.  Meanwhile the next one is gathered."""
+        with self._lock:
+            if not self._gathering:
+                return
+            gathered = self._gathering.pop(next(iter(self._gathering)))
+            self._puts.append(gathered)
+            self._room.notify_all()
+        rows = PlainRows(gathered.rows)
+        try:
+            connection.put_batch(gathered.stream, rows, rows=range(rows.records), tally=gathered.tally)
+        except Refused as refused:
+            why, code, rest = str(refused), refused.code, gathered.split(gathered.tally.taken)
+            self._fail_gathered(rest, lambda: as_line(Refused(why, code=code)), code, why, maybe_stored=False)
+
+    def _fail_gathered(
+        self, gathered: Gathered, error: Callable[[], ProducerdError], code: str, why: str, *, maybe_stored: bool
+    ) -> None:
+        """End the futures with an error, except for records that have ended."""
+        lost = RowFailure(code, why, gathered.owed_records, maybe_stored, (), gathered.stream)
+        self._count_failures((*gathered.tally.failures, lost))
+        gathered.end(error)
+
     def _connected(self) -> Connection:
         try:
             return self._connect(self._settle)  # also while a call waits for room
@@ -384,16 +506,20 @@ class _ConnectionThread:
 
     def _settle(self) -> None:
         """End the futures of calls whose records have all ended."""
-        ended = [put for put in self._puts if put.tally.records == put.tally.taken]
-        self._puts = [put for put in self._puts if put.tally.records != put.tally.taken]
-        for put in ended:
+        for put in self._puts:
+            if put.owed_records:
+                continue
             failures = put.tally.failures
-            if failures:
-                where = f"of {put.tally.records} records of one call for stream {put.stream}"
+            self._count_failures(failures)  # first, as a flush that finds the future done looks for them
+            if isinstance(put, Gathered):
+                put.end()
+            elif failures:
                 count = sum(failure.records for failure in failures)
-                self._fail(put, _records_failed(f"{count} {where} failed, named by place", failures), failures)
+                where = f"of {put.tally.records} records of one call for stream {put.stream}"
+                end(put.future, records_failed(f"{count} {where} failed, named by place", failures))
             else:
-                _end(put.future, None)
+                end(put.future, None)
+        self._puts = [put for put in self._puts if not put.future.done()]
 
     def _give_up(self, error: Exception) -> None:
         """Close the connection, and end the futures that wait for its acknowledgements with an error."""
@@ -401,36 +527,30 @@ class _ConnectionThread:
             self._connection.close()
         self._connection = None
         self._settle()
-        code = getattr(error, "code", Code.INTERNAL)
+        why, code = str(error), getattr(error, "code", Code.INTERNAL)
+        with self._lock:
+            waiting = [*self._gathering.values()]
+            self._puts = [*self._puts, *waiting]
+            self._gathering, self._largest = {}, {}
+            self._room.notify_all()
+
+        def failed() -> ProducerdError:
+            return as_line(ConnectionFailed(why, code=code))
+
         for put in self._puts:
-            lost = RowFailure(code, str(error), put.tally.taken - put.tally.records, True, (), put.stream)
-            self._fail(put, as_line(ConnectionFailed(str(error), code=code)), (*put.tally.failures, lost))
+            if isinstance(put, Gathered):
+                self._fail_gathered(put, failed, code, why, maybe_stored=put not in waiting)
+            else:
+                lost = RowFailure(code, why, put.owed_records, True, (), put.stream)
+                self._count_failures((*put.tally.failures, lost))
+                end(put.future, failed())
         self._puts = []
 
-    def _fail(self, put: _Put, error: ProducerdError, failures: Sequence[RowFailure]) -> None:
+    def _count_failures(self, failures: Sequence[RowFailure]) -> None:
+        """Keep what the next flush raises."""
         with self._lock:
             self._failed_records += sum(failure.records for failure in failures)
             self._failures += [f._replace(rows=()) for f in failures[: MAX_FAILURES_NAMED - len(self._failures)]]
-        _end(put.future, error)
-
-
-def _end(future: Future[None], error: ProducerdError | None) -> None:
-    try:
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-    except BaseException:  # raised by a callback, in the thread of all callers; Future itself logs an Exception
-        LOG.exception("a callback of a future ended by")
-
-
-def _records_failed(text: str, failures: Sequence[RowFailure]) -> RecordsFailed:
-    named = "; ".join(
-        f"{failure.code} {failure.records} ({failure.message})"
-        + (f", records {', '.join(map(str, failure.rows))}" if failure.rows else "")
-        for failure in failures[:MAX_FAILURES_NAMED]
-    )
-    return as_line(RecordsFailed(f"{text}: {named}", failures))
 
 
 def _clock(timeout_seconds: float | None) -> Callable[[], float | None]:

@@ -49,6 +49,8 @@ class Connection:
     ``reconnect_timeout_seconds``.  Then it sends everything again that was not acknowledged or that the daemon gave
     back, in order.  With 0 a lost daemon is an error.
 
+    ``start`` starts a daemon where none answers (`spark_client.channel.dial`).
+
     ``tally`` counts how rows ended that were put without a tally of their own.  ``acknowledged`` is called after each
     acknowledgement.
     """
@@ -61,10 +63,12 @@ class Connection:
         connect_timeout_seconds: float = 10.0,
         reconnect_timeout_seconds: float = 0.0,
         acknowledged: Callable[[], object] = lambda: None,
+        start: Callable[[], None] | None = None,
     ) -> None:
         self.tally = Tally()
         self._hello = hello
         self._paths = paths
+        self._start = start
         self._reconnect_timeout_seconds = reconnect_timeout_seconds
         self._backlog = Backlog(sends_again=reconnect_timeout_seconds > 0, acknowledged=acknowledged)
         self._wait_time = WaitTime()
@@ -99,6 +103,11 @@ class Connection:
     def draining(self) -> frames.Draining | None:
         """The daemon's message that it stops, if it sent one."""
         return self._session.draining
+
+    @property
+    def daemon_pid(self) -> int:
+        """The id of the present daemon's process, in this process's namespace of ids."""
+        return self._session.daemon_pid
 
     def fileno(self) -> int:
         """Return the socket's descriptor: when select or poll find it readable, call `settle_arrived`."""
@@ -234,7 +243,7 @@ class Connection:
     # -------------------------------------------------------------------------------------------------- the next daemon
 
     def _connect(self, timeout_seconds: float) -> DaemonSession:
-        return DaemonSession(self._hello, self._paths, timeout_seconds, self._backlog, self._wait_time)
+        return DaemonSession(self._hello, self._paths, timeout_seconds, self._backlog, self._wait_time, self._start)
 
     def _lasting(self, step: Callable[[DaemonSession, Deadline], None], timeout_seconds: float | None = None) -> None:
         """Do a step with the present daemon or, if it is lost, with the next one.  Each has the whole time-out."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple, TypedDict, Union
 
 from producerd.errors import Code, ConfigurationError
+from spark_client import daemon_settings
 from spark_client.results import marked
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ ELSEWHERE: Final = {
     ),
 }
 """Options that users of other connectors look for here, and where they are."""
+DAEMON_PREFIX: Final = "daemon."
 MOST_SECONDS: Final = 1_000_000
 """The longest time-out, as poll() takes no more than 24 days."""
 SECONDS_OF: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -60,6 +62,8 @@ class WriterKeywords(TypedDict, total=False):
     connect_timeout_seconds: float
     reconnect_timeout_seconds: float
     allow_speculation: bool
+    daemon: Mapping[str, Any] | None
+    daemon_start_timeout_seconds: float
 
 
 class NoKeywords(TypedDict):
@@ -84,10 +88,13 @@ class WriterOptions:
     connect_timeout_seconds: float = 10
     reconnect_timeout_seconds: float = 120
     allow_speculation: bool = False
+    daemon: Mapping[str, Any] | None = None
+    daemon_start_timeout_seconds: float = 60
 
     def __post_init__(self) -> None:
         given = [(option, getattr(self, option.name)) for option in OPTIONS]
-        refuse(f"{option.name}={value!r}: {option.want}" for option, value in given if not option.holds(value))
+        wrong = [f"{option.name}={value!r}: {option.want}" for option, value in given if not option.holds(value)]
+        refuse([*wrong, *(() if self.daemon is None else daemon_settings.problems(self.daemon))])
         refuse(self._conflicts())
 
     def _conflicts(self) -> Iterator[str]:
@@ -95,6 +102,8 @@ class WriterOptions:
             yield f"stream={self.stream!r}: every row goes there, and no column says where; give one of the two"
         if self.json_options is not None and self.data is not None:
             yield f"json_options={self.json_options!r}: of the default payload, but data={self.data!s} is sent as it is"
+        if self.socket is not None and self.daemon is not None:
+            yield f"socket={self.socket!r}: of a daemon that runs already, and daemon= starts one; give one of the two"
 
     @property
     def skips_bad_records(self) -> bool:
@@ -130,8 +139,12 @@ def from_text(given: Mapping[str, str]) -> WriterOptions:
     Durations may have Spark's units, and "none" waits forever.
     """
     known = {option.camel.lower(): option for option in OPTIONS if option.read}
-    problems, values = [], {}
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    of_daemon = {name: text for name, text in given.items() if name.lower().startswith(DAEMON_PREFIX)}
     for name, text in given.items():
+        if name in of_daemon:
+            continue
         plain = name.replace("_", "").lower()
         option = known.get(plain)
         if option is not None and option.read is not None:
@@ -144,6 +157,11 @@ def from_text(given: Mapping[str, str]) -> WriterOptions:
                 problems.append(f"{option.camel}={text!r}: {option.want.replace('None', repr('none'))}")
         elif plain not in OF_SPARK:
             problems.append(f"{name}: is not an option of producerd; {_instead(plain, known)}")
+    if of_daemon:
+        settings, wrong = daemon_settings.from_text(of_daemon, DAEMON_PREFIX)
+        problems += wrong
+        if values.get("daemon", settings) is not None:  # "false" starts none, whatever its settings
+            values["daemon"] = settings
     refuse(problems)
     return WriterOptions(**values)
 
@@ -311,5 +329,21 @@ OPTIONS: Final[Sequence[Option]] = (
         "give True or False",
         lambda value: isinstance(value, bool),
         boolean,
+    ),
+    Option(
+        "daemon",
+        'settings of a daemon that tasks start on their executor, such as `{"region": "eu-west-1"}` (data source: an '
+        "option for each, such as `daemon.region`, or `daemon` = `true` for the defaults); without it tasks look for "
+        "the node's daemon",
+        "give a mapping of the daemon's settings",
+        lambda _: True,  # `daemon_settings.problems` names each
+        lambda text: {} if boolean(text) else None,
+    ),
+    Option(
+        "daemon_start_timeout_seconds",
+        "how long a task waits for the daemon that tasks start",
+        _SECONDS,
+        is_seconds,
+        seconds,
     ),
 )

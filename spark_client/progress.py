@@ -115,7 +115,9 @@ class Progress:
         if cause:
             return f"{counted}; {cause}"
         hosts = names_of(running.hosts) if running is not None and running.hosts else "the executors' hosts"
-        return f"{counted}; `producerctl status` says what holds them, on {hosts}"
+        starts = self._plan.daemon or self._plan.configured_daemon
+        told_by = "the log of the tasks' daemon" if starts else "`producerctl status`"
+        return f"{counted}; {told_by} says what holds them, on {hosts}"
 
 
 def running_tasks(spark: SparkSession, tag: str) -> Running | None:
@@ -147,8 +149,11 @@ def running_tasks(spark: SparkSession, tag: str) -> Running | None:
 
 
 def cause_of_wait(plan: Plan) -> str:
-    """Return why rows of the plan's stream wait, as a daemon on the driver's host says; "" if none answers."""
-    if plan.stream is None:
+    """Return why rows of the plan's stream wait, as a daemon on the driver's host says; "" if none answers.
+
+    A daemon that is there anyway knows nothing of tasks that start their own.
+    """
+    if plan.stream is None or plan.daemon or plan.configured_daemon:
         return ""
     hello = frames.Hello(frames.VERSION, frames.VERSION, client=f"spark_client {__version__}, driver")
     try:

@@ -81,11 +81,31 @@ class SkippedRow(NamedTuple):
     code: str
 
 
+class DaemonFigures(NamedTuple):
+    """What a daemon that tasks started has used until a task's end.
+
+    ``pid`` is its process on ``host``, and ``log`` the path of its log there.  ``started_seconds`` is how long its
+    start took, or None if it ran already.
+    """
+
+    host: str
+    pid: int
+    started_seconds: float | None
+    peak_rss_bytes: int
+    cpu_seconds: float
+    log: str
+
+    def __str__(self) -> str:
+        started = "" if self.started_seconds is None else f"started in {self.started_seconds:.1f} s, "
+        used = f"{self.cpu_seconds:.1f} s of CPU, at most {self.peak_rss_bytes / (1 << 20):.0f} MiB"
+        return f"daemon {self.pid} on {self.host}: {started}{used}, log {self.log}"
+
+
 class PartitionResult(NamedTuple):
     """The result of one task.
 
     ``records`` counts all rows.  ``failures`` has the rows that are not STORED, and the skipped rows.  ``bytes`` counts
-    stored rows only.
+    stored rows only.  ``daemon`` is the one that tasks started, if they did.
     """
 
     partition: int
@@ -100,6 +120,7 @@ class PartitionResult(NamedTuple):
     seconds_blocked: float
     seconds_flushing: float
     failures: tuple[RowFailure, ...] = ()
+    daemon: DaemonFigures | None = None
 
     def failed(self, skip_bad_records: bool) -> list[RowFailure]:
         """Return the failures that fail the batch."""
@@ -110,8 +131,9 @@ class PartitionResult(NamedTuple):
 
     @staticmethod
     def from_line(line: str) -> PartitionResult:
-        *plain, failures = json.loads(line)
-        return PartitionResult._make([*plain, tuple(map(_failure, failures))])
+        *plain, failures, daemon = json.loads(line)
+        figures = None if daemon is None else DaemonFigures._make(daemon)
+        return PartitionResult._make([*plain, tuple(map(_failure, failures)), figures])
 
 
 def _failure(fields: list[Any]) -> RowFailure:
@@ -128,6 +150,7 @@ class BatchResult(NamedTuple):
     - ``resent``: records that a second daemon took, because the first one was lost or gave them back.
     - ``seconds_blocked``: how long all tasks together waited for room.
     - ``seconds_flushing``: how long they waited for their last acknowledgements.
+    - ``daemons``: the daemons that tasks started, with what each has used until the batch's end.
     """
 
     batch_id: int | None
@@ -143,6 +166,7 @@ class BatchResult(NamedTuple):
     seconds_flushing: float
     skipped_rows: tuple[SkippedRow, ...]
     partitions: tuple[PartitionResult, ...]
+    daemons: tuple[DaemonFigures, ...] = ()
 
     def __str__(self) -> str:
         """Return the line that a log and a notebook show."""
@@ -155,22 +179,26 @@ class BatchResult(NamedTuple):
 
     def __repr__(self) -> str:
         """Return every figure, but not the result of each task."""
-        fields = (f"{name}={value!r}" for name, value in zip(self._fields[:-1], self))
-        return f"BatchResult({', '.join(fields)}, partitions=<{len(self.partitions)}>)"
+        fields = (f"{name}={value!r}" for name, value in zip(self._fields[:-2], self))
+        tasks = f"partitions=<{len(self.partitions)}>" + (f", daemons=<{len(self.daemons)}>" if self.daemons else "")
+        return f"BatchResult({', '.join(fields)}, {tasks})"
 
     def _repr_html_(self) -> str:
         """Return a table of the figures, which notebooks show."""
         hosts = f"{len(self.partitions)} on {names_of(partition.host for partition in self.partitions) or '-'}"
-        shown = [*zip(self._fields[:-2], self[:-2]), ("tasks", hosts)]
+        shown = [*zip(self._fields[:-3], self[:-3]), ("tasks", hosts)]
         shown += [("skipped row", f"{row.partition}:{row.row} {row.code}") for row in self.skipped_rows]
+        shown += [("daemon", str(daemon)) for daemon in self.daemons]
         rows = "".join(f"<tr><th>{name.replace('_', ' ')}</th><td>{_shown(value)}</td></tr>" for name, value in shown)
         return f"<table>{rows}</table>"
 
     def log(self, logger: logging.Logger) -> None:
-        """Log one line, as a warning if rows were left out."""
+        """Log one line, as a warning if rows were left out, and one for each daemon that tasks started."""
         level = logging.WARNING if self.skipped else logging.INFO
         rows = ", ".join(f"{row.partition}:{row.row} {row.code}" for row in self.skipped_rows)
         logger.log(level, "%s%s", self, f"; skipped (partition:row): {rows}" if rows else "")
+        for daemon in self.daemons:
+            logger.info("%s", daemon)
 
 
 def _shown(value: object) -> str:
@@ -206,7 +234,18 @@ def merge(
         seconds_flushing=sum(p.seconds_flushing for p in partitions),
         skipped_rows=tuple(rows[:MAX_ROWS_NAMED]),
         partitions=partitions,
+        daemons=_daemons(partition.daemon for partition in partitions if partition.daemon is not None),
     )
+
+
+def _daemons(seen: Iterable[DaemonFigures]) -> tuple[DaemonFigures, ...]:
+    """Return each daemon once, with its latest figures.  One of its tasks has started it, or none."""
+    latest: dict[tuple[str, int], DaemonFigures] = {}
+    for one in sorted(seen, key=lambda one: (one.host, one.pid, one.cpu_seconds)):
+        before = latest.get((one.host, one.pid), one)
+        started = before.started_seconds if one.started_seconds is None else one.started_seconds
+        latest[one.host, one.pid] = one._replace(started_seconds=started)
+    return tuple(latest.values())
 
 
 def _records_failed(stream: str | None, failed: Sequence[tuple[PartitionResult, RowFailure]]) -> RecordsFailed:

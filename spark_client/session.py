@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from producerd.errors import (
@@ -93,6 +93,7 @@ class DaemonSession:
         timeout_seconds: float,
         backlog: Backlog,
         wait_time: WaitTime,
+        start: Callable[[], None] | None = None,
     ) -> None:
         self.streams: dict[str, OpenStream] = {}
         self.draining: frames.Draining | None = None
@@ -102,7 +103,7 @@ class DaemonSession:
         self._backlog = backlog
         self._wait_time = wait_time
         self._resumed = backlog.is_resumed
-        self._channel, self._welcome = dial(hello, paths, timeout_seconds)
+        self._channel, self._welcome = dial(hello, paths, timeout_seconds, start)
 
     def __repr__(self) -> str:
         machine, welcome, backlog = self._channel.machine, self._welcome, self._backlog
@@ -114,6 +115,10 @@ class DaemonSession:
 
     def fileno(self) -> int:
         return self._channel.fileno()
+
+    @property
+    def daemon_pid(self) -> int:
+        return self._channel.peer_pid
 
     def close(self) -> None:
         self._channel.close()

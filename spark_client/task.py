@@ -16,7 +16,7 @@ import itertools
 import os
 import platform
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from producerd import __version__
@@ -25,6 +25,8 @@ from producerd.wire import frames
 from spark_client.batches import Batch, by_stream
 from spark_client.channel import socket_paths
 from spark_client.connection import Connection
+from spark_client.daemon_settings import DaemonSettings
+from spark_client.own_daemon import OwnDaemon
 from spark_client.results import PartitionResult, marked
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ class Plan(NamedTuple):
     reconnect_timeout_seconds: float = 120
     application_id: str = ""
     batch_id: int | None = None
+    daemon: DaemonSettings | None = None  # that tasks start
+    configured_daemon: DaemonSettings | None = None
+    daemon_start_timeout_seconds: float = 60
 
     @staticmethod
     def of(options: WriterOptions, **known: Any) -> Plan:
@@ -69,8 +74,30 @@ class Plan(NamedTuple):
             flush_timeout_seconds=options.flush_timeout_seconds,
             connect_timeout_seconds=options.connect_timeout_seconds,
             reconnect_timeout_seconds=options.reconnect_timeout_seconds,
+            daemon=None if options.daemon is None else DaemonSettings.of(options.daemon),
+            daemon_start_timeout_seconds=options.daemon_start_timeout_seconds,
             **known,
         )
+
+    def plain(self) -> dict[str, Any]:
+        """Return the fields without any class of ours, for a task that may run where our modules are missing."""
+        settings = {name: getattr(self, name) for name in ("daemon", "configured_daemon")}
+        return {**self._asdict(), **{name: one and tuple(one) for name, one in settings.items()}}
+
+    @staticmethod
+    def of_plain(fields: Mapping[str, Any]) -> Plan:
+        """Return the plan of `plain`."""
+        settings = {name: fields[name] for name in ("daemon", "configured_daemon")}
+        return Plan(**{**fields, **{name: one and DaemonSettings(*one) for name, one in settings.items()}})
+
+    def own_daemon(self) -> OwnDaemon | None:
+        """Return the daemon that this task may start, or None if it looks for one that runs already.
+
+        A node that names its daemon in PRODUCERD_SOCKET has one, so Spark's configuration does not count there.
+        """
+        named = self.socket or os.environ.get("PRODUCERD_SOCKET")
+        settings = self.daemon or (None if named else self.configured_daemon)
+        return None if settings is None else OwnDaemon(settings, self.daemon_start_timeout_seconds)
 
 
 def speculates(setting: str | None) -> bool:
@@ -115,18 +142,22 @@ def send(plan: Plan, batches: Iterable[pa.RecordBatch]) -> PartitionResult | Non
         return _send(plan, hello, (batch for batch in batches if batch.num_rows))
     except ProducerdError as error:
         where = f"host {socket.gethostname()}, partition {hello.partition}"
-        raise ProducerdError(marked(error.code, f"{where}: {error}"), code=error.code) from None
+        own = plan.own_daemon() if error.code == Code.DAEMON_LOST else None
+        said = "" if own is None else f"; its log {own.log} ends with: {own.last_line()}"
+        raise ProducerdError(marked(error.code, f"{where}: {error}{said}"), code=error.code) from None
 
 
 def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) -> PartitionResult | None:
     first = next(batches, None)
     if first is None:
         return None
+    own = plan.own_daemon()
     with Connection(
         hello,
-        socket_paths(plan.socket, plan.configured_socket),
+        socket_paths(plan.socket, plan.configured_socket) if own is None else own.paths,
         connect_timeout_seconds=plan.connect_timeout_seconds,
         reconnect_timeout_seconds=plan.reconnect_timeout_seconds,
+        start=None if own is None else own.start,
     ) as connection:
         rows = 0
         for batch in itertools.chain([first], batches):
@@ -135,7 +166,7 @@ def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) ->
             _put(connection, plan, batch, rows)
             rows += batch.num_rows
         connection.flush(plan.flush_timeout_seconds)
-        return _report(connection, hello)
+        return _report(connection, hello)._replace(daemon=None if own is None else own.figures(connection.daemon_pid))
 
 
 def _put(connection: Connection, plan: Plan, batch: pa.RecordBatch, first_row: int) -> None:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import Code, ProducerdError
+from spark_client.configuration import configured
 from spark_client.interrupts import cancelled_on_interrupt, insist
 from spark_client.options import JsonOption, WriterOptions, refuse_unknown
 from spark_client.progress import Progress, described
@@ -67,6 +68,10 @@ class KinesisBatchWriter:
     ``reconnect_timeout_seconds`` is for a daemon that was lost or restarts.  What it did not acknowledge is then sent
     again.  With 0 the task fails, and Spark tries it again.
 
+    ``daemon`` has settings of a daemon that tasks start on their executor, where no daemon of the node is installed:
+    ``{"region": "eu-west-1"}``.  A task waits ``daemon_start_timeout_seconds`` for it.  Without ``daemon``, Spark's
+    configuration ``spark.producerd.daemon.*`` may have them.
+
     ``allow_speculation`` lets it write under ``spark.speculation``, which may store records twice.
 
     The constructor raises one ConfigurationError for all options that are not valid.  A writer can be pickled if its
@@ -93,11 +98,14 @@ class KinesisBatchWriter:
         connect_timeout_seconds: float = 10,
         reconnect_timeout_seconds: float = 120,
         allow_speculation: bool = False,
+        daemon: Mapping[str, Any] | None = None,
+        daemon_start_timeout_seconds: float = 60,
         **unknown: Unpack[NoKeywords],
     ) -> None:
         refuse_unknown(unknown)
         self.last_result: BatchResult | None = None
         self._row_bytes = 0.0
+        self._configured: Mapping[str, Any] | None = None  # read once, as it takes a call for each entry
         self._options = WriterOptions(
             stream=stream,
             partition_key=partition_key,
@@ -113,6 +121,8 @@ class KinesisBatchWriter:
             connect_timeout_seconds=connect_timeout_seconds,
             reconnect_timeout_seconds=reconnect_timeout_seconds,
             allow_speculation=allow_speculation,
+            daemon=daemon,
+            daemon_start_timeout_seconds=daemon_start_timeout_seconds,
         )
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -132,9 +142,11 @@ class KinesisBatchWriter:
         options, spark = self._options, df.sparkSession
         if not options.allow_speculation:
             refuse_speculation(spark.conf.get("spark.speculation", None))
+        if self._configured is None:
+            self._configured = configured(spark)
         plan = Plan.of(
             options,
-            configured_socket=spark.conf.get("spark.producerd.socket", None),
+            **self._configured,
             application_id=spark.conf.get("spark.app.id", ""),
             batch_id=batch_id,
         )

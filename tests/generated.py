@@ -8,13 +8,15 @@ import json
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from pydantic.fields import FieldInfo
 
 from producerd import cli
 from producerd.config import NodeSettings, StreamSettings
 from producerd.config.settings import OF_ONE_STREAM, Settings, needs_restart
-from producerd.config.text import allowed, assignment
-from producerd.config.values import MIB
+from producerd.config.text import allowed, assignment, is_size, schema
+from producerd.config.values import MIB, UNITS
 from producerd.core import failures
 from producerd.core.failures import Kind, Meaning
 from producerd.core.holding import ADVICE
@@ -28,6 +30,7 @@ from tests.faults.scenarios.clients import HONEST
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 RELIABILITY: Final = DOCS / "reliability.json"
 """What `./dev faults --seeds 3 --json` printed."""
+CLIENT_SETTINGS: Final = DOCS.parent / "spark_client" / "daemon_settings.json"
 WIDTH: Final = 100
 """Of every page, in characters; tables and code of their own may be wider."""
 
@@ -195,6 +198,28 @@ TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
 """By page and mark."""
 
 
+def client_settings() -> str:
+    """The settings of a daemon that tasks start, as the client checks them."""
+    whole = schema()["properties"]
+    of_streams = whole["streams"]["additionalProperties"]["properties"]
+    node = {name: _for_client(name, info, whole[name]) for name, info in NodeSettings.model_fields.items()}
+    stream = {name: _for_client(name, info, of_streams[name]) for name, info in StreamSettings.model_fields.items()}
+    return json.dumps({"node": node, "stream": stream, "units": UNITS}, indent=1) + "\n"
+
+
+def _for_client(name: str, info: FieldInfo, value: Mapping[str, Any]) -> dict[str, Any]:
+    bounded: Mapping[str, Any] = next((part for part in (value, *value.get("anyOf", ())) if "minimum" in part), {})
+    patterns = [each.pattern for each in info.metadata if getattr(each, "pattern", None)]
+    if "enum" in value:
+        patterns = [f"^({'|'.join(value['enum'])})$"]
+    return {
+        "type": "size" if is_size(name) else bounded.get("type", "string"),
+        **{word: bounded[word] for word in ("minimum", "maximum") if bounded},
+        **({"pattern": patterns[0]} if patterns else {}),
+        "allowed": allowed(name, info),
+    }
+
+
 def with_tables(name: str, page: str) -> str:
     """The page with its tables as they should be.  Raises ValueError where a mark is missing."""
     for (of, mark), table in TABLES.items():
@@ -208,3 +233,4 @@ def with_tables(name: str, page: str) -> str:
 if __name__ == "__main__":
     for path in {DOCS / name for name, _ in TABLES}:
         path.write_text(with_tables(path.name, path.read_text()))
+    CLIENT_SETTINGS.write_text(client_settings())

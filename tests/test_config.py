@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from producerd.config import Config, NodeSettings, StreamSettings, load
 from producerd.config.settings import needs_restart
-from producerd.config.text import allowed, as_toml, schema
+from producerd.config.text import allowed, as_toml, is_size, schema
 from producerd.config.values import KIB, MIB, default_socket
 from producerd.errors import ConfigurationError
 
@@ -538,7 +538,7 @@ def test_the_schema_allows_what_is_allowed_and_no_more() -> None:
             if limits is None:
                 continue
             asked += 1
-            assert name.endswith("_bytes") is ({"type": "string"} in value.get("anyOf", ())), "as 64 MiB"
+            assert is_size(name) is ({"type": "string"} in value.get("anyOf", ())), "as 64 MiB"
             model = StreamSettings if table else NodeSettings
             for number, holds in ((limits["minimum"], True), (limits["minimum"] - 1, False)):
                 assert holds == can_be(model, name, number), (name, number)

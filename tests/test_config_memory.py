@@ -10,7 +10,7 @@ import pytest
 from producerd.config import Config, load
 from producerd.config.cgroup import MemoryLimit
 from producerd.config.memory import IDLE_BYTES, check_fits, in_words, lowered, needed_bytes
-from producerd.config.settings import LEAST_REQUEST_BYTES
+from producerd.config.settings import LEAST_REQUEST_BYTES, NodeSettings
 from producerd.config.values import KIB, MIB
 from producerd.errors import ConfigurationError
 
@@ -118,6 +118,30 @@ def test_each_stream_has_room_for_two_frames_and_for_two_requests(frame_bytes: i
     by_frames = node.node_queue_limit_bytes // (2 * frame_bytes)
     assert node.max_streams == min(by_requests, by_frames) < 64
     assert (by_requests < by_frames) is (frame_bytes < MIB)
+
+
+def test_settings_within_a_memory_hold_fit_and_say_why_they_are_lower() -> None:
+    config = settings("memory=320 MiB", "streams.a.aggregation=kpl", "queue_limit_bytes=1 MiB")
+    assert 0.9 * 320 * MIB < needed_bytes(config).bytes <= 320 * MIB
+    assert (config.defaults.queue_limit_bytes, config.node.node_queue_limit_bytes) == (MIB, 35 * MIB)
+    assert config.origins["node_queue_limit_bytes"] == 'lowered for memory = "320 MiB"'
+    assert config.origins["defaults.queue_limit_bytes"] == "--set", "as it was low enough"
+    assert settings("memory=1 GiB").node.node_queue_limit_bytes == NodeSettings().node_queue_limit_bytes
+    assert settings("memory=320 MiB").origins["defaults.queue_limit_bytes"].startswith("lowered")
+
+
+@pytest.mark.parametrize("given", ["10 MiB", "244 MiB"])
+def test_a_memory_that_is_too_small_is_refused_with_the_least_one(given: str) -> None:
+    with pytest.raises(ConfigurationError, match=f'memory = "{given}": no limits are low enough; at least 245 MiB'):
+        settings(f"memory={given}")
+    assert settings("memory=245 MiB").node.max_streams == 1
+
+
+def test_where_the_streams_leave_no_lower_limits_it_says_so_too() -> None:
+    many = [f"streams.s{number}.queue_limit=10" for number in range(64)]
+    with pytest.raises(ConfigurationError, match=r'memory = "400 MiB": no limits are low enough; at least 802 MiB'):
+        settings("memory=400 MiB", "node_queue_limit_bytes=128 MiB", *many)
+    assert len(settings("memory=802 MiB", "node_queue_limit_bytes=128 MiB", *many).streams) == 64
 
 
 def test_where_no_lower_limits_help_it_says_so() -> None:

@@ -15,7 +15,7 @@ from producerd.ctl import commands as producerctl
 from producerd.errors import Code
 from spark_client.options import OPTIONS
 from tests.faults.scenarios import all_scenarios
-from tests.generated import DOCS, RELIABILITY, TABLES, WIDTH, with_tables
+from tests.generated import CLIENT_SETTINGS, DOCS, RELIABILITY, TABLES, WIDTH, client_settings, with_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")))
@@ -81,6 +81,11 @@ def test_tables_that_come_from_the_code_are_those_of_the_code(name: str) -> None
     assert page == with_tables(name, page)
 
 
+def test_the_client_checks_the_daemon_s_settings_as_the_daemon_has_them() -> None:
+    """``python -m tests.generated`` writes its table again."""
+    assert CLIENT_SETTINGS.read_text() == client_settings()
+
+
 def test_every_scenario_has_three_runs_on_the_page_of_reliability_and_all_held_every_law() -> None:
     """Each is a full run, as `./dev faults --json` printed it."""
     rows = json.loads(RELIABILITY.read_text())
@@ -137,10 +142,18 @@ def test_every_link_to_a_page_of_ours_leads_there(page: str) -> None:
             assert heading in {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in headings}, target
 
 
-def test_what_others_cost_in_the_readme_is_what_was_measured() -> None:
-    """Each figure, with its ratio, stands in the table of docs/benchmarks.md."""
-    table = (ROOT / "README.md").read_text().split("\n## What it costs\n")[1].split("\n\n")[0]
-    figures = re.findall(r"([\d,]+) \(([\d.]+)\)", table)
+def test_what_a_record_costs_is_what_was_measured() -> None:
+    """Each figure of docs/performance.md stands in the table of docs/benchmarks.md, and its ratio is to bare Rust's."""
+    table = (ROOT / "docs/performance.md").read_text().split("\n## What a record costs\n")[1].strip().split("\n\n")[0]
+    rows = [re.findall(r"([\d,]+) \(([\d.]+)\)", line) for line in table.splitlines()[2:]]
     measured = (ROOT / "docs/benchmarks.md").read_text().split("\n## Rivals\n")[1].split("\n## ")[0]
-    assert len(figures) > 20
-    assert not [figure for figure in figures if f"| {figure[0]} | {figure[1]} |" not in measured]
+    (bare,) = [[number(ns) for ns, _ in row] for row in rows if {ratio for _, ratio in row} == {"1.00"}]
+    assert sum(map(len, rows)) > 20
+    for row in rows:
+        for (ns, ratio), bare_ns in zip(row, bare, strict=True):
+            assert f"| {ns} |" in measured
+            assert float(ratio) == pytest.approx(number(ns) / bare_ns, abs=0.006)
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))

@@ -41,7 +41,7 @@ def write_client_zip(target: Path, tree: Path = ROOT) -> None:
     The same tree gives the same bytes.
     """
     tops = [tree / name for name in (*CLIENT_SIDE, "producerd/py.typed", "pyspark_producerd.py")]
-    paths = {path for top in tops for path in (top, *top.rglob("*")) if path.suffix in (".py", ".typed")}
+    paths = {path for top in tops for path in (top, *top.rglob("*")) if path.suffix in (".py", ".typed", ".json")}
     paths.add(tree / "LICENSE")
     with zipfile.ZipFile(target, "w") as archive:
         for path in sorted(filter(Path.is_file, paths)):

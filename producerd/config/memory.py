@@ -7,8 +7,10 @@ its queues fill.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from producerd.config.cgroup import MemoryLimit, memory_limit
@@ -130,14 +132,43 @@ def in_words(config: Config, limit: MemoryLimit | None = None) -> str:
     return f"needs at most {mib(needed_bytes(config).bytes)}; {may}"
 
 
+def within_memory(config: Config) -> Config:
+    """Return the settings with all limits lowered until they fit into ``memory``, if that is set.
+
+    Raise ConfigurationError if no limits are low enough.
+    """
+    most_bytes = config.node.memory
+    if most_bytes is None or needed_bytes(config).bytes <= most_bytes:
+        return config
+    given, fitting = assignment("memory", most_bytes), lowered(config, most_bytes)
+    if fitting is None:
+        least = min((needed_bytes(one).bytes for one in _lower(config)), default=needed_bytes(config).bytes)
+        least_mib = f"{-(-least // MIB):,} MiB"
+        raise ConfigurationError((f"{given}: no limits are low enough; at least {least_mib} with these settings",))
+    tables = {"": (config.node, fitting.node), "defaults.": (config.defaults, fitting.defaults)}
+    for name, settings in config.streams.items():
+        tables[f"streams.{json.dumps(name)}."] = (settings, fitting.streams[name])
+    lower = {
+        place + key: f"lowered for {given}"
+        for place, (before, after) in tables.items()
+        for key, value in after
+        if value != getattr(before, key)
+    }
+    return replace(fitting, origins=MappingProxyType({**config.origins, **lower}))
+
+
 def lowered(config: Config, limit_bytes: int) -> Config | None:
     """Lower all limits by the same percentage until they fit.  Return None if no percentage fits."""
+    return next((candidate for candidate in _lower(config) if needed_bytes(candidate).bytes <= limit_bytes), None)
+
+
+def _lower(config: Config) -> Iterator[Config]:
+    """Yield the settings with lower and lower limits, as long as they agree."""
     for percent in range(99, 0, -1):
         candidate = _scaled(config, percent)
-        if needed_bytes(candidate).bytes <= limit_bytes:
-            agree = candidate.node.max_streams >= max(1, len(config.streams)) and not any(candidate.node.conflicts())
-            return candidate if agree else None
-    return None
+        if candidate.node.max_streams < max(1, len(config.streams)) or any(candidate.node.conflicts()):
+            return
+        yield candidate
 
 
 def _scaled(config: Config, percent: int) -> Config:

@@ -24,6 +24,7 @@ from producerd.config.values import (
     Count,
     Fraction,
     Listen,
+    MaybeBytes,
     Mode,
     Name,
     Seconds,
@@ -151,6 +152,10 @@ class NodeSettings(Settings):
     node_max_in_flight_bytes: Bytes = _in(64 * KIB, 1024 * GIB, default=64 * MIB)
     """Bytes of unanswered PutRecords of all streams: any stream may use one half; the other half is divided
     equally among ``max_streams``."""
+    memory: MaybeBytes = Field(
+        default=None, ge=MIB, le=1024 * GIB, json_schema_extra=_say('bytes, text such as "384 MiB", or empty')
+    )
+    """Memory that the daemon may use: limits of queues and requests that need more are lowered; empty: as they are."""
     worker_threads: AtStart[Count] = _in(1, 16, default=1)
     """Threads that sort and encode large batches, which would block the event loop for over 16 ms."""
     max_connections: Count = _in(1, 65_536, default=256)

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
+from producerd.config.memory import within_memory
 from producerd.config.settings import (
     OF_ONE_STREAM,
     STREAM_NAME,
@@ -247,7 +248,7 @@ def _validated(sheet: _Sheet, environ: Mapping[str, str]) -> Config:
     if sheet.problems or node is None or defaults is None:
         raise ConfigurationError(tuple(dict.fromkeys(sheet.problems)))  # a bad default shows in each stream
     named = MappingProxyType({name: settings for name, settings in streams.items() if settings is not None})
-    return Config(node, defaults, named, MappingProxyType(dict(_origins(sheet))))
+    return within_memory(Config(node, defaults, named, MappingProxyType(dict(_origins(sheet)))))
 
 
 def _origins(sheet: _Sheet) -> Iterator[tuple[str, str]]:

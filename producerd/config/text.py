@@ -22,6 +22,11 @@ from producerd.config.settings import (
 from producerd.config.values import KIB, size
 
 
+def is_size(name: str) -> bool:
+    """Return whether a setting is a number of bytes, which may be given as text with a unit."""
+    return name.endswith("_bytes") or name == "memory"
+
+
 def allowed(name: str, info: FieldInfo) -> str:
     """Return in words which values a setting allows."""
     extra = info.json_schema_extra
@@ -30,7 +35,7 @@ def allowed(name: str, info: FieldInfo) -> str:
     if get_origin(info.annotation) is Literal:
         return " or ".join(json.dumps(choice) for choice in get_args(info.annotation))
     low, high = (next(getattr(m, side) for m in info.metadata if hasattr(m, side)) for side in ("ge", "le"))
-    if name.endswith("_bytes"):
+    if is_size(name):
         return f'{size(low)} to {size(high)}, as bytes or as text such as "{size(info.default)}"'
     return f"{low:,} to {high:,}{' seconds, as a number' if name.endswith('_seconds') else ''}"
 
@@ -108,7 +113,7 @@ def _value_schema(name: str, info: FieldInfo) -> dict[str, Any]:
     found = {word: getattr(m, side) for word, side in limits.items() for m in info.metadata if hasattr(m, side)}
     if not found:
         return {**value, "type": "string"}
-    if name.endswith("_bytes"):
+    if is_size(name):
         return {**value, "anyOf": [{"type": "integer", **found}, {"type": "string"}]}
     return {**value, "type": "number" if info.annotation is float else "integer", **found}
 
@@ -130,6 +135,6 @@ def assignment(name: str, value: object) -> str:
         return f"{name} = {sorted(value)}"
     if isinstance(value, float):
         return f"{name} = {value:g}"
-    if name.endswith("_bytes") and isinstance(value, int) and value % KIB == 0:
+    if is_size(name) and isinstance(value, int) and value % KIB == 0:
         return f'{name} = "{size(value).replace(",", "")}"'
     return f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}"

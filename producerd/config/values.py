@@ -120,6 +120,7 @@ def _blank_is_none(value: object) -> object:
 
 Count = Annotated[int, BeforeValidator(_not_bool)]
 Bytes = Annotated[int, BeforeValidator(_to_bytes)]
+MaybeBytes = Annotated[int | None, BeforeValidator(lambda value: None if value in (None, "") else _to_bytes(value))]
 Seconds = Annotated[float, BeforeValidator(_not_bool)]
 Fraction = Annotated[float, BeforeValidator(_not_bool)]
 Mode = Annotated[int, BeforeValidator(_to_mode)]

@@ -36,6 +36,8 @@ class DemoOptions:
     endpoint_url: str | None = None
     """Address of an existing Kinesis, or None for an embedded one."""
     tamper: Tamper | None = None
+    tasks_start_daemon: bool = False
+    """Whether Spark's tasks start the daemon, as where nobody can install one."""
 
     @classmethod
     def chosen(
@@ -46,6 +48,7 @@ class DemoOptions:
         aggregation: Aggregation = "kpl",
         endpoint_url: str | None = None,
         tamper: Tamper | None = None,
+        tasks_start_daemon: bool = False,
     ) -> DemoOptions:
         """Return options with their defaults.  Raise ValueError if the queue could never be full."""
         if records is None:
@@ -57,7 +60,7 @@ class DemoOptions:
                 f"--queue-limit {queue_limit:,}: allowed: less than {records // BATCHES:,}, a quarter of --records, "
                 "which are sent in four micro-batches: with room for a whole one no caller would ever wait"
             )
-        return cls(records, shards, queue_limit, aggregation, endpoint_url, tamper)
+        return cls(records, shards, queue_limit, aggregation, endpoint_url, tamper, tasks_start_daemon)
 
 
 def run(options: DemoOptions) -> int:

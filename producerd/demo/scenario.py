@@ -29,6 +29,8 @@ from typing import Any, Final
 from producerd.demo import BATCHES, DemoOptions, flights
 from producerd.demo.children import INTERRUPTS, Child, ChildFailed, Children
 from producerd.demo.progress import Watch, display
+from spark_client import own_daemon
+from spark_client.daemon_settings import DaemonSettings
 
 PACKAGES: Final = (
     *("aiobotocore", "aiohttp", "numpy", "orjson", "prometheus_client", "pyarrow", "pybase64", "pydantic"),
@@ -40,6 +42,7 @@ START_SECONDS: Final = 120.0  # a cold Spark takes 11 s on two idle cores
 STALL_SECONDS: Final = 120.0
 READ_BACK_SECONDS: Final = 300.0
 STOP_SECONDS: Final = 30.0
+OWN_END_SECONDS: Final = 10.0
 SCRAPE_SECONDS: Final = 0.1
 SOCKET_ROOM: Final = 80
 """Longest path of a temporary directory that leaves room for a socket's name in 107 bytes."""
@@ -69,7 +72,8 @@ class Observed:
     watch: Watch
     spark: Mapping[str, Any]
     comparison: Mapping[str, Any]
-    daemon_exit: int | None
+    daemon_end: str
+    """How the daemon has ended, if that was not as it should."""
 
 
 def run(options: DemoOptions) -> int:
@@ -98,7 +102,8 @@ def walk(options: DemoOptions, work: Path, children: Children) -> Observed:
 
     stream = flights.STREAM if options.endpoint_url is None else f"producerd-demo-{secrets.token_hex(4)}"
     of_its_own = ", the embedded Kinesis" if options.endpoint_url is None else ""
-    say(f"starting Spark{of_its_own} and the daemon ...")
+    and_daemon = ", whose tasks start the daemon" if options.tasks_start_daemon else " and the daemon"
+    say(f"starting Spark{of_its_own}{and_daemon} ...")
     spark = children.start(
         "spark", ["-m", "producerd.demo.spark_job", str(input_files), str(work), str(FILES_PER_BATCH)], java(work)
     )
@@ -136,48 +141,64 @@ def fill(
         ["-m", "producerd.demo.readback", str(work / "flights"), endpoint_url, stream, *tamper],
         {"AWS_MAX_ATTEMPTS": "10"},  # GetRecords has limits
     )
-    daemon, watch = start_daemon(options, stream, work, children, endpoint_url)
+    settings = settings_of(options, stream, endpoint_url)
+    watch = Watch(f"http://{settings['metrics_listen']}", flights.STREAM)
+    daemon = None if options.tasks_start_daemon else start_daemon(settings, watch, work, children)
     readback.line(START_SECONDS)
     spark.line(START_SECONDS)
 
     started = time.monotonic()
-    spark.tell("go")
+    spark.tell(json.dumps(settings if options.tasks_start_daemon else None))
     counted = follow(spark, daemon, watch, options.records)
     took = time.monotonic() - started
     say(f"Spark committed {counted['batches']} micro-batches, {counted['rows']:,} rows, in {took:.1f} s")
     say("reading the stream back with boto3, comparing with the files ...")
     readback.tell("go")
     comparison = json.loads(readback.line(READ_BACK_SECONDS))
-    return Observed(options, watch, counted, comparison, daemon.stop(STOP_SECONDS))
+    return Observed(options, watch, counted, comparison, end_of(daemon, spark, watch))
 
 
-def start_daemon(
-    options: DemoOptions, stream: str, work: Path, children: Children, endpoint_url: str
-) -> tuple[Child, Watch]:
-    """Start `producerd serve` as a user would, and wait until it is ready."""
-    port = free_port()
-    settings = {
-        "socket": work / "producerd.sock",
-        "metrics_listen": f"127.0.0.1:{port}",
+def settings_of(options: DemoOptions, stream: str, endpoint_url: str) -> dict[str, Any]:
+    """Return the daemon's settings, as the writer's ``daemon=`` takes them."""
+    return {
+        "metrics_listen": f"127.0.0.1:{free_port()}",
         "endpoint_url": endpoint_url,
         "queue_limit": options.queue_limit,
         "aggregation": options.aggregation,
         # The embedded Kinesis has no limits.  At the pace of real shards the demo would take a minute.
         "shard_rate_fraction": 10 if options.endpoint_url is None else 1,
-        f"streams.{flights.STREAM}.stream_name": stream,
+        "streams": {flights.STREAM: {"stream_name": stream}},
     }
-    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def start_daemon(settings: Mapping[str, Any], watch: Watch, work: Path, children: Children) -> Child:
+    """Start `producerd serve` as a user would, and wait until it is ready."""
+    sets = (f"--set={one}" for one in DaemonSettings.of(settings, defaults={"socket": work / "producerd.sock"}).sets)
     daemon = children.start("daemon", ["-m", "producerd", "serve", *sets])
-    watch = Watch(f"http://127.0.0.1:{port}", flights.STREAM)
     deadline = time.monotonic() + START_SECONDS
     while not watch.ready():
         daemon.poll_line(0.05)  # it raises if the daemon has ended
         if time.monotonic() > deadline:
             raise ChildFailed(f"the daemon was not ready within {START_SECONDS:.0f} s", daemon.log)
-    return daemon, watch
+    return daemon
 
 
-def follow(spark: Child, daemon: Child, watch: Watch, records: int) -> Mapping[str, Any]:
+def end_of(daemon: Child | None, spark: Child, watch: Watch) -> str:
+    """End the daemon, or Spark and so the daemon of its tasks.  Return what was wrong with that, or ""."""
+    if daemon is not None:
+        code = daemon.stop(STOP_SECONDS)
+        return "" if code == 0 else f"the daemon did not end cleanly on SIGTERM: exit code {code}"
+    spark.stop(STOP_SECONDS)
+    deadline = time.monotonic() + OWN_END_SECONDS
+    while watch.ready():
+        if time.monotonic() > deadline:
+            return f"the daemon that tasks started did not end within {OWN_END_SECONDS:.0f} s of Spark"
+        time.sleep(0.1)
+    own_daemon.sweep()
+    return ""
+
+
+def follow(spark: Child, daemon: Child | None, watch: Watch, records: int) -> Mapping[str, Any]:
     """Show the progress until Spark has finished, and return the batches and rows that Spark counted."""
     delivered, since = 0, time.monotonic()
     with display(records) as shown:
@@ -185,13 +206,14 @@ def follow(spark: Child, daemon: Child, watch: Watch, records: int) -> Mapping[s
             try:
                 shown.show(watch.scrape())
             except OSError as error:
-                code = daemon.ended(1.0)
-                fate = f"ended with exit code {code}" if code is not None else f"does not answer: {error}"
-                raise ChildFailed(f"the daemon {fate}", daemon.log) from None
+                if daemon is not None:
+                    code = daemon.ended(1.0)
+                    fate = f"ended with exit code {code}" if code is not None else f"does not answer: {error}"
+                    raise ChildFailed(f"the daemon {fate}", daemon.log) from None
             if watch.last.delivered != delivered:
                 delivered, since = watch.last.delivered, time.monotonic()
             elif time.monotonic() - since > STALL_SECONDS:
-                raise ChildFailed(f"nothing was delivered for {STALL_SECONDS:.0f} s", daemon.log)
+                raise ChildFailed(f"nothing was delivered for {STALL_SECONDS:.0f} s", (daemon or spark).log)
         shown.show(watch.scrape())
     counted: Mapping[str, Any] = json.loads(line)
     return counted
@@ -234,8 +256,8 @@ def failures(observed: Observed) -> Iterator[str]:
         yield f"no caller had to wait: a queue of {options.queue_limit:,} was never full; try a smaller --queue-limit"
     if watch.uneven is not None:
         yield f"a scrape did not add up (ingested = delivered + failed + discarded + queued): {watch.uneven}"
-    if observed.daemon_exit != 0:
-        yield f"the daemon did not end cleanly on SIGTERM: exit code {observed.daemon_exit}"
+    if observed.daemon_end:
+        yield observed.daemon_end
 
 
 # --- the environment of the processes ----------------------------------------------------------------------------

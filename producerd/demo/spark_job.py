@@ -1,7 +1,8 @@
 """Run the user's side of the demo: a structured streaming query of a few lines, over files, with a checkpoint.
 
-This process prints ``ready`` when Spark has started, and waits for a line on stdin.  Then it runs the query over all
-files and prints a line of JSON with the micro-batches and rows that Spark counted::
+This process prints ``ready`` when Spark has started, and waits for a line on stdin: the settings of a daemon that its
+tasks start, as JSON, or null.  Then it runs the query over all files and prints a line of JSON with the micro-batches
+and rows that Spark counted::
 
     python -m producerd.demo.spark_job FOLDER WORK FILES_PER_BATCH
 """
@@ -11,8 +12,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -45,10 +47,12 @@ def session(work: Path) -> SparkSession:
     return builder.config(map=settings).getOrCreate()
 
 
-def start(spark: SparkSession, folder: Path, work: Path, files_per_batch: int) -> StreamingQuery:
+def start(
+    spark: SparkSession, folder: Path, work: Path, files_per_batch: int, daemon: Mapping[str, Any] | None
+) -> StreamingQuery:
     files = spark.readStream.schema(SCHEMA).option("header", True).option("nullValue", flights.MISSING)
     rows = files.option("maxFilesPerTrigger", files_per_batch).csv(str(folder))
-    write = KinesisBatchWriter(stream=flights.STREAM, partition_key=flights.KEY)
+    write = KinesisBatchWriter(stream=flights.STREAM, partition_key=flights.KEY, daemon=daemon)
     return (
         rows.writeStream.foreachBatch(write)
         .option("checkpointLocation", str(work / "checkpoint"))
@@ -61,8 +65,7 @@ def main(folder: Path, work: Path, files_per_batch: int) -> None:
     pipe = take_stdout()
     spark = session(work)
     print("ready", file=pipe)
-    sys.stdin.readline()
-    query = start(spark, folder, work, files_per_batch)
+    query = start(spark, folder, work, files_per_batch, json.loads(sys.stdin.readline()))
     query.awaitTermination()
     batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
     print(json.dumps({"batches": len(batches), "rows": sum(b["numInputRows"] for b in batches)}), file=pipe)

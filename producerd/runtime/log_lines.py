@@ -20,13 +20,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from math import inf
+from pathlib import Path
 from typing import Final
 
 from producerd.runtime.repeats import MessageKind, Repeats
 
 MAX_HELD_BYTES: Final = 1 << 20
 """Most bytes of lines that wait to be written; about 5,000 lines."""
+MAX_FILE_BYTES: Final = 4 << 20
+"""Most bytes of a file whose size is bounded."""
 LAST_LINES_SECONDS: Final = 1.5
 """Time that `close` allows for writing the last lines."""
 VALUES: Final = "producerd_values"
@@ -49,13 +53,20 @@ def without_secrets(text: str) -> str:
 class LogLines(logging.Handler):
     """The log handler of the process, which is safe to use from every thread.
 
-    ``clock`` returns seconds; it decides when repeats are reported.
+    ``clock`` returns seconds; it decides when repeats are reported.  ``file`` is the path of the file that the
+    descriptor writes to, if it may have no more than `MAX_FILE_BYTES`: then the lines go on in a new one, and the one
+    before is kept as FILE.1.
     """
 
     def __init__(
-        self, descriptor: int, repeats: Repeats | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        descriptor: int,
+        repeats: Repeats | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        file: Path | None = None,
     ) -> None:
         super().__init__()
+        self._file = file
         self._descriptor = descriptor
         self._repeats = repeats or Repeats()
         self._clock = clock
@@ -149,6 +160,8 @@ class LogLines(logging.Handler):
         # Do not write through sys.stderr: at its end, the interpreter would wait for the lock of a buffer that is being
         # written.
         try:
+            if self._file is not None and os.fstat(self._descriptor).st_size + len(data) > MAX_FILE_BYTES:
+                _begin_again(self._file, self._descriptor)
             while data:
                 try:
                     data = data[os.write(self._descriptor, data) :]
@@ -157,6 +170,15 @@ class LogLines(logging.Handler):
         except OSError:
             return False
         return True
+
+
+def _begin_again(file: Path, descriptor: int) -> None:
+    """Have the descriptor write to a new file of this path, and keep the old one as FILE.1."""
+    with suppress(OSError):  # somebody has deleted it
+        file.replace(file.with_name(f"{file.name}.1"))
+    new = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(new, descriptor, inheritable=True)
+    os.close(new)
 
 
 def _kind_of(record: logging.LogRecord) -> MessageKind:

@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 import structlog
@@ -39,8 +40,15 @@ _HEAD: Final = ("timestamp", "level", "logger", "event")
 
 
 @contextmanager
-def running(level: Level, format: Format) -> Iterator[None]:  # noqa: A002 - the setting is called log_format
-    """Send all logging to stderr until the block ends, then wait a limited time for the last lines to be written."""
+def running(
+    level: Level,
+    format: Format,  # noqa: A002 - the setting is called log_format
+    file: Path | None = None,
+) -> Iterator[None]:
+    """Send all logging to stderr until the block ends, then wait a limited time for the last lines to be written.
+
+    If stderr is ``file``, its size stays bounded (`LogLines`).
+    """
     shared: list[Processor] = [
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
@@ -62,7 +70,7 @@ def running(level: Level, format: Format) -> Iterator[None]:  # noqa: A002 - the
         processors=[_add_values, structlog.stdlib.ProcessorFormatter.remove_processors_meta, _head_first, renderer],
     )
     # If descriptor 2 is closed, another file soon gets its number.
-    handler = LogLines(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno())
+    handler = LogLines(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno(), file=file)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     before, root.handlers[:] = root.handlers[:], [handler]

@@ -14,6 +14,7 @@ The functions here check lengths, not rows.  `producerd.core.rows.intake` checks
 
 from __future__ import annotations
 
+import itertools
 import struct
 from array import array
 from collections.abc import Sequence
@@ -153,7 +154,7 @@ def lay_out(
     columns = [_column(keys), _column(data)]
     if hash_keys is not None:
         columns.append(_column(hash_keys))
-    validity = _validity(data) if any(value is None for value in data) else None
+    validity = _validity(data) if None in data else None
     flags = (FLAG_HASH_KEYS if hash_keys is not None else 0) | (FLAG_VALIDITY if validity is not None else 0)
     lengths = [len(values) for _, values in columns] + [0]
     layout = Layout(len(data), lengths[0], lengths[1], lengths[2], flags)
@@ -169,11 +170,8 @@ def _values(offsets: Buffer, values: Buffer, rows: Sequence[int]) -> list[bytes]
 
 
 def _column(rows: Sequence[bytes | None]) -> tuple[bytes, bytes]:
-    offsets, at = array("i", [0]), 0
-    for row in rows:
-        at += len(row) if row else 0
-        offsets.append(at)
-    return offsets.tobytes(), b"".join(row for row in rows if row)
+    values = [row or b"" for row in rows]
+    return array("i", itertools.accumulate(map(len, values), initial=0)).tobytes(), b"".join(values)
 
 
 def _validity(rows: Sequence[bytes | None]) -> bytes:

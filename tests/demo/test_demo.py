@@ -79,6 +79,15 @@ def test_every_flight_arrives_and_nothing_is_left(demo: Demo) -> None:
     assert not demo.left()
 
 
+@pytest.mark.slow
+def test_the_tasks_may_start_the_daemon(demo: Demo) -> None:
+    before = {*Path("/tmp").glob("producerd-[0-9]*")}
+    code, lines = demo.run("--records", "3000", "--no-daemon")
+    assert (code, lines[-1][:46]) == (0, "delivered 3000 of 3000 records, 0 missing, 0 d"), "\n".join(lines)
+    assert not demo.left()
+    assert {*Path("/tmp").glob("producerd-[0-9]*")} <= before
+
+
 @pytest.mark.parametrize("stop", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing_running_and_nothing_on_disk(demo: Demo, stop: signal.Signals) -> None:
     with demo.start("--records", "100000") as process:

@@ -27,6 +27,7 @@ from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 from producerd.wire import frames
 from spark_client import checks
 from spark_client.connection import Connection
+from spark_client.task import Plan
 from tests.daemon import DaemonProcess, daemon, directory, rows, until
 
 HELLO: Final = frames.Hello(1, 1, client="test", pid=os.getpid())
@@ -209,7 +210,7 @@ def test_what_an_earlier_daemon_had_or_acknowledged_waits_where_fresh_rows_end(
 def checked(running: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[str]], str]:
     """What an executor's part of `spark_client.check` finds wrong, and what it says of the service."""
     monkeypatch.setattr(checks, "HOLD_SECONDS", 0)
-    told = json.loads(checks.probe(str(running.socket), None, "flights", "app", 5))
+    told = json.loads(checks.probe(**Plan("flights", str(running.socket), connect_timeout_seconds=5).plain()))
     return told["problems"], checks.ExecutorCheck(*told["executor"]).service
 
 

@@ -639,3 +639,37 @@ def test_libraries_follow_a_level_as_they_follow_the_configured_one(timers: Time
         timers.go_on(600.0)
         levels.append(botocore.level)
     assert levels == [logging.WARNING, logging.INFO, logging.ERROR, logging.WARNING]
+
+
+# ---- a file whose size is bounded
+
+
+def test_a_bounded_file_goes_on_in_a_new_one_and_the_last_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_lines, "MAX_FILE_BYTES", 1_000)
+    path = tmp_path / "log"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    handler = LogLines(descriptor, file=path)
+    for number in range(100):
+        handler.note(f"line {number:060}")
+    handler.close()
+    os.close(descriptor)
+    assert {found.name for found in tmp_path.iterdir()} == {"log", "log.1"}
+    kept = [(tmp_path / name).read_bytes() for name in ("log.1", "log")]
+    assert all(0 < len(data) <= 1_000 for data in kept)
+    numbers = [int(found) for found in re.findall(rb"line (\d+)", b"".join(kept))]
+    assert numbers == list(range(100 - len(numbers), 100)), "the last ones, in order"
+
+
+def test_a_bounded_file_that_somebody_deletes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "MAX_FILE_BYTES", 1_000)
+    path = tmp_path / "log"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(descriptor, b"x" * 1_000)
+    path.unlink()
+    handler = LogLines(descriptor, file=path)
+    handler.note("event")
+    handler.close()
+    os.close(descriptor)
+    assert "event" in path.read_text()

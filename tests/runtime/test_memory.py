@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -92,13 +92,21 @@ def push_until_blocked(caller: Connection, frame: Columns) -> None:
     raise AssertionError(f"was not blocked within {PATIENCE_SECONDS:g} s")
 
 
-def keeps_the_law(cgroup: Cgroup, server: FakeServer, frame: Columns, fault: Fault, rounds: int = 1) -> None:
+def keeps_the_law(
+    cgroup: Cgroup,
+    server: FakeServer,
+    frame: Columns,
+    fault: Fault,
+    rounds: int = 1,
+    settings: Mapping[str, Any] = SETTINGS,
+) -> None:
     """Filled while the endpoint fails, and drained when it does not any more."""
     kinesis = server.kinesis
-    law_bytes = needed_bytes(load(None, [f"{name}={value}" for name, value in SETTINGS.items()], {})).bytes
+    config = load(None, [f"{name}={value}" for name, value in settings.items()], {})
+    law_bytes, queue_bytes = config.node.memory or needed_bytes(config).bytes, config.node.node_queue_limit_bytes
     cgroup.limit(law_bytes)
     environ = {**CREDENTIALS, "AWS_CA_BUNDLE": str(server.certificate)}
-    with daemon(server.url, environ=environ, forked=False, **SETTINGS) as running:
+    with daemon(server.url, environ=environ, forked=False, **settings) as running:
         callers = [Connection(Hello(1, 1, pid=os.getpid()), [str(running.socket)]) for _ in range(CALLERS)]
         for caller in callers:
             for _ in range(4):  # the daemon has worked, and sends many requests at once
@@ -110,7 +118,7 @@ def keeps_the_law(cgroup: Cgroup, server: FakeServer, frame: Columns, fault: Fau
             held = running.metrics()
             kinesis.standing.clear()
             server.release()
-            assert 7 / 8 * QUEUE_BYTES - 2 * MIB < held["queue_bytes"] <= QUEUE_BYTES
+            assert 7 / 8 * queue_bytes - 2 * MIB < held["queue_bytes"] <= queue_bytes
             at_once(callers, lambda caller: caller.flush(PATIENCE_SECONDS))
             assert running.process.poll() is None
             assert peak_rss_bytes(running) <= law_bytes
@@ -134,6 +142,17 @@ def test_against_an_endpoint_that_never_answers_callers_wait_and_the_daemon_keep
     kinesis.create_stream("flights", shards=4).keeps_entries = False
     with serve_in_thread(kinesis, tls=True) as server:
         keeps_the_law(cgroup, server, spread(max(1, 900_000 // (size + 80)), size), Fault("hang"), rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.law("process")
+def test_a_daemon_keeps_to_the_least_memory_that_the_documents_name(cgroup: Cgroup) -> None:
+    """It lowers its limits by itself."""
+    kinesis = FakeKinesis()
+    kinesis.create_stream("flights", shards=4).keeps_entries = False
+    settings = {"memory": "256 MiB", "request_timeout_seconds": 300}
+    with serve_in_thread(kinesis, tls=True) as server:
+        keeps_the_law(cgroup, server, spread(500, 100), Fault("hang"), settings=settings)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def stored(kinesis: FakeKinesis) -> Counter[bytes]:
 
 
 def test_what_a_killed_process_had_put_is_delivered(kinesis: FakeKinesis, server: FakeServer) -> None:
-    """SIGKILL right behind `put`, while the service still hangs: accepted is accepted."""
+    """SIGKILL as soon as the daemon has taken it, while the service still hangs: accepted is accepted."""
     kinesis.standing.append(Fault("hang"))
     with daemon(server.url, aggregation="kpl", request_timeout_seconds=60) as running:
         script = (
@@ -30,7 +30,9 @@ def test_what_a_killed_process_had_put_is_delivered(kinesis: FakeKinesis, server
             "from spark_client import KinesisClient\n"
             "client = KinesisClient('flights', socket=sys.argv[1])\n"
             "for i in range(50):\n"
-            "    client.put(f'row {i}', f'k{i}')\n"
+            "    future = client.put(f'row {i}', f'k{i}')\n"
+            "while not future.taken:\n"
+            "    pass\n"
             "os.kill(os.getpid(), signal.SIGKILL)\n"
         )
         done = subprocess.run([sys.executable, "-c", script, str(running.socket)], cwd=ROOT, timeout=60)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.daemon import ROOT
+from tests.daemon import CREDENTIALS, ROOT
 from tests.spark.processes import SHORT_JVM, of_session
 
 READY_SECONDS = 90
@@ -37,6 +37,8 @@ def spark_environ(folder: Path, **more: str) -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder),
         "TMPDIR": str(folder),
+        **CREDENTIALS,  # which a daemon that tasks start would have from here
+        "AWS_EC2_METADATA_DISABLED": "true",
         "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={folder} {SHORT_JVM}",
     }
     return {**kept, **own, **more}

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from spark_client import KinesisBatchWriter, write_batch
+from spark_client import KinesisBatchWriter, check, write_batch
 
 QUERY_SECONDS = 100
 
@@ -27,6 +27,7 @@ def write(spark: Any, *, rows: int, partitions: int, **options: Any) -> Any:
         "records": result.records,
         "possible_duplicates": result.possible_duplicates,
         "partitions": [partition.records for partition in result.partitions],
+        "daemons": [daemon.pid for daemon in result.daemons],
     }
 
 
@@ -52,6 +53,11 @@ def sleep_beside(spark: Any, *, seconds: float) -> Any:
     """Have another job run.  No call waits for it: py4j makes those again when it is interrupted in another one."""
     spark.sparkContext.parallelize([seconds], 1).map(time.sleep)._jrdd.countAsync()
     return {}
+
+
+def check_cluster(spark: Any, **options: Any) -> Any:
+    """What `spark_client.check` shows."""
+    return {"shown": str(check(spark, **options))}
 
 
 def save(spark: Any, *, rows: int, **options: str) -> Any:
@@ -81,7 +87,7 @@ def start_query(spark: Any, files: str, checkpoint: str, files_a_batch: int, wri
 
 
 ORDERS: dict[str, Callable[..., Any]] = {
-    order.__name__: order for order in (write, write_until_interrupted, jobs, sleep_beside, save, query)
+    order.__name__: order for order in (write, write_until_interrupted, jobs, sleep_beside, check_cluster, save, query)
 }
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -75,6 +76,12 @@ def fake_kinesis() -> Iterator[Kinesis]:
             yield Kinesis(url)
         finally:
             process.kill()
+
+
+def own_settings(kinesis: Kinesis, **more: Any) -> dict[str, Any]:
+    """Settings of a daemon that tasks start, for which Spark's own Python may be too old."""
+    own = {} if sys.executable == SERVICE_PYTHON else {"command": f"{SERVICE_PYTHON} -I -m producerd"}
+    return {"region": "us-east-1", "endpoint_url": kinesis.url, **own, **more}
 
 
 def counted(daemon: DaemonProcess, stream: str) -> Counter[str]:

@@ -15,7 +15,7 @@ from tests.daemon import DaemonProcess, daemon, until
 from tests.spark.drivers import Driver, driver
 from tests.spark.nodes import connect_server
 from tests.spark.queries import Input
-from tests.spark.service import Kinesis, counted, wait_until_left_alone
+from tests.spark.service import Kinesis, counted, own_settings, wait_until_left_alone
 
 pytestmark = [
     pytest.mark.spark,
@@ -38,6 +38,14 @@ def test_a_batch_is_written_from_a_client_of_spark_connect(
     result = client.ask("write", rows=rows, partitions=3, stream=stream, socket=str(running.socket))
     assert result.get("records") == rows, result
     assert len(result["partitions"]) == 3
+    assert kinesis.ids(stream) == Counter(range(rows))
+
+
+def test_tasks_of_spark_connect_start_their_daemon(client: Driver, kinesis: Kinesis) -> None:
+    stream, rows = kinesis.stream(), 100
+    result = client.ask("write", rows=rows, partitions=2, stream=stream, daemon=own_settings(kinesis))
+    assert result.get("records") == rows, result
+    assert len(result["daemons"]) == 1, "the daemon of the server's JVM"
     assert kinesis.ids(stream) == Counter(range(rows))
 
 

@@ -9,6 +9,10 @@ from typing import Any
 class AnyConf(dict[str, str]):
     """Spark's, of which check() only asks."""
 
+    @property
+    def getAll(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+        return self
+
 
 def fake_spark(**conf: str) -> Any:
     return SimpleNamespace(conf=AnyConf({f"spark.{name}": value for name, value in conf.items()}))

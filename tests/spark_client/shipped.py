@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.packaging import write_client_zip
 
 
 def run_with_zip(folder: Path, script: str, *arguments: str, client: Path | None = None) -> None:
@@ -18,10 +17,7 @@ def run_with_zip(folder: Path, script: str, *arguments: str, client: Path | None
     """
     if client is None:
         client = folder / "client.zip"
-        with zipfile.ZipFile(client, "w") as archive:
-            for part in ("producerd/__init__.py", "producerd/errors.py", "producerd/wire", "spark_client"):
-                for path in [ROOT / part] if part.endswith(".py") else (ROOT / part).glob("*.py"):
-                    archive.write(path, path.relative_to(ROOT))
+        write_client_zip(client)
     (folder / "script.py").write_text(script)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")

@@ -17,9 +17,12 @@ import pytest
 from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError, Refused
 from producerd.wire import frames
 from spark_client import __version__, checks
-from spark_client.checks import ClusterCheck, ExecutorCheck, Installed, Problem, check, jvm_pid, probe
+from spark_client.checks import ClusterCheck, ExecutorCheck, Installed, Problem, check, probe
+from spark_client.daemon_settings import DaemonSettings
+from spark_client.own_daemon import jvm_pid
+from spark_client.task import Plan
 from tests.spark_client.fake_daemon import FakeDaemon, Session, close_with, in_turn
-from tests.spark_client.fake_spark import fake_spark
+from tests.spark_client.fake_spark import AnyConf, fake_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +37,11 @@ ABSENT = Problem(Code.DAEMON_ABSENT, "no daemon to talk to")
 
 def report(executor: ExecutorCheck, *problems: Problem) -> Any:
     return json.loads(json.dumps({"executor": executor, "problems": problems}))
+
+
+def told_by(path: str, stream: str | None = None, seconds: float = 1) -> Any:
+    """What an executor's part of the check says, of the daemon at this path."""
+    return json.loads(probe(**Plan(stream, path, application_id="app", connect_timeout_seconds=seconds).plain()))
 
 
 def check_of(reports: Sequence[Any], monkeypatch: pytest.MonkeyPatch, **conf: str) -> ClusterCheck:
@@ -141,7 +149,7 @@ def test_what_the_service_said_is_the_problem_and_names_the_stream(daemon: FakeD
 @pytest.mark.parametrize("number", [frames.Service.NOT_VERIFIED, 200], ids=["denied", "of a later version"])
 def test_what_the_service_may_not_be_asked_is_not_verified(daemon: FakeDaemon, number: int) -> None:
     daemon.runs(says(service=number, service_message="may not list"))
-    told = json.loads(probe(daemon.path, None, "s", "app", 1))
+    told = told_by(daemon.path, "s")
     assert told["problems"] == []
     assert ExecutorCheck(*told["executor"]).service == "not verified: may not list"
 
@@ -149,7 +157,7 @@ def test_what_the_service_may_not_be_asked_is_not_verified(daemon: FakeDaemon, n
 @pytest.mark.usefixtures("quick")
 def test_a_daemon_of_version_0_1_tells_its_last_error_alone(daemon: FakeDaemon) -> None:
     daemon.runs(says("ResourceNotFoundException: of another sort"))
-    told = json.loads(probe(daemon.path, None, "s", "app", 1))
+    told = told_by(daemon.path, "s")
     assert told["problems"] == []
     assert ExecutorCheck(*told["executor"]).service.startswith("not verified: this daemon is of a version that cannot")
     daemon.runs(says("STREAM_NOT_FOUND: no such stream"))
@@ -162,7 +170,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problems_of(daemon: FakeDaemon, stream: str | None = None) -> list[list[str]]:
-    problems: list[list[str]] = json.loads(probe(daemon.path, None, stream, "app", 1))["problems"]
+    problems: list[list[str]] = told_by(daemon.path, stream)["problems"]
     return problems
 
 
@@ -201,7 +209,7 @@ def test_a_missing_library_is_reported_beside_what_the_daemon_says(
 ) -> None:
     daemon.runs(in_turn(Session.welcome, Session.await_end))
     monkeypatch.setitem(sys.modules, module, None)
-    told = json.loads(probe(daemon.path, None, None, "", 1))
+    told = told_by(daemon.path)
     ((code, text),) = told["problems"]
     assert code == Code.ARROW_MISSING
     assert text.startswith(f"{module} cannot be used (")
@@ -213,7 +221,7 @@ def test_where_the_client_is_missing_the_task_says_so_and_does_not_fail() -> Non
     """The task travels by value: nothing of it needs our modules to be unpickled."""
     from pyspark import cloudpickle
 
-    task: bytes = cloudpickle.dumps(checks._on_executor((None, None, "s", "app", 0)))  # type: ignore[no-untyped-call]
+    task: bytes = cloudpickle.dumps(checks._on_executor(Plan("s", daemon=DaemonSettings(("region=x",))).plain()))  # type: ignore[no-untyped-call]
     script = (
         "import sys\n"
         "sys.modules['spark_client'] = sys.modules['producerd'] = None\n"
@@ -233,11 +241,11 @@ def test_where_the_client_is_missing_the_task_says_so_and_does_not_fail() -> Non
     assert "--py-files" in text
 
 
-def proc_of(folder: Path, *processes: tuple[int, str, int]) -> str:
+def proc_of(folder: Path, *processes: tuple[int, str, int]) -> Path:
     for pid, name, parent in processes:
         (folder / str(pid)).mkdir()
         (folder / str(pid) / "stat").write_text(f"{pid} ({name}) S {parent} 1 1 0 -1 4194304")
-    return str(folder)
+    return folder
 
 
 def test_an_executor_is_known_by_its_jvm(tmp_path: Path) -> None:
@@ -250,8 +258,9 @@ def test_a_jvm_may_be_the_first_process_of_its_container(tmp_path: Path) -> None
 
 
 def test_where_proc_does_not_say_an_executor_is_known_by_what_forks_its_workers(tmp_path: Path) -> None:
-    assert jvm_pid(str(tmp_path / "none")) == os.getppid()
-    assert jvm_pid(proc_of(tmp_path, (os.getppid(), "python3", 1), (1, "init", 0))) == os.getppid()
+    assert jvm_pid(tmp_path / "none") is None
+    assert jvm_pid(proc_of(tmp_path, (os.getppid(), "python3", 1), (1, "init", 0))) is None
+    assert told_by(str(tmp_path / "nobody.sock"), seconds=0)["executor"][1] == os.getppid()
 
 
 # -------------------------------------------------------------------------------------------------------- on the driver
@@ -348,7 +357,7 @@ def broken_spark(text: str) -> Any:
     def range_(_: int) -> Any:
         raise RuntimeError(text)
 
-    return SimpleNamespace(conf={}, range=range_)
+    return SimpleNamespace(conf=AnyConf(), range=range_)
 
 
 def test_another_python_on_the_executors_is_one_line() -> None:

@@ -314,7 +314,7 @@ def test_an_error_in_the_block_is_not_kept_waiting(daemon: FakeDaemon) -> None:
 
     def fails() -> None:
         with client_of(daemon) as client:
-            futures.append(client.put("x"))
+            futures.append(client.put("x", timeout_seconds=10))
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -447,7 +447,7 @@ def test_a_callback_that_raises_harms_nobody_else(daemon: FakeDaemon, error: typ
 
     daemon.runs(script)
     with client_of(daemon) as client:
-        first, second = client.put("x"), client.put("y")
+        first, second = client.put("x", timeout_seconds=10), client.put("y", timeout_seconds=10)
         first.add_done_callback(back)
         go_on.set()
         assert second.result(10) is None
@@ -470,7 +470,7 @@ def test_a_future_is_done_while_another_call_waits_for_room(daemon: FakeDaemon) 
 
     daemon.runs(script)
     with client_of(daemon) as client:
-        first = client.put("x")
+        first = client.put("x", timeout_seconds=10)
         waiting = threading.Thread(target=client.put, args=("y",))
         waiting.start()
         try:
@@ -495,7 +495,7 @@ def test_a_flush_ends_in_time_while_another_call_waits_for_room(daemon: FakeDaem
 
     def waits() -> None:
         try:
-            client.put("y")
+            client.put("y", timeout_seconds=60)
         except ProducerdError as error:
             errors.append(error)
 
@@ -550,12 +550,12 @@ def test_a_flush_whose_time_passed_before_its_turn_leaves_nothing_behind(
 
     def waits() -> None:
         with pytest.raises(ConnectionFailed):
-            client.put("b")
+            client.put("b", timeout_seconds=60)
 
     reserved = threading.Event()
     daemon.runs(script)
     client = client_of(daemon)
-    client.put("a")
+    client.put("a", timeout_seconds=60)
     waiting = threading.Thread(target=waits)
     waiting.start()
     assert reserved.wait(10)
@@ -711,7 +711,7 @@ def test_a_call_that_is_interrupted_before_its_turn_is_never_done(
     with monkeypatch.context() as patched:
         patched.setattr(Future, "result", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            client.put("b")
+            client.put("b", timeout_seconds=60)
     assert not client._owner._steps
     waiting.join()
     client.close()

@@ -1,0 +1,1 @@
+"""How many records one program puts in a second, one by one and together, and how many the KPL's addUserRecord."""

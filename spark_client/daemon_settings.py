@@ -1,0 +1,145 @@
+"""The settings of a daemon that tasks start: which there are, and which values they take, checked on the driver.
+
+The daemon checks them again, and better, when it starts.  But the driver's error comes before any task, names all
+problems at once, and needs only the standard library.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import pkgutil
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+TABLE: Final = "daemon_settings.json"
+"""The settings of the node and of a stream with their types, ranges and patterns, and the units of sizes.
+
+tests/generated.py writes it.
+"""
+OF_ITS_OWN: Final = ("socket", "socket_mode", "socket_group", "admin_socket", "allowed_uids")
+"""Settings that are not the user's here: the daemon belongs to one executor, and only its tasks find its socket."""
+DEFAULTS: Final[Mapping[str, str]] = {
+    "memory": "384 MiB",  # what Spark gives an executor at least besides its heap
+    "metrics_listen": "",  # the daemons of several executors on one host would want the same port
+    "exit_when_idle_seconds": "60",
+}
+"""What differs from the daemon's own defaults."""
+COMMAND: Final = "command"
+STREAMS: Final = "streams"
+
+
+class DaemonSettings(NamedTuple):
+    """What a daemon is started with: ``sets`` are KEY=VALUE; ``command`` is the one that starts it, or empty."""
+
+    sets: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the daemon may use at most, or 0 if it has no bound of this kind."""
+        text = next((one[len("memory=") :] for one in self.sets if one.startswith("memory=")), "")
+        return int(size_bytes(text)) if text else 0
+
+    @staticmethod
+    def of(given: Mapping[str, Any], defaults: Mapping[str, Any] = DEFAULTS) -> DaemonSettings:
+        """Return the settings of a mapping in which `problems` finds none."""
+        flat = {name: value for name, value in given.items() if name not in (COMMAND, STREAMS)}
+        for stream, table in given.get(STREAMS, {}).items():
+            flat.update({f"streams.{json.dumps(stream)}.{name}": value for name, value in table.items()})
+        command = given.get(COMMAND, ())
+        return DaemonSettings(
+            tuple(f"{name}={value}" for name, value in sorted({**defaults, **flat}.items())),
+            tuple(shlex.split(command) if isinstance(command, str) else command),
+        )
+
+
+def problems(given: Any) -> Iterator[str]:
+    """Yield what is wrong with ``daemon=``: settings that do not exist, and values of another type or range."""
+    if not isinstance(given, Mapping):
+        yield f"daemon={given!r}: give a mapping of the daemon's settings, such as {{'region': 'eu-west-1'}}"
+        return
+    for name, value in given.items():
+        if name == COMMAND:
+            if not _is_command(value):
+                yield f"daemon.command={value!r}: give the command that runs the daemon, as text or as a list of texts"
+        elif name == STREAMS and isinstance(value, Mapping):
+            for stream, table in value.items():
+                for inner, item in table.items() if isinstance(table, Mapping) else [("", table)]:
+                    yield from _problems_of(f"streams.{stream}.{inner}", inner, item, _table()["stream"])
+        else:
+            yield from _problems_of(str(name), str(name), value, _any())
+
+
+def from_text(given: Mapping[str, str], prefix: str) -> tuple[dict[str, str], list[str]]:
+    """Return the settings of options that begin with ``prefix``, by their own names, and what is wrong with them.
+
+    Spark hands options over in lower case, and users write them with or without underscores.
+    """
+    names = {name.replace("_", ""): name for name in (*_any(), COMMAND)}
+    spelled: dict[str, list[str]] = {}
+    for option in given:
+        name = option[len(prefix) :]
+        spelled.setdefault(names.get(name.replace("_", "").lower(), name), []).append(option)
+    settings = {name: given[options[-1]] for name, options in spelled.items()}
+    twice = [f"{', '.join(sorted(options))}: give one of them" for options in spelled.values() if len(options) > 1]
+    return settings, [*problems(settings), *twice]
+
+
+@functools.cache
+def _table() -> Mapping[str, Mapping[str, Any]]:
+    table: Mapping[str, Mapping[str, Any]] = json.loads(pkgutil.get_data(__package__, TABLE) or b"")
+    return table
+
+
+def _any() -> Mapping[str, Any]:
+    """Return the settings of the node and, for all streams, of a stream."""
+    return {**_table()["stream"], **_table()["node"]}
+
+
+def _problems_of(place: str, name: str, value: Any, known: Mapping[str, Any]) -> Iterator[str]:
+    if name in OF_ITS_OWN:
+        yield f"daemon.{place}={value!r}: a daemon that tasks start has its own; leave it out"
+    elif name not in known:
+        near = difflib.get_close_matches(name, [*known, COMMAND])
+        hint = f"did you mean {' or '.join(near)}?" if near else "docs/configuration.md lists all"
+        yield f"daemon.{place}: is not a setting of the daemon; {hint}"
+    elif not _holds(known[name], value):
+        yield f"daemon.{place}={value!r}: allowed: {known[name]['allowed']}"
+
+
+def _holds(setting: Mapping[str, Any], value: Any) -> bool:
+    """Return whether a value, or its text, is of the setting's type and in its range."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return False
+    text, kind = str(value), setting["type"]
+    if kind == "string":
+        pattern = setting.get("pattern", ".*").strip("^$")
+        return isinstance(value, str) and "\0" not in text and (not text or re.fullmatch(pattern, text) is not None)
+    if not text and "or empty" in setting["allowed"]:
+        return True
+    try:
+        number = size_bytes(text) if kind == "size" else int(text) if kind == "integer" else float(text)
+    except ValueError:
+        return False
+    return bool(setting["minimum"] <= number <= setting["maximum"])
+
+
+def size_bytes(text: str) -> float:
+    """Return a size such as "384 MiB" or "1048576" in bytes.  Raises ValueError."""
+    match = re.fullmatch(r"\s*([0-9_]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    units = _table()["units"]
+    if match is None or match[2].upper() not in units:
+        raise ValueError(text)
+    return float(match[1]) * float(units[match[2].upper()])
+
+
+def _is_command(value: Any) -> bool:
+    try:
+        words = shlex.split(value) if isinstance(value, str) else value
+    except ValueError:  # a quote without its other one
+        return False
+    return isinstance(words, (list, tuple)) and bool(words) and all(isinstance(word, str) and word for word in words)

@@ -1,0 +1,195 @@
+"""Records that a client puts one by one, gathered into a frame, with a future for each that costs little.
+
+A program that puts many records would otherwise wait for the daemon's answer to each.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, Callable, Final, Optional
+
+from producerd.errors import Code, Outcome, ProducerdError, RecordsFailed, RowFailure
+from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
+from producerd.wire.frames import Ack, RowCode
+from spark_client.results import MAX_FAILURES_NAMED, as_line
+from spark_client.tally import Tally
+
+LOG: Final = logging.getLogger("producerd.client")
+Row = tuple[bytes, Optional[bytes], Optional[bytes]]
+"""Data, key and hash key of a record."""
+RUNNING: Final = "RUNNING"
+FINISHED: Final = "FINISHED"
+_waiting: Final = threading.Lock()
+"""Guards the moment when somebody begins to wait for a `RecordFuture`, against its end."""
+
+
+class PutFuture(Future[None]):
+    """The future of a call's records.  It is done when all are stored.  It cannot be cancelled."""
+
+    @property
+    def taken(self) -> int:
+        """How many of the call's records, the first ones, the daemon has: it delivers them without this process."""
+        raise NotImplementedError
+
+
+class CallFuture(PutFuture):
+    """The future of records that were put together."""
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self._tally = tally
+        self.set_running_or_notify_cancel()  # what was taken cannot be cancelled
+
+    @property
+    def taken(self) -> int:
+        return self._tally.taken
+
+
+class RecordFuture(PutFuture):
+    """The future of a record that was put alone.
+
+    Most of many such futures are never waited for one by one, so each makes its lock when somebody does.
+    """
+
+    _state = RUNNING
+    _result: Any = None
+    _exception: BaseException | None = None
+    _is_waited_for = False
+
+    def __init__(self, frame: Gathered, place: int) -> None:
+        self._frame = frame
+        self.place = place
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("_condition", "_waiters", "_done_callbacks"):
+            raise AttributeError(name)
+        with _waiting:
+            if not self._is_waited_for:
+                self._waiters: list[Any] = []
+                self._done_callbacks: list[Any] = []
+                self._condition = threading.Condition()
+                self._is_waited_for = True
+        return self.__dict__[name]
+
+    def done(self) -> bool:
+        return self._state == FINISHED
+
+    @property
+    def taken(self) -> int:
+        return int(self._frame.tally.taken > self.place)
+
+
+class RowTally(Tally):
+    """A tally that also knows which rows have ended, and why each failed one did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: set[int] = set()
+        self.failed: dict[int, RowCode] = {}
+
+    def settle(self, ack: Ack, rows: Sequence[int], stream: str, *, sends_again: bool = False) -> list[int]:
+        back = super().settle(ack, rows, stream, sends_again=sends_again)
+        self.ended.update(rows)
+        self.ended.difference_update(rows[place] for place in back)
+        return back
+
+    def _fail(self, row: int, why: RowCode, stream: str) -> None:
+        super()._fail(row, why, stream)
+        self.ended.add(row)
+        self.failed[row] = why
+
+
+class Gathered:
+    """Records of one stream that go to the daemon together, in order, and their futures.
+
+    ``largest`` is the most (charge, records) that they may be, unless it is one record.
+    """
+
+    def __init__(self, stream: str, largest: tuple[int, int]) -> None:
+        self.stream = stream
+        self.tally = RowTally()
+        self.future: Future[None] = Future()  # of them all, for a flush
+        self.is_announced = False  # to the thread that sends
+        self._most_bytes, self._most_records = largest
+        self._charge_bytes = FRAME_CHARGE_BYTES
+        self.rows: list[Row] = []
+        self._futures: list[RecordFuture] = []  # each knows its row: an interrupt may come between the two
+
+    def add(self, row: Row) -> RecordFuture | None:
+        """Add a record and return its future, or None if there is no room."""
+        data, key, hash_key = row
+        charge_bytes = self._charge_bytes + RECORD_CHARGE_BYTES + len(data)
+        if key:
+            charge_bytes += len(key)
+        if hash_key:
+            charge_bytes += len(hash_key)
+        place = len(self.rows)
+        if place and (charge_bytes > self._most_bytes or place >= self._most_records):
+            return None
+        future = RecordFuture(self, place)
+        self._charge_bytes = charge_bytes
+        self.rows.append(row)
+        self._futures.append(future)
+        return future
+
+    @property
+    def owed_records(self) -> int:
+        """How many records have not ended."""
+        return len(self.rows) - self.tally.records
+
+    def split(self, place: int) -> Gathered:
+        """Return the records from a place on, and keep those before it."""
+        rest = Gathered(self.stream, (0, 0))
+        rest.rows, self.rows = self.rows[place:], self.rows[:place]
+        rest._futures = [future for future in self._futures if future.place >= place]
+        self._futures = [future for future in self._futures if future.place < place]
+        return rest
+
+    def end(self, error: Callable[[], ProducerdError] | None = None) -> None:
+        """End the futures.  Each record that has not ended raises ``error``."""
+        text = f"1 of 1 records of one call for stream {self.stream} failed, named by place"
+        errors: dict[int, ProducerdError] = {}
+        for place, why in self.tally.failed.items():
+            code = Code.DRAINING if why.outcome == Outcome.RETURNED else why.code
+            maybe_stored = bool(why.maybe_stored) or why.outcome == Outcome.UNKNOWN
+            failure = RowFailure(code, why.message, 1, maybe_stored, (0,), self.stream)
+            errors[place] = records_failed(text, [failure])
+        waited_for = []
+        with _waiting:
+            for future in self._futures:
+                its = errors.get(future.place)
+                if error is not None and future.place not in self.tally.ended:
+                    its = error()
+                if future._is_waited_for:
+                    waited_for.append((future, its))
+                else:
+                    future._exception = its
+                    future._state = FINISHED
+        for future, its in waited_for:
+            end(future, its)
+        end(self.future, None)
+        self.rows, self._futures = [], []  # a caller that keeps one future would keep them all
+
+
+def end(future: Future[None], error: ProducerdError | None) -> None:
+    """End a future, whatever its callbacks raise: they run in the thread of all callers."""
+    try:
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+    except BaseException:  # Future itself logs an Exception
+        LOG.exception("a callback of a future ended by")
+
+
+def records_failed(text: str, failures: Sequence[RowFailure]) -> RecordsFailed:
+    """Return the error of records that cannot be stored: ``text``, and the first kinds of failure."""
+    named = "; ".join(
+        f"{failure.code} {failure.records} ({failure.message})"
+        + (f", records {', '.join(map(str, failure.rows))}" if failure.rows else "")
+        for failure in failures[:MAX_FAILURES_NAMED]
+    )
+    return as_line(RecordsFailed(f"{text}: {named}", failures))

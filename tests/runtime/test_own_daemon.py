@@ -1,0 +1,470 @@
+"""Tasks start a daemon of their own: once for an executor and its settings, and nothing of it outlives the executor."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError
+from producerd.testing import FakeKinesis, Fault
+from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
+from spark_client import KinesisClient, own_daemon
+from spark_client.channel import Channel
+from spark_client.daemon_settings import DaemonSettings
+from spark_client.own_daemon import OwnDaemon, Process
+from spark_client.task import Plan, send
+from tests.daemon import CREDENTIALS, until
+
+TASKS = 64
+END_SECONDS = 5.0
+
+
+@pytest.fixture(autouse=True)
+def folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the daemons' folders are.  None of the daemons outlives the test."""
+    for name, value in {**CREDENTIALS, "AWS_EC2_METADATA_DISABLED": "true"}.items():
+        monkeypatch.setenv(name, value)
+    with tempfile.TemporaryDirectory() as short:  # a socket's path has 107 bytes
+        folder = Path(short)
+        monkeypatch.setattr(own_daemon, "FOLDERS", folder)
+        yield folder
+        for pid in daemons_below(folder):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    kinesis = FakeKinesis()
+    kinesis.create_stream("flights", shards=2)
+    with serve_in_thread(kinesis) as running:
+        yield running
+
+
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that stands in for the JVM above this one."""
+    with subprocess.Popen(["sleep", "600"]) as running:
+        monkeypatch.setattr(own_daemon, "jvm_pid", lambda: running.pid)
+        yield running
+        running.kill()
+
+
+def settings_for(server: FakeServer, **more: Any) -> dict[str, Any]:
+    return {"region": "us-east-1", "endpoint_url": server.url, "linger_seconds": 0.01, **more}
+
+
+def own(given: Mapping[str, Any], seconds: float = 60) -> OwnDaemon:
+    return OwnDaemon(DaemonSettings.of(given), seconds)
+
+
+def daemons_below(folder: Path) -> list[int]:
+    """The daemons whose sockets are below this folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if f"--set=socket={folder}/".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def pid_at(daemon: OwnDaemon) -> int:
+    channel = Channel(daemon.paths[0])
+    try:
+        return channel.peer_pid
+    finally:
+        channel.close()
+
+
+def in_children(count: int, act: Callable[[], object]) -> list[str]:
+    """What the act returns or raises in each of ``count`` forks of this process, all at once."""
+    pipes = []
+    for _ in range(count):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            try:
+                said = str(act())
+            except BaseException as error:
+                said = f"{type(error).__name__}: {error}"
+            os.write(writer, said.encode())
+            os._exit(0)
+        os.close(writer)
+        pipes.append(reader)
+    told = []
+    for reader in pipes:
+        with os.fdopen(reader) as file:
+            told.append(file.read())
+        os.wait()
+    return told
+
+
+# ---- one daemon for an executor and its settings
+
+
+def test_of_many_tasks_at_once_one_starts_the_daemon_and_all_find_it(
+    server: FakeServer, executor: subprocess.Popen[bytes], folders: Path
+) -> None:
+    given = settings_for(server)
+
+    def task() -> str:
+        daemon = own(given)
+        daemon.start()
+        return str(pid_at(daemon))
+
+    pids = set(in_children(TASKS, task))
+    assert pids == {str(pid) for pid in daemons_below(folders)}
+    assert len(pids) == 1
+
+
+def test_other_credentials_settings_or_releases_have_another_daemon(
+    server: FakeServer, executor: subprocess.Popen[bytes], folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = settings_for(server)
+    daemon = own(given)
+    daemon.start()
+    assert own(given).paths == daemon.paths
+    others = [own({**given, "aggregation": "kpl"})]
+    with monkeypatch.context() as changed:
+        changed.setenv("AWS_ACCESS_KEY_ID", "somebody-else")
+        others.append(own(given))
+    with monkeypatch.context() as changed:
+        changed.setattr(own_daemon, "__version__", "0.0.1")
+        others.append(own(given))
+    assert len({daemon.paths, *(other.paths for other in others)}) == 4
+    for other in others:
+        other.start()
+    assert len(daemons_below(folders)) == 4, "and the older one is left alone"
+    everything = "".join(path.read_text() for path in folders.rglob("*") if path.is_file())
+    assert CREDENTIALS["AWS_SECRET_ACCESS_KEY"] not in everything
+
+
+def test_it_has_a_session_of_its_own_and_nothing_of_the_task_that_started_it(
+    server: FakeServer, executor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = {"PYTHONPATH": "/nowhere", "PEX_ROOT": "/x", "PRODUCERD_QUEUE_LIMIT": "no number", "NOTIFY_SOCKET": "/x"}
+    for name, value in foreign.items():
+        monkeypatch.setenv(name, value)
+    with socket.socket() as inherited:
+        inherited.set_inheritable(True)
+        inode = os.fstat(inherited.fileno()).st_ino
+        daemon = own(settings_for(server))
+        daemon.start()
+    pid = pid_at(daemon)
+    assert os.getsid(pid) not in (os.getsid(0), pid), "so it can never get a terminal"
+    assert os.getpgid(pid) != os.getpgid(0), "which PySpark signals"
+    proc = Path(f"/proc/{pid}")
+    names = {line.split(b"=")[0].decode() for line in (proc / "environ").read_bytes().split(b"\0")}
+    assert not names & foreign.keys()
+    assert f"socket:[{inode}]" not in {os.readlink(path) for path in (proc / "fd").iterdir()}
+    status = (proc / "status").read_text()
+    assert re.search(r"^PPid:\s+(\d+)$", status, re.MULTILINE)[1] != str(os.getpid())  # type: ignore[index]
+
+
+# ---- its life
+
+
+def test_it_ends_with_its_executor_and_leaves_the_neighbours_alone(
+    server: FakeServer, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executors = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    daemons = []
+    for process in executors:
+        monkeypatch.setattr(own_daemon, "jvm_pid", lambda pid=process.pid: pid)
+        daemons.append(own(settings_for(server)))
+        daemons[-1].start()
+    gone, stays = map(pid_at, daemons)
+    executors[0].kill()
+    until(lambda: gone not in daemons_below(folders), "the daemon's end", END_SECONDS)
+    assert pid_at(daemons[1]) == stays
+    executors[1].kill()
+    until(lambda: not daemons_below(folders), "the daemon's end", END_SECONDS)
+    for process in executors:
+        process.wait()
+
+
+def test_the_folders_of_executors_that_are_gone_are_deleted_by_the_next_start(
+    server: FakeServer, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        monkeypatch.setattr(own_daemon, "jvm_pid", lambda: process.pid)
+        first = own(settings_for(server))
+        first.start()
+        process.kill()
+    until(lambda: not daemons_below(folders), "the daemon's end", END_SECONDS)
+    assert len(list(folders.iterdir())) == 1
+    monkeypatch.setattr(own_daemon, "jvm_pid", os.getpid)
+    second = own(settings_for(server))
+    second.start()
+    assert [str(path / "producerd.sock") for path in folders.iterdir()] == [*second.paths]
+
+
+def test_one_that_ends_because_it_was_idle_is_followed_by_the_next(server: FakeServer, folders: Path) -> None:
+    given = settings_for(server, exit_when_idle_seconds=0.2)
+    for number in range(2):
+        with KinesisClient("flights", daemon=given) as client:
+            client.put(b"%d" % number, "key").result(30)
+        until(lambda: not daemons_below(folders), "the daemon's end")
+    assert len(server.kinesis.streams["flights"].read().records) == 2
+    assert len(list(folders.iterdir())) == 1
+
+
+def test_one_that_is_killed_under_load_is_followed_by_the_next_and_no_record_is_lost(
+    server: FakeServer, folders: Path
+) -> None:
+    with KinesisClient("flights", daemon=settings_for(server)) as client:
+        sent = []
+        for number in range(60):
+            client.put_many([(b"%d-%d" % (number, row), "key") for row in range(100)])
+            sent += [b"%d-%d" % (number, row) for row in range(100)]
+            if number in (20, 40):
+                (pid,) = daemons_below(folders)
+                os.kill(pid, signal.SIGKILL)
+    assert {record.data for record in server.kinesis.streams["flights"].read().records} == {*sent}
+
+
+def test_the_error_of_a_task_whose_daemon_was_lost_quotes_its_log(
+    server: FakeServer, executor: subprocess.Popen[bytes], folders: Path
+) -> None:
+    server.kinesis.standing.append(Fault("hang"))
+    settings = DaemonSettings.of(settings_for(server))
+    rows = pa.RecordBatch.from_pydict({"partition_key": ["k"], "data": [b"data"]})
+    killing = threading.Thread(
+        target=lambda: os.kill(until(lambda: busy_daemon(folders), "a daemon with a client"), signal.SIGKILL)
+    )
+    killing.start()
+    with pytest.raises(ProducerdError, match=r"; its log \S+ ends with: \S+ INFO ") as caught:
+        send(Plan("flights", daemon=settings, reconnect_timeout_seconds=0), [rows])
+    killing.join()
+    assert caught.value.code == Code.DAEMON_LOST
+
+
+def busy_daemon(folder: Path) -> int:
+    """The daemon that has read the stream's shards, or 0."""
+    logs = "".join(path.read_text() for path in folder.rglob("*.log"))
+    return next(iter(daemons_below(folder)), 0) if "shards read" in logs else 0
+
+
+def test_one_that_is_half_started_when_its_task_is_killed_serves_the_next_task(
+    server: FakeServer, executor: subprocess.Popen[bytes], folders: Path
+) -> None:
+    given = settings_for(server)
+    child = os.fork()
+    if child == 0:
+        own(given).start()
+        os._exit(0)
+    until(lambda: daemons_below(folders), "a daemon that starts")
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    daemon = own(given)
+    daemon.start()
+    until(lambda: daemons_below(folders) == [pid_at(daemon)], "one daemon alone")
+
+
+# ---- what keeps it from starting
+
+
+def test_settings_that_only_the_daemon_can_refuse_are_the_tasks_error(server: FakeServer) -> None:
+    with pytest.raises(ConfigurationError, match=r'memory = "5 MiB": no limits are low enough; at least \d+ MiB'):
+        own({**settings_for(server), "memory": "5 MiB"}).start()
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("/no/such/python -I -m producerd", "not found"),
+        ("python3 -c 'import no_such_module'", r"No module named 'no_such_module': on every node `pip install"),
+        ("sh -c 'exit 3'", "it said nothing"),
+        ("sh -c 'echo first >&2; echo producerd: the reason >&2; echo last >&2'", "ended: producerd: the reason "),
+    ],
+)
+def test_what_a_daemon_says_that_cannot_start_is_the_tasks_error(server: FakeServer, command: str, says: str) -> None:
+    with pytest.raises(ConnectionFailed, match=says) as caught:
+        own(settings_for(server, command=command)).start()
+    assert caught.value.code == Code.DAEMON_ABSENT
+    assert "\n" not in str(caught.value)
+
+
+def test_who_waited_for_a_start_that_failed_does_not_try_again(
+    server: FakeServer, executor: subprocess.Popen[bytes], folders: Path
+) -> None:
+    count = folders / "starts"
+    given = settings_for(server, command=["sh", "-c", f"echo >> {count}; sleep 1; echo producerd: broken >&2"])
+    said = in_children(8, own(given).start)
+    assert [text for text in said if "ended: producerd: broken" in text] == said
+    assert len(count.read_text().splitlines()) < 8
+    with pytest.raises(ConnectionFailed):
+        own(given).start()  # who comes later tries again
+
+
+def test_one_that_is_late_is_ended(server: FakeServer, folders: Path) -> None:
+    given = settings_for(server, command=[sys.executable, "-c", "import time; time.sleep(60)"])
+    for _ in range(2):
+        with pytest.raises(ConnectionFailed, match="has said nothing"):
+            own(given, 0.2).start()
+    until(lambda: not daemons_below(folders), "the end of both")
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 20, b"1:2 x\n\nx", b"1:2 x\nsoon\nx", "1:2 x\n1\nü".encode()[:-1]])
+def test_whatever_the_lock_s_file_has_the_next_task_starts(
+    server: FakeServer, executor: subprocess.Popen[bytes], content: bytes
+) -> None:
+    daemon = own(settings_for(server))
+    (Path(daemon.paths[0]).parent / "lock").write_bytes(content)
+    daemon.start()
+
+
+def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock(folders: Path) -> None:
+    with own_daemon._Lock(folders / "lock", time.monotonic() + 1) as first:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+        assert first.held
+    with own_daemon._Lock(folders / "lock", time.monotonic() + 1) as second:
+        assert second.held
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_the_folder_of_an_owner_in_another_namespace_is_left_alone(folders: Path) -> None:
+    found = {}
+    for name, line in {"gone": f"1:2 {own_daemon._namespace()}", "elsewhere": "1:2 pid:[7]"}.items():
+        found[name] = folders / f"producerd-{os.geteuid()}-{name}"
+        found[name].mkdir(mode=0o700)
+        (found[name] / "lock").write_text(line)
+    own_daemon.sweep()
+    assert {name for name, path in found.items() if path.exists()} == {"elsewhere"}
+
+
+def test_a_folder_that_somebody_cleaned_up_is_made_again(
+    server: FakeServer, executor: subprocess.Popen[bytes], folders: Path
+) -> None:
+    daemon = own(settings_for(server))
+    shutil.rmtree(Path(daemon.paths[0]).parent)
+    daemon.start()
+    assert stat.S_IMODE(Path(daemon.paths[0]).parent.stat().st_mode) == 0o700
+    folder = Path(daemon.paths[0]).parent
+    shutil.rmtree(folder)
+    until(folder.exists, "the daemon makes it again")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_no_place_for_the_folder_is_one_line(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_daemon, "FOLDERS", Path("/proc/nowhere"))
+    with pytest.raises(ConfigurationError, match="no folder for its socket on host"):
+        own(settings_for(server))
+
+
+def test_one_that_does_not_answer_in_time_is_an_error_that_names_the_time_out(server: FakeServer) -> None:
+    given = settings_for(server, command=["sh", "-c", "sleep 2"])
+    with pytest.raises(ConnectionFailed, match=r"within daemon_start_timeout_seconds=0\.2: it has said nothing"):
+        own(given, 0.2).start()
+
+
+def test_the_start_does_not_count_in_the_time_to_connect(server: FakeServer) -> None:
+    with KinesisClient("flights", daemon=settings_for(server), connect_timeout_seconds=0) as client:
+        client.put(b"data", "key").result(30)
+
+
+# ---- its folder and its log
+
+
+@pytest.mark.parametrize("what", ["symlink", "file", "open to all"])
+def test_a_name_that_is_taken_is_left_alone(
+    server: FakeServer, executor: subprocess.Popen[bytes], folders: Path, what: str
+) -> None:
+    given = settings_for(server)
+    name = own_daemon._name_of(Process.of(executor.pid), DaemonSettings.of(given))  # type: ignore[arg-type]
+    taken = folders / name
+    if what == "symlink":
+        taken.symlink_to(folders.parent)
+    elif what == "file":
+        taken.touch()
+    else:
+        taken.mkdir()
+        taken.chmod(0o777)
+    daemon = own(given)
+    assert daemon.paths[0] == f"{taken}-1/producerd.sock"
+    assert stat.S_IMODE(Path(daemon.paths[0]).parent.stat().st_mode) == 0o700
+
+
+def test_a_folder_of_another_user_is_left_alone(
+    server: FakeServer, executor: subprocess.Popen[bytes], folders: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    given = settings_for(server)
+    taken = folders / own_daemon._name_of(Process.of(executor.pid), DaemonSettings.of(given))  # type: ignore[arg-type]
+    taken.mkdir(mode=0o700)
+    os.chown(taken, 12345, 12345)
+    assert own(given).paths[0] == f"{taken}-1/producerd.sock"
+
+
+def test_the_longest_name_fits_a_sockets_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 2**32 - 2)
+    name = own_daemon._name_of(Process(2**22, 2**63), DaemonSettings.of({}))
+    assert len(f"/tmp/{name}-9/producerd.admin.sock") <= 107
+
+
+@pytest.mark.parametrize("place", ["yarn", "standalone", "neither"])
+def test_its_log_is_beside_the_executors(
+    server: FakeServer, folders: Path, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "executor"
+    logs.mkdir()
+    if place == "yarn":
+        monkeypatch.setenv("LOG_DIRS", f"{logs},/elsewhere")
+    elif place == "standalone":
+        (logs / "stderr").touch()
+    with subprocess.Popen(["sleep", "600"], cwd=logs) as process:
+        monkeypatch.setattr(own_daemon, "jvm_pid", lambda: process.pid)
+        daemon = own(settings_for(server))
+        daemon.start()
+        process.kill()
+    assert (daemon.log.parent == logs) is (place != "neither")
+    assert folders not in daemon.log.parents or place == "neither"
+    until(lambda: " serving " in daemon.log.read_text(), "its first line")
+
+
+# ---- what it has used
+
+
+def test_its_figures_say_what_it_has_used(server: FakeServer, executor: subprocess.Popen[bytes]) -> None:
+    first, second = own(settings_for(server)), own(settings_for(server))
+    first.start()
+    second.start()
+    pid = pid_at(first)
+    started, found = first.figures(pid), second.figures(pid)
+    assert started.started_seconds is not None
+    assert found.started_seconds is None
+    assert (found.host, found.pid, found.log) == (socket.gethostname(), pid, str(first.log))
+    assert 50 << 20 < found.peak_rss_bytes < 384 << 20
+    assert found.cpu_seconds > 0.1
+
+
+def test_a_program_s_daemon_ends_with_the_program(server: FakeServer, folders: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        client = KinesisClient("flights", daemon=settings_for(server))
+        client.put(b"data", "key").result(30)
+        os._exit(0)
+    os.waitpid(child, 0)
+    began = time.monotonic()
+    until(lambda: not daemons_below(folders), "the daemon's end", END_SECONDS)
+    assert time.monotonic() - began < END_SECONDS
+    assert len(server.kinesis.streams["flights"].read().records) == 1

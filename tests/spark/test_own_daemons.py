@@ -1,0 +1,109 @@
+"""Spark's tasks start their executors' daemons themselves, and none is left when Spark has ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import until
+from tests.spark.drivers import Driver, driver
+from tests.spark.nodes import cluster
+from tests.spark.processes import Process, of_session, processes
+from tests.spark.service import Kinesis, own_settings
+
+pytestmark = pytest.mark.spark
+END_SECONDS = 5.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def none_is_left(one_kinesis: Kinesis) -> Iterator[None]:
+    yield
+    until(lambda: not own_daemons(one_kinesis), "no daemon is left", END_SECONDS)
+
+
+def own_daemons(kinesis: Kinesis) -> list[Process]:
+    return [found for found in processes() if f"--set=endpoint_url={kinesis.url}" in found.command]
+
+
+def test_each_executor_has_its_own_and_one_that_is_killed_takes_its_daemon_along(
+    kinesis: Kinesis, tmp_path: Path
+) -> None:
+    stream, rows = kinesis.stream(), 4_000
+    with driver(tmp_path, "local-cluster[2,1,1024]") as spark:
+        given = {"daemon": own_settings(kinesis), "stream": stream}
+        result = spark.ask("write", rows=200, partitions=4, **given)
+        assert result.get("records") == 200, result
+        before = {found.pid for found in own_daemons(kinesis)}
+        assert {*result["daemons"]} == before
+        assert len(before) == 2
+        kinesis.answer_after(0.1)
+        spark.tell("write", rows=rows, partitions=4, **given, daemon_start_timeout_seconds=90)
+        executors = of_session(spark.process.pid, "CoarseGrainedExecutorBackend")
+        executors[0].kill()
+        until(lambda: len(before & {found.pid for found in own_daemons(kinesis)}) == 1, "its daemon's end", END_SECONDS)
+        kinesis.answer_after(0.0)
+        result = spark.answer()
+        assert result.get("records") == rows, result
+        assert set(kinesis.ids(stream)) == set(range(rows))
+    until(lambda: not own_daemons(kinesis), "no daemon is left", END_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def local(one_kinesis: Kinesis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """Its configuration has the settings."""
+    conf = {f"spark.producerd.daemon.{name}": value for name, value in own_settings(one_kinesis).items()}
+    with driver(tmp_path_factory.mktemp("local"), "local[2]", conf) as ready:
+        yield ready
+
+
+def test_spark_s_configuration_may_have_the_settings(local: Driver, kinesis: Kinesis) -> None:
+    stream = kinesis.stream()
+    result = local.ask("write", rows=100, partitions=2, stream=stream)
+    assert result.get("records") == 100, result
+    assert result["daemons"] == [found.pid for found in own_daemons(kinesis)]
+    assert kinesis.ids(stream) == Counter(range(100))
+
+
+def test_the_check_starts_it_and_says_what_its_memory_asks_of_spark(local: Driver, kinesis: Kinesis) -> None:
+    shown = local.ask("check_cluster", stream=kinesis.stream()).get("shown", "")
+    assert "ready to write to stream" in shown
+    assert "384 MiB of it for the daemon" in shown
+
+
+def test_wrong_settings_are_one_error_on_the_driver(local: Driver, kinesis: Kinesis) -> None:
+    wrong = {"regoin": "x", "queue_limit": 0}
+    result = local.ask("write", rows=1, partitions=1, stream=kinesis.stream(), daemon=wrong)
+    assert result.get("kind") == "ConfigurationError"
+    assert (
+        "daemon.regoin: is not a setting of the daemon; did you mean region?; daemon.queue_limit=0: " in result["error"]
+    )
+
+
+def test_the_data_source_takes_them_as_options(local: Driver, kinesis: Kinesis) -> None:
+    if int(local.version.split(".")[0]) < 4:
+        pytest.skip('format("producerd") needs Spark 4')
+    stream = kinesis.stream()
+    options = {f"daemon.{name}": value for name, value in own_settings(kinesis, aggregation="kpl").items()}
+    result = local.ask("save", rows=100, stream=stream, **options)
+    assert "error" not in result, result
+    assert kinesis.ids(stream) == Counter(range(100))
+    assert any("aggregation=kpl" in found.command for found in own_daemons(kinesis))
+
+
+@pytest.mark.slow
+def test_a_writer_s_settings_count_more_than_the_nodes_daemons(
+    kinesis: Kinesis, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two nodes of a standalone cluster name daemons that are not there."""
+    stream = kinesis.stream()
+    conf = {"spark.executor.cores": "1", "spark.cores.max": "2", "spark.executor.memory": "512m"}
+    absent = [tmp_path / "1.sock", tmp_path / "2.sock"]
+    with cluster(tmp_path_factory.mktemp("c"), absent) as master, driver(tmp_path, master, conf) as spark:
+        result = spark.ask("write", rows=400, partitions=8, stream=stream, daemon=own_settings(kinesis))
+        assert result.get("records") == 400, result
+        assert kinesis.ids(stream) == Counter(range(400))
+        logs = [*tmp_path.parent.rglob("work-*/app-*/*/producerd-*.log")]
+        assert len(logs) == len(result["daemons"]), "each next to its executor's stderr"

@@ -1,0 +1,171 @@
+"""Settings of a daemon that tasks start are refused on the driver, all at once, or become what it is started with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from producerd.errors import ConfigurationError
+from spark_client import KinesisBatchWriter, KinesisClient
+from spark_client.configuration import configured
+from spark_client.daemon_settings import DaemonSettings, problems, size_bytes
+from spark_client.options import from_text
+from spark_client.task import Plan
+from tests.spark_client.fake_spark import fake_spark
+
+SETS = ("exit_when_idle_seconds=60", "memory=384 MiB", "metrics_listen=")
+
+
+@pytest.mark.parametrize(
+    "holds",
+    [
+        {},
+        {"region": "eu-west-1", "aggregation": "kpl", "queue_limit": 10, "linger_seconds": 0.5},
+        {"queue_limit": "10", "linger_seconds": "0.5", "memory": "320 MiB", "node_queue_limit_bytes": 1 << 20},
+        {"region": "", "endpoint_url": "http://127.0.0.1:4567"},
+        {"command": "python3.11 -m producerd"},
+        {"command": ["/opt/producerd.pex"]},
+        {"streams": {"a.b": {"aggregation": "kpl"}}},
+        {"memory": "", "region": ""},
+    ],
+)
+def test_settings_that_hold_are_taken(holds: dict[str, Any]) -> None:
+    assert list(problems(holds)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("eu-west-1", "daemon='eu-west-1': give a mapping of the daemon's settings"),
+        ({"regoin": "x"}, "daemon.regoin: is not a setting of the daemon; did you mean region?"),
+        ({"zzz": 1}, "daemon.zzz: is not a setting of the daemon; docs/configuration.md lists all"),
+        ({"region": "eu_west"}, "daemon.region='eu_west': allowed: an AWS region such as eu-west-1"),
+        ({"region": 5}, "daemon.region=5: allowed: an AWS region"),
+        ({"queue_limit": 0}, "daemon.queue_limit=0: allowed: 1 to 4,294,967,295"),
+        ({"queue_limit": 4294967296}, "daemon.queue_limit=4294967296: allowed"),
+        ({"queue_limit": True}, "daemon.queue_limit=True: allowed"),
+        ({"queue_limit": "1.5"}, "daemon.queue_limit='1.5': allowed"),
+        ({"linger_seconds": "5s"}, "daemon.linger_seconds='5s': allowed: 0 to 3,600 seconds, as a number"),
+        ({"memory": "3 parsecs"}, "daemon.memory='3 parsecs': allowed: bytes, text such as"),
+        ({"node_queue_limit_bytes": "1 KiB"}, "daemon.node_queue_limit_bytes='1 KiB': allowed: 64 KiB to"),
+        ({"aggregation": "kpll"}, 'daemon.aggregation=\'kpll\': allowed: "none" or "kpl"'),
+        ({"aggregation": None}, "daemon.aggregation=None: allowed"),
+        ({"socket": "/s"}, "daemon.socket='/s': a daemon that tasks start has its own"),
+        ({"command": 5}, "daemon.command=5: give the command"),
+        ({"command": ""}, "daemon.command='': give the command"),
+        ({"command": " "}, "daemon.command=' ': give the command"),
+        ({"command": "it's"}, 'daemon.command="it\'s": give the command'),
+        ({"region": "eu-west-1\n"}, "daemon.region='eu-west-1\\n': allowed"),
+        ({"endpoint_url": "http://a\0b"}, "daemon.endpoint_url='http://a\\x00b': allowed"),
+        ({"streams": {"a": {"max_streams": 1}}}, "daemon.streams.a.max_streams: is not a setting of the daemon"),
+        ({"streams": {"a": 5}}, "daemon.streams.a.: is not a setting"),
+    ],
+)
+def test_what_does_not_hold_is_named(given: Any, problem: str) -> None:
+    (found,) = problems(given)
+    assert found.startswith(problem)
+
+
+def test_all_that_is_wrong_with_a_writer_is_one_error() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        KinesisBatchWriter(stream="", daemon={"regoin": "x", "queue_limit": 0}, daemon_start_timeout_seconds=-1)
+    assert [problem.split("=")[0].split(":")[0] for problem in caught.value.problems] == [
+        "stream",
+        "daemon_start_timeout_seconds",
+        "daemon.regoin",
+        "daemon.queue_limit",
+    ]
+
+
+@pytest.mark.parametrize("make", [KinesisBatchWriter, KinesisClient])
+def test_a_socket_and_a_daemon_exclude_each_other(make: Any) -> None:
+    with pytest.raises(ConfigurationError, match="socket='/s': of a daemon that runs already, and daemon= starts one"):
+        make("s", socket="/s", daemon={})
+
+
+def test_they_become_what_a_daemon_is_started_with() -> None:
+    assert DaemonSettings.of({}) == (SETS, ())
+    given = {"region": "eu-west-1", "memory": "1 GiB", "streams": {"a.b": {"aggregation": "kpl"}}, "command": "py -m x"}
+    assert DaemonSettings.of(given) == (
+        ("exit_when_idle_seconds=60", "memory=1 GiB", SETS[2], "region=eu-west-1", 'streams."a.b".aggregation=kpl'),
+        ("py", "-m", "x"),
+    )
+    assert DaemonSettings.of({**given, "command": ["a b", "c"]}).command == ("a b", "c")
+
+
+@pytest.mark.parametrize(("text", "count"), [("384 MiB", 384 << 20), ("1.5KB", 1_500), ("1_000", 1_000), ("7", 7)])
+def test_a_size_is_read_as_the_daemon_reads_it(text: str, count: int) -> None:
+    assert size_bytes(text) == count
+    assert DaemonSettings.of({"memory": text}).memory_bytes == count
+
+
+@pytest.mark.parametrize("name", ["daemon.queue_limit", "daemon.queuelimit", "DAEMON.queueLimit"])
+def test_the_data_source_reads_an_option_for_each(name: str) -> None:
+    assert from_text({"stream": "s", name: "5"}).daemon == {"queue_limit": "5"}
+
+
+def test_the_data_source_starts_one_with_its_defaults_where_it_is_told_to() -> None:
+    assert from_text({"stream": "s", "daemon": "true"}).daemon == {}
+    assert from_text({"stream": "s", "daemon": "false"}).daemon is None
+    assert from_text({"daemon": "true", "daemon.region": "eu-west-1"}).daemon == {"region": "eu-west-1"}
+    assert from_text({"daemon": "false", "daemon.region": "eu-west-1"}).daemon is None
+    with pytest.raises(ConfigurationError, match=r"daemon\.queue_limit, daemon\.queuelimit: give one of them"):
+        from_text({"daemon.queue_limit": "1", "daemon.queuelimit": "2"})
+    with pytest.raises(ConfigurationError, match=r"daemon\.regoin: .* did you mean region"):
+        from_text({"daemon.regoin": "x"})
+
+
+def test_spark_s_configuration_has_a_socket_or_a_daemon() -> None:
+    assert configured(fake_spark()) == {"configured_socket": None, "configured_daemon": None}
+    found = configured(fake_spark(**{"producerd.daemon.region": "eu-west-1", "producerd.other": "x"}))
+    assert found == {"configured_socket": None, "configured_daemon": DaemonSettings.of({"region": "eu-west-1"})}
+    assert configured(fake_spark(**{"producerd.daemon": "true"}))["configured_daemon"] == DaemonSettings.of({})
+    off = {"producerd.daemon": "false", "producerd.daemon.region": "eu-west-1", "producerd.socket": "/s"}
+    assert configured(fake_spark(**off)) == {"configured_socket": "/s", "configured_daemon": None}
+
+
+@pytest.mark.parametrize(
+    ("conf", "problem"),
+    [
+        ({"producerd.daemon": "yes"}, "spark.producerd.daemon='yes': give true or false"),
+        ({"producerd.daemon.regoin": "x"}, "spark.producerd.daemon.regoin: is not a setting"),
+        (
+            {"producerd.daemon.queue_limit": "1", "producerd.daemon.queueLimit": "2"},
+            "spark.producerd.daemon.queueLimit, daemon.queue_limit: give one of them",
+        ),
+        ({"producerd.daemon.region": "x", "producerd.socket": "/s"}, "spark.producerd.socket='/s': of a daemon that"),
+    ],
+)
+def test_what_is_wrong_with_spark_s_configuration_is_named(conf: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        configured(fake_spark(**conf))
+    (found,) = caught.value.problems
+    assert found.startswith(problem)
+
+
+def test_who_starts_a_daemon_is_decided_by_the_nearest_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer's own, then the node's environment, then Spark's configuration."""
+    own, conf = DaemonSettings.of({"region": "a"}), DaemonSettings.of({"region": "b"})
+    asked = []
+
+    def own_daemon(*arguments: Any) -> str:
+        asked.append(arguments)
+        return "its own"
+
+    monkeypatch.setattr("spark_client.task.OwnDaemon", own_daemon)
+    assert Plan("s").own_daemon() is None
+    assert Plan("s", "/socket", configured_daemon=conf).own_daemon() is None
+    assert Plan("s", configured_daemon=conf, daemon_start_timeout_seconds=5).own_daemon()
+    assert Plan("s", daemon=own, configured_daemon=conf).own_daemon()
+    monkeypatch.setenv("PRODUCERD_SOCKET", "/of/the/node")
+    assert Plan("s", configured_daemon=conf).own_daemon() is None
+    assert Plan("s", daemon=own).own_daemon()
+    assert asked == [(conf, 5), (own, 60), (own, 60)]
+
+
+def test_a_plan_travels_as_plain_values() -> None:
+    plan = Plan("s", daemon=DaemonSettings.of({"region": "a"}), batch_id=4)
+    plain = plan.plain()
+    assert type(plain["daemon"]) is tuple
+    assert Plan.of_plain(plain) == plan

@@ -1,0 +1,487 @@
+"""Records that are put one by one go to the daemon together, and each has a future of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from producerd.errors import Code, ConnectionFailed, FlushTimeout, Outcome, ProducerdError, RecordsFailed, Refused
+from producerd.wire import frames
+from producerd.wire.columns import Body
+from spark_client import KinesisClient
+from spark_client.gathering import Gathered, PutFuture
+from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Script, Session, serve
+
+
+def client_of(daemon: FakeDaemon, **options: Any) -> KinesisClient:
+    return KinesisClient("s", socket=daemon.path, **{"connect_timeout_seconds": 1, **options})
+
+
+def grants_when(go_on: threading.Event, **limits: Any) -> Script:
+    """Acknowledges the first frame, and grants the second one when it may.  Then it serves."""
+
+    def script(session: Session) -> None:
+        session.start(**limits)
+        session.ack(session.take_frame())
+        reserve = session.expect(frames.Reserve)
+        assert go_on.wait(10)
+        session.send(frames.Grant(reserve.frame_id))
+        session.ack(session.expect(Body))
+        session.serve()
+
+    return script
+
+
+def put_behind_a_reserve(client: KinesisClient, daemon: FakeDaemon) -> PutFuture:
+    """Put two records, and return the second one's future when the daemon has its RESERVE."""
+    client.put("first").result(10)
+    future = client.put("second")
+    until(lambda: daemon.sessions[-1].machine.outstanding == 1)
+    return future
+
+
+def until(happens: Callable[[], object]) -> None:
+    ends = time.monotonic() + 10
+    while not happens():
+        assert time.monotonic() < ends
+        time.sleep(0.001)
+
+
+# ---- what goes together
+
+
+def test_what_is_put_while_a_frame_is_on_its_way_goes_with_the_next_one(daemon: FakeDaemon) -> None:
+    go_on = threading.Event()
+    daemon.runs(grants_when(go_on))
+    with client_of(daemon) as client:
+        second = put_behind_a_reserve(client, daemon)
+        others = [client.put(f"other {number}", "k") for number in range(500)]
+        assert not second.done()
+        assert [future.taken for future in (second, *others)] == [0] * 501
+        go_on.set()
+        assert [future.result(10) for future in (second, *others)] == [None] * 501
+        assert {future.taken for future in (second, *others)} == {1}
+    assert [body.layout.records for body in daemon.sessions[0].bodies] == [1, 1, 500]
+    assert [data for _, (_, data, _) in daemon.sessions[0].rows][2:] == [b"other %d" % number for number in range(500)]
+
+
+def test_the_order_of_a_caller_s_calls_is_kept(daemon: FakeDaemon) -> None:
+    expected = []
+    with client_of(daemon) as client:
+        for number in range(300):
+            names = [f"{number}-{row}" for row in range(number % 4)]
+            if number % 3:
+                for name in names:
+                    client.put(name, "k", timeout_seconds=None if number % 5 else 10)
+            else:
+                client.put_many([(name, "k") for name in names])
+            expected += [name.encode() for name in names]
+    assert [data for _, (_, data, _) in daemon.sessions[0].rows] == expected
+
+
+def test_each_stream_s_records_go_together(daemon: FakeDaemon) -> None:
+    with client_of(daemon) as client:
+        for number in range(200):
+            client.put(b"%d" % number, stream=f"s{number % 2}")
+    for place in range(2):
+        found = [data for stream, (_, data, _) in daemon.sessions[0].rows if stream == f"s{place}"]
+        assert found == [b"%d" % number for number in range(place, 200, 2)]
+
+
+@pytest.mark.parametrize("limits", [{"max_frame_records": 10}, {"max_frame_bytes": 1024 + 10 * (32 + 68)}])
+def test_put_waits_when_the_next_frame_is_full_too(daemon: FakeDaemon, limits: dict[str, int]) -> None:
+    go_on = threading.Event()
+    daemon.runs(grants_when(go_on, **limits))
+    client = client_of(daemon)
+    put_behind_a_reserve(client, daemon)
+    done = 0
+
+    def puts() -> None:
+        nonlocal done
+        for _ in range(25):
+            client.put(b"x" * 68)
+            done += 1
+
+    putting = threading.Thread(target=puts)
+    putting.start()
+    until(lambda: done >= 10)
+    time.sleep(0.05)
+    assert done == 10, "one frame, in this process"
+    go_on.set()
+    putting.join(10)
+    client.close()
+    assert len(daemon.sessions[0].rows) == 27
+    assert max(body.layout.records for body in daemon.sessions[0].bodies) <= 10
+
+
+def test_a_record_larger_than_a_frame_goes_alone(daemon: FakeDaemon) -> None:
+    go_on = threading.Event()
+    daemon.runs(grants_when(go_on, max_frame_bytes=2_000))
+    with client_of(daemon) as client:
+        put_behind_a_reserve(client, daemon)
+        go_on.set()
+        futures = [client.put(b"x" * size) for size in (10, 5_000, 10)]
+        assert [future.result(10) for future in futures] == [None] * 3
+
+
+# ---- how each record ends
+
+
+def test_a_record_that_fails_is_its_own_future_s_error_and_the_next_flush_s(daemon: FakeDaemon) -> None:
+    go_on = threading.Event()
+    odd = frames.RowCode(Outcome.UNKNOWN, Code.RECORD_TOO_LARGE, "odd")
+
+    def script(session: Session) -> None:
+        session.start()
+        session.ack(session.take_frame())
+        reserve = session.expect(frames.Reserve)
+        assert go_on.wait(10)
+        session.send(frames.Grant(reserve.frame_id))
+        session.ack(session.expect(Body))
+        session.fail(session.take_frame(), {1: INVALID, 3: odd})
+        session.serve()
+
+    daemon.runs(script)
+    client = client_of(daemon)
+    put_behind_a_reserve(client, daemon)
+    futures = [client.put(str(number)) for number in range(5)]
+    go_on.set()
+    errors = [future.exception(10) for future in futures]
+    assert [type(error) for error in errors] == [type(None), RecordsFailed, type(None), RecordsFailed, type(None)]
+    assert str(errors[1]).startswith("PRODUCERD[RECORD_INVALID]: 1 of 1 records of one call for stream s failed, named")
+    (failure,) = errors[3].failures  # type: ignore[union-attr]
+    assert (failure.code, failure.maybe_stored, failure.rows) == (Code.RECORD_TOO_LARGE, True, (0,))
+    with pytest.raises(RecordsFailed, match="2 records failed since the last flush"):
+        client.flush()
+    client.close()
+
+
+def test_a_stream_that_is_refused_is_the_call_s_error_as_before(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.welcome()
+        opened = session.expect(frames.Open)
+        session.send(frames.Refused(0, opened.stream_id, Code.STREAM_LIMIT, "64 streams are open"))
+        session.serve()
+
+    daemon.runs(script)
+    with client_of(daemon) as client:
+        with pytest.raises(Refused, match="64 streams are open"):
+            client.put("x")
+        assert client.put("y").result(10) is None, "and the next call asks again"
+
+
+def test_a_frame_that_is_refused_is_its_records_error_and_the_next_call_asks_again(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.ack(session.take_frame())
+        reserve = session.expect(frames.Reserve)
+        session.send(frames.Refused(reserve.frame_id, 1, Code.ACCESS_DENIED, "no right"))
+        session.serve()
+
+    daemon.runs(script)
+    client = client_of(daemon)
+    client.put("first").result(10)
+    with pytest.raises(Refused, match=r"^PRODUCERD\[ACCESS_DENIED\]: no right"):
+        client.put("x").result(10)
+    with pytest.raises(RecordsFailed, match="1 records failed since the last flush: ACCESS_DENIED 1"):
+        client.flush()
+    assert client.put("y").result(10) is None
+    client.close()
+
+
+def test_what_a_lost_daemon_had_and_what_waited_fail_where_nobody_sends_them_again(daemon: FakeDaemon) -> None:
+    all_are_put = threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        session.take_frame()
+        session.expect(frames.Reserve)
+        all_are_put.wait(10)
+
+    daemon.runs(script, serve)
+    client = client_of(daemon, reconnect_timeout_seconds=0)
+    first = client.put("first")
+    until(lambda: daemon.sessions[-1].bodies)
+    others = [client.put("x") for _ in range(5)]
+    all_are_put.set()
+    for future in (first, *others):
+        with pytest.raises(ConnectionFailed, match="is gone"):
+            future.result(10)
+    assert [future.taken for future in (first, *others)] == [1, 0, 0, 0, 0, 0]
+    with pytest.raises(RecordsFailed, match="6 records failed"):
+        client.flush()
+    assert client.put("y").result(10) is None
+    client.close()
+
+
+def test_what_a_lost_daemon_had_and_what_waited_go_to_the_next_one_in_order(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.take_frame()
+
+    daemon.runs(script, serve)
+    with client_of(daemon) as client:
+        futures = [client.put(b"%d" % number) for number in range(2_000)]
+        assert {future.result(10) for future in futures} == {None}
+    assert [data for _, (_, data, _) in daemon.sessions[1].rows] == [b"%d" % number for number in range(2_000)]
+
+
+def test_closing_ends_every_future_and_every_call(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start(max_frame_records=2)
+        session.ack(session.take_frame())
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                session.read()  # nothing more is granted
+
+    daemon.runs(script)
+    client = client_of(daemon)
+    waiting = put_behind_a_reserve(client, daemon)
+    gathered = [client.put("x"), client.put("x")]
+    errors: list[BaseException] = []
+
+    def blocked() -> None:
+        try:
+            client.put("y")
+        except ProducerdError as error:
+            errors.append(error)
+
+    putting = threading.Thread(target=blocked)
+    putting.start()
+    with pytest.raises(FlushTimeout, match="3 records are not acknowledged"):
+        client.close(0.2)
+    putting.join(10)
+    assert len(errors) == 1
+    for future in (waiting, *gathered):
+        with pytest.raises(ConnectionFailed, match="closed before the acknowledgement"):
+            future.result(10)
+
+
+def test_in_a_child_process_put_is_refused(daemon: FakeDaemon) -> None:
+    with client_of(daemon) as client:
+        client.put("x").result(10)
+        child = os.fork()
+        if child == 0:
+            try:
+                client.put("y")
+            except ProducerdError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+# ---- a future as any other
+
+
+def test_futures_are_waited_for_as_the_standard_library_does(daemon: FakeDaemon) -> None:
+    go_on = threading.Event()
+    daemon.runs(grants_when(go_on))
+    with client_of(daemon) as client:
+        second = put_behind_a_reserve(client, daemon)
+        futures = [client.put("x") for _ in range(4)]
+        called: list[Future[None]] = []
+        futures[0].add_done_callback(called.append)
+        assert not second.cancel()
+        assert futures[1].running()
+        with pytest.raises(concurrent.futures.TimeoutError):
+            futures[1].result(0.01)
+        threading.Timer(0.05, go_on.set).start()
+        assert concurrent.futures.wait(futures, 10).not_done == set()
+        assert list(concurrent.futures.as_completed(futures, 10))
+        assert called == [futures[0]]
+        futures[3].add_done_callback(called.append)
+        assert called == [futures[0], futures[3]], "at once, as it is done"
+        assert "finished" in repr(futures[2])
+        assert futures[2].exception() is None
+
+        async def awaits() -> None:
+            await asyncio.wrap_future(client.put("y"))
+
+        asyncio.run(awaits())
+    with pytest.raises(AttributeError):
+        futures[0].no_such_thing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_future_that_is_kept_keeps_no_other_record(daemon: FakeDaemon) -> None:
+    go_on = threading.Event()
+    daemon.runs(grants_when(go_on))
+    with client_of(daemon) as client:
+        put_behind_a_reserve(client, daemon)
+        kept, *others = [client.put("x") for _ in range(100)]
+        seen = [weakref.ref(future) for future in others]
+        others.clear()
+        go_on.set()
+        assert kept.result(10) is None
+        client.flush()
+        assert [ref() for ref in seen] == [None] * 99
+        assert kept.taken == 1
+
+
+def test_a_future_that_is_waited_for_at_its_very_end_is_not_missed(daemon: FakeDaemon) -> None:
+    """Callers begin to wait while futures end, of which none may be overlooked."""
+    with client_of(daemon) as client:
+        for _ in range(30):
+            futures = [client.put("x") for _ in range(100)]
+            called: list[Future[None]] = []
+            for future in futures:
+                future.add_done_callback(called.append)
+            assert {future.result(10) for future in futures} == {None}
+            until(lambda: len(called) == 100)  # noqa: B023 - it ends before the next round
+
+
+def test_many_threads_put_one_by_one_and_each_keeps_its_order(daemon: FakeDaemon) -> None:
+    with client_of(daemon) as client:
+
+        def puts(name: int) -> None:
+            for number in range(300):
+                client.put(b"%d %d" % (name, number))
+
+        threads = [threading.Thread(target=puts, args=(name,)) for name in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    found = [data for _, (_, data, _) in daemon.sessions[0].rows if data is not None]
+    for name in range(8):
+        own = [data for data in found if data.startswith(b"%d " % name)]
+        assert own == [b"%d %d" % (name, number) for number in range(300)]
+
+
+# ---- calls among each other
+
+
+def test_a_call_has_its_turn_however_busy_others_put_one_by_one(daemon: FakeDaemon) -> None:
+    over = threading.Event()
+    with client_of(daemon) as client:
+
+        def puts() -> None:
+            while not over.is_set():
+                client.put("x", stream="busy")
+
+        putting = threading.Thread(target=puts)
+        putting.start()
+        try:
+            for number in range(20):
+                client.put_many([("many",)], timeout_seconds=10)
+                client.put("new", stream=f"new-{number}")
+                client.put("taken", timeout_seconds=10)
+            assert client.put_many([("last",)]).result(10) is None
+        finally:
+            over.set()
+            putting.join(10)
+        assert not putting.is_alive()
+
+
+def test_what_is_gathered_while_the_frame_before_is_refused_goes_its_way(daemon: FakeDaemon) -> None:
+    go_on = threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        session.ack(session.take_frame())
+        reserve = session.expect(frames.Reserve)
+        assert go_on.wait(10)
+        session.send(frames.Refused(reserve.frame_id, 1, Code.ACCESS_DENIED, "no right"))
+        session.serve()
+
+    daemon.runs(script)
+    client = client_of(daemon)
+    refused = put_behind_a_reserve(client, daemon)
+    gathered = client.put("gathered")
+    go_on.set()
+    with pytest.raises(Refused):
+        refused.result(10)
+    assert client.put("later").result(10) is gathered.result(10) is None
+    with pytest.raises(RecordsFailed, match="1 records failed"):
+        client.close()
+
+
+def test_a_log_that_raises_does_not_end_the_client(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        session.take_frame()
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise KeyError("SECRET")
+
+    daemon.runs(script, serve)
+    log, handler = logging.getLogger("producerd.client"), Broken()
+    log.addHandler(handler)
+    try:
+        client = client_of(daemon, reconnect_timeout_seconds=0)
+        with pytest.raises(ConnectionFailed):
+            client.put("x").result(10)
+        assert client.put("y").result(10) is None
+    finally:
+        log.removeHandler(handler)
+    client._owner.end()
+
+
+def test_a_signal_s_handler_in_the_middle_of_a_call_is_told_so(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_client.client.LOCK_SECONDS", 0.05)
+    with client_of(daemon) as client:
+        client.put("x").result(10)
+        with client._owner._lock:  # as if put() were interrupted here
+            for call in (lambda: client.put("y"), client.flush):
+                with pytest.raises(ProducerdError, match="called in a signal's handler"):
+                    call()
+        assert client.put("z").result(10) is None
+
+
+def test_an_interrupt_in_the_middle_of_put_leaves_every_other_record_its_own_future(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        session.ack(session.take_frame())
+        reserve = session.expect(frames.Reserve)
+        assert go_on.wait(10)
+        session.send(frames.Grant(reserve.frame_id))
+        session.ack(session.expect(Body))
+        session.fail(session.take_frame(), {2: INVALID})
+        session.serve()
+
+    class Interrupted(list):  # type: ignore[type-arg]
+        def append(self, _: Any) -> None:
+            raise KeyboardInterrupt
+
+    daemon.runs(script)
+    client = client_of(daemon)
+    put_behind_a_reserve(client, daemon)
+    first = client.put("0")
+    gathered = client._owner._gathering["s"]
+    with monkeypatch.context() as patched:
+        patched.setattr(gathered, "_futures", Interrupted(gathered._futures))
+        with pytest.raises(KeyboardInterrupt):
+            client.put("1")
+    futures = [client.put("2"), client.put("3")]
+    go_on.set()
+    assert [type(future.exception(10)) for future in (first, *futures)] == [type(None), RecordsFailed, type(None)]
+    client._owner.end()
+
+
+def test_where_a_frame_is_given_up_half_way_only_what_has_not_ended_fails() -> None:
+    gathered = Gathered("s", (1 << 20, 100))
+    futures = [gathered.add((b"x", None, None)) for _ in range(4)]
+    gathered.tally.add_taken(4)
+    back = frames.RowCode(Outcome.RETURNED, Code.DRAINING, "the daemon stops")
+    ack = frames.Ack(1, 3, 2, 0, 0, 1, bitmap=b"\2", codes=(back,))
+    assert gathered.tally.settle(ack, range(3), "s", sends_again=True) == [1]
+    gathered.end(lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
+    ends = [type(future.exception(0)) for future in futures if future is not None]
+    assert ends == [type(None), ConnectionFailed, type(None), ConnectionFailed]
