@@ -25,7 +25,9 @@ from typing import Final, NamedTuple
 from producerd import __version__
 from producerd.errors import Code, ConfigurationError, ConnectionFailed
 from producerd.wire import frames
+from spark_client import daemon_code
 from spark_client.channel import Late, Lost, greet
+from spark_client.daemon_code import INSTALL, NEEDS_INSTALL
 from spark_client.daemon_settings import DaemonSettings
 from spark_client.results import DaemonFigures
 
@@ -41,11 +43,9 @@ NOT_ITS: Final = ("PYTHON", "PEX_", "PRODUCERD_", "NOTIFY_SOCKET", "LISTEN_")
 FORK_TWICE: Final = 'umask 077; "$@" >&2 & echo $!'
 """The shell's script: the daemon writes to the log alone, what it makes is private, and the shell says its id."""
 MOST_LINE_CHARACTERS: Final = 500
+FIRST_ERRORS: Final = ("producerd: ", "Failed to find compatible interpreter")
+"""What an error on stderr begins with, if it is the daemon's, or pex's where its packages are for another machine."""
 OF_SETTINGS: Final = "producerd: configuration: "
-INSTALL: Final = (
-    "on every node `pip install 'producerd[daemon]'` into the Python of Spark's workers (PYSPARK_PYTHON), or give "
-    "daemon={'command': ...}"
-)
 
 
 class Process(NamedTuple):
@@ -174,8 +174,10 @@ class OwnDaemon:
     def _launch(self, deadline: float) -> str:
         """Start a daemon and wait until one answers.  Return "", or the first error of the one that ended."""
         serve = ["serve", "--owner", str(self._owner), "--log", str(self.log), f"--set=socket={self._socket}"]
-        command = [*_command(self._settings), *serve, *(f"--set={one}" for one in self._settings.sets)]
+        code = daemon_code.find(self._settings.command, self._folder)
+        command = [*code.command, *serve, *(f"--set={one}" for one in self._settings.sets)]
         environ = {name: value for name, value in os.environ.items() if not name.startswith(NOT_ITS)}
+        environ.update(code.variables)
         with self.log.open("ab") as log:
             start = log.tell()
             try:
@@ -206,7 +208,7 @@ class OwnDaemon:
         host = socket.gethostname()
         if error.startswith(OF_SETTINGS):
             return ConfigurationError([f"the daemon that tasks start, on host {host}: {error[len(OF_SETTINGS) :]}"])
-        cure = f": {INSTALL}" if "No module named" in error or "is missing" in error else ""
+        cure = f": {INSTALL}" if any(sign in error for sign in NEEDS_INSTALL) else ""
         text = f"the daemon that a task started on host {host} has ended: {error}{cure} (its log: {self.log})"
         return ConnectionFailed(text, code=Code.DAEMON_ABSENT)
 
@@ -337,17 +339,10 @@ def sweep() -> None:
                     shutil.rmtree(path)
 
 
-def _command(settings: DaemonSettings) -> Sequence[str]:
-    """Return the command to which ``serve`` and its options are added."""
-    if settings.command:
-        return settings.command
-    return sys.executable, "-I", "-m", "producerd"
-
-
 def _first_error(log: Path, start: int) -> str:
     """Return the line behind ``start`` that says why the daemon ended, or "" if there is none."""
     lines = _lines(log, start)
-    said = [line for line in lines if line.startswith("producerd: ") or " ERROR " in line]
+    said = [line for line in lines if line.startswith(FIRST_ERRORS) or " ERROR " in line]
     return (said or lines[-1:] or [""])[0][:MOST_LINE_CHARACTERS]
 
 

@@ -107,15 +107,21 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which `./dev build` put its two files, made from a copy of this tree."""
+def dist(tree: Path) -> Path:
+    """The folder in which `./dev build --no-pex` put its two files, made from a copy of this tree."""
     from tools.packaging import build
 
-    tree = tmp_path_factory.mktemp("tree")
-    # Not what an earlier build made, nor what other tests are making: a file that goes meanwhile would be an error.
-    others = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "spark-warehouse", "artifacts")
-    shutil.copytree(ROOT, tree, ignore=others, dirs_exist_ok=True)
-    (tree / "build" / "lib" / "producerd").mkdir(parents=True)
-    (tree / "build" / "lib" / "producerd" / "of_another_day.py").touch()
     assert build(tree) == 0
     return tree / "dist"
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this tree, in which an older build has left a file behind."""
+    copy = tmp_path_factory.mktemp("tree")
+    # Not what an earlier build made, nor what other tests are making: a file that goes meanwhile would be an error.
+    others = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "spark-warehouse", "artifacts")
+    shutil.copytree(ROOT, copy, ignore=others, dirs_exist_ok=True)
+    (copy / "build" / "lib" / "producerd").mkdir(parents=True)
+    (copy / "build" / "lib" / "producerd" / "of_another_day.py").touch()
+    return copy

@@ -519,6 +519,7 @@ def test_a_signal_while_the_command_is_being_born_ends_it(
         signal_group(signum)
 
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0)  # no alarm for the tests' own process
+    monkeypatch.setattr(processes, "_stopped_by", 0)  # and no mark of this signal for the tests that follow
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     monkeypatch.setattr(processes, "signal_group", noted)
     with pytest.raises(SystemExit, match=str(128 + signal.SIGINT)):

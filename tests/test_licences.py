@@ -99,3 +99,13 @@ def test_what_is_not_permissive_is_named() -> None:
     named = set(re.findall(r"^- \*\*`([\w.-]+)`", page(), re.MULTILINE))
     assert named == {name for name, (licence, _) in rows().items() if not families(licence) <= PERMISSIVE}
     assert all(families(licence) for licence, _ in rows().values())
+
+
+def test_the_daemon_s_lock_has_what_its_extra_brings_in_the_tested_versions() -> None:
+    """A pex, and an image, are made from it."""
+    daemon, every = ((ROOT / lock).read_text() for lock in ("deploy/daemon.lock", "requirements.lock"))
+    pins = re.findall(r"^[\w.-]+==[^ ]+", daemon, re.MULTILINE)
+    assert {pin.partition("==")[0] for pin in pins} == {
+        name for name, (_, extra) in rows().items() if extra == "daemon"
+    }
+    assert set(pins) <= set(re.findall(r"^[\w.-]+==[^ ]+", every, re.MULTILINE))

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 
 from tools import ROOT
 from tools.environments import OWN, set_up, variables, write_locks
-from tools.packaging import build
+from tools.packaging import command as build
 from tools.processes import handle_signals
 from tools.testing import check, test
 
@@ -42,7 +42,10 @@ COMMANDS = {
         "formatting, lint, types, the import arrows, the voice of the texts, and Python 3.9 for the client's side",
         lambda _: check(),
     ),
-    "build": Command("the wheel, and the zip for Spark's --py-files, to dist/", lambda _: build()),
+    "build": Command(
+        "the wheel, the zip for Spark's --py-files, and pexes of the daemon, to dist/ [--pex TAG ..., --no-pex]",
+        build,
+    ),
     "bench": Command(
         "a measurement; --json: one array of objects on stdout [NAME and its options]",
         lambda arguments: become(f"benchmarks.{arguments[0]}", arguments[1:]),

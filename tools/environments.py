@@ -46,6 +46,8 @@ LANES = {
     "3.5": Environment(ROOT / ".venv-spark-3.5", ROOT / "tests/spark-3.5.lock", "3.9", (8, 11, 17), 430, 670),
     "4.0": Environment(ROOT / ".venv-spark-4.0", ROOT / "tests/spark-4.0.lock", "3.11", (17, 21), 560, 850),
 }
+DAEMON_LOCK = ROOT / "deploy" / "daemon.lock"
+"""What a daemon in production needs and nothing else, in the versions of requirements.lock, with which it is tested."""
 SCRIPTS = {"producerd": "cli", "producerctl": "ctl"}
 OLDEST_PYTHON = "3.11"
 """Oldest Python of the daemon, for the lock that all its Pythons share.  The Spark client runs on 3.9."""
@@ -149,8 +151,12 @@ def install_project(of: Environment) -> None:
 
 
 def write_locks(arguments: list[str]) -> int:
-    """Write every lock from pyproject.toml: one for all Pythons of the daemon, one for the only Python of each lane."""
-    asked = {OWN.lock: ["pyproject.toml", "--extra=dev", "--universal", f"--python-version={OLDEST_PYTHON}"]}
+    """Write every lock from pyproject.toml: two for all Pythons of the daemon, one for the only Python of each lane."""
+    universal = ["pyproject.toml", "--universal", f"--python-version={OLDEST_PYTHON}"]
+    asked = {
+        OWN.lock: [*universal, "--extra=dev"],
+        DAEMON_LOCK: [*universal, "--extra=daemon", f"--constraint={OWN.lock}"],
+    }
     for spark, of in LANES.items():
         asked[of.lock] = [f"--group=spark-{spark}", f"--python-version={of.version}"]
     with tempfile.TemporaryDirectory() as folder:

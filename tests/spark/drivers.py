@@ -118,7 +118,7 @@ class Driver:
 
 
 @contextlib.contextmanager
-def driver(folder: Path, master: str, conf: Mapping[str, str] | None = None) -> Iterator[Driver]:
+def driver(folder: Path, master: str, conf: Mapping[str, str] | None = None, **environ: str) -> Iterator[Driver]:
     """A driver that is ready; ``master``: of Spark, or the URL of a server of Spark Connect."""
     settings = {"spark.remote": master} if master.startswith("sc:") else {"spark.master": master, **PLAIN_CONF}
     log = folder / "driver.log"
@@ -126,7 +126,7 @@ def driver(folder: Path, master: str, conf: Mapping[str, str] | None = None) -> 
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.orders", json.dumps({**settings, **(conf or {})})],
             cwd=ROOT,
-            env=spark_environ(folder),
+            env=spark_environ(folder, **environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

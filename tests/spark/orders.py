@@ -60,6 +60,12 @@ def check_cluster(spark: Any, **options: Any) -> Any:
     return {"shown": str(check(spark, **options))}
 
 
+def add_artifact(spark: Any, *, path: str) -> Any:
+    """Ship a file by Spark Connect."""
+    spark.addArtifact(path, file=True)
+    return {}
+
+
 def save(spark: Any, *, rows: int, **options: str) -> Any:
     """The same, by the data source."""
     frame = spark.range(0, rows).selectExpr("id as partition_key", "to_json(struct(id)) as data")
@@ -87,7 +93,8 @@ def start_query(spark: Any, files: str, checkpoint: str, files_a_batch: int, wri
 
 
 ORDERS: dict[str, Callable[..., Any]] = {
-    order.__name__: order for order in (write, write_until_interrupted, jobs, sleep_beside, check_cluster, save, query)
+    order.__name__: order
+    for order in (write, write_until_interrupted, jobs, sleep_beside, check_cluster, add_artifact, save, query)
 }
 
 
