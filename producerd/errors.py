@@ -45,6 +45,7 @@ class Code:
     BAD_COLUMN: Final = "BAD_COLUMN"
     ARROW_MISSING: Final = "ARROW_MISSING"
     SPECULATION_ENABLED: Final = "SPECULATION_ENABLED"
+    DIVERT_FAILED: Final = "DIVERT_FAILED"
     INTERNAL: Final = "INTERNAL"
     CANCELLED: Final = "CANCELLED"  # the answer to CANCEL: the daemon withdrew the RESERVE and took nothing
     PROTOCOL: Final = "PROTOCOL"

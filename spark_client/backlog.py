@@ -91,7 +91,7 @@ class Backlog:
             _payload_bytes(layout) - (_payload_bytes(columns.take(not_stored).layout) if not_stored else 0)
         )
         self._has_stored |= ack.stored > 0
-        back = tally.settle(ack, frame.rows, frame.stream, sends_again=self._sends_again)
+        back = tally.settle(ack, frame.rows, frame.stream, columns, sends_again=self._sends_again)
         if back:
             self.again.append(frame.part(back))
         else:

@@ -51,8 +51,8 @@ class Connection:
 
     ``start`` starts a daemon where none answers (`spark_client.channel.dial`).
 
-    ``tally`` counts how rows ended that were put without a tally of their own.  ``acknowledged`` is called after each
-    acknowledgement.
+    ``tally`` counts how rows ended that were put without a tally of their own; by default it is a new one.
+    ``acknowledged`` is called after each acknowledgement.
     """
 
     def __init__(
@@ -64,8 +64,9 @@ class Connection:
         reconnect_timeout_seconds: float = 0.0,
         acknowledged: Callable[[], object] = lambda: None,
         start: Callable[[], None] | None = None,
+        tally: Tally | None = None,
     ) -> None:
-        self.tally = Tally()
+        self.tally = Tally() if tally is None else tally
         self._hello = hello
         self._paths = paths
         self._start = start

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -90,6 +91,7 @@ class _Sink(NamedTuple):
     options: WriterOptions
     places: dict[str, int]
     binary: frozenset[str]
+    token: str  # of this write
 
     @staticmethod
     def of(options: WriterOptions, schema: StructType) -> _Sink:
@@ -110,13 +112,15 @@ class _Sink(NamedTuple):
             places[column] = names.index(name)
             if kind.typeName() == "binary":
                 binary.add(column)
-        return _Sink(options, places, frozenset(binary))
+        return _Sink(options, places, frozenset(binary), uuid.uuid4().hex)
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> _CommitMessage:
         """Send one task's partition."""
         if not self.options.allow_speculation:
             refuse_speculation(local_property("spark.speculation"))
-        result = send(Plan.of(self.options), map(self._sent, batches))
+        query_id, batch_id = local_property("sql.streaming.queryId"), local_property("streaming.sql.batchId")
+        call = f"{query_id or self.token}-{batch_id or 'write'}-0"
+        result = send(Plan.of(self.options, call=call), map(self._sent, batches))
         return _CommitMessage(result.to_line() if result is not None else None)
 
     def _sent(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Callable, Final, Optional
 
 from producerd.errors import Code, Outcome, ProducerdError, RecordsFailed, RowFailure
-from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
+from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Columns
 from producerd.wire.frames import Ack, RowCode
 from spark_client.results import MAX_FAILURES_NAMED, as_line
 from spark_client.tally import Tally
@@ -90,14 +90,16 @@ class RowTally(Tally):
         self.ended: set[int] = set()
         self.failed: dict[int, RowCode] = {}
 
-    def settle(self, ack: Ack, rows: Sequence[int], stream: str, *, sends_again: bool = False) -> list[int]:
-        back = super().settle(ack, rows, stream, sends_again=sends_again)
+    def settle(
+        self, ack: Ack, rows: Sequence[int], stream: str, columns: Columns, *, sends_again: bool = False
+    ) -> list[int]:
+        back = super().settle(ack, rows, stream, columns, sends_again=sends_again)
         self.ended.update(rows)
         self.ended.difference_update(rows[place] for place in back)
         return back
 
-    def _fail(self, row: int, why: RowCode, stream: str) -> None:
-        super()._fail(row, why, stream)
+    def _fail(self, row: int, why: RowCode, stream: str, columns: Columns, place: int, named: str) -> None:
+        super()._fail(row, why, stream, columns, place, named)
         self.ended.add(row)
         self.failed[row] = why
 

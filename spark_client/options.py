@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple, TypedDict, U
 
 from producerd.errors import Code, ConfigurationError
 from spark_client import daemon_settings
+from spark_client.diverting import PLACES, Place
 from spark_client.results import marked
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class WriterKeywords(TypedDict, total=False):
     socket: str | None
     null_key: str
     on_bad_record: str
+    divert_to: str | None
     put_timeout_seconds: float | None
     flush_timeout_seconds: float | None
     connect_timeout_seconds: float
@@ -83,6 +85,7 @@ class WriterOptions:
     socket: str | None = None
     null_key: str = "spread"
     on_bad_record: str = "fail"
+    divert_to: str | None = None
     put_timeout_seconds: float | None = None
     flush_timeout_seconds: float | None = None
     connect_timeout_seconds: float = 10
@@ -93,7 +96,7 @@ class WriterOptions:
 
     def __post_init__(self) -> None:
         given = [(option, getattr(self, option.name)) for option in OPTIONS]
-        wrong = [f"{option.name}={value!r}: {option.want}" for option, value in given if not option.holds(value)]
+        wrong = [f"{option.name}={_shown(value)}: {option.want}" for option, value in given if not option.holds(value)]
         refuse([*wrong, *(() if self.daemon is None else daemon_settings.problems(self.daemon))])
         refuse(self._conflicts())
 
@@ -105,9 +108,16 @@ class WriterOptions:
         if self.socket is not None and self.daemon is not None:
             yield f"socket={self.socket!r}: of a daemon that runs already, and daemon= starts one; give one of the two"
 
+        if (self.on_bad_record == "divert") != (self.divert_to is not None):
+            yield (
+                f"on_bad_record={self.on_bad_record!r}, divert_to={self.divert_to!r}: "
+                "give on_bad_record='divert' and the place for such records, or none of the two"
+            )
+
     @property
     def skips_bad_records(self) -> bool:
-        return self.on_bad_record == "skip"
+        """Whether a batch succeeds without its bad records."""
+        return self.on_bad_record != "fail"
 
 
 class Option(NamedTuple):
@@ -154,7 +164,7 @@ def from_text(given: Mapping[str, str]) -> WriterOptions:
             except ValueError:
                 holds = False
             if not holds:
-                problems.append(f"{option.camel}={text!r}: {option.want.replace('None', repr('none'))}")
+                problems.append(f"{option.camel}={_shown(text)}: {option.want.replace('None', repr('none'))}")
         elif plain not in OF_SPARK:
             problems.append(f"{name}: is not an option of producerd; {_instead(plain, known)}")
     if of_daemon:
@@ -206,6 +216,11 @@ def boolean(text: str) -> bool:
     return text.strip().lower() == "true"
 
 
+def _shown(value: Any) -> str:
+    """Return a value as an error shows it: without the keys that a URI may have."""
+    return re.sub("//[^/@]*@", "//***@", repr(value))
+
+
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
@@ -230,6 +245,14 @@ def _name_or_none(value: Any) -> bool:
 
 def _is_column(value: Any) -> bool:
     return _is_name(value) or type(value).__name__ == "Column"
+
+
+def _is_place(value: Any) -> bool:
+    try:
+        Place.of(value)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _are_json_options(value: Any) -> bool:
@@ -292,8 +315,14 @@ OPTIONS: Final[Sequence[Option]] = (
     Option("null_key", "what becomes of a null or empty partition key: `spread` over all shards", *_one_of("spread")),
     Option(
         "on_bad_record",
-        "`fail` the batch for a record that can never be stored, or `skip`, count and list it",
-        *_one_of("fail", "skip"),
+        "`fail` the batch for a record that can never be stored, `skip`, count and list it, or `divert` it to a file",
+        *_one_of("fail", "skip", "divert"),
+    ),
+    Option(
+        "divert_to",
+        "where such records are kept with `divert`: `s3://bucket/prefix` or `file:///folder`",
+        PLACES,
+        lambda value: value is None or _is_place(value),
     ),
     Option(
         "put_timeout_seconds",

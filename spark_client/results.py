@@ -42,6 +42,7 @@ ERRORS: Final[Mapping[str, type[ProducerdError]]] = {
     Code.PROTOCOL: ProtocolError,
     Code.INTERNAL: ProducerdError,
     Code.CONFIGURATION: ProducerdError,
+    Code.DIVERT_FAILED: ProducerdError,
     Code.ARROW_MISSING: ProducerdError,
     Code.SPECULATION_ENABLED: ProducerdError,
     **dict.fromkeys(
@@ -52,7 +53,9 @@ ERRORS: Final[Mapping[str, type[ProducerdError]]] = {
 """The error that a task's code becomes in the driver.  Any other code is a refusal by the daemon."""
 
 _REPEAT: Final = "what is not acknowledged has to be sent again, as Spark does when it repeats a batch"
-FIX_ROWS: Final = 'fix these rows, or leave them out with on_bad_record="skip" (data source: onBadRecord)'
+FIX_ROWS: Final = (
+    'fix these rows, or leave them out with on_bad_record="skip", or "divert" to keep them (data source: onBadRecord)'
+)
 Error = TypeVar("Error", bound=ProducerdError)
 ADVICE: Final[Mapping[str, str]] = {
     Code.STREAM_NOT_FOUND: "check the stream's name, and the region and account of the daemon",
@@ -61,6 +64,7 @@ ADVICE: Final[Mapping[str, str]] = {
     Code.KMS: "allow the stream's key to the role that the daemon runs with",
     Code.DAEMON_LOST: f"see the daemon's log on that host; {_REPEAT}",
     Code.DRAINING: f"once it is back, {_REPEAT}",
+    Code.DIVERT_FAILED: "tasks write to divert_to with the rights of their own environment",
     Code.BACKPRESSURE_TIMEOUT: "put_timeout_seconds is how long a task waits for that",
     Code.FLUSH_TIMEOUT: "flush_timeout_seconds is how long a task waits for that",
 }
@@ -105,7 +109,8 @@ class PartitionResult(NamedTuple):
     """The result of one task.
 
     ``records`` counts all rows.  ``failures`` has the rows that are not STORED, and the skipped rows.  ``bytes`` counts
-    stored rows only.  ``daemon`` is the one that tasks started, if they did.
+    stored rows only.  ``daemon`` is the one that tasks started, if they did.  ``diverted`` is the URI of the file with
+    the rows that can never be stored, if the task has written one.
     """
 
     partition: int
@@ -121,6 +126,7 @@ class PartitionResult(NamedTuple):
     seconds_flushing: float
     failures: tuple[RowFailure, ...] = ()
     daemon: DaemonFigures | None = None
+    diverted: str | None = None
 
     def failed(self, skip_bad_records: bool) -> list[RowFailure]:
         """Return the failures that fail the batch."""
@@ -131,9 +137,9 @@ class PartitionResult(NamedTuple):
 
     @staticmethod
     def from_line(line: str) -> PartitionResult:
-        *plain, failures, daemon = json.loads(line)
+        *plain, failures, daemon, diverted = json.loads(line)
         figures = None if daemon is None else DaemonFigures._make(daemon)
-        return PartitionResult._make([*plain, tuple(map(_failure, failures)), figures])
+        return PartitionResult._make([*plain, tuple(map(_failure, failures)), figures, diverted])
 
 
 def _failure(fields: list[Any]) -> RowFailure:
@@ -151,6 +157,7 @@ class BatchResult(NamedTuple):
     - ``seconds_blocked``: how long all tasks together waited for room.
     - ``seconds_flushing``: how long they waited for their last acknowledgements.
     - ``daemons``: the daemons that tasks started, with what each has used until the batch's end.
+    - ``diverted``: the URIs of the files to which ``on_bad_record="divert"`` wrote the skipped rows.
     """
 
     batch_id: int | None
@@ -167,6 +174,7 @@ class BatchResult(NamedTuple):
     skipped_rows: tuple[SkippedRow, ...]
     partitions: tuple[PartitionResult, ...]
     daemons: tuple[DaemonFigures, ...] = ()
+    diverted: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return the line that a log and a notebook show."""
@@ -179,15 +187,17 @@ class BatchResult(NamedTuple):
 
     def __repr__(self) -> str:
         """Return every figure, but not the result of each task."""
-        fields = (f"{name}={value!r}" for name, value in zip(self._fields[:-2], self))
-        tasks = f"partitions=<{len(self.partitions)}>" + (f", daemons=<{len(self.daemons)}>" if self.daemons else "")
-        return f"BatchResult({', '.join(fields)}, {tasks})"
+        fields = (f"{name}={value!r}" for name, value in zip(self._fields[:-3], self))
+        some = (name for name in ("daemons", "diverted") if getattr(self, name))
+        counts = "".join(f", {name}=<{len(getattr(self, name))}>" for name in some)
+        return f"BatchResult({', '.join(fields)}, partitions=<{len(self.partitions)}>{counts})"
 
     def _repr_html_(self) -> str:
         """Return a table of the figures, which notebooks show."""
         hosts = f"{len(self.partitions)} on {names_of(partition.host for partition in self.partitions) or '-'}"
-        shown = [*zip(self._fields[:-3], self[:-3]), ("tasks", hosts)]
+        shown = [*zip(self._fields[:-4], self[:-4]), ("tasks", hosts)]
         shown += [("skipped row", f"{row.partition}:{row.row} {row.code}") for row in self.skipped_rows]
+        shown += [("diverted to", uri) for uri in self.diverted[:MAX_ROWS_NAMED]]
         shown += [("daemon", str(daemon)) for daemon in self.daemons]
         rows = "".join(f"<tr><th>{name.replace('_', ' ')}</th><td>{_shown(value)}</td></tr>" for name, value in shown)
         return f"<table>{rows}</table>"
@@ -196,7 +206,9 @@ class BatchResult(NamedTuple):
         """Log one line, as a warning if rows were left out, and one for each daemon that tasks started."""
         level = logging.WARNING if self.skipped else logging.INFO
         rows = ", ".join(f"{row.partition}:{row.row} {row.code}" for row in self.skipped_rows)
-        logger.log(level, "%s%s", self, f"; skipped (partition:row): {rows}" if rows else "")
+        rows = f"; skipped (partition:row): {rows}" if rows else ""
+        files = f"; {len(self.diverted)} files have them, such as {self.diverted[0]}" if self.diverted else ""
+        logger.log(level, "%s%s%s", self, rows, files)
         for daemon in self.daemons:
             logger.info("%s", daemon)
 
@@ -235,6 +247,7 @@ def merge(
         skipped_rows=tuple(rows[:MAX_ROWS_NAMED]),
         partitions=partitions,
         daemons=_daemons(partition.daemon for partition in partitions if partition.daemon is not None),
+        diverted=tuple(partition.diverted for partition in partitions if partition.diverted is not None),
     )
 
 
@@ -266,7 +279,7 @@ def _records_failed(stream: str | None, failed: Sequence[tuple[PartitionResult, 
         + (f" of stream {of}" if of and stream is None else "")
         + f" ({message})"
         # It does not help to name good rows that shared a frame with bad ones.
-        + (f", rows {', '.join(named[kind][:MAX_ROWS_NAMED])}" if code != Code.FRAME_REFUSED else "")
+        + (f", rows {', '.join(named[kind][:MAX_ROWS_NAMED])}" if named[kind] and code != Code.FRAME_REFUSED else "")
         for kind in kinds[:MAX_FAILURES_NAMED]
         for code, message, of in [kind]
     )

@@ -180,7 +180,7 @@ class DaemonSession:
             return frame_id
         if answer.code == Code.RECORD_TOO_LARGE and layout.records == 1:
             why = frames.RowCode(Outcome.NOT_STORED, answer.code, answer.message)
-            frame.tally.refuse(frame.rows[0], why, frame.stream)
+            frame.tally.refuse(frame.rows[0], why, frame.stream, frame.columns, 0)
             return 0
         if answer.code == Code.TOO_LARGE:
             self._shrink(frame.stream, layout, answer)

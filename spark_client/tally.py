@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from producerd.errors import Code, Outcome, RowFailure
+from producerd.wire.columns import Columns
 from producerd.wire.frames import Ack, RowCode
 
 MAX_ROWS_NAMED: Final = 20
@@ -85,8 +86,10 @@ class Tally:
         """Count a wait for the last acknowledgements."""
         self.seconds_flushing += seconds
 
-    def settle(self, ack: Ack, rows: Sequence[int], stream: str, *, sends_again: bool = False) -> list[int]:
-        """Add the end of one frame of a stream; ``rows`` are the numbers of its rows.
+    def settle(
+        self, ack: Ack, rows: Sequence[int], stream: str, columns: Columns, *, sends_again: bool = False
+    ) -> list[int]:
+        """Add the end of one frame of a stream; ``rows`` are the numbers of its rows, and ``columns`` holds them.
 
         Return the places of the rows that are sent again.  Those end with another frame.  Without ``sends_again`` there
         are none, and rows that the daemon gave back are failures.
@@ -97,7 +100,7 @@ class Tally:
                 back.append(place)
                 self.possible_duplicates += why.maybe_stored
             else:
-                self._fail(rows[place], why, stream)
+                self._fail(rows[place], why, stream, columns, place, stream)
         self.records += ack.records - len(back)
         self.stored += ack.stored
         self.returned += ack.returned - len(back)
@@ -107,13 +110,18 @@ class Tally:
         self.spread_keys += ack.spread_keys
         return back
 
-    def refuse(self, row: int, why: RowCode, stream: str = "") -> None:
-        """Add one row that was refused before it was sent."""
-        self.records += 1
-        self._fail(row, why, stream)
+    def refuse(
+        self, row: int, why: RowCode, stream: str, columns: Columns, place: int, *, named: str | None = None
+    ) -> None:
+        """Add one row that was refused before it was sent: the one at a place in a frame's columns.
 
-    def _fail(self, row: int, why: RowCode, stream: str) -> None:
-        kind = (Code.DRAINING if why.outcome == Outcome.RETURNED else why.code, why.message, stream)
+        ``named`` is how failures name its stream, if that differs.
+        """
+        self.records += 1
+        self._fail(row, why, stream, columns, place, stream if named is None else named)
+
+    def _fail(self, row: int, why: RowCode, stream: str, columns: Columns, place: int, named: str) -> None:  # noqa: ARG002
+        kind = (Code.DRAINING if why.outcome == Outcome.RETURNED else why.code, why.message, named)
         if kind not in self._failures and len(self._failures) >= MAX_FAILURES:
             kind = (*OTHERS, "")
         failure = self._failures.setdefault(kind, _Failure())

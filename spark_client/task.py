@@ -20,12 +20,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from producerd import __version__
-from producerd.errors import Code, Outcome, ProducerdError, Refused
+from producerd.errors import Code, Outcome, ProducerdError, Refused, RowFailure
 from producerd.wire import frames
 from spark_client.batches import Batch, by_stream
 from spark_client.channel import socket_paths
 from spark_client.connection import Connection
 from spark_client.daemon_settings import DaemonSettings
+from spark_client.diverting import DivertedRows, DivertingTally
 from spark_client.own_daemon import OwnDaemon
 from spark_client.results import PartitionResult, marked
 
@@ -62,6 +63,8 @@ class Plan(NamedTuple):
     daemon: DaemonSettings | None = None  # that tasks start
     configured_daemon: DaemonSettings | None = None
     daemon_start_timeout_seconds: float = 60
+    divert_to: str | None = None
+    call: str = ""  # how the names of diverted rows' files begin
 
     @staticmethod
     def of(options: WriterOptions, **known: Any) -> Plan:
@@ -76,6 +79,7 @@ class Plan(NamedTuple):
             reconnect_timeout_seconds=options.reconnect_timeout_seconds,
             daemon=None if options.daemon is None else DaemonSettings.of(options.daemon),
             daemon_start_timeout_seconds=options.daemon_start_timeout_seconds,
+            divert_to=options.divert_to,
             **known,
         )
 
@@ -152,12 +156,14 @@ def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) ->
     if first is None:
         return None
     own = plan.own_daemon()
+    diverted = None if plan.divert_to is None else DivertedRows(plan.divert_to, plan.call, hello.partition)
     with Connection(
         hello,
         socket_paths(plan.socket, plan.configured_socket) if own is None else own.paths,
         connect_timeout_seconds=plan.connect_timeout_seconds,
         reconnect_timeout_seconds=plan.reconnect_timeout_seconds,
         start=None if own is None else own.start,
+        tally=None if diverted is None else DivertingTally(diverted),
     ) as connection:
         rows = 0
         for batch in itertools.chain([first], batches):
@@ -166,7 +172,21 @@ def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) ->
             _put(connection, plan, batch, rows)
             rows += batch.num_rows
         connection.flush(plan.flush_timeout_seconds)
-        return _report(connection, hello)._replace(daemon=None if own is None else own.figures(connection.daemon_pid))
+        result = _report(connection, hello)._replace(daemon=None if own is None else own.figures(connection.daemon_pid))
+    return result if diverted is None or not diverted.records else _with_file(result, diverted)
+
+
+def _with_file(result: PartitionResult, diverted: DivertedRows) -> PartitionResult:
+    """Write the rows that can never be stored, and return the result with their file, or with one more failure.
+
+    An error would have Spark repeat the task, which would only store the good rows once more.
+    """
+    try:
+        diverted.write()
+    except OSError as error:
+        failure = RowFailure(Code.DIVERT_FAILED, f"{diverted.uri}: {error}", diverted.records, False, (), "")
+        return result._replace(failures=(failure, *result.failures))
+    return result._replace(diverted=diverted.uri)
 
 
 def _put(connection: Connection, plan: Plan, batch: pa.RecordBatch, first_row: int) -> None:
@@ -180,8 +200,9 @@ def _put(connection: Connection, plan: Plan, batch: pa.RecordBatch, first_row: i
             connection.put_batch(str(stream), of_stream, plan.put_timeout_seconds, rows=rows)
         else:
             named = "" if refusal in (NO_STREAM, ODD_STREAM) else str(stream)
-            for row in rows:
-                connection.tally.refuse(row, refusal, named)
+            columns = of_stream.columns(0, of_stream.records)
+            for place, row in enumerate(rows):
+                connection.tally.refuse(row, refusal, stream or "", columns, place, named=named)
 
 
 def _refusal(connection: Connection, stream: str | None, timeout_seconds: float | None) -> frames.RowCode | None:

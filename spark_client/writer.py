@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import Code, ProducerdError
 from spark_client.configuration import configured
+from spark_client.diverting import name_of_call
 from spark_client.interrupts import cancelled_on_interrupt, insist
 from spark_client.options import JsonOption, WriterOptions, refuse_unknown
 from spark_client.progress import Progress, described
@@ -27,7 +28,7 @@ from spark_client.selection import select
 from spark_client.task import Plan, refuse_speculation, send_partition
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from typing_extensions import Unpack
 
     from spark_client.options import NoKeywords, WriterKeywords
@@ -61,7 +62,8 @@ class KinesisBatchWriter:
     JSON, without null fields, and with microseconds in timestamps.  ``json_options`` are Spark's own options for it.
 
     ``on_bad_record`` says what to do with a record that can never be stored.  "fail" refuses its frame; "skip" leaves
-    only this record out and lists it in the result.
+    only this record out and lists it in the result; "divert" also writes it to a Parquet file of its task under
+    ``divert_to``, ``s3://bucket/prefix`` or ``file:///folder``.
 
     Time-outs are in seconds.  ``put_timeout_seconds`` is for room in the queue, ``flush_timeout_seconds`` for the last
     acknowledgement; None waits forever.  ``connect_timeout_seconds`` is for a daemon that is starting.
@@ -93,6 +95,7 @@ class KinesisBatchWriter:
         socket: str | None = None,
         null_key: str = "spread",
         on_bad_record: str = "fail",
+        divert_to: str | None = None,
         put_timeout_seconds: float | None = None,
         flush_timeout_seconds: float | None = None,
         connect_timeout_seconds: float = 10,
@@ -116,6 +119,7 @@ class KinesisBatchWriter:
             socket=socket,
             null_key=null_key,
             on_bad_record=on_bad_record,
+            divert_to=divert_to,
             put_timeout_seconds=put_timeout_seconds,
             flush_timeout_seconds=flush_timeout_seconds,
             connect_timeout_seconds=connect_timeout_seconds,
@@ -149,6 +153,7 @@ class KinesisBatchWriter:
             **self._configured,
             application_id=spark.conf.get("spark.app.id", ""),
             batch_id=batch_id,
+            call="" if options.divert_to is None else _name_of_call(spark, batch_id),
         )
         reports = select(df, options).mapInArrow(functools.partial(send_partition, plan), "result string")
         with (
@@ -169,6 +174,15 @@ class KinesisBatchWriter:
 def write_batch(df: DataFrame, batch_id: int | None = None, **options: Unpack[WriterKeywords]) -> BatchResult:
     """Write a DataFrame once, with the options of `KinesisBatchWriter`; return when every record is acknowledged."""
     return KinesisBatchWriter(**options).write(df, batch_id)
+
+
+def _name_of_call(spark: SparkSession, batch_id: int | None) -> str:
+    """Return how the names of a write's diverted files begin.  Spark Connect does not say which query it belongs to."""
+    query_id = run_id = None
+    if not type(spark).__module__.startswith("pyspark.sql.connect"):
+        query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        run_id = spark.sparkContext.getLocalProperty("spark.jobGroup.id")
+    return name_of_call(query_id, run_id, spark.conf.get("spark.app.id", ""), batch_id)
 
 
 def _collect(reports: DataFrame) -> Sequence[Any]:

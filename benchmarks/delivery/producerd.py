@@ -17,7 +17,7 @@ from benchmarks.delivery.scenarios import LONGEST_SECONDS, SOCKET, Load, Scenari
 from producerd.demo.children import Child, ChildFailed, Children
 from producerd.demo.scenario import environment
 from producerd.errors import Code, Refused
-from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, lay_out
+from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Columns, lay_out
 from producerd.wire.frames import Ack, Hello
 from spark_client.connection import Connection
 from spark_client.tally import Tally
@@ -38,10 +38,12 @@ class StoredRows(Tally):
 
     rows: set[int] = field(default_factory=set)
 
-    def settle(self, ack: Ack, rows: Sequence[int], stream: str, *, sends_again: bool = False) -> list[int]:
+    def settle(
+        self, ack: Ack, rows: Sequence[int], stream: str, columns: Columns, *, sends_again: bool = False
+    ) -> list[int]:
         failed = {place for place, _ in ack.failed_rows()}
         self.rows.update(row for place, row in enumerate(rows) if place not in failed)
-        return super().settle(ack, rows, stream, sends_again=sends_again)
+        return super().settle(ack, rows, stream, columns, sends_again=sends_again)
 
 
 class Session(threading.Thread):

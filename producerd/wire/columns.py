@@ -135,8 +135,17 @@ class Columns:
         layout = self.layout
         return PREFIX.pack(frame_id, layout.records, layout.key_bytes, layout.data_bytes, layout.hash_key_bytes)
 
+    def row(self, row: int) -> tuple[bytes, bytes | None, bytes | None]:
+        """Return a copy of one row as (key, data, hash key), with None for absent data and without hash keys."""
+        (key,), (data,), hash_keys = self._rows([row])
+        return key, data, hash_keys[0] if hash_keys else None
+
     def take(self, rows: Sequence[int]) -> Columns:
         """Return a frame with a copy of these rows."""
+        return lay_out(*self._rows(rows))
+
+    def _rows(self, rows: Sequence[int]) -> tuple[list[bytes], list[bytes | None], list[bytes] | None]:
+        """Return the keys, the data and the hash keys of these rows, copied."""
         flags = self.layout.flags
         count = 3 if flags & FLAG_HASH_KEYS else 2
         columns = [_values(self.parts[i], self.parts[i - count], rows) for i in range(count)]
@@ -144,7 +153,7 @@ class Columns:
         if flags & FLAG_VALIDITY:
             valid = memoryview(self.parts[count]).cast("B")
             data = [value if valid[row // 8] >> row % 8 & 1 else None for row, value in zip(rows, data)]
-        return lay_out(columns[0], data, columns[2] if count == 3 else None)
+        return columns[0], data, columns[2] if count == 3 else None
 
 
 def lay_out(

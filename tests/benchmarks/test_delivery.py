@@ -24,17 +24,22 @@ from benchmarks.delivery.scenarios import Load, Scenario, Stage, slow_shard, slo
 from benchmarks.judges import Handed
 from producerd.errors import ConnectionFailed, Outcome
 from producerd.testing import Entry, FakeKinesis, UserRecord
+from producerd.wire.columns import Columns, lay_out
 from producerd.wire.frames import Ack, RowCode
 
 ROW = Figures("producerd", "split", "kpl", "fake Kinesis", 30_000, 30_000, 1, 12, recovery_seconds=0.5, recovered=True)
 LOST = replace(ROW, readable=29_591, verdict="LOST 409")
 
 
+def rows_of(records: int) -> Columns:
+    return lay_out([b""] * records, [b"x"] * records)
+
+
 def test_a_session_knows_which_of_its_rows_are_stored() -> None:
     stored = StoredRows()
-    stored.settle(Ack(1, 3, 3, 0, 0, 0), range(3), "s")
+    stored.settle(Ack(1, 3, 3, 0, 0, 0), range(3), "s", rows_of(3))
     failed = RowCode(Outcome.NOT_STORED, "RECORD_INVALID", "")
-    stored.settle(Ack(2, 4, 2, 2, 0, 0, bitmap=b"\x05", codes=(failed,)), range(3, 7), "s")
+    stored.settle(Ack(2, 4, 2, 2, 0, 0, bitmap=b"\x05", codes=(failed,)), range(3, 7), "s", rows_of(4))
     assert stored.rows == {0, 1, 2, 4, 6}
     assert stored.stored == 5
 

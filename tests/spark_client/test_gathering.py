@@ -18,7 +18,7 @@ import pytest
 
 from producerd.errors import Code, ConnectionFailed, FlushTimeout, Outcome, ProducerdError, RecordsFailed, Refused
 from producerd.wire import frames
-from producerd.wire.columns import Body
+from producerd.wire.columns import Body, lay_out
 from spark_client import KinesisClient
 from spark_client.gathering import Gathered, PutFuture
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Script, Session, serve
@@ -481,7 +481,7 @@ def test_where_a_frame_is_given_up_half_way_only_what_has_not_ended_fails() -> N
     gathered.tally.add_taken(4)
     back = frames.RowCode(Outcome.RETURNED, Code.DRAINING, "the daemon stops")
     ack = frames.Ack(1, 3, 2, 0, 0, 1, bitmap=b"\2", codes=(back,))
-    assert gathered.tally.settle(ack, range(3), "s", sends_again=True) == [1]
+    assert gathered.tally.settle(ack, range(3), "s", lay_out([b""] * 3, [b"x"] * 3), sends_again=True) == [1]
     gathered.end(lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
     ends = [type(future.exception(0)) for future in futures if future is not None]
     assert ends == [type(None), ConnectionFailed, type(None), ConnectionFailed]

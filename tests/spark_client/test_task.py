@@ -170,7 +170,8 @@ def test_failed_rows_are_one_line_with_counts_and_the_first_rows() -> None:
         "1 record failed, 198 in the same frames were not taken; named as partition:row: "
         "RECORD_TOO_LARGE 1 (over 1 MiB), rows 2:17; "
         "FRAME_REFUSED 198 (refused with the frame); "
-        'fix these rows, or leave them out with on_bad_record="skip" (data source: onBadRecord)'
+        'fix these rows, or leave them out with on_bad_record="skip", or "divert" to keep them '
+        "(data source: onBadRecord)"
     )
     assert caught.value.code == Code.RECORD_TOO_LARGE
     assert [failure.records for failure in caught.value.failures] == [1, 198]

@@ -49,7 +49,14 @@ def test_importing_the_client_needs_only_the_standard_library() -> None:
         ({"reconnect_timeout_seconds": float("nan")}, "reconnect_timeout_seconds=nan"),
         ({"put_timeout_seconds": float("inf")}, "put_timeout_seconds=inf"),
         ({"put_timeout_seconds": True}, "put_timeout_seconds=True"),
-        ({"on_bad_record": "ignore"}, "on_bad_record='ignore': give 'fail' or 'skip'"),
+        ({"on_bad_record": "ignore"}, "on_bad_record='ignore': give 'fail' or 'skip' or 'divert'"),
+        (
+            {"on_bad_record": "divert"},
+            "on_bad_record='divert', divert_to=None: give on_bad_record='divert' and the place",
+        ),
+        ({"divert_to": "s3://b/p"}, "on_bad_record='fail', divert_to='s3://b/p': give on_bad_record='divert' and the "),
+        ({"divert_to": "hdfs://n/p"}, "divert_to='hdfs://n/p': give s3://BUCKET/PREFIX, where "),
+        ({"divert_to": "s3://ID:SECRET@b/p"}, "divert_to='s3://***@b/p': give s3://BUCKET/PREFIX, where "),
         ({"null_key": "drop"}, "null_key='drop': give 'spread'"),
         ({"stream_column": "to"}, "stream='s': every row goes there, and no column says where; give one of the two"),
         ({"json_options": {"a": None}}, "json_options={'a': None}: give a mapping of names to texts"),
@@ -414,7 +421,8 @@ def test_failed_rows_are_one_line_and_spark_does_not_store_the_good_ones_again(
     assert text.startswith("PRODUCERD[RECORD_INVALID]: host ")
     assert text.endswith(
         "partition 0, stream s: 1 record failed; named as partition:row: RECORD_INVALID 1 (data is null), rows 0:8; "
-        'fix these rows, or leave them out with on_bad_record="skip" (data source: onBadRecord)'
+        'fix these rows, or leave them out with on_bad_record="skip", or "divert" to keep them '
+        "(data source: onBadRecord)"
     )
     assert caught.value.failures[0].rows == (8,)
     assert caught.value.__cause__ is None

@@ -1,0 +1,98 @@
+"""Spark's batches succeed without the rows that can never be stored, and these are in files, also after a repeat."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from spark_client import write_batch
+from tests.daemon import DaemonProcess
+from tests.spark.orders import query
+from tests.spark.queries import Input
+from tests.spark.service import Kinesis
+
+pytestmark = pytest.mark.spark
+BAD = "CASE WHEN id % 50 = 3 THEN NULL ELSE to_json(struct(id)) END"
+"""The data of a row: null in two of a hundred."""
+
+
+def diverted(folder: Path) -> dict[str, list[tuple[int, str]]]:
+    """The row numbers and keys in each file."""
+    return {
+        path.name: [(row["row"], row["partition_key"].decode()) for row in pq.read_table(path).to_pylist()]
+        for path in sorted(folder.iterdir())
+    }
+
+
+@pytest.mark.spark_lane
+def test_a_repeated_batch_replaces_its_files_and_no_other(
+    spark: Any, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
+) -> None:
+    given, stream, to = Input(tmp_path, files=6, rows_a_file=100), kinesis.stream(), tmp_path / "bad"
+    options: dict[str, Any] = {"stream": stream, "socket": str(running.socket), "data": BAD}
+    options.update(on_bad_record="divert", divert_to=to.as_uri())
+    query(spark, **given.query(2), **options)
+    good = Counter(number for number in range(given.rows) if number % 50 != 3)
+    assert kinesis.ids(stream) == good
+    query_id = json.loads((given.checkpoint / "metadata").read_text())["id"]
+    files = diverted(to)
+    assert {name.rpartition("-")[0] for name in files} == {f"{query_id}-{batch}-0" for batch in range(3)}
+    keys = Counter(key for rows in files.values() for _, key in rows)
+    assert keys == Counter(f"N{number % 211}" for number in range(given.rows) if number % 50 == 3)
+
+    written = {name: (to / name).stat().st_mtime_ns for name in files}
+    given.forget_commit(2)
+    query(spark, **given.query(2), **options)
+    assert kinesis.ids(stream) == good + Counter(number for number in given.batch(2) if number % 50 != 3)
+    assert diverted(to) == files
+    again = {name for name in files if (to / name).stat().st_mtime_ns != written[name]}
+    assert again == {name for name in files if name.startswith(f"{query_id}-2-0-")}
+
+
+def test_each_write_of_a_batch_job_has_files_of_its_own_and_they_can_be_written_again(
+    spark: Any, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
+) -> None:
+    stream, frame = kinesis.stream(), spark.range(0, 100, 1, 2).withColumnRenamed("id", "partition_key")
+    options: dict[str, Any] = {"stream": stream, "socket": str(running.socket)}
+    for _ in range(2):
+        result = write_batch(
+            frame.selectExpr("partition_key", "partition_key AS id"),
+            data=BAD,
+            on_bad_record="divert",
+            divert_to=tmp_path.as_uri(),
+            **options,
+        )
+        assert (result.records, result.skipped, len(result.diverted)) == (100, 2, 2)
+    assert len(diverted(tmp_path)) == 4
+    fixed = spark.read.parquet(str(tmp_path)).selectExpr("partition_key", "'fixed' AS data")
+    assert write_batch(fixed, data="data", **options).records == 4
+
+
+def test_the_data_source_diverts_as_the_writer_does(
+    spark: Any, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
+) -> None:
+    if int(spark.version.split(".")[0]) < 4:
+        pytest.skip('format("producerd") needs Spark 4')
+    given, stream, to = Input(tmp_path, files=2, rows_a_file=100), kinesis.stream(), tmp_path / "bad"
+    options = {"stream": stream, "socket": str(running.socket), "onBadRecord": "divert", "divertTo": to.as_uri()}
+    rows = spark.readStream.schema("id INT, partition_key STRING").json(str(given.files))
+    sink = rows.selectExpr("partition_key", f"{BAD} AS data").writeStream.format("producerd").options(**options)
+    streaming = sink.option("checkpointLocation", str(given.checkpoint)).trigger(availableNow=True).start()
+    assert streaming.awaitTermination(60)
+    query_id = json.loads((given.checkpoint / "metadata").read_text())["id"]
+    of_stream = diverted(to)
+    assert {name.rpartition("-")[0] for name in of_stream} == {f"{query_id}-0-0"}
+    assert sum(map(len, of_stream.values())) == 4
+
+    frame = spark.range(0, 100, 1, 1).selectExpr("id AS partition_key", f"{BAD} AS data")
+    frame.write.format("producerd").options(**options).mode("append").save()
+    (one,) = diverted(to).keys() - of_stream.keys()
+    assert diverted(to)[one] == [(3, "3"), (53, "53")]
+    assert kinesis.ids(stream) == Counter(number for number in range(200) if number % 50 != 3) + Counter(
+        number for number in range(100) if number % 50 != 3
+    )

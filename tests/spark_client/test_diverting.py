@@ -1,0 +1,277 @@
+"""Rows that can never be stored are kept in one Parquet file of their task."""
+
+from __future__ import annotations
+
+import os
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from producerd.errors import Code, ProducerdError, RecordsFailed
+from producerd.wire import frames
+from producerd.wire.columns import lay_out
+from spark_client.diverting import COLUMNS, ROW_GROUP_BYTES, DivertedRows, Place, name_of_call
+from spark_client.results import PartitionResult, error_in, merge
+from spark_client.task import ODD_STREAM, Plan, send_partition
+from tests.spark_client.fake_daemon import EXPIRED, INVALID, TOO_LARGE, FakeDaemon, Row, Session
+
+NAME = "query-7-0"
+FILE = f"{NAME}-00000.parquet"
+
+
+def batch(**columns: list[Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({name: pa.array(values) for name, values in columns.items()})
+
+
+def send(daemon: FakeDaemon, to: str, *batches: pa.RecordBatch, **options: Any) -> PartitionResult:
+    plan = Plan("s", daemon.path, skip_bad_records=True, divert_to=to, call=NAME)._replace(**options)
+    (made,) = send_partition(plan, iter(batches))
+    return PartitionResult.from_line(made.column(0)[0].as_py())
+
+
+def bad(row: Row) -> frames.RowCode | None:
+    """What becomes of a row, by its data."""
+    return {b"invalid": INVALID, b"large": TOO_LARGE, b"old": EXPIRED, None: INVALID}.get(row[1])
+
+
+@pytest.fixture
+def picky(daemon: FakeDaemon) -> FakeDaemon:
+    def script(session: Session) -> None:
+        session.welcome()
+        session.serve(bad)
+
+    daemon.runs(*[script] * 4)
+    return daemon
+
+
+def kept(folder: Path) -> list[tuple[Any, ...]]:
+    (path,) = folder.iterdir()
+    assert path.name == FILE
+    return [tuple(row.values()) for row in pq.read_table(path).to_pylist()]
+
+
+def test_a_task_writes_its_bad_rows_with_why_and_all_that_they_hold(picky: FakeDaemon, tmp_path: Path) -> None:
+    to = (tmp_path / "a folder" / "new").as_uri()
+    first = batch(partition_key=["a", "b", None], data=["good", "invalid", "good"])
+    second = batch(partition_key=["d", "e"], data=["large", None], explicit_hash_key=["12", None])
+    result = send(picky, to, first, second)
+    assert (result.records, sum(failure.records for failure in result.failures)) == (5, 3)
+    assert result.diverted == f"file://{tmp_path}/a folder/new/{FILE}"
+    assert kept(tmp_path / "a folder" / "new") == [
+        (0, 1, Code.RECORD_INVALID, INVALID.message, "s", b"b", None, b"invalid"),
+        (0, 3, Code.RECORD_TOO_LARGE, TOO_LARGE.message, "s", b"d", b"12", b"large"),
+        (0, 4, Code.RECORD_INVALID, INVALID.message, "s", b"e", b"", None),
+    ]
+    merged = merge(7, "s", [result], skip_bad_records=True)
+    assert (merged.skipped, merged.diverted) == (3, (result.diverted,))
+
+
+def test_rows_that_are_refused_before_they_are_sent_are_kept_too(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """A record that the queue can never hold, and streams that cannot be."""
+
+    def script(session: Session) -> None:
+        session.welcome()
+        opened = session.expect(frames.Open)
+        session.send(frames.Refused(0, opened.stream_id, Code.STREAM_NOT_FOUND, "not a name"))
+        session.send(frames.Opened(session.expect(frames.Open).stream_id, 1 << 20, 1))
+        session.refuse(session.expect(frames.Reserve), Code.RECORD_TOO_LARGE, "queue_limit_bytes = 9")
+        session.serve()
+
+    daemon.runs(script)
+    rows = batch(stream=["a b", "fine", None, "fine"], partition_key=["k"] * 4, data=["0", "1", "2", "3"])
+    send(daemon, tmp_path.as_uri(), rows, stream=None)
+    assert sorted(row[1:5] + row[-1:] for row in kept(tmp_path)) == [
+        (0, Code.RECORD_INVALID, ODD_STREAM.message, "a b", b"0"),
+        (1, Code.RECORD_TOO_LARGE, "queue_limit_bytes = 9", "fine", b"1"),
+        (2, Code.RECORD_INVALID, "its stream is null or empty", "", b"2"),
+    ]
+
+
+def test_a_repeat_replaces_the_file_whole(picky: FakeDaemon, tmp_path: Path) -> None:
+    for data in (["invalid", "large", "good"], ["good", "invalid"]):
+        send(picky, tmp_path.as_uri(), batch(partition_key=["k"] * len(data), data=data))
+    assert [(row[1], row[-1]) for row in kept(tmp_path)] == [(1, b"invalid")]
+
+
+def test_a_task_without_bad_rows_writes_nothing(picky: FakeDaemon, tmp_path: Path) -> None:
+    result = send(picky, tmp_path.as_uri(), batch(partition_key=["k"], data=["good"]))
+    assert (result.diverted, result.failures) == (None, ())
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_another_attempt_may_store_is_not_kept_and_fails_the_batch(picky: FakeDaemon, tmp_path: Path) -> None:
+    result = send(picky, tmp_path.as_uri(), batch(partition_key=["k", "k"], data=["old", "good"]))
+    with pytest.raises(RecordsFailed, match="EXPIRED 1"):
+        merge(7, "s", [result], skip_bad_records=True)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("first_error", ["at its place", "on the task's disk"])
+def test_a_file_that_cannot_be_written_fails_the_batch_and_not_the_task(
+    first_error: str, picky: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another attempt of the task would store its good rows once more."""
+    place = tmp_path / "taken"
+    if first_error == "at its place":
+        place.touch()
+    else:
+        monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "nowhere"))
+    result = send(picky, place.as_uri(), batch(partition_key=["k", "k"], data=["invalid", "good"]))
+    assert result.diverted is None
+    with pytest.raises(RecordsFailed) as caught:
+        merge(7, "s", [result], skip_bad_records=True)
+    text = str(caught.value)
+    assert caught.value.code == Code.DIVERT_FAILED
+    kind = "FileExistsError" if first_error == "at its place" else "FileNotFoundError"
+    assert f"DIVERT_FAILED 1 (file://{place}/{FILE}: {kind}: " in text
+    assert text.endswith("; tasks write to divert_to with the rights of their own environment")
+    error = error_in(f"ProducerdError: {text}")
+    assert type(error) is ProducerdError
+
+
+def test_however_many_rows_are_bad_a_task_holds_a_row_group_of_them(tmp_path: Path) -> None:
+    """128 MiB in frames of 1 MiB, then one row that is larger than a group."""
+    bad_rows = DivertedRows(tmp_path.as_uri(), NAME, 0)
+    pool = pa.default_memory_pool()
+    before, most = pool.bytes_allocated(), 0
+    tracemalloc.start()
+    try:
+        for frame in range(128):
+            columns = lay_out([b"k"] * 64, [bytes([frame]) * 16_384] * 64)
+            for place in range(64):
+                bad_rows.keep(frame * 64 + place, INVALID, "s", columns, place)
+            most = max(most, pool.bytes_allocated() - before)
+        bad_rows.keep(8_192, INVALID, "s", lay_out([b"k"], [bytes(9 << 20)]), 0)
+        bad_rows.write()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * ROW_GROUP_BYTES
+    assert most < 2 * ROW_GROUP_BYTES
+    with pq.ParquetFile(tmp_path / FILE) as file:
+        sizes = [
+            file.read_row_group(number).column("data").combine_chunks().nbytes
+            for number in range(file.metadata.num_row_groups)
+        ]
+        assert file.metadata.num_rows == bad_rows.records == 8_193
+    assert 16 < len(sizes) < 20
+    assert max(sizes[:-1]) <= ROW_GROUP_BYTES < sizes[-1]
+
+
+def test_a_file_has_the_columns_of_which_the_last_can_be_written_again(picky: FakeDaemon, tmp_path: Path) -> None:
+    send(picky, tmp_path.as_uri(), batch(partition_key=["k"], data=["invalid"]))
+    schema = pq.read_schema(tmp_path / FILE)
+    assert {field.name: str(field.type) for field in schema} == COLUMNS
+
+
+# ------------------------------------------------------------------------------------------------------------------ S3
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """moto's S3 with a bucket ``kept``; the parameters of a URI that reach it."""
+    server_module = pytest.importorskip("moto.server", reason="needs moto, which Spark's other Pythons lack")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    server = server_module.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        parameters = f"?scheme=http&endpoint_override={host}:{port}"
+        files(parameters).create_dir("kept")
+        yield parameters
+    finally:
+        server.stop()
+
+
+def files(parameters: str) -> Any:
+    from pyarrow import fs
+
+    return fs.S3FileSystem(**Place.of(f"s3://any/{parameters}").parameters, allow_bucket_creation=True)
+
+
+def test_s3_has_the_file_under_its_prefix(s3: str, picky: FakeDaemon) -> None:
+    rows = batch(partition_key=["k", "k"], data=["good", "invalid"])
+    result = send(picky, f"s3://kept/bad/rows/{s3}", rows)
+    assert result.diverted == f"s3://kept/bad/rows/{FILE}"
+    table = pq.read_table(f"kept/bad/rows/{FILE}", filesystem=files(s3))
+    assert table.column("data").to_pylist() == [b"invalid"]
+
+
+def test_a_bucket_that_is_not_there_fails_the_batch(s3: str, picky: FakeDaemon) -> None:
+    result = send(picky, f"s3a://absent{s3}", batch(partition_key=["k"], data=["invalid"]))
+    with pytest.raises(RecordsFailed, match=rf"DIVERT_FAILED 1 \(s3://absent/{FILE}: .*NO_SUCH_BUCKET"):
+        merge(7, "s", [result], skip_bad_records=True)
+
+
+def test_a_large_file_is_not_copied_into_memory_to_be_sent(s3: str, tmp_path: Path) -> None:
+    """128 MiB, of which Arrow holds a part at a time."""
+    content = tmp_path / "content"
+    with content.open("wb") as out:
+        for _ in range(128):
+            out.write(os.urandom(1 << 20))
+    pool = pa.default_memory_pool()
+    most, ended = 0, threading.Event()
+    with content.open("rb") as source:
+
+        def copy() -> None:
+            Place.of(f"s3://kept/{s3}").copy(source.fileno(), "large")
+            ended.set()
+
+        copying = threading.Thread(target=copy)
+        copying.start()
+        while not ended.wait(0.01):
+            most = max(most, pool.bytes_allocated())
+        copying.join()
+    assert most < 64 << 20
+    assert files(s3).get_file_info("kept/large").size == 128 << 20
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("uri", "file"),
+    [
+        ("s3://bucket", "s3://bucket/f"),
+        ("s3a://bucket/a/b/?region=eu-west-1", "s3://bucket/a/b/f"),
+        ("file:///folder/with%20space/", "file:///folder/with space/f"),
+        ("file:///", "file:///f"),
+    ],
+)
+def test_a_place_is_a_uri_of_s3_or_of_a_folder(uri: str, file: str) -> None:
+    assert Place.of(uri).uri("f") == file
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *("", "/folder", "folder", "file://host/folder", "file:folder", "s3://", "s3:///prefix", "hdfs://n/p"),
+        *("s3://id:secret@b/p", "s3://b?access_key=x", "file:///f?region=x", "s3://Bucket_/p"),
+    ],
+)
+def test_any_other_place_is_refused(uri: str) -> None:
+    with pytest.raises(ValueError, match="give s3://BUCKET/PREFIX"):
+        Place.of(uri)
+
+
+def test_a_repeated_batch_has_the_names_that_it_had_and_no_other_batch_has() -> None:
+    def names(run: str, batch_id: int) -> list[str]:
+        return [name_of_call("the-query", run, "app", batch_id) for _ in range(2)]
+
+    assert names("run 1", 7) == ["the-query-7-0", "the-query-7-1"]
+    assert names("run 1", 8) == ["the-query-8-0", "the-query-8-1"]
+    assert names("run 2", 8) == ["the-query-8-0", "the-query-8-1"]
+
+
+def test_writes_outside_of_a_query_never_have_the_same_name() -> None:
+    """Nobody can say that one repeats another, though it may have a batch's number."""
+    names = [name_of_call(None, None, "app", batch_id) for batch_id in (None, 7, 8, 7, None)]
+    assert len({*names}) == 5
+    assert all(name.startswith("app-") for name in names)
