@@ -27,6 +27,7 @@ from producerd.wire import frames
 from producerd.wire.frames import Service
 from spark_client.channel import Channel, ask, dial, socket_paths
 from spark_client.configuration import configured
+from spark_client.costs import Traffic, described
 from spark_client.options import WriterOptions
 from spark_client.own_daemon import OwnDaemon, jvm_pid
 from spark_client.results import ERRORS, marked, names_of
@@ -72,10 +73,11 @@ class ExecutorCheck(NamedTuple):
 
     The limits are the daemon's: a session's window, and the largest frame in charge and records.
 
-    With a stream, the largest frame is the stream's.  Then there are also the queue's limits and filling, and the
-    stream's last error, if it has one.  ``memory`` is what a daemon that tasks start needs of the executor's.
-    ``service`` begins with "ready" and says how the daemon asked the service, or
-    with "not verified" and says why.
+    With a stream, the largest frame is the stream's.  Then there are also the queue's limits and filling, the stream's
+    last error, if it has one, and the fields of the daemon's `Traffic`.  ``service`` begins with "ready" and says how
+    the daemon asked the service, or with "not verified" and says why.
+
+    ``memory`` is what a daemon that tasks start needs of the executor's.
     """
 
     host: str
@@ -96,6 +98,7 @@ class ExecutorCheck(NamedTuple):
     last_error: str = ""
     service: str = ""
     memory: str = ""
+    traffic: Traffic = Traffic()
 
 
 class Problem(NamedTuple):
@@ -150,6 +153,10 @@ class ClusterCheck:
         differ = [n for n in cells[0] if n in ("host", "executor") or len({row[n] for row in cells}) > 1]
         driver = ", ".join(f"{name} {cell}" for name, cell in _software(self.driver).items())
         alike = [(name, cell) for name, cell in cells[0].items() if name not in differ and cell]
+        daemons = {(executor.host, executor.socket): executor.traffic for executor in self.executors}
+        traffic = described(daemons.values())
+        if traffic:
+            alike.append(("traffic", traffic))
         return [("driver", driver), *alike], differ, [[row[name] for name in differ] for row in cells]
 
 
@@ -250,6 +257,7 @@ def _merged(
         host, pid, user, *rest = report["executor"]
         theirs = Installed(*rest[0][: len(Installed._fields)]) if rest else Installed()
         checked = ExecutorCheck(host, pid, user, theirs, *rest[1 : len(ExecutorCheck._fields) - 3])
+        checked = checked._replace(traffic=Traffic._make(checked.traffic[: len(Traffic._fields)]))
         one = executors.setdefault((host, pid), checked)
         for problem in report["problems"]:
             having.setdefault(Problem(*problem), {})[host, pid] = one
@@ -389,6 +397,13 @@ def _ask_stream(executor: ExecutorCheck, channel: Channel, stream: str) -> Execu
         queue_bytes=status.queue_bytes,
         queue_limit_bytes=status.queue_limit_bytes,
         last_error=status.last_error,
+        traffic=Traffic(
+            status.capacity_mode,
+            status.delivered_records,
+            status.delivered_bytes,
+            status.kinesis_records,
+            status.delivering_seconds,
+        ),
         service=f"{READY if status.service == Service.READY else 'not verified'}: {status.service_message}",
     )
 

@@ -65,6 +65,7 @@ class StreamStats:
     ingest_bytes: int = 0
     delivered_records: int = 0
     delivered_bytes: int = 0  # key + data
+    delivering_from: float | None = None  # when rows were first stored
     delivered_at: float | None = None  # when rows were last stored
     delivery_seconds: Histogram = field(default_factory=lambda: Histogram(DELIVERY_SECONDS_BOUNDS))
     failed_records: Counter[str] = field(default_factory=Counter)  # by code
@@ -100,6 +101,8 @@ class StreamStats:
         self.delivered_records += records
         self.delivered_bytes += bytes_
         self.delivered_at = now
+        if self.delivering_from is None:
+            self.delivering_from = now
 
     def retried(self, records: int) -> None:
         """Count rows that will be sent again."""

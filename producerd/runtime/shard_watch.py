@@ -130,7 +130,7 @@ class ShardWatch:
                 log.error("the stream cannot be aggregated for", stream=stream.name, why=reason)
             else:
                 log.info("the stream can be aggregated for", stream=stream.name)
-        stream.learn_summary(summary.max_record_bytes, reason)
+        stream.learn_summary(summary.max_record_bytes, summary.mode, reason)
 
     # ---- when
 

@@ -104,6 +104,7 @@ class Stream:
             self.budget, self.pipeline.refuses, max_frame_bytes=max_frame_bytes, max_frame_records=max_frame_records
         )
         self.max_record_bytes = MAX_RECORD_BYTES_UNTIL_KNOWN
+        self.capacity_mode = ""
         self.rejected_records: Counter[str] = Counter()  # by code
         self.credentials = credentials
         self.reading_changed = asyncio.Event()
@@ -236,9 +237,10 @@ class Stream:
         self.pipeline.service_answered(now)
         self._touched(self)
 
-    def learn_summary(self, max_record_bytes: int, cannot_aggregate: str) -> None:
+    def learn_summary(self, max_record_bytes: int, capacity_mode: str, cannot_aggregate: str) -> None:
         """Use the stream's summary.  ``cannot_aggregate``: why its rows must not be aggregated, or ""."""
         self.max_record_bytes = max_record_bytes
+        self.capacity_mode = capacity_mode
         self.pipeline.set_cannot_aggregate(cannot_aggregate)
         self._touched(self)
 
@@ -382,6 +384,11 @@ class Stream:
             stats.last_error,
             holding.shard_id,
             holding.share,
+            capacity_mode=self.capacity_mode,
+            delivered_records=stats.delivered_records,
+            delivered_bytes=stats.delivered_bytes,
+            kinesis_records=sum(stats.user_records.counts),
+            delivering_seconds=0.0 if stats.delivering_from is None else now - stats.delivering_from,
         )
 
     def _reason(self, holding: Holding) -> str:

@@ -238,7 +238,10 @@ class Status:
 class Blocked:
     """The daemon says why rows of a stream wait, while a caller is blocked and as the answer to a STATUS.
 
-    ``service`` is a `Service`.  If Kinesis refused, the other two fields have its code and message.
+    ``service`` is a `Service`.  If Kinesis refused, the next two fields have its code and message.
+
+    ``capacity_mode`` is the stream's, PROVISIONED or ON_DEMAND, or "" if the daemon does not know it.  The last four
+    fields say what this daemon has stored of the stream, in how many records of Kinesis, and how long ago it began.
     """
 
     stream_id: int
@@ -255,6 +258,11 @@ class Blocked:
     service: int = Service.NOT_ASKED
     service_code: str = ""
     service_message: str = ""
+    capacity_mode: str = ""
+    delivered_records: int = 0
+    delivered_bytes: int = 0
+    kinesis_records: int = 0
+    delivering_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -394,6 +402,11 @@ _SCHEMAS: Final = (
             (9, "service", U8),
             (10, "service_code", TEXT),
             (11, "service_message", TEXT),
+            (12, "capacity_mode", TEXT),
+            (13, "delivered_records", U64),
+            (14, "delivered_bytes", U64),
+            (15, "kinesis_records", U64),
+            (16, "delivering_seconds", F64),
         ),
     ),
     _Schema(MessageType.DRAINING, Draining, (("deadline_seconds", F64),), ((1, "message", TEXT),)),

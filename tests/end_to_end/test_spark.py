@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import threading
 import time
@@ -194,6 +195,18 @@ def test_a_check_knows_whether_the_stream_is_there(spark: Any) -> None:
         told = check(spark, stream="flights", socket=str(running.socket))
         assert str(told).startswith("ready to write to stream flights: 1 executor on 1 host")
         assert told.executors[0].queue_limit_records == 1_000_000
+        assert "records/s" not in str(told)
+        frame = spark.range(1_200).selectExpr("cast(id as string) as partition_key", "id")
+        write_batch(frame, stream="flights", socket=str(running.socket))
+        told = check(spark, stream="flights", socket=str(running.socket))
+        mode, records, size, kinesis_records, seconds = told.executors[0].traffic
+        assert mode in ("", "PROVISIONED"), "the daemon reads it within the stream's first half minute"
+        assert (records, kinesis_records) == (1_200, 1_200)
+        assert size == metric(running, "delivered_bytes_total")
+        assert 0 < seconds < 60
+        assert re.search(
+            r"^traffic +[\d,]+ records/s of \d+ bytes until now are .* million PUT", str(told), re.MULTILINE
+        )
         with pytest.raises(Refused, match=r"^PRODUCERD\[STREAM_NOT_FOUND\]: 1 of 1 executor, on \S+: .*fligths"):
             check(spark, stream="fligths", socket=str(running.socket))
 

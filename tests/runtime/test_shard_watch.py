@@ -36,7 +36,7 @@ from tests.runtime.odd_answers import mutated
 DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False)
 THROTTLED = RequestFailed("LimitExceededException", "slower", maybe_stored=False)
 MISSING = RequestFailed("ResourceNotFoundException", "no such stream", maybe_stored=False)
-BY_KEY = StreamSummary("arn", 10_485_760)
+BY_KEY = StreamSummary("arn", 10_485_760, mode="PROVISIONED")
 AUTO = StreamSummary("arn", 1_048_576, "AUTO")
 KPL = StreamSettings(aggregation="kpl")
 
@@ -381,10 +381,12 @@ def test_a_stream_that_is_idle_is_not_read_and_its_next_row_has_it_read_at_once(
 # ---- the summary
 
 
-def test_the_summary_tells_the_largest_record() -> None:
+def test_the_summary_tells_the_largest_record_and_the_capacity_mode() -> None:
     async def story(watched: Watched) -> None:
+        assert watched.stream.blocked(1, 0.0, 0.0).capacity_mode == ""
         await asyncio.sleep(16)
         assert watched.stream.max_record_bytes == 10_485_760
+        assert watched.stream.blocked(1, 0.0, 0.0).capacity_mode == "PROVISIONED"
 
     watch(StandInKinesis(), story)
 
