@@ -9,6 +9,7 @@ The place is a URI: ``file:///folder``, or ``s3://bucket/prefix`` with the param
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
@@ -50,7 +51,7 @@ PLACES: Final = (
 )
 """What a place can be."""
 PROCESS: Final = uuid.uuid4().hex[:8]
-"""What tells the writes of this process from all others, where no query has an id that a repeat shares."""
+"""With the process's id, what tells its writes from all others, where no query has an id that a repeat shares."""
 
 
 class Place(NamedTuple):
@@ -86,7 +87,7 @@ class Place(NamedTuple):
                     target.write(content)  # one call: a task that is interrupted leaves the whole file or none
             else:
                 os.makedirs(self.prefix or "/", exist_ok=True)
-                part = f"{self.prefix}/.{name}.{PROCESS}"  # readers of a folder pass over such a name
+                part = f"{self.prefix}/.{name}.{uuid.uuid4().hex}"  # readers of a folder pass over such a name
                 with open(part, "wb") as target:
                     target.write(content)
                 os.replace(part, f"{self.prefix}/{name}")
@@ -94,9 +95,10 @@ class Place(NamedTuple):
     def _s3(self) -> pyarrow.fs.S3FileSystem:
         from pyarrow import fs
 
-        region = self.parameters.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        region = self.parameters.get("region")
         if not region and "endpoint_override" not in self.parameters:
-            region = fs.resolve_s3_region(self.bucket)
+            with contextlib.suppress(OSError):  # without an answer, AWS's SDK looks for a region as usual
+                region = fs.resolve_s3_region(self.bucket)
         # In the background it would copy the whole file into memory.
         return fs.S3FileSystem(**{**self.parameters, "region": region}, background_writes=False)
 
@@ -208,6 +210,6 @@ def name_of_call(query_id: str | None, run_id: str | None, application_id: str |
     A repeat of a query's batch makes its calls again, in a new run, and so has the same names.  Elsewhere nobody can
     say that a write repeats another one, and each write of each process has names of its own.
     """
-    query = query_id or f"{application_id or 'python'}-{PROCESS}"
+    query = query_id or f"{application_id or 'python'}-{PROCESS}-{os.getpid()}"
     batch = "write" if batch_id is None else str(batch_id)
     return f"{query}-{batch}-{_CALLS.next(query, (run_id, batch_id) if query_id else None)}"

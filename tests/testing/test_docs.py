@@ -1,4 +1,4 @@
-"""The Python examples of docs/testing.md run as they stand."""
+"""The Python examples of docs/testing.md, and the first ones of other pages, run as they stand."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = DOCS / "testing.md"
+WITH_SPARK = {"spark.md": "Ten lines, without AWS", "notebooks.md": "A first notebook"}
+"""The sections of other pages whose examples run, one after the other in one process."""
 
 
-def examples() -> Iterator[tuple[str, str]]:
+def examples(page: Path = PAGE) -> Iterator[tuple[str, str]]:
     """Section and code, each with the lines before it left empty, so that a traceback names the page's own lines."""
-    text, section = PAGE.read_text(), ""
+    text, section = page.read_text(), ""
     for found in re.finditer(r"^## (.*?)$|^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         heading, code = found.groups()
         if heading:
@@ -30,6 +33,15 @@ def params(*, with_spark: bool) -> list[Any]:
     return [pytest.param(code, id=section) for section, code in examples() if ("pyspark" in code) == with_spark]
 
 
+def of_other_pages() -> list[Any]:
+    """Each section's examples as one."""
+    codes = {
+        page: [code.lstrip("\n") for name, code in examples(DOCS / page) if name == section]
+        for page, section in WITH_SPARK.items()
+    }
+    return [pytest.param("\n".join(its), id=page) for page, its in codes.items()]
+
+
 @pytest.mark.parametrize("code", params(with_spark=False))
 def test_an_example_runs(code: str) -> None:
     exec(compile(code, str(PAGE), "exec"), {"__name__": "example"})
@@ -37,7 +49,7 @@ def test_an_example_runs(code: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize("code", params(with_spark=True))
+@pytest.mark.parametrize("code", [*params(with_spark=True), *of_other_pages()])
 def test_an_example_with_spark_runs_in_an_environment_that_is_not_activated(code: str, tmp_path: Path) -> None:
     """Saved as a file: Spark's workers are processes of their own, and would take the python3 that is on PATH."""
     (tmp_path / "example.py").write_text(code)
