@@ -101,9 +101,11 @@ def walk(options: DemoOptions, work: Path, children: Children) -> Observed:
     flights.write_files(input_files, options.records, BATCHES * FILES_PER_BATCH)
 
     stream = flights.STREAM if options.endpoint_url is None else f"producerd-demo-{secrets.token_hex(4)}"
-    of_its_own = ", the embedded Kinesis" if options.endpoint_url is None else ""
-    and_daemon = ", whose tasks start the daemon" if options.tasks_start_daemon else " and the daemon"
-    say(f"starting Spark{of_its_own}{and_daemon} ...")
+    kinesis = ["the embedded Kinesis"] if options.endpoint_url is None else []
+    *first, last = ["Spark", *kinesis, *([] if options.tasks_start_daemon else ["the daemon"])]
+    say(f"starting {' and '.join(filter(None, [', '.join(first), last]))} ...")
+    if options.tasks_start_daemon:
+        say("Spark's tasks start the daemon")
     spark = children.start(
         "spark", ["-m", "producerd.demo.spark_job", str(input_files), str(work), str(FILES_PER_BATCH)], java(work)
     )
