@@ -399,6 +399,7 @@ def _ask_stream(executor: ExecutorCheck, channel: Channel, stream: str) -> Execu
         last_error=status.last_error,
         traffic=Traffic(
             status.capacity_mode,
+            bool(status.aggregates),
             status.delivered_records,
             status.delivered_bytes,
             status.kinesis_records,

@@ -114,12 +114,10 @@ class _Sink(NamedTuple):
                 binary.add(column)
         return _Sink(options, places, frozenset(binary), uuid.uuid4().hex)
 
-    def send(self, batches: Iterable[pa.RecordBatch]) -> _CommitMessage:
-        """Send one task's partition."""
+    def send(self, batches: Iterable[pa.RecordBatch], call: str) -> _CommitMessage:
+        """Send one task's partition.  The names of its diverted rows' files begin with ``call``."""
         if not self.options.allow_speculation:
             refuse_speculation(local_property("spark.speculation"))
-        query_id, batch_id = local_property("sql.streaming.queryId"), local_property("streaming.sql.batchId")
-        call = f"{query_id or self.token}-{batch_id or 'write'}-0"
         result = send(Plan.of(self.options, call=call), map(self._sent, batches))
         return _CommitMessage(result.to_line() if result is not None else None)
 
@@ -159,7 +157,7 @@ class _BatchWriter(datasource.DataSourceArrowWriter):
         self._sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _CommitMessage:
-        return self._sink.send(iterator)
+        return self._sink.send(iterator, self._sink.token)
 
     def commit(self, messages: list[datasource.WriterCommitMessage | None]) -> None:
         self._sink.settle(None, messages)
@@ -170,7 +168,9 @@ class _StreamWriter(_STREAM_BASE):  # type: ignore[misc]  # one of two classes, 
         self._sink = sink
 
     def write(self, iterator: Iterator[Any]) -> _CommitMessage:
-        return self._sink.send(iterator if STREAMS_ARROW else self._sink.batches(iterator))
+        # A query has one such sink, and nothing else of it has names of this form.
+        call = f"{local_property('sql.streaming.queryId')}-{local_property('streaming.sql.batchId')}-sink"
+        return self._sink.send(iterator if STREAMS_ARROW else self._sink.batches(iterator), call)
 
     def commit(self, messages: list[datasource.WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         self._sink.settle(batchId, messages)

@@ -2,7 +2,7 @@
 
 A task gathers such rows in a file without a name, on its own disk, and copies it to its place when all other rows are
 stored.  So a file is there whole or not at all.  Its name is the same when Spark repeats the task or the batch, and
-the repeat replaces it.
+the repeat replaces it.  No other write has that name, or it would replace rows that nobody has any more.
 
 The place is a URI: ``file:///folder``, or ``s3://bucket/prefix`` with the parameters of Arrow's own URIs.
 """
@@ -10,12 +10,14 @@ The place is a URI: ``file:///folder``, or ``s3://bucket/prefix`` with the param
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 import os
 import re
 import tempfile
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -23,8 +25,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from producerd.errors import Outcome
 from producerd.wire.columns import Columns
 from producerd.wire.frames import RowCode
-from spark_client.results import SKIPPED_CODES
-from spark_client.tally import Tally
+from spark_client.tally import SKIPPED_CODES, Tally
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,6 +55,9 @@ PROCESS: Final = uuid.uuid4().hex[:8]
 """With the process's id, what tells its writes from all others, where no query has an id that a repeat shares."""
 
 
+_FAILED_UPLOADS: Final[list[Any]] = []
+
+
 class Place(NamedTuple):
     """Where the files of diverted rows are: in a folder if ``bucket`` is empty, else under a prefix in S3."""
 
@@ -66,6 +70,8 @@ class Place(NamedTuple):
         """Return the place that a URI names.  Raises ValueError for any other text."""
         parts = urlsplit(uri)
         parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if parts.fragment:  # a # must be written %23
+            raise ValueError(PLACES)
         if parts.scheme in S3_SCHEMES and re.fullmatch("[a-z0-9.-]+", parts.netloc) and {*parameters} <= S3_PARAMETERS:
             return Place(parts.netloc, unquote(parts.path).strip("/"), parameters)
         if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/") and not parameters:
@@ -83,14 +89,10 @@ class Place(NamedTuple):
         with mmap.mmap(source, size, access=mmap.ACCESS_READ) as content:
             if self.bucket:
                 key = f"{self.prefix}/{name}" if self.prefix else name
-                with self._s3().open_output_stream(f"{self.bucket}/{key}") as target:
-                    target.write(content)  # one call: a task that is interrupted leaves the whole file or none
+                _upload(self._s3(), f"{self.bucket}/{key}", content)
             else:
                 os.makedirs(self.prefix or "/", exist_ok=True)
-                part = f"{self.prefix}/.{name}.{uuid.uuid4().hex}"  # readers of a folder pass over such a name
-                with open(part, "wb") as target:
-                    target.write(content)
-                os.replace(part, f"{self.prefix}/{name}")
+                _write(f"{self.prefix}/{name}", content)
 
     def _s3(self) -> pyarrow.fs.S3FileSystem:
         from pyarrow import fs
@@ -101,6 +103,32 @@ class Place(NamedTuple):
                 region = fs.resolve_s3_region(self.bucket)
         # In the background it would copy the whole file into memory.
         return fs.S3FileSystem(**{**self.parameters, "region": region}, background_writes=False)
+
+
+def _upload(files: pyarrow.fs.S3FileSystem, path: str, content: mmap.mmap) -> None:
+    target = files.open_output_stream(path)
+    try:
+        target.write(content)
+    except BaseException:
+        # To close it, or to let it go, would complete the upload with the parts that it has.
+        _FAILED_UPLOADS.append(target)
+        raise
+    target.close()
+
+
+def _write(path: str, content: mmap.mmap) -> None:
+    folder, name = os.path.split(path)
+    part = f"{folder}/.{name}.{uuid.uuid4().hex}"  # readers of a folder pass over such a name
+    try:
+        with open(part, "wb") as target:
+            target.write(content)
+            target.flush()
+            os.fsync(target.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
 
 
 class DivertedRows:
@@ -188,28 +216,51 @@ class DivertingTally(Tally):
 
 
 class _Calls:
-    """How many writes each query has made of its present batch, and how many others this process has made."""
+    """The writes that each query has made of its present batch, and the number of all others of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: dict[str, tuple[object, int]] = {}
+        self._of_query: dict[str, tuple[object, Counter[str]]] = {}
+        self._others = 0
 
-    def next(self, query: str, batch: object) -> int:
+    def in_batch(self, query: str, batch: object, write: str) -> int:
+        """Return how often a query has made this write of this batch before."""
         with self._lock:
-            before, ordinal = self._last.get(query, (None, -1))
-            self._last[query] = batch, ordinal + 1 if before == batch else 0
-            return self._last[query][1]
+            before, made = self._of_query.get(query, (None, Counter()))
+            if before != batch:
+                made = Counter()
+            self._of_query[query] = batch, made
+            made[write] += 1
+            return made[write] - 1
+
+    def other(self) -> int:
+        with self._lock:
+            self._others += 1
+            return self._others
 
 
 _CALLS: Final = _Calls()
 
 
-def name_of_call(query_id: str | None, run_id: str | None, application_id: str | None, batch_id: int | None) -> str:
-    """Return what the names of the next write's files begin with: query, batch and ordinal of the call.
+def name_of_call(
+    query_id: str | None, run_id: str | None, batch_id: int | None, application_id: str | None, write: str
+) -> str:
+    """Return what the names of a write's files begin with.
 
-    A repeat of a query's batch makes its calls again, in a new run, and so has the same names.  Elsewhere nobody can
-    say that a write repeats another one, and each write of each process has names of its own.
+    In a query that is the query, the batch, the write by its stream and columns (``write`` is any text that differs if
+    these do), and how often the batch has made this write before.  A repeat of the batch has the same names, as it is
+    made in another run.  Where any of this is unknown nobody can say which write repeats which, and each has a name of
+    its own.
     """
-    query = query_id or f"{application_id or 'python'}-{PROCESS}-{os.getpid()}"
-    batch = "write" if batch_id is None else str(batch_id)
-    return f"{query}-{batch}-{_CALLS.next(query, (run_id, batch_id) if query_id else None)}"
+    if query_id and batch_id is not None and _is_run(run_id):
+        digest = hashlib.sha256(write.encode()).hexdigest()[:8]
+        return f"{query_id}-{batch_id}-{digest}-{_CALLS.in_batch(query_id, (run_id, batch_id), digest)}"
+    return f"{application_id or 'python'}-{PROCESS}-{os.getpid()}-{_CALLS.other()}"
+
+
+def _is_run(job_group: str | None) -> bool:
+    """Whether Spark has set this job group: a query's is the id of its run.  A user may set another one."""
+    try:
+        return str(uuid.UUID(job_group)) == job_group
+    except (TypeError, ValueError):
+        return False

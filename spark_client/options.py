@@ -96,7 +96,9 @@ class WriterOptions:
 
     def __post_init__(self) -> None:
         given = [(option, getattr(self, option.name)) for option in OPTIONS]
-        wrong = [f"{option.name}={_shown(value)}: {option.want}" for option, value in given if not option.holds(value)]
+        wrong = [
+            f"{option.name}={option.shown(value)}: {option.want}" for option, value in given if not option.holds(value)
+        ]
         refuse([*wrong, *(() if self.daemon is None else daemon_settings.problems(self.daemon))])
         refuse(self._conflicts())
 
@@ -136,6 +138,11 @@ class Option(NamedTuple):
     def default(self) -> Any:
         return next(field.default for field in dataclasses.fields(WriterOptions) if field.name == self.name)
 
+    def shown(self, value: Any) -> str:
+        """Return a value as an error shows it.  A wrong place may have keys of AWS, in one way or another."""
+        has_keys = self.name == "divert_to" and re.search("[@?:].*[@?]|[?]", str(value))
+        return "'***'" if has_keys else repr(value)
+
     @property
     def camel(self) -> str:
         """The option's name in the data source."""
@@ -164,7 +171,7 @@ def from_text(given: Mapping[str, str]) -> WriterOptions:
             except ValueError:
                 holds = False
             if not holds:
-                problems.append(f"{option.camel}={_shown(text)}: {option.want.replace('None', repr('none'))}")
+                problems.append(f"{option.camel}={option.shown(text)}: {option.want.replace('None', repr('none'))}")
         elif plain not in OF_SPARK:
             problems.append(f"{name}: is not an option of producerd; {_instead(plain, known)}")
     if of_daemon:
@@ -214,11 +221,6 @@ def boolean(text: str) -> bool:
     if text.strip().lower() not in ("true", "false"):
         raise ValueError(text)
     return text.strip().lower() == "true"
-
-
-def _shown(value: Any) -> str:
-    """Return a value as an error shows it: without the keys that a URI may have."""
-    return re.sub("//[^/@]*@", "//***@", repr(value))
 
 
 def _is_name(value: Any) -> bool:

@@ -25,10 +25,8 @@ from producerd.errors import (
     Refused,
     RowFailure,
 )
-from spark_client.tally import MAX_ROWS_NAMED
+from spark_client.tally import MAX_ROWS_NAMED, SKIPPED_CODES
 
-SKIPPED_CODES: Final = frozenset((Code.RECORD_INVALID, Code.RECORD_TOO_LARGE))
-"""The failures that ``on_bad_record="skip"`` covers, because no attempt could ever store these rows."""
 MAX_LINE_CHARACTERS: Final = 2000
 MAX_FAILURES_NAMED: Final = 5
 MAX_HOSTS_NAMED: Final = 20

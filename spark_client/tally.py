@@ -15,7 +15,10 @@ from producerd.wire.frames import Ack, RowCode
 
 MAX_ROWS_NAMED: Final = 20
 MAX_FAILURES: Final = 64
-OTHERS: Final = ("OTHER", "more kinds of failure than can be told apart here")
+OTHER: Final = "OTHER"
+MORE_KINDS: Final = "more kinds of failure than can be told apart here"
+SKIPPED_CODES: Final = frozenset((Code.RECORD_INVALID, Code.RECORD_TOO_LARGE))
+"""The failures that ``on_bad_record="skip"`` covers, because no attempt could ever store these rows."""
 
 
 @dataclass
@@ -123,7 +126,7 @@ class Tally:
     def _fail(self, row: int, why: RowCode, stream: str, columns: Columns, place: int, named: str) -> None:  # noqa: ARG002
         kind = (Code.DRAINING if why.outcome == Outcome.RETURNED else why.code, why.message, named)
         if kind not in self._failures and len(self._failures) >= MAX_FAILURES:
-            kind = (*OTHERS, "")
+            kind = (kind[0] if kind[0] in SKIPPED_CODES else OTHER, MORE_KINDS, "")
         failure = self._failures.setdefault(kind, _Failure())
         failure.records += 1
         failure.maybe_stored |= why.maybe_stored or why.outcome == Outcome.UNKNOWN

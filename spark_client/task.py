@@ -173,7 +173,9 @@ def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) ->
             rows += batch.num_rows
         connection.flush(plan.flush_timeout_seconds)
         result = _report(connection, hello)._replace(daemon=None if own is None else own.figures(connection.daemon_pid))
-    return result if diverted is None or not diverted.records else _with_file(result, diverted)
+    if diverted is None or not diverted.records or result.failed(plan.skip_bad_records):
+        return result  # the batch fails anyway, and the file would lack the rows behind that failure
+    return _with_file(result, diverted)
 
 
 def _with_file(result: PartitionResult, diverted: DivertedRows) -> PartitionResult:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from spark_client.options import NoKeywords, WriterKeywords
 
 LOG: Final = logging.getLogger("producerd.client")
+RUN: Final = "spark.jobGroup.id"
+"""The property of a thread in which a query has the id of its run."""
 ARROW_BATCH_BYTES: Final = 4 * 1024 * 1024
 """The bound for Spark 4, which otherwise makes Arrow batches of 64 MB and more (268 MB on 4.0).
 
@@ -153,7 +155,7 @@ class KinesisBatchWriter:
             **self._configured,
             application_id=spark.conf.get("spark.app.id", ""),
             batch_id=batch_id,
-            call="" if options.divert_to is None else _name_of_call(spark, batch_id),
+            call="" if options.divert_to is None else _name_of_call(spark, options, batch_id),
         )
         reports = select(df, options).mapInArrow(functools.partial(send_partition, plan), "result string")
         with (
@@ -176,13 +178,17 @@ def write_batch(df: DataFrame, batch_id: int | None = None, **options: Unpack[Wr
     return KinesisBatchWriter(**options).write(df, batch_id)
 
 
-def _name_of_call(spark: SparkSession, batch_id: int | None) -> str:
+def _name_of_call(spark: SparkSession, options: WriterOptions, batch_id: int | None) -> str:
     """Return how the names of a write's diverted files begin.  Spark Connect does not say which query it belongs to."""
     query_id = run_id = None
     if not type(spark).__module__.startswith("pyspark.sql.connect"):
-        query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-        run_id = spark.sparkContext.getLocalProperty("spark.jobGroup.id")
-    return name_of_call(query_id, run_id, spark.conf.get("spark.app.id", ""), batch_id)
+        context = spark.sparkContext
+        query_id, run_id = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty(RUN)
+        of_batch = context.getLocalProperty("streaming.sql.batchId")
+        batch_id = int(of_batch) if of_batch else None  # not the caller's, who may count otherwise
+    columns = options.partition_key, options.data, options.explicit_hash_key, options.stream_column
+    write = repr((options.stream, options.json_options, *map(str, columns)))
+    return name_of_call(query_id, run_id, batch_id, spark.conf.get("spark.app.id", ""), write)
 
 
 def _collect(reports: DataFrame) -> Sequence[Any]:

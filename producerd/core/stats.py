@@ -85,6 +85,12 @@ class StreamStats:
     flushes: Counter[str] = field(default_factory=Counter)  # by trigger: size, linger, flush, pressure, drain
     last_error: str = ""  # cleared when a whole request is stored
 
+    @property
+    def delivered_kinesis_records(self) -> int:
+        """About how many records of Kinesis the stored rows are in: as many to each as in all that were sent."""
+        sent = sum(self.user_records.counts)
+        return round(self.delivered_records * sent / self.user_records.sum) if sent else 0
+
     # ---- events
 
     def accepted(self, records: int, bytes_: int) -> None:

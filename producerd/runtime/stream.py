@@ -385,9 +385,10 @@ class Stream:
             holding.shard_id,
             holding.share,
             capacity_mode=self.capacity_mode,
+            aggregates=int(self.pipeline.rules.entries.aggregate),
             delivered_records=stats.delivered_records,
             delivered_bytes=stats.delivered_bytes,
-            kinesis_records=sum(stats.user_records.counts),
+            kinesis_records=stats.delivered_kinesis_records,
             delivering_seconds=0.0 if stats.delivering_from is None else now - stats.delivering_from,
         )
 

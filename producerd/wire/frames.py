@@ -240,8 +240,9 @@ class Blocked:
 
     ``service`` is a `Service`.  If Kinesis refused, the next two fields have its code and message.
 
-    ``capacity_mode`` is the stream's, PROVISIONED or ON_DEMAND, or "" if the daemon does not know it.  The last four
-    fields say what this daemon has stored of the stream, in how many records of Kinesis, and how long ago it began.
+    ``capacity_mode`` is the stream's, PROVISIONED or ON_DEMAND, or "" if the daemon does not know it.  ``aggregates``
+    is 1 where the daemon may put several records into one of Kinesis.  The last four fields say what it has stored of
+    the stream, in about how many records of Kinesis, and how long ago it began.
     """
 
     stream_id: int
@@ -259,6 +260,7 @@ class Blocked:
     service_code: str = ""
     service_message: str = ""
     capacity_mode: str = ""
+    aggregates: int = 0
     delivered_records: int = 0
     delivered_bytes: int = 0
     kinesis_records: int = 0
@@ -403,10 +405,11 @@ _SCHEMAS: Final = (
             (10, "service_code", TEXT),
             (11, "service_message", TEXT),
             (12, "capacity_mode", TEXT),
-            (13, "delivered_records", U64),
-            (14, "delivered_bytes", U64),
-            (15, "kinesis_records", U64),
-            (16, "delivering_seconds", F64),
+            (13, "aggregates", U8),
+            (14, "delivered_records", U64),
+            (15, "delivered_bytes", U64),
+            (16, "kinesis_records", U64),
+            (17, "delivering_seconds", F64),
         ),
     ),
     _Schema(MessageType.DRAINING, Draining, (("deadline_seconds", F64),), ((1, "message", TEXT),)),

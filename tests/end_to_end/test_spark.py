@@ -19,6 +19,7 @@ from producerd.errors import BackpressureTimeout, Code, RecordsFailed, Refused
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 from spark_client import KinesisBatchWriter, check, write_batch
+from spark_client.checks import ClusterCheck
 from tests.daemon import DaemonProcess, daemon, idle, until
 
 pytestmark = pytest.mark.spark
@@ -199,14 +200,15 @@ def test_a_check_knows_whether_the_stream_is_there(spark: Any) -> None:
         frame = spark.range(1_200).selectExpr("cast(id as string) as partition_key", "id")
         write_batch(frame, stream="flights", socket=str(running.socket))
         told = check(spark, stream="flights", socket=str(running.socket))
-        mode, records, size, kinesis_records, seconds = told.executors[0].traffic
+        mode, aggregates, records, size, kinesis_records, seconds = told.executors[0].traffic
         assert mode in ("", "PROVISIONED"), "the daemon reads it within the stream's first half minute"
-        assert (records, kinesis_records) == (1_200, 1_200)
+        assert (aggregates, records, kinesis_records) == (False, 1_200, 1_200)
         assert size == metric(running, "delivered_bytes_total")
         assert 0 < seconds < 60
-        assert re.search(
-            r"^traffic +[\d,]+ records/s of \d+ bytes until now are .* million PUT", str(told), re.MULTILINE
-        )
+        assert "records/s" not in str(told), "a short time says nothing about a month"
+        later = told.executors[0]._replace(traffic=told.executors[0].traffic._replace(seconds=3_600.0))
+        shown = str(ClusterCheck("flights", told.driver, (later,)))
+        assert re.search(r"^traffic +0 records/s of \d+ bytes until now are about .* million PUT", shown, re.MULTILINE)
         with pytest.raises(Refused, match=r"^PRODUCERD\[STREAM_NOT_FOUND\]: 1 of 1 executor, on \S+: .*fligths"):
             check(spark, stream="fligths", socket=str(running.socket))
 

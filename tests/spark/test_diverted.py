@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from spark_client import write_batch
 from tests.daemon import DaemonProcess
-from tests.spark.orders import query
+from tests.spark.orders import query, start_query
 from tests.spark.queries import Input
 from tests.spark.service import Kinesis
 
@@ -41,7 +42,10 @@ def test_a_repeated_batch_replaces_its_files_and_no_other(
     assert kinesis.ids(stream) == good
     query_id = json.loads((given.checkpoint / "metadata").read_text())["id"]
     files = diverted(to)
-    assert {name.rpartition("-")[0] for name in files} == {f"{query_id}-{batch}-0" for batch in range(3)}
+    calls = {name.rpartition("-")[0] for name in files}
+    assert [re.sub("-[0-9a-f]{8}-", "-DIGEST-", call) for call in sorted(calls)] == [
+        f"{query_id}-{batch}-DIGEST-0" for batch in range(3)
+    ]
     keys = Counter(key for rows in files.values() for _, key in rows)
     assert keys == Counter(f"N{number % 211}" for number in range(given.rows) if number % 50 == 3)
 
@@ -51,7 +55,7 @@ def test_a_repeated_batch_replaces_its_files_and_no_other(
     assert kinesis.ids(stream) == good + Counter(number for number in given.batch(2) if number % 50 != 3)
     assert diverted(to) == files
     again = {name for name in files if (to / name).stat().st_mtime_ns != written[name]}
-    assert again == {name for name in files if name.startswith(f"{query_id}-2-0-")}
+    assert again == {name for name in files if name.startswith(f"{query_id}-2-")}
 
 
 def test_each_write_of_a_batch_job_has_files_of_its_own_and_they_can_be_written_again(
@@ -86,7 +90,7 @@ def test_the_data_source_diverts_as_the_writer_does(
     assert streaming.awaitTermination(60)
     query_id = json.loads((given.checkpoint / "metadata").read_text())["id"]
     of_stream = diverted(to)
-    assert {name.rpartition("-")[0] for name in of_stream} == {f"{query_id}-0-0"}
+    assert {name.rpartition("-")[0] for name in of_stream} == {f"{query_id}-0-sink"}
     assert sum(map(len, of_stream.values())) == 4
 
     frame = spark.range(0, 100, 1, 1).selectExpr("id AS partition_key", f"{BAD} AS data")
@@ -96,3 +100,35 @@ def test_the_data_source_diverts_as_the_writer_does(
     assert kinesis.ids(stream) == Counter(number for number in range(200) if number % 50 != 3) + Counter(
         number for number in range(100) if number % 50 != 3
     )
+
+
+def test_no_write_of_a_foreach_batch_replaces_the_rows_of_another(
+    spark: Any, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
+) -> None:
+    """By the writer and by the data source, with and without a batch's number, and under job groups of the user's."""
+    given, to = Input(tmp_path, files=2, rows_a_file=100), tmp_path / "bad"
+    streams = [kinesis.stream(), kinesis.stream()]
+    place = {"socket": str(running.socket)}
+    sources = int(spark.version.split(".")[0]) >= 4
+    diverts: dict[str, Any] = {"data": BAD, "on_bad_record": "divert", "divert_to": to.as_uri(), **place}
+    options = {"onBadRecord": "divert", "divertTo": to.as_uri(), **place}
+
+    def write(frame: Any, batch_id: int) -> None:
+        for stream in streams:
+            write_batch(frame, batch_id, stream=stream, **diverts)
+            write_batch(frame, stream=stream, **diverts)
+            if sources:
+                rows = frame.selectExpr("partition_key", f"{BAD} AS data")
+                rows.write.format("producerd").options(stream=stream, **options).mode("append").save()
+        frame.sparkSession.sparkContext.setJobGroup("mine", "a user's")
+        for stream in streams:
+            write_batch(frame, batch_id, stream=stream, **diverts)
+
+    streaming = start_query(spark, str(given.files), str(given.checkpoint), 1, write)
+    assert streaming.awaitTermination(100)
+    query_id = json.loads((given.checkpoint / "metadata").read_text())["id"]
+    tables = [(path.name, pq.read_table(path).to_pylist()) for path in to.iterdir()]
+    writes = 4 if sources else 3
+    assert Counter(row["stream"] for _, rows in tables for row in rows) == dict.fromkeys(streams, writes * 4)
+    of_query = {(row["stream"], name.split("-")[-3]) for name, (row, *_) in tables if name.startswith(query_id)}
+    assert len(of_query) == len({digest for _, digest in of_query}) == 2, "one may be left out of a repeat"

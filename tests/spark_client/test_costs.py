@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_client.costs import LEAST_RECORDS, MONTH_SECONDS, Traffic, described
+from spark_client.costs import LEAST_RECORDS, LEAST_SECONDS, MONTH_SECONDS, Traffic, described
 
 DAY = 86_400.0
 
@@ -14,37 +14,37 @@ DAY = 86_400.0
     [
         # A million small records a day are as many units; in whole units they are 29.7 million x 116 B / 25 KiB.
         (
-            Traffic("PROVISIONED", 1_000_000, 100_000_000, 1_000_000, DAY),
+            Traffic("PROVISIONED", False, 1_000_000, 100_000_000, 1_000_000, DAY),
             (
-                "12 records/s of 100 bytes until now are 30 million PUT payload units a month; "
-                'with aggregation = "kpl" about 0.136 million PUT payload units'
+                "12 records/s of 100 bytes until now are about 30 million PUT payload units a month; "
+                'with aggregation = "kpl" at best 0.136 million PUT payload units'
             ),
         ),
         # 30 KiB are two units each.
         (
-            Traffic("", 86_400, 86_400 * 30 * 1024, 86_400, DAY),
+            Traffic("", False, 86_400, 86_400 * 30 * 1024, 86_400, DAY),
             (
-                "1 records/s of 30,720 bytes until now are 5.18 million PUT payload units a month; "
-                'with aggregation = "kpl" about 3.11 million PUT payload units'
+                "1 records/s of 30,720 bytes until now are about 5.18 million PUT payload units a month; "
+                'with aggregation = "kpl" at best 3.11 million PUT payload units'
             ),
         ),
         # 200 in a record of Kinesis: 23,200 bytes with what the format adds, one unit.
         (
-            Traffic("PROVISIONED", 8_640_000, 864_000_000, 43_200, DAY),
+            Traffic("PROVISIONED", True, 8_640_000, 864_000_000, 43_200, DAY),
             (
-                "100 records/s of 100 bytes until now are 1.3 million PUT payload units a month; "
-                "without aggregation 259 million PUT payload units"
+                "100 records/s of 100 bytes until now are about 1.3 million PUT payload units a month; "
+                "without aggregation about 259 million PUT payload units"
             ),
         ),
         # Each record is rounded up to 1 KiB.
         (
-            Traffic("ON_DEMAND", 8_640_000, 864_000_000, 8_640_000, DAY),
-            '100 records/s of 100 bytes until now are 247 GiB a month; with aggregation = "kpl" about 28 GiB',
+            Traffic("ON_DEMAND", False, 8_640_000, 864_000_000, 8_640_000, DAY),
+            '100 records/s of 100 bytes until now are about 247 GiB a month; with aggregation = "kpl" at best 28 GiB',
         ),
         # 20 in one: 2,320 bytes with what the format adds, 3 KiB.
         (
-            Traffic("ON_DEMAND", 8_640_000, 864_000_000, 432_000, DAY),
-            "100 records/s of 100 bytes until now are 37.1 GiB a month; without aggregation 247 GiB",
+            Traffic("ON_DEMAND", True, 8_640_000, 864_000_000, 432_000, DAY),
+            "100 records/s of 100 bytes until now are about 37.1 GiB a month; without aggregation about 247 GiB",
         ),
     ],
 )
@@ -53,15 +53,24 @@ def test_a_month_is_told_with_and_without_aggregation(traffic: Traffic, said: st
 
 
 def test_daemons_that_began_at_other_times_add_up_by_their_pace() -> None:
-    one = Traffic("", 1_000, 100_000, 1_000, 10.0)
-    other = Traffic("ON_DEMAND", 1_000, 300_000, 1_000, 1_000.0)
+    one = Traffic("", False, 10_000, 1_000_000, 10_000, 100.0)
+    other = Traffic("ON_DEMAND", False, 10_000, 3_000_000, 10_000, 10_000.0)
     silent = Traffic()
     said = described([one, silent, other])
-    assert said.startswith("101 records/s of 200 bytes until now are ")
+    assert said.startswith("101 records/s of 200 bytes until now are about ")
     assert f"{101 * MONTH_SECONDS * 1024 / (1 << 30):,.0f} GiB a month" in said
 
 
-def test_too_few_records_say_nothing() -> None:
-    assert described([Traffic("", LEAST_RECORDS - 1, 100_000, LEAST_RECORDS - 1, DAY)]) == ""
-    assert described([Traffic("", LEAST_RECORDS, 100_000, LEAST_RECORDS, DAY)])
+@pytest.mark.parametrize(
+    ("records", "seconds", "says"),
+    [(LEAST_RECORDS - 1, DAY, False), (LEAST_RECORDS, LEAST_SECONDS - 1, False), (LEAST_RECORDS, LEAST_SECONDS, True)],
+)
+def test_too_few_records_or_seconds_say_nothing(records: int, seconds: float, says: bool) -> None:
+    assert bool(described([Traffic("", False, records, 100_000, records, seconds)])) is says
     assert described([]) == ""
+
+
+def test_where_nothing_could_be_aggregated_yet_it_is_not_advised_again() -> None:
+    said = described([Traffic("", True, 2_000, 200_000, 2_000, DAY)])
+    assert "without aggregation" in said
+    assert "kpl" not in said

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import resource
+import signal
 import threading
 import tracemalloc
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from producerd.wire import frames
 from producerd.wire.columns import lay_out
 from spark_client.diverting import COLUMNS, ROW_GROUP_BYTES, DivertedRows, Place, name_of_call
 from spark_client.results import PartitionResult, error_in, merge
+from spark_client.tally import MAX_FAILURES
 from spark_client.task import ODD_STREAM, Plan, send_partition
 from tests.spark_client.fake_daemon import EXPIRED, INVALID, TOO_LARGE, FakeDaemon, Row, Session
 
@@ -112,6 +117,42 @@ def test_what_another_attempt_may_store_is_not_kept_and_fails_the_batch(picky: F
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_task_that_fails_leaves_the_file_of_an_attempt_that_did_not(picky: FakeDaemon, tmp_path: Path) -> None:
+    """It has not seen all of its rows."""
+    send(picky, tmp_path.as_uri(), batch(partition_key=["k", "k"], data=["invalid", "large"]))
+    before = kept(tmp_path)
+    result = send(picky, tmp_path.as_uri(), batch(partition_key=["k", "k"], data=["invalid", "old"]))
+    assert result.diverted is None
+    assert kept(tmp_path) == before
+
+
+def test_any_number_of_kinds_of_bad_rows_is_left_out(picky: FakeDaemon, tmp_path: Path) -> None:
+    """As each stream is one."""
+    streams = [f"s{number}" for number in range(MAX_FAILURES + 6)]
+    rows = batch(stream=streams, partition_key=["k"] * len(streams), data=["invalid"] * len(streams))
+    result = send(picky, tmp_path.as_uri(), rows, stream=None)
+    assert merge(7, None, [result], skip_bad_records=True).skipped == len(streams) == len(kept(tmp_path))
+
+
+def test_a_folder_that_is_full_keeps_the_file_that_it_had_and_no_part(tmp_path: Path) -> None:
+    place, content = Place.of((tmp_path / "bad").as_uri()), tmp_path / "content"
+    content.write_bytes(b"before")
+    with content.open("rb") as source:
+        place.copy(source.fileno(), FILE)
+    content.write_bytes(bytes(1 << 20))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with content.open("rb") as source, pytest.raises(OSError, match="File too large"):
+            place.copy(source.fileno(), FILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert [path.name for path in (tmp_path / "bad").iterdir()] == [FILE]
+    assert (tmp_path / "bad" / FILE).read_bytes() == b"before"
+
+
 @pytest.mark.parametrize("first_error", ["at its place", "on the task's disk"])
 def test_a_file_that_cannot_be_written_fails_the_batch_and_not_the_task(
     first_error: str, picky: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -173,21 +214,45 @@ def test_a_file_has_the_columns_of_which_the_last_can_be_written_again(picky: Fa
 # ------------------------------------------------------------------------------------------------------------------ S3
 
 
+class Faults:
+    """What moto's S3 refuses: ``part`` is the number of a part of an upload, or 0."""
+
+    part = 0
+
+
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture
+def s3(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """moto's S3 with a bucket ``kept``; the parameters of a URI that reach it."""
-    server_module = pytest.importorskip("moto.server", reason="needs moto, which Spark's other Pythons lack")
+    app = pytest.importorskip("moto.moto_server.werkzeug_app", reason="needs moto, which Spark's other Pythons lack")
+    from werkzeug.serving import make_server
+
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    server = server_module.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
+    moto = app.DomainDispatcherApplication(app.create_backend_app)
+
+    def wsgi(environ: Any, start_response: Any) -> Any:
+        if faults.part and f"partNumber={faults.part}&" in environ["QUERY_STRING"] + "&":
+            environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+            start_response("403 Forbidden", [("Content-Length", "0")])
+            return []
+        return moto(environ, start_response)
+
+    server = make_server("127.0.0.1", 0, wsgi, threaded=True)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
     try:
-        host, port = server.get_host_and_port()
-        parameters = f"?scheme=http&endpoint_override={host}:{port}"
+        parameters = f"?scheme=http&endpoint_override=127.0.0.1:{server.server_port}"
         files(parameters).create_dir("kept")
         yield parameters
     finally:
-        server.stop()
+        server.shutdown()
+        serving.join()
+        server.server_close()
 
 
 def files(parameters: str) -> Any:
@@ -233,6 +298,20 @@ def test_a_large_file_is_not_copied_into_memory_to_be_sent(s3: str, tmp_path: Pa
     assert files(s3).get_file_info("kept/large").size == 128 << 20
 
 
+def test_an_upload_that_fails_half_way_leaves_the_file_that_was_there(s3: str, faults: Faults, tmp_path: Path) -> None:
+    """To close Arrow's stream would complete the upload with the parts that it has."""
+    place, content = Place.of(f"s3://kept/{s3}"), tmp_path / "content"
+    content.write_bytes(b"before")
+    with content.open("rb") as source:
+        place.copy(source.fileno(), FILE)
+    content.write_bytes(bytes(35 << 20))
+    faults.part = 3
+    with content.open("rb") as source, pytest.raises(OSError, match="UploadPart"):
+        place.copy(source.fileno(), FILE)
+    gc.collect()
+    assert files(s3).get_file_info(f"kept/{FILE}").size == len(b"before")
+
+
 # --------------------------------------------------------------------------------------------------------------- names
 
 
@@ -254,6 +333,7 @@ def test_a_place_is_a_uri_of_s3_or_of_a_folder(uri: str, file: str) -> None:
     [
         *("", "/folder", "folder", "file://host/folder", "file:folder", "s3://", "s3:///prefix", "hdfs://n/p"),
         *("s3://id:secret@b/p", "s3://b?access_key=x", "file:///f?region=x", "s3://Bucket_/p"),
+        *("file:///bad#1", "s3://b/p#x", "s3://AKIA:abc/SECRET@bucket/p"),
     ],
 )
 def test_any_other_place_is_refused(uri: str) -> None:
@@ -261,17 +341,30 @@ def test_any_other_place_is_refused(uri: str) -> None:
         Place.of(uri)
 
 
-def test_a_repeated_batch_has_the_names_that_it_had_and_no_other_batch_has() -> None:
-    def names(run: str, batch_id: int) -> list[str]:
-        return [name_of_call("the-query", run, "app", batch_id) for _ in range(2)]
-
-    assert names("run 1", 7) == ["the-query-7-0", "the-query-7-1"]
-    assert names("run 1", 8) == ["the-query-8-0", "the-query-8-1"]
-    assert names("run 2", 8) == ["the-query-8-0", "the-query-8-1"]
+RUNS = [str(uuid.uuid4()) for _ in range(2)]
 
 
-def test_writes_outside_of_a_query_never_have_the_same_name() -> None:
-    """Nobody can say that one repeats another, though it may have a batch's number."""
-    names = [name_of_call(None, None, "app", batch_id) for batch_id in (None, 7, 8, 7, None)]
-    assert len({*names}) == 5
+def test_a_repeated_batch_has_the_names_that_it_had_and_no_other_write_has() -> None:
+    def names(run: str, batch_id: int, *writes: str) -> list[str]:
+        return [name_of_call("the-query", run, batch_id, "app", write) for write in writes]
+
+    first = names(RUNS[0], 7, "a", "a", "b")
+    assert [name.rpartition("-")[2] for name in first] == ["0", "1", "0"]
+    assert len({*first}) == 3
+    assert all(name.startswith("the-query-7-") for name in first)
+    assert not {*first} & {*names(RUNS[0], 8, "a", "a", "b")}
+    assert names(RUNS[1], 7, "a", "a", "b") == first
+    assert names(RUNS[0], 7, "b") == first[2:], "a write of the batch may be left out when it is repeated"
+
+
+@pytest.mark.parametrize(
+    ("query_id", "run", "batch_id"),
+    [(None, None, None), (None, RUNS[0], 7), ("q", "my job group", 7), ("q", None, 7), ("q", RUNS[0], None)],
+    ids=["no query", "no query's batch", "a job group of the user's", "no run", "no batch"],
+)
+def test_where_nobody_can_say_which_write_repeats_which_no_two_have_one_name(
+    query_id: str | None, run: str | None, batch_id: int | None
+) -> None:
+    names = [name_of_call(query_id, run, batch_id, "app", "a") for _ in range(3)]
+    assert len({*names}) == 3
     assert all(name.startswith("app-") for name in names)

@@ -48,6 +48,7 @@ MESSAGES: tuple[Message, ...] = (
         "UNREACHABLE",
         "no such host",
         "ON_DEMAND",
+        1,
         60,
         70,
         80,
