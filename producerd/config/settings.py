@@ -173,7 +173,7 @@ class NodeSettings(Settings):
     exit_when_idle_seconds: AtStart[Seconds] = _in(0, 86_400, default=0)
     """Seconds without any client and any record after which the daemon ends; 0: never."""
     body_timeout_seconds: AtStart[Seconds] = _in(0.05, 3_600, default=10)
-    """Seconds in which a client must send a granted frame completely."""
+    """Seconds in which a client must send a granted frame, and a second for each MiB more."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe messages that the daemon logs."""
     log_format: AtStart[Literal["text", "json"]] = "text"

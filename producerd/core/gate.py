@@ -8,13 +8,16 @@ The gate never grants room past a limit, and in the end grants every frame that 
   an equal share of the rest may use it.  So a session that returns after a pause finds room for more than one frame.
 - If the node is full, a stream still gets its floor (`NodeBudget`).
 - Granted frames whose bodies have not arrived hold up to a quarter of the limit, or are exactly one frame.
+- Users share this quarter: the sessions of one user id hold an equal part of it, or exactly one frame.  A user has the
+  single frame that is larger than the quarter at most once in four grants, while others wait or send theirs.
+- No frame of one record is larger than the stream's largest record, and a little more.
 
 No function waits: `ask` and `pump` call the session back, at once or later.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Final, Protocol
 
@@ -22,7 +25,7 @@ from producerd.core.budget import QueueBudget
 from producerd.core.rows.frame import RowEnd
 from producerd.core.stats import Histogram
 from producerd.errors import Code
-from producerd.wire.columns import FLAG_RESENT, Layout
+from producerd.wire.columns import FLAG_RESENT, FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Layout
 
 RESERVED_SHARE: Final = 1 / 8
 """Share of each limit that is reserved for sessions that hold little.
@@ -31,6 +34,17 @@ Without it, 60 callers of a hot shard halve the rate of 4 callers of cold shards
 """
 UNRECEIVED_SHARE: Final = 1 / 4
 """Largest share of the byte limit for granted bodies on their way, which hold room before their rows can be sent."""
+OTHERS_BETWEEN: Final = 3
+"""Grants to other users between two frames of a user that are each larger than this share."""
+
+MAX_RECORD_BYTES_UNTIL_KNOWN: Final = 10 * 1024 * 1024
+"""Largest record that any stream takes.  A stream that takes less says so in DescribeStreamSummary, or in its answer.
+"""
+RECORD_SLACK_BYTES: Final = 4096
+"""How much larger than the stream's largest record a reserved one may be.
+
+The check of a body's rows names a record that is a little too large, or whose key is, more exactly than the gate.
+"""
 
 WAIT_SECONDS_BOUNDS: Final = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
 
@@ -75,14 +89,16 @@ class Refusal:
 class Member:
     """One session in one stream: its waiting tickets, and the room that its frames hold.
 
-    ``patient``: all its frames are patient, as `Frame` defines it.
+    ``patient``: all its frames are patient, as `Frame` defines it.  ``uid`` is the client's user id, or None if it is
+    not known.
     """
 
-    __slots__ = ("caller", "line", "patient", "taken_bytes", "taken_records")
+    __slots__ = ("caller", "line", "patient", "taken_bytes", "taken_records", "uid")
 
-    def __init__(self, caller: Caller, *, patient: bool = False) -> None:
+    def __init__(self, caller: Caller, *, patient: bool = False, uid: int | None = None) -> None:
         self.caller = caller
         self.patient = patient
+        self.uid = uid
         self.line: deque[Ticket] = deque()
         self.taken_bytes = 0
         self.taken_records = 0
@@ -123,6 +139,7 @@ class AdmissionGate:
         max_frame_records: int,
     ) -> None:
         self.budget = budget
+        self.max_record_bytes = MAX_RECORD_BYTES_UNTIL_KNOWN
         self.wait_seconds = Histogram(WAIT_SECONDS_BOUNDS)  # without grants that came at once
         self._refuses = refuses
         self._max_frame_bytes = max_frame_bytes
@@ -130,6 +147,10 @@ class AdmissionGate:
         self._members: dict[Member, None] = {}
         self._waiting = 0
         self._unreceived_bytes = 0
+        self._unreceived_of: Counter[int | None] = Counter()  # the same by user id
+        self._sessions_of: Counter[int | None] = Counter()
+        self._exempt_uid: int | None = None  # who had the last frame that is larger than the unreceived share
+        self._others_since = OTHERS_BETWEEN  # grants to others since then
         self.withholding: dict[Caller, None] = {}  # sessions whose window is full, so that they send nothing
         self._numbers = 0
         self._closed: Refusal | None = None
@@ -174,10 +195,11 @@ class AdmissionGate:
 
     # ---- events
 
-    def join(self, caller: Caller, *, patient: bool = False) -> Member:
+    def join(self, caller: Caller, *, patient: bool = False, uid: int | None = None) -> Member:
         """Add a session that opens the stream."""
-        member = Member(caller, patient=patient)
+        member = Member(caller, patient=patient, uid=uid)
         self._members[member] = None
+        self._sessions_of[uid] += 1
         self.budget.node.join(self.budget)
         return member
 
@@ -185,7 +207,9 @@ class AdmissionGate:
         """Remove a session that is gone, with its waiting tickets.  The session itself cancels its granted ones."""
         for ticket in list(member.line):
             self._take_out(ticket)
-        self._members.pop(member, None)
+        if member in self._members:
+            del self._members[member]
+            _subtract(self._sessions_of, member.uid, 1)
         self.withholding.pop(member.caller, None)
         if not self._members:
             self.budget.node.leave(self.budget)
@@ -216,7 +240,7 @@ class AdmissionGate:
     def cancel(self, ticket: Ticket, now: float) -> None:
         """Withdraw a waiting or granted ticket and release its room."""
         if ticket.granted:
-            self._unreceived_bytes -= ticket.layout.charge_bytes
+            self.received(ticket)
             self.settled(ticket.member, ticket.layout.records, ticket.layout.charge_bytes)
             self.budget.release(ticket.layout.records, ticket.layout.charge_bytes)
         elif ticket.waiting:
@@ -226,6 +250,7 @@ class AdmissionGate:
     def received(self, ticket: Ticket) -> None:
         """Note that a granted body has arrived.  From now on the pipeline releases its room."""
         self._unreceived_bytes -= ticket.layout.charge_bytes
+        _subtract(self._unreceived_of, ticket.member.uid, ticket.layout.charge_bytes)
 
     def settled(self, member: Member, records: int, charge_bytes: int) -> None:
         """Note that a received frame is finished or was not accepted."""
@@ -246,6 +271,10 @@ class AdmissionGate:
             if (refusal := self._too_large(ticket)) is not None:
                 self._refuse(ticket, refusal)
         self.pump(now)
+
+    def learn_max_record(self, max_record_bytes: int) -> None:
+        """Refuse single records from now on that the stream can never take."""
+        self.max_record_bytes = max_record_bytes
 
     def pump(self, now: float) -> None:
         """Grant tickets in their turn while there is room."""
@@ -301,15 +330,40 @@ class AdmissionGate:
     def _head(self) -> Ticket | None:
         """Return the ticket that is next, or None."""
         best: Ticket | None = None
+        last: Ticket | None = None
         for member in self._members:
             if not member.line:
                 continue
             ticket = member.line[0]
             if best is not None and (best.member.taken_bytes, best.number) < (member.taken_bytes, ticket.number):
                 continue
-            if member.caller.may_receive(ticket.layout.charge_bytes):  # asked last, as it needs the most CPU
+            if not member.caller.may_receive(ticket.layout.charge_bytes):  # asked late, as it needs the most CPU
+                continue
+            if self._lets_others_pass(ticket):
+                last = ticket
+            elif not self._has_its_part(ticket):
                 best = ticket
-        return best
+        return last if best is None else best
+
+    def _has_its_part(self, ticket: Ticket) -> bool:
+        """Return whether the bodies on their way of this ticket's user would exceed an equal part of all users'."""
+        if len(self._sessions_of) <= 1:
+            return False
+        on_their_way = self._unreceived_of[ticket.member.uid]
+        part_bytes = self.budget.limit_bytes * UNRECEIVED_SHARE / len(self._sessions_of)
+        return on_their_way > 0 and on_their_way + ticket.layout.charge_bytes > part_bytes
+
+    def _lets_others_pass(self, ticket: Ticket) -> bool:
+        """Return whether this frame takes more than all bodies on their way may, and its user just had such a frame."""
+        return (
+            self._others_since < OTHERS_BETWEEN
+            and ticket.member.uid == self._exempt_uid
+            and self._is_exempt(ticket)
+            and len(self._sessions_of) > 1
+        )
+
+    def _is_exempt(self, ticket: Ticket) -> bool:
+        return ticket.layout.charge_bytes > self.budget.limit_bytes * UNRECEIVED_SHARE
 
     def _has_room(self, ticket: Ticket) -> bool:
         return self._stream_has_room(ticket) and self._node_has_room(ticket)
@@ -338,6 +392,12 @@ class AdmissionGate:
         if layout.records > 1 and (layout.charge_bytes > max_bytes or layout.records > max_records):
             message = f"a frame of {layout.records} records and {layout.charge_bytes} bytes; cut it"
             return Refusal(Code.TOO_LARGE, message, max_bytes, max_records)
+        record_bytes = layout.charge_bytes - FRAME_CHARGE_BYTES - RECORD_CHARGE_BYTES
+        if layout.records == 1 and record_bytes > self.max_record_bytes + RECORD_SLACK_BYTES:
+            return Refusal(
+                Code.RECORD_TOO_LARGE,
+                f"one record of {record_bytes} bytes passes the stream's {self.max_record_bytes} bytes a record",
+            )
         if layout.charge_bytes > self.budget.limit_bytes:
             return Refusal(
                 Code.RECORD_TOO_LARGE,
@@ -356,6 +416,12 @@ class AdmissionGate:
         charge = ticket.layout.charge_bytes
         self.budget.take(ticket.layout.records, charge)
         self._unreceived_bytes += charge
+        uid = ticket.member.uid
+        self._unreceived_of[uid] += charge
+        if self._is_exempt(ticket):
+            self._exempt_uid, self._others_since = uid, 0
+        elif uid != self._exempt_uid:
+            self._others_since += 1
         ticket.member.taken_bytes += charge
         ticket.member.taken_records += ticket.layout.records
         self._take_out(ticket)
@@ -380,3 +446,10 @@ class AdmissionGate:
         elif not blocked and self._active_since is not None:
             self._active_seconds += now - self._active_since
             self._active_since = None
+
+
+def _subtract(counts: Counter[int | None], uid: int | None, amount: int) -> None:
+    """Subtract from a user's count, and forget a user who has none."""
+    counts[uid] -= amount
+    if not counts[uid]:
+        del counts[uid]

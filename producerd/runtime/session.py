@@ -58,6 +58,13 @@ DISCONNECT_REASONS: Final = ("closed", "lost", "late", *_ENDED_AS.values(), "fai
 """
 STOOD_STILL_SECONDS: Final = 0.05
 """Lateness of a timer from which the session assumes that the loop, or the whole daemon, did not run."""
+BODY_BEGINS_SECONDS: Final = 2.0
+"""Time after a GRANT in which the body must begin: a client sends it at once.
+
+Until then its room is held for nothing, and other callers may be waiting for it.
+"""
+BODY_BYTES_A_SECOND: Final = 1024 * 1024
+"""The slowest body, beyond ``body_timeout_seconds``."""
 FIRST_BLOCKED_SECONDS: Final = 30.0
 """Time after which a waiting RESERVE is reported to the log and the client."""
 NEXT_BLOCKED_SECONDS: Final = 300.0
@@ -146,7 +153,7 @@ class SessionStream:
         self.stream_id = stream_id
         self.stream = stream
         self.asks = False  # whether a question to its service is on its way
-        self.member = stream.join(self, patient=resumed)
+        self.member = stream.join(self, patient=resumed, uid=session.peer and session.peer.uid)
 
     def may_receive(self, charge_bytes: int) -> bool:
         """Return whether the client may be granted a body of this charge now."""
@@ -322,7 +329,7 @@ class Session(asyncio.BufferedProtocol):
         self._granted = (opened, ticket)
         self._unacked[ticket.frame_id] = ticket.layout.charge_bytes
         self._unacked_bytes += ticket.layout.charge_bytes
-        self._wait_for("a body", self._rules.body_timeout_seconds)
+        self._wait_for("a body", min(BODY_BEGINS_SECONDS, self._rules.body_timeout_seconds))
         self._send(frames.Grant(ticket.frame_id))
 
     def refuse(self, opened: SessionStream, frame_id: int, refusal: Refusal) -> None:
@@ -534,6 +541,9 @@ class Session(asyncio.BufferedProtocol):
         layout = ticket.layout
         if header.payload_bytes != layout.body_bytes or (header.flags ^ layout.flags) & ~columns.FLAG_RESENT:
             raise ProtocolError(f"a BODY of {header.payload_bytes} bytes where {layout.body_bytes} were granted")
+        self._stop_timer()
+        whole_seconds = self._rules.body_timeout_seconds + header.payload_bytes / BODY_BYTES_A_SECOND
+        self._wait_for("a body", whole_seconds)
         self._body = np.empty(header.payload_bytes, np.uint8).data  # not bytearray, which would fill it with zeros
         self._body_flags = header.flags
         here = min(self._control_end - at, header.payload_bytes)
@@ -591,23 +601,23 @@ class Session(asyncio.BufferedProtocol):
     # ---- time
 
     def _wait_for(self, what: str, seconds: float, *, again: bool = False) -> None:
-        self._timer = self._loop.call_later(seconds, self._late, what, self._loop.time() + seconds, again)
+        self._timer = self._loop.call_later(seconds, self._late, what, seconds, self._loop.time() + seconds, again)
 
     @_guarded
-    def _late(self, what: str, due: float, again: bool) -> None:
+    def _late(self, what: str, seconds: float, due: float, again: bool) -> None:
         """Close the session of a client whose message did not arrive in time.
 
         If the daemon itself stood still, as after SIGSTOP, it has not read what the client sent meanwhile.  So it waits
         once more.
         """
-        seconds = self._rules.body_timeout_seconds
         stood_still_seconds = self._loop.time() - due
         if stood_still_seconds > STOOD_STILL_SECONDS and not again:
             self._wait_for(what, min(seconds, stood_still_seconds), again=True)
             return
         self.ended_as = "late"
+        began = "had not begun" if self._granted is not None and self._body is None else "was not whole"
         log.warning("client is late", session=self.session_id, client=self.who, waited_for=what, seconds=seconds)
-        self.close(Code.PROTOCOL, f"{what} was not whole within body_timeout_seconds = {seconds:g}")
+        self.close(Code.PROTOCOL, f"{what} {began} within {seconds:.4g} s (body_timeout_seconds)")
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

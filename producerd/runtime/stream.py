@@ -40,9 +40,6 @@ SLOW_WITHIN_SECONDS = 60.0
 TELL_AGAIN_SECONDS = 300.0
 LOOK_SECONDS = 0.5
 """Least time between two looks at what holds the queue.  Each look reads every span."""
-MAX_RECORD_BYTES_UNTIL_KNOWN = 10 * 1024 * 1024
-"""Largest record that any stream takes.  A stream that takes less says so in DescribeStreamSummary, or in its answer.
-"""
 
 
 class Credentials(Protocol):
@@ -103,7 +100,6 @@ class Stream:
         self.gate = AdmissionGate(
             self.budget, self.pipeline.refuses, max_frame_bytes=max_frame_bytes, max_frame_records=max_frame_records
         )
-        self.max_record_bytes = MAX_RECORD_BYTES_UNTIL_KNOWN
         self.capacity_mode = ""
         self.rejected_records: Counter[str] = Counter()  # by code
         self.credentials = credentials
@@ -122,6 +118,11 @@ class Stream:
         self._told_health = HealthState.UNPROVEN
         self._went_plain_at: float | None = None
         self._told_format = False
+
+    @property
+    def max_record_bytes(self) -> int:
+        """The largest record that the stream takes, or any stream while that is not known."""
+        return self.gate.max_record_bytes
 
     def check(self, body: Body) -> CheckedRows:
         """Check a frame's body and return its rows.  Raise ProtocolError if it is malformed."""
@@ -149,9 +150,9 @@ class Stream:
 
     # ---- sessions
 
-    def join(self, caller: Caller, *, patient: bool) -> Member:
-        """Let a session open the stream."""
-        member = self.gate.join(caller, patient=patient)
+    def join(self, caller: Caller, *, patient: bool, uid: int | None = None) -> Member:
+        """Let a session of a user open the stream."""
+        member = self.gate.join(caller, patient=patient, uid=uid)
         self._touched(self)
         return member
 
@@ -239,7 +240,7 @@ class Stream:
 
     def learn_summary(self, max_record_bytes: int, capacity_mode: str, cannot_aggregate: str) -> None:
         """Use the stream's summary.  ``cannot_aggregate``: why its rows must not be aggregated, or ""."""
-        self.max_record_bytes = max_record_bytes
+        self.gate.learn_max_record(max_record_bytes)
         self.capacity_mode = capacity_mode
         self.pipeline.set_cannot_aggregate(cannot_aggregate)
         self._touched(self)

@@ -9,7 +9,15 @@ from random import Random
 import pytest
 
 from producerd.core.budget import NodeBudget, QueueBudget
-from producerd.core.gate import AdmissionGate, Member, Refusal, Refuses, Ticket
+from producerd.core.gate import (
+    MAX_RECORD_BYTES_UNTIL_KNOWN,
+    RECORD_SLACK_BYTES,
+    AdmissionGate,
+    Member,
+    Refusal,
+    Refuses,
+    Ticket,
+)
 from producerd.core.rows.frame import RowEnd
 from producerd.errors import Code, Outcome
 from producerd.wire.columns import FLAG_RESENT, FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Layout
@@ -29,9 +37,9 @@ def layout(charge_bytes: int, records: int = 1) -> Layout:
 class Caller:
     """A session that remembers what the gate reported.  Its body arrives when the test says so."""
 
-    def __init__(self, gate: AdmissionGate, window_bytes: int = 2**40) -> None:
+    def __init__(self, gate: AdmissionGate, window_bytes: int = 2**40, uid: int | None = None) -> None:
         self.gate = gate
-        self.member: Member = gate.join(self)
+        self.member: Member = gate.join(self, uid=uid)
         self.window_bytes = window_bytes
         self.incomplete: Ticket | None = None
         self.holds: list[Ticket] = []  # received and not settled
@@ -811,3 +819,137 @@ def test_who_holds_exactly_an_equal_share_may_take_of_the_last_eighth_and_who_ho
         who.receive()
     caller.ask(10_000, more)
     assert bool(caller.incomplete) is (more == 1)
+
+
+# ---- users share what is on its way
+
+
+@LAW
+def test_a_record_larger_than_the_stream_takes_is_refused_before_it_has_any_room() -> None:
+    gate = make_gate()
+    caller = Caller(gate)
+    slack = RECORD_SLACK_BYTES + FRAME_CHARGE_BYTES + RECORD_CHARGE_BYTES
+    caller.ask(MAX_RECORD_BYTES_UNTIL_KNOWN + slack + 1)
+    assert (caller.refusals[1].code, caller.grants) == (Code.RECORD_TOO_LARGE, [])
+    assert "passes the stream's 10485760 bytes a record" in caller.refusals[1].message
+    caller.ask(MAX_RECORD_BYTES_UNTIL_KNOWN + slack)
+    assert caller.grants == [2]
+    caller.receive()
+    gate.learn_max_record(1 << 20)
+    caller.ask((1 << 20) + slack + 1)
+    assert caller.refusals[3].code == Code.RECORD_TOO_LARGE
+    caller.settle()
+    assert is_empty(gate)
+
+
+@LAW
+def test_a_user_whose_bodies_do_not_come_holds_an_equal_part_of_what_may_be_on_its_way() -> None:
+    """A quarter of 80,000 is 20,000, and 10,000 for each of two users."""
+    gate = make_gate(limit_bytes=80_000)
+    mute = [Caller(gate, uid=1) for _ in range(20)]
+    for caller in mute:
+        caller.ask(2_000)
+    assert sum(len(caller.grants) for caller in mute) == 10, "the whole quarter, as long as nobody else is there"
+    honest = Caller(gate, uid=2)
+    honest.ask(2_000)
+    assert not honest.grants
+    for caller in mute[:5]:
+        caller.cancel(1)
+    assert honest.grants == [1]
+    honest.receive()
+    for number in range(2, 30):
+        honest.ask(2_000)
+        assert honest.grants[-1] == number, "it never waits for them again"
+        honest.receive()
+        honest.settle()
+    assert sum(len(caller.grants) for caller in mute) == 10
+    honest.vanish()
+    assert sum(len(caller.grants) for caller in mute) == 15, "the whole quarter again"
+
+
+@LAW
+def test_one_frame_of_a_user_may_always_be_on_its_way() -> None:
+    gate = make_gate(limit_bytes=80_000)
+    first, _ = Caller(gate, uid=1), Caller(gate, uid=2)
+    first.ask(15_000)
+    assert first.grants == [1], "more than an equal part of the quarter"
+
+
+@LAW
+def test_a_frame_larger_than_the_quarter_is_a_users_at_most_once_in_four_grants() -> None:
+    """While it is on its way nobody else's may be, and a user who sends nothing could ask for the next at once."""
+    gate = make_gate(limit_bytes=80_000)
+    order: list[int] = []
+
+    class Noted(Caller):
+        def granted(self, ticket: Ticket) -> None:
+            super().granted(ticket)
+            order.append(ticket.member.uid or 0)
+
+    greedy, honest = [Noted(gate, uid=1) for _ in range(3)], [Noted(gate, uid=2) for _ in range(2)]
+    for caller in greedy:
+        caller.ask(30_000)
+    for caller in honest:
+        caller.ask(12_000)
+    while len(order) < 21:
+        for caller in (*greedy, *honest):
+            if caller.incomplete is None:
+                continue
+            if caller in greedy:
+                caller.cancel(caller.incomplete.frame_id)
+                caller.ask(30_000)
+            else:
+                caller.receive()
+                caller.settle()
+                caller.ask(12_000)
+    assert order[:9] == [1, 2, 2, 2, 1, 2, 2, 2, 1]
+
+
+@LAW
+def test_a_lone_user_may_have_such_frames_one_after_the_other() -> None:
+    gate = make_gate(limit_bytes=80_000)
+    first, second = Caller(gate, uid=1), Caller(gate, uid=1)
+    for number in range(1, 4):
+        first.ask(30_000)
+        second.ask(30_000)
+        assert first.grants == [*range(1, number + 1)]
+        first.receive()
+        first.settle()
+        second.receive()
+        second.settle()
+    assert second.grants == [1, 2, 3]
+
+
+@LAW
+def test_while_no_other_user_waits_such_frames_follow_each_other_too() -> None:
+    gate = make_gate(limit_bytes=80_000)
+    caller, _ = Caller(gate, uid=1), Caller(gate, uid=2)
+    for number in range(1, 4):
+        caller.ask(30_000)
+        assert caller.grants[-1:] == [number]
+        caller.receive()
+        caller.settle()
+
+
+@LAW
+def test_a_user_s_own_small_frames_do_not_pass_for_others() -> None:
+    gate = make_gate(limit_bytes=80_000)
+    greedy, small = Caller(gate, uid=1), Caller(gate, uid=1)
+    honest = [Caller(gate, uid=2) for _ in range(2)]
+    greedy.ask(30_000)
+    greedy.receive()
+    greedy.settle()
+    for _ in range(3):
+        small.ask(1_100)
+        small.receive()
+        small.settle()
+    blocker = Caller(gate, uid=1)
+    blocker.ask(20_000)
+    greedy.ask(30_000)
+    for caller in honest:
+        caller.ask(12_000)
+    blocker.receive()
+    assert [len(caller.grants) for caller in (greedy, *honest)] == [1, 1, 0]
+    honest[0].receive()
+    gate.pump(0.0)
+    assert [len(caller.grants) for caller in (greedy, *honest)] == [1, 1, 1]

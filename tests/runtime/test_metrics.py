@@ -230,7 +230,7 @@ async def test_every_connection_ends_for_one_reason() -> None:
         ("closed", lambda session: tell(session, frames.encode(frames.Close("", "bye"))), None),
         ("lost", nothing, ConnectionResetError()),
         ("lost", owed, None),
-        ("late", lambda session: session._late("a body", inf, False), None),
+        ("late", lambda session: session._late("a body", 10.0, inf, False), None),
         ("protocol", lambda session: tell(session, frames.encode(frames.Reserve(1, 9, Layout(1, 1, 1)))), None),
         ("draining", lambda session: session.close(Code.DRAINING, "the daemon has stopped"), None),
         ("not_authorized", lambda session: session.close(Code.NOT_AUTHORIZED, "no"), None),

@@ -414,16 +414,46 @@ async def test_a_stream_is_open_once_in_a_session() -> None:
     assert host.stream.gate.largest_frame == before
 
 
+async def test_a_body_has_two_seconds_to_begin_and_then_time_for_its_size() -> None:
+    """What is granted and does not come keeps others waiting."""
+    host = StandInHost()
+    host.rules = replace(RULES, body_timeout_seconds=10)
+    session, transport = opened(host)
+    frame = rows(1, size=1 << 20)
+    now = asyncio.get_running_loop().time()
+    tell(session, reserve(1, frame))
+    assert session._timer is not None
+    assert session._timer.when() == pytest.approx(now + 2, abs=0.5)
+    tell(session, body(1, frame)[:100])
+    assert session._timer.when() == pytest.approx(now + 10 + 1, abs=0.5), "a second for each MiB"
+    session._late("a body", 11.0, now, True)
+    close = transport.drain()[-1]
+    assert isinstance(close, frames.Close)
+    assert close.message == "a body was not whole within 11 s (body_timeout_seconds)"
+    assert host.stream.budget.used_bytes == 0
+    session.connection_lost(None)
+
+
+async def test_a_body_that_does_not_begin_is_named_so() -> None:
+    session, transport = opened(StandInHost())
+    tell(session, reserve(1, rows(1)))
+    session._late("a body", 2.0, 0.0, True)
+    close = transport.drain()[-1]
+    assert isinstance(close, frames.Close)
+    assert close.message == "a body had not begun within 2 s (body_timeout_seconds)"
+    session.connection_lost(None)
+
+
 async def test_a_daemon_that_stood_still_waits_for_a_body_once_more_and_then_no_more() -> None:
     """At most as long again, however long it stood still."""
     session, transport = opened(StandInHost())
     tell(session, reserve(1, rows(1)))
     now = asyncio.get_running_loop().time()
-    session._late("a body", now - 3_600, False)
+    session._late("a body", RULES.body_timeout_seconds, now - 3_600, False)
     assert not transport.is_closing()
     assert session._timer is not None
     assert session._timer.when() == pytest.approx(now + RULES.body_timeout_seconds, abs=1)
-    session._late("a body", now - 3_600, True)
+    session._late("a body", RULES.body_timeout_seconds, now - 3_600, True)
     assert transport.closed
     session.connection_lost(None)
 

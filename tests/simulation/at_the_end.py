@@ -177,7 +177,7 @@ ZERO_WHEN_IDLE: Final = frozenset(
         "_bytes",
     ]
 )
-MAY_STAY: Final = frozenset(["_members", "_streams", "_failed_sessions", "_lanes"])
+MAY_STAY: Final = frozenset(["_members", "_sessions_of", "_streams", "_failed_sessions", "_lanes"])
 """Lanes: at most one for each open shard.  What is in all of these is looked at."""
 VALUES: Final = (
     *(StreamStats, Histogram, ShardMap, PipelineRules, StreamHealth, Pacer, Shard, ShardReadings, Session, Random),
