@@ -33,6 +33,7 @@ from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.session import Session, SessionRules
+from producerd.runtime.shares import TurnShares
 from producerd.runtime.stream import Stream
 from producerd.wire import frames
 from producerd.wire.columns import FRAME_CHARGE_BYTES, PREFIX, RECORD_CHARGE_BYTES, Columns, Layout
@@ -169,6 +170,7 @@ class _Walk:
             max_connections=case.sessions,
             body_timeout_seconds=1e9,
         )
+        self.shares = TurnShares()
         self.stream = Stream(STREAM, settings, largest, _NODE.max_frame_records, touched=self._touched)
         self.frames = laid_out
         self.requests = self.entries = self.entry_bytes = 0  # since counting began

@@ -41,6 +41,7 @@ from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.leaving import IdleTime, OwnerProcess
 from producerd.runtime.listener import Listener
 from producerd.runtime.session import Session, SessionRules
+from producerd.runtime.shares import TurnShares
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
 from producerd.wire.frames import Service
@@ -95,6 +96,7 @@ class Daemon:
         self.config = config
         self.state = State.STARTING
         self.rules = _session_rules(node)
+        self.shares = TurnShares()
         self._load = load
         self._loop = asyncio.get_running_loop()
         self._notifier = notifier

@@ -23,6 +23,7 @@ from producerd.errors import Code, ProducerdError, ProtocolError
 from producerd.runtime.asking import NOT_ASKED, ServiceAnswer
 from producerd.runtime.logs import get_logger
 from producerd.runtime.peers import Peer, peer_of
+from producerd.runtime.shares import TurnShares
 from producerd.runtime.stream import Stream
 from producerd.wire import columns, frames
 from producerd.wire.frames import MessageType
@@ -89,6 +90,7 @@ class Host(Protocol):
     """The daemon, as a session sees it."""
 
     rules: SessionRules
+    shares: TurnShares
 
     @property
     def full(self) -> bool:
@@ -382,13 +384,21 @@ class Session(asyncio.BufferedProtocol):
     # ---- control messages
 
     def _read_control(self) -> None:
-        """Handle the whole messages in the control buffer, up to one turn's number, and begin a body if one follows."""
+        """Handle the whole messages in the control buffer, and begin a body if one follows.
+
+        What exceeds one turn's number, or the share of the client's user, is left for the next turn.
+        """
         at = messages = 0
+        puts_off = False
         while self._transport is not None and not self._choked and self._control_end - at >= frames.HEADER.size:
             if messages == MESSAGES_OF_A_TURN:
+                puts_off = True
+                break
+            header = frames.parse_header(self._control, at)
+            if not self.host.shares.take(self.peer, header.type):
+                puts_off = True
                 break
             messages += 1
-            header = frames.parse_header(self._control, at)
             if header.type is MessageType.BODY:
                 at = self._begin_body(header, at + frames.HEADER.size)
                 continue
@@ -401,7 +411,7 @@ class Session(asyncio.BufferedProtocol):
             _HANDLERS[header.type](self, message)
         self._control[: self._control_end - at] = self._control[at : self._control_end]
         self._control_end -= at
-        self._reads_on = messages == MESSAGES_OF_A_TURN and not self._choked
+        self._reads_on = puts_off and not self._choked
         if self._reads_on and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
             self._loop.call_soon(self._listen_again)
@@ -616,7 +626,11 @@ class Session(asyncio.BufferedProtocol):
             return
         self.ended_as = "late"
         began = "had not begun" if self._granted is not None and self._body is None else "was not whole"
-        log.warning("client is late", session=self.session_id, client=self.who, waited_for=what, seconds=seconds)
+        told = {"session": self.session_id, "client": self.who, "waited_for": what, "seconds": seconds}
+        if self._granted is not None:
+            log.warning("client is late", **told)
+        else:
+            log.warning("client has not greeted", **told)
         self.close(Code.PROTOCOL, f"{what} {began} within {seconds:.4g} s (body_timeout_seconds)")
 
     def _stop_timer(self) -> None:

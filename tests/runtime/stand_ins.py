@@ -10,6 +10,7 @@ from producerd.config import StreamSettings
 from producerd.errors import Code, Refused
 from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.session import Session, SessionRules
+from producerd.runtime.shares import TurnShares
 from producerd.runtime.stream import Stream
 from producerd.wire import frames
 from producerd.wire.columns import Columns
@@ -77,6 +78,7 @@ class StandInHost:
 
     def __init__(self, queue_limit: int = 10, **changed: Any) -> None:
         self.rules = RULES
+        self.shares = TurnShares()
         self.full = False
         self.refuses_with: str = Code.NOT_AUTHORIZED
         self.gone: list[Session] = []

@@ -56,7 +56,12 @@ def unread_answers(stage: Stage) -> None:
 
 @abuse("32 clients send one byte a second, of each type of message, for 20 s", settings={}, connections=32)
 def slow_bytes(stage: Stage) -> None:
-    _abused(stage, "one_byte_a_second", [LATE, Refused("client is late", "waited_for=HELLO", "late")], connections=32)
+    _abused(
+        stage,
+        "one_byte_a_second",
+        [LATE, Refused("client has not greeted", "waited_for=HELLO", "late")],
+        connections=32,
+    )
 
 
 @abuse("1,000 connections at once, for 20 s", settings={"max_connections": 256}, connections=256)
