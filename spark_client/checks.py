@@ -27,7 +27,7 @@ from producerd.wire import frames
 from producerd.wire.frames import Service
 from spark_client.channel import Channel, ask, dial, socket_paths
 from spark_client.configuration import configured
-from spark_client.costs import Traffic, described
+from spark_client.costs import Traffic, monthly
 from spark_client.options import WriterOptions
 from spark_client.own_daemon import OwnDaemon, jvm_pid
 from spark_client.results import ERRORS, marked, names_of
@@ -154,7 +154,7 @@ class ClusterCheck:
         driver = ", ".join(f"{name} {cell}" for name, cell in _software(self.driver).items())
         alike = [(name, cell) for name, cell in cells[0].items() if name not in differ and cell]
         daemons = {(executor.host, executor.socket): executor.traffic for executor in self.executors}
-        traffic = described(daemons.values())
+        traffic = monthly(daemons.values())
         if traffic:
             alike.append(("traffic", traffic))
         return [("driver", driver), *alike], differ, [[row[name] for name in differ] for row in cells]

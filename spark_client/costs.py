@@ -39,7 +39,7 @@ class Traffic(NamedTuple):
     seconds: float = 0.0
 
 
-def described(daemons: Iterable[Traffic]) -> str:
+def monthly(daemons: Iterable[Traffic]) -> str:
     """Return the traffic of all daemons together for a month, as it is and with or without aggregation; "" for none."""
     seen = [one for one in daemons if one.records and one.kinesis_records and one.seconds >= LEAST_SECONDS]
     records = sum(one.records for one in seen)

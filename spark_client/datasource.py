@@ -21,7 +21,7 @@ from spark_client.batches import DATA, HASH_KEY, KEY, STREAM
 from spark_client.options import OPTIONS, WriterOptions, from_text, refuse
 from spark_client.results import PartitionResult, marked, merge
 from spark_client.selection import OPTION_OF, PAYLOAD_TYPES, bad_column, bad_data, found, named
-from spark_client.task import Plan, local_property, refuse_speculation, send
+from spark_client.task import BATCH_ID, QUERY_ID, Plan, local_property, refuse_speculation, send
 
 try:
     from pyspark.sql import datasource
@@ -169,7 +169,7 @@ class _StreamWriter(_STREAM_BASE):  # type: ignore[misc]  # one of two classes, 
 
     def write(self, iterator: Iterator[Any]) -> _CommitMessage:
         # A query has one such sink, and nothing else of it has names of this form.
-        call = f"{local_property('sql.streaming.queryId')}-{local_property('streaming.sql.batchId')}-sink"
+        call = f"{local_property(QUERY_ID)}-{local_property(BATCH_ID)}-sink"
         return self._sink.send(iterator if STREAMS_ARROW else self._sink.batches(iterator), call)
 
     def commit(self, messages: list[datasource.WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's

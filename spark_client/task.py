@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
     from spark_client.options import WriterOptions
 
+QUERY_ID: Final = "sql.streaming.queryId"
+BATCH_ID: Final = "streaming.sql.batchId"
+RUN_ID: Final = "spark.jobGroup.id"
+"""Spark's local properties of a query.  It has the id of its run as job group, unless the user sets another one."""
 NO_STREAM: Final = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "its stream is null or empty")
 ODD_STREAM: Final = frames.RowCode(
     Outcome.NOT_STORED,
@@ -253,9 +257,9 @@ def _hello(plan: Plan) -> frames.Hello:
         frames.BadRows.TAKE_GOOD if plan.skip_bad_records else frames.BadRows.REFUSE_FRAME,
         client=f"spark_client {__version__}, Python {platform.python_version()}",
         application_id=plan.application_id,
-        query_id=local_property("sql.streaming.queryId") or "",
-        run_id=local_property("spark.jobGroup.id") or "",
-        batch_id=plan.batch_id if plan.batch_id is not None else int(local_property("streaming.sql.batchId") or 0),
+        query_id=local_property(QUERY_ID) or "",
+        run_id=local_property(RUN_ID) or "",
+        batch_id=plan.batch_id if plan.batch_id is not None else int(local_property(BATCH_ID) or 0),
         stage_id=context.stageId() if context is not None else 0,
         partition=context.partitionId() if context is not None else 0,
         attempt=context.attemptNumber() if context is not None else 0,

@@ -25,7 +25,7 @@ from spark_client.options import JsonOption, WriterOptions, refuse_unknown
 from spark_client.progress import Progress, described
 from spark_client.results import BatchResult, PartitionResult, error_in, marked, merge
 from spark_client.selection import select
-from spark_client.task import Plan, refuse_speculation, send_partition
+from spark_client.task import BATCH_ID, QUERY_ID, RUN_ID, Plan, refuse_speculation, send_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from spark_client.options import NoKeywords, WriterKeywords
 
 LOG: Final = logging.getLogger("producerd.client")
-RUN: Final = "spark.jobGroup.id"
-"""The property of a thread in which a query has the id of its run."""
 ARROW_BATCH_BYTES: Final = 4 * 1024 * 1024
 """The bound for Spark 4, which otherwise makes Arrow batches of 64 MB and more (268 MB on 4.0).
 
@@ -183,8 +181,7 @@ def _name_of_call(spark: SparkSession, options: WriterOptions, batch_id: int | N
     query_id = run_id = None
     if not type(spark).__module__.startswith("pyspark.sql.connect"):
         context = spark.sparkContext
-        query_id, run_id = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty(RUN)
-        of_batch = context.getLocalProperty("streaming.sql.batchId")
+        query_id, run_id, of_batch = (context.getLocalProperty(name) for name in (QUERY_ID, RUN_ID, BATCH_ID))
         batch_id = int(of_batch) if of_batch else None  # not the caller's, who may count otherwise
     columns = options.partition_key, options.data, options.explicit_hash_key, options.stream_column
     write = repr((options.stream, options.json_options, *map(str, columns)))

@@ -341,12 +341,12 @@ class AdmissionGate:
                 continue
             if self._lets_others_pass(ticket):
                 last = ticket
-            elif not self._has_its_part(ticket):
+            elif not self._users_part_is_full(ticket):
                 best = ticket
         return last if best is None else best
 
-    def _has_its_part(self, ticket: Ticket) -> bool:
-        """Return whether the bodies on their way of this ticket's user would exceed an equal part of all users'."""
+    def _users_part_is_full(self, ticket: Ticket) -> bool:
+        """Return whether this frame would take its user past an equal part of what bodies on their way may hold."""
         if len(self._sessions_of) <= 1:
             return False
         on_their_way = self._unreceived_of[ticket.member.uid]

@@ -266,6 +266,16 @@ def close_with(code: str) -> Script:
 
 
 RETURNED = frames.RowCode(Outcome.RETURNED, Code.DRAINING, "the daemon stops")
+
+
+def refuses_the_first_stream(session: Session) -> None:
+    """A script: the first OPEN is one stream too many; then all goes well."""
+    session.welcome()
+    opened = session.expect(frames.Open)
+    session.send(frames.Refused(0, opened.stream_id, Code.STREAM_LIMIT, "64 streams are open"))
+    session.serve()
+
+
 INVALID = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "data is null")
 TOO_LARGE = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_TOO_LARGE, "over the stream's 1048576 bytes a record")
 EXPIRED = frames.RowCode(Outcome.NOT_STORED, Code.EXPIRED, "older than record_ttl_seconds")

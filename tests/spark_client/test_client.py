@@ -28,7 +28,16 @@ from producerd.wire import frames
 from producerd.wire.columns import Body
 from spark_client import KinesisClient, Record
 from spark_client.connection import MOST_FRUITLESS_SESSIONS
-from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Script, Session, close_with, in_turn, serve
+from tests.spark_client.fake_daemon import (
+    INVALID,
+    FakeDaemon,
+    Script,
+    Session,
+    close_with,
+    in_turn,
+    refuses_the_first_stream,
+    serve,
+)
 
 
 def client_of(daemon: FakeDaemon, stream: str | None = "s", **options: Any) -> KinesisClient:
@@ -213,13 +222,7 @@ def test_a_flush_that_takes_too_long_says_why_and_can_be_repeated(daemon: FakeDa
 
 
 def test_a_stream_that_takes_nothing_is_the_callers_error_alone(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.welcome()
-        opened = session.expect(frames.Open)
-        session.send(frames.Refused(0, opened.stream_id, Code.STREAM_LIMIT, "64 streams are open"))
-        session.serve()
-
-    daemon.runs(script)
+    daemon.runs(refuses_the_first_stream)
     with client_of(daemon) as client:
         with pytest.raises(Refused, match=r"^PRODUCERD\[STREAM_LIMIT\]: 64 streams"):
             client.put("x", stream="one too many")

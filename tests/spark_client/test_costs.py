@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_client.costs import LEAST_RECORDS, LEAST_SECONDS, MONTH_SECONDS, Traffic, described
+from spark_client.costs import LEAST_RECORDS, LEAST_SECONDS, MONTH_SECONDS, Traffic, monthly
 
 DAY = 86_400.0
 
@@ -49,14 +49,14 @@ DAY = 86_400.0
     ],
 )
 def test_a_month_is_told_with_and_without_aggregation(traffic: Traffic, said: str) -> None:
-    assert described([traffic]) == said
+    assert monthly([traffic]) == said
 
 
 def test_daemons_that_began_at_other_times_add_up_by_their_pace() -> None:
     one = Traffic("", False, 10_000, 1_000_000, 10_000, 100.0)
     other = Traffic("ON_DEMAND", False, 10_000, 3_000_000, 10_000, 10_000.0)
     silent = Traffic()
-    said = described([one, silent, other])
+    said = monthly([one, silent, other])
     assert said.startswith("101 records/s of 200 bytes until now are about ")
     assert f"{101 * MONTH_SECONDS * 1024 / (1 << 30):,.0f} GiB a month" in said
 
@@ -66,11 +66,11 @@ def test_daemons_that_began_at_other_times_add_up_by_their_pace() -> None:
     [(LEAST_RECORDS - 1, DAY, False), (LEAST_RECORDS, LEAST_SECONDS - 1, False), (LEAST_RECORDS, LEAST_SECONDS, True)],
 )
 def test_too_few_records_or_seconds_say_nothing(records: int, seconds: float, says: bool) -> None:
-    assert bool(described([Traffic("", False, records, 100_000, records, seconds)])) is says
-    assert described([]) == ""
+    assert bool(monthly([Traffic("", False, records, 100_000, records, seconds)])) is says
+    assert monthly([]) == ""
 
 
 def test_where_nothing_could_be_aggregated_yet_it_is_not_advised_again() -> None:
-    said = described([Traffic("", True, 2_000, 200_000, 2_000, DAY)])
+    said = monthly([Traffic("", True, 2_000, 200_000, 2_000, DAY)])
     assert "without aggregation" in said
     assert "kpl" not in said

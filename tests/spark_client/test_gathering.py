@@ -21,7 +21,7 @@ from producerd.wire import frames
 from producerd.wire.columns import Body, lay_out
 from spark_client import KinesisClient
 from spark_client.gathering import Gathered, PutFuture
-from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Script, Session, serve
+from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Script, Session, refuses_the_first_stream, serve
 
 
 def client_of(daemon: FakeDaemon, **options: Any) -> KinesisClient:
@@ -138,9 +138,8 @@ def test_a_record_larger_than_a_frame_goes_alone(daemon: FakeDaemon) -> None:
 # ---- how each record ends
 
 
-def test_a_record_that_fails_is_its_own_future_s_error_and_the_next_flush_s(daemon: FakeDaemon) -> None:
-    go_on = threading.Event()
-    odd = frames.RowCode(Outcome.UNKNOWN, Code.RECORD_TOO_LARGE, "odd")
+def fails_in_the_third_frame(go_on: threading.Event, failed: dict[int, frames.RowCode]) -> Script:
+    """Grant the second frame when told to, as after `put_behind_a_reserve`; these rows of the third one fail."""
 
     def script(session: Session) -> None:
         session.start()
@@ -149,10 +148,17 @@ def test_a_record_that_fails_is_its_own_future_s_error_and_the_next_flush_s(daem
         assert go_on.wait(10)
         session.send(frames.Grant(reserve.frame_id))
         session.ack(session.expect(Body))
-        session.fail(session.take_frame(), {1: INVALID, 3: odd})
+        session.fail(session.take_frame(), failed)
         session.serve()
 
-    daemon.runs(script)
+    return script
+
+
+def test_a_record_that_fails_is_its_own_future_s_error_and_the_next_flush_s(daemon: FakeDaemon) -> None:
+    go_on = threading.Event()
+    odd = frames.RowCode(Outcome.UNKNOWN, Code.RECORD_TOO_LARGE, "odd")
+
+    daemon.runs(fails_in_the_third_frame(go_on, {1: INVALID, 3: odd}))
     client = client_of(daemon)
     put_behind_a_reserve(client, daemon)
     futures = [client.put(str(number)) for number in range(5)]
@@ -168,13 +174,7 @@ def test_a_record_that_fails_is_its_own_future_s_error_and_the_next_flush_s(daem
 
 
 def test_a_stream_that_is_refused_is_the_call_s_error_as_before(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.welcome()
-        opened = session.expect(frames.Open)
-        session.send(frames.Refused(0, opened.stream_id, Code.STREAM_LIMIT, "64 streams are open"))
-        session.serve()
-
-    daemon.runs(script)
+    daemon.runs(refuses_the_first_stream)
     with client_of(daemon) as client:
         with pytest.raises(Refused, match="64 streams are open"):
             client.put("x")
@@ -446,21 +446,11 @@ def test_an_interrupt_in_the_middle_of_put_leaves_every_other_record_its_own_fut
 ) -> None:
     go_on = threading.Event()
 
-    def script(session: Session) -> None:
-        session.start()
-        session.ack(session.take_frame())
-        reserve = session.expect(frames.Reserve)
-        assert go_on.wait(10)
-        session.send(frames.Grant(reserve.frame_id))
-        session.ack(session.expect(Body))
-        session.fail(session.take_frame(), {2: INVALID})
-        session.serve()
-
     class Interrupted(list):  # type: ignore[type-arg]
         def append(self, _: Any) -> None:
             raise KeyboardInterrupt
 
-    daemon.runs(script)
+    daemon.runs(fails_in_the_third_frame(go_on, {2: INVALID}))
     client = client_of(daemon)
     put_behind_a_reserve(client, daemon)
     first = client.put("0")
