@@ -33,7 +33,7 @@ from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.session import Session, SessionRules
-from producerd.runtime.shares import TurnShares
+from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
 from producerd.wire import frames
 from producerd.wire.columns import FRAME_CHARGE_BYTES, PREFIX, RECORD_CHARGE_BYTES, Columns, Layout
@@ -155,7 +155,6 @@ class _Walk:
         self.case = case
         self.counter = counter
         self.loop = loop
-        self.full = False
         settings = StreamSettings(
             aggregation=case.aggregation,  # type: ignore[arg-type]
             shard_rate_fraction=1.0 if case.queued_share else FASTER_THAN_ANY_SHARD,
@@ -167,10 +166,9 @@ class _Walk:
             window_frames=_NODE.session_window_frames if not case.queued_share else 1_000,
             max_frame_bytes=largest,
             max_frame_records=_NODE.max_frame_records,
-            max_connections=case.sessions,
             body_timeout_seconds=1e9,
         )
-        self.shares = TurnShares()
+        self.shares = LoopShares(lambda: 0.0)  # on a slow emulator a client would have used up its share
         self.stream = Stream(STREAM, settings, largest, _NODE.max_frame_records, touched=self._touched)
         self.frames = laid_out
         self.requests = self.entries = self.entry_bytes = 0  # since counting began
@@ -259,7 +257,10 @@ class _Walk:
 
     # ---- host
 
-    def open_stream(self, name: str) -> Stream:  # noqa: ARG002
+    def admit(self, session: Session) -> str | None:  # noqa: ARG002
+        return None
+
+    def open_stream(self, name: str, uid: int | None) -> Stream:  # noqa: ARG002
         return self.stream
 
     def ask_service(self, stream: Stream, hear: Callable[[ServiceAnswer], None]) -> None:  # noqa: ARG002

@@ -192,9 +192,11 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
 def _serve(parsed: argparse.Namespace) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it would end the daemon, which reads the settings now anyway
     from producerd.config import load
+    from producerd.config.dangers import check_possible
     from producerd.config.memory import check_fits
 
     config = load(parsed.config, parsed.sets)
+    check_possible(config)
     check_fits(config)
     gc.disable()  # until the daemon serves: collecting garbage during the imports took a fifth of the start
     from producerd.runtime.app import run  # after the settings: a wrong one is reported before 0.5 s of imports
@@ -204,6 +206,7 @@ def _serve(parsed: argparse.Namespace) -> int:
 
 def _check(parsed: argparse.Namespace) -> int:
     from producerd.config import load
+    from producerd.config.dangers import check_possible, dangers
     from producerd.config.memory import check_fits
     from producerd.config.summary import summary
 
@@ -211,8 +214,9 @@ def _check(parsed: argparse.Namespace) -> int:
         print("producerd check: error: --stream is for --online", file=sys.stderr)
         return EXIT_USAGE
     config = load(parsed.config, parsed.sets)
+    check_possible(config)
     check_fits(config)
-    print(*summary(config), sep="\n", flush=True)
+    print(*summary(config), *(f"WARNING {danger}" for danger in dangers(config)), sep="\n", flush=True)
     if not parsed.online:
         return 0
     from producerd.runtime.online import run

@@ -33,6 +33,7 @@ class Code:
     STREAM_NOT_FOUND: Final = "STREAM_NOT_FOUND"
     STREAM_LIMIT: Final = "STREAM_LIMIT"
     CONNECTION_LIMIT: Final = "CONNECTION_LIMIT"
+    TABLE_FULL: Final = "TABLE_FULL"  # an idle client makes place for another one, and comes back when it has rows
     ACCESS_DENIED: Final = "ACCESS_DENIED"
     CREDENTIALS: Final = "CREDENTIALS"
     KMS: Final = "KMS"

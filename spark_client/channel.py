@@ -28,6 +28,8 @@ DEFAULT_SOCKET: Final = "/run/producerd/producerd.sock"
 MAX_SOCKET_PATH_BYTES: Final = 107
 """A sockaddr_un holds 108 bytes, of which the last is zero."""
 DIAL_AGAIN_SECONDS: Final = 0.1
+NO_PLACE_AGAIN_SECONDS: Final = 1.0
+"""The longest time between two tries to find a place in a full table of connections."""
 LEAST_SECONDS: Final = 0.1
 """The shortest time-out.  A daemon needs a moment to answer, so a shorter one would never find it, or room in it."""
 RECEIVE_BYTES: Final = 64 * 1024
@@ -39,6 +41,8 @@ MAX_PARTS: Final = 1024
 """The most buffers that one sendmsg takes, which is IOV_MAX of Linux."""
 
 
+NO_PLACE: Final = (Code.CONNECTION_LIMIT, Code.TABLE_FULL)
+"""Codes of a daemon that has no place for this client now."""
 NOBODY_LISTENS: Final = (FileNotFoundError, ConnectionRefusedError)
 
 
@@ -71,22 +75,36 @@ def dial(
     """Return a channel to the daemon at the first path where one answers, and its WELCOME.
 
     While none answers, `dial` calls ``start``, and tries all paths again until the time-out, which does not count the
-    time that ``start`` takes.  Raises ConnectionFailed: with DAEMON_ABSENT, with NOT_AUTHORIZED (at once), or with the
-    code of the daemon's CLOSE.  Raises ConfigurationError if the path is the admin socket's.
+    time that ``start`` takes.  It also tries again while a daemon has no place for one more client.
+
+    Raises ConnectionFailed: with DAEMON_ABSENT, with NOT_AUTHORIZED (at once), or with the code of the daemon's CLOSE.
+    Raises ConfigurationError if the path is the admin socket's.
     """
     deadline = time.monotonic() + max(timeout_seconds, LEAST_SECONDS)
+    again_seconds = DIAL_AGAIN_SECONDS
     while True:
         troubles: list[Exception] = []
         for path in paths:
             try:
                 return greet(path, hello, deadline)
+            except ConnectionFailed as error:
+                if error.code not in NO_PLACE:
+                    raise
+                troubles.append(error)
             except (OSError, Late, Lost) as error:  # Lost: a daemon that stops, perhaps before the next one starts
                 troubles.append(error)
+        full = next((error for error in troubles if isinstance(error, ConnectionFailed)), None)
         denied = [isinstance(error, PermissionError) for error in troubles]
         if all(denied) or time.monotonic() >= deadline:
+            if full is not None:
+                raise full
             raise _absent(paths, troubles, timeout_seconds, Code.NOT_AUTHORIZED if any(denied) else Code.DAEMON_ABSENT)
         if start is None or not all(isinstance(error, NOBODY_LISTENS) for error in troubles):
-            time.sleep(DIAL_AGAIN_SECONDS)
+            time.sleep(min(again_seconds, max(0.0, deadline - time.monotonic())))
+        if full is not None:  # there may be hundreds of clients without a place, so they come less and less often
+            if time.monotonic() >= deadline:
+                raise full
+            again_seconds = min(2 * again_seconds, NO_PLACE_AGAIN_SECONDS)
         if start is not None:
             began = time.monotonic()
             start()

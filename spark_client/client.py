@@ -439,7 +439,7 @@ class _ConnectionThread:
             return
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
-        if self._connection is not None:
+        if self._connection is not None and not self._connection.sleeps:
             poll.register(self._connection.fileno(), select.POLLIN)
         poll.poll()
         with contextlib.suppress(BlockingIOError):

@@ -8,6 +8,7 @@ connecting costs 0.1 ms.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -17,12 +18,16 @@ from producerd.errors import BackpressureTimeout, Code, ConnectionFailed, FlushT
 from producerd.wire import frames
 from producerd.wire.columns import Columns
 from spark_client.backlog import Backlog, UnackedFrame
+from spark_client.channel import DIAL_AGAIN_SECONDS, LEAST_SECONDS
 from spark_client.session import DaemonSession, Deadline, WaitTime
 from spark_client.tally import Tally
 
 LOG: Final = logging.getLogger("producerd.client")
 MOST_FRUITLESS_SESSIONS: Final = 5
 """Sessions in a row that may end without an acknowledgement.  After more, the rows must be what ends them."""
+
+
+_OF_A_LOST_DAEMON: Final = (Code.DAEMON_LOST, Code.DRAINING, Code.TABLE_FULL)
 
 
 class Cuttable(Protocol):
@@ -44,6 +49,9 @@ class Connection:
     """Rows on their way to whichever daemon serves this node.
 
     The constructor connects, or raises ConnectionFailed if it cannot within ``connect_timeout_seconds``.
+
+    If the daemon's table of connections is full, it ends the session of an idle client with TABLE_FULL.  The connection
+    then sleeps, and comes back when it has something to send, within ``connect_timeout_seconds``.
 
     If the daemon is lost or stops, the connection looks for it, or for its successor, for
     ``reconnect_timeout_seconds``.  Then it sends everything again that was not acknowledged or that the daemon gave
@@ -67,15 +75,19 @@ class Connection:
         tally: Tally | None = None,
     ) -> None:
         self.tally = Tally() if tally is None else tally
-        self._hello = hello
+        self._hello = dataclasses.replace(hello, comes_back=1)
         self._paths = paths
         self._start = start
+        self._connect_timeout_seconds = connect_timeout_seconds
         self._reconnect_timeout_seconds = reconnect_timeout_seconds
         self._backlog = Backlog(sends_again=reconnect_timeout_seconds > 0, acknowledged=acknowledged)
         self._wait_time = WaitTime()
         self._to_open: list[str] = []  # that the present daemon does not know yet
         self._fruitless_sessions = 0  # that have ended since the last acknowledgement
         self._next_row = 0
+        self.sleeps = False  # whether the session has ended with TABLE_FULL, so that there is nothing to read
+        self._is_abandoned = False
+        self._without_place_since: float | None = None
         self._session = self._connect(connect_timeout_seconds)
 
     def __repr__(self) -> str:
@@ -97,6 +109,7 @@ class Connection:
         Any thread may call this.
         """
         self._reconnect_timeout_seconds = 0.0
+        self._is_abandoned = True
         self._backlog.send_no_more()
         self._session.cut()
 
@@ -117,7 +130,7 @@ class Connection:
     @property
     def is_behind(self) -> bool:
         """Whether the present daemon lacks streams or rows that the last one had.  If so, call `settle_arrived`."""
-        return bool(self._to_open or self._backlog.again)
+        return not self.sleeps and bool(self._to_open or self._backlog.again)
 
     def open(self, stream: str, timeout_seconds: float | None = None) -> None:
         """Open a stream unless it is open.  Raises Refused: STREAM_LIMIT, NOT_AUTHORIZED, ..."""
@@ -206,15 +219,17 @@ class Connection:
 
     def settle_arrived(self) -> None:
         """Settle what has arrived, without waiting.  If the daemon is lost, find the next one and catch up."""
-        self._lasting(lambda session, _: session.settle_arrived())
+        if not self.sleeps:
+            self._lasting(lambda session, _: session.settle_arrived(), wakes=False)
 
     def hasten(self) -> None:
         """Have every frame sent to Kinesis without lingering."""
-        self._lasting(lambda session, _: session.hasten())
+        if not self.sleeps:
+            self._lasting(lambda session, _: session.hasten())
 
     def reason(self, stream: str) -> str:
         """Return the daemon's reason why rows of an open stream wait, or why it has none."""
-        if stream not in self._session.streams:
+        if stream not in self._session.streams or self.sleeps:
             return "there is no daemon that knows of them"
         try:
             return self._session.reason(stream)
@@ -236,6 +251,8 @@ class Connection:
             finally:
                 self.tally.add_flushing(time.monotonic() - began)
 
+        if self.sleeps:
+            return  # all was acknowledged, or the session would not have ended so
         try:
             self._lasting(step, timeout_seconds)
         except BackpressureTimeout as full:  # raised for a frame that is sent again
@@ -246,18 +263,56 @@ class Connection:
     def _connect(self, timeout_seconds: float) -> DaemonSession:
         return DaemonSession(self._hello, self._paths, timeout_seconds, self._backlog, self._wait_time, self._start)
 
-    def _lasting(self, step: Callable[[DaemonSession, Deadline], None], timeout_seconds: float | None = None) -> None:
-        """Do a step with the present daemon or, if it is lost, with the next one.  Each has the whole time-out."""
+    def _lasting(
+        self,
+        step: Callable[[DaemonSession, Deadline], None],
+        timeout_seconds: float | None = None,
+        *,
+        wakes: bool = True,
+    ) -> None:
+        """Do a step with the present daemon or, if it is lost, with the next one.  Each has the whole time-out.
+
+        A step that ``wakes`` the connection is repeated if the session ends with TABLE_FULL.
+        """
         while True:
-            deadline = Deadline.after(timeout_seconds)
             try:
+                if self.sleeps:
+                    self._come_back()
+                deadline = Deadline.after(timeout_seconds)
                 self._catch_up(deadline)
                 step(self._session, deadline)
+                self._without_place_since = None
                 return
             except ConnectionFailed as ended:
-                if ended.code not in (Code.DAEMON_LOST, Code.DRAINING) or not self._reconnect_timeout_seconds:
+                if ended.code == Code.TABLE_FULL and not self._backlog.sent:
+                    self._sleep(ended)
+                    if not wakes:
+                        return
+                elif ended.code in _OF_A_LOST_DAEMON and self._reconnect_timeout_seconds:
+                    self._find_next(ended)
+                else:
                     raise
-                self._find_next(ended)
+
+    def _sleep(self, ended: ConnectionFailed) -> None:
+        """Note that the session ended with TABLE_FULL.  Raise its error if there has been no place for too long."""
+        if not self.sleeps:
+            self.sleeps = True
+            self._to_open = [*self._session.streams, *self._to_open]
+        now = time.monotonic()
+        if self._without_place_since is None:
+            self._without_place_since = now
+        elif now > self._without_place_since + max(self._connect_timeout_seconds, LEAST_SECONDS):
+            raise ended
+        else:
+            time.sleep(DIAL_AGAIN_SECONDS)
+
+    def _come_back(self) -> None:
+        last = self._session
+        self._session = self._connect(max(self._connect_timeout_seconds, self._reconnect_timeout_seconds))
+        last.close()
+        self.sleeps = False
+        if self._is_abandoned:
+            self._session.cut()
 
     def _catch_up(self, deadline: Deadline) -> None:
         """Open the streams at a new daemon, and send again what the last one did not acknowledge."""
@@ -304,6 +359,6 @@ class Connection:
             code = Code.DAEMON_LOST if absent.code == Code.DAEMON_ABSENT else absent.code
             raise ConnectionFailed(f"{ended}; {absent}", code=code) from None
         self._to_open = [*last.streams, *self._to_open]
-        if not self._reconnect_timeout_seconds:  # abandoned meanwhile
+        if self._is_abandoned:  # meanwhile
             self._session.close()
             raise ended

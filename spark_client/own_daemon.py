@@ -231,7 +231,7 @@ class _Lock:
 
         self.held = False
         self._flock, self._unlock = fcntl.flock, fcntl.LOCK_UN
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             while not self.held and time.monotonic() < deadline:
                 try:

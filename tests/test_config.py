@@ -117,7 +117,7 @@ class TestValues:
         assert load(None, ["socket_mode=0600"], NOBODY).node.socket_mode == 0o600
         path = tmp_path / "p.toml"
         path.write_text("socket_mode = 660")
-        assert 'allowed: an octal mode in quotes, such as "0660"' in problem(path=path)
+        assert 'allowed: an octal mode in quotes with which somebody may write, such as "0660"' in problem(path=path)
 
     def test_allowed_uids_are_ids_and_names_that_are_looked_up_once(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -214,9 +214,8 @@ class TestWhereAStreamIs:
 
     def test_the_external_id_of_the_node_needs_the_role_of_the_node(self) -> None:
         line = problem("external_id=42", "role_arn=")
-        assert line == (
-            'external_id = "42" (--set), role_arn = "" (--set): external_id needs a role_arn in the same table'
-        )
+        given = 'external_id = (set, not shown) (--set), role_arn = "" (--set)'
+        assert line == f"{given}: external_id needs a role_arn in the same table"
 
     @pytest.mark.parametrize("name", ["stream_name", "stream_arn"])
     def test_what_names_one_stream_cannot_be_a_default(self, name: str, tmp_path: Path) -> None:
@@ -241,9 +240,22 @@ class TestWhereAStreamIs:
     )
     def test_a_name_that_the_service_would_refuse_is_refused_here(self, key: str, value: str) -> None:
         line = problem(f"streams.x.{key}={value}")
-        assert line.startswith(f'streams.x.{key} = "{value}" (--set): allowed: ')
+        shown = "(set, not shown)" if key == "external_id" else f'"{value}"'
+        assert line.startswith(f"streams.x.{key} = {shown} (--set): allowed: ")
         with pytest.raises(ValidationError):
             StreamSettings.model_validate({key: f"{value}\n"})
+
+
+@pytest.mark.parametrize("path", ["producerd.sock", "./run/producerd.sock", "run"])
+def test_a_socket_s_path_is_absolute(path: str) -> None:
+    """The daemon and its clients run in different directories."""
+    assert "allowed: an absolute path" in problem(f"socket={path}")
+    assert "allowed: an absolute path" in problem(f"admin_socket={path}")
+
+
+@pytest.mark.parametrize("mode", ["0000", "0444", "0555", "111"])
+def test_a_mode_with_which_nobody_may_connect_is_refused(mode: str) -> None:
+    assert "with which somebody may write" in problem(f"socket_mode={mode}")
 
 
 class TestProblems:
@@ -333,8 +345,8 @@ class TestProblems:
 
     def test_a_socket_path_longer_than_the_system_takes(self) -> None:
         assert load(None, ["socket=/" + "x" * 106, "admin_socket=/a"], NOBODY).node.socket.name == "x" * 106
-        assert problem("admin_socket=/" + "x" * 107).endswith("allowed: a path of 1 to 107 bytes, or empty")
-        assert problem("socket=/" + "x" * 107).endswith("allowed: a path of 1 to 107 bytes")
+        assert problem("admin_socket=/" + "x" * 107).endswith("allowed: an absolute path of 1 to 107 bytes, or empty")
+        assert problem("socket=/" + "x" * 107).endswith("allowed: an absolute path of 1 to 107 bytes")
         assert "107 bytes" in problem("socket=/" + "é" * 54), "bytes count, not characters"
 
     def test_producerctl_s_socket_lies_beside_the_clients_unless_it_is_set(self) -> None:
@@ -493,8 +505,21 @@ def test_every_setting_is_described_and_says_what_is_allowed(model: type[NodeSet
         assert allowed(name, info), name
 
 
+def test_an_external_id_is_shown_nowhere(tmp_path: Path) -> None:
+    role = "role_arn=arn:aws:iam::123456789012:role/x"
+    config = load(sets=[role, "external_id=kept-quiet", f"defaults.{role}", "defaults.external_id=too"], environ=NOBODY)
+    text = as_toml(config, origins=True)
+    assert text.count('external_id = "(set, not shown)"') == 2
+    assert "kept-quiet" not in text
+    (tmp_path / "printed.toml").write_text(text)
+    assert all("external_id" in line for line in problems(path=tmp_path / "printed.toml")), "and is not taken for one"
+    assert "kept" not in problem("external_id=kept quiet", role)
+    for misspelt in ("external_idd=kept", "External_id=kept", "externalid=kept", "streams.a.external-id=kept"):
+        assert all("kept" not in line for line in problems(misspelt))
+
+
 def test_settings_as_text_give_the_same_settings(file: Path, tmp_path: Path) -> None:
-    named = ["streams.x.stream_name=y", "role_arn=arn:aws:iam::123456789012:role/x", "external_id=42"]
+    named = ["streams.x.stream_name=y", "role_arn=arn:aws:iam::123456789012:role/x"]
     config = load(
         file,
         ["region=eu-west-1", "socket_mode=0600", "allowed_uids=0,7", "streams.x.linger_seconds=0.25", *named],
@@ -512,7 +537,7 @@ def test_settings_as_text_say_where_each_came_from(file: Path, tmp_path: Path) -
     assert told['socket = "/run/other.sock"'] == f"file {file}"
     assert told["worker_threads = 2"] == "environment PRODUCERD_WORKER_THREADS"
     assert told['region = "eu-west-1"'] == "--set"
-    assert told["max_connections = 256"] == "default"
+    assert told["max_connections = 512"] == "default"
     assert told["queue_limit = 500"] == told["queue_limit = 5"] == f"file {file}"
     of_the_stream = text[text.index('[streams."a.b"]') :]
     assert f"linger_seconds = 2                  # defaults: file {file}" in of_the_stream

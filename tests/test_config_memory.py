@@ -75,14 +75,14 @@ def test_without_a_limit_everything_fits() -> None:
 
 def test_the_refusal_names_limit_need_and_each_term() -> None:
     line = refusal(Config(), 512 * MIB)
-    assert line.startswith(f"memory: up to 956 MiB may be needed, and the limit of this cgroup is 512 MiB ({FILE}): ")
-    assert ", or raise the limit to 956 MiB. " in line
+    assert line.startswith(f"memory: up to 981 MiB may be needed, and the limit of this cgroup is 512 MiB ({FILE}): ")
+    assert ", or raise the limit to 981 MiB. " in line
     for term in (
         "idle 160 MiB",
         "queues 307 MiB (1.2 x node_queue_limit_bytes = 256 MiB)",
         "requests 311 MiB (4.2 x (10 MiB for one larger record + node_max_in_flight_bytes = 64 MiB))",
         "jobs 136 MiB (8 x worker_threads = 1 x 17 MiB",
-        "connections 26 MiB (max_connections = 256 x (32 KiB + 1.1 KiB x session_window_frames = 64))",
+        "connections 51 MiB (max_connections = 512 x (32 KiB + 1.1 KiB x session_window_frames = 64))",
         "lanes 16 MiB (4 KiB x max_streams = 64 x 64 open shards, assumed)",
     ):
         assert term in line
@@ -104,7 +104,7 @@ def test_streams_follow_the_node_where_it_gets_less_than_they_have() -> None:
     line = refusal(Config(), 300 * MIB)
     assert (
         'set max_streams = 7, node_queue_limit_bytes = "15 MiB", node_max_in_flight_bytes = "3 MiB", '
-        'queue_limit_bytes = "15 MiB" where a stream has more, or raise'
+        'max_connections = 256, queue_limit_bytes = "15 MiB" where a stream has more, or raise'
     ) in line
     assert "where a stream has more" not in refusal(Config(), 900 * MIB)
 
@@ -139,14 +139,14 @@ def test_a_memory_that_is_too_small_is_refused_with_the_least_one(given: str) ->
 
 def test_where_the_streams_leave_no_lower_limits_it_says_so_too() -> None:
     many = [f"streams.s{number}.queue_limit=10" for number in range(64)]
-    with pytest.raises(ConfigurationError, match=r'memory = "400 MiB": no limits are low enough; at least 802 MiB'):
+    with pytest.raises(ConfigurationError, match=r'memory = "400 MiB": no limits are low enough; at least 828 MiB'):
         settings("memory=400 MiB", "node_queue_limit_bytes=128 MiB", *many)
-    assert len(settings("memory=802 MiB", "node_queue_limit_bytes=128 MiB", *many).streams) == 64
+    assert len(settings("memory=828 MiB", "node_queue_limit_bytes=128 MiB", *many).streams) == 64
 
 
 def test_where_no_lower_limits_help_it_says_so() -> None:
     line = refusal(Config(), 200 * MIB)
-    assert "no lower limits of queues and requests are enough: raise the limit to 956 MiB" in line
+    assert "no lower limits of queues and requests are enough: raise the limit to 981 MiB" in line
     many = {f"s{number}": Config().defaults for number in range(64)}
     assert lowered(replace(Config(), streams=many), 512 * MIB) is None, "each listed stream has its floor"
     assert lowered(replace(Config(), streams=many), 768 * MIB) is not None
@@ -154,7 +154,7 @@ def test_where_no_lower_limits_help_it_says_so() -> None:
 
 def test_in_words() -> None:
     assert in_words(Config(), MemoryLimit(1024 * MIB, FILE)) == (
-        "needs at most 956 MiB; the limit of this cgroup is 1,024 MiB"
+        "needs at most 981 MiB; the limit of this cgroup is 1,024 MiB"
     )
-    assert in_words(Config(), MemoryLimit()) == "needs at most 956 MiB; no limit is set"
+    assert in_words(Config(), MemoryLimit()) == "needs at most 981 MiB; no limit is set"
     assert in_words(Config(), MemoryLimit(problem="denied")).endswith("no limit is set, as far as is known: denied")

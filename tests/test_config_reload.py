@@ -148,3 +148,12 @@ def test_a_second_reload_goes_from_what_is_in_effect() -> None:
     again = reload(found.config, settings("worker_threads=2", "queue_limit=5"), ())
     assert (again.changes, again.needs_restart) == ((), ("worker_threads: 1 -> 2",))
     assert again.config == found.config
+
+
+def test_an_open_stream_whose_table_is_gone_is_not_open_to_everybody() -> None:
+    found = reloaded(["streams.orders.allowed_uids=7"], [], "orders")
+    assert found.config.stream("orders").allowed_uids == {7}
+    assert reloaded(["streams.orders.allowed_uids=7"], []).config.stream("orders").allowed_uids == frozenset()
+    assert reloaded(["streams.orders.allowed_uids=7"], ["streams.orders.allowed_uids=8"], "orders").config.stream(
+        "orders"
+    ).allowed_uids == {8}

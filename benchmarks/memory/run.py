@@ -127,8 +127,8 @@ class Daemon:
 
     def gauge(self, name: str) -> int:
         with urllib.request.urlopen(self.metrics_url, timeout=START_SECONDS) as answer:
-            found = re.search(rf"^producerd_{name}{{.*}} (\S+)$", answer.read().decode(), re.MULTILINE)
-        return int(float(found[1])) if found else 0
+            found = re.findall(rf"^producerd_{name}{{.*}} (\S+)$", answer.read().decode(), re.MULTILINE)
+        return int(sum(map(float, found)))
 
     def trimmed_rss_bytes(self) -> int:
         self.child.process.send_signal(signal.SIGUSR2)

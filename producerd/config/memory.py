@@ -32,6 +32,8 @@ JOB_FACTOR: Final = 8
 CONNECTION_BYTES: Final = 32 * KIB
 WAITING_FRAME_BYTES: Final = 1.1 * KIB
 """Memory of one waiting RESERVE.  A connection with 64 of them has 94 KiB; 250 with 4,096 each had 1,278 MiB."""
+LEAST_CONNECTIONS: Final = 256
+"""Connections that lower limits leave.  A task has one or two, and a node that has little memory few tasks."""
 LANE_BYTES: Final = 4 * KIB
 LANES_OF_A_STREAM: Final = 64
 """Open shards per stream, an assumption, because the settings do not count shards.  1,000 more need 4 MiB."""
@@ -189,6 +191,9 @@ def _scaled(config: Config, percent: int) -> Config:
                 "node_queue_limit_bytes": queue_bytes,
                 "node_max_in_flight_bytes": in_flight_bytes,
                 "max_streams": min(node.max_streams, *floors),
+                "max_connections": min(
+                    node.max_connections, max(LEAST_CONNECTIONS, node.max_connections * percent // 100)
+                ),
             }
         ),
         defaults=stream(config.defaults),

@@ -78,6 +78,7 @@ _STREAM_ARN: Final = (
     rf"^arn:aws[a-z-]*:kinesis:{_REGION_NAME}:[0-9]{{12}}:stream/{STREAM_NAME.pattern}$",
     "the ARN of a stream, arn:aws:kinesis:REGION:ACCOUNT:stream/NAME",
 )
+_UIDS: Final = 'a list of user ids and names, or text such as "1000,spark"'
 _URL: Final = "a URL http(s)://HOST[:PORT][/PATH] without user, query and fragment; HOST is an IP address or a DNS name"
 
 
@@ -105,6 +106,11 @@ class Settings(BaseModel):
         raise NotImplementedError
 
 
+def _most(count: int) -> int:
+    """Return the part of a count that one user may have by default: all but a sixteenth."""
+    return count - count // 16
+
+
 def needs_restart(info: FieldInfo) -> bool:
     """Return whether a change of the setting needs a restart."""
     return _AT_START in info.metadata
@@ -114,21 +120,21 @@ class NodeSettings(Settings):
     """The settings of the whole daemon."""
 
     socket: AtStart[SocketPath] = Field(
-        default_factory=default_socket, json_schema_extra=_say(f"a path of 1 to {SOCKET_PATH_BYTES} bytes")
+        default_factory=default_socket, json_schema_extra=_say(f"an absolute path of 1 to {SOCKET_PATH_BYTES} bytes")
     )
     """Path of the unix socket that Spark's tasks connect to."""
-    socket_mode: AtStart[Mode] = Field(default=0o660, json_schema_extra=_say('an octal mode in quotes, such as "0660"'))
+    socket_mode: AtStart[Mode] = Field(
+        default=0o660, json_schema_extra=_say('an octal mode in quotes with which somebody may write, such as "0660"')
+    )
     """File mode of the socket, in octal: it says which users may connect."""
     socket_group: AtStart[Name] = Field(
         default=None, pattern=r"^[^\s:]+$", json_schema_extra=_say("the name of a group")
     )
     """Group that owns the socket; empty: the daemon's own group."""
-    allowed_uids: Uids = Field(
-        default=frozenset(), json_schema_extra=_say('a list of user ids and names, or text such as "1000,spark"')
-    )
+    allowed_uids: Uids = Field(default=frozenset(), json_schema_extra=_say(_UIDS))
     """Users whose processes may connect, in addition to the check of mode and group; empty: all users."""
     admin_socket: AtStart[AdminPath] = Field(
-        default=None, json_schema_extra=_say(f"a path of 1 to {SOCKET_PATH_BYTES} bytes, or empty")
+        default=None, json_schema_extra=_say(f"an absolute path of 1 to {SOCKET_PATH_BYTES} bytes, or empty")
     )
     """Path of the unix socket of producerctl, for the daemon's own user; empty: NAME.admin.sock next to ``socket``."""
     metrics_listen: AtStart[Listen] = Field(
@@ -145,6 +151,9 @@ class NodeSettings(Settings):
     """External ID that the role of ``role_arn`` requires."""
     max_streams: Count = _in(1, 10_000, default=64)
     """Streams that may be open at the same time."""
+    max_streams_per_user: Count = _in(0, 10_000, default=0)
+    """Streams that the clients of one user id may have open at the same time, without listed ones; 0: all but a
+    sixteenth of ``max_streams``."""
     streams_allowed: Literal["any", "listed"] = "any"
     """Streams that a client may open; "listed": only streams with a table of their own."""
     node_queue_limit_bytes: Bytes = _in(64 * KIB, 1024 * GIB, default=256 * MIB)
@@ -155,11 +164,15 @@ class NodeSettings(Settings):
     memory: MaybeBytes = Field(
         default=None, ge=MIB, le=1024 * GIB, json_schema_extra=_say('bytes, text such as "384 MiB", or empty')
     )
-    """Memory that the daemon may use: limits of queues and requests that need more are lowered; empty: as they are."""
+    """Memory that the daemon may use: limits of queues, requests and clients that need more are lowered; empty:
+    as they are."""
     worker_threads: AtStart[Count] = _in(1, 16, default=1)
     """Threads that sort and encode large batches, which would block the event loop for over 16 ms."""
-    max_connections: Count = _in(1, 65_536, default=256)
-    """Client connections at the same time."""
+    max_connections: Count = _in(1, 65_536, default=512)
+    """Client connections at the same time; when all are taken, an idle client makes place for a new one."""
+    max_connections_per_user: Count = _in(0, 65_536, default=0)
+    """Client connections of one user id at the same time; 0: all but a sixteenth of
+    ``max_connections``."""
     max_frame_bytes: AtStart[Bytes] = _in(4 * KIB, 64 * MIB, default=MIB)
     """Largest frame that a client may send, in bytes; a larger record is sent in a frame of its own."""
     max_frame_records: AtStart[Count] = _in(1, 1_000_000, default=10_000)
@@ -213,6 +226,16 @@ class NodeSettings(Settings):
         return self.node_max_in_flight_bytes // (2 * self.max_streams)
 
     @property
+    def most_connections_of_a_user(self) -> int:
+        """Client connections that one user may have."""
+        return self.max_connections_per_user or _most(self.max_connections)
+
+    @property
+    def most_streams_of_a_user(self) -> int:
+        """Streams without a table of their own that one user may have open."""
+        return self.max_streams_per_user or _most(self.max_streams)
+
+    @property
     def admin_path(self) -> Path:
         """Path of the socket that producerctl connects to."""
         return self.admin_socket or self.socket.with_suffix(".admin.sock")
@@ -226,6 +249,8 @@ class NodeSettings(Settings):
 class StreamSettings(Settings):
     """The settings of one stream."""
 
+    allowed_uids: Uids = Field(default=frozenset(), json_schema_extra=_say(_UIDS))
+    """Users whose clients may open the stream; empty: all users that may connect."""
     stream_name: AtStart[Name] = _name(f"^{STREAM_NAME.pattern}$", "1 to 128 of a-z A-Z 0-9 _ . -")
     """The stream's name in Kinesis; empty: the name of its table."""
     stream_arn: AtStart[Name] = _name(*_STREAM_ARN)

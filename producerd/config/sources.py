@@ -28,7 +28,7 @@ from producerd.config.settings import (
     Settings,
     StreamSettings,
 )
-from producerd.config.text import allowed, shown
+from producerd.config.text import NOT_SHOWN, allowed, shown
 from producerd.config.values import default_socket
 from producerd.errors import ConfigurationError
 
@@ -50,7 +50,8 @@ class _Given:
     origin: str
 
     def __str__(self) -> str:
-        return f"{self.key} = {shown(self.value)} ({self.origin})"
+        value = NOT_SHOWN if "external" in self.key.lower() else shown(self.value)
+        return f"{self.key} = {value} ({self.origin})"
 
     @property
     def source(self) -> str:

@@ -91,6 +91,10 @@ def _table_schema(model: type[Settings], without: Collection[str] = ()) -> dict[
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
+NOT_SHOWN: Final = "(set, not shown)"
+"""Text in place of a secret.  It is not a valid value, so nobody takes it for one."""
+
+
 def plain(info: FieldInfo) -> str:
     """Return a setting's description in one line, without markup."""
     return " ".join(str(info.description).split()).replace("``", "")
@@ -129,6 +133,8 @@ def assignment(name: str, value: object) -> str:
     """Return a setting as a line of a file."""
     if value is None:
         return f'{name} = ""'
+    if name == "external_id":  # a secret between two accounts
+        return f'{name} = "{NOT_SHOWN}"'
     if name == "socket_mode":
         return f'{name} = "{value:04o}"'
     if isinstance(value, frozenset):

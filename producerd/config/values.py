@@ -49,7 +49,10 @@ def _to_mode(value: object) -> int:
     """Read a file mode from octal text.  A number is refused: in TOML 660 is decimal, and another mode than 0660."""
     if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
         raise ValueError("not an octal mode")
-    return int(value, 8)
+    mode = int(value, 8)
+    if not mode & 0o222:  # connecting needs the permission to write (unix(7))
+        raise ValueError("nobody may connect")
+    return mode
 
 
 def _to_uids(value: object) -> frozenset[int]:
@@ -78,6 +81,8 @@ def _to_path(value: object) -> Path:
         raise ValueError("not a path")
     if len(os.fsencode(value)) > SOCKET_PATH_BYTES:
         raise ValueError("too long")
+    if not os.path.isabs(value):  # the daemon and its clients would look in different places
+        raise ValueError("not absolute")
     return Path(value)
 
 

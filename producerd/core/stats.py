@@ -45,6 +45,11 @@ class Histogram:
         other.counts, other.sum = self.counts.copy(), self.sum
         return other
 
+    def merge(self, other: Histogram) -> None:
+        """Add the values of another histogram, which has the same bounds."""
+        self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
+        self.sum += other.sum
+
     def add(self, value: float, times: int = 1) -> None:
         """Add a value this many times."""
         self.counts[bisect_left(self.bounds, value)] += times

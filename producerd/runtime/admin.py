@@ -11,12 +11,15 @@ requests, and all answers are JSON.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import platform
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, get_args
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -47,6 +50,28 @@ def _is_ours(record: logging.LogRecord) -> bool:
 logging.getLogger("aiohttp.server").addFilter(_is_ours)
 
 
+def _name_in(host: str) -> str:
+    """Return the name in a Host header, or "" if there is none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_own_name(host: str) -> bool:
+    """Return whether a Host header names this machine.
+
+    A web page of somebody else could have its own name lead here, and read the page as its own (DNS rebinding).
+    """
+    name, own = _name_in(host), socket.gethostname().lower()
+    if name in ("localhost", own, own.partition(".")[0]):
+        return True
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
 @asynccontextmanager
 async def serve(
     address: tuple[str, int],
@@ -63,7 +88,10 @@ async def serve(
     async def metrics(_request: web.Request) -> web.Response:
         return web.Response(body=await render_metrics(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def page(_request: web.Request) -> web.Response:
+    async def page(request: web.Request) -> web.Response:
+        if not (_is_own_name(request.host) or _name_in(request.host) == await asyncio.to_thread(socket.getfqdn)):
+            text = f"this page answers to an IP address, localhost and {socket.gethostname()}, not to {request.host}\n"
+            return web.Response(status=421, text=text)
         return web.Response(text=render_page(), content_type="text/html", headers=HEADERS)
 
     async def ready(_request: web.Request) -> web.Response:

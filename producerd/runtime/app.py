@@ -14,6 +14,7 @@ from typing import Final
 import uvloop
 
 from producerd.config import Config
+from producerd.config.dangers import dangers
 from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import sort_rows
@@ -42,6 +43,8 @@ def run(
     ``log_file`` is the file that stderr is, if its size must stay bounded.
     """
     with logs.running(config.node.log_level, config.node.log_format, log_file):
+        for danger in dangers(config):
+            log.warning("a setting exposes something to others", what=danger)
         try:
             return _run(config, load, owner)
         except ConfigurationError:

@@ -9,24 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from math import inf
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from producerd.core.failures import meaning_of
 from producerd.core.sending.health import WHERE_TO_LOOK, HealthState
 from producerd.errors import Code
-from producerd.runtime.kinesis import Address, Tried
+from producerd.runtime.kinesis import ControlPlane, Tried
 from producerd.runtime.stream import Stream
 from producerd.wire import frames
 
 ASK_AGAIN_SECONDS: Final = 2.0
 """Time for which an answer is reused, because a check of a Spark cluster asks once from each executor."""
-
-
-class StoringTrial(Protocol):
-    """The call to the service that `Asking` needs; `AioKinesis` implements it."""
-
-    async def try_storing(self, address: Address, *, aggregates: bool) -> Tried:
-        """Return what the service answers to an attempt that stores nothing."""
 
 
 class ServiceAnswer(NamedTuple):
@@ -50,7 +43,7 @@ class Asking:
     ``task`` is the question that is on its way, or None.  Its owner may cancel it.
     """
 
-    def __init__(self, stream: Stream, service: StoringTrial, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, stream: Stream, service: ControlPlane, tasks: asyncio.TaskGroup) -> None:
         self.task: asyncio.Task[None] | None = None
         self._stream = stream
         self._service = service

@@ -27,6 +27,7 @@ from typing import Final
 from producerd import __version__
 from producerd.config import Config, NodeSettings
 from producerd.config.cgroup import MemoryLimit, memory_limit
+from producerd.config.dangers import check_possible, dangers
 from producerd.config.memory import check_fits
 from producerd.config.reload import reload
 from producerd.core.gate import Refusal
@@ -37,11 +38,12 @@ from producerd.runtime.aside import aside
 from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.aws.clients import AwsClients, accesses_of, check_accesses
 from producerd.runtime.commands import Commands, Drained, JsonObject
+from producerd.runtime.connection_table import ConnectionTable
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.leaving import IdleTime, OwnerProcess
 from producerd.runtime.listener import Listener
 from producerd.runtime.session import Session, SessionRules
-from producerd.runtime.shares import TurnShares
+from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
 from producerd.wire.frames import Service
@@ -68,7 +70,6 @@ def _session_rules(node: NodeSettings) -> SessionRules:
         window_frames=node.session_window_frames,
         max_frame_bytes=node.max_frame_bytes,
         max_frame_records=node.max_frame_records,
-        max_connections=node.max_connections,
         body_timeout_seconds=node.body_timeout_seconds,
     )
 
@@ -96,7 +97,8 @@ class Daemon:
         self.config = config
         self.state = State.STARTING
         self.rules = _session_rules(node)
-        self.shares = TurnShares()
+        self._connections = ConnectionTable()
+        self.shares = LoopShares()
         self._load = load
         self._loop = asyncio.get_running_loop()
         self._notifier = notifier
@@ -105,7 +107,6 @@ class Daemon:
         self._dispatcher = Dispatcher(executor, node.worker_threads, self._streams_settled)
         self._streams = Streams(config, self._dispatcher, clients, executor)
         self.commands = Commands(self, self._streams)
-        self._sessions: dict[Session, None] = {}
         self._session_numbers = 0
         self._all_gone = asyncio.Event()
         self._metrics = metrics.Metrics(config, memory_limit().bytes)
@@ -178,10 +179,14 @@ class Daemon:
 
     # ---- what sessions need
 
-    def open_stream(self, name: str) -> Stream:
+    def admit(self, session: Session) -> str | None:
+        looks = self.shares.has_time(session.peer, self.shares.clock())
+        return self._connections.admit(session, self.config.node, looks=looks)
+
+    def open_stream(self, name: str, uid: int | None) -> Stream:
         if self.state is not State.SERVING:
             raise Refused("the daemon stops", code=Code.DRAINING)
-        return self._streams.open(name)
+        return self._streams.open(name, uid)
 
     def ask_service(self, stream: Stream, receive: Callable[[ServiceAnswer], None]) -> None:
         if self.state is State.SERVING:
@@ -193,23 +198,18 @@ class Daemon:
         self._dispatcher.failed(error)
 
     def ended(self, session: Session) -> None:
-        self._sessions.pop(session, None)
+        self._connections.forget(session)
         self._metrics.disconnects[session.ended_as] += 1
-        if not self._sessions:
+        if not self._connections:
             self._all_gone.set()
         self._look_whether_idle()
 
     def _make_session(self) -> asyncio.BaseProtocol:
         self._session_numbers += 1
         session = Session(self, self._session_numbers)
-        self._sessions[session] = None
+        self._connections.add(session)
         self._look_whether_idle()
         return session
-
-    @property
-    def full(self) -> bool:
-        """Whether more clients are connected than ``max_connections``, the newest one included."""
-        return len(self._sessions) > self.config.node.max_connections
 
     # ---- the end
 
@@ -257,7 +257,7 @@ class Daemon:
             self._drain_asked.set()
 
     def _look_whether_idle(self) -> None:
-        self._idle_time.look(is_idle=not self._sessions and self._streams.are_quiet, now=self._loop.time())
+        self._idle_time.look(is_idle=not self._connections and self._streams.are_quiet, now=self._loop.time())
 
     # ---- other settings
 
@@ -272,6 +272,7 @@ class Daemon:
         def look() -> tuple[Config, MemoryLimit]:
             try:
                 loaded = self._load()
+                check_possible(loaded)
                 check_accesses(accesses_of(loaded))
                 return loaded, memory_limit()
             except ConfigurationError:
@@ -292,6 +293,8 @@ class Daemon:
         self._streams.reload(read.config, self._loop.time())
         self._metrics.reload(read.config, limit.bytes)
         logs.reconfigure(read.config.node.log_level)
+        for danger in dangers(read.config):
+            log.warning("a setting exposes something to others", what=danger)
         ready = {} if self.unready is None else {"unready": self.unready}
         log.info("settings read again", changed=list(read.changes), needs_restart=list(read.needs_restart), **ready)
         return {"changed": read.changes, "needs_restart": read.needs_restart, "unready": self.unready}
@@ -307,7 +310,7 @@ class Daemon:
         """Finish requests and return rows, until all is done or the deadline has passed."""
         seconds = self.config.node.drain_timeout_seconds
         emptying_seconds = self._drained.empties_for_seconds or 0.0
-        for session in list(self._sessions):
+        for session in list(self._connections):
             session.drain(seconds + emptying_seconds)
         now = self._loop.time()
         for stream in self._streams:
@@ -352,9 +355,9 @@ class Daemon:
 
     async def _say_last_words(self) -> None:
         """Let the last acknowledgements leave, and then end the connections."""
-        for session in list(self._sessions):
+        for session in list(self._connections):
             session.close(Code.DRAINING, "the daemon has stopped")
-        if self._sessions:
+        if self._connections:
             self._all_gone.clear()  # set since the first time that no client was connected
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
@@ -373,7 +376,7 @@ class Daemon:
 
     @property
     def connections(self) -> int:
-        return len(self._sessions)
+        return len(self._connections)
 
     def _status_line(self) -> str:
         records = sum([stream.budget.used_records for stream in self._streams])

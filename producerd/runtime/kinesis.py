@@ -52,8 +52,21 @@ class Tried:
     endpoint: str = ""
 
 
+class ControlPlane(Protocol):
+    """The calls to Kinesis that ask about a stream and store nothing."""
+
+    async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
+        """Return all pages of ListShards' answer, with open shards only."""
+
+    async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
+        """Return the stream's summary."""
+
+    async def try_storing(self, address: Address, *, aggregates: bool) -> Tried:
+        """Return what the service answers to an attempt that stores nothing."""
+
+
 class Kinesis(Protocol):
-    """The calls that the daemon makes to Kinesis."""
+    """The calls to Kinesis that send records."""
 
     async def ready(self) -> None:
         """Return when the endpoint is known, or when the calls themselves would say why it is not."""
@@ -66,9 +79,3 @@ class Kinesis(Protocol):
         self, address: Address, request: EncodedRequest, timeout_seconds: float
     ) -> Answer | RequestFailed:
         """Send a PutRecords whose body is already encoded, and return its answer within ``timeout_seconds``."""
-
-    async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
-        """Return all pages of ListShards' answer, with open shards only."""
-
-    async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
-        """Return the stream's summary."""

@@ -215,7 +215,8 @@ def _lock_path(path: Path) -> Path:
 def _lock(path: Path) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # a link may lead to a file of somebody's
+        handle = os.open(_lock_path(path), flags, 0o600)
     except OSError as error:
         raise PathProblem(f"its directory cannot be used: {error.strerror}") from None
     try:

@@ -23,8 +23,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from producerd.runtime.journal import Journal
 from producerd.runtime.repeats import MessageKind, Repeats
 
 MAX_HELD_BYTES: Final = 1 << 20
@@ -50,6 +51,18 @@ def without_secrets(text: str) -> str:
     return _LOGIN.sub("...@", _KEY_QUOTED.sub("Value '...' at 'records.", text))
 
 
+FIELDS: Final = ("stream", "code")
+"""Values that are fields of the journal's entries, too."""
+
+
+class Line(NamedTuple):
+    """A line that waits to be written, with its level and `FIELDS`."""
+
+    data: bytes
+    level: int
+    fields: dict[str, str]
+
+
 class LogLines(logging.Handler):
     """The log handler of the process, which is safe to use from every thread.
 
@@ -64,14 +77,16 @@ class LogLines(logging.Handler):
         repeats: Repeats | None = None,
         clock: Callable[[], float] = time.monotonic,
         file: Path | None = None,
+        journal: Journal | None = None,
     ) -> None:
         super().__init__()
         self._file = file
+        self._journal = journal
         self._descriptor = descriptor
         self._repeats = repeats or Repeats()
         self._clock = clock
         self._changed = threading.Condition()  # its lock guards all attributes below
-        self._lines: deque[bytes] = deque()
+        self._lines: deque[Line] = deque()
         self._held_bytes = 0  # including the line that is being written
         self._overflows = False
         self._fails = False  # the last line could not be written: no reader is left, or the disk is full
@@ -94,7 +109,7 @@ class LogLines(logging.Handler):
             if owed:
                 setattr(record, VALUES, {"repeated": owed})
             try:
-                self._hold(self.format(record))
+                self._hold(self.format(record), record)
             except Exception:  # a value's __str__ may raise anything, and so may arguments that do not fit
                 self.note("a message could not be rendered", logging.ERROR, of=record.name)
 
@@ -102,7 +117,7 @@ class LogLines(logging.Handler):
         """Write a line at any level, even if it repeats an earlier one."""
         record = logging.LogRecord(logger, level, "", 0, event, None, None)
         setattr(record, VALUES, values)
-        self._hold(self.format(record))
+        self._hold(self.format(record), record)
 
     def close(self) -> None:
         """Report the repeats that are still owed, and wait up to `LAST_LINES_SECONDS` until all lines are written."""
@@ -112,6 +127,8 @@ class LogLines(logging.Handler):
                 self._ends = True
                 self._changed.notify()
         self._thread.join(LAST_LINES_SECONDS)
+        if self._journal is not None:
+            self._journal.close()
         super().close()
 
     def _tell_repeats(self, now: float = inf) -> None:
@@ -119,28 +136,29 @@ class LogLines(logging.Handler):
             stream = {} if kind.stream is None else {"stream": kind.stream}
             self.note(kind.event, kind.level, kind.logger, **stream, repeated=repeated)
 
-    def _hold(self, line: str) -> None:
+    def _hold(self, line: str, record: logging.LogRecord) -> None:
         data = without_secrets(f"{line}\n").encode(errors="backslashreplace")
         with self._changed:
             if self._overflows or self._held_bytes + len(data) > MAX_HELD_BYTES:
                 self._overflows = True
                 self._dropped += 1
             else:
-                self._lines.append(data)
+                self._lines.append(Line(data, record.levelno, _fields_of(record)))
                 self._held_bytes += len(data)
                 self._changed.notify()
 
     # ---- for the thread that writes
 
     def _run(self) -> None:
-        while (data := self._next()) is not None:
-            written = self._write(data)
+        while (line := self._next()) is not None:
+            written = self._journal is not None and self._journal.write(*line)
+            written = written or self._write(line.data)
             with self._changed:
-                self._held_bytes -= len(data)
+                self._held_bytes -= len(line.data)
                 self._fails = not written
                 self._dropped += self._fails
 
-    def _next(self) -> bytes | None:
+    def _next(self) -> Line | None:
         """Wait for the next line and return it, or return None when the log ends."""
         with self._changed:
             while not self._lines:
@@ -170,6 +188,12 @@ class LogLines(logging.Handler):
         except OSError:
             return False
         return True
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, str]:
+    """Return the values of a record by which people look for lines."""
+    values = {**(record.msg if isinstance(record.msg, dict) else {}), **getattr(record, VALUES, {})}
+    return {name: str(values[name]) for name in FIELDS if values.get(name) is not None}
 
 
 def _begin_again(file: Path, descriptor: int) -> None:

@@ -28,6 +28,7 @@ from typing import Any, Final, Literal, cast
 import structlog
 from structlog.typing import EventDict, Processor
 
+from producerd.runtime.journal import journal_of
 from producerd.runtime.log_lines import VALUES, LogLines
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -70,7 +71,8 @@ def running(
         processors=[_add_values, structlog.stdlib.ProcessorFormatter.remove_processors_meta, _head_first, renderer],
     )
     # If descriptor 2 is closed, another file soon gets its number.
-    handler = LogLines(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno(), file=file)
+    descriptor = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno()
+    handler = LogLines(descriptor, file=file, journal=journal_of(descriptor))
     handler.setFormatter(formatter)
     root = logging.getLogger()
     before, root.handlers[:] = root.handlers[:], [handler]

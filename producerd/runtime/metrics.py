@@ -4,7 +4,8 @@ At every scrape, ``ingested = delivered + failed + discarded + queued``, because
 without a break, and nothing else changes them.
 
 Labels are the stream and closed enumerations.  A stream of the configuration has every label set, at 0, from the start.
-Another stream has them from the time a client opens it.  `NODE_FAMILIES` and `STREAM_FAMILIES` define all metrics, and
+Another stream has them from its first stored record; until then it shares the label `NEVER_STORED`, because clients may
+invent any number of names.  `NODE_FAMILIES` and `STREAM_FAMILIES` define all metrics, and
 docs/operations.md has a table generated from them.
 """
 
@@ -13,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
 from math import inf
-from typing import Final, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast, get_args
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -37,6 +38,8 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 """Content type of the text that `text` returns."""
 PREFIX: Final = "producerd_"
 """Beginning of every metric's name."""
+NEVER_STORED: Final = "(never stored)"
+"""Label of all streams together that stored no record and are not in the settings.  No stream can have this name."""
 FAILURE_REASONS: Final = (
     Code.RECORD_TOO_LARGE,
     Code.RECORD_INVALID,
@@ -117,6 +120,7 @@ class Family:
     """One metric, whose name is given without the prefix ``producerd_``.
 
     ``label`` is its label in addition to the stream; ``values`` are the label's values that are known beforehand.
+    ``together`` makes one value from several streams' values.
     """
 
     name: str
@@ -124,6 +128,7 @@ class Family:
     meaning: str
     label: str = ""
     values: tuple[str, ...] = ()
+    together: Callable[[Iterable[Any]], Any] = sum
 
 
 class LoopLag:
@@ -163,7 +168,8 @@ class Metrics:
         self._memory_limit_bytes = inf if memory_limit_bytes is None else memory_limit_bytes
         self.reload_succeeded, self._reloaded_at = True, time.time()
         # A stream of the configuration is shown before a client opens it, by a stand-in that no client can open.
-        self._unopened = [Stream(name, config.stream(name), 1, 1) for name in config.streams]
+        shown = [*config.streams, *([NEVER_STORED] if config.node.streams_allowed == "any" else [])]
+        self._unopened = [Stream(name, config.stream(name), 1, 1) for name in shown]
 
     def reload_failed(self) -> None:
         """Note that new settings were read and refused."""
@@ -185,10 +191,24 @@ class Metrics:
             memory_limit_bytes=self._memory_limit_bytes,
         )
         moment = Moment(now, time.time())
-        shown = {stream.name: stream for stream in (*self._unopened, *streams)}
+        shown = {stream.name: [stream] for stream in self._unopened}
+        never_stored = []
+        for stream in streams:
+            if stream.name in shown or stream.pipeline.stats.delivered_records:
+                shown[stream.name] = [stream]
+            else:
+                never_stored.append(stream)
+        if never_stored:
+            shown[NEVER_STORED] = never_stored
         of_node: Scrape = [(family, [({}, _frozen(read(node)))]) for family, read in NODE_FAMILIES.items()]
         of_streams: Scrape = [
-            (family, [({"stream": name}, _frozen(read_of(stream, moment))) for name, stream in shown.items()])
+            (
+                family,
+                [
+                    ({"stream": name}, _together([read_of(stream, moment) for stream in several], family.together))
+                    for name, several in shown.items()
+                ],
+            )
             for family, read_of in STREAM_FAMILIES.items()
         ]
         return [*of_node, *of_streams]
@@ -242,6 +262,20 @@ def _frozen(value: Value) -> Value:
     if isinstance(value, Histogram):
         return value.copy()
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _together(values: Sequence[Value], of_numbers: Callable[[Iterable[Any]], Any]) -> Value:
+    """Return one value for several streams, as a copy that later changes do not reach."""
+    first, *others = values
+    if isinstance(first, Histogram):
+        total = first.copy()
+        for other in cast("list[Histogram]", others):
+            total.merge(other)
+        return total
+    if isinstance(first, Mapping):
+        names = dict.fromkeys(name for value in cast("Sequence[Mapping[str, float]]", values) for name in value)
+        return {name: of_numbers([value.get(name, 0) for value in values]) for name in names}  # type: ignore[union-attr]
+    return of_numbers(values) if others else first
 
 
 def _delivered_at(stream: Stream, at: Moment) -> float:
@@ -310,9 +344,9 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     Family("queue_peak_bytes", "gauge", "Most bytes ever granted and not settled at one time."): lambda s, _: (
         s.budget.peak_bytes
     ),
-    Family("queue_oldest_record_age_seconds", "gauge", "Age of the oldest frame that has unsettled records."): (
-        lambda s, at: s.pipeline.oldest_seconds(at.now)
-    ),
+    Family(
+        "queue_oldest_record_age_seconds", "gauge", "Age of the oldest frame that has unsettled records.", together=max
+    ): (lambda s, at: s.pipeline.oldest_seconds(at.now)),
     Family("backpressure_blocked_clients", "gauge", "Callers that wait for room in the queue or in their window."): (
         lambda s, _: s.gate.blocked_callers
     ),
@@ -371,7 +405,10 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         lambda s, _: s.pipeline.stats.delivery_seconds
     ),
     Family(
-        "last_delivery_timestamp_seconds", "gauge", "Unix time at which Kinesis last stored records; 0 if never."
+        "last_delivery_timestamp_seconds",
+        "gauge",
+        "Unix time at which Kinesis last stored records; 0 if never.",
+        together=max,
     ): _delivered_at,
     Family(
         "record_errors_total",
@@ -403,10 +440,12 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "cause",
         MAYBE_CAUSES[1:],
     ): lambda s, _: s.pipeline.stats.possible_duplicate_records,
-    Family("stream_up", "gauge", "0 while the service refuses the whole stream or does not answer."): (
+    Family("stream_up", "gauge", "0 while the service refuses the whole stream or does not answer.", together=min): (
         lambda s, _: s.is_up
     ),
-    Family("stream_paused", "gauge", "1 while an operator has paused the stream."): lambda s, _: s.pipeline.paused,
+    Family("stream_paused", "gauge", "1 while an operator has paused the stream.", together=max): lambda s, _: (
+        s.pipeline.paused
+    ),
     Family("shards_open", "gauge", "Open shards in the newest list of shards; 0 before the first list."): (
         lambda s, _: len(s.pipeline.shard_map or ())
     ),
@@ -417,12 +456,16 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "shard_utilization_max_ratio",
         "gauge",
         "Share of its 1 MiB/s or 1,000 records/s that the busiest shard recently stored.",
+        together=max,
     ): lambda s, at: s.pipeline.lanes.most_used(at.now),
     Family("shard_map_refreshes_total", "counter", "Reads of the list of shards.", "result", MAP_RESULTS): (
         lambda s, _: s.pipeline.stats.shard_map_refreshes
     ),
     Family(
-        "credentials_expiry_timestamp_seconds", "gauge", "Unix time at which the credentials expire; 0 if unknown."
+        "credentials_expiry_timestamp_seconds",
+        "gauge",
+        "Unix time at which the credentials expire; 0 if unknown.",
+        together=max,
     ): (lambda s, _: (s.credentials and s.credentials.expires_at) or 0.0),
     Family(
         "shard_mispredictions_total",

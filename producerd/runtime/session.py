@@ -23,7 +23,7 @@ from producerd.errors import Code, ProducerdError, ProtocolError
 from producerd.runtime.asking import NOT_ASKED, ServiceAnswer
 from producerd.runtime.logs import get_logger
 from producerd.runtime.peers import Peer, peer_of
-from producerd.runtime.shares import TurnShares
+from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
 from producerd.wire import columns, frames
 from producerd.wire.frames import MessageType
@@ -40,15 +40,16 @@ WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
 
 If a client stops reading, the session stops writing to it and reading from it until it catches up.
 """
-MESSAGES_OF_A_TURN: Final = 64
+MESSAGES_OF_A_TURN: Final = 16
 """Most control messages that a session reads before other sockets have their turn.
 
-64 STATUS messages use 3 ms of CPU, and the buffer holds 2,700.
+16 STATUS messages use 1 ms of CPU, and the buffer holds 2,700.  A client has two or three on their way.
 """
 _ENDED_AS: Final = {
     Code.PROTOCOL: "protocol",
     Code.VERSION_MISMATCH: "version_mismatch",
     Code.CONNECTION_LIMIT: "connection_limit",
+    Code.TABLE_FULL: "table_full",
     Code.NOT_AUTHORIZED: "not_authorized",
     Code.DRAINING: "draining",
 }
@@ -80,7 +81,6 @@ class SessionRules:
     window_frames: int
     max_frame_bytes: int
     max_frame_records: int
-    max_connections: int
     body_timeout_seconds: float
     allowed_uids: frozenset[int] = frozenset()
     """Users that may connect; if empty, the socket's mode and group decide."""
@@ -90,14 +90,13 @@ class Host(Protocol):
     """The daemon, as a session sees it."""
 
     rules: SessionRules
-    shares: TurnShares
+    shares: LoopShares
 
-    @property
-    def full(self) -> bool:
-        """Whether more clients are connected than ``max_connections``, this one included."""
+    def admit(self, session: Session) -> str | None:
+        """Let a new client in, if need be in place of an idle one.  Return why not, or None."""
 
-    def open_stream(self, name: str) -> Stream:
-        """Return the stream of that name.
+    def open_stream(self, name: str, uid: int | None) -> Stream:
+        """Return the stream of that name for a client of this user.
 
         Raise ProducerdError if it cannot be opened; the client receives its code and message.
         """
@@ -155,7 +154,7 @@ class SessionStream:
         self.stream_id = stream_id
         self.stream = stream
         self.asks = False  # whether a question to its service is on its way
-        self.member = stream.join(self, patient=resumed, uid=session.peer and session.peer.uid)
+        self.member = stream.join(self, patient=resumed, uid=session.uid)
 
     def may_receive(self, charge_bytes: int) -> bool:
         """Return whether the client may be granted a body of this charge now."""
@@ -210,6 +209,8 @@ class Session(asyncio.BufferedProtocol):
         self._reads_on = False  # read on in the next turn of the loop: the buffer holds more messages
         self._deliver = False
         self._take_good = False
+        self._active_at = self._loop.time()  # when the client last sent something, or was last answered
+        self.stays_away = False  # whether a client that has greeted does not come back after TABLE_FULL
         self.session_id = session_id
         self._abort: asyncio.TimerHandle | None = None  # of a connection that the daemon closes
         self.peer: Peer | None = None  # the client's process, as the kernel reports it
@@ -222,6 +223,24 @@ class Session(asyncio.BufferedProtocol):
             f"<Session {self.session_id} of {self.who}: streams {streams or 'none'}, {len(self._unacked)} frames with "
             f"{self._unacked_bytes} bytes not acknowledged, {len(self._waiting)} waiting>"
         )
+
+    # ---- questions
+
+    @property
+    def uid(self) -> int | None:
+        """The client's user id, or None if it is not known."""
+        return None if self.peer is None else self.peer.uid
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether the client has a stream open."""
+        return bool(self._opened)
+
+    @property
+    def idle_since(self) -> float | None:
+        """The time since which the client has sent nothing and been owed nothing, or None if it is owed something."""
+        owes = self._unacked or self._waiting or self._reads_on or self._transport is None
+        return None if owes else self._active_at
 
     # ---- for the transport
 
@@ -237,10 +256,16 @@ class Session(asyncio.BufferedProtocol):
             uid = "unknown" if self.peer is None else self.peer.uid
             log.warning("client is not allowed", session=self.session_id, uid=uid, pid=self.peer and self.peer.pid)
             self.close(Code.NOT_AUTHORIZED, f"user id {uid} may not use this socket: it is not in allowed_uids")
-        elif self.host.full:
-            most = self._rules.max_connections
-            log.warning("client is one too many", session=self.session_id, client=self.who, max_connections=most)
-            self.close(Code.CONNECTION_LIMIT, f"max_connections = {most} clients are connected")
+        else:
+            self._find_place()
+
+    @_guarded
+    def _find_place(self) -> None:
+        began = self.host.shares.clock()
+        if (why := self.host.admit(self)) is not None:
+            log.warning("client is one too many", session=self.session_id, client=self.who, why=why)
+            self.close(Code.CONNECTION_LIMIT, why)
+        self.host.shares.spend(self.peer, began)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
         """Return the buffer that the next bytes are read into."""
@@ -253,6 +278,7 @@ class Session(asyncio.BufferedProtocol):
         """Handle ``nbytes`` new bytes in the buffer that `get_buffer` returned."""
         if self._transport is None:
             return
+        self._active_at, began = self._loop.time(), self.host.shares.clock()
         try:
             if self._body is not None:
                 self._body_end += nbytes
@@ -260,9 +286,10 @@ class Session(asyncio.BufferedProtocol):
                     self._body_whole()
             else:
                 self._control_end += nbytes
-                self._read_control()
+                self._read_control(began)
         except ProtocolError as error:
             self._broken(error)
+        self.host.shares.spend(self.peer, began)
 
     def pause_writing(self) -> None:
         """Stop reading, because the client does not read its answers."""
@@ -281,10 +308,12 @@ class Session(asyncio.BufferedProtocol):
 
         The pause was for a client that did not read, or for the other sockets' turn.
         """
+        began = self.host.shares.clock()
         try:
-            self._read_control()
+            self._read_control(began)
         except ProtocolError as error:
             self._broken(error)
+        self.host.shares.spend(self.peer, began)
         stays_paused = self._choked or self._reads_on
         if not stays_paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
@@ -295,6 +324,7 @@ class Session(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything, because the connection is gone."""
         self._transport = None
+        self._control = bytearray()  # sessions stay until garbage is collected, and there may be thousands
         if self._abort is not None:
             self._abort.cancel()  # the timer would keep 1 KB for each client that was turned away
         if not self.ended_as:
@@ -352,6 +382,7 @@ class Session(asyncio.BufferedProtocol):
 
     def acknowledge(self, opened: SessionStream, frame: Frame) -> None:
         """Send the result of a frame that is settled, and make room in the window."""
+        self._active_at = self._loop.time()
         self._unacked_bytes -= self._unacked.pop(frame.frame_id)
         self._look_at_window()
         opened.stream.gate.settled(opened.member, frame.records, frame.charge_bytes)
@@ -383,7 +414,7 @@ class Session(asyncio.BufferedProtocol):
 
     # ---- control messages
 
-    def _read_control(self) -> None:
+    def _read_control(self, began: float) -> None:
         """Handle the whole messages in the control buffer, and begin a body if one follows.
 
         What exceeds one turn's number, or the share of the client's user, is left for the next turn.
@@ -391,13 +422,10 @@ class Session(asyncio.BufferedProtocol):
         at = messages = 0
         puts_off = False
         while self._transport is not None and not self._choked and self._control_end - at >= frames.HEADER.size:
-            if messages == MESSAGES_OF_A_TURN:
+            if messages == MESSAGES_OF_A_TURN or not self.host.shares.has_time(self.peer, began):
                 puts_off = True
                 break
             header = frames.parse_header(self._control, at)
-            if not self.host.shares.take(self.peer, header.type):
-                puts_off = True
-                break
             messages += 1
             if header.type is MessageType.BODY:
                 at = self._begin_body(header, at + frames.HEADER.size)
@@ -408,13 +436,14 @@ class Session(asyncio.BufferedProtocol):
             message = _understood(frames.decode, header, bytes(self._control[at + frames.HEADER.size : end]))
             at = end
             self._machine.received(header.type, frame_id_of(message))
+            self.host.shares.count(self.peer, header.type)
             _HANDLERS[header.type](self, message)
         self._control[: self._control_end - at] = self._control[at : self._control_end]
         self._control_end -= at
         self._reads_on = puts_off and not self._choked
         if self._reads_on and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
-            self._loop.call_soon(self._listen_again)
+            self.host.shares.put_off(self.peer, self._listen_again)
 
     def _hello(self, hello: frames.Hello) -> None:
         self._stop_timer()
@@ -429,6 +458,7 @@ class Session(asyncio.BufferedProtocol):
             self.close(Code.VERSION_MISMATCH, message)
             return
         self._deliver = hello.on_disconnect == frames.OnDisconnect.DELIVER
+        self.stays_away = not hello.comes_back
         self._take_good = hello.bad_rows == frames.BadRows.TAKE_GOOD
         rules = self._rules
         self._send(
@@ -443,8 +473,7 @@ class Session(asyncio.BufferedProtocol):
                 daemon=f"producerd {__version__}",
             )
         )
-        uid = self.peer and self.peer.uid
-        log.debug("session opened", session=self.session_id, client=self.who, uid=uid)
+        log.debug("session opened", session=self.session_id, client=self.who, uid=self.uid)
 
     def _log_not_opened(self, name: str, error: ProducerdError) -> None:
         """Log why a client may not open a stream.  While the daemon stops, it refuses every OPEN without a line.
@@ -467,7 +496,7 @@ class Session(asyncio.BufferedProtocol):
         if any(opened.stream.name == message.stream for opened in self._opened.values()):
             raise ProtocolError(f"OPEN of stream {message.stream}, which is open")
         try:
-            stream = self.host.open_stream(message.stream)
+            stream = self.host.open_stream(message.stream, self.uid)
         except ProducerdError as error:
             self._log_not_opened(message.stream, error)
             self._send(frames.Refused(0, message.stream_id, error.code, str(error)))
@@ -621,6 +650,9 @@ class Session(asyncio.BufferedProtocol):
         once more.
         """
         stood_still_seconds = self._loop.time() - due
+        if self._reads_on and not again:  # the daemon has put its messages off, and they may be here
+            self._wait_for(what, self._rules.body_timeout_seconds, again=True)
+            return
         if stood_still_seconds > STOOD_STILL_SECONDS and not again:
             self._wait_for(what, min(seconds, stood_still_seconds), again=True)
             return

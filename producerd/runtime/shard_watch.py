@@ -22,7 +22,7 @@ from producerd.core.shards.map_wait import UNANSWERED
 from producerd.core.shards.reading_times import SummaryReadings
 from producerd.core.shards.shard_map import ShardMap, map_from_listing
 from producerd.errors import Code
-from producerd.runtime.kinesis import Kinesis, StreamSummary
+from producerd.runtime.kinesis import ControlPlane, StreamSummary
 from producerd.runtime.logs import get_logger
 from producerd.runtime.outage import Outage
 from producerd.runtime.stream import Stream
@@ -43,7 +43,7 @@ NOT_BY_KEY: Final = (
 class ShardWatch:
     """The watch of one stream.  `run` ends when it is cancelled."""
 
-    def __init__(self, stream: Stream, kinesis: Kinesis) -> None:
+    def __init__(self, stream: Stream, kinesis: ControlPlane) -> None:
         self._stream = stream
         self._kinesis = kinesis
         self._summaries = SummaryReadings(Random())

@@ -1,15 +1,19 @@
-"""TurnShares: how much of one turn of the event loop the clients of one user may have.
+"""LoopShares: how much of the event loop's time the clients of one user may have.
 
-A turn handles what all sockets have to say, and each of them waits for it.  So a user whose clients send any number of
-control messages would slow down every other user.  What exceeds a user's share is handled in the next turn.
+The loop handles what all sockets have to say, one after the other, and each of them waits for it.  So a user whose
+clients send any number of messages would slow down every other user.  The shares count the time that the loop spends on
+each user's clients.  While others speak, too, a user has a short time at once and a part of the time in the long run.
+  What exceeds it waits, in the order in which it came.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from time import perf_counter
+from typing import Final, NamedTuple
 
 from producerd.runtime.logs import get_logger
 from producerd.runtime.peers import Peer
@@ -17,46 +21,120 @@ from producerd.wire.frames import MessageType
 
 log = get_logger("producerd")
 
-UNITS_OF_A_TURN: Final = 512
-"""Most units of one user in a turn: some 12 ms of CPU.  192 cores with two sessions each and a message each are 384."""
-COSTLY_UNITS: Final = 8
-UNITS: Final = {MessageType.STATUS: COSTLY_UNITS, MessageType.OPEN: COSTLY_UNITS}
-"""What a message counts, if that is not 1: its CPU time in units of 25 us, about."""
-FLOOD_TURNS: Final = 1_000
-"""A user whose clients were put off this often within `FLOOD_SECONDS` is reported."""
+
+class Share(NamedTuple):
+    """The time that a user has at once, and the part of the time that comes back."""
+
+    at_once_seconds: float
+    part: float
+
+
+ALONE: Final = Share(0.012, 1.0)
+"""Of the only user: no limit in the long run, but the loop's other work goes on."""
+WITH_OTHERS: Final = Share(0.001, 0.25)
+"""Of a user next to others, each of whom may have to wait for it."""
+ACTIVE_SECONDS: Final = 10.0
+"""Time after a user's last message in which the others leave room for the next one."""
+MOST_DEBT_SECONDS: Final = 0.05
+"""Most time beyond the share that is counted: a connection that is accepted cannot wait, so it may exceed the share."""
+FLOOD_MESSAGES: Final = frozenset({MessageType.STATUS, MessageType.CANCEL, MessageType.OPEN})
+"""Messages that bring no record closer to its stream.  Clients need few of them."""
+MOST_MESSAGES: Final = 60_000
+"""The daemon reports a user whose clients send more such messages in `FLOOD_SECONDS`."""
 FLOOD_SECONDS: Final = 60.0
 
 
-class TurnShares:
-    """The units of each user in the present turn of the loop."""
+class LoopShares:
+    """The time that each user has used.
 
-    def __init__(self) -> None:
-        self._used: Counter[int | None] = Counter()
-        self._put_off: Counter[int | None] = Counter()
+    A user is next to others while another one's clients have spoken within `ACTIVE_SECONDS`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self.clock = clock
+        self._used: dict[int | None, tuple[float, float]] = {}  # by user: seconds that count at that time
+        self._put_off: dict[int | None, deque[Callable[[], None]]] = {}
+        self._timer: asyncio.Handle | None = None  # of `_serve`
+        self._serves_at = 0.0
+        self._messages: Counter[int | None] = Counter()
         self._counts_from = 0.0
 
-    def take(self, peer: Peer | None, message: MessageType) -> bool:
-        """Return whether a client's next message may be handled in this turn."""
-        uid = None if peer is None else peer.uid
-        used = self._used[uid]
-        if used >= UNITS_OF_A_TURN:
-            self._count(peer, uid)
-            return False
-        if not self._used:
-            asyncio.get_running_loop().call_soon(self._used.clear)
-        self._used[uid] = used + UNITS.get(message, 1)
-        return True
+    def has_time(self, peer: Peer | None, began: float) -> bool:
+        """Return whether a client that the loop serves since ``began`` may go on.  If not, it calls `put_off`."""
+        uid, now = _uid(peer), self.clock()
+        share = self._share_of(uid, now)
+        return self._used_at(uid, now, share) + now - began < share.at_once_seconds
 
-    def _count(self, peer: Peer | None, uid: int | None) -> None:
-        """Count that a client is put off, and report a flood at most once a minute."""
-        now = asyncio.get_running_loop().time()
+    def spend(self, peer: Peer | None, began: float) -> None:
+        """Count that the loop has served a client since ``began``."""
+        uid, now = _uid(peer), self.clock()
+        share = self._share_of(uid, now)
+        most = share.at_once_seconds + MOST_DEBT_SECONDS
+        self._used[uid] = min(most, self._used_at(uid, now, share) + now - began), now
+
+    def put_off(self, peer: Peer | None, go_on: Callable[[], None]) -> None:
+        """Call ``go_on`` when the user has time again, after what was put off before for the same user."""
+        uid = _uid(peer)
+        self._put_off.setdefault(uid, deque()).append(go_on)
+        self._serve_later(uid)
+
+    def count(self, peer: Peer | None, message: MessageType) -> None:
+        """Count a message, and report a flood of messages without records at most once a minute."""
+        if message not in FLOOD_MESSAGES:
+            return
+        now = self.clock()
         if now >= self._counts_from + FLOOD_SECONDS:
             self._counts_from = now
-            self._put_off.clear()
-        self._put_off[uid] += 1
-        if self._put_off[uid] == FLOOD_TURNS:
+            self._messages.clear()
+        uid = _uid(peer)
+        self._messages[uid] += 1
+        if self._messages[uid] == MOST_MESSAGES:
             pid = None if peer is None else peer.pid
             log.warning("clients flood the daemon", uid=uid, pid=pid, command=_command_of(pid))
+
+    # ---- inside
+
+    def _share_of(self, uid: int | None, now: float) -> Share:
+        others = any(now - at < ACTIVE_SECONDS for other, (_, at) in self._used.items() if other != uid)
+        return WITH_OTHERS if others else ALONE
+
+    def _used_at(self, uid: int | None, now: float, share: Share) -> float:
+        """Return the user's time that counts now."""
+        used, at = self._used.get(uid, (0.0, now))
+        return max(0.0, used - (now - at) * share.part)
+
+    def _serve_later(self, uid: int | None) -> None:
+        """See to it that `_serve` is called when this user has half a share again, or before."""
+        loop, now = asyncio.get_running_loop(), self.clock()
+        share = self._share_of(uid, now)
+        seconds = max(0.0, self._used_at(uid, now, share) - share.at_once_seconds / 2) / share.part
+        if self._timer is not None:
+            if self._serves_at <= now + seconds:
+                return
+            self._timer.cancel()
+        self._serves_at = now + seconds
+        self._timer = loop.call_later(seconds, self._serve) if seconds else loop.call_soon(self._serve)
+
+    def _serve(self) -> None:
+        """Let those go on whose user has time again, as far as it goes."""
+        self._timer = None
+        for uid, line in list(self._put_off.items()):
+            for _ in range(len(line)):  # a client that is put off again joins the end of the line
+                now = self.clock()
+                share = self._share_of(uid, now)
+                if self._used_at(uid, now, share) >= share.at_once_seconds:
+                    break
+                line.popleft()()
+            if not line:
+                del self._put_off[uid]
+        now = self.clock()
+        self._used = {uid: (used, at) for uid, (used, at) in self._used.items() if now - at < ACTIVE_SECONDS}
+        for uid in self._put_off:
+            self._serve_later(uid)
+
+
+def _uid(peer: Peer | None) -> int | None:
+    return None if peer is None else peer.uid
 
 
 def _command_of(pid: int | None) -> str:

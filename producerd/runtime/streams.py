@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from functools import partial
 from typing import Final
 
 from producerd.config import STREAM_NAME, Config
@@ -18,6 +19,7 @@ from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.logs import get_logger
 from producerd.runtime.shard_watch import ShardWatch
 from producerd.runtime.stream import Stream
+from producerd.runtime.unknown_names import CallAllowance, SparingCalls
 
 log = get_logger("producerd.streams")
 
@@ -47,6 +49,8 @@ class Streams:
         self._known: dict[str, Stream] = {}
         self._watches: dict[Stream, asyncio.Task[None]] = {}
         self._askings: dict[Stream, Asking] = {}
+        self._openers: dict[Stream, int | None] = {}  # the user who opened it first
+        self._allowance = CallAllowance()
 
     async def run(self, stopped: asyncio.Event) -> None:
         """Own the watch of every stream until ``stopped``."""
@@ -76,14 +80,17 @@ class Streams:
         """Return how many records the streams have accepted until now, or None while any row is left."""
         return sum([stream.pipeline.stats.ingest_records for stream in self]) if self.are_quiet else None
 
-    def open(self, name: str) -> Stream:
-        """Return the stream of this name, and make it at the first call.
+    def open(self, name: str, uid: int | None = None) -> Stream:
+        """Return the stream of this name for a client of this user, and make it at the first call.
 
-        Raise Refused if the daemon may not take it.
+        Raise Refused if the daemon may not take it, or not from this user.
         """
         stream = self._known.get(name)
+        self._check_allowed(name, uid)
         if stream is None:
             self._check_new(name)
+        self._check_share(name, stream, uid)
+        if stream is None:
             node = self.config.node
             settings = self.config.stream(name)
             client = self._clients.of(access_of(node, settings))
@@ -97,9 +104,13 @@ class Streams:
                 touched=self._dispatcher.look_at,
                 credentials=client.credentials,
             )
+            self._openers[stream] = uid
             kinesis = AioKinesis(client, self._executor)
-            self._askings[stream] = Asking(stream, kinesis, self._tasks)
-            self._watches[stream] = self._tasks.create_task(ShardWatch(stream, kinesis).run())
+            calls = SparingCalls(
+                kinesis, self._allowance, lambda: [*stream.gate.users, uid], partial(self._is_known, stream)
+            )
+            self._askings[stream] = Asking(stream, calls, self._tasks)
+            self._watches[stream] = self._tasks.create_task(ShardWatch(stream, calls).run())
             self._dispatcher.add(stream, kinesis)
         return stream
 
@@ -131,14 +142,40 @@ class Streams:
 
     # ---- inside
 
+    def _is_known(self, stream: Stream) -> bool:
+        return stream.name in self.config.streams or _works(stream)
+
+    def _check_allowed(self, name: str, uid: int | None) -> None:
+        node = self.config.node
+        if node.streams_allowed == "listed" and name not in self.config.streams and STREAM_NAME.fullmatch(name):
+            message = f'the daemon takes listed streams only, and {name} is not: add [streams."{name}"]'
+            raise Refused(message, code=Code.NOT_AUTHORIZED)
+        allowed = self.config.stream(name).allowed_uids
+        if allowed and uid not in allowed:
+            message = f'user id {uid} may not write to {name}: it is not in allowed_uids of [streams."{name}"]'
+            raise Refused(message, code=Code.NOT_AUTHORIZED)
+
+    def _check_share(self, name: str, stream: Stream | None, uid: int | None) -> None:
+        """Raise Refused if the user's clients have all streams open that they may, and this would be one more."""
+        if name in self.config.streams or (stream is not None and stream.gate.has_user(uid)):
+            return
+        most = self.config.node.most_streams_of_a_user
+        if sum(self._is_of(one, uid) for one in self if one.name not in self.config.streams) >= most:
+            message = f"max_streams_per_user = {most} streams are open for user id {uid}, listed ones not counted"
+            raise Refused(message, code=Code.STREAM_LIMIT)
+
+    def _is_of(self, stream: Stream, uid: int | None) -> bool:
+        """Return whether a stream counts for a user: who has it open, or has opened one that never worked.
+
+        Records that nobody waits for any more keep such a stream, too.
+        """
+        return stream.gate.has_user(uid) or (self._openers[stream] == uid and not _works(stream))
+
     def _check_new(self, name: str) -> None:
         node = self.config.node
         if not STREAM_NAME.fullmatch(name):
             message = f"{name!r} cannot be a stream's name: 1 to 128 of a-z A-Z 0-9 _ . -"
             raise Refused(message, code=Code.STREAM_NOT_FOUND)
-        if node.streams_allowed == "listed" and name not in self.config.streams:
-            message = f'the daemon takes listed streams only, and {name} is not: add [streams."{name}"]'
-            raise Refused(message, code=Code.NOT_AUTHORIZED)
         if len(self) >= node.max_streams:
             self._make_place()
         if len(self) >= node.max_streams:
@@ -171,6 +208,7 @@ class Streams:
     def _forget(self, stream: Stream) -> None:
         self._watches.pop(stream).cancel()
         self._askings.pop(stream).close()
+        del self._openers[stream]
         self._dispatcher.forget(stream)
         del self._known[stream.name]
         self._share()

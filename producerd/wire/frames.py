@@ -93,6 +93,7 @@ class Hello:
     partition: int = 0
     attempt: int = 0
     pid: int = 0
+    comes_back: int = 0  # 1: the client knows TABLE_FULL, and comes back when it has rows
 
 
 @dataclass(frozen=True)
@@ -333,6 +334,7 @@ _SCHEMAS: Final = (
             (7, "partition", I64),
             (8, "attempt", I64),
             (9, "pid", I64),
+            (10, "comes_back", U8),
         ),
     ),
     _Schema(

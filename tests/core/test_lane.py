@@ -154,3 +154,15 @@ def test_a_lane_is_paced_while_one_of_its_buckets_is_less_than_half_full(of: str
 
 def test_a_lane_without_a_pacer_is_not_paced() -> None:
     assert not Lane(EVERYTHING, None).is_paced(5.0)
+
+
+def test_a_number_that_fell_is_the_one_that_later_numbers_are_compared_with() -> None:
+    """A shard of a stream that was made again begins at lower numbers."""
+    lane = Lane(EVERYTHING, None)
+    assert not lane.read(10, 0)
+    assert not lane.read(7, 0), "an answer that was overtaken"
+    assert lane.sequence == 10
+    assert lane.read(5, 10)
+    assert lane.sequence == 5
+    assert not lane.read(0, 5)
+    assert lane.sequence == 5

@@ -10,7 +10,7 @@ from producerd.config import StreamSettings
 from producerd.errors import Code, Refused
 from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.session import Session, SessionRules
-from producerd.runtime.shares import TurnShares
+from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
 from producerd.wire import frames
 from producerd.wire.columns import Columns
@@ -20,7 +20,6 @@ RULES = SessionRules(
     window_frames=4,
     max_frame_bytes=1 << 20,
     max_frame_records=10_000,
-    max_connections=4,
     body_timeout_seconds=5,
 )
 
@@ -78,8 +77,8 @@ class StandInHost:
 
     def __init__(self, queue_limit: int = 10, **changed: Any) -> None:
         self.rules = RULES
-        self.shares = TurnShares()
-        self.full = False
+        self.shares = LoopShares(lambda: 0.0)  # the time that a loaded machine takes changes nothing
+        self.full = ""  # why no client is let in
         self.refuses_with: str = Code.NOT_AUTHORIZED
         self.gone: list[Session] = []
         self.failures: list[Exception] = []
@@ -90,7 +89,10 @@ class StandInHost:
         self.stream = Stream("flights", settings, RULES.max_frame_bytes, RULES.max_frame_records)
         self.streams = {"flights": self.stream}
 
-    def open_stream(self, name: str) -> Stream:
+    def admit(self, session: Session) -> str | None:
+        return self.full or None
+
+    def open_stream(self, name: str, uid: int | None) -> Stream:
         if name not in self.streams:
             raise Refused("no", code=self.refuses_with)
         return self.streams[name]

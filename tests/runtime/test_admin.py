@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import socket
 from contextlib import suppress
 
 import aiohttp
@@ -39,6 +40,42 @@ async def test_ready_follows_the_daemon_and_metrics_are_what_is_rendered() -> No
             assert await answer.json() == {"version": __version__, "python": platform.python_version()}
         async with client.post("/-/ready") as answer:
             assert answer.status == 405
+
+
+async def test_the_page_answers_to_names_of_this_machine_alone() -> None:
+    """Else a web page of somebody else could read it by a name of its own that leads here."""
+    name = socket.gethostname()
+    async with (
+        admin.serve(
+            ("127.0.0.1", 0), render_metrics=a_metric, render_page=lambda: "the page", unready=lambda: None
+        ) as (host, port),
+        aiohttp.ClientSession(f"http://{host}:{port}") as http,
+    ):
+        for own in (
+            f"127.0.0.1:{port}",
+            f"localhost:{port}",
+            "LOCALHOST",
+            f"[::1]:{port}",
+            "10.2.3.4",
+            name,
+            name.upper(),
+        ):
+            async with http.get("/", headers={"Host": own}) as answer:
+                assert (answer.status, await answer.text()) == (200, "the page"), own
+        for other in (
+            "evil.example",
+            f"evil.example:{port}",
+            "127.0.0.1.evil.example",
+            f"evil-{name}",
+            f"{name}.evil.example",
+            "[::1",
+            "",
+        ):
+            async with http.get("/", headers={"Host": other}) as answer:
+                assert answer.status == 421, other
+                assert "the page" not in await answer.text()
+            async with http.get("/metrics", headers={"Host": other}) as answer:
+                assert answer.status == 200, "Prometheus may know the machine by any name"
 
 
 async def test_an_address_that_is_taken_is_a_configuration_error() -> None:

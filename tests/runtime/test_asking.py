@@ -12,7 +12,7 @@ from producerd.core.sending.answers import RequestFailed
 from producerd.errors import Code
 from producerd.runtime import asking
 from producerd.runtime.asking import Asking, ServiceAnswer, answer_of
-from producerd.runtime.kinesis import Address, Tried
+from producerd.runtime.kinesis import Address, StreamSummary, Tried
 from producerd.runtime.stream import Stream
 from producerd.wire.frames import Service
 from tests.daemon import until_on_loop
@@ -31,6 +31,12 @@ class StandInService:
     def __init__(self) -> None:
         self.asked = 0
         self.answers = asyncio.Event()
+
+    async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
+        raise AssertionError("only the question is asked")
+
+    async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
+        raise AssertionError("only the question is asked")
 
     async def try_storing(self, address: Address, *, aggregates: bool) -> Tried:
         assert (address, aggregates) == ({"StreamName": "flights"}, False)

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from producerd.errors import BackpressureTimeout, Code, Outcome
+from producerd.runtime.metrics import NEVER_STORED
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import frames
@@ -101,7 +102,7 @@ def test_many_streams_are_carried_at_once_and_each_has_numbers_of_its_own(
         for sample in family.samples
         if sample.name == "producerd_delivered_records_total"
     }
-    assert delivered == {f"s{i}": 400 for i in range(12)}
+    assert delivered == {f"s{i}": 400 for i in range(12)} | {NEVER_STORED: 0}
     assert [len(stream.read().records) for stream in streams] == [400] * 12
 
 
@@ -364,18 +365,26 @@ def test_metrics_and_ready_speak_what_prometheus_reads(kinesis: FakeKinesis, ser
 def test_max_connections_refuses_one_client_more_and_takes_the_next_when_one_has_gone(
     kinesis: FakeKinesis, server: FakeServer
 ) -> None:
-    with daemon(server.url, max_connections=2) as running:
+    with daemon(server.url, max_connections=2, linger_seconds=5) as running:
         first, second = session(running), session(running)
+        for client in (first, second):
+            client.put(rows(3))  # so it is owed an acknowledgement, and not idle
         with WireClient(running.socket) as third:
             (close,) = third.read_to_end()
             assert isinstance(close, frames.Close)
-            assert (close.code, close.message) == (Code.CONNECTION_LIMIT, "max_connections = 2 clients are connected")
-        first.close()
-        until(lambda: running.metrics()["client_connections"] == 1)
+            why = "max_connections = 2 clients are connected, and none of them makes place now"
+            assert (close.code, close.message) == (Code.CONNECTION_LIMIT, why)
+        first.send(frames.Flush())
+        first.acks()
         with session(running) as fourth:
+            (close,) = first.read_to_end()
+            assert isinstance(close, frames.Close)
+            assert close.code == Code.TABLE_FULL
             fourth.put(rows(3))
+            fourth.send(frames.Flush())
             assert fourth.acks()[0].stored == 3
-        second.put(rows(3))
+        first.close()
+        second.send(frames.Flush())
         assert second.acks()[0].stored == 3
         second.close()
 
@@ -411,3 +420,11 @@ def test_streams_allowed_listed_takes_no_other(kinesis: FakeKinesis, server: Fak
         assert '[streams."clicks"]' in refused.message
         client.put(rows(4))
         assert client.acks()[0].stored == 4
+
+
+def test_each_session_has_a_number_of_its_own(kinesis: FakeKinesis, server: FakeServer) -> None:
+    """By which the log tells the clients apart."""
+    with daemon(server.url) as running, session(running) as first, session(running) as second:
+        assert first.welcome is not None
+        assert second.welcome is not None
+        assert first.welcome.session_id < second.welcome.session_id

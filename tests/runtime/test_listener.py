@@ -334,3 +334,26 @@ def test_a_passed_socket_without_a_path_that_can_be_seen_is_not_watched(path: Pa
             assert not passed.look()
             assert not path.parent.exists()
             passed.close()
+
+
+def test_a_lock_that_is_a_link_is_not_followed(path: Path) -> None:
+    """The daemon may be root, and the link may lead to a file of somebody else."""
+    path.parent.mkdir()
+    theirs = path.with_name("theirs")
+    path.with_name(f"{path.name}.lock").symlink_to(theirs)
+    with pytest.raises(ConfigurationError, match="its directory cannot be used"):
+        Listener(path, 0o600)
+    assert not theirs.exists()
+
+
+def test_a_path_that_cannot_be_bound_for_the_system_s_own_reasons_is_a_problem_of_the_path(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with listening(path) as listener:
+        os.unlink(path)
+        monkeypatch.setattr("producerd.runtime.listener._bind", fails)
+        with pytest.raises(PathProblem, match="Too many open files"):
+            listener.look()

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from producerd.config import Config, StreamSettings
+from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.core import failures
 from producerd.core.failures import meaning_of
 from producerd.core.gate import Refusal, Ticket
@@ -24,6 +24,7 @@ from producerd.runtime.metrics import (
     ERROR_CODES,
     FAILURE_REASONS,
     LAG_LOOK_SECONDS,
+    NEVER_STORED,
     NODE_FAMILIES,
     STATES,
     STREAM_FAMILIES,
@@ -35,8 +36,12 @@ from producerd.runtime.session import DISCONNECT_REASONS, Session
 from producerd.runtime.stream import Stream
 from producerd.wire import frames
 from producerd.wire.columns import Layout, lay_out
+from tests import daemon as daemon_helpers
 from tests.daemon import rows, until_on_loop
 from tests.runtime.stand_ins import StandInHost, StandInTransport, body, opened, reserve, tell
+
+LISTED: Final = Config(streams={name: StreamSettings() for name in ("flights", "orders", "never", 'a"b\\c\nd')})
+"""Their streams have a label of their own from the start."""
 
 
 def stream(name: str) -> Stream:
@@ -63,7 +68,7 @@ def samples_of(text: str) -> dict[tuple[str, frozenset[str]], float]:
 
 
 def test_every_label_of_a_stream_is_there_before_anything_happened() -> None:
-    found = samples(Metrics(Config()), stream("flights"))
+    found = samples(Metrics(LISTED), stream("flights"))
     for reason in FAILURE_REASONS:
         assert found["producerd_failed_records_total", frozenset(("flights", reason))] == 0
     for reason in DISCARD_REASONS:
@@ -102,7 +107,7 @@ def test_labels_are_the_stream_and_closed_enumerations() -> None:
 
 
 def test_every_family_of_a_stream_is_there_before_anything_happened() -> None:
-    text = rendered(Metrics(Config()), [stream("flights")], state="serving").decode()
+    text = rendered(Metrics(LISTED), [stream("flights")], state="serving").decode()
     for family in STREAM_FAMILIES:
         name = f"producerd_{family.name}"
         assert f"# TYPE {name} {family.kind}\n" in text
@@ -121,7 +126,7 @@ def test_a_scrape_is_read_as_it_was_written() -> None:
     flights, orders = stream("flights"), stream("orders")
     for seconds in (0.003, 0.2, 1e6):
         flights.pipeline.stats.delivery_seconds.add(seconds, 5)
-    text = rendered(Metrics(Config()), [flights, orders], state="draining").decode()
+    text = rendered(Metrics(LISTED), [flights, orders], state="draining").decode()
     found_families = list(text_string_to_metric_families(text))
     families = [told for told in found_families if told.name.startswith("producerd_")]
     others = {told.name for told in found_families if told not in families}
@@ -143,7 +148,7 @@ def test_a_scrape_is_read_as_it_was_written() -> None:
 
 
 def test_the_bounds_of_every_histogram_rise_by_at_most_ten_times() -> None:
-    text = rendered(Metrics(Config()), [stream("flights")]).decode()
+    text = rendered(Metrics(Config()), []).decode()
     bounds: dict[str, list[float]] = {}
     for name, bound in re.findall(r'^(\w+)_bucket\{le="([\d.]+)"', text, re.MULTILINE):
         bounds.setdefault(name, []).append(float(bound))
@@ -162,7 +167,7 @@ def test_a_stream_that_has_settings_is_there_before_anybody_opens_it() -> None:
     orders.pipeline.stats.ingest_records = 3
     text = rendered(metrics, [orders]).decode()
     assert samples_of(text)["producerd_ingest_records_total", frozenset(("orders",))] == 3
-    assert text.count("producerd_ingest_records_total{") == 1
+    assert text.count('producerd_ingest_records_total{stream="orders"') == 1
 
 
 def test_nodes_of_the_same_settings_have_the_same_hash() -> None:
@@ -180,7 +185,7 @@ def test_the_last_delivery_is_told_in_seconds_since_1970(monkeypatch: pytest.Mon
     monkeypatch.setattr(time, "time", lambda: 2_000_000_000.0)
     flights, never = stream("flights"), stream("never")
     flights.pipeline.stats.delivered_at = 40.0
-    found = samples(Metrics(Config()), flights, never, now=100.0)
+    found = samples(Metrics(LISTED), flights, never, now=100.0)
     assert found["producerd_last_delivery_timestamp_seconds", frozenset(("flights",))] == 1_999_999_940.0
     assert found["producerd_last_delivery_timestamp_seconds", frozenset(("never",))] == 0
 
@@ -248,7 +253,7 @@ async def test_every_connection_ends_for_one_reason() -> None:
     StandInTransport(session)
     tell(session, frames.encode(frames.Hello(8, 9)))
     assert session.ended_as == "version_mismatch"
-    host.full = True
+    host.full = "max_connections = 1"
     session = Session(host, 2)
     StandInTransport(session)
     assert session.ended_as == "connection_limit"
@@ -262,14 +267,14 @@ async def test_each_row_that_is_not_accepted_is_counted_once() -> None:
     tell(session, reserve(1, two_bad) + body(1, two_bad))
     host.stream.gate.set_limits(10, 1_000, 0.0)
     tell(session, reserve(2, lay_out([b"k"], [b"x" * 2_000])))
-    found = samples(Metrics(Config()), host.stream)
+    found = samples(Metrics(LISTED), host.stream)
     for reason, count in (("RECORD_INVALID", 2), ("FRAME_REFUSED", 2), ("RECORD_TOO_LARGE", 1)):
         assert found["producerd_ingest_rejected_records_total", frozenset(("flights", reason))] == count
     assert found["producerd_ingest_records_total", frozenset(("flights",))] == 0
 
 
 def test_waits_are_counted_once_each() -> None:
-    metrics, flights = Metrics(Config()), stream("flights")
+    metrics, flights = Metrics(LISTED), stream("flights")
     for seconds in (0.005, 0.05, 100.0):
         flights.gate.wait_seconds.add(seconds)
     for _ in range(2):
@@ -286,23 +291,62 @@ def test_waits_between_two_scrapes_are_counted_however_many_they_are() -> None:
     for _ in range(3):
         flights.gate.wait_seconds.add(0.5, 9_000)
         flights.settle(0.0)
-    found = samples(Metrics(Config()), flights)
+    found = samples(Metrics(LISTED), flights)
     assert found["producerd_backpressure_wait_seconds_count", frozenset(("flights",))] == 27_000
+
+
+def test_streams_that_never_stored_a_record_share_a_label() -> None:
+    """Clients may invent any number of names."""
+    metrics, streams = Metrics(Config()), [stream(f"stream-{number}") for number in range(50)]
+    empty = len(rendered(metrics, []))
+    for number, one in enumerate(streams):
+        one.pipeline.stats.ingest_records = number
+        one.pipeline.stats.failed_records["EXPIRED"] = 1
+        one.gate.wait_seconds.add(1.0)
+    streams[7].pipeline.pause()
+    found = samples(metrics, *streams)
+    shared = frozenset((NEVER_STORED,))
+    assert found["producerd_ingest_records_total", shared] == sum(range(50))
+    assert found["producerd_failed_records_total", frozenset((NEVER_STORED, "EXPIRED"))] == 50
+    assert found["producerd_failed_records_total", frozenset((NEVER_STORED, "INTERNAL"))] == 0
+    assert found["producerd_backpressure_wait_seconds_count", shared] == 50
+    assert found["producerd_queue_limit_records", shared] == 50 * StreamSettings().queue_limit, (
+        "as the queues are added"
+    )
+    assert NEVER_STORED == daemon_helpers.NEVER_STORED
+    assert (found["producerd_stream_paused", shared], found["producerd_stream_up", shared]) == (1, 1)
+    assert abs(len(rendered(metrics, streams)) - empty) < 1_000
+    assert sum(streams[0].gate.wait_seconds.counts) == 1, "its own numbers are not the shared ones"
+
+
+def test_the_first_stored_record_gives_a_stream_its_own_label() -> None:
+    metrics, orders, never = Metrics(Config()), stream("of-today"), stream("invented")
+    orders.pipeline.stats.ingest_records = never.pipeline.stats.ingest_records = 3
+    shared, own = frozenset((NEVER_STORED,)), frozenset(("of-today",))
+    assert samples(metrics, orders, never)["producerd_ingest_records_total", shared] == 6
+    orders.pipeline.stats.delivered_records = 1
+    found = samples(metrics, orders, never)
+    assert (found["producerd_ingest_records_total", own], found["producerd_ingest_records_total", shared]) == (3, 3)
+    only_listed = Config(node=NodeSettings(streams_allowed="listed"), streams={"of-today": StreamSettings()})
+    assert not [key for key in samples(Metrics(only_listed)) if NEVER_STORED in key[1]]
 
 
 def test_streams_that_are_gone_are_forgotten() -> None:
     metrics = Metrics(Config())
     for number in range(50):
         gone = stream(f"stream-{number}")
+        gone.pipeline.stats.delivered_records = 1
         gone.gate.wait_seconds.add(1.0)
         samples(metrics, gone)
     back = stream("stream-0")
+    back.pipeline.stats.delivered_records = 1
     found = samples(metrics, back)
     assert found["producerd_backpressure_wait_seconds_count", frozenset(("stream-0",))] == 0
+    assert ("producerd_backpressure_wait_seconds_count", frozenset(("stream-1",))) not in found
 
 
 def test_a_name_in_any_letters_is_one_label() -> None:
-    found = samples(Metrics(Config()), stream('a"b\\c\nd'))
+    found = samples(Metrics(LISTED), stream('a"b\\c\nd'))
     assert found["producerd_queue_records", frozenset(('a"b\\c\nd',))] == 0
 
 
@@ -314,7 +358,7 @@ def test_records_are_counted_by_how_often_they_were_sent() -> None:
     flights = stream("flights")
     for attempts, records in ((1, 10), (4, 3), (51, 2)):
         flights.pipeline.stats.attempts.add(attempts, records)
-    found = samples(Metrics(Config()), flights)
+    found = samples(Metrics(LISTED), flights)
     buckets = {
         bound: found["producerd_record_attempts_bucket", frozenset(("flights", bound))]
         for bound in ("1.0", "3.0", "5.0", "50.0", "+Inf")
@@ -331,7 +375,7 @@ def test_what_held_the_queue_is_counted_in_the_time_that_callers_waited() -> Non
     flights.gate.ask(member, 1, Layout(1, 1, 1), 10.0)
     flights.settle(10.0)
     flights.settle(13.5)
-    found = samples(Metrics(Config()), flights, now=13.5)
+    found = samples(Metrics(LISTED), flights, now=13.5)
     seconds = [value for (name, _), value in found.items() if name == "producerd_backpressure_cause_seconds_total"]
     assert sum(seconds) == found["producerd_backpressure_active_seconds_total", frozenset(("flights",))] == 3.5
 

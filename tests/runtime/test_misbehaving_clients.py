@@ -365,7 +365,8 @@ def test_sessions_leave_no_descriptor_and_no_memory_behind(kinesis: FakeKinesis,
 
 def test_clients_that_are_turned_away_leave_no_memory() -> None:
     """Each one left 1 KB for `body_timeout_seconds`: the timer that would have cut its connection."""
-    with daemon(None, max_connections=1, body_timeout_seconds=600, forked=False) as running, session(running):
+    with daemon(None, max_connections=1, body_timeout_seconds=600, forked=False) as running, session(running) as busy:
+        busy.put(one())  # nothing ever stores it, so the client is not idle
 
         def turned_away(count: int) -> None:
             for _ in range(count):

@@ -29,6 +29,7 @@ RULES: Final = ROOT / "deploy/prometheus/alerts.yml"
 RULES_TEST: Final = ROOT / "deploy/prometheus/alerts_test.yml"
 SCRAPE: Final = ROOT / "deploy/prometheus/scrape.yml"
 ALERTS: Final = re.findall(r"^ +- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
+RECORDED: Final = re.findall(r"^ +- record: (\S+)$", RULES.read_text(), re.MULTILINE)
 OPERATIONS: Final = (ROOT / "docs/operations.md").read_text()
 
 pytestmark = pytest.mark.system
@@ -116,7 +117,7 @@ def test_a_real_prometheus_scrapes_the_daemon(kinesis: FakeKinesis, server: Fake
                 client.put(rows(5))
                 assert client.acks()[0].stored == 5
                 until(lambda: ask('producerd_delivered_records_total{stream="flights"}') == ["12"], "the next scrape")
-                until(lambda: ask("count(producerd_stream_up == 1)") == ["1"])
+                until(lambda: ask("count(producerd_stream_up{stream='flights'} == 1)") == ["1"])
                 assert ask("ALERTS") == []
             finally:
                 prometheus.terminate()
@@ -128,7 +129,7 @@ def test_a_real_prometheus_scrapes_the_daemon(kinesis: FakeKinesis, server: Fake
 
 @needs_promtool
 def test_the_rules_and_the_example_of_a_scrape_are_right() -> None:
-    assert f"{len(ALERTS)} rules found" in promtool("check", "rules", "--lint-fatal", RULES)
+    assert f"{len(ALERTS) + len(RECORDED)} rules found" in promtool("check", "rules", "--lint-fatal", RULES)
     promtool("check", "config", SCRAPE)
 
 
@@ -150,18 +151,21 @@ def test_each_alert_is_tested_both_ways() -> None:
 def test_each_alert_has_an_entry_in_the_runbook_and_each_entry_an_alert() -> None:
     section = OPERATIONS.partition("\n## Alerts\n")[2].partition("\n## ")[0]
     assert re.findall(r"^### (\w+)$", section, re.MULTILINE) == ALERTS
-    links = re.findall(r"^ +runbook: docs/operations.md#(\w+)$", RULES.read_text(), re.MULTILINE)
+    links = re.findall(r"^ +runbook_url: docs/operations.md#(\w+)$", RULES.read_text(), re.MULTILINE)
     assert links == [name.lower() for name in ALERTS]
 
 
 def test_alerts_are_never_by_node_and_name_metrics_that_are_there() -> None:
     text = RULES.read_text()
     names = {PREFIX + family.name for family in (*NODE_FAMILIES, *STREAM_FAMILIES)}
-    used = {name.removesuffix("_bucket") for name in re.findall(r"producerd_\w+", text)}
+    used = {re.sub("_(bucket|count)$", "", name) for name in re.findall(r"producerd_\w+", text)} - {
+        "producerd_objectives"
+    }
     assert used <= names, used - names
     for labels in re.findall(r"\bby \(([^)]*)\)", text):
-        assert set(labels.split(", ")) <= {"stream", "reason", "job", "le", "hash"}
-    assert text.count("- alert: ") == text.count("expr: ")
+        assert {"cluster", "region"} <= set(labels.split(", "))
+        assert set(labels.split(", ")) <= {"cluster", "region", "stream", "reason", "trouble", "le", "hash"}
+    assert len(ALERTS) + len(RECORDED) == text.count("expr: ")
     for expression in re.findall(r"^ +expr: (.*(?:\n {10}.*)*)", text, re.MULTILINE):
         assert " by (" in expression, expression
 

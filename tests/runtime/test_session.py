@@ -6,7 +6,7 @@ The tests speak to it in bytes, without a socket.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -170,7 +170,7 @@ async def test_who_does_not_read_is_answered_no_more_than_the_buffer_holds() -> 
 
 async def test_one_client_too_many_makes_a_line_in_the_log(log: list[Any]) -> None:
     host = StandInHost()
-    host.full = True
+    host.full = "max_connections = 1"
     session = Session(host, 7)
     (close,) = StandInTransport(session).drain()
     assert isinstance(close, frames.Close)
@@ -178,7 +178,7 @@ async def test_one_client_too_many_makes_a_line_in_the_log(log: list[Any]) -> No
     session.connection_lost(None)
     (line,) = log
     assert (line["event"], line["log_level"], line["session"]) == ("client is one too many", "warning", 7)
-    assert line["max_connections"] == RULES.max_connections
+    assert line["why"] == close.message == "max_connections = 1"
 
 
 @pytest.mark.parametrize(("uid", "refused"), [(7, False), (8, True), (None, True)])
@@ -267,6 +267,43 @@ async def test_a_flood_that_goes_on_after_a_turn_may_end_in_garbage_or_in_the_en
     session.connection_lost(None)
     await asyncio.sleep(0)
     assert (transport.drain(), host.failures, host.stream.gate.sessions) == ([], [], 0)
+
+
+@pytest.mark.parametrize("has_time_again", [True, False])
+async def test_a_client_whose_messages_the_daemon_has_put_off_is_not_late_for_that(
+    monkeypatch: pytest.MonkeyPatch, has_time_again: bool
+) -> None:
+    """Its body lies in the daemon's own buffer.  Who has no time for good is late in the end."""
+    monkeypatch.setattr(module, "BODY_BEGINS_SECONDS", 0.05)
+    host = StandInHost()
+    host.rules = replace(RULES, body_timeout_seconds=60.0 if has_time_again else 0.3)
+    session, transport = opened(host)
+    columns = one()
+    tell(session, reserve(1, columns))
+    assert [type(message) for message in transport.drain()] == [frames.Grant]
+    go_on: list[Callable[[], None]] = []
+    monkeypatch.setattr(host.shares, "has_time", lambda *_: False)
+    monkeypatch.setattr(host.shares, "put_off", lambda _, callback: go_on.append(callback))
+    tell(session, body(1, columns))
+    if has_time_again:
+        await asyncio.sleep(0.15)
+        assert not transport.closed
+        monkeypatch.setattr(host.shares, "has_time", lambda *_: True)
+        go_on[0]()
+        assert host.stream.pipeline.queued_records == 1
+        assert not transport.closed
+    else:
+        await until_on_loop(lambda: transport.closed)
+        assert session.ended_as == "late"
+    session.connection_lost(None)
+
+
+async def test_a_session_that_has_ended_keeps_no_buffer() -> None:
+    """Who connects over and over made 6,000 of them, 200 MB, until garbage was collected."""
+    session, _ = opened(StandInHost())
+    assert len(session.get_buffer(-1)) > 1_000
+    session.connection_lost(None)
+    assert len(session.get_buffer(-1)) == 0
 
 
 async def test_garbage_that_was_left_when_it_choked_ends_the_session_later() -> None:

@@ -24,7 +24,7 @@ from producerd.core.shards.reading_times import READINGS_PER_MINUTE
 from producerd.core.shards.shard_map import map_from_listing
 from producerd.errors import Code
 from producerd.runtime.dispatcher import Dispatcher
-from producerd.runtime.kinesis import Address, StreamSummary
+from producerd.runtime.kinesis import Address, StreamSummary, Tried
 from producerd.runtime.shard_watch import ShardWatch
 from producerd.runtime.stream import Stream
 from producerd.testing import FakeKinesis
@@ -84,6 +84,9 @@ class StandInKinesis:
         self, address: Address, request: EncodedRequest, timeout_seconds: float
     ) -> Answer | RequestFailed:
         return DENIED
+
+    async def try_storing(self, address: Address, *, aggregates: bool) -> Tried:
+        raise AssertionError("nobody asks")
 
     async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
         assert address == {"StreamName": "flights"}

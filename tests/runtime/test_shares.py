@@ -1,44 +1,202 @@
-"""No user's clients take more of a turn of the loop than their share, which honest ones never reach."""
+"""No user's clients take more of the loop's time than their share while others are connected."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import structlog
 
+from producerd.config import NodeSettings
 from producerd.runtime import shares as module
 from producerd.runtime.peers import Peer
-from producerd.runtime.shares import COSTLY_UNITS, FLOOD_TURNS, UNITS_OF_A_TURN, TurnShares
+from producerd.runtime.shares import ALONE, MOST_DEBT_SECONDS, WITH_OTHERS, LoopShares
 from producerd.wire import frames
 from producerd.wire.frames import MessageType
+from tests.daemon import until_on_loop
 from tests.runtime.stand_ins import StandInHost, opened, tell
 
 CORES, SESSIONS_OF_A_TASK = 192, 2
-PEER, OTHER = Peer(os.getpid(), 1, 1), Peer(2, 2, 2)
+PEER, OTHER, THIRD = Peer(os.getpid(), 1, 1), Peer(2, 2, 2), Peer(3, 3, 3)
+MS = 0.001
 
 
-def taken(shares: TurnShares, peer: Peer | None, message: MessageType, tries: int = 2 * UNITS_OF_A_TURN) -> int:
-    return sum(shares.take(peer, message) for _ in range(tries))
+class Loop:
+    """A clock, and the loop that calls back by it.  With two ``users``, a third one speaks now and then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, users: int = 2) -> None:
+        self.now, self.users = 50.0, users
+        self.due: list[tuple[float, Callable[[], None]]] = []
+        self.shares = LoopShares(lambda: self.now)
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(get_running_loop=lambda: self))
+
+    def call_soon(self, callback: Callable[[], None]) -> Any:
+        return self.call_later(0.0, callback)
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Any:
+        entry = self.now + seconds, callback
+        self.due.append(entry)
+        return SimpleNamespace(cancel=lambda: self.due.remove(entry))
+
+    def serve(self, peer: Peer | None, seconds: float) -> float:
+        """Serve a client that always has more to say for this long, or until its time is up.  Return how long."""
+        if self.users > 1:
+            self.shares.spend(THIRD, self.now)
+        began = self.now
+        while self.now < began + seconds - 1e-9 and self.shares.has_time(peer, began):
+            self.now += 0.05 * MS
+        self.shares.spend(peer, began)
+        return self.now - began
+
+    def run(self, seconds: float) -> None:
+        """Let time pass, and call back what is due."""
+        end = self.now + seconds
+        while self.due and min(at for at, _ in self.due) <= end:
+            first = min(self.due, key=lambda each: each[0])
+            self.due.remove(first)
+            self.now = max(self.now, first[0])
+            first[1]()
+        self.now = max(self.now, end)
+
+    def floods(self, peer: Peer | None, clients: int, went: list[int], of_each: float = 10.0) -> None:
+        """Have clients that never stop talking, of which each speaks for ``of_each`` seconds at most at once."""
+
+        def client(number: int) -> Callable[[], None]:
+            def go_on() -> None:
+                if self.serve(peer, of_each):
+                    went.append(number)
+                self.shares.put_off(peer, go_on)
+
+            return go_on
+
+        for number in range(clients):
+            client(number)()
 
 
-async def test_the_tasks_of_the_largest_machine_never_reach_a_share() -> None:
-    """Each with two sessions, and all with a message in the same turn."""
-    sessions = CORES * SESSIONS_OF_A_TASK
-    for message in (MessageType.HELLO, MessageType.RESERVE, MessageType.BODY, MessageType.FLUSH, MessageType.CLOSE):
-        assert taken(TurnShares(), PEER, message, sessions) == sessions
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    return Loop(monkeypatch)
+
+
+def test_the_tasks_of_the_largest_machine_find_a_place() -> None:
+    """Each with two sessions, all of one user."""
+    node = NodeSettings()
+    assert CORES * SESSIONS_OF_A_TASK < node.most_connections_of_a_user < node.max_connections
 
 
 @pytest.mark.parametrize("peer", [PEER, None])
-async def test_what_exceeds_a_share_waits_for_the_next_turn_and_other_users_do_not(peer: Peer | None) -> None:
-    shares = TurnShares()
-    assert taken(shares, peer, MessageType.RESERVE) == UNITS_OF_A_TURN
-    assert taken(shares, OTHER, MessageType.STATUS) == UNITS_OF_A_TURN / COSTLY_UNITS
-    await asyncio.sleep(0)
-    assert taken(shares, peer, MessageType.CANCEL) == UNITS_OF_A_TURN
+def test_a_user_next_to_others_has_a_short_time_at_once(loop: Loop, peer: Peer | None) -> None:
+    assert loop.serve(peer, 1.0) == pytest.approx(WITH_OTHERS.at_once_seconds)
+    assert loop.serve(peer, 1.0) == 0.0
+    assert loop.serve(OTHER, 1.0) == pytest.approx(WITH_OTHERS.at_once_seconds), "another user has their own"
+    loop.now += 1 * MS
+    later = loop.serve(peer, 1.0)  # after 2 ms in all, of which its part has come back, and a little meanwhile
+    assert 2 * MS * WITH_OTHERS.part <= later + 1e-9 < 0.8 * WITH_OTHERS.at_once_seconds
+
+
+def test_in_the_long_run_it_has_a_part_of_the_time_however_many_clients_it_has(loop: Loop) -> None:
+    went: list[int] = []
+    used = 0.0
+    serve = loop.serve
+
+    def counted(peer: Peer | None, seconds: float) -> float:
+        nonlocal used
+        took = serve(peer, seconds)
+        used += took
+        return took
+
+    loop.serve = counted  # type: ignore[method-assign]
+    loop.floods(PEER, 20, went)
+    loop.run(10.0)
+    assert used / 10.0 == pytest.approx(WITH_OTHERS.part, rel=0.2)
+    counts = [went.count(number) for number in range(20)]
+    assert max(counts) - min(counts) <= 2, "they take turns"
+
+
+def test_a_body_that_took_long_is_counted_against_its_user(loop: Loop) -> None:
+    began = loop.now
+    loop.now += 8 * MS
+    loop.shares.spend(PEER, began)
+    assert loop.serve(PEER, 1.0) == 0.0
+    loop.now += 7 * MS / WITH_OTHERS.part + 0.1 * MS
+    assert loop.serve(PEER, 1.0) > 0.0
+
+
+def test_the_only_user_has_longer_at_once_and_no_limit_in_the_long_run(loop: Loop) -> None:
+    loop.users = 1
+    assert loop.serve(PEER, 1.0) == pytest.approx(ALONE.at_once_seconds, rel=0.1)
+    went: list[int] = []
+    began = loop.now
+    loop.floods(PEER, 4, went, of_each=ALONE.at_once_seconds / 4)
+    loop.run(1.0)
+    assert len(went) * ALONE.at_once_seconds / 4 == pytest.approx(loop.now - began, rel=0.1)
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_a_debt_ends_soon_also_for_who_is_alone_then(loop: Loop, left: int) -> None:
+    """The time of a thousand connections, which cannot wait, counts against their user, but not for minutes."""
+    went: list[int] = []
+    for _ in range(1_000):
+        began = loop.now
+        loop.now += 2 * MS
+        loop.shares.spend(PEER, began)
+    assert loop.serve(PEER, 1.0) == 0.0
+    loop.shares.put_off(PEER, lambda: went.append(1))
+    loop.users = left
+    loop.shares.put_off(OTHER, lambda: went.append(2))
+    loop.run((MOST_DEBT_SECONDS + WITH_OTHERS.at_once_seconds) / WITH_OTHERS.part)
+    assert sorted(went) == [1, 2]
+
+
+def test_who_waits_a_little_does_not_wait_for_who_waits_long(loop: Loop) -> None:
+    """There is one timer for all."""
+    went: list[int] = []
+    loop.serve(OTHER, 1.0)
+    for _ in range(100):
+        began = loop.now
+        loop.now += 2 * MS
+        loop.shares.spend(PEER, began)
+    loop.serve(OTHER, 1.0)
+    loop.shares.put_off(PEER, lambda: went.append(1))
+    loop.shares.put_off(OTHER, lambda: went.append(2))
+    loop.run(3 * WITH_OTHERS.at_once_seconds)
+    assert went == [2]
+    loop.run(1.0)
+    assert went == [2, 1]
+
+
+def test_who_has_said_nothing_for_long_takes_nothing_from_who_speaks(loop: Loop) -> None:
+    loop.serve(OTHER, 1.0)
+    loop.users = 1
+    assert loop.serve(PEER, 1.0) == pytest.approx(WITH_OTHERS.at_once_seconds)
+    loop.now += module.ACTIVE_SECONDS
+    assert loop.serve(PEER, 1.0) == pytest.approx(ALONE.at_once_seconds, rel=0.1)
+
+
+def test_each_client_that_waits_has_its_turn_in_the_order_of_coming(loop: Loop) -> None:
+    went: list[int] = []
+
+    def client(number: int) -> Callable[[], None]:
+        def go_on() -> None:
+            loop.serve(PEER, 2 * WITH_OTHERS.at_once_seconds)
+            went.append(number)
+
+        return go_on
+
+    for number in range(5):
+        loop.shares.put_off(PEER, client(number))
+    loop.run(1.0)
+    assert went == [0, 1, 2, 3, 4]
+
+
+def test_nothing_is_kept_of_who_was_put_off_and_had_their_turn(loop: Loop) -> None:
+    loop.shares.put_off(PEER, lambda: None)
+    loop.run(1.0)
+    assert not loop.shares._put_off
+    assert not loop.due
 
 
 @pytest.fixture
@@ -47,32 +205,40 @@ def log() -> Iterator[list[Any]]:
         yield lines
 
 
-async def test_a_flood_is_reported_once_a_minute_with_its_process(
-    log: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_a_flood_is_reported_once_a_minute_with_its_process(
+    log: list[Any], loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shares = TurnShares()
-    taken(shares, PEER, MessageType.RESERVE, UNITS_OF_A_TURN + FLOOD_TURNS - 1)
+    monkeypatch.setattr(module, "MOST_MESSAGES", 100)
+
+    def say(peer: Peer | None, message: MessageType, times: int) -> None:
+        for _ in range(times):
+            loop.shares.count(peer, message)
+
+    say(PEER, MessageType.CANCEL, 99)
+    say(OTHER, MessageType.STATUS, 99)
+    say(PEER, MessageType.RESERVE, 1_000)  # records may come in any number of frames
     assert not log
-    taken(shares, PEER, MessageType.RESERVE, 10 * FLOOD_TURNS)
+    say(PEER, MessageType.OPEN, 200)
     (line,) = log
     assert line["event"] == "clients flood the daemon"
     assert (line["uid"], line["pid"], line["log_level"]) == (1, os.getpid(), "warning")
     assert line["command"]
-    monkeypatch.setattr(module, "FLOOD_SECONDS", 0.0)
-    taken(shares, PEER, MessageType.RESERVE, FLOOD_TURNS)
-    assert len(log) == 1, "each refusal begins a new minute"
+    loop.now += module.FLOOD_SECONDS
+    say(PEER, MessageType.STATUS, 99)
+    say(None, MessageType.STATUS, 100)
+    assert [(line["uid"], line["command"]) for line in log[1:]] == [(None, "")]
 
 
-async def test_a_session_that_exceeds_it_reads_on_in_the_next_turn() -> None:
+async def test_a_session_without_time_reads_on_later() -> None:
     host = StandInHost()
+    host.shares = LoopShares()
     sessions = [opened(host) for _ in range(4)]
-    taken(host.shares, None, MessageType.RESERVE)
+    host.shares.spend(None, host.shares.clock() - 1.0)
     for session, transport in sessions:
         tell(session, frames.encode(frames.Status(1)))
         assert not transport.drain()
         assert not transport.reading
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await until_on_loop(lambda: all(transport.reading for _, transport in sessions))
     for session, transport in sessions:
         assert len(transport.drain()) == 1
         assert transport.reading

@@ -116,3 +116,72 @@ async def test_with_fewer_streams_allowed_than_there_are_their_parts_still_fit()
         streams.reload(Config(node=NodeSettings(max_streams=2)), 0.0)
         assert 8 * streams.in_flight.floor_bytes <= streams.in_flight.limit_bytes / 2
         assert 8 * streams.budget.floor_bytes <= streams.budget.limit_bytes / 2
+
+
+def opens(streams: Streams, name: str, uid: int) -> None:
+    caller: Any = SimpleNamespace()
+    streams.open(name, uid).join(caller, patient=False, uid=uid)
+
+
+async def test_one_user_does_not_have_all_streams_and_listed_ones_do_not_count() -> None:
+    node = NodeSettings(max_streams=6, max_streams_per_user=2)
+    async with streams_of(Config(node=node, streams={"listed": StreamSettings(), "too": StreamSettings()})) as streams:
+        for name in ("listed", "a", "b", "a", "too"):
+            opens(streams, name, 7)
+        with pytest.raises(Refused, match="max_streams_per_user = 2 streams are open for user id 7") as refused:
+            streams.open("c", 7)
+        assert refused.value.code == Code.STREAM_LIMIT
+        assert streams.get("c") is None
+        opens(streams, "c", 8)
+        with pytest.raises(Refused, match="max_streams_per_user"):
+            streams.open("c", 7)
+        opens(streams, "listed", 8)
+        opens(streams, "b", 8)
+        with pytest.raises(Refused, match="max_streams_per_user"):
+            streams.open("a", 8)
+
+
+async def test_a_stream_takes_records_of_its_users_alone() -> None:
+    """The settings of all streams hold for one without a table."""
+    config = Config(
+        defaults=StreamSettings(allowed_uids=frozenset({1})),
+        streams={"hers": StreamSettings(allowed_uids=frozenset({7})), "theirs": StreamSettings()},
+    )
+    async with streams_of(config) as streams:
+        opens(streams, "hers", 7)
+        opens(streams, "theirs", 8)
+        for name, uid in (("hers", 8), ("hers", None), ("hers", 0), ("other", 7)):
+            with pytest.raises(Refused, match=f"user id {uid} may not write to {name}") as refused:
+                streams.open(name, uid)
+            assert refused.value.code == Code.NOT_AUTHORIZED
+        opens(streams, "other", 1)
+        assert len(streams) == 3
+        streams.reload(Config(), 0.0)
+        opens(streams, "hers", 8)
+
+
+async def test_an_open_stream_that_is_not_listed_any_more_takes_no_new_client() -> None:
+    listed = Config(streams={"orders": StreamSettings(), "other": StreamSettings()})
+    async with streams_of(listed) as streams:
+        opens(streams, "orders", 7)
+        node = NodeSettings(streams_allowed="listed")
+        streams.reload(Config(node=node, streams={"other": StreamSettings()}), 0.0)
+        with pytest.raises(Refused, match="listed streams only"):
+            streams.open("orders", 8)
+
+
+async def test_names_that_a_user_left_behind_still_count_until_they_work() -> None:
+    """Records that nobody waits for would keep each of them, and one user would have all streams."""
+    node = NodeSettings(max_streams=6, max_streams_per_user=2)
+    async with streams_of(Config(node=node)) as streams:
+        caller: Any = SimpleNamespace()
+        for name in ("a", "b"):
+            stream = streams.open(name, 7)
+            stream.leave(stream.join(caller, patient=False, uid=7), 0.0, deliver=True)
+        with pytest.raises(Refused, match="max_streams_per_user"):
+            streams.open("c", 7)
+        opens(streams, "c", 8)
+        first = streams.get("a")
+        assert first is not None
+        first.pipeline.health.stored()
+        opens(streams, "d", 7)

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tests.daemon import PATIENCE_SECONDS, ROOT, SERVICE_PYTHON, DaemonProcess, idle, until
+from tests.daemon import NEVER_STORED, PATIENCE_SECONDS, ROOT, SERVICE_PYTHON, DaemonProcess, idle, until
 
 CALL_SECONDS = 30
 
@@ -85,11 +85,18 @@ def own_settings(kinesis: Kinesis, **more: Any) -> dict[str, Any]:
 
 
 def counted(daemon: DaemonProcess, stream: str) -> Counter[str]:
-    """The metrics of one stream, summed over their other labels; 0 while it is not open yet."""
-    values: Counter[str] = Counter()
-    for name, labels, value in re.findall(r"^producerd_(\w+)\{(.*)\} (\S+)$", daemon.get("/metrics")[1], re.MULTILINE):
-        if f'stream="{stream}"' in labels:
-            values[name] += float(value)  # type: ignore[assignment]  # whole numbers, except seconds
+    """The metrics of one stream, summed over their other labels.
+
+    Until it has stored a record, they are the numbers of all streams that have not.
+    """
+    found = re.findall(r"^producerd_(\w+)\{(.*)\} (\S+)$", daemon.get("/metrics")[1], re.MULTILINE)
+    for label in (f'stream="{stream}"', f'stream="{NEVER_STORED}"'):
+        values: Counter[str] = Counter()
+        for name, labels, value in found:
+            if label in labels:
+                values[name] += float(value)  # type: ignore[assignment]  # whole numbers, except seconds
+        if values:
+            break
     return values
 
 

@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from producerd.wire import frames
 from producerd.wire.columns import Body, Columns, lay_out
 from spark_client import channel
 from spark_client.channel import socket_paths
-from spark_client.connection import Connection
+from spark_client.connection import MOST_FRUITLESS_SESSIONS, Connection
 from spark_client.session import WaitTime
 from spark_client.tally import Tally
 from tests.spark_client.fake_daemon import (
@@ -63,7 +64,7 @@ def test_hello_says_who_the_task_is(daemon: FakeDaemon) -> None:
     seen: list[frames.Hello] = []
     daemon.runs(lambda session: seen.append(session.welcome()))
     connect(daemon).close()
-    daemon_has(lambda: seen == [HELLO])
+    daemon_has(lambda: seen == [replace(HELLO, comes_back=1)])
 
 
 def test_the_socket_is_looked_up_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1054,3 +1055,17 @@ def test_who_waits_for_a_silent_daemon_says_so(daemon: FakeDaemon, monkeypatch: 
     finally:
         log.removeHandler(listener)
     assert said.is_set()
+
+
+def test_a_client_gives_up_after_so_many_daemons_and_no_sooner(daemon: FakeDaemon) -> None:
+    def dies_of_a_frame(session: Session) -> None:
+        session.start()
+        session.take_frame()
+
+    daemon.runs(dies_of_a_frame)
+    connection = Connection(HELLO, [daemon.path], connect_timeout_seconds=5, reconnect_timeout_seconds=5)
+    with connection as session:
+        session.put("s", rows(1))
+        with pytest.raises(ConnectionFailed, match=f"{MOST_FRUITLESS_SESSIONS} daemons in a row"):
+            session.flush(10)
+    assert len(daemon.sessions) == MOST_FRUITLESS_SESSIONS + 1

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from spark_client import KinesisClient
-from tests.daemon import until
+from tests.daemon import ROOT, until
 from tests.spark.service import Kinesis
 from tests.system.machine import SYSTEM_SECONDS, Machine, NotMade, machine, missing
 
@@ -257,3 +257,41 @@ def test_a_daemon_whose_directory_is_deleted_says_what_to_do_and_goes_on_serving
         own.put("row 3", "key").result(60)
         assert node.ready() == "200 ready\n\n"
         assert node.run(SOCKETS) == before
+
+
+def test_the_journal_finds_lines_by_priority_and_stream(node: Machine, kinesis: Kinesis) -> None:
+    serve(node, kinesis)
+    with client(node) as own:
+        own.put("row", "key").result(30)
+    node.configure(region="us-east-1", endpoint_url=kinesis.url, defaults={"queue_limit": 0})
+    node.run("systemctl reload producerd.service", codes=(1,))
+    errors = node.run("journalctl --no-pager -o cat -p err SYSLOG_IDENTIFIER=producerd")
+    assert "settings are refused" in errors
+    assert "serving version" not in errors
+    of_stream = node.run("journalctl --no-pager -o cat -u producerd.service PRODUCERD_STREAM=flights")
+    assert "shards read stream=flights" in of_stream
+    assert "serving version" not in of_stream
+
+
+def test_uninstalling_as_the_page_says_leaves_nothing(node: Machine, kinesis: Kinesis) -> None:
+    """The last test of this machine.  Its environment in /opt is mounted, and so not deleted here."""
+    serve(node, kinesis)
+    node.run("useradd spark")
+    node.run("usermod --append --groups producerd spark")
+    page = (ROOT / "docs/install.md").read_text().partition("## Uninstalling")[2]
+    block = page.partition("```console\n")[2].partition("```")[0]
+    commands = [line.removeprefix("$ ").partition("    #")[0] for line in block.splitlines()]
+    assert len(commands) == 7
+    try:
+        for command in commands:
+            node.run(" ".join(word for word in command.split() if not word.startswith("/opt/")))
+        assert_nothing_is_left(node)
+    finally:
+        node.install()  # as `node` found it
+
+
+def assert_nothing_is_left(node: Machine) -> None:
+    left = node.run("find /etc /run /usr /var /tmp /home /root -xdev -name *producerd*", codes=(0, 1)).split()
+    assert [path for path in left if not path.startswith(("/var/log/journal", "/run/log/journal"))] == []
+    assert node.run("grep -r --exclude=*- producerd /etc", codes=(0, 1)) == ""
+    assert node.run("systemctl list-units --all --no-legend --plain producerd*") == ""

@@ -22,6 +22,7 @@ from botocore.utils import validate_region_name
 
 from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
+from producerd.config.dangers import HOSTS_OF_AWS
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.errors import ConfigurationError
 from producerd.runtime.aside import aside
@@ -102,10 +103,22 @@ class AwsClient:
             async with self._making:
                 if self._client is None:
                     made = await self._make()
-                    url = urlsplit(made.meta.endpoint_url)
-                    self.is_aws = url.scheme == "https" and (url.hostname or "").endswith(_HOSTS_OF_AWS)
+                    self._check_encrypted(made.meta.endpoint_url)
                     self._client = made
         return self._client
+
+    def _check_encrypted(self, endpoint_url: str) -> None:
+        """Note whether the endpoint is AWS's own, which AWS's own settings files may name, too.
+
+        Raise EndpointConnectionError if requests would go there unencrypted.
+        """
+        url = urlsplit(endpoint_url)
+        of_aws = (url.hostname or "").rstrip(".").endswith(HOSTS_OF_AWS)
+        if of_aws and url.scheme == "http":
+            raise boto_errors.EndpointConnectionError(
+                endpoint_url=endpoint_url, error="requests to AWS must be encrypted: write https://"
+            )
+        self.is_aws = of_aws
 
     async def put_records(self, address: Mapping[str, str], encoded: EncodedRequest, sending: Sending) -> bytes:
         """Send a PutRecords and return the body of its answer as it came.  Raise what botocore raises."""
@@ -263,5 +276,4 @@ def _is_proxy(text: str) -> bool:
 
 _REGION: Final = "AWS_REGION"
 """The region's variable in containers and AWS's other SDKs; botocore itself reads only AWS_DEFAULT_REGION."""
-_HOSTS_OF_AWS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
 _UNSIGNED: Final = AioConfig(signature_version=UNSIGNED)  # else botocore would look for credentials

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import socket
 from collections.abc import Awaitable, Callable
 from random import uniform
 from typing import Any, Final
@@ -31,8 +33,7 @@ RENEWAL_SECONDS: Final = 5.0
 """Time between the beginnings of two renewals, give or take a fifth."""
 RENEWAL_TIMEOUT_SECONDS: Final = 60.0
 """Longest time for one renewal, because a credential process may hang."""
-ROLE_SESSION: Final = "producerd"
-"""Session name of an assumed role, which CloudTrail shows."""
+_NOT_IN_SESSION_NAMES: Final = re.compile(r"[^\w+=,.@-]", re.ASCII)
 _STS: Final = AioConfig(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
 _REPORTED_UNCHANGED: Final = (
     boto_errors.NoCredentialsError,
@@ -176,9 +177,19 @@ def _reportable(error: Exception) -> Exception:
     return error
 
 
+def role_session(host: str) -> str:
+    """Return the session name of an assumed role, by which CloudTrail shows the host.
+
+    AssumeRole allows 2 to 64 letters, digits and ``_+=,.@-``.
+    """
+    return f"producerd-{_NOT_IN_SESSION_NAMES.sub('-', host)}"[:64]
+
+
 def role_credentials(session: Any, source: Any, role_arn: str, external_id: str | None) -> Any:
     """Return a role's credentials.  ``source`` assumes it when they are first needed, and before they expire."""
-    arguments = {"RoleSessionName": ROLE_SESSION} | ({} if external_id is None else {"ExternalId": external_id})
+    arguments = {"RoleSessionName": role_session(socket.gethostname())}
+    if external_id is not None:
+        arguments["ExternalId"] = external_id
 
     def sts(service: str, **keys: Any) -> Any:
         return session.create_client(service, config=_STS, **keys)

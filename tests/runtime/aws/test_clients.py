@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
+from producerd.core.failures import meaning_of
 from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.errors import Code, ConfigurationError
 from producerd.runtime.aws.clients import Access, access_of, accesses_of, open_clients
@@ -19,7 +21,7 @@ from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import serve
 from tests.runtime.aws.local_aws import local_aws
 from tests.runtime.aws.proxy import proxy
-from tests.runtime.aws.reaching import BODY, FLIGHTS, access, reaching, request_of
+from tests.runtime.aws.reaching import BODY, FLIGHTS, access, reached, reaching, request_of
 
 ARN = {"StreamARN": "arn:aws:kinesis:us-east-1:123456789012:stream/flights"}
 
@@ -206,3 +208,19 @@ async def test_a_stream_is_reached_by_its_arn(kinesis: FakeKinesis) -> None:
         assert isinstance(await client.list_shards(address), list)
         assert isinstance(await client.describe_stream_summary(address), StreamSummary)
     assert len(kinesis.streams["flights"].entries()) == 2
+
+
+async def test_a_file_of_aws_that_names_an_unencrypted_endpoint_of_aws_sends_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No setting and no variable of ours says so, and botocore would go there."""
+    config = tmp_path / "config"
+    config.write_text("[default]\nendpoint_url = http://kinesis.us-east-1.amazonaws.com\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    async with reached() as (kinesis, client):
+        for _ in range(2):
+            tried = await kinesis.try_storing(FLIGHTS, aggregates=False)
+            assert tried.failed is not None
+            assert meaning_of(tried.failed.code).code == Code.UNREACHABLE
+            assert "must be encrypted" in tried.failed.message
+        assert not client.is_aws

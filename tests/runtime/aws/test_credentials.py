@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -19,7 +21,7 @@ from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.errors import Code
 from producerd.runtime.aws import credentials as module
 from producerd.runtime.aws.clock import ServiceClock
-from producerd.runtime.aws.credentials import RenewedCredentials
+from producerd.runtime.aws.credentials import RenewedCredentials, role_session
 from producerd.runtime.aws.kinesis import AioKinesis
 from producerd.testing import FakeKinesis
 from tests.daemon import until_on_loop
@@ -134,6 +136,14 @@ async def test_a_file_that_is_being_written_is_a_failure_to_get_credentials(
 # ---- a role on top of it
 
 
+@pytest.mark.parametrize("host", ["node-7.example", "ip-10-0-0-1", "a b/c\xe9", "x" * 200, ""])
+def test_the_session_s_name_has_the_host_and_is_one_that_aws_takes(host: str) -> None:
+    name = role_session(host)
+    assert re.fullmatch(r"[a-zA-Z0-9_+=,.@-]{2,64}", name)
+    assert name.startswith("producerd-")
+    assert host[:9].replace(" ", "-").replace("/", "-").replace("\xe9", "-") in name
+
+
 @pytest.mark.usefixtures("at_once")
 async def test_a_role_is_assumed_by_its_external_id_and_again_before_it_expires(
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
@@ -144,7 +154,7 @@ async def test_a_role_is_assumed_by_its_external_id_and_again_before_it_expires(
         async with reaching(aws.url, role_arn=ROLE, external_id="42") as client:
             assert isinstance(await put(client), Answer)
             assert isinstance(await put(client), Answer)
-            assert [asked["RoleSessionName"] for asked in aws.assumed] == ["producerd"]
+            assert [asked["RoleSessionName"] for asked in aws.assumed] == [role_session(socket.gethostname())]
         aws.lifetime = timedelta(minutes=14)  # within what is refreshed early
         async with reaching(aws.url, role_arn=ROLE, external_id="42") as client:
             assert isinstance(await put(client), Answer)

@@ -1,0 +1,184 @@
+"""Hostile clients: ``python -m benchmarks.abuse.attackers ATTACK SOCKET CONNECTIONS UID``.
+
+They attack until standard input ends, and print an empty line when they have begun.  One thread drives all connections,
+so that most of the cost is the daemon's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import select
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from producerd.wire import frames
+from producerd.wire.columns import Layout
+from producerd.wire.frames import Message
+
+STREAM: Final = "flights"
+OWN: Final = "attacked"
+"""A stream of the attackers, which the daemon's Kinesis has, too."""
+AT_ONCE: Final = 200
+"""Messages that a connection of a flood sends in one go."""
+LARGEST_BYTES: Final = 60_000_000
+MIB: Final = 1 << 20
+
+
+class Hostile:
+    """One connection, which sends ``opening`` and then, if it floods, ``repeated()`` whenever the daemon reads."""
+
+    def __init__(self, path: str, opening: bytes, repeated: Callable[[], bytes] | None) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.connect(path)
+        self.socket.setblocking(False)
+        self._unsent = memoryview(opening)
+        self._repeated = repeated
+
+    @property
+    def waits_for(self) -> int:
+        return select.POLLIN | (select.POLLOUT if self._unsent or self._repeated is not None else 0)
+
+    def go_on(self) -> bool:
+        """Read what has come, and send more.  Return whether the connection is still there."""
+        try:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    if not self.socket.recv(1 << 16):
+                        return False
+            if not self._unsent and self._repeated is not None:
+                self._unsent = memoryview(self._repeated())
+            if self._unsent:
+                with contextlib.suppress(BlockingIOError):
+                    self._unsent = self._unsent[self.socket.send(self._unsent) :]
+        except OSError:
+            return False
+        return True
+
+
+def encoded(*messages: Message) -> bytes:
+    return b"".join(map(frames.encode, messages))
+
+
+def hello(stream: str = STREAM) -> bytes:
+    return encoded(frames.Hello(1, 1, client="hostile"), frames.Open(1, stream))
+
+
+def reserves(bytes_: int) -> Callable[[str], Hostile]:
+    """Reserve a record of this size, and never send it."""
+    layout = Layout(1, 1, bytes_)
+    return lambda path: Hostile(path, hello() + encoded(frames.Reserve(1, 1, layout)), None)
+
+
+def status_flood(path: str) -> Hostile:
+    return Hostile(path, hello(), lambda: encoded(frames.Status(1)) * AT_ONCE)
+
+
+def flush_flood(path: str) -> Hostile:
+    return Hostile(path, hello(), lambda: encoded(frames.Flush(1)) * AT_ONCE)
+
+
+def cancel_flood(path: str) -> Hostile:
+    """Reserve and take it back, over and over."""
+    layout, ids = Layout(1, 1, 100), itertools.count(1)
+
+    def pairs() -> bytes:
+        numbers = itertools.islice(ids, AT_ONCE)
+        return b"".join(encoded(frames.Reserve(n, 1, layout), frames.Cancel(n)) for n in numbers)
+
+    return Hostile(path, hello(), pairs)
+
+
+def name_flood(path: str) -> Hostile:
+    """Open streams that do not exist."""
+    ids = itertools.count(2)
+
+    def names() -> bytes:
+        return encoded(*(frames.Open(n, f"invented-{os.getpid()}-{n}") for n in itertools.islice(ids, AT_ONCE)))
+
+    return Hostile(path, hello(OWN), names)
+
+
+def come_and_go(path: str) -> Hostile:
+    """Connect, greet and leave, over and over."""
+    return Hostile(path, encoded(frames.Hello(1, 1, client="hostile"), frames.Close("", "")), None)
+
+
+def idle(path: str) -> Hostile:
+    """Connect and open a stream, and do nothing."""
+    return Hostile(path, hello(), None)
+
+
+def mute(path: str) -> Hostile:
+    """Connect and say nothing."""
+    return Hostile(path, b"", None)
+
+
+ATTACKS: Final[dict[str, Callable[[str], Hostile]]] = {
+    "RESERVE of 60 MB, no body": reserves(LARGEST_BYTES),
+    "RESERVE of 1 MiB, no body": reserves(MIB - 2_048),
+    "flood of STATUS": status_flood,
+    "flood of RESERVE and CANCEL": cancel_flood,
+    "flood of FLUSH": flush_flood,
+    "flood of invented names": name_flood,
+    "flood of connections": come_and_go,
+    "idle connections": idle,
+    "mute connections": mute,
+}
+BUSY: Final = "busy processes, no attack"
+"""Takes processor time from the machine, and nothing from the daemon: what the attackers' processes alone cost."""
+
+
+def attack(make: Callable[[str], Hostile], path: str, connections: int) -> Iterator[None]:
+    """Keep up this many connections: each step of the iterator serves those that are ready, and replaces lost ones."""
+    held: dict[int, Hostile] = {}
+    poll = select.poll()
+    while True:
+        for _ in range(connections - len(held)):
+            try:
+                one = make(path)
+            except OSError:  # the daemon's backlog is full
+                break
+            held[one.socket.fileno()] = one
+            poll.register(one.socket, one.waits_for)
+        for descriptor, _ in poll.poll(50):
+            one = held[descriptor]
+            if one.go_on():
+                poll.modify(descriptor, one.waits_for)
+            else:
+                poll.unregister(descriptor)
+                held.pop(descriptor).socket.close()
+        yield
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("attack", choices=(*ATTACKS, BUSY))
+    parser.add_argument("socket")
+    parser.add_argument("connections", type=int)
+    parser.add_argument("uid", type=int)
+    options = parser.parse_args()
+    if options.uid != os.getuid():
+        os.setgroups([])
+        os.setgid(options.uid)
+        os.setuid(options.uid)
+    steps = (
+        itertools.repeat(None)
+        if options.attack == BUSY
+        else attack(ATTACKS[options.attack], options.socket, options.connections)
+    )
+    begun = False
+    for number, _ in enumerate(steps):
+        if not begun:
+            print(flush=True)
+            begun = True
+        if number % 8 == 0 and select.select([sys.stdin], [], [], 0)[0]:
+            return
+
+
+if __name__ == "__main__":
+    main()

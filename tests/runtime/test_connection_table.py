@@ -1,0 +1,179 @@
+"""A full table of connections lets an idle client go, and no user has all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from producerd.config import NodeSettings
+from producerd.errors import Code
+from producerd.runtime.connection_table import ConnectionTable
+from producerd.runtime.peers import Peer
+from producerd.runtime.session import Session
+from producerd.wire import frames
+from producerd.wire.columns import Layout
+from tests.runtime.stand_ins import StandInHost, StandInTransport, tell
+
+LAYOUT = Layout(1, 1, 1)
+
+
+@dataclass
+class Table:
+    """A table, and the clients that came to it, by name."""
+
+    node: NodeSettings
+    monkeypatch: pytest.MonkeyPatch
+
+    def __post_init__(self) -> None:
+        self.connections = ConnectionTable()
+        self.host = StandInHost(queue_limit=10_000)
+        self.monkeypatch.setattr(self.host, "admit", lambda session: self.connections.admit(session, self.node))
+        self.monkeypatch.setattr(self.host, "ended", self.connections.forget)
+        self.clients: dict[str, tuple[Session, StandInTransport]] = {}
+        self.seconds = 0.0
+        self.monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.seconds)
+
+    def come(self, name: str, uid: int | None, *, greets: bool = True, opens: bool = True, old: bool = False) -> None:
+        """Let a client connect a second after the last one, and greet or open a stream."""
+        self.seconds += 1.0
+        peer = None if uid is None else Peer(1, uid, 1)
+        self.monkeypatch.setattr("producerd.runtime.session.peer_of", lambda _: peer)
+        session = Session(self.host, len(self.clients))
+        self.connections.add(session)
+        transport = StandInTransport(session)
+        self.clients[name] = session, transport
+        if greets and not self.code_of(name):
+            tell(session, frames.encode(frames.Hello(1, 1, comes_back=int(not old))))
+            if opens:
+                tell(session, frames.encode(frames.Open(1, "flights")))
+
+    def speak(self, name: str, *messages: frames.Message) -> None:
+        self.seconds += 1.0
+        for message in messages:
+            tell(self.clients[name][0], frames.encode(message))
+
+    def close_of(self, name: str) -> frames.Close | None:
+        """Return the CLOSE with which a client was sent away, if it was."""
+        transport = self.clients[name][1]
+        written = transport.written
+        closes = [message for message in transport.drain() if isinstance(message, frames.Close)]
+        transport.written = written
+        return closes[0] if closes else None
+
+    def code_of(self, name: str) -> str:
+        close = self.close_of(name)
+        return "" if close is None else close.code
+
+    def message_to(self, name: str) -> str:
+        close = self.close_of(name)
+        return "" if close is None else close.message
+
+    def gone(self) -> dict[str, str]:
+        return {name: code for name in self.clients if (code := self.code_of(name))}
+
+
+@pytest.fixture
+async def table(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    made: list[Table] = []
+
+    def make(**settings: Any) -> Table:
+        made.append(Table(NodeSettings(**settings), monkeypatch))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for session, _ in one.clients.values():
+            session.connection_lost(None)
+        assert len(one.connections) == one.connections.users == 0
+
+
+async def test_first_goes_who_has_no_stream_then_the_longest_idle_of_the_user_with_most(table: Any) -> None:
+    table = table(max_connections=5, max_connections_per_user=4)
+    table.come("lone", 7)
+    for name in ("a", "b", "c"):
+        table.come(name, 8)
+    table.come("silent", 9, greets=False)
+    table.speak("a", frames.Status(1))
+    table.come("first", 10)
+    assert table.gone() == {"silent": Code.TABLE_FULL}
+    table.come("second", 10)
+    assert table.gone() == {"silent": Code.TABLE_FULL, "b": Code.TABLE_FULL}, "lone is idle for longer, but alone"
+    assert table.connections.users == 3
+    assert table.clients["b"][0].ended_as == "table_full"
+
+
+async def test_who_is_owed_something_stays_and_a_newcomer_is_turned_away(table: Any) -> None:
+    table = table(max_connections=2)
+    table.come("granted", 7)
+    table.speak("granted", frames.Reserve(1, 1, LAYOUT))
+    table.come("waiting", 7)
+    table.host.stream.gate.set_limits(1, 4096, 0.0)
+    table.speak("waiting", frames.Reserve(1, 1, LAYOUT))
+    table.come("new", 8)
+    assert table.gone() == {"new": Code.CONNECTION_LIMIT}
+    assert table.message_to("new") == "max_connections = 2 clients are connected, and none of them makes place now"
+    table.speak("granted", frames.Cancel(1))
+    table.come("newer", 8)
+    assert table.gone() == {"new": Code.CONNECTION_LIMIT, "granted": Code.TABLE_FULL}
+
+
+async def test_a_client_of_an_old_release_goes_last(table: Any) -> None:
+    table = table(max_connections=3)
+    table.come("old", 7, old=True)
+    table.come("new", 7)
+    table.come("old without a stream", 7, old=True, opens=False)
+    table.come("next", 7)
+    assert list(table.gone()) == ["new"]
+    table.come("another", 7)
+    assert list(table.gone()) == ["new", "next"]
+    table.speak("another", frames.Reserve(1, 1, LAYOUT))
+    table.come("last", 7)
+    assert sorted(table.gone()) == ["new", "next", "old without a stream"]
+
+
+async def test_a_user_with_all_that_one_may_have_lets_go_of_an_own_one(table: Any) -> None:
+    table = table(max_connections=8, max_connections_per_user=2)
+    table.come("other", 7)
+    table.come("first", 8)
+    table.come("second", 8)
+    table.come("third", 8)
+    assert table.gone() == {"first": Code.TABLE_FULL}
+    for name in ("second", "third"):
+        table.speak(name, frames.Reserve(1, 1, LAYOUT))
+    table.come("fourth", 8)
+    assert table.gone() == {"first": Code.TABLE_FULL, "fourth": Code.CONNECTION_LIMIT}
+    assert table.message_to("fourth") == (
+        "max_connections_per_user = 2 clients of user id 8 are connected, and none of them makes place now"
+    )
+
+
+async def test_a_client_that_has_just_come_is_not_taken_for_one_that_opens_nothing(table: Any) -> None:
+    """Else one who connects all the time would keep every other client from opening a stream."""
+    table = table(max_connections=2)
+    table.come("old", 7)
+    table.come("just here", 7, opens=False)
+    table.seconds -= 0.5
+    table.come("next", 7)
+    assert table.gone() == {"old": Code.TABLE_FULL}
+    table.speak("next", frames.Status(1))
+    table.come("last", 7)
+    assert list(table.gone()) == ["old", "just here"]
+
+
+async def test_who_has_no_time_left_has_nobody_looked_for(table: Any) -> None:
+    """Else a user who connects all the time would have the daemon look all the time."""
+    table = table(max_connections=1)
+    table.come("idle", 7)
+    table.monkeypatch.setattr(table.host, "admit", lambda one: table.connections.admit(one, table.node, looks=False))
+    table.come("new", 8)
+    assert table.gone() == {"new": Code.CONNECTION_LIMIT}
+
+
+async def test_clients_of_users_that_the_kernel_does_not_name_share_a_part(table: Any) -> None:
+    table = table(max_connections=8, max_connections_per_user=1)
+    table.come("one", None)
+    table.come("two", None)
+    assert table.gone() == {"one": Code.TABLE_FULL}

@@ -1,0 +1,94 @@
+"""Lines in the journal have their priority, stream and code; without a journal nothing changes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from producerd.runtime import journal as module
+from producerd.runtime import logs
+from producerd.runtime.journal import MAX_MESSAGE_BYTES, Journal, journal_of
+
+
+def entry_of(data: bytes) -> dict[str, bytes]:
+    """Read a datagram as journald does: NAME, newline, length, value, newline."""
+    entry = {}
+    while data:
+        name, _, rest = data.partition(b"\n")
+        (length,) = struct.unpack_from("<Q", rest)
+        entry[name.decode()] = rest[8 : 8 + length]
+        assert rest[8 + length : 9 + length] == b"\n"
+        data = rest[9 + length :]
+    return entry
+
+
+@pytest.fixture
+def journald(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "journal"))
+        listening.settimeout(10)
+        yield listening
+
+
+def test_an_entry_has_the_text_as_it_is_with_priority_and_fields(journald: socket.socket) -> None:
+    journal = Journal(journald.getsockname())
+    text = "caf\xe9\nTraceback\n  line = 2\n".encode()
+    for level, priority in ((50, b"3"), (40, b"3"), (30, b"4"), (20, b"6"), (10, b"7")):
+        assert journal.write(text, level, {"stream": "flights", "code": "KMS"})
+        assert entry_of(journald.recv(1 << 20)) == {
+            "MESSAGE": text.rstrip(),
+            "PRIORITY": priority,
+            "SYSLOG_IDENTIFIER": b"producerd",
+            "PRODUCERD_STREAM": b"flights",
+            "PRODUCERD_CODE": b"KMS",
+        }
+    assert journal.write(b"x" * (1 << 20), 40, {})
+    assert len(entry_of(journald.recv(1 << 20))["MESSAGE"]) == MAX_MESSAGE_BYTES
+    journal.close()
+
+
+def test_a_journal_that_is_gone_takes_nothing_and_raises_nothing(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path / "nobody"))
+    assert not journal.write(b"line", 40, {})
+    journal.close()
+
+
+def test_it_is_known_by_device_and_inode(
+    journald: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SOCKET", journald.getsockname())
+    with (tmp_path / "stderr").open("w") as stderr, (tmp_path / "other").open("w") as other:
+        found = os.fstat(stderr.fileno())
+        environ = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+        journal = journal_of(stderr.fileno(), environ)
+        assert journal is not None
+        journal.close()
+        assert journal_of(other.fileno(), environ) is None
+        assert journal_of(stderr.fileno(), {}) is None
+        monkeypatch.setattr(module, "SOCKET", str(tmp_path / "nobody"))
+        assert journal_of(stderr.fileno(), environ) is None
+
+
+def test_the_daemon_s_lines_go_there_and_to_standard_error_where_they_cannot(
+    journald: socket.socket, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logs, "journal_of", lambda _: Journal(journald.getsockname()))
+    with logs.running("info", "text"):
+        logs.get_logger("producerd.gate").error("records failed", stream="flights", code="KMS", records=7)
+        entry = entry_of(journald.recv(1 << 20))
+        assert (entry["PRIORITY"], entry["PRODUCERD_STREAM"], entry["PRODUCERD_CODE"]) == (b"3", b"flights", b"KMS")
+        assert b"ERROR   producerd.gate: records failed stream=flights code=KMS records=7" in entry["MESSAGE"]
+        logging.getLogger("botocore").warning("a library says %s", "something")
+        entry = entry_of(journald.recv(1 << 20))
+        assert (entry["PRIORITY"], set(entry)) == (b"4", {"MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER"})
+        journald.close()
+        logs.get_logger("producerd").warning("the journal is gone")
+    structlog.reset_defaults()
+    assert "the journal is gone" in capfd.readouterr().err

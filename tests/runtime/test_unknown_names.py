@@ -1,0 +1,117 @@
+"""Invented names cost AWS a few calls a minute; names that exist cost their user none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from producerd.core.sending.answers import RequestFailed
+from producerd.runtime.kinesis import Address, StreamSummary, Tried
+from producerd.runtime.unknown_names import CALLS_A_MINUTE, CALLS_AT_ONCE, CallAllowance, SparingCalls
+
+NOT_FOUND = RequestFailed("ResourceNotFoundException", "no such stream", False)
+DOWN = RequestFailed("EndpointConnectionError", "no route", False)
+SUMMARY = StreamSummary("arn:aws:kinesis:eu-west-1:1:stream/a", 1 << 20)
+
+
+class Service:
+    """Counts the calls, and answers each with ``answer``."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.calls = 0
+
+    async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
+        self.calls += 1
+        return [{}] if self.answer is None else self.answer
+
+    async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
+        self.calls += 1
+        return SUMMARY if self.answer is None else self.answer
+
+    async def try_storing(self, address: Address, *, aggregates: bool) -> Tried:
+        self.calls += 1
+        return Tried(self.answer, by_put_records=aggregates)
+
+
+class Clock:
+    """The loop's time, which passes when somebody sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
+        monkeypatch.setattr("producerd.runtime.unknown_names.asyncio.sleep", self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def ask(calls: SparingCalls, times: int) -> None:
+    for _ in range(times // 2):
+        await calls.list_shards({})
+        await calls.describe_stream_summary({})
+
+
+async def test_invented_names_of_a_user_make_a_few_calls_a_minute(clock: Clock) -> None:
+    service, allowance = Service(NOT_FOUND), CallAllowance()
+    of_one = [SparingCalls(service, allowance, lambda: [7], lambda: False) for _ in range(CALLS_AT_ONCE // 2)]
+    for calls in of_one:
+        await ask(calls, 2)
+    assert (service.calls, clock.slept) == (CALLS_AT_ONCE, [])
+    assert (await of_one[0].try_storing({}, aggregates=False)).failed is NOT_FOUND
+    assert sum(clock.slept) == pytest.approx(60 / CALLS_A_MINUTE)
+    await ask(of_one[1], 2 * CALLS_A_MINUTE)
+    assert sum(clock.slept) == pytest.approx(60 / CALLS_A_MINUTE + 120)
+    slept = len(clock.slept)
+    await ask(SparingCalls(service, allowance, lambda: [8], lambda: False), CALLS_AT_ONCE)
+    assert len(clock.slept) == slept, "another user has an allowance of their own"
+
+
+@pytest.mark.parametrize("answer", [None, DOWN])
+async def test_a_name_that_exists_or_a_service_that_is_down_uses_nothing_up(clock: Clock, answer: Any) -> None:
+    service, allowance = Service(answer), CallAllowance()
+    calls = SparingCalls(service, allowance, lambda: [7], lambda: False)
+    await ask(calls, 4 * CALLS_AT_ONCE)
+    assert (await calls.try_storing({}, aggregates=True)).by_put_records
+    assert not clock.slept
+    assert not allowance._used, "nothing is kept of users who have used nothing up"
+
+
+async def test_a_stream_that_is_known_needs_no_allowance(clock: Clock) -> None:
+    service, known = Service(NOT_FOUND), False
+    calls = SparingCalls(service, CallAllowance(), lambda: [7], lambda: known)
+    await ask(calls, CALLS_AT_ONCE)
+    known = True
+    await ask(calls, 10 * CALLS_AT_ONCE)
+    assert not clock.slept
+
+
+async def test_what_is_used_up_comes_back_with_time(clock: Clock) -> None:
+    service, allowance = Service(NOT_FOUND), CallAllowance()
+    calls = SparingCalls(service, allowance, lambda: [7], lambda: False)
+    await ask(calls, CALLS_AT_ONCE)
+    clock.now += 60.0
+    await ask(calls, CALLS_A_MINUTE)
+    assert not clock.slept
+    clock.now += 3_600.0
+    await ask(calls, CALLS_AT_ONCE)
+    assert not clock.slept
+
+
+async def test_a_name_that_somebody_opened_first_is_asked_about_by_who_has_calls_left(clock: Clock) -> None:
+    """Else a user without calls could open another user's stream first, and so keep it from working."""
+    service, allowance, users = Service(NOT_FOUND), CallAllowance(), [7]
+    await ask(SparingCalls(service, allowance, lambda: [7], lambda: False), CALLS_AT_ONCE)
+    squatted = SparingCalls(service, allowance, lambda: users, lambda: False)
+    users.append(8)
+    await ask(squatted, CALLS_AT_ONCE)
+    assert not clock.slept
