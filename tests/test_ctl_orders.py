@@ -7,12 +7,14 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from threading import Thread
+from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -177,6 +179,58 @@ def test_drain_delivers_what_is_queued_and_then_the_daemon_has_stopped(
         told = [message for message in client.read_to_end() if isinstance(message, frames.Ack)]
         assert [ack.stored for ack in told] == [25]
         assert running.wait() == 0
+
+
+def test_drain_with_wait_returns_when_the_daemon_closes_its_end(tmp_path: Path) -> None:
+    """A hook that runs before a container stops returns only then."""
+    path, drained, ended = str(tmp_path / "admin.sock"), b'{"returned_records": 0, "undelivered_records": 0}', Event()
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        connection.recv(4_096)
+        connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(drained), drained))
+        time.sleep(0.3)  # the daemon has settled all rows, and still closes what it has open
+        ended.set()
+        connection.close()
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        serving = Thread(target=serve)
+        serving.start()
+        assert ctl.main(["--admin-socket", path, "drain", "--wait"]) == 0
+        assert ended.is_set()
+        serving.join()
+
+
+def test_drain_with_wait_ends_with_a_real_daemon(
+    capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
+) -> None:
+    with daemon(server.url, linger_seconds=3_600) as running, session(running) as client:
+        assert asked(capsys, running, "ready") == (0, "ready\n", "")
+        client.put(rows(25))
+        until(lambda: status(capsys, running)["streams"][0]["queue_records"] == 25)
+        assert asked(capsys, running, "drain", "--wait") == (0, "the daemon has stopped, all delivered\n", "")
+        assert stored(fake) == 25
+        assert running.wait() == 0
+        code, out, err = asked(capsys, running, "ready")
+        assert (code, out) == (1, "")
+        assert err.startswith("producerctl: no daemon answers: ")
+
+
+def test_a_daemon_that_drains_is_not_ready(
+    capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
+) -> None:
+    fake.enforce_limits = True
+    with daemon(server.url, shard_rate_fraction=0.001) as running, session(running) as client:
+        client.put(rows(1_500, size=500))
+        admin = str(running.socket.with_suffix(".admin.sock"))
+        draining = Thread(target=ctl.main, args=(["--admin-socket", admin, "drain", "--timeout", "10m"],))
+        draining.start()
+        until(lambda: "draining by=producerctl" in running.log)
+        assert asked(capsys, running, "ready") == (1, "", "producerctl: not ready: draining\n")
+        running.signal(signal.SIGTERM)
+        draining.join(15)
 
 
 def test_drain_gives_back_what_it_could_not_deliver_in_time(

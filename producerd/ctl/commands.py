@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--json", action="store_true", help="print JSON, with everything that the daemon knows")
 
     as_json(command("status", _status, "show each stream: its queue, and why records wait in it"))
+    command("ready", _ready, "tell whether the daemon serves clients, for a probe: exit code 0 or 1")
     top = command("top", _top, "show each stream again and again, with rates")
     top.add_argument("--every", type=_seconds, default=2.0, metavar="TIME", help="time between two (default: 2s)")
     top.add_argument("--count", type=_times, metavar="N", help="end after N times")
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     drain.add_argument(
         "--timeout", type=_seconds, metavar="TIME", help="deliver for at most this long (drain_timeout_seconds)"
     )
+    drain.add_argument("--wait", action="store_true", help="return when the daemon has ended, not when it is drained")
     command("reload", _reload, "let the daemon read its settings again")
     of_stream(
         command("pause", _pause, "send no records of a stream until `resume`; callers wait when its queue is full")
@@ -139,6 +141,12 @@ def _times(text: str) -> int:
 def _status(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     reply = daemon.get("/status")
     yield from [json.dumps(reply, indent=2)] if parsed.json else tables.status(reply)
+
+
+def _ready(daemon: AdminClient, _parsed: argparse.Namespace) -> Lines:
+    if unready := daemon.get("/status")["unready"]:
+        raise Failed(f"not ready: {unready}")
+    yield "ready"
 
 
 def _top(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
@@ -181,14 +189,15 @@ def _flush(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
 
 
 def _drain(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
-    reply = daemon.post("/drain", {"timeout_seconds": parsed.timeout}, partial(_progress, daemon, "left"))
+    progress = partial(_progress, daemon, "left")
+    reply = daemon.post("/drain", {"timeout_seconds": parsed.timeout}, progress, until_end=parsed.wait)
     returned, undelivered = reply["returned_records"], reply["undelivered_records"]
     if undelivered:
         raise Failed(
             f"the daemon stops with {count(undelivered, 'record')} undelivered that have no caller: they are lost"
         )
     back = f"; {count(returned, 'record')} went back to their callers, who keep them" if returned else ", all delivered"
-    yield f"the daemon stops{back}"
+    yield f"the daemon {'has stopped' if parsed.wait else 'stops'}{back}"
 
 
 def _reload(daemon: AdminClient, _parsed: argparse.Namespace) -> Lines:

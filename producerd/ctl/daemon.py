@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -31,15 +32,31 @@ class AdminClient:
         self._paths = [path] if path else _default_paths()
 
     def get(self, target: str) -> Any:
-        return self._ask("GET", target, None, None)
+        return self._ask("GET", target)
 
     def post(
-        self, target: str, given: dict[str, Any] | None = None, meanwhile: Callable[[], None] | None = None
+        self,
+        target: str,
+        given: dict[str, Any] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+        *,
+        until_end: bool = False,
     ) -> Any:
-        """Send a command.  Until its answer comes, call ``meanwhile`` every second."""
-        return self._ask("POST", target, given, meanwhile)
+        """Send a command.  Until its answer comes, call ``meanwhile`` every second.
 
-    def _ask(self, method: str, target: str, given: dict[str, Any] | None, meanwhile: Callable[[], None] | None) -> Any:
+        With ``until_end`` wait after the answer until the daemon has ended.
+        """
+        return self._ask("POST", target, given, meanwhile, until_end=until_end)
+
+    def _ask(
+        self,
+        method: str,
+        target: str,
+        given: dict[str, Any] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+        *,
+        until_end: bool = False,
+    ) -> Any:
         problems = []
         for path in self._paths:
             connection = _UnixConnection(path)
@@ -52,6 +69,8 @@ class AdminClient:
                 body = json.loads(answer.read())
                 if not isinstance(body, dict):
                     raise ValueError("an answer that is not producerd's")
+                if until_end and answer.status == 200:
+                    connection.wait_for_end()
             except PermissionError:
                 problems.append(f"{path}: it answers only to the daemon's own user and to root: try sudo")
                 continue
@@ -80,6 +99,16 @@ class _UnixConnection(http.client.HTTPConnection):
         """Call ``meanwhile`` every second until the answer begins."""
         while not select.select([self.sock], [], [], LOOK_SECONDS)[0]:
             meanwhile()
+
+    def wait_for_end(self) -> None:
+        """Wait until the daemon closes its end.
+
+        The path may still answer then: systemd holds the socket, and a new connection would start the daemon again.
+        """
+        self.sock.settimeout(None)
+        with contextlib.suppress(ConnectionError):  # it may also end without closing
+            while self.sock.recv(1):
+                pass
 
 
 def _default_paths() -> list[str]:
