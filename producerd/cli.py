@@ -14,12 +14,11 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from producerd import __version__
-from producerd.demo import ALL_ROWS, LEAST_ROWS, QUEUE_LIMIT, ROWS_UNAGGREGATED, DemoOptions
-from producerd.demo import run as run_demo
 from producerd.errors import ConfigurationError
 
 EXIT_FAILED: Final = 1
@@ -112,8 +111,12 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo", help="send real flights from Spark through a daemon into an embedded Kinesis, and compare"
     )
-    demo.set_defaults(run=_demo)
-    _add_demo_options(demo)
+    if find_spec("producerd.demo") is None:
+        demo.set_defaults(run=_no_demo)
+    else:
+        from producerd.demo import command
+
+        command.add_options(demo)
     return parser
 
 
@@ -133,36 +136,8 @@ def _settings_options() -> argparse.ArgumentParser:
     return options
 
 
-def _add_demo_options(demo: argparse.ArgumentParser) -> None:
-    demo.add_argument(
-        "--records",
-        type=_whole(LEAST_ROWS, ALL_ROWS),
-        help=f"flights to send (default: all {ALL_ROWS:,}; without aggregation {ROWS_UNAGGREGATED:,})",
-    )
-    demo.add_argument("--shards", type=_whole(1, 64), default=4, help="shards of the stream (default: %(default)s)")
-    demo.add_argument(
-        "--queue-limit",
-        type=_whole(1, 1_000_000),
-        help="records that the daemon queues before callers wait "
-        f"(default: {QUEUE_LIMIT:,}, or an eighth of --records if that is less)",
-    )
-    demo.add_argument(
-        "--aggregation", choices=("kpl", "none"), default="kpl", help="how records are packed (default: %(default)s)"
-    )
-    demo.add_argument(
-        "--endpoint-url",
-        type=_url,
-        metavar="URL",
-        help="use this Kinesis, which may be AWS's own, with your credentials: the demo creates a stream of --shards "
-        "there, paces it as a real one, and deletes it at the end (default: an embedded Kinesis)",
-    )
-    demo.add_argument(
-        "--no-daemon",
-        action="store_true",
-        help="start no daemon; Spark's tasks start one (`daemon=` of the writer)",
-    )
-    # For the tests: change what was read back, to show that the comparison can fail.
-    demo.add_argument("--break", dest="tamper", choices=("drop", "duplicate", "corrupt"), help=argparse.SUPPRESS)
+def _no_demo(_parsed: argparse.Namespace) -> int:
+    raise ConfigurationError([f"the demo is in a wheel of its own: install producerd_demo-{__version__}"])
 
 
 def _owner(text: str) -> tuple[int, int]:
@@ -171,22 +146,6 @@ def _owner(text: str) -> tuple[int, int]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: allowed: PID:START, numbers of /proc/PID/stat") from None
     return pid, started_at
-
-
-def _url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed: a URL http(s)://HOST[:PORT]")
-    return text
-
-
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def whole(text: str) -> int:
-        digits = text.replace(",", "").replace("_", "")
-        if not digits.isdecimal() or not low <= int(digits) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r}: allowed: {low:,} to {high:,}")
-        return int(digits)
-
-    return whole
 
 
 def _serve(parsed: argparse.Namespace) -> int:
@@ -239,23 +198,6 @@ def _config_schema(_parsed: argparse.Namespace) -> int:
 
     print(json.dumps(schema(), indent=1), flush=True)
     return 0
-
-
-def _demo(parsed: argparse.Namespace) -> int:
-    try:
-        chosen = DemoOptions.chosen(
-            parsed.records,
-            parsed.shards,
-            parsed.queue_limit,
-            parsed.aggregation,
-            parsed.endpoint_url,
-            parsed.tamper,
-            parsed.no_daemon,
-        )
-    except ValueError as error:
-        print(f"producerd demo: error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    return run_demo(chosen)
 
 
 if __name__ == "__main__":

@@ -93,9 +93,29 @@ def test_the_wheel_holds_the_packages_their_types_and_the_licence_and_nothing_el
         path.relative_to(ROOT).as_posix()
         for top in ("producerd", "spark_client")
         for path in (ROOT / top).rglob("*.py")
+        if not path.is_relative_to(ROOT / "producerd/demo") and not path.is_relative_to(ROOT / "producerd/testing")
     }
     page = {f"producerd/runtime/page/page.{kind}" for kind in ("html", "css", "js")}
     assert {*modules, *page, "pyspark_producerd.py"} <= names
+    # A daemon in production needs no demo and no Kinesis in memory.
+    assert not [name for name in names if name.startswith(("producerd/demo", "producerd/testing"))]
+
+
+def test_the_demos_wheel_adds_the_demo_and_the_kinesis_in_memory(
+    dist: Path, bare_python: Path, pip: Callable[..., None]
+) -> None:
+    def demo() -> tuple[int, str]:
+        command = [bare_python.with_name("producerd"), "demo"]
+        done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stderr
+
+    pip("install", "--no-index", str(dist / f"producerd-{__version__}-py3-none-any.whl"))
+    without = f"the demo is in a wheel of its own: install producerd_demo-{__version__}"
+    assert demo() == (78, f"producerd: configuration: {without}\n")
+    pip("install", "--no-index", "--no-deps", str(dist / f"producerd_demo-{__version__}-py3-none-any.whl"))
+    code, said = demo()
+    assert code == 78
+    assert said.endswith('is missing: pip install "producerd[demo]"\n')
 
 
 def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(

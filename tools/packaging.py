@@ -1,5 +1,6 @@
-"""What ``./dev build`` makes: the wheel, the zip for Spark's ``--py-files``, and pexes of the daemon for executors.
+"""What ``./dev build`` makes: two wheels, the zip for Spark's ``--py-files``, and pexes of the daemon for executors.
 
+The second wheel holds the demo and the Kinesis in memory.  It installs next to the first one, into the same package.
 A pex is one file with a daemon and all its packages, for one Python and machine.  Spark ships it (docs/spark.md).
 """
 
@@ -20,6 +21,24 @@ from tools.processes import run
 
 CLIENT_SIDE = ["spark_client", "producerd/wire", "producerd/errors.py", "producerd/__init__.py"]
 WHEEL_SIDE = ["pyproject.toml", "README.md", "LICENSE", "producerd", "spark_client", "pyspark_producerd.py"]
+DEMO_SIDE = ["LICENSE", "producerd/demo", "producerd/testing"]
+DEMO_PROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "producerd-demo"
+version = "{version}"
+description = "The demo of producerd, and a Kinesis in memory for tests"
+license = "Apache-2.0"
+license-files = ["LICENSE"]
+requires-python = ">=3.11"
+dependencies = ["producerd[demo]=={version}"]
+
+[tool.setuptools]
+packages = ["producerd.demo", "producerd.testing"]
+"""
 PEXES = [f"cp3{minor}-{machine}" for machine in ("x86_64", "aarch64") for minor in (11, 12, 13)]
 GLIBC = 28
 """Oldest glibc 2 that a pex runs on, as PyArrow's wheels: Amazon Linux 2023, Debian 10, Ubuntu 18.10."""
@@ -35,22 +54,31 @@ def command(arguments: list[str]) -> int:
 
 
 def build(tree: Path = ROOT, pexes: Iterable[str] = ()) -> int:
-    """Build the wheel, the zip and these pexes into dist/ and print their paths."""
+    """Build the wheels, the zip and these pexes into dist/ and print their paths."""
+    version = (tree / "producerd" / "__init__.py").read_text().split('__version__ = "')[1].split('"')[0]
+    for side, project in ((WHEEL_SIDE, None), (DEMO_SIDE, DEMO_PROJECT.format(version=version))):
+        if code := _write_wheel(tree, side, project):
+            return code
+    made = [tree / "dist" / f"{name}-{version}-py3-none-any.whl" for name in ("producerd", "producerd_demo")]
+    made.append(tree / "dist" / f"producerd-client-{version}.zip")
+    write_client_zip(made[-1], tree)
+    print(*made, sep="\n", flush=True)
+    return write_pexes(made[0], tree / "dist" / f"producerd-{version}", pexes)
+
+
+def _write_wheel(tree: Path, side: Iterable[str], project: str | None) -> int:
+    """Write a wheel of these files and folders of the tree, by its own pyproject.toml or by ``project``."""
     with tempfile.TemporaryDirectory() as folder:  # a clean copy: setuptools would pack what an old build/ holds
-        for name in WHEEL_SIDE:
+        for name in side:
             if (tree / name).is_dir():
                 shutil.copytree(tree / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(tree / name, folder)
+        if project is not None:
+            Path(folder, "pyproject.toml").write_text(project)
         wheel = [str(OWN.python), "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tree / "dist"), folder]
         env = dict(os.environ, SOURCE_DATE_EPOCH="315532800")  # 1980, as in the zip
-        if code := run(wheel, env, show="(ERROR.*)"):
-            return code
-    version = (tree / "producerd" / "__init__.py").read_text().split('__version__ = "')[1].split('"')[0]
-    made = [tree / "dist" / f"producerd-{version}-py3-none-any.whl", tree / "dist" / f"producerd-client-{version}.zip"]
-    write_client_zip(made[1], tree)
-    print(*made, sep="\n", flush=True)
-    return write_pexes(made[0], tree / "dist" / f"producerd-{version}", pexes)
+        return run(wheel, env, show="(ERROR.*)")
 
 
 def write_client_zip(target: Path, tree: Path = ROOT) -> None:
