@@ -70,7 +70,7 @@ def test_check_says_ok_and_what_holds(tmp_path: Path) -> None:
     done = producerd("check", "-c", str(file), "--set", "socket=/run/x.sock", env={"PRODUCERD_QUEUE_LIMIT": "2000"})
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines.pop(6).startswith("memory: needs at most 981 MiB; ")
+    assert lines.pop(6).startswith("memory: needs at most 982 MiB; ")
     assert lines == [
         "OK: the settings hold",
         "region: not set here: AWS_REGION or a profile of AWS must name one",
@@ -127,7 +127,7 @@ def test_a_daemon_that_may_outgrow_its_cgroup_does_not_start(command: str, tmp_p
     assert (done.returncode, done.stdout) == (78, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        "producerd: configuration: memory: up to 981 MiB may be needed, and the limit of this cgroup"
+        "producerd: configuration: memory: up to 982 MiB may be needed, and the limit of this cgroup"
     )
     assert f"is 512 MiB ({cgroup}/memory.limit_in_bytes): set max_streams = 30, node_queue_limit_bytes = " in line
     assert fits.returncode == 0

@@ -75,8 +75,8 @@ def test_without_a_limit_everything_fits() -> None:
 
 def test_the_refusal_names_limit_need_and_each_term() -> None:
     line = refusal(Config(), 512 * MIB)
-    assert line.startswith(f"memory: up to 981 MiB may be needed, and the limit of this cgroup is 512 MiB ({FILE}): ")
-    assert ", or raise the limit to 981 MiB. " in line
+    assert line.startswith(f"memory: up to 982 MiB may be needed, and the limit of this cgroup is 512 MiB ({FILE}): ")
+    assert ", or raise the limit to 982 MiB. " in line
     for term in (
         "idle 160 MiB",
         "queues 307 MiB (1.2 x node_queue_limit_bytes = 256 MiB)",
@@ -146,7 +146,7 @@ def test_where_the_streams_leave_no_lower_limits_it_says_so_too() -> None:
 
 def test_where_no_lower_limits_help_it_says_so() -> None:
     line = refusal(Config(), 200 * MIB)
-    assert "no lower limits of queues and requests are enough: raise the limit to 981 MiB" in line
+    assert "no lower limits of queues and requests are enough: raise the limit to 982 MiB" in line
     many = {f"s{number}": Config().defaults for number in range(64)}
     assert lowered(replace(Config(), streams=many), 512 * MIB) is None, "each listed stream has its floor"
     assert lowered(replace(Config(), streams=many), 768 * MIB) is not None
@@ -154,7 +154,7 @@ def test_where_no_lower_limits_help_it_says_so() -> None:
 
 def test_in_words() -> None:
     assert in_words(Config(), MemoryLimit(1024 * MIB, FILE)) == (
-        "needs at most 981 MiB; the limit of this cgroup is 1,024 MiB"
+        "needs at most 982 MiB; the limit of this cgroup is 1,024 MiB"
     )
-    assert in_words(Config(), MemoryLimit()) == "needs at most 981 MiB; no limit is set"
+    assert in_words(Config(), MemoryLimit()) == "needs at most 982 MiB; no limit is set"
     assert in_words(Config(), MemoryLimit(problem="denied")).endswith("no limit is set, as far as is known: denied")

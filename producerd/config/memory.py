@@ -57,6 +57,11 @@ class Need:
     def bytes(self) -> int:
         return sum(term.bytes for term in self.terms)
 
+    @property
+    def mib(self) -> str:
+        """The need in whole MiB, with which a limit is high enough."""
+        return f"{-(-self.bytes // MIB):,} MiB"
+
     def __str__(self) -> str:
         return " + ".join(f"{term.name} {mib(term.bytes)} ({term.of})" for term in self.terms)
 
@@ -114,12 +119,12 @@ def check_fits(config: Config, limit: MemoryLimit | None = None) -> None:
         return
     fitting = lowered(config, limit.bytes)
     what = (
-        f"set {', '.join(_differences(config, fitting))}, or raise the limit to {mib(need.bytes)}"
+        f"set {', '.join(_differences(config, fitting))}, or raise the limit to {need.mib}"
         if fitting is not None
-        else f"no lower limits of queues and requests are enough: raise the limit to {mib(need.bytes)}"
+        else f"no lower limits of queues and requests are enough: raise the limit to {need.mib}"
     )
     problem = (
-        f"memory: up to {mib(need.bytes)} may be needed, and the limit of this cgroup is {mib(limit.bytes)} "
+        f"memory: up to {need.mib} may be needed, and the limit of this cgroup is {mib(limit.bytes)} "
         f"({limit.path}): {what}. What may be needed: {need}"
     )
     raise ConfigurationError((problem,))
@@ -131,7 +136,7 @@ def in_words(config: Config, limit: MemoryLimit | None = None) -> str:
     may = f"the limit of this cgroup is {mib(limit.bytes)}" if limit.bytes is not None else "no limit is set"
     if limit.problem:
         may = f"{may}, as far as is known: {limit.problem}"
-    return f"needs at most {mib(needed_bytes(config).bytes)}; {may}"
+    return f"needs at most {needed_bytes(config).mib}; {may}"
 
 
 def within_memory(config: Config) -> Config:
@@ -144,9 +149,8 @@ def within_memory(config: Config) -> Config:
         return config
     given, fitting = assignment("memory", most_bytes), lowered(config, most_bytes)
     if fitting is None:
-        least = min((needed_bytes(one).bytes for one in _lower(config)), default=needed_bytes(config).bytes)
-        least_mib = f"{-(-least // MIB):,} MiB"
-        raise ConfigurationError((f"{given}: no limits are low enough; at least {least_mib} with these settings",))
+        least = min(map(needed_bytes, _lower(config)), key=lambda need: need.bytes, default=needed_bytes(config))
+        raise ConfigurationError((f"{given}: no limits are low enough; at least {least.mib} with these settings",))
     tables = {"": (config.node, fitting.node), "defaults.": (config.defaults, fitting.defaults)}
     for name, settings in config.streams.items():
         tables[f"streams.{json.dumps(name)}."] = (settings, fitting.streams[name])
