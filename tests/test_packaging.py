@@ -105,7 +105,7 @@ def test_the_demos_wheel_adds_the_demo_and_the_kinesis_in_memory(
     dist: Path, bare_python: Path, pip: Callable[..., None]
 ) -> None:
     def demo() -> tuple[int, str]:
-        command = [bare_python.with_name("producerd"), "demo"]
+        command = [str(bare_python.with_name("producerd")), "demo"]
         done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stderr
 

@@ -48,6 +48,8 @@ LANES = {
 }
 DAEMON_LOCK = ROOT / "deploy" / "daemon.lock"
 """What a daemon in production needs and nothing else, in the versions of requirements.lock, with which it is tested."""
+DEMO_LOCK = ROOT / "deploy" / "container" / "demo.lock"
+"""What the image of the demo needs."""
 SCRIPTS = {"producerd": "cli", "producerctl": "ctl"}
 OLDEST_PYTHON = "3.11"
 """Oldest Python of the daemon, for the lock that all its Pythons share.  The Spark client runs on 3.9."""
@@ -156,6 +158,7 @@ def write_locks(arguments: list[str]) -> int:
     asked = {
         OWN.lock: [*universal, "--extra=dev"],
         DAEMON_LOCK: [*universal, "--extra=daemon", f"--constraint={OWN.lock}"],
+        DEMO_LOCK: [*universal, "--extra=demo", f"--constraint={OWN.lock}"],
     }
     for spark, of in LANES.items():
         asked[of.lock] = [f"--group=spark-{spark}", f"--python-version={of.version}"]

@@ -192,7 +192,7 @@ def machine() -> Iterator[Machine]:
         packages = Path(pyarrow.__file__).parents[1]
         mounts = {ROOT: "/opt/source", packages: "/opt/packages", commands.parent: "/opt/producerd"}
         shown = " ".join(f"-v {path}:{place}:ro" for path, place in mounts.items())
-        _make(folder / "rootfs")
+        bootstrap(folder / "rootfs", PACKAGES)
         run = f"{podman} run -d --name machine {PRIVILEGES} {shown} --rootfs {folder}/rootfs /sbin/init"
         _run(run)
         made = Machine(int(_run(f"{podman} inspect -f {{{{.State.Pid}}}} machine")))
@@ -208,12 +208,13 @@ def machine() -> Iterator[Machine]:
         shutil.rmtree(folder)
 
 
-def _make(rootfs: Path) -> None:
+def bootstrap(target: Path, packages: str, *options: str) -> None:
+    """Make a file system of Debian's packages, as a folder or a tar.  Raise `NotMade`."""
     lists = [
         path for name in ("sources.list", "sources.list.d/debian.sources") if (path := Path("/etc/apt", name)).exists()
     ]
-    command = ["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", RELEASE, str(rootfs), *map(str, lists[:1])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    what = ["--variant=minbase", f"--include={packages}", *options, RELEASE, str(target), *map(str, lists[:1])]
+    done = subprocess.run(["mmdebstrap", *what], capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise NotMade(done.stderr.strip().splitlines()[-1])
 

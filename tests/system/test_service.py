@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,10 +13,10 @@ import pytest
 from spark_client import KinesisClient
 from tests.daemon import ROOT, until
 from tests.spark.service import Kinesis
+from tests.system.load import Load
 from tests.system.machine import SYSTEM_SECONDS, Machine, NotMade, machine, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.skipif(bool(missing()), reason=missing())]
-HOT = "the key of the hot shard"
 
 
 @pytest.fixture(scope="module")
@@ -54,44 +51,11 @@ def client(node: Machine) -> KinesisClient:
     return KinesisClient("flights", socket=str(node.socket), connect_timeout_seconds=60, reconnect_timeout_seconds=60)
 
 
-class Load:
-    """Threads that put records until the end of the block: half of them into one shard.  Then all must be stored."""
-
-    def __init__(self, node: Machine, senders: int) -> None:
-        self.calls: list[Future[None]] = []
-        self.sent: list[bytes] = []
-        self._node = node
-        self._over = threading.Event()
-        self._pool = ThreadPoolExecutor(senders)
-        self._sending = [self._pool.submit(self._send, number) for number in range(senders)]
-
-    def _send(self, sender: int) -> None:
-        with client(self._node) as own:
-            for turn in itertools.count():
-                if self._over.is_set():
-                    return
-                ids = [f"{sender}-{turn}-{row}" for row in range(50)]
-                self.calls.append(
-                    own.put_many([(name, HOT if sender % 2 else name) for name in ids], timeout_seconds=60)
-                )
-                self.sent += (name.encode() for name in ids)
-
-    def __enter__(self) -> Load:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._over.set()
-        for sending in self._sending:
-            sending.result(2 * SYSTEM_SECONDS)
-        self._pool.shutdown()
-        assert [call.exception(0) for call in self.calls] == [None] * len(self.calls)
-
-
 def test_five_restarts_under_load_behind_a_full_queue_fail_nobody(node: Machine, kinesis: Kinesis) -> None:
     """One shard takes half of what it is sent and throttles the rest: everything is acknowledged, and stored once."""
     kinesis.call("settings", {"enforce_limits": True})
     serve(node, kinesis, defaults={"queue_limit": 3_000, "shard_rate_fraction": 2})
-    with Load(node, 6) as load:
+    with Load(lambda: client(node), 6) as load:
         for _ in range(5):
             before = len(load.calls)
             until(lambda: node.status()["streams"] and node.status()["streams"][0]["blocked_callers"] > 0, "full", 60)
@@ -106,7 +70,7 @@ def test_five_restarts_under_load_behind_a_full_queue_fail_nobody(node: Machine,
 
 def test_a_daemon_that_is_killed_is_started_again_and_callers_go_on(node: Machine, kinesis: Kinesis) -> None:
     serve(node, kinesis)
-    with Load(node, 2) as load:
+    with Load(lambda: client(node), 2) as load:
         until(lambda: len(load.calls) > 10)
         node.run("systemctl kill --signal=SIGKILL producerd.service")
         before = len(load.calls)
@@ -120,7 +84,7 @@ def test_a_daemon_that_is_killed_is_started_again_and_callers_go_on(node: Machin
 
 def test_a_daemon_that_hangs_is_ended_by_its_watchdog_and_started_again(node: Machine, kinesis: Kinesis) -> None:
     serve(node, kinesis, "WatchdogSec=2")
-    with Load(node, 2) as load:
+    with Load(lambda: client(node), 2) as load:
         until(lambda: len(load.calls) > 10)
         first = node.show()
         time.sleep(3)
