@@ -17,6 +17,7 @@ from tests.daemon import CREDENTIALS, QUICK, START_SECONDS, directory, until
 from tests.licences import rows
 from tests.locked import locked
 from tools import ROOT
+from tools.packaging import WHEEL_SIDE, copy_without_modes, write_sbom, write_wheels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,10 +119,31 @@ def test_the_demos_wheel_adds_the_demo_and_the_kinesis_in_memory(
     assert said.endswith('is missing: pip install "producerd[demo]"\n')
 
 
+def test_the_same_tree_gives_the_same_wheels_in_another_folder_with_other_modes(
+    dist: Path, tree: Path, tmp_path: Path
+) -> None:
+    for name in WHEEL_SIDE:  # the demo's side is in it
+        copy_without_modes(tree / name, tmp_path / name)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    for path in files:
+        path.chmod(0o600)
+        os.utime(path, (1e9, 1e9))
+    umask = os.umask(0o077)
+    try:
+        assert write_wheels(tmp_path / "dist", tmp_path) == 0
+    finally:
+        os.umask(umask)
+    for name in (f"producerd-{__version__}-py3-none-any.whl", f"producerd_demo-{__version__}-py3-none-any.whl"):
+        assert (tmp_path / "dist" / name).read_bytes() == (dist / name).read_bytes()
+
+
 def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(
     dist: Path, bare_python: Path, pip: Callable[..., None], tmp_path: Path
 ) -> None:
-    """From a folder of wheels, as docs/install.md has it; then `check`, `serve`, `producerctl status`, a good end."""
+    """From a folder of wheels, as docs/install.md has it; then `check`, `serve`, `producerctl status`, a good end.
+
+    The bill of materials names what is there, in the versions of the lock.
+    """
     (tmp_path / "locked.txt").write_text(locked())
     wheel, wheelhouse = f"{dist}/producerd-{__version__}-py3-none-any.whl", str(tmp_path / "wheelhouse")
     pip("download", "--dest", wheelhouse, "--constraint", str(tmp_path / "locked.txt"), f"{wheel}[daemon]")
@@ -163,3 +185,11 @@ def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(
             daemon.kill()
             daemon.wait()
         assert "Warning" not in said()
+
+    assert write_sbom(bare_python, tmp_path / "sbom.json", __version__) == 0
+    bill = json.loads((tmp_path / "sbom.json").read_text())
+    assert bill["metadata"]["component"]["version"] == __version__
+    named = {f"{each['name'].lower().replace('_', '-')}=={each['version']}" for each in bill["components"]}
+    assert {name.partition("==")[0] for name in named} == of_daemon
+    assert named <= {pin.split()[0] for pin in locked().splitlines()}
+    assert all(each["licenses"] for each in bill["components"])

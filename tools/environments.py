@@ -50,6 +50,8 @@ DAEMON_LOCK = ROOT / "deploy" / "daemon.lock"
 """What a daemon in production needs and nothing else, in the versions of requirements.lock, with which it is tested."""
 DEMO_LOCK = ROOT / "deploy" / "container" / "demo.lock"
 """What the image of the demo needs."""
+SBOM_LOCK = ROOT / "tools" / "sbom.lock"
+"""What ``./dev build --sbom`` runs, in an environment that it throws away: nothing else needs its packages."""
 SCRIPTS = {"producerd": "cli", "producerctl": "ctl"}
 OLDEST_PYTHON = "3.11"
 """Oldest Python of the daemon, for the lock that all its Pythons share.  The Spark client runs on 3.9."""
@@ -153,12 +155,13 @@ def install_project(of: Environment) -> None:
 
 
 def write_locks(arguments: list[str]) -> int:
-    """Write every lock from pyproject.toml: two for all Pythons of the daemon, one for the only Python of each lane."""
+    """Write every lock from pyproject.toml: for all Pythons of the daemon, or for the only Python of a lane."""
     universal = ["pyproject.toml", "--universal", f"--python-version={OLDEST_PYTHON}"]
     asked = {
         OWN.lock: [*universal, "--extra=dev"],
         DAEMON_LOCK: [*universal, "--extra=daemon", f"--constraint={OWN.lock}"],
         DEMO_LOCK: [*universal, "--extra=demo", f"--constraint={OWN.lock}"],
+        SBOM_LOCK: ["--group=sbom", "--universal", f"--python-version={OLDEST_PYTHON}"],
     }
     for spark, of in LANES.items():
         asked[of.lock] = [f"--group=spark-{spark}", f"--python-version={of.version}"]

@@ -2,6 +2,7 @@
 
 The second wheel holds the demo and the Kinesis in memory.  It installs next to the first one, into the same package.
 A pex is one file with a daemon and all its packages, for one Python and machine.  Spark ships it (docs/spark.md).
+With ``--sbom`` there is also the bill of materials: what the daemon's packages are, and their licences.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import argparse
 import json
 import os
 import shutil
+import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tools import ROOT
-from tools.environments import DAEMON_LOCK, OWN
+from tools.environments import DAEMON_LOCK, OWN, SBOM_LOCK, choose_pip
 from tools.processes import run
 
 CLIENT_SIDE = ["spark_client", "producerd/wire", "producerd/errors.py", "producerd/__init__.py"]
@@ -49,36 +51,65 @@ def command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev build", description="Build into dist/ and print the paths.")
     of_pexes = parser.add_mutually_exclusive_group()
     of_pexes.add_argument("--pex", nargs="+", choices=PEXES, default=PEXES, metavar="TAG", help=", ".join(PEXES))
-    of_pexes.add_argument("--no-pex", action="store_const", const=[], dest="pex", help="the wheel and the zip alone")
-    return build(pexes=parser.parse_args(arguments).pex)
+    of_pexes.add_argument("--no-pex", action="store_const", const=[], dest="pex", help="no pexes")
+    parser.add_argument("--sbom", action="store_true", help="the bill of materials of the daemon, too (CycloneDX)")
+    options = parser.parse_args(arguments)
+    return build(pexes=options.pex, sbom=options.sbom)
 
 
-def build(tree: Path = ROOT, pexes: Iterable[str] = ()) -> int:
-    """Build the wheels, the zip and these pexes into dist/ and print their paths."""
-    version = (tree / "producerd" / "__init__.py").read_text().split('__version__ = "')[1].split('"')[0]
-    for side, project in ((WHEEL_SIDE, None), (DEMO_SIDE, DEMO_PROJECT.format(version=version))):
-        if code := _write_wheel(tree, side, project):
+def build(tree: Path = ROOT, pexes: Iterable[str] = (), *, sbom: bool = False) -> int:
+    """Build the wheels, the zip and what else is asked for into dist/, and print their sizes and paths."""
+    version, dist = version_of(tree), tree / "dist"
+    wheel, demo = (dist / f"{name}-{version}-py3-none-any.whl" for name in ("producerd", "producerd_demo"))
+    client = dist / f"producerd-client-{version}.zip"
+    of_pexes = {dist / f"producerd-{version}-{tag}.pex": tag for tag in pexes}
+    bill = [dist / f"producerd-{version}.cdx.json"] if sbom else []
+    if code := write_wheels(dist, tree):
+        return code
+    write_client_zip(client, tree)
+    if code := write_pexes(wheel, of_pexes):
+        return code
+    for target in bill:
+        if code := write_sbom_of_daemon(target, version):
             return code
-    made = [tree / "dist" / f"{name}-{version}-py3-none-any.whl" for name in ("producerd", "producerd_demo")]
-    made.append(tree / "dist" / f"producerd-client-{version}.zip")
-    write_client_zip(made[-1], tree)
-    print(*made, sep="\n", flush=True)
-    return write_pexes(made[0], tree / "dist" / f"producerd-{version}", pexes)
+    for path in (wheel, demo, client, *of_pexes, *bill):
+        print(f"{path.stat().st_size / 1e6:7.2f} MB  {path}", flush=True)
+    return 0
 
 
-def _write_wheel(tree: Path, side: Iterable[str], project: str | None) -> int:
-    """Write a wheel of these files and folders of the tree, by its own pyproject.toml or by ``project``."""
+def version_of(tree: Path = ROOT) -> str:
+    """Return the version of a tree: what its ``producerd.__version__`` says."""
+    return (tree / "producerd" / "__init__.py").read_text().split('__version__ = "')[1].split('"')[0]
+
+
+def write_wheels(dist: Path, tree: Path = ROOT) -> int:
+    """Write both wheels.  The same tree gives the same bytes, wherever it lies and whatever modes its files have."""
+    demo = DEMO_PROJECT.format(version=version_of(tree))
+    umask = os.umask(0o022)  # a wheel keeps the modes of its files
+    try:
+        return write_wheel(dist, tree, WHEEL_SIDE) or write_wheel(dist, tree, DEMO_SIDE, demo)
+    finally:
+        os.umask(umask)
+
+
+def write_wheel(dist: Path, tree: Path, side: Iterable[str], project: str = "") -> int:
+    """Write a wheel of these files and folders of the tree, by its own pyproject.toml or by this one."""
     with tempfile.TemporaryDirectory() as folder:  # a clean copy: setuptools would pack what an old build/ holds
         for name in side:
-            if (tree / name).is_dir():
-                shutil.copytree(tree / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(tree / name, folder)
-        if project is not None:
+            copy_without_modes(tree / name, Path(folder, name))
+        if project:
             Path(folder, "pyproject.toml").write_text(project)
-        wheel = [str(OWN.python), "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tree / "dist"), folder]
+        wheel = [str(OWN.python), "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), folder]
         env = dict(os.environ, SOURCE_DATE_EPOCH="315532800")  # 1980, as in the zip
         return run(wheel, env, show="(ERROR.*)")
+
+
+def copy_without_modes(source: Path, target: Path) -> None:
+    if source.is_dir():
+        others = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(source, target, ignore=others, copy_function=shutil.copyfile)
+    else:
+        shutil.copyfile(source, target)
 
 
 def write_client_zip(target: Path, tree: Path = ROOT) -> None:
@@ -95,20 +126,44 @@ def write_client_zip(target: Path, tree: Path = ROOT) -> None:
             archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
 
 
-def write_pexes(wheel: Path, prefix: Path, tags: Iterable[str]) -> int:
-    """Write a pex for each tag, of a wheel of ours and the packages of the daemon's lock, checked by hash."""
+def write_pexes(wheel: Path, tags: Mapping[Path, str]) -> int:
+    """Write a pex of each tag, of a wheel of ours and the packages of the daemon's lock, checked by hash."""
     with tempfile.TemporaryDirectory(dir=OWN.folder) as folder:  # pex keeps 1.6 GB there, and /tmp may be small
         unpacked = Path(folder, "wheel")
         zipfile.ZipFile(wheel).extractall(unpacked)  # it has no hash in the lock, and pip would ask for one
-        for tag in tags:
-            print(f"  {prefix}-{tag}.pex ...", flush=True)
-            what = ["-r", str(DAEMON_LOCK), "-D", str(unpacked), "-m", "producerd", "-o", f"{prefix}-{tag}.pex"]
+        for target, tag in tags.items():
+            print(f"  {target.name} ...", flush=True)
+            what = ["-r", str(DAEMON_LOCK), "-D", str(unpacked), "-m", "producerd", "-o", str(target)]
             # As a venv a pex that is unpacked starts as soon as an installed daemon.
             how = ["--venv", "--no-build", "--complete-platform", platform_of(tag)]
             env = dict(os.environ, PEX_ROOT=f"{folder}/pex", PIP_REQUIRE_HASHES="1")
             if code := run([str(OWN.python), "-m", "pex", *what, *how], env):
                 return code
     return 0
+
+
+def write_sbom_of_daemon(target: Path, version: str) -> int:
+    """Write the bill of materials of an environment that holds the packages of the daemon's lock."""
+    with tempfile.TemporaryDirectory(dir=OWN.folder) as folder:
+        return install(Path(folder), DAEMON_LOCK) or write_sbom(Path(folder, "bin", "python"), target, version)
+
+
+def write_sbom(daemon: Path, target: Path, version: str) -> int:
+    """Write what is installed for this Python as CycloneDX, which the tool holds against the schema."""
+    print(f"  {target.name} ...", flush=True)
+    with tempfile.TemporaryDirectory(dir=OWN.folder) as folder:
+        project = Path(folder, "pyproject.toml")
+        project.write_text((ROOT / project.name).read_text().replace('dynamic = ["version"]', f'version = "{version}"'))
+        tool = [f"{folder}/bin/python", "-m", "cyclonedx_py", "environment", str(daemon), "--pyproject", str(project)]
+        return install(Path(folder), SBOM_LOCK) or run([*tool, "--output-reproducible", "--output-file", str(target)])
+
+
+def install(environment: Path, lock: Path) -> int:
+    """Make an environment of the packages of a lock, checked by hash."""
+    python = os.path.realpath(sys.executable)
+    pip = [choose_pip(python), "-m", "pip", "--python", f"{environment}/bin/python", "--disable-pip-version-check"]
+    options = ["--quiet", "--no-compile", "--require-hashes", "--only-binary=:all:", "-r", str(lock)]
+    return run([python, "-m", "venv", "--without-pip", str(environment)]) or run([*pip, "install", *options])
 
 
 def platform_of(tag: str) -> str:
