@@ -60,7 +60,7 @@ def tree(tmp_path: Path) -> Path:
     files = {
         "producerd/__init__.py": '__version__ = "1.2.3"\n',
         "CHANGELOG.md": "## [Unreleased]\n\n## [1.2.3] - 2026-01-31\n\n- New.\n\n## [1.2.2] - 2026-01-30\n",
-        release.CHART: 'apiVersion: v2\nappVersion: "1.2.3"\nversion: 1.2.3\n',
+        release.CHART: 'apiVersion: v2\nappVersion: "1.2.3"\n# 1.2.3\nversion: 1.2.3\n',
         "tests/wire/golden/1.2/session.txt": "",
     }
     for name, text in files.items():
@@ -86,7 +86,8 @@ def test_no_other_tag_may_be_released(tree: Path, tag: str) -> None:
         ("CHANGELOG.md", "## [1.2.3] - 2026-01-31", "## [1.2.3]", "has no lines under a heading like: ## [1.2.3] - 2"),
         ("CHANGELOG.md", "- New.\n", "", "has no lines under a heading like: ## [1.2.3] - 2"),
         ("CHANGELOG.md", "[Unreleased]\n", "[Unreleased]\n\n- Newer.\n", "move them under [1.2.3]"),
-        (release.CHART, 'appVersion: "1.2.3"', 'appVersion: "1.2.2"', 'must have the line: appVersion: "1.2.3"'),
+        (release.CHART, 'appVersion: "1.2.3"', 'appVersion: "1.2.2"', "must have 1.2.3 as version and as appVersion"),
+        (release.CHART, "version: 1.2.3", "version: 1.2.30", "must have 1.2.3 as version and as appVersion"),
         ("tests/wire/golden/1.2/session.txt", "", "", "tests/wire/golden/1.2 is missing"),
     ],
 )
@@ -143,7 +144,7 @@ def test_each_action_is_pinned_to_a_major_version_or_a_digest() -> None:
 
 @with_parts
 def test_each_command_of_a_workflow_runs_what_is_here() -> None:
-    words = [word.strip(";") for line in commands() for word in shlex.split(line, comments=True)]
+    words = [word.strip(";()") for line in commands() for word in shlex.split(line, comments=True)]
     paths = {word for word in words if re.match(r"(\./|\.ci/|deploy/|docs/|tests/|tools/)", word)}
     assert {"./dev", ".ci/run", "deploy/container/Dockerfile", "deploy/kubernetes/chart"} <= paths
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []

@@ -25,8 +25,9 @@ def problems(tag: str, tree: Path = ROOT) -> Iterator[str]:
     minor = version.rpartition(".")[0]
     if not (tree / "tests/wire/golden" / minor).is_dir():
         yield f"tests/wire/golden/{minor} is missing: run `python -m tests.wire.golden`"
-    if f'"{version}"' not in re.findall(r"^appVersion: (.*)$", (tree / CHART).read_text(), re.MULTILINE):
-        yield f'{CHART} must have the line: appVersion: "{version}"'
+    chart = re.findall(r'^(?:appVersion|version): "?([^"\n]*)', (tree / CHART).read_text(), re.MULTILINE)
+    if chart != [version] * 2:
+        yield f"{CHART} must have {version} as version and as appVersion"
     if not notes(version, tree):
         yield f"CHANGELOG.md has no lines under a heading like: ## [{version}] - 2026-12-31"
     if section(r"\[Unreleased\]", tree):
