@@ -43,7 +43,8 @@ COMMANDS = {
         lambda _: check(),
     ),
     "build": Command(
-        "the wheel, the zip for Spark's --py-files, and pexes of the daemon, to dist/ [--pex TAG ..., --no-pex, --sbom]",
+        "the wheel, the zip for Spark's --py-files, and pexes of the daemon, to dist/"
+        " [--pex TAG ..., --no-pex, --sbom]",
         build,
     ),
     "bench": Command(
