@@ -29,7 +29,9 @@ MAY_WRITE: Final = {
 FIRST_RELEASE_LINES: Final = 15
 
 PARTS: Final = ("deploy/container/Dockerfile", release.CHART)
-with_parts = pytest.mark.skipif(not all((ROOT / part).exists() for part in PARTS), reason=f"without {PARTS}")
+with_parts = pytest.mark.skipif(
+    not all((ROOT / part).exists() for part in PARTS), reason="the image or the chart is missing"
+)
 
 
 class Job(NamedTuple):
@@ -120,7 +122,7 @@ def test_the_pages_name_the_files_of_this_version() -> None:
     named = {
         found
         for page in pages
-        for found in re.findall(r"producerd-(?:client-)?(\d+\.\d+\.\d+)[-.]\w", page.read_text())
+        for found in re.findall(r"producerd[-_](?:client-|demo-)?(\d+\.\d+\.\d+)[-.]\w", page.read_text())
     }
     assert named == {__version__}
 
