@@ -28,10 +28,8 @@ MAY_WRITE: Final = {
 """What each job may write: every other job may only read the repository."""
 FIRST_RELEASE_LINES: Final = 15
 
-PARTS: Final = ("deploy/container/Dockerfile", release.CHART)
-with_parts = pytest.mark.skipif(
-    not all((ROOT / part).exists() for part in PARTS), reason="the image or the chart is missing"
-)
+PARTS: Final = (ROOT / "deploy/container/Dockerfile", ROOT / release.CHART)
+with_parts = pytest.mark.skipif(not all(map(Path.exists, PARTS)), reason="the image or the chart is missing")
 
 
 class Job(NamedTuple):
@@ -125,6 +123,11 @@ def test_the_pages_name_the_files_of_this_version() -> None:
         for found in re.findall(r"producerd[-_](?:client-|demo-)?(\d+\.\d+\.\d+)[-.]\w", page.read_text())
     }
     assert named == {__version__}
+
+
+def test_the_page_of_support_has_a_row_for_each_version_that_the_wire_knows() -> None:
+    rows = re.findall(r"^\| (\d+\.\d+) \| ", (ROOT / "docs/support.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(path.name for path in (ROOT / "tests/wire/golden").glob("[0-9]*"))
 
 
 @pytest.mark.parametrize("job", list(jobs()), ids=lambda job: job.name)
