@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 from tools.environments import LANES, OWN, find_python, set_up, variables
+from tools.kubernetes import install_kubernetes_tools
 from tools.packaging import CLIENT_SIDE
 from tools.processes import run
 
@@ -31,6 +32,7 @@ def test(arguments: list[str]) -> int:
     ours, options = parser.parse_known_args(arguments)
     if ours.system:
         install_packages()
+        install_kubernetes_tools()
     selection = ["-m", "system", "-rs"] if ours.system else [] if ours.all else ["-m", "not slow"]
     if not {"--pdb", "--trace", "no:xdist"} & set(options):
         selection += [f"-n{workers()}", "--dist=loadfile", "--no-loadscope-reorder"]

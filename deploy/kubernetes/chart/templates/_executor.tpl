@@ -1,0 +1,50 @@
+{{/* The pod template of executors. Spark puts into it what it needs itself. */}}
+{{- define "producerd.executor" -}}
+apiVersion: v1
+kind: Pod
+{{- if eq .Values.mode "sidecar" }}
+metadata:
+  labels:
+    {{- include "producerd.podLabels" . | nindent 4 }}
+    {{- with .Values.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with .Values.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+spec:
+  securityContext:
+    # The group of the socket.
+    supplementalGroups: [{{ .Values.securityContext.runAsGroup }}]
+  {{- if eq .Values.mode "sidecar" }}
+  # Spark looks at the older name before it puts an account of its own here.
+  serviceAccount: {{ include "producerd.serviceAccountName" . }}
+  serviceAccountName: {{ include "producerd.serviceAccountName" . }}
+  # Spark 4.3 also needs it as spark.kubernetes.executor.terminationGracePeriodSeconds.
+  terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
+  {{- with .Values.imagePullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  initContainers:
+    # A native sidecar: it is ready before the executor starts, and gets its SIGTERM when the executor has ended. It has no
+    # preStop hook: the kubelet would run that when the pod's end begins, while the executor still writes.
+    - restartPolicy: Always
+      {{- include "producerd.container" . | nindent 6 }}
+  {{- end }}
+  containers:
+    - name: spark-kubernetes-executor
+      volumeMounts:
+        - {name: producerd, mountPath: /run/producerd, readOnly: true}
+  volumes:
+    - name: producerd
+      {{- if eq .Values.mode "sidecar" }}
+      emptyDir: {}
+    - name: producerd-config
+      configMap: {name: {{ include "producerd.fullname" . }}}
+      {{- else }}
+      hostPath: {path: {{ .Values.daemonset.hostPath }}, type: Directory}
+      {{- end }}
+{{- end }}
