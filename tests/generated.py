@@ -1,4 +1,4 @@
-"""What the pages take from the code: tables between two marks.  ``python -m tests.generated`` writes them again."""
+"""What pages take from the code, between two marks, and copies of files.  ``python -m tests.generated`` writes them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 RELIABILITY: Final = DOCS / "reliability.json"
 """What `./dev faults --seeds 3 --json` printed."""
 CLIENT_SETTINGS: Final = DOCS.parent / "spark_client" / "daemon_settings.json"
+DEPLOY: Final = DOCS.parent / "deploy"
+COPIES: Final[Mapping[Path, Path]] = {
+    source: DEPLOY / "kubernetes/chart/files" / source.name
+    for source in (DEPLOY / "prometheus/alerts.yml", *sorted((DEPLOY / "grafana").glob("*.json")))
+}
+"""Files of which the chart holds copies, as it is used without the rest of this tree."""
 WIDTH: Final = 100
 """Of every page, in characters; tables and code of their own may be wider."""
 
@@ -234,3 +240,5 @@ if __name__ == "__main__":
     for path in {DOCS / name for name, _ in TABLES}:
         path.write_text(with_tables(path.name, path.read_text()))
     CLIENT_SETTINGS.write_text(client_settings())
+    for source, copy in COPIES.items():
+        copy.write_bytes(source.read_bytes())

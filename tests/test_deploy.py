@@ -9,6 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import yaml
+
+from producerd import __version__
+from tests.generated import COPIES
+
 ROOT = Path(__file__).resolve().parent.parent
 BOOTSTRAP = ROOT / "deploy/emr/bootstrap.sh"
 STAND_IN = """#!/bin/bash
@@ -81,3 +87,14 @@ def test_emrs_bootstrap_says_what_it_wants() -> None:
     done = subprocess.run(["/bin/bash", str(BOOTSTRAP)], capture_output=True, text=True, timeout=30)
     assert done.returncode != 0
     assert "the wheel, as s3://..." in done.stderr
+
+
+@pytest.mark.parametrize("source", COPIES, ids=lambda path: path.name)
+def test_the_charts_copies_are_what_they_are_copies_of(source: Path) -> None:
+    """``python -m tests.generated`` writes them again."""
+    assert COPIES[source].read_bytes() == source.read_bytes()
+
+
+def test_the_chart_has_the_version_of_what_it_installs() -> None:
+    chart = yaml.safe_load((ROOT / "deploy/kubernetes/chart/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)

@@ -1,0 +1,75 @@
+"""The chart as Helm renders it.  ``python -m tests.system.charts`` writes deploy/kubernetes/pod-templates again."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tools.kubernetes import HELMS, helm_path
+
+DEPLOY: Final = Path(__file__).resolve().parents[2] / "deploy/kubernetes"
+CHART: Final = DEPLOY / "chart"
+EXAMPLES: Final = {path.stem: path for path in sorted((DEPLOY / "examples").glob("*.yaml"))}
+"""Values for each mode, by its name."""
+POD_TEMPLATES: Final = {mode: DEPLOY / "pod-templates" / f"{mode}.yaml" for mode in EXAMPLES}
+NEWEST: Final = max(HELMS, key=lambda version: [int(number) for number in version.split(".")])
+Manifest = dict[str, Any]
+
+
+def missing() -> str:
+    """What this machine lacks; empty: nothing."""
+    absent = [version for version in HELMS if not helm_path(version).exists()]
+    return f"needs Helm {', '.join(absent)}: ./dev test --system brings it on x86-64" if absent else ""
+
+
+def helm(*arguments: str | Path, version: str = NEWEST) -> subprocess.CompletedProcess[str]:
+    """What Helm did, whether it failed or not."""
+    command = [str(helm_path(version)), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@functools.cache
+def rendered(*arguments: str | Path, version: str = NEWEST) -> Sequence[Manifest]:
+    """The objects of a release with these arguments, each of which must be a mapping."""
+    done = helm("template", "producerd", CHART, "--namespace=jobs", *arguments, version=version)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest is not None]
+
+
+def example(mode: str, *arguments: str, version: str = NEWEST) -> Sequence[Manifest]:
+    """The objects of a release with the example's values for this mode."""
+    return rendered("--values", EXAMPLES[mode], *arguments, version=version)
+
+
+def one(manifests: Sequence[Manifest], kind: str, name: str = "producerd") -> Manifest:
+    (found,) = (one for one in manifests if (one["kind"], one["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def executor(manifests: Sequence[Manifest]) -> str:
+    """The file that spark.kubernetes.executor.podTemplateFile names."""
+    text: str = one(manifests, "ConfigMap", "producerd-executor")["data"]["executor.yaml"]
+    return text
+
+
+def daemon_container(manifests: Sequence[Manifest]) -> Mapping[str, Any]:
+    """The container in which the daemon runs, of the DaemonSet or of the executors' pod."""
+    sets = [manifest for manifest in manifests if manifest["kind"] == "DaemonSet"]
+    pod = sets[0]["spec"]["template"] if sets else yaml.safe_load(executor(manifests))
+    (container,) = (
+        one
+        for one in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
+        if one["name"] == "producerd"
+    )
+    return dict(container)
+
+
+if __name__ == "__main__":
+    for mode, path in POD_TEMPLATES.items():
+        path.write_text(executor(example(mode)))

@@ -1,0 +1,324 @@
+"""A cluster would take what the chart renders, and the daemon in it would start with its memory, socket and grace."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema
+import kubernetes_validate.utils
+import pytest
+import yaml
+
+from producerd.config import Config, load
+from producerd.config.memory import needed_bytes
+from producerd.config.values import GIB, KIB, MIB
+from tests.system.charts import (
+    CHART,
+    EXAMPLES,
+    POD_TEMPLATES,
+    Manifest,
+    daemon_container,
+    example,
+    executor,
+    helm,
+    missing,
+    one,
+    rendered,
+)
+from tools.kubernetes import DEFINITIONS, FOLDER, HELMS
+
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.skipif(bool(missing()), reason=missing())]
+OLDEST: Final = "1.29"
+"""The oldest Kubernetes of the chart: it has native sidecars."""
+VERSIONS: Final = [version for version in kubernetes_validate.utils.all_versions() if int(version.split(".")[1]) >= 29]
+OPERATORS_KINDS: Final = ("PodMonitor", "PrometheusRule")
+EVERYTHING: Final = """
+imagePullSecrets: [{name: registry}]
+image: {digest: "sha256:0000000000000000000000000000000000000000000000000000000000000000"}
+extraEnv: [{name: HTTPS_PROXY, value: "http://proxy:3128"}]
+metricsListen: "[::]:9475"
+podLabels: {team: data}
+podAnnotations: {note: hello}
+serviceAccount: {create: false}
+daemonset:
+  hostPath: /var/run/producerd
+  maxUnavailable: 1
+  affinity: {nodeAffinity: {}}
+networkPolicy: {enabled: true, scrapeNamespaces: []}
+monitoring:
+  podMonitor: {enabled: true, namespaces: [jobs], relabelings: [{targetLabel: team, replacement: data}]}
+  prometheusRule: {enabled: true, runbookUrl: "https://example.com/operations.md"}
+  dashboard: {enabled: true, annotations: {folder: producerd}}
+"""
+"""Each value in another way than by default."""
+PLANTED: Final[dict[str, Sequence[Any]]] = {
+    "ServiceAccount": (),
+    "ConfigMap": (),
+    "DaemonSet": ("spec", "template", "spec", "containers", 0, "startupProbe"),
+    "NetworkPolicy": ("spec", "ingress", 0),
+    "PodMonitor": ("spec", "podMetricsEndpoints", 0, "relabelings", 0),
+    "PrometheusRule": ("spec", "groups", 0, "rules", 0),
+    "Pod": ("spec", "initContainers", 0, "livenessProbe", "httpGet"),
+}
+"""A place of each kind's, in which an unknown field is noticed."""
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("values") / "everything.yaml"
+    path.write_text(EVERYTHING)
+    return path
+
+
+@cache
+def definition(kind: str) -> dict[str, Any]:
+    """The operator's schema of its kind, which takes no field that it does not name."""
+    (name,) = (name for name in DEFINITIONS if name.startswith(kind.lower()))
+    if not (FOLDER / name).exists():
+        pytest.skip("needs the Prometheus operator's definitions: ./dev test --system brings them where `go` is")
+    schema: dict[str, Any] = json.loads((FOLDER / name).read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    forbid_unknown(schema)
+    return schema
+
+
+def forbid_unknown(schema: Any) -> None:
+    if isinstance(schema, dict):
+        for each in schema.values():
+            forbid_unknown(each)
+        if isinstance(schema.get("properties"), dict):
+            schema.setdefault("additionalProperties", False)
+
+
+def validate(manifest: Manifest, version: str) -> None:
+    """Raise jsonschema.ValidationError for what a cluster of this version would not take."""
+    if manifest["kind"] in OPERATORS_KINDS:
+        jsonschema.Draft202012Validator(definition(manifest["kind"])).validate(manifest)
+    else:
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def with_pod(manifests: Sequence[Manifest]) -> Iterator[Manifest]:
+    """The objects, and the pod of executors that is in one of them."""
+    yield from manifests
+    yield yaml.safe_load(executor(manifests))
+
+
+def config(manifests: Sequence[Manifest], tmp_path: Path) -> Config:
+    """The settings that the daemon reads there."""
+    path = tmp_path / "producerd.toml"
+    path.write_text(one(manifests, "ConfigMap")["data"]["producerd.toml"])
+    env = {each["name"]: each["value"] for each in daemon_container(manifests)["env"]}
+    assert env.pop("PRODUCERD_CONFIG") == "/etc/producerd/producerd.toml"
+    return load(path, environ=env)
+
+
+def quantity(text: str) -> int:
+    units = {"Ki": KIB, "Mi": MIB, "Gi": GIB}
+    return int(text[:-2]) * units[text[-2:]]
+
+
+@pytest.mark.parametrize("version", HELMS)
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_helm_finds_nothing_wrong_with_the_chart(mode: str, version: str) -> None:
+    done = helm("lint", "--strict", "--values", EXAMPLES[mode], CHART, version=version)
+    assert done.returncode == 0, done.stdout
+    assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_each_helm_renders_the_same(mode: str) -> None:
+    first, *others = (example(mode, version=version) for version in HELMS)
+    assert others
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_each_kubernetes_knows_every_field(mode: str, version: str, everything: Path) -> None:
+    plain, full = rendered(f"--set=mode={mode}"), rendered(f"--set=mode={mode}", "--values", everything)
+    for manifests in (example(mode), plain, full):
+        for manifest in with_pod(manifests):
+            if manifest["kind"] not in OPERATORS_KINDS:
+                validate(manifest, version)
+
+
+@pytest.mark.parametrize("kind", OPERATORS_KINDS)
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_the_prometheus_operator_knows_every_field(mode: str, kind: str, everything: Path) -> None:
+    for manifests in (example("daemonset"), rendered(f"--set=mode={mode}", "--values", everything)):
+        validate(one(manifests, kind), OLDEST)
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_mistake_is_noticed_in_each_kind(kind: str) -> None:
+    manifests = [*example("daemonset"), yaml.safe_load(executor(example("sidecar")))]
+    manifest = copy.deepcopy(next(each for each in manifests if each["kind"] == kind))
+    place: Any = manifest
+    for step in PLANTED[kind]:
+        place = place[step]
+    validate(manifest, OLDEST)
+    place["replicaz"] = "1"
+    with pytest.raises(jsonschema.ValidationError, match="replicaz"):
+        validate(manifest, OLDEST)
+
+
+def test_a_mistake_is_planted_in_every_kind_that_the_chart_has() -> None:
+    assert {manifest["kind"] for mode in EXAMPLES for manifest in with_pod(example(mode))} == set(PLANTED)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["mood=sidecar", "mode=deployment", "daemonset.maxSurge=1", "metricsListen=", "securityContext.runAsUser=0"],
+)
+def test_a_value_that_the_chart_does_not_know_is_refused(setting: str) -> None:
+    done = helm("template", "producerd", CHART, f"--set={setting}")
+    assert done.returncode != 0
+    assert setting.split("=")[0].split(".")[-1] in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), *(("--values", path) for path in EXAMPLES.values())])
+def test_the_memory_is_what_the_settings_need(arguments: Sequence[str | Path], tmp_path: Path) -> None:
+    manifests = rendered(*arguments)
+    resources = daemon_container(manifests)["resources"]
+    limit_bytes, need_bytes = quantity(resources["limits"]["memory"]), needed_bytes(config(manifests, tmp_path)).bytes
+    assert need_bytes <= limit_bytes <= need_bytes + 64 * MIB
+    assert resources["requests"]["memory"] == resources["limits"]["memory"]
+
+
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_the_daemon_has_the_time_that_it_may_drain_for(mode: str, tmp_path: Path) -> None:
+    manifests = example(mode)
+    drains = config(manifests, tmp_path).node.drain_timeout_seconds
+    sets = [manifest["spec"]["template"] for manifest in manifests if manifest["kind"] == "DaemonSet"]
+    (pod,) = sets or [yaml.safe_load(executor(manifests))]
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= drains + 10
+
+
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_the_daemon_may_do_no_more_than_it_must(mode: str) -> None:
+    """So it also fits into a namespace that enforces the restricted standard, where its pod is a sidecar's."""
+    assert daemon_container(example(mode))["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "runAsGroup": 9474,
+        "runAsNonRoot": True,
+        "runAsUser": 9474,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+def test_the_init_container_gives_the_directory_to_the_daemon(tmp_path: Path) -> None:
+    """With the capabilities that it has, at the first start and at a later one."""
+    (container,) = one(example("daemonset"), "DaemonSet")["spec"]["template"]["spec"]["initContainers"]
+    may = container["securityContext"]
+    assert (may["runAsUser"], may["runAsGroup"], may["runAsNonRoot"]) == (0, 0, False)
+    python, *arguments = container["command"]
+    assert python == "/opt/producerd/bin/python"
+    mounted = container["volumeMounts"][0]["mountPath"]
+    capabilities = ",".join(["-all", *(f"+{name.lower()}" for name in may["capabilities"]["add"])])
+    command = ["setpriv", "--no-new-privs", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"]
+    directory = tmp_path / "producerd"
+    directory.mkdir()
+    for _ in range(2):
+        subprocess.run(
+            [*command, sys.executable, *(argument.replace(mounted, str(directory)) for argument in arguments)],
+            check=True,
+            timeout=30,
+        )
+        found = directory.stat()
+        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (9474, 9474, 0o750)
+
+
+def test_two_daemons_never_share_a_nodes_directory() -> None:
+    strategy = one(example("daemonset"), "DaemonSet")["spec"]["updateStrategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}
+
+
+def test_a_changed_configuration_restarts_the_pods_and_nothing_else_does() -> None:
+    def template(*arguments: str) -> dict[str, Any]:
+        found: dict[str, Any] = one(rendered(*arguments), "DaemonSet")["spec"]["template"]
+        return found
+
+    assert template("--set=config=region = 'eu-west-1'") != template("--set=config=region = 'us-east-1'")
+    assert template() == template("--set=networkPolicy.enabled=true", "--set=monitoring.podMonitor.enabled=true")
+
+
+def test_the_configuration_is_taken_as_it_is_written(tmp_path: Path) -> None:
+    """Indented, with tabs, quotes, and what looks like a template."""
+    written = '  region = \'eu-west-1\'\n\n\t# {{ .Values }}: "quoted" \\ |\n[streams."a.b"]\n  linger_seconds = 1'
+    (tmp_path / "own.toml").write_text(written)
+    manifests = rendered("--set-file", f"config={tmp_path / 'own.toml'}")
+    assert one(manifests, "ConfigMap")["data"]["producerd.toml"] == written
+
+
+@pytest.mark.parametrize(("namespaces", "rules"), [("[]", []), ('["one","two"]', [["one", "two"]])])
+def test_nobody_reads_the_metrics_but_pods_of_the_listed_namespaces(namespaces: str, rules: list[Any]) -> None:
+    flags = ("--set=networkPolicy.enabled=true", "--set-json", f"networkPolicy.scrapeNamespaces={namespaces}")
+    manifests = rendered(*flags)
+    policy = one(manifests, "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    ingress = policy.get("ingress", [])
+    assert [rule["from"][0]["namespaceSelector"]["matchExpressions"][0]["values"] for rule in ingress] == rules
+    assert all(
+        len(rule["from"]) == 1 and rule["ports"] == [{"protocol": "TCP", "port": "producerd"}] for rule in ingress
+    )
+
+
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_the_monitor_finds_the_pods_and_names_them_as_the_alerts_do(mode: str) -> None:
+    manifests = example(mode, "--set=monitoring.podMonitor.cluster=analytics")
+    monitor = one(manifests, "PodMonitor")["spec"]
+    sets = [manifest["spec"]["template"] for manifest in manifests if manifest["kind"] == "DaemonSet"]
+    (pod,) = sets or [yaml.safe_load(executor(manifests))]
+    assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    (port,) = daemon_container(manifests)["ports"]
+    assert endpoint["port"] == port["name"]
+    labels = {each["targetLabel"]: each.get("replacement") for each in endpoint["relabelings"]}
+    assert (labels["job"], labels["cluster"]) == ("producerd", "analytics")
+
+
+def test_each_alert_has_the_runbook_at_the_address_that_is_given() -> None:
+    address = "https://example.com/operations.md"
+    flags = [f"--set=monitoring.prometheusRule.{each}" for each in ("enabled=true", f"runbookUrl={address}")]
+    given, source = one(rendered(*flags), "PrometheusRule")["spec"], (CHART / "files/alerts.yml").read_text()
+    assert given == yaml.safe_load(source.replace("runbook_url: docs/operations.md", f"runbook_url: {address}"))
+    urls = [
+        rule["annotations"]["runbook_url"] for group in given["groups"] for rule in group["rules"] if "alert" in rule
+    ]
+    assert len(urls) > 20
+    assert all(url.startswith(f"{address}#producerd") for url in urls)
+
+
+def test_grafana_gets_the_dashboard_as_it_is() -> None:
+    found = one(example("daemonset"), "ConfigMap", "producerd-dashboard")
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(found["data"]["producerd.json"]) == json.loads((CHART / "files/producerd.json").read_text())
+
+
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_the_pod_templates_are_those_of_the_chart(mode: str) -> None:
+    """``python -m tests.system.charts`` writes them again."""
+    assert POD_TEMPLATES[mode].read_text() == executor(example(mode))
+
+
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_the_notes_name_what_there_is(mode: str) -> None:
+    done = helm("install", "producerd", CHART, "--dry-run=client", "--values", EXAMPLES[mode])
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("\nNOTES:\n")[2]
+    named = [word for word in notes.split() if word.startswith("producerd-executor")]
+    assert named == ["producerd-executor"]
+    assert ("terminationGracePeriodSeconds=90s" in notes) == (mode == "sidecar")
