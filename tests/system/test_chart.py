@@ -22,6 +22,7 @@ import yaml
 from producerd.config import Config, load
 from producerd.config.memory import needed_bytes
 from producerd.config.values import GIB, KIB, MIB
+from tests.daemon import daemon
 from tests.system.charts import (
     CHART,
     EXAMPLES,
@@ -193,6 +194,17 @@ def test_the_memory_is_what_the_settings_need(arguments: Sequence[str | Path], t
     limit_bytes, need_bytes = quantity(resources["limits"]["memory"]), needed_bytes(config(manifests, tmp_path)).bytes
     assert need_bytes <= limit_bytes <= need_bytes + 64 * MIB
     assert resources["requests"]["memory"] == resources["limits"]["memory"]
+
+
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_a_daemon_with_the_charts_settings_answers_its_probes(mode: str, tmp_path: Path) -> None:
+    manifests = example(mode)
+    path = tmp_path / "producerd.toml"
+    path.write_text(one(manifests, "ConfigMap")["data"]["producerd.toml"])
+    container = daemon_container(manifests)
+    asked = [container[f"{name}Probe"]["httpGet"]["path"] for name in ("readiness", "liveness")]
+    with daemon("http://127.0.0.1:9", options=["-c", str(path)], log_format="text") as running:
+        assert [running.get(each)[0] for each in asked] == [200, 200]
 
 
 @pytest.mark.parametrize("mode", EXAMPLES)
