@@ -47,6 +47,8 @@ EVERYTHING: Final = """
 imagePullSecrets: [{name: registry}]
 image: {digest: "sha256:0000000000000000000000000000000000000000000000000000000000000000"}
 extraEnv: [{name: HTTPS_PROXY, value: "http://proxy:3128"}]
+extraVolumes: [{name: certificates, configMap: {name: certificates}}]
+extraVolumeMounts: [{name: certificates, mountPath: /certificates}]
 metricsListen: "[::]:9475"
 podLabels: {team: data}
 podAnnotations: {note: hello}

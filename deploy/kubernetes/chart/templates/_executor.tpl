@@ -39,12 +39,16 @@ spec:
       volumeMounts:
         - {name: producerd, mountPath: /run/producerd, readOnly: true}
   volumes:
+    {{- if eq .Values.mode "sidecar" }}
     - name: producerd
-      {{- if eq .Values.mode "sidecar" }}
       emptyDir: {}
     - name: producerd-config
       configMap: {name: {{ include "producerd.fullname" . }}}
-      {{- else }}
+    {{- with .Values.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- else }}
+    - name: producerd
       hostPath: {path: {{ .Values.daemonset.hostPath }}, type: Directory}
-      {{- end }}
+    {{- end }}
 {{- end }}

@@ -88,4 +88,7 @@ securityContext:
 volumeMounts:
   - {name: producerd, mountPath: /run/producerd}
   - {name: producerd-config, mountPath: /etc/producerd, readOnly: true}
+  {{- with .Values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
