@@ -6,6 +6,7 @@ The set-up itself, from an empty home, is what every run of the tests begins wit
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import runpy
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tools import ROOT, commands, environments, processes, testing
+from tools import ROOT, commands, environments, kubernetes, processes, testing
 from tools.environments import LANES, OWN, Environment, find_python, set_up, stamp, variables
 from tools.java import choose_java, java_shim
 from tools.packaging import write_client_zip
@@ -422,6 +423,25 @@ def test_a_spark_whose_python_is_missing_is_skipped_and_what_to_install_is_said(
         monkeypatch.setattr(testing, name, None)
     assert testing.test(["--spark", "3.5"]) == 0
     assert re.match(r"skipped: Spark 3\.5 .* Python 3\.9, .*pyenv install 3\.9", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_definitions_come_from_a_module_with_the_known_sum_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], known: bool
+) -> None:
+    module, target = tmp_path / "module/jsonnet/prometheus-operator", tmp_path / "target"
+    for folder in (module, target):
+        folder.mkdir(parents=True)
+    for name in kubernetes.DEFINITIONS:
+        (module / name).write_text("{}")
+    go = tmp_path / "go"
+    told = {"Dir": str(tmp_path / "module"), "Sum": kubernetes.OPERATOR_SUM if known else "h1:another"}
+    go.write_text(f"#!/bin/sh\necho '{json.dumps(told)}'\n")
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    kubernetes.install_definitions(target)
+    assert sorted(path.name for path in target.iterdir()) == (sorted(kubernetes.DEFINITIONS) if known else [])
+    assert ("another sum" in capsys.readouterr().err) != known
 
 
 def test_check_goes_on_after_a_failure_and_fails(
