@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,15 +58,17 @@ def executor(manifests: Sequence[Manifest]) -> str:
     return text
 
 
-def daemon_container(manifests: Sequence[Manifest]) -> Mapping[str, Any]:
-    """The container in which the daemon runs, of the DaemonSet or of the executors' pod."""
-    sets = [manifest for manifest in manifests if manifest["kind"] == "DaemonSet"]
-    pod = sets[0]["spec"]["template"] if sets else yaml.safe_load(executor(manifests))
-    (container,) = (
-        one
-        for one in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
-        if one["name"] == "producerd"
-    )
+def daemon_pod(manifests: Sequence[Manifest]) -> Manifest:
+    """The pod in which the daemon runs: the DaemonSet's, or the executors'."""
+    for manifest in manifests:
+        if manifest["kind"] == "DaemonSet":
+            return dict(manifest["spec"]["template"])
+    return dict(yaml.safe_load(executor(manifests)))
+
+
+def daemon_container(manifests: Sequence[Manifest]) -> Manifest:
+    spec = daemon_pod(manifests)["spec"]
+    (container,) = (one for one in (*spec["initContainers"], *spec["containers"]) if one["name"] == "producerd")
     return dict(container)
 
 

@@ -29,6 +29,7 @@ from tests.system.charts import (
     POD_TEMPLATES,
     Manifest,
     daemon_container,
+    daemon_pod,
     example,
     executor,
     helm,
@@ -213,9 +214,7 @@ def test_a_daemon_with_the_charts_settings_answers_its_probes(mode: str, tmp_pat
 def test_the_daemon_has_the_time_that_it_may_drain_for(mode: str, tmp_path: Path) -> None:
     manifests = example(mode)
     drains = config(manifests, tmp_path).node.drain_timeout_seconds
-    sets = [manifest["spec"]["template"] for manifest in manifests if manifest["kind"] == "DaemonSet"]
-    (pod,) = sets or [yaml.safe_load(executor(manifests))]
-    assert pod["spec"]["terminationGracePeriodSeconds"] >= drains + 10
+    assert daemon_pod(manifests)["spec"]["terminationGracePeriodSeconds"] >= drains + 10
 
 
 @pytest.mark.parametrize("mode", EXAMPLES)
@@ -294,9 +293,7 @@ def test_nobody_reads_the_metrics_but_pods_of_the_listed_namespaces(namespaces: 
 def test_the_monitor_finds_the_pods_and_names_them_as_the_alerts_do(mode: str) -> None:
     manifests = example(mode, "--set=monitoring.podMonitor.cluster=analytics")
     monitor = one(manifests, "PodMonitor")["spec"]
-    sets = [manifest["spec"]["template"] for manifest in manifests if manifest["kind"] == "DaemonSet"]
-    (pod,) = sets or [yaml.safe_load(executor(manifests))]
-    assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert monitor["selector"]["matchLabels"].items() <= daemon_pod(manifests)["metadata"]["labels"].items()
     (endpoint,) = monitor["podMetricsEndpoints"]
     (port,) = daemon_container(manifests)["ports"]
     assert endpoint["port"] == port["name"]
