@@ -190,6 +190,17 @@ def test_a_value_that_the_chart_does_not_know_is_refused(setting: str) -> None:
     assert setting.split("=")[0].split(".")[-1] in done.stderr
 
 
+def test_another_chart_may_depend_on_it(tmp_path: Path) -> None:
+    """Its switch and its global values then come along."""
+    shutil.copytree(CHART, tmp_path / "charts/producerd")
+    depends = "{name: producerd, version: '*', condition: producerd.enabled}"
+    (tmp_path / "Chart.yaml").write_text(f"{{apiVersion: v2, name: spark, version: 1.0.0, dependencies: [{depends}]}}")
+    (tmp_path / "values.yaml").write_text("{global: {region: eu-west-1}, producerd: {enabled: true, mode: sidecar}}")
+    done = helm("template", "producerd", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "restartPolicy: Always" in done.stdout
+
+
 @pytest.mark.parametrize("arguments", [(), *(("--values", path) for path in EXAMPLES.values())])
 def test_the_memory_is_what_the_settings_need(arguments: Sequence[str | Path], tmp_path: Path) -> None:
     manifests = rendered(*arguments)
