@@ -22,7 +22,7 @@ import yaml
 from producerd.config import Config, load
 from producerd.config.memory import needed_bytes
 from producerd.config.values import GIB, KIB, MIB
-from tests.daemon import daemon
+from tests.daemon import ROOT, daemon
 from tests.system.charts import (
     CHART,
     EXAMPLES,
@@ -216,9 +216,13 @@ def test_a_daemon_with_the_charts_settings_answers_its_probes(mode: str, tmp_pat
     path = tmp_path / "producerd.toml"
     path.write_text(one(manifests, "ConfigMap")["data"]["producerd.toml"])
     container = daemon_container(manifests)
-    asked = [container[f"{name}Probe"]["httpGet"]["path"] for name in ("readiness", "liveness")]
+    producerctl, *starts = container["startupProbe"]["exec"]["command"]
+    assert producerctl == "/opt/producerd/bin/producerctl"
     with daemon("http://127.0.0.1:9", options=["-c", str(path)], log_format="text") as running:
-        assert [running.get(each)[0] for each in asked] == [200, 200]
+        for probe in ("readinessProbe", "livenessProbe"):
+            assert running.get(container[probe]["httpGet"]["path"])[0] == 200
+        env = dict(os.environ, PRODUCERD_ADMIN_SOCKET=str(running.socket.with_suffix(".admin.sock")))
+        subprocess.run([sys.executable, "-m", "producerd.ctl", *starts], env=env, cwd=ROOT, check=True, timeout=30)
 
 
 @pytest.mark.parametrize("mode", EXAMPLES)
