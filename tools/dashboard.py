@@ -1,0 +1,957 @@
+"""The dashboard for Grafana: ``python -m tools.dashboard`` writes deploy/grafana/producerd.json.
+
+Edit this file and not the JSON.  The panels are data here: a title, what to do about it, a unit and expressions.  What
+all panels of a kind share is written once.
+
+An expression names its selectors ``<fleet>``, ``<node>`` and ``<stream>``, which `SELECTORS` spells out.  A fleet has
+up to 2,000 nodes, so a graph either aggregates over the nodes or shows the ten worst of them (`worst`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from tools import ROOT
+
+FILE: Final = ROOT / "deploy/grafana/producerd.json"
+UID: Final = "producerd"
+DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
+SCHEMA_VERSION: Final = 39
+"""Version of the JSON's form: Grafana 10.4 has it, and later ones migrate it when they load it."""
+COLUMNS: Final = 24
+"""Width of Grafana's grid."""
+FLEET: Final = 'cluster=~"$cluster", region=~"$region"'
+SELECTORS: Final = {
+    "<fleet>": FLEET,
+    "<node>": f'{FLEET}, instance=~"$instance"',
+    "<stream>": f'{FLEET}, instance=~"$instance", stream=~"$stream"',
+}
+A_NODE: Final = "cluster, region, job, instance"
+"""Labels that name one daemon."""
+QUANTILES: Final = {"median": 0.5, "90 %": 0.9, "99 %": 0.99}
+PAGE_SHARE: Final = 0.049
+"""Share of the nodes from which on the alerts page."""
+
+Level = tuple[float, Literal["orange", "red", "green"]]
+"""A value from which on a panel has this colour."""
+
+
+class Panel(NamedTuple):
+    """A panel: ``does`` says what it shows and what to do about it, ``queries`` has an expression for each legend.
+
+    ``section`` is the heading of docs/operations.md that helps.  ``none`` stands in place of "No data".  Below its
+    first level a panel is green, or red if ``is_worst_low``.
+    """
+
+    title: str
+    does: str
+    unit: str
+    queries: Mapping[str, str]
+    section: str
+    width: int = 8
+    kind: Literal["timeseries", "stat", "table"] = "timeseries"
+    levels: Sequence[Level] = ()
+    is_worst_low: bool = False
+    is_stacked: bool = False
+    is_of_nodes: bool = False
+    none: str = ""
+
+
+def worst(expression: str, by: str, *, function: str = "topk") -> str:
+    """Return the expression for the ten series that have the highest values at the end of the graph."""
+    at_end = re.sub(r"(\{[^}]*\}(\[[^]]*\])?)", r"\1 @ end()", expression)
+    return f"{expression} and on ({by}) {function}(10, {at_end})"
+
+
+def quantiles(metric: str, selector: str) -> dict[str, str]:
+    """Return quantiles of a histogram over all nodes."""
+    rates = f"sum by (le) (rate({metric}_bucket{{{selector}}}[$__rate_interval]))"
+    return {legend: f"histogram_quantile({quantile}, {rates})" for legend, quantile in QUANTILES.items()}
+
+
+def over_nodes(expression: str) -> dict[str, str]:
+    """Return the median, the worst tenth and the highest of the nodes' values."""
+    return {
+        "worst node": f"max({expression})",
+        "worst tenth of the nodes": f"quantile(0.9, {expression})",
+        "median node": f"quantile(0.5, {expression})",
+    }
+
+
+def rate(metric: str, selector: str, by: str = "") -> str:
+    return f"sum{f' by ({by}) ' if by else ''}(rate({metric}{{{selector}}}[$__rate_interval]))"
+
+
+def mean(histogram: str, selector: str) -> str:
+    return f"{rate(f'{histogram}_sum', selector)} / {rate(f'{histogram}_count', selector)}"
+
+
+LATE: Final = "producerd:acknowledged_late:ratio_rate1h{<fleet>}"
+FAILED: Final = "producerd:failed:ratio_rate1h{<fleet>}"
+NAMED: Final = 'stream!="(never stored)"'
+FIRING: Final = 'ALERTS{alertname=~"Producerd.+", alertstate="firing", <fleet>'
+NO_TRAFFIC: Final = "no traffic, or alerts.yml is not loaded"
+
+FLEET_PANELS: Final = (
+    Panel(
+        "Pages",
+        "Alerts that page and fire now. With 0 nobody has to act. Above 0, the table below names them.",
+        "short",
+        {"": f'count({FIRING}, severity="page"}}) or vector(0)'},
+        "alerts",
+        4,
+        "stat",
+        [(1, "red")],
+    ),
+    Panel(
+        "Tickets",
+        "Alerts that do not page and fire now: delivery works, but not forever, or not on each node.",
+        "short",
+        {"": f'count({FIRING}, severity="ticket"}}) or vector(0)'},
+        "alerts",
+        4,
+        "stat",
+        [(1, "orange")],
+    ),
+    Panel(
+        "Nodes ready",
+        "Share of the nodes that serve clients. Below 100 %, the row Node lists the others. A drain counts, too.",
+        "percentunit",
+        {"": '(sum(producerd_ready{<fleet>}) or vector(0)) / count(up{job="producerd", <fleet>})'},
+        "producerddaemonsdown",
+        4,
+        "stat",
+        [(1 - PAGE_SHARE, "orange"), (1, "green")],
+        is_worst_low=True,
+        none="Prometheus knows of no daemon",
+    ),
+    Panel(
+        "Acknowledged within 60 s",
+        "The worst stream in the last hour; the objective is 99 %. Below 85.6 % the alert ProducerdLateBurn pages. "
+        "See the row Stream for what holds the stream.",
+        "percentunit",
+        {"": f"1 - max({LATE.replace('}', f', {NAMED}}}')})"},
+        "producerdlateburn",
+        4,
+        "stat",
+        [(0.856, "orange"), (0.99, "green")],
+        is_worst_low=True,
+        none=NO_TRAFFIC,
+    ),
+    Panel(
+        "Not failed",
+        "The worst stream in the last hour; the objective is 99.9 %. Below 98.56 % the alert ProducerdFailedBurn "
+        "pages. The panel Failed, rejected and given up has the reasons.",
+        "percentunit",
+        {"": f"1 - max({FAILED.replace('}', f', {NAMED}}}')})"},
+        "producerdfailedburn",
+        4,
+        "stat",
+        [(0.9856, "orange"), (0.999, "green")],
+        is_worst_low=True,
+        none=NO_TRAFFIC,
+    ),
+    Panel(
+        "Callers blocked",
+        "Callers that wait now, on all nodes and for all streams. That slows jobs down and loses nothing. "
+        "If it lasts, see Why callers wait.",
+        "short",
+        {"": "sum(producerd_backpressure_blocked_clients{<fleet>})"},
+        "why-a-stream-is-slow",
+        4,
+        "stat",
+        none="Prometheus knows of no daemon",
+    ),
+    Panel(
+        "Alerts",
+        "Alerts that fire, and those that are about to (pending). Each name is a heading of docs/operations.md, which "
+        "says what to do. Click a stream to see its row.",
+        "short",
+        {"": 'ALERTS{alertname=~"Producerd.+", <fleet>}'},
+        "alerts",
+        12,
+        "table",
+        none="No alert fires or is pending",
+    ),
+    Panel(
+        "Nodes in trouble",
+        "Share of the nodes, in the worst cluster and for the worst stream, with a trouble that pages from a twentieth "
+        "of the nodes on. The row Node lists the nodes.",
+        "percentunit",
+        {
+            "daemon does not answer": 'max(1 - avg by (cluster, region) (up{job="producerd", <fleet>}))',
+            "stream is refused": f"max(1 - avg by (cluster, region, stream) (producerd_stream_up{{<fleet>, {NAMED}}}))",
+            "record waits for 10 minutes": (
+                "max(avg by (cluster, region, stream) ((producerd_queue_oldest_record_age_seconds{<fleet>} > bool 600)"
+                " * (1 - producerd_stream_paused{<fleet>})))"
+            ),
+            "nobody can connect": (
+                f"max(avg by (cluster, region) ((1 - producerd_ready{{<fleet>}}) * on ({A_NODE})"
+                ' producerd_state{<fleet>, state="serving"}))'
+            ),
+            "memory is near its limit": (
+                'max(avg by (cluster, region) (process_resident_memory_bytes{job="producerd", <fleet>}'
+                " > bool 0.9 * producerd_memory_limit_bytes{<fleet>}))"
+            ),
+        },
+        "producerdnodesintrouble",
+        12,
+        levels=[(PAGE_SHARE, "red")],
+    ),
+    Panel(
+        "Acknowledged late",
+        "Share of the records of the last hour that were acknowledged later than after 60 s, for the ten worst "
+        "streams. 1 % is the objective; 14.4 % pages. Why callers wait says what holds the stream.",
+        "percentunit",
+        {"{{stream}} {{cluster}} {{region}}": worst(LATE, "cluster, region, stream")},
+        "producerdlateburn",
+        levels=[(0.01, "orange"), (0.144, "red")],
+        none=NO_TRAFFIC,
+    ),
+    Panel(
+        "Failed",
+        "Share of the records of the last hour that failed for a reason that is not in the record, for the ten worst "
+        "streams. 0.1 % is the objective; 1.44 % pages. Fix the reason that the row Stream names.",
+        "percentunit",
+        {"{{stream}} {{cluster}} {{region}}": worst(FAILED, "cluster, region, stream")},
+        "producerdfailedburn",
+        levels=[(0.001, "orange"), (0.0144, "red")],
+        none=NO_TRAFFIC,
+    ),
+    Panel(
+        "Nodes",
+        "Nodes that Prometheus knows, that answer it, that serve clients, and that drain. Where the lines part, see "
+        "Nodes in trouble.",
+        "short",
+        {
+            "known": 'count(up{job="producerd", <fleet>})',
+            "answer": 'sum(up{job="producerd", <fleet>})',
+            "ready": "sum(producerd_ready{<fleet>})",
+            "draining": 'sum(producerd_state{<fleet>, state="draining"})',
+        },
+        "producerddaemonsdown",
+    ),
+    Panel(
+        "Throughput",
+        "Records a second of all streams. Where accepted stays above stored, queues grow and callers will wait.",
+        "recps",
+        {
+            "accepted": rate("producerd_ingest_records_total", "<fleet>"),
+            "stored": rate("producerd_delivered_records_total", "<fleet>"),
+            "failed": rate("producerd_failed_records_total", "<fleet>"),
+        },
+        "why-a-stream-is-slow",
+    ),
+    Panel(
+        "Queues",
+        "Bytes that wait on all nodes, for the ten streams that hold the most. Choose the stream above to see why.",
+        "bytes",
+        {
+            "{{stream}} {{cluster}} {{region}}": worst(
+                "sum by (cluster, region, stream) (producerd_queue_bytes{<fleet>})", "cluster, region, stream"
+            )
+        },
+        "why-a-stream-is-slow",
+    ),
+    Panel(
+        "Versions and settings",
+        "Nodes by version and by settings. More than one of each is a roll-out, or one that stopped halfway. A node "
+        "that refused its settings would not start again: run producerd check there.",
+        "short",
+        {
+            "version {{version}}": "count by (version) (producerd_build_info{<fleet>})",
+            "settings {{hash}}": "count by (hash) (producerd_config_info{<fleet>})",
+            "refused their settings": ("count(producerd_config_last_reload_successful{<fleet>} == 0) or vector(0)"),
+        },
+        "producerdsettingsdiffer",
+    ),
+)
+
+FILL_RECORDS: Final = "producerd_queue_records{<stream>} / producerd_queue_limit_records{<stream>}"
+FILL_BYTES: Final = "producerd_queue_bytes{<stream>} / producerd_queue_limit_bytes{<stream>}"
+OPEN_SHARDS: Final = "(max by (cluster, region, stream) (producerd_shards_open{<stream>}) > 0)"
+BY_STREAM: Final = "cluster, region, stream"
+
+STREAM_PANELS: Final = (
+    Panel(
+        "Records",
+        "Records a second of the chosen streams. Where accepted stays above stored, the queue grows. Failed and given "
+        "up are explained by Failed, rejected and given up.",
+        "recps",
+        {
+            "accepted": rate("producerd_ingest_records_total", "<stream>"),
+            "stored": rate("producerd_delivered_records_total", "<stream>"),
+            "failed": rate("producerd_failed_records_total", "<stream>"),
+            "given up": rate("producerd_discarded_records_total", "<stream>"),
+        },
+        "why-a-stream-is-slow",
+    ),
+    Panel(
+        "Bytes",
+        "Bytes a second of the chosen streams. Accepted counts 32 bytes more for each record than stored does.",
+        "binBps",
+        {
+            "accepted": rate("producerd_ingest_bytes_total", "<stream>"),
+            "stored": rate("producerd_delivered_bytes_total", "<stream>"),
+        },
+        "why-a-stream-is-slow",
+    ),
+    Panel(
+        "Use of all shards",
+        "What all nodes together store and send, of 1 MiB/s and 1,000 records/s for each open shard. Near 100 %, add "
+        'shards; if only records are near it, set aggregation = "kpl". Far below while shards throttle, a key is hot '
+        "or somebody else writes to the stream.",
+        "percentunit",
+        {
+            "bytes stored, {{stream}}": worst(
+                f"{rate('producerd_delivered_bytes_total', '<stream>', BY_STREAM)} / ({OPEN_SHARDS} * 1048576)",
+                BY_STREAM,
+            ),
+            "records sent, {{stream}}": worst(
+                f"{rate('producerd_put_request_records_sum', '<stream>', BY_STREAM)} / ({OPEN_SHARDS} * 1000)",
+                BY_STREAM,
+            ),
+        },
+        "producerdthrottled",
+        levels=[(1, "red")],
+        none="No node has read the list of shards",
+    ),
+    Panel(
+        "Fill of the queues",
+        "How full the queues of the nodes are, by the nearer of their limits. From seven eighths on callers may be "
+        "blocked, which is how the daemon slows jobs to the pace of the stream. Why callers wait says what to do.",
+        "percentunit",
+        over_nodes(f"({FILL_BYTES} >= {FILL_RECORDS}) or {FILL_RECORDS}"),
+        "why-a-stream-is-slow",
+        levels=[(0.875, "orange")],
+    ),
+    Panel(
+        "Age of the oldest record",
+        "How long the oldest record that a node holds has waited. Records that wait for more than 60 s miss the "
+        "objective; ten minutes on a twentieth of the nodes page.",
+        "s",
+        over_nodes("producerd_queue_oldest_record_age_seconds{<stream>}"),
+        "producerdrecordsstuck",
+        levels=[(60, "orange"), (600, "red")],
+    ),
+    Panel(
+        "Delivery latency",
+        "Time from accepting a record to the answer that it is stored, over all nodes. The objective is 99 % within "
+        "60 s. A high one with full queues is the stream's pace; with empty queues it is the way to Kinesis.",
+        "s",
+        quantiles("producerd_delivery_latency_seconds", "<stream>"),
+        "producerdlateburn",
+        levels=[(60, "red")],
+        none="Nothing was stored",
+    ),
+    Panel(
+        "Callers that wait",
+        "Callers that wait for room in the queue or in their own window, on all nodes.",
+        "short",
+        {"callers": "sum(producerd_backpressure_blocked_clients{<stream>})"},
+        "producerdbackpressure",
+    ),
+    Panel(
+        "Why callers wait",
+        "Nodes on which some caller waits, by what holds the queue. Each cause has a line in docs/operations.md that "
+        "says what to do: hot_shard: spread the keys; shard_rate: add shards or aggregate; service: see Errors of the "
+        "service; paused: producerctl resume.",
+        "short",
+        {"{{cause}}": f"{rate('producerd_backpressure_cause_seconds_total', '<stream>', 'cause')} > 0"},
+        "why-a-stream-is-slow",
+        is_stacked=True,
+        none="No caller waits",
+    ),
+    Panel(
+        "Time spent waiting",
+        "Share of the time in which a node has a caller that waits. Above half on a tenth of the nodes makes a ticket. "
+        "Held by records a second: shards would take more bytes, so aggregation helps.",
+        "percentunit",
+        {
+            **over_nodes("rate(producerd_backpressure_active_seconds_total{<stream>}[$__rate_interval])"),
+            "held by records a second": (
+                "quantile(0.9, rate(producerd_record_rate_bound_seconds_total{<stream>}[$__rate_interval]))"
+            ),
+        },
+        "producerdbackpressure",
+        levels=[(0.5, "orange")],
+    ),
+    Panel(
+        "Waits for room",
+        "How long frames waited for room, if they had to. A wait near the job's own time-out may fail its batch.",
+        "s",
+        quantiles("producerd_backpressure_wait_seconds", "<stream>"),
+        "producerdbackpressure",
+        none="No frame had to wait",
+    ),
+    Panel(
+        "PutRecords",
+        "Requests a second by result. partial: shards refused some entries, mostly by throttling. failed: no answer "
+        "says what was stored; see Errors of the service.",
+        "reqps",
+        {"{{result}}": rate("producerd_put_requests_total", "<stream>", "result")},
+        "what-each-error-means-to-the-daemon",
+    ),
+    Panel(
+        "Duration of PutRecords",
+        "Time from sending a request to its answer or failure. If it rises without throttling, look at the way to "
+        "Kinesis: the network, a proxy, the endpoint.",
+        "s",
+        quantiles("producerd_put_request_duration_seconds", "<stream>"),
+        "hosts",
+        none="Nothing was sent",
+    ),
+    Panel(
+        "Errors of the service",
+        "Failed sends of a record, by the service's error. THROTTLED: the shards take less than is sent. UNREACHABLE: "
+        "the network. The others have a line in docs/operations.md.",
+        "recps",
+        {"{{code}}": f"{rate('producerd_record_errors_total', '<stream>', 'code')} > 0"},
+        "what-each-error-means-to-the-daemon",
+        is_stacked=True,
+        none="No send failed",
+    ),
+    Panel(
+        "Throttled",
+        "Records that shards refused, for each record that they stored, in the ten worst streams. Above 20 % for a "
+        "quarter of an hour makes a ticket: add shards, or spread hot keys.",
+        "percentunit",
+        {
+            "{{stream}} {{cluster}} {{region}}": worst(
+                rate("producerd_record_errors_total", '<stream>, code="THROTTLED"', BY_STREAM)
+                + f" / ({rate('producerd_delivered_records_total', '<stream>', BY_STREAM)} > 0)",
+                BY_STREAM,
+            )
+        },
+        "producerdthrottled",
+        levels=[(0.2, "orange")],
+        none="Nothing was stored",
+    ),
+    Panel(
+        "Shards of a node",
+        "What the busiest shard stored of one node's records, of 1 MiB/s or 1,000 records/s. A single node near 100 % "
+        "has a hot shard: producerctl shards on that node names it.",
+        "percentunit",
+        over_nodes("producerd_shard_utilization_max_ratio{<stream>}"),
+        "producerdthrottled",
+        levels=[(1, "orange")],
+    ),
+    Panel(
+        "Shards",
+        "Open shards, and the most that one node sends less to because they throttled. If most shards are backed off, "
+        "add shards. Few of many: spread hot keys.",
+        "short",
+        {
+            "open": "sum(max by (cluster, region, stream) (producerd_shards_open{<stream>}))",
+            "backed off, worst node": "max(producerd_shards_backing_off{<stream>})",
+        },
+        "producerdthrottled",
+    ),
+    Panel(
+        "Refused and paused",
+        "Nodes on which nothing of a stream gets through, and nodes on which an operator has paused one. A twentieth "
+        "of the nodes refused for five minutes pages. producerctl status on such a node has the last error.",
+        "short",
+        {
+            "refused": "count(producerd_stream_up{<stream>} == 0) or vector(0)",
+            "paused": "sum(producerd_stream_paused{<stream>})",
+        },
+        "producerdstreamrefused",
+    ),
+    Panel(
+        "Requests in flight",
+        "PutRecords of a node that wait for their answer. Level at max_in_flight_requests: answers are late, so look "
+        "at Duration of PutRecords.",
+        "short",
+        over_nodes("producerd_inflight_requests{<stream>}"),
+        "why-a-stream-is-slow",
+    ),
+    Panel(
+        "Size of requests and aggregates",
+        "Kinesis records in a PutRecords, and records in a Kinesis record, which is 1 without aggregation. Small "
+        "requests on a busy stream cost CPU: see linger_seconds.",
+        "short",
+        {
+            "Kinesis records in a request": mean("producerd_put_request_records", "<stream>"),
+            "records in a Kinesis record": mean("producerd_aggregation_user_records", "<stream>"),
+        },
+        "producerdaggregationwouldhelp",
+        none="Nothing was sent",
+    ),
+    Panel(
+        "Retries and copies",
+        "Sends of a record after its first, and copies of records that may be in the stream beyond one of each. More "
+        "copies than one for each 100 stored records make a ticket.",
+        "recps",
+        {
+            "retries": rate("producerd_record_retries_total", "<stream>"),
+            "possible copies, {{cause}}": (
+                f"{rate('producerd_possible_duplicate_records_total', '<stream>', 'cause')} > 0"
+            ),
+        },
+        "producerdpossibleduplicates",
+    ),
+    Panel(
+        "Failed, rejected and given up",
+        "Records that were not stored, by reason. Failed and rejected: the caller knows it, and Spark repeats its "
+        "batch. abandoned: lost at a stop. returned: the caller has them again. docs/spark.md explains each code.",
+        "recps",
+        {
+            "failed, {{reason}}": f"{rate('producerd_failed_records_total', '<stream>', 'reason')} > 0",
+            "rejected, {{reason}}": f"{rate('producerd_ingest_rejected_records_total', '<stream>', 'reason')} > 0",
+            "given up, {{reason}}": f"{rate('producerd_discarded_records_total', '<stream>', 'reason')} > 0",
+        },
+        "producerdrecordsfailed",
+        none="Every record was stored",
+    ),
+)
+
+BY_INSTANCE: Final = "cluster, region, instance"
+LAG: Final = "producerd_event_loop_lag_seconds"
+CREDENTIALS: Final = (
+    "min by (cluster, region, instance, stream) ((producerd_credentials_expiry_timestamp_seconds{<stream>} > 0)"
+    " - time())"
+)
+
+
+def _trouble(name: str, expression: str) -> str:
+    return f'label_replace({expression}, "trouble", "{name}", "", "")'
+
+
+TROUBLES: Final = " or ".join(
+    (
+        _trouble("daemon does not answer", 'up{job="producerd", <node>} == 0'),
+        _trouble("stream is refused", "producerd_stream_up{<node>} == 0"),
+        _trouble("record waits for 10 minutes", "producerd_queue_oldest_record_age_seconds{<node>} > 600"),
+        _trouble(
+            "nobody can connect",
+            f'producerd_ready{{<node>}} == 0 and on ({A_NODE}) producerd_state{{<node>, state="serving"}} == 1',
+        ),
+        _trouble("drains", 'producerd_state{<node>, state="draining"} == 1'),
+        _trouble("refused its settings", "producerd_config_last_reload_successful{<node>} == 0"),
+    )
+)
+
+
+def _of_nodes(title: str, does: str, unit: str, expression: str, section: str, *levels: Level) -> Panel:
+    """Return a panel of the ten worst nodes."""
+    queries = {"{{instance}} {{cluster}}": worst(expression, BY_INSTANCE)}
+    return Panel(
+        title, f"{does} Click a line to see only its node.", unit, queries, section, levels=levels, is_of_nodes=True
+    )
+
+
+NODE_PANELS: Final = (
+    Panel(
+        "Nodes with a trouble now",
+        "Nodes, and streams on nodes, that need a look, at most 100. Click a node to see only its numbers. Then run "
+        "producerctl status there, or open its page.",
+        "short",
+        {"": f"topk(100, {TROUBLES})"},
+        "producerdnodesintrouble",
+        COLUMNS,
+        "table",
+        none="No node is in trouble",
+    ),
+    Panel(
+        "Ended connections",
+        "Connections a second that ended, by reason. closed is a task's normal end. lost: the task was killed. For the "
+        "others see ProducerdClientsRefused.",
+        "cps",
+        {"{{reason}}": f"{rate('producerd_client_disconnects_total', '<node>', 'reason')} > 0"},
+        "producerdclientsrefused",
+        none="No connection has ended",
+    ),
+    _of_nodes(
+        "Queues of the fullest nodes",
+        "Bytes that wait, of the chosen streams.",
+        "bytes",
+        "sum by (cluster, region, instance) (producerd_queue_bytes{<stream>})",
+        "why-a-stream-is-slow",
+    ),
+    _of_nodes(
+        "Oldest records",
+        "Age of the oldest record that waits. If few nodes stand out, look at their way to Kinesis.",
+        "s",
+        "max by (cluster, region, instance) (producerd_queue_oldest_record_age_seconds{<stream>})",
+        "producerdrecordsstuck",
+        (60, "orange"),
+        (600, "red"),
+    ),
+    _of_nodes(
+        "Connections",
+        "Open connections of clients. At max_connections the daemon sends the next one away.",
+        "short",
+        "producerd_client_connections{<node>}",
+        "producerdclientsrefused",
+    ),
+    Panel(
+        "Event loops",
+        "Delay with which timers of the event loops fired, over the chosen nodes. A few milliseconds are normal. Above "
+        "a quarter of a second a daemon has too little CPU, or its machine swaps.",
+        "s",
+        quantiles(LAG, "<node>"),
+        "producerddaemonbusy",
+        levels=[(0.25, "orange")],
+    ),
+    _of_nodes(
+        "Busiest event loops",
+        "Mean delay of the event loop's timers. Give these nodes CPU, or find what else runs there.",
+        "s",
+        f"rate({LAG}_sum{{<node>}}[$__rate_interval]) / rate({LAG}_count{{<node>}}[$__rate_interval])",
+        "producerddaemonbusy",
+        (0.25, "orange"),
+    ),
+    _of_nodes(
+        "CPU",
+        "Processor time of the daemon, in cores. Its event loop has one core.",
+        "short",
+        'rate(process_cpu_seconds_total{job="producerd", <node>}[$__rate_interval])',
+        "producerddaemonbusy",
+    ),
+    _of_nodes(
+        "Memory",
+        "Resident memory of the daemon. It follows the queues, up to their limits.",
+        "bytes",
+        'process_resident_memory_bytes{job="producerd", <node>}',
+        "producerdmemorynearlimit",
+    ),
+    _of_nodes(
+        "Memory of its limit",
+        "Resident memory, of the limit of the daemon's cgroup; 0 without a limit. Above 90 % the kernel may soon kill "
+        "the daemon: raise the limit, or lower node_queue_limit_bytes.",
+        "percentunit",
+        'process_resident_memory_bytes{job="producerd", <node>} / producerd_memory_limit_bytes{<node>}',
+        "producerdmemorynearlimit",
+        (0.9, "red"),
+    ),
+    _of_nodes(
+        "Open files",
+        "Open files of the daemon, of those that it may have. Each connection is one.",
+        "percentunit",
+        'process_open_fds{job="producerd", <node>} / process_max_fds{job="producerd", <node>}',
+        "under-systemd",
+        (0.9, "red"),
+    ),
+    Panel(
+        "Credentials end in",
+        "Time until credentials end, for the ten soonest. The daemon renews them 15 minutes before. Below that on a "
+        "stream in use, the role or the metadata service fails. Click a line to see only its node.",
+        "s",
+        {"{{instance}} {{stream}}": worst(CREDENTIALS, "cluster, region, instance, stream", function="bottomk")},
+        "producerdcredentialsexpire",
+        levels=[(300, "orange"), (900, "green")],
+        is_worst_low=True,
+        is_of_nodes=True,
+        none="No credentials have an end",
+    ),
+    Panel(
+        "Restarts",
+        "How often daemons started in the last hour, for the ten worst. Systemd and Kubernetes start one again that "
+        "died; its log has the reason. Click a line to see only its node.",
+        "short",
+        {
+            "{{instance}} {{cluster}}": worst(
+                'changes(process_start_time_seconds{job="producerd", <node>}[1h]) > 0', BY_INSTANCE
+            )
+        },
+        "under-systemd",
+        is_of_nodes=True,
+        none="No daemon was restarted",
+    ),
+)
+
+ROWS: Final = {"Fleet": FLEET_PANELS, "Stream: $stream": STREAM_PANELS, "Node: $instance": NODE_PANELS}
+
+
+# ---- the JSON of a panel
+
+
+def _link(title: str, url: str) -> dict[str, Any]:
+    return {"title": title, "url": url, "targetBlank": True}
+
+
+def _choose(variable: str, value: str) -> dict[str, Any]:
+    """Return the link that shows the dashboard with another value of a variable."""
+    others = [name for name in ("datasource", "cluster", "region", "stream", "instance") if name != variable]
+    kept = "&".join(["${__url_time_range}", *(f"${{{name}:queryparam}}" for name in others)])
+    return {"title": f"Only this {variable}", "url": f"/d/{UID}?{kept}&var-{variable}=${{{value}:percentencode}}"}
+
+
+def _thresholds(panel: Panel) -> dict[str, Any]:
+    base = "red" if panel.is_worst_low else "green"
+    steps: list[dict[str, Any]] = [{"color": base, "value": None}]
+    steps += [{"color": colour, "value": value} for value, colour in panel.levels]
+    return {"mode": "absolute", "steps": steps}
+
+
+def _defaults(panel: Panel) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"unit": panel.unit, "thresholds": _thresholds(panel)}
+    if panel.none:
+        defaults["noValue"] = panel.none
+    if panel.kind == "timeseries":
+        defaults |= {
+            "color": {"mode": "palette-classic"},
+            "custom": {
+                "drawStyle": "line",
+                "fillOpacity": 30 if panel.is_stacked else 0,
+                "lineWidth": 1,
+                "showPoints": "never",
+                "stacking": {"group": "A", "mode": "normal" if panel.is_stacked else "none"},
+                "thresholdsStyle": {"mode": "dashed" if panel.levels else "off"},
+            },
+        }
+        if not panel.is_worst_low:
+            defaults["min"] = 0
+    elif panel.kind == "stat":
+        defaults["color"] = {"mode": "thresholds"}
+    if panel.is_of_nodes:
+        defaults["links"] = [_choose("instance", "__field.labels.instance")]
+    return defaults
+
+
+def _overrides(panel: Panel) -> list[dict[str, Any]]:
+    """In a table, a click on a stream or a node chooses it."""
+    if panel.kind != "table":
+        return []
+    return [
+        {
+            "matcher": {"id": "byName", "options": variable},
+            "properties": [{"id": "links", "value": [_choose(variable, "__value.raw")]}],
+        }
+        for variable in ("stream", "instance")
+    ]
+
+
+def _options(panel: Panel) -> dict[str, Any]:
+    if panel.kind == "stat":
+        return {
+            "colorMode": "background" if panel.levels else "value",
+            "graphMode": "none",
+            "justifyMode": "auto",
+            "orientation": "auto",
+            "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+            "textMode": "value",
+        }
+    if panel.kind == "table":
+        return {"cellHeight": "sm", "showHeader": True}
+    shown = {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": list[str]()}
+    if panel.is_of_nodes:
+        shown |= {"displayMode": "table", "calcs": ["lastNotNull", "max"], "sortBy": "Last *", "sortDesc": True}
+    return {"legend": shown, "tooltip": {"mode": "multi", "sort": "desc"}}
+
+
+def _target(panel: Panel, number: int, legend: str, expression: str) -> dict[str, Any]:
+    is_now = panel.kind != "timeseries"
+    return {
+        "datasource": DATASOURCE,
+        "editorMode": "code",
+        "expr": spelled_out(expression),
+        "format": "table" if panel.kind == "table" else "time_series",
+        "instant": is_now,
+        "legendFormat": legend or "__auto",
+        "range": not is_now,
+        "refId": chr(ord("A") + number),
+    }
+
+
+def spelled_out(expression: str) -> str:
+    """Return the expression as Grafana gets it."""
+    for name, matchers in SELECTORS.items():
+        expression = expression.replace(name, matchers)
+    return expression
+
+
+def _panel(panel: Panel, number: int, x: int, y: int, height: int) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.does,
+        "gridPos": {"h": height, "w": panel.width, "x": x, "y": y},
+        "datasource": DATASOURCE,
+        "links": [_link("What to do", f"${{docs}}#{panel.section}")],
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": _overrides(panel)},
+        "options": _options(panel),
+        "targets": [_target(panel, i, legend, expr) for i, (legend, expr) in enumerate(panel.queries.items())],
+    }
+    if panel.kind == "table":
+        hidden = dict.fromkeys(("Time", "Value", "__name__", "job", "state"), True)
+        order = ("severity", "alertstate", "alertname", "trouble", "cluster", "region", "instance", "stream", "reason")
+        options = {
+            "excludeByName": hidden,
+            "indexByName": {name: i for i, name in enumerate(order)},
+            "renameByName": {},
+        }
+        document["transformations"] = [{"id": "organize", "options": options}]
+    return document
+
+
+def _panels() -> Iterable[dict[str, Any]]:
+    """Lay the panels out, from left to right, below the title of their row."""
+    number, y = 0, 0
+    for title, panels in ROWS.items():
+        number += 1
+        place = {"h": 1, "w": COLUMNS, "x": 0, "y": y}
+        yield {"id": number, "type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}
+        x, y = 0, y + 1
+        for panel in panels:
+            number += 1
+            height = 4 if panel.kind == "stat" else 8
+            yield _panel(panel, number, x, y, height)
+            x += panel.width
+            if x == COLUMNS:
+                x, y = 0, y + height
+        assert x == 0, f"the last line of {title} is not full"
+
+
+# ---- variables and annotations
+
+
+def _variable(name: str, label: str, metric: str, does: str) -> dict[str, Any]:
+    """Return a variable with the values of a label.  All is every value, and also the lack of the label."""
+    query = f"label_values({metric}, {name})"
+    return {
+        "type": "query",
+        "name": name,
+        "label": label,
+        "description": does,
+        "datasource": DATASOURCE,
+        "definition": query,
+        "query": {"qryType": 1, "query": query, "refId": f"variable-{name}"},
+        "refresh": 2,
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+        "options": [],
+        "regex": "",
+    }
+
+
+VARIABLES: Final = (
+    {
+        "type": "datasource",
+        "name": "datasource",
+        "label": "Prometheus",
+        "description": "The data source that scrapes the daemons.",
+        "query": "prometheus",
+        "refresh": 1,
+        "regex": "",
+        "current": {},
+        "options": [],
+        "multi": False,
+        "includeAll": False,
+    },
+    _variable(
+        "cluster", "Cluster", "producerd_build_info", "Empty where neither the scrape nor external_labels set it: All."
+    ),
+    _variable(
+        "region",
+        "Region",
+        'producerd_build_info{cluster=~"$cluster"}',
+        "Empty where neither the scrape nor external_labels set it: All.",
+    ),
+    _variable(
+        "stream",
+        "Stream",
+        f"producerd_stream_up{{{FLEET}}}",
+        'For the rows Stream and Node. "(never stored)" is all streams together that stored no record and are not in '
+        "the settings: mostly misspelt names.",
+    ),
+    _variable("instance", "Node", f"producerd_build_info{{{FLEET}}}", "For the rows Stream and Node."),
+    {
+        "type": "constant",
+        "name": "docs",
+        "label": "Address of docs/operations.md",
+        "description": "All links lead there. Set it to the address of your copy.",
+        "hide": 2,
+        "query": "docs/operations.md",
+        "skipUrlSync": True,
+    },
+)
+
+
+def _annotation(name: str, colour: str, expression: str, title: str, text: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "datasource": DATASOURCE,
+        "enable": True,
+        "iconColor": colour,
+        "expr": spelled_out(expression),
+        "step": "60s",
+        "titleFormat": title,
+        "textFormat": text,
+    }
+
+
+RELOADED: Final = "producerd_config_last_reload_success_timestamp_seconds{<node>}"
+STARTED: Final = 'process_start_time_seconds{job="producerd", <node>}'
+ANNOTATIONS: Final = (
+    _annotation(
+        "Pages",
+        "red",
+        f'group by (alertname, cluster, region, stream) ({FIRING}, severity="page"}})',
+        "{{alertname}}",
+        "{{stream}} {{cluster}} {{region}}",
+    ),
+    _annotation(
+        "Restarts",
+        "blue",
+        f"count by (cluster, region) (time() - {STARTED} < 120)",
+        "Daemons started",
+        "{{cluster}} {{region}}",
+    ),
+    _annotation(
+        "Reloads",
+        "purple",
+        f"count by (cluster, region) (time() - {RELOADED} < 120"
+        f" and on ({A_NODE}) {RELOADED} - on ({A_NODE}) {STARTED} > 60)",
+        "Settings reloaded",
+        "{{cluster}} {{region}}",
+    ),
+)
+
+
+def dashboard() -> dict[str, Any]:
+    """Return the dashboard as Grafana imports it."""
+    return {
+        "uid": UID,
+        "title": "producerd",
+        "description": "Kinesis producers of a fleet: what pages, why a stream is slow, and which nodes stand out.",
+        "tags": ["kinesis", "producerd"],
+        "schemaVersion": SCHEMA_VERSION,
+        "editable": True,
+        "graphTooltip": 1,
+        "timezone": "utc",
+        "time": {"from": "now-3h", "to": "now"},
+        "refresh": "1m",
+        "links": [
+            {
+                **_link("Operations", "${docs}"),
+                "type": "link",
+                "icon": "doc",
+                "tooltip": "Alerts, why a stream is slow, metrics, logs",
+                "tags": [],
+                "asDropdown": False,
+                "includeVars": False,
+                "keepTime": False,
+            }
+        ],
+        "templating": {"list": list(VARIABLES)},
+        "annotations": {"list": list(ANNOTATIONS)},
+        "panels": list(_panels()),
+    }
+
+
+def text() -> str:
+    """Return the content of the file."""
+    return json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text())
