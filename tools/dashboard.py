@@ -31,6 +31,7 @@ SELECTORS: Final = {
 }
 A_NODE: Final = "cluster, region, job, instance"
 """Labels that name one daemon."""
+BY_INSTANCE: Final = "cluster, region, instance"
 QUANTILES: Final = {"median": 0.5, "90 %": 0.9, "99 %": 0.99}
 PAGE_SHARE: Final = 0.049
 """Share of the nodes from which on the alerts page."""
@@ -73,11 +74,12 @@ def quantiles(metric: str, selector: str) -> dict[str, str]:
 
 
 def over_nodes(expression: str) -> dict[str, str]:
-    """Return the median, the worst tenth and the highest of the nodes' values."""
+    """Return the median, the worst tenth and the highest of the nodes, each by the worst of its streams."""
+    of_each = f"max by ({BY_INSTANCE}) ({expression})"
     return {
         "worst node": f"max({expression})",
-        "worst tenth of the nodes": f"quantile(0.9, {expression})",
-        "median node": f"quantile(0.5, {expression})",
+        "worst tenth of the nodes": f"quantile(0.9, {of_each})",
+        "median node": f"quantile(0.5, {of_each})",
     }
 
 
@@ -306,11 +308,11 @@ STREAM_PANELS: Final = (
         "or somebody else writes to the stream.",
         "percentunit",
         {
-            "bytes stored, {{stream}}": worst(
+            "bytes stored, {{stream}} {{cluster}} {{region}}": worst(
                 f"{rate('producerd_delivered_bytes_total', '<stream>', BY_STREAM)} / ({OPEN_SHARDS} * 1048576)",
                 BY_STREAM,
             ),
-            "records sent, {{stream}}": worst(
+            "records sent, {{stream}} {{cluster}} {{region}}": worst(
                 f"{rate('producerd_put_request_records_sum', '<stream>', BY_STREAM)} / ({OPEN_SHARDS} * 1000)",
                 BY_STREAM,
             ),
@@ -372,8 +374,8 @@ STREAM_PANELS: Final = (
         "percentunit",
         {
             **over_nodes("rate(producerd_backpressure_active_seconds_total{<stream>}[$__rate_interval])"),
-            "held by records a second": (
-                "quantile(0.9, rate(producerd_record_rate_bound_seconds_total{<stream>}[$__rate_interval]))"
+            "held by records a second, worst node": (
+                "max(rate(producerd_record_rate_bound_seconds_total{<stream>}[$__rate_interval]))"
             ),
         },
         "producerdbackpressure",
@@ -445,7 +447,9 @@ STREAM_PANELS: Final = (
         "add shards. Few of many: spread hot keys.",
         "short",
         {
-            "open": "sum(max by (cluster, region, stream) (producerd_shards_open{<stream>}))",
+            "open, {{stream}} {{cluster}} {{region}}": worst(
+                f"max by ({BY_STREAM}) (producerd_shards_open{{<stream>}})", BY_STREAM
+            ),
             "backed off, worst node": "max(producerd_shards_backing_off{<stream>})",
         },
         "producerdthrottled",
@@ -456,8 +460,8 @@ STREAM_PANELS: Final = (
         "of the nodes refused for five minutes pages. producerctl status on such a node has the last error.",
         "short",
         {
-            "refused": "count(producerd_stream_up{<stream>} == 0) or vector(0)",
-            "paused": "sum(producerd_stream_paused{<stream>})",
+            "refused": f"count(max by ({BY_INSTANCE}) (producerd_stream_up{{<stream>}} == 0)) or vector(0)",
+            "paused": f"sum(max by ({BY_INSTANCE}) (producerd_stream_paused{{<stream>}}))",
         },
         "producerdstreamrefused",
     ),
@@ -509,7 +513,6 @@ STREAM_PANELS: Final = (
     ),
 )
 
-BY_INSTANCE: Final = "cluster, region, instance"
 LAG: Final = "producerd_event_loop_lag_seconds"
 CREDENTIALS: Final = (
     "min by (cluster, region, instance, stream) ((producerd_credentials_expiry_timestamp_seconds{<stream>} > 0)"
@@ -569,14 +572,14 @@ NODE_PANELS: Final = (
         "Queues of the fullest nodes",
         "Bytes that wait, of the chosen streams.",
         "bytes",
-        "sum by (cluster, region, instance) (producerd_queue_bytes{<stream>})",
+        f"sum by ({BY_INSTANCE}) (producerd_queue_bytes{{<stream>}})",
         "why-a-stream-is-slow",
     ),
     _of_nodes(
         "Oldest records",
         "Age of the oldest record that waits. If few nodes stand out, look at their way to Kinesis.",
         "s",
-        "max by (cluster, region, instance) (producerd_queue_oldest_record_age_seconds{<stream>})",
+        f"max by ({BY_INSTANCE}) (producerd_queue_oldest_record_age_seconds{{<stream>}})",
         "producerdrecordsstuck",
         (60, "orange"),
         (600, "red"),
@@ -699,7 +702,7 @@ def _defaults(panel: Panel) -> dict[str, Any]:
                 "drawStyle": "line",
                 "fillOpacity": 30 if panel.is_stacked else 0,
                 "lineWidth": 1,
-                "showPoints": "never",
+                "showPoints": "auto",
                 "stacking": {"group": "A", "mode": "normal" if panel.is_stacked else "none"},
                 "thresholdsStyle": {"mode": "dashed" if panel.levels else "off"},
             },
@@ -910,7 +913,7 @@ ANNOTATIONS: Final = (
         "Reloads",
         "purple",
         f"count by (cluster, region) (time() - {RELOADED} < 120"
-        f" and on ({A_NODE}) {RELOADED} - on ({A_NODE}) {STARTED} > 60)",
+        f" and on ({A_NODE}) {RELOADED} - on ({A_NODE}) {STARTED} > 10)",
         "Settings reloaded",
         "{{cluster}} {{region}}",
     ),
