@@ -40,7 +40,7 @@ Level = tuple[float, Literal["orange", "red", "green"]]
 """A value from which on a panel has this colour."""
 
 
-class Panel(NamedTuple):
+class DashboardPanel(NamedTuple):
     """A panel: ``does`` says what it shows and what to do about it, ``queries`` has an expression for each legend.
 
     ``section`` is the heading of docs/operations.md that helps.  ``none`` stands in place of "No data".  Below its
@@ -98,7 +98,7 @@ FIRING: Final = 'ALERTS{alertname=~"Producerd.+", alertstate="firing", <fleet>'
 NO_TRAFFIC: Final = "no traffic, or alerts.yml is not loaded"
 
 FLEET_PANELS: Final = (
-    Panel(
+    DashboardPanel(
         "Pages",
         "Alerts that page and fire now. With 0 nobody has to act. Above 0, the table below names them.",
         "short",
@@ -108,7 +108,7 @@ FLEET_PANELS: Final = (
         "stat",
         [(1, "red")],
     ),
-    Panel(
+    DashboardPanel(
         "Tickets",
         "Alerts that do not page and fire now: delivery works, but not forever, or not on each node.",
         "short",
@@ -118,7 +118,7 @@ FLEET_PANELS: Final = (
         "stat",
         [(1, "orange")],
     ),
-    Panel(
+    DashboardPanel(
         "Nodes ready",
         "Share of the nodes that serve clients. Below 100 %, the row Node lists the others. A drain counts, too.",
         "percentunit",
@@ -130,7 +130,7 @@ FLEET_PANELS: Final = (
         is_worst_low=True,
         none="Prometheus knows of no daemon",
     ),
-    Panel(
+    DashboardPanel(
         "Acknowledged within 60 s",
         "The worst stream in the last hour; the objective is 99 %. Below 85.6 % the alert ProducerdLateBurn pages. "
         "See the row Stream for what holds the stream.",
@@ -143,7 +143,7 @@ FLEET_PANELS: Final = (
         is_worst_low=True,
         none=NO_TRAFFIC,
     ),
-    Panel(
+    DashboardPanel(
         "Not failed",
         "The worst stream in the last hour; the objective is 99.9 %. Below 98.56 % the alert ProducerdFailedBurn "
         "pages. The panel Failed, rejected and given up has the reasons.",
@@ -156,7 +156,7 @@ FLEET_PANELS: Final = (
         is_worst_low=True,
         none=NO_TRAFFIC,
     ),
-    Panel(
+    DashboardPanel(
         "Callers blocked",
         "Callers that wait now, on all nodes and for all streams. That slows jobs down and loses nothing. "
         "If it lasts, see Why callers wait.",
@@ -167,7 +167,7 @@ FLEET_PANELS: Final = (
         "stat",
         none="Prometheus knows of no daemon",
     ),
-    Panel(
+    DashboardPanel(
         "Alerts",
         "Alerts that fire, and those that are about to (pending). Each name is a heading of docs/operations.md, which "
         "says what to do. Click a stream to see its row.",
@@ -178,7 +178,7 @@ FLEET_PANELS: Final = (
         "table",
         none="No alert fires or is pending",
     ),
-    Panel(
+    DashboardPanel(
         "Nodes in trouble",
         "Share of the nodes, in the worst cluster and for the worst stream, with a trouble that pages from a twentieth "
         "of the nodes on. The row Node lists the nodes.",
@@ -203,7 +203,7 @@ FLEET_PANELS: Final = (
         12,
         levels=[(PAGE_SHARE, "red")],
     ),
-    Panel(
+    DashboardPanel(
         "Acknowledged late",
         "Share of the records of the last hour that were acknowledged later than after 60 s, for the ten worst "
         "streams. 1 % is the objective; 14.4 % pages. Why callers wait says what holds the stream.",
@@ -213,7 +213,7 @@ FLEET_PANELS: Final = (
         levels=[(0.01, "orange"), (0.144, "red")],
         none=NO_TRAFFIC,
     ),
-    Panel(
+    DashboardPanel(
         "Failed",
         "Share of the records of the last hour that failed for a reason that is not in the record, for the ten worst "
         "streams. 0.1 % is the objective; 1.44 % pages. Fix the reason that the row Stream names.",
@@ -223,7 +223,7 @@ FLEET_PANELS: Final = (
         levels=[(0.001, "orange"), (0.0144, "red")],
         none=NO_TRAFFIC,
     ),
-    Panel(
+    DashboardPanel(
         "Nodes",
         "Nodes that Prometheus knows, that answer it, that serve clients, and that drain. Where the lines part, see "
         "Nodes in trouble.",
@@ -236,7 +236,7 @@ FLEET_PANELS: Final = (
         },
         "producerddaemonsdown",
     ),
-    Panel(
+    DashboardPanel(
         "Throughput",
         "Records a second of all streams. Where accepted stays above stored, queues grow and callers will wait.",
         "recps",
@@ -247,7 +247,7 @@ FLEET_PANELS: Final = (
         },
         "why-a-stream-is-slow",
     ),
-    Panel(
+    DashboardPanel(
         "Queues",
         "Bytes that wait on all nodes, for the ten streams that hold the most. Choose the stream above to see why.",
         "bytes",
@@ -258,7 +258,7 @@ FLEET_PANELS: Final = (
         },
         "why-a-stream-is-slow",
     ),
-    Panel(
+    DashboardPanel(
         "Versions and settings",
         "Nodes by version and by settings. More than one of each is a roll-out, or one that stopped halfway. A node "
         "that refused its settings would not start again: run producerd check there.",
@@ -278,7 +278,7 @@ OPEN_SHARDS: Final = "(max by (cluster, region, stream) (producerd_shards_open{<
 BY_STREAM: Final = "cluster, region, stream"
 
 STREAM_PANELS: Final = (
-    Panel(
+    DashboardPanel(
         "Records",
         "Records a second of the chosen streams. Where accepted stays above stored, the queue grows. Failed and given "
         "up are explained by Failed, rejected and given up.",
@@ -291,7 +291,7 @@ STREAM_PANELS: Final = (
         },
         "why-a-stream-is-slow",
     ),
-    Panel(
+    DashboardPanel(
         "Bytes",
         "Bytes a second of the chosen streams. Accepted counts 32 bytes more for each record than stored does.",
         "binBps",
@@ -301,18 +301,18 @@ STREAM_PANELS: Final = (
         },
         "why-a-stream-is-slow",
     ),
-    Panel(
+    DashboardPanel(
         "Use of all shards",
-        "What all nodes together store and send, of 1 MiB/s and 1,000 records/s for each open shard. Near 100 %, add "
+        "What all nodes together send of records, and store of bytes, of 1,000/s and 1 MiB/s for each open shard. Near 100 %, add "
         'shards; if only records are near it, set aggregation = "kpl". Far below while shards throttle, a key is hot '
         "or somebody else writes to the stream.",
         "percentunit",
         {
-            "bytes stored, {{stream}} {{cluster}} {{region}}": worst(
+            "bytes, {{stream}} {{cluster}} {{region}}": worst(
                 f"{rate('producerd_delivered_bytes_total', '<stream>', BY_STREAM)} / ({OPEN_SHARDS} * 1048576)",
                 BY_STREAM,
             ),
-            "records sent, {{stream}} {{cluster}} {{region}}": worst(
+            "records, {{stream}} {{cluster}} {{region}}": worst(
                 f"{rate('producerd_put_request_records_sum', '<stream>', BY_STREAM)} / ({OPEN_SHARDS} * 1000)",
                 BY_STREAM,
             ),
@@ -321,7 +321,7 @@ STREAM_PANELS: Final = (
         levels=[(1, "red")],
         none="No node has read the list of shards",
     ),
-    Panel(
+    DashboardPanel(
         "Fill of the queues",
         "How full the queues of the nodes are, by the nearer of their limits. From seven eighths on callers may be "
         "blocked, which is how the daemon slows jobs to the pace of the stream. Why callers wait says what to do.",
@@ -330,7 +330,7 @@ STREAM_PANELS: Final = (
         "why-a-stream-is-slow",
         levels=[(0.875, "orange")],
     ),
-    Panel(
+    DashboardPanel(
         "Age of the oldest record",
         "How long the oldest record that a node holds has waited. Records that wait for more than 60 s miss the "
         "objective; ten minutes on a twentieth of the nodes page.",
@@ -339,7 +339,7 @@ STREAM_PANELS: Final = (
         "producerdrecordsstuck",
         levels=[(60, "orange"), (600, "red")],
     ),
-    Panel(
+    DashboardPanel(
         "Delivery latency",
         "Time from accepting a record to the answer that it is stored, over all nodes. The objective is 99 % within "
         "60 s. A high one with full queues is the stream's pace; with empty queues it is the way to Kinesis.",
@@ -349,14 +349,14 @@ STREAM_PANELS: Final = (
         levels=[(60, "red")],
         none="Nothing was stored",
     ),
-    Panel(
+    DashboardPanel(
         "Callers that wait",
         "Callers that wait for room in the queue or in their own window, on all nodes.",
         "short",
         {"callers": "sum(producerd_backpressure_blocked_clients{<stream>})"},
         "producerdbackpressure",
     ),
-    Panel(
+    DashboardPanel(
         "Why callers wait",
         "Nodes on which some caller waits, by what holds the queue. Each cause has a line in docs/operations.md that "
         "says what to do: hot_shard: spread the keys; shard_rate: add shards or aggregate; service: see Errors of the "
@@ -367,7 +367,7 @@ STREAM_PANELS: Final = (
         is_stacked=True,
         none="No caller waits",
     ),
-    Panel(
+    DashboardPanel(
         "Time spent waiting",
         "Share of the time in which a node has a caller that waits. Above half on a tenth of the nodes makes a ticket. "
         "Held by records a second: shards would take more bytes, so aggregation helps.",
@@ -381,7 +381,7 @@ STREAM_PANELS: Final = (
         "producerdbackpressure",
         levels=[(0.5, "orange")],
     ),
-    Panel(
+    DashboardPanel(
         "Waits for room",
         "How long frames waited for room, if they had to. A wait near the job's own time-out may fail its batch.",
         "s",
@@ -389,7 +389,7 @@ STREAM_PANELS: Final = (
         "producerdbackpressure",
         none="No frame had to wait",
     ),
-    Panel(
+    DashboardPanel(
         "PutRecords",
         "Requests a second by result. partial: shards refused some entries, mostly by throttling. failed: no answer "
         "says what was stored; see Errors of the service.",
@@ -397,7 +397,7 @@ STREAM_PANELS: Final = (
         {"{{result}}": rate("producerd_put_requests_total", "<stream>", "result")},
         "what-each-error-means-to-the-daemon",
     ),
-    Panel(
+    DashboardPanel(
         "Duration of PutRecords",
         "Time from sending a request to its answer or failure. If it rises without throttling, look at the way to "
         "Kinesis: the network, a proxy, the endpoint.",
@@ -406,7 +406,7 @@ STREAM_PANELS: Final = (
         "hosts",
         none="Nothing was sent",
     ),
-    Panel(
+    DashboardPanel(
         "Errors of the service",
         "Failed sends of a record, by the service's error. THROTTLED: the shards take less than is sent. UNREACHABLE: "
         "the network. The others have a line in docs/operations.md.",
@@ -416,7 +416,7 @@ STREAM_PANELS: Final = (
         is_stacked=True,
         none="No send failed",
     ),
-    Panel(
+    DashboardPanel(
         "Throttled",
         "Records that shards refused, for each record that they stored, in the ten worst streams. Above 20 % for a "
         "quarter of an hour makes a ticket: add shards, or spread hot keys.",
@@ -432,7 +432,7 @@ STREAM_PANELS: Final = (
         levels=[(0.2, "orange")],
         none="Nothing was stored",
     ),
-    Panel(
+    DashboardPanel(
         "Shards of a node",
         "What the busiest shard stored of one node's records, of 1 MiB/s or 1,000 records/s. A single node near 100 % "
         "has a hot shard: producerctl shards on that node names it.",
@@ -441,20 +441,18 @@ STREAM_PANELS: Final = (
         "producerdthrottled",
         levels=[(1, "orange")],
     ),
-    Panel(
+    DashboardPanel(
         "Shards",
         "Open shards, and the most that one node sends less to because they throttled. If most shards are backed off, "
         "add shards. Few of many: spread hot keys.",
         "short",
         {
-            "open, {{stream}} {{cluster}} {{region}}": worst(
-                f"max by ({BY_STREAM}) (producerd_shards_open{{<stream>}})", BY_STREAM
-            ),
+            "open, largest stream": "max(producerd_shards_open{<stream>})",
             "backed off, worst node": "max(producerd_shards_backing_off{<stream>})",
         },
         "producerdthrottled",
     ),
-    Panel(
+    DashboardPanel(
         "Refused and paused",
         "Nodes on which nothing of a stream gets through, and nodes on which an operator has paused one. A twentieth "
         "of the nodes refused for five minutes pages. producerctl status on such a node has the last error.",
@@ -465,7 +463,7 @@ STREAM_PANELS: Final = (
         },
         "producerdstreamrefused",
     ),
-    Panel(
+    DashboardPanel(
         "Requests in flight",
         "PutRecords of a node that wait for their answer. Level at max_in_flight_requests: answers are late, so look "
         "at Duration of PutRecords.",
@@ -473,7 +471,7 @@ STREAM_PANELS: Final = (
         over_nodes("producerd_inflight_requests{<stream>}"),
         "why-a-stream-is-slow",
     ),
-    Panel(
+    DashboardPanel(
         "Size of requests and aggregates",
         "Kinesis records in a PutRecords, and records in a Kinesis record, which is 1 without aggregation. Small "
         "requests on a busy stream cost CPU: see linger_seconds.",
@@ -485,7 +483,7 @@ STREAM_PANELS: Final = (
         "producerdaggregationwouldhelp",
         none="Nothing was sent",
     ),
-    Panel(
+    DashboardPanel(
         "Retries and copies",
         "Sends of a record after its first, and copies of records that may be in the stream beyond one of each. More "
         "copies than one for each 100 stored records make a ticket.",
@@ -498,7 +496,7 @@ STREAM_PANELS: Final = (
         },
         "producerdpossibleduplicates",
     ),
-    Panel(
+    DashboardPanel(
         "Failed, rejected and given up",
         "Records that were not stored, by reason. Failed and rejected: the caller knows it, and Spark repeats its "
         "batch. abandoned: lost at a stop. returned: the caller has them again. docs/spark.md explains each code.",
@@ -539,16 +537,16 @@ TROUBLES: Final = " or ".join(
 )
 
 
-def _of_nodes(title: str, does: str, unit: str, expression: str, section: str, *levels: Level) -> Panel:
+def _of_nodes(title: str, does: str, unit: str, expression: str, section: str, *levels: Level) -> DashboardPanel:
     """Return a panel of the ten worst nodes."""
     queries = {"{{instance}} {{cluster}}": worst(expression, BY_INSTANCE)}
-    return Panel(
+    return DashboardPanel(
         title, f"{does} Click a line to see only its node.", unit, queries, section, levels=levels, is_of_nodes=True
     )
 
 
 NODE_PANELS: Final = (
-    Panel(
+    DashboardPanel(
         "Nodes with a trouble now",
         "Nodes, and streams on nodes, that need a look, at most 100. Click a node to see only its numbers. Then run "
         "producerctl status there, or open its page.",
@@ -559,7 +557,7 @@ NODE_PANELS: Final = (
         "table",
         none="No node is in trouble",
     ),
-    Panel(
+    DashboardPanel(
         "Ended connections",
         "Connections a second that ended, by reason. closed is a task's normal end. lost: the task was killed. For the "
         "others see ProducerdClientsRefused.",
@@ -591,7 +589,7 @@ NODE_PANELS: Final = (
         "producerd_client_connections{<node>}",
         "producerdclientsrefused",
     ),
-    Panel(
+    DashboardPanel(
         "Event loops",
         "Delay with which timers of the event loops fired, over the chosen nodes. A few milliseconds are normal. Above "
         "a quarter of a second a daemon has too little CPU, or its machine swaps.",
@@ -639,7 +637,7 @@ NODE_PANELS: Final = (
         "under-systemd",
         (0.9, "red"),
     ),
-    Panel(
+    DashboardPanel(
         "Credentials end in",
         "Time until credentials end, for the ten soonest. The daemon renews them 15 minutes before. Below that on a "
         "stream in use, the role or the metadata service fails. Click a line to see only its node.",
@@ -651,7 +649,7 @@ NODE_PANELS: Final = (
         is_of_nodes=True,
         none="No credentials have an end",
     ),
-    Panel(
+    DashboardPanel(
         "Restarts",
         "How often daemons started in the last hour, for the ten worst. Systemd and Kubernetes start one again that "
         "died; its log has the reason. Click a line to see only its node.",
@@ -684,14 +682,14 @@ def _choose(variable: str, value: str) -> dict[str, Any]:
     return {"title": f"Only this {variable}", "url": f"/d/{UID}?{kept}&var-{variable}=${{{value}:percentencode}}"}
 
 
-def _thresholds(panel: Panel) -> dict[str, Any]:
+def _thresholds(panel: DashboardPanel) -> dict[str, Any]:
     base = "red" if panel.is_worst_low else "green"
     steps: list[dict[str, Any]] = [{"color": base, "value": None}]
     steps += [{"color": colour, "value": value} for value, colour in panel.levels]
     return {"mode": "absolute", "steps": steps}
 
 
-def _defaults(panel: Panel) -> dict[str, Any]:
+def _defaults(panel: DashboardPanel) -> dict[str, Any]:
     defaults: dict[str, Any] = {"unit": panel.unit, "thresholds": _thresholds(panel)}
     if panel.none:
         defaults["noValue"] = panel.none
@@ -716,7 +714,7 @@ def _defaults(panel: Panel) -> dict[str, Any]:
     return defaults
 
 
-def _overrides(panel: Panel) -> list[dict[str, Any]]:
+def _overrides(panel: DashboardPanel) -> list[dict[str, Any]]:
     """In a table, a click on a stream or a node chooses it."""
     if panel.kind != "table":
         return []
@@ -729,7 +727,7 @@ def _overrides(panel: Panel) -> list[dict[str, Any]]:
     ]
 
 
-def _options(panel: Panel) -> dict[str, Any]:
+def _options(panel: DashboardPanel) -> dict[str, Any]:
     if panel.kind == "stat":
         return {
             "colorMode": "background" if panel.levels else "value",
@@ -747,7 +745,7 @@ def _options(panel: Panel) -> dict[str, Any]:
     return {"legend": shown, "tooltip": {"mode": "multi", "sort": "desc"}}
 
 
-def _target(panel: Panel, number: int, legend: str, expression: str) -> dict[str, Any]:
+def _target(panel: DashboardPanel, number: int, legend: str, expression: str) -> dict[str, Any]:
     is_now = panel.kind != "timeseries"
     return {
         "datasource": DATASOURCE,
@@ -768,7 +766,7 @@ def spelled_out(expression: str) -> str:
     return expression
 
 
-def _panel(panel: Panel, number: int, x: int, y: int, height: int) -> dict[str, Any]:
+def _panel(panel: DashboardPanel, number: int, x: int, y: int, height: int) -> dict[str, Any]:
     document: dict[str, Any] = {
         "id": number,
         "type": panel.kind,

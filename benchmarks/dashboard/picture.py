@@ -16,7 +16,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
-from benchmarks.dashboard.record import Curve, Drawn, Record
+from benchmarks.dashboard.record import Curve, DrawnPanel, RowRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,7 @@ def shown(value: float, unit: str) -> str:
     return f"{value:.3g}{' ' if base == 1024 and value else ''}{prefix.upper() if base == 1024 else prefix}{suffix}"
 
 
-def draw(kept: Record, folder: Path) -> Path:
+def draw(kept: RowRecord, folder: Path) -> Path:
     """Write the picture."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / PICTURE
@@ -57,11 +57,12 @@ def draw(kept: Record, folder: Path) -> Path:
         drawn = io.StringIO()
         _picture(kept).savefig(drawn, format="svg", metadata={"Date": None})
     # A tenth of a point suffices, and makes the file a third smaller.
-    path.write_text(re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", drawn.getvalue()))
+    text = re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", drawn.getvalue())
+    path.write_text(re.sub("^ +", "", text, flags=re.MULTILINE))
     return path
 
 
-def _picture(kept: Record) -> Figure:
+def _picture(kept: RowRecord) -> Figure:
     lines = -(-len(kept.panels) // COLUMNS)
     figure = Figure((WIDTH, LINE_HEIGHT * lines), layout="constrained", facecolor="white")
     places = figure.subplots(lines, COLUMNS, sharex=True)
@@ -76,7 +77,7 @@ def _picture(kept: Record) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, panel: Drawn, phases: dict[str, float]) -> None:
+def _panel(axes: Axes, panel: DrawnPanel, phases: dict[str, float]) -> None:
     ends = list(phases.values())
     for begin, end in zip(ends[:-1:2], ends[1::2], strict=True):
         axes.axvspan(begin, end, color=SHADE, linewidth=0, zorder=0)
@@ -86,8 +87,9 @@ def _panel(axes: Axes, panel: Drawn, phases: dict[str, float]) -> None:
         for number, curve in enumerate(panel.curves):
             seconds, values = with_gaps(curve)
             (line,) = axes.plot(seconds, values, color=COLOURS[number % len(COLOURS)], linewidth=1.1)
-            line.set_marker(".")
-            line.set_markevery(lone(values))
+            if alone := lone(values):
+                line.set_marker(".")
+                line.set_markevery(alone)
             line.set_gid(f"{panel.title}: {curve.name}")
             line.set_label(curve.name)
     highest = max((value for curve in panel.curves for value in curve.values), default=0.0)
@@ -126,7 +128,7 @@ def lone(values: list[float]) -> list[int]:
     return [i for i in range(len(values)) if missing[i] and not missing[i + 1] and missing[i + 2]]
 
 
-def _stack(axes: Axes, panel: Drawn) -> None:
+def _stack(axes: Axes, panel: DrawnPanel) -> None:
     """Draw the curves above one another.  Where a curve has no point, it is 0."""
     seconds = sorted({at for curve in panel.curves for at in curve.seconds})
     heights = []

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.dashboard.grafana import filled, legend, row
-from benchmarks.dashboard.run import RATE_SECONDS, Run
+from benchmarks.dashboard.run import RATE_SECONDS, FaultyRun
 
 FILE: Final = "dashboard.jsonl"
-POINTS: Final = 60
+POINTS: Final = 40
 """Points of a curve, about."""
 DIGITS: Final = 3
 """Significant digits of a value."""
@@ -28,7 +28,7 @@ class Curve(NamedTuple):
     values: list[float]
 
 
-class Drawn(NamedTuple):
+class DrawnPanel(NamedTuple):
     """A panel with its curves and the values at which it has a line."""
 
     title: str
@@ -38,21 +38,21 @@ class Drawn(NamedTuple):
     curves: list[Curve]
 
 
-class Record(NamedTuple):
+class RowRecord(NamedTuple):
     """A run: its conditions, the second at which each phase ended, and the panels of the row."""
 
     conditions: str
     phases: dict[str, float]
-    panels: list[Drawn]
+    panels: list[DrawnPanel]
 
 
-def record(run: Run, dashboard: Mapping[str, Any], conditions: str) -> Record:
+def record(run: FaultyRun, dashboard: Mapping[str, Any], conditions: str) -> RowRecord:
     """Ask for every panel of the row, as Grafana would."""
     phases = {name: round(end - run.began, 1) for name, end in run.phases.items()}
-    return Record(conditions, phases, [_drawn(run, panel) for panel in row(dashboard, "Stream")])
+    return RowRecord(conditions, phases, [_drawn(run, panel) for panel in row(dashboard, "Stream")])
 
 
-def _drawn(run: Run, panel: Mapping[str, Any]) -> Drawn:
+def _drawn(run: FaultyRun, panel: Mapping[str, Any]) -> DrawnPanel:
     defaults = panel["fieldConfig"]["defaults"]
     step = max(1, round((run.ended - run.began) / POINTS))
     curves = []
@@ -63,16 +63,16 @@ def _drawn(run: Run, panel: Mapping[str, Any]) -> Drawn:
             curves.append(Curve(legend(target, found.labels), list(map(float, seconds)), values))
     levels = [each["value"] for each in defaults["thresholds"]["steps"] if each["value"] is not None]
     is_stacked = defaults["custom"]["stacking"]["mode"] == "normal"
-    return Drawn(panel["title"], defaults["unit"], levels, is_stacked, curves)
+    return DrawnPanel(panel["title"], defaults["unit"], levels, is_stacked, curves)
 
 
-def write(kept: Record, folder: Path) -> None:
+def write(kept: RowRecord, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines: Sequence[object] = [{"conditions": kept.conditions, "phases": kept.phases}, *kept.panels]
     (folder / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def read(folder: Path) -> Record:
+def read(folder: Path) -> RowRecord:
     head, *lines = map(json.loads, (folder / FILE).read_text().splitlines())
-    panels = [Drawn(*line)._replace(curves=[Curve(*curve) for curve in line[-1]]) for line in lines]
-    return Record(head["conditions"], head["phases"], panels)
+    panels = [DrawnPanel(*line)._replace(curves=[Curve(*curve) for curve in line[-1]]) for line in lines]
+    return RowRecord(head["conditions"], head["phases"], panels)

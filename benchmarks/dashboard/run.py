@@ -72,7 +72,7 @@ RULES: Final = ROOT / "deploy/prometheus/alerts.yml"
 
 
 @dataclass(slots=True)
-class Node:
+class ScrapedDaemon:
     """A daemon, which can be started again at the same place."""
 
     name: str
@@ -88,7 +88,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FaultyRun:
     """A run that has ended, while Prometheus still answers.  ``phases`` has the end of each, as Unix time."""
 
     prometheus: Prometheus
@@ -101,7 +101,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def faulty_run(phase_seconds: float, say: Callable[[str], None]) -> Iterator[Run]:
+def faulty_run(phase_seconds: float, say: Callable[[str], None]) -> Iterator[FaultyRun]:
     """Make a run.  Raise `ChildFailed` if a process does not start."""
     logging.getLogger("producerd.client").setLevel(logging.CRITICAL)  # its warnings are what the run is about
     kinesis = FakeKinesis()
@@ -121,10 +121,10 @@ def faulty_run(phase_seconds: float, say: Callable[[str], None]) -> Iterator[Run
                 _begin(phase, kinesis, server, pace, nodes)
                 time.sleep(phase_seconds)
                 phases[phase] = time.time()
-        yield Run(prometheus, began, phases)
+        yield FaultyRun(prometheus, began, phases)
 
 
-def _begin(phase: str, kinesis: FakeKinesis, server: FakeServer, pace: Pace, nodes: list[Node]) -> None:
+def _begin(phase: str, kinesis: FakeKinesis, server: FakeServer, pace: Pace, nodes: list[ScrapedDaemon]) -> None:
     pace.phase = phase
     if phase == "errors":
         kinesis.standing += [Fault("fail", fraction=0.05), Fault("error", fraction=0.1), Fault("lost", fraction=0.1)]
@@ -148,14 +148,14 @@ class Pace:
 
 
 @contextlib.contextmanager
-def _jobs(nodes: list[Node]) -> Iterator[Pace]:
+def _jobs(nodes: list[ScrapedDaemon]) -> Iterator[Pace]:
     """Write to all daemons until the end of the block."""
     pace = Pace()
     hello = Hello(1, 1, bad_rows=int(BadRows.TAKE_GOOD))
     good, bad = _rows(FRAME_RECORDS), lay_out([b"good", b"\xff"], [b"1", b"2"])
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(NODES * (JOBS + len(ODD))) as pool:
 
-        def connected(node: Node) -> Connection:
+        def connected(node: ScrapedDaemon) -> Connection:
             connection = Connection(hello, [node.socket], reconnect_timeout_seconds=START_SECONDS)
             stack.callback(connection.close)
             return connection
@@ -167,7 +167,7 @@ def _jobs(nodes: list[Node]) -> Iterator[Pace]:
                     if pace.phase in CALM:
                         pace.ended.wait(FRAME_RECORDS / CALM_RECORDS_PER_SECOND)
 
-        def odd(node: Node, stream: str, columns: Columns) -> None:
+        def odd(node: ScrapedDaemon, stream: str, columns: Columns) -> None:
             """Write and leave at once, again and again."""
             while not pace.ended.wait(ODD_SECONDS):
                 if pace.phase == PHASES[0]:
@@ -206,13 +206,15 @@ def _environment(work: Path) -> dict[str, str]:
     return {**kept, "AWS_CONFIG_FILE": str(config)}
 
 
-def _node(children: Children, work: Path, endpoint_url: str, number: int) -> Node:
+def _node(children: Children, work: Path, endpoint_url: str, number: int) -> ScrapedDaemon:
     address, socket = f"127.0.0.1:{free_port()}", str(work / f"{number}.sock")
     own = {"socket": socket, "metrics_listen": address, "endpoint_url": endpoint_url, **SETTINGS}
-    return Node(f"daemon {number}", children, [f"--set={name}={value}" for name, value in own.items()], address, socket)
+    return ScrapedDaemon(
+        f"daemon {number}", children, [f"--set={name}={value}" for name, value in own.items()], address, socket
+    )
 
 
-def _prometheus(children: Children, work: Path, nodes: list[Node]) -> Prometheus:
+def _prometheus(children: Children, work: Path, nodes: list[ScrapedDaemon]) -> Prometheus:
     shutil.copy(RULES, work)
     labelled, plain = nodes
     targets = [
@@ -232,7 +234,12 @@ def _prometheus(children: Children, work: Path, nodes: list[Node]) -> Prometheus
     become = ["-c", "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])", "prometheus"]
     process = children.start("prometheus", [*become, *options, f"--web.listen-address={address}"])
     _wait_for(f"http://{address}/-/ready", process)
-    return Prometheus(f"http://{address}")
+    prometheus, deadline = Prometheus(f"http://{address}"), time.monotonic() + START_SECONDS
+    while not prometheus.now(f"count(up == 1) == {NODES}", time.time()):
+        process.poll_line(SCRAPE_SECONDS / 4)  # it raises if Prometheus has ended
+        if time.monotonic() > deadline:
+            raise ChildFailed("Prometheus did not scrape the daemons", process.log)
+    return prometheus
 
 
 def _wait_for(url: str, child: Child) -> None:

@@ -1,0 +1,211 @@
+"""The dashboard is what its generator writes, has Grafana's form, and names metrics, labels and headings that exist."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from prometheus_client import ProcessCollector
+
+from benchmarks.dashboard.grafana import chosen, filled
+from benchmarks.dashboard.picture import PICTURE, draw
+from benchmarks.dashboard.record import FILE as RECORD
+from benchmarks.dashboard.record import read
+from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
+from tests.daemon import ROOT
+from tests.grafana import misfits
+from tools.dashboard import FILE, text
+
+DASHBOARD: Final[dict[str, Any]] = json.loads(FILE.read_text())
+PANELS: Final = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+RULES: Final = (ROOT / "deploy/prometheus/alerts.yml").read_text()
+OPERATIONS: Final = (ROOT / "docs/operations.md").read_text()
+PICTURES: Final = ROOT / "docs/pictures"
+OF_THE_SCRAPE: Final = frozenset({"cluster", "region", "job", "instance"})
+OF_ALERTS: Final = frozenset({"alertname", "alertstate", "severity", "stream"})
+AGGREGATES: Final = re.compile(
+    r"\(*(1 - )?((sum|max|avg|count|quantile)( by \((?P<by>[^)]*)\) )?\("
+    r"|histogram_quantile\([\d.]+, sum by \(le\)|ALERTS{)"
+)
+"""Beginning of an expression that aggregates.  Alerts are about streams and clusters already."""
+MADE: Final = frozenset({"trouble", "le"})
+"""Labels that an expression sets itself, or that histograms have."""
+
+
+def labels_of_metrics() -> dict[str, frozenset[str]]:
+    """The labels of each metric that Prometheus has: the daemon's own, the process's and the rules'."""
+    labels = {"up": OF_THE_SCRAPE, "ALERTS": OF_THE_SCRAPE | OF_ALERTS}
+    for families, more in ((NODE_FAMILIES, frozenset[str]()), (STREAM_FAMILIES, frozenset({"stream"}))):
+        for family in families:
+            own = OF_THE_SCRAPE | more | ({family.label} if family.label else frozenset())
+            ends = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
+            labels |= {f"{PREFIX}{family.name}{end}": own for end in ends}
+    for metric in ProcessCollector(registry=None).collect():
+        labels |= {sample.name: OF_THE_SCRAPE for sample in metric.samples}
+    recorded = re.findall(r"^ +- record: (\S+)$", RULES, re.MULTILINE)
+    return labels | {name: frozenset({"cluster", "region", "stream"}) for name in recorded}
+
+
+def unknown(expression: str) -> set[str]:
+    """The metrics that do not exist, and the labels that no metric of the expression has."""
+    metrics = labels_of_metrics()
+    bare = re.sub(r'"[^"]*"', "", expression)
+    used = dict(re.findall(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}", bare))
+    named = set(re.findall(r"\b(?:producerd|process)[_:][\w:]+", bare)) | set(used)
+    wrong = named - set(metrics)
+    for name in set(used) - wrong:
+        wrong |= set(re.findall(r"(\w+) *[=!]", used[name])) - metrics[name]
+    known = MADE.union(*(metrics[name] for name in set(used) - wrong))
+    for group in re.findall(r"\b(?:by|on|without) \(([^)]*)\)", bare):
+        wrong |= set(group.split(", ")) - known
+    return wrong
+
+
+def expressions() -> list[str]:
+    """Every expression of a panel or an annotation."""
+    of_panels = [target["expr"] for panel in PANELS for target in panel["targets"]]
+    of_annotations = [each["expr"] for each in DASHBOARD["annotations"]["list"]]
+    return of_panels + of_annotations
+
+
+def test_the_file_is_what_its_generator_writes() -> None:
+    """``python -m tools.dashboard`` writes it again."""
+    assert FILE.read_text() == text()
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_every_metric_and_label_of_an_expression_exists(expression: str) -> None:
+    assert unknown(expression) == set()
+
+
+@pytest.mark.parametrize(
+    ("expression", "wrong"),
+    [
+        ('sum(producerd_queue_record{stream="a"})', {"producerd_queue_record"}),
+        ("producerd:late:ratio_rate1h{}", {"producerd:late:ratio_rate1h"}),
+        ('sum by (strem) (producerd_queue_records{shard="a"})', {"strem", "shard"}),
+        ("sum(producerd_delivery_latency_seconds{})", {"producerd_delivery_latency_seconds"}),
+        ("process_resident_bytes", {"process_resident_bytes"}),
+    ],
+)
+def test_a_metric_or_label_that_does_not_exist_is_found(expression: str, wrong: set[str]) -> None:
+    assert unknown(expression) == wrong
+
+
+def test_the_choices_of_variables_are_of_labels_that_exist() -> None:
+    for variable in DASHBOARD["templating"]["list"]:
+        if variable["type"] == "query":
+            metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["definition"]).groups()  # type: ignore[union-attr]
+            name = metric.partition("{")[0]
+            assert label in labels_of_metrics()[name]
+            assert variable["allValue"] == ".*", "All must take series without the label, too"
+            assert (variable["includeAll"], variable["multi"]) == (True, True)
+
+
+def test_every_expression_goes_by_cluster_and_region() -> None:
+    for expression in expressions():
+        for selector in re.findall(r"\{([^}]*)\}", expression):
+            assert 'cluster=~"$cluster", region=~"$region"' in selector, expression
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_a_panel_aggregates_over_nodes_or_shows_the_worst_of_them(panel: dict[str, Any]) -> None:
+    """A fleet has up to 2,000 nodes."""
+    for target in panel["targets"]:
+        if not re.search(r"\b(topk|bottomk)\(\d+, ", target["expr"]):
+            outermost = AGGREGATES.match(target["expr"])
+            assert outermost, target["expr"]
+            assert "instance" not in (outermost["by"] or "")
+
+
+def test_each_panel_says_what_to_do_and_links_to_a_heading_that_helps() -> None:
+    headings = {
+        re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-")
+        for line in re.findall(r"^#+ (.*)$", OPERATIONS, flags=re.MULTILINE)
+    }
+    for panel in PANELS:
+        assert panel["description"].endswith("."), panel["title"]
+        (link,) = panel["links"]
+        assert link["url"].removeprefix("${docs}#") in headings
+    assert len({panel["title"] for panel in PANELS}) == len(PANELS)
+
+
+def test_each_panel_has_a_place_of_its_own() -> None:
+    taken = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in DASHBOARD["panels"])
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(taken) == len(set(taken))
+    assert {x for x, _ in taken} == set(range(24))
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+# ---- Grafana's form
+
+
+needs_types = pytest.mark.skipif(
+    importlib.util.find_spec("grafana_foundation_sdk") is None, reason="grafana-foundation-sdk is not installed"
+)
+
+
+@needs_types
+def test_the_dashboard_has_the_form_of_grafanas_own_types() -> None:
+    assert misfits(DASHBOARD) == []
+    assert DASHBOARD["schemaVersion"] >= 39
+    assert "id" not in DASHBOARD, "Grafana numbers it"
+
+
+@needs_types
+@pytest.mark.parametrize(
+    ("place", "plant"),
+    [
+        (".refresh", lambda board: board.update(refresh=5)),
+        (".titel", lambda board: board.update(titel="x")),
+        (".panels[1].grid_pos.w", lambda board: board["panels"][1]["gridPos"].update(w="4")),
+        (".panels[1].targets[0].format_val", lambda board: board["panels"][1]["targets"][0].update(format="tabel")),
+        (".panels[1].targets[0].exp", lambda board: board["panels"][1]["targets"][0].update(exp="1")),
+        (".panels[1].options.graph_mode", lambda board: board["panels"][1]["options"].update(graphMode="bars")),
+        (".panels[1].links[0].url", lambda board: board["panels"][1]["links"][0].update(url=7)),
+        (".templating.list_val[1].multi", lambda board: board["templating"]["list"][1].update(multi="yes")),
+        (".annotations.list_val[1].enable", lambda board: board["annotations"]["list"][1].update(enable=1)),
+    ],
+)
+def test_a_wrong_type_or_key_does_not_have_the_form(place: str, plant: Callable[[dict[str, Any]], None]) -> None:
+    board = copy.deepcopy(DASHBOARD)
+    plant(board)
+    (misfit,) = misfits(board)
+    assert misfit.startswith(f"{place}: ")
+
+
+# ---- what Grafana asks, and the picture
+
+
+def test_variables_are_replaced_as_grafana_replaces_them() -> None:
+    expression = 'rate(x{cluster=~"$cluster", stream=~"$stream"}[$__rate_interval])'
+    assert filled(expression, 60) == 'rate(x{cluster=~".*", stream=~".*"}[60s])'
+    assert filled(expression, 60, stream=chosen("(never stored)")).endswith(r'stream=~"\\(never stored\\)"}[60s])')
+    assert chosen("a.b", "c") == r"(a\\.b|c)"
+
+
+def test_the_picture_of_the_row_stream_is_drawn_from_the_data_beside_it(tmp_path: Path) -> None:
+    shown = PICTURES / PICTURE
+    kept = read(PICTURES)
+    drawn = draw(kept, tmp_path).read_text()
+    titles = [panel["title"] for panel in PANELS if any('stream=~"$stream"' in t["expr"] for t in panel["targets"])]
+    assert [panel.title for panel in kept.panels] == titles[: len(kept.panels)]
+    assert all(panel.curves for panel in kept.panels)
+    for panel in kept.panels:
+        for curve in panel.curves:
+            assert f'id="{panel.title}: {curve.name}"' in drawn
+    assert re.findall(r'id="([^"]*: [^"]*)"', drawn) == re.findall(r'id="([^"]*: [^"]*)"', shown.read_text())
+    assert shown.stat().st_size < 150_000
+    assert (PICTURES / RECORD).stat().st_size < 50_000
+    assert f"pictures/{PICTURE}" in OPERATIONS
