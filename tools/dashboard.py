@@ -303,9 +303,9 @@ STREAM_PANELS: Final = (
     ),
     DashboardPanel(
         "Use of all shards",
-        "What all nodes together send of records, and store of bytes, of 1,000/s and 1 MiB/s for each open shard. Near 100 %, add "
-        'shards; if only records are near it, set aggregation = "kpl". Far below while shards throttle, a key is hot '
-        "or somebody else writes to the stream.",
+        "Records that all nodes together send, of 1,000/s for each open shard, and bytes that they store, of 1 MiB/s. "
+        'Near 100 %, add shards; if only records are near it, set aggregation = "kpl". Far below while shards '
+        "throttle, a key is hot or somebody else writes to the stream.",
         "percentunit",
         {
             "bytes, {{stream}} {{cluster}} {{region}}": worst(
