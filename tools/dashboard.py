@@ -100,7 +100,8 @@ NO_TRAFFIC: Final = "no traffic, or alerts.yml is not loaded"
 FLEET_PANELS: Final = (
     DashboardPanel(
         "Pages",
-        "Alerts that page and fire now. With 0 nobody has to act. Above 0, the table below names them.",
+        "Alerts that page and fire now; the table below names them. With 0 nobody has to act, if Prometheus has the "
+        "rules of alerts.yml: without them the two shares beside have no data.",
         "short",
         {"": f'count({FIRING}, severity="page"}}) or vector(0)'},
         "alerts",
@@ -679,7 +680,8 @@ def _choose(variable: str, value: str) -> dict[str, Any]:
     """Return the link that shows the dashboard with another value of a variable."""
     others = [name for name in ("datasource", "cluster", "region", "stream", "instance") if name != variable]
     kept = "&".join(["${__url_time_range}", *(f"${{{name}:queryparam}}" for name in others)])
-    return {"title": f"Only this {variable}", "url": f"/d/{UID}?{kept}&var-{variable}=${{{value}:percentencode}}"}
+    what = "node" if variable == "instance" else variable
+    return {"title": f"Only this {what}", "url": f"/d/{UID}?{kept}&var-{variable}=${{{value}:percentencode}}"}
 
 
 def _thresholds(panel: DashboardPanel) -> dict[str, Any]:
