@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ MADE: Final = frozenset({"trouble", "le"})
 """Labels that an expression sets itself, or that histograms have."""
 
 
+@cache
 def labels_of_metrics() -> dict[str, frozenset[str]]:
     """The labels of each metric that Prometheus has: the daemon's own, the process's and the rules'."""
     labels = {"up": OF_THE_SCRAPE, "ALERTS": OF_THE_SCRAPE | OF_ALERTS}
@@ -56,12 +58,13 @@ def unknown(expression: str) -> set[str]:
     """The metrics that do not exist, and the labels that no metric of the expression has."""
     metrics = labels_of_metrics()
     bare = re.sub(r'"[^"]*"', "", expression)
-    used = dict(re.findall(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}", bare))
-    named = set(re.findall(r"\b(?:producerd|process)[_:][\w:]+", bare)) | set(used)
+    selectors = re.findall(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}", bare)
+    named = {*re.findall(r"\b(?:producerd|process)[_:][\w:]+", bare), *(name for name, _ in selectors)}
     wrong = named - set(metrics)
-    for name in set(used) - wrong:
-        wrong |= set(re.findall(r"(\w+) *[=!]", used[name])) - metrics[name]
-    known = MADE.union(*(metrics[name] for name in set(used) - wrong))
+    for name, matchers in selectors:
+        if name in metrics:
+            wrong |= set(re.findall(r"(\w+) *[=!]", matchers)) - metrics[name]
+    known = MADE.union(*(metrics[name] for name in named if name in metrics))
     for group in re.findall(r"\b(?:by|on|without) \(([^)]*)\)", bare):
         wrong |= set(group.split(", ")) - known
     return wrong

@@ -23,6 +23,8 @@ SCHEMA_VERSION: Final = 39
 """Version of the JSON's form: Grafana 10.4 has it, and later ones migrate it when they load it."""
 COLUMNS: Final = 24
 """Width of Grafana's grid."""
+MOST_POINTS: Final = 200
+"""Points of a graph at most: Prometheus reads the series of all nodes for each."""
 FLEET: Final = 'cluster=~"$cluster", region=~"$region"'
 SELECTORS: Final = {
     "<fleet>": FLEET,
@@ -324,10 +326,15 @@ STREAM_PANELS: Final = (
     ),
     DashboardPanel(
         "Fill of the queues",
-        "How full the queues of the nodes are, by the nearer of their limits. From seven eighths on callers may be "
+        "How full the queues of the nodes are, by each of their two limits. From seven eighths on callers may be "
         "blocked, which is how the daemon slows jobs to the pace of the stream. Why callers wait says what to do.",
         "percentunit",
-        over_nodes(f"({FILL_BYTES} >= {FILL_RECORDS}) or {FILL_RECORDS}"),
+        {
+            "bytes, worst node": f"max({FILL_BYTES})",
+            "records, worst node": f"max({FILL_RECORDS})",
+            "bytes, median node": f"quantile(0.5, {FILL_BYTES})",
+            "records, median node": f"quantile(0.5, {FILL_RECORDS})",
+        },
         "why-a-stream-is-slow",
         levels=[(0.875, "orange")],
     ),
@@ -776,6 +783,7 @@ def _panel(panel: DashboardPanel, number: int, x: int, y: int, height: int) -> d
         "description": panel.does,
         "gridPos": {"h": height, "w": panel.width, "x": x, "y": y},
         "datasource": DATASOURCE,
+        "maxDataPoints": MOST_POINTS,
         "links": [_link("What to do", f"${{docs}}#{panel.section}")],
         "fieldConfig": {"defaults": _defaults(panel), "overrides": _overrides(panel)},
         "options": _options(panel),

@@ -161,11 +161,14 @@ def _jobs(nodes: list[ScrapedDaemon]) -> Iterator[Pace]:
             return connection
 
         def write(connection: Connection) -> None:
-            with contextlib.suppress(ProducerdError):  # it is abandoned
+            try:
                 while not pace.ended.is_set():
                     connection.put(STREAM, good)
                     if pace.phase in CALM:
                         pace.ended.wait(FRAME_RECORDS / CALM_RECORDS_PER_SECOND)
+            except ProducerdError:
+                if not pace.ended.is_set():  # else it was abandoned
+                    raise
 
         def odd(node: ScrapedDaemon, stream: str, columns: Columns) -> None:
             """Write and leave at once, again and again."""
@@ -178,17 +181,16 @@ def _jobs(nodes: list[ScrapedDaemon]) -> Iterator[Pace]:
                         connection.flush(ODD_SECONDS)
 
         connections = [connected(node) for node in nodes for _ in range(JOBS)]
-        for connection in connections:
-            pool.submit(write, connection)
-        for node in nodes:
-            for stream in ODD:
-                pool.submit(odd, node, stream, bad)
+        jobs = [pool.submit(write, connection) for connection in connections]
+        jobs += [pool.submit(odd, node, stream, bad) for node in nodes for stream in ODD]
         try:
             yield pace
         finally:
             pace.ended.set()
             for connection in connections:
                 connection.abandon()
+        for job in jobs:
+            job.result()
 
 
 def _rows(count: int) -> Columns:

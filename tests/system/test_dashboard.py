@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import urllib.error
 from collections.abc import Iterator
@@ -60,6 +61,13 @@ def without_data(run: FaultyRun, panel: dict[str, Any], end: float) -> list[str]
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_each_query_of_a_panel_has_data_while_everything_fails(run: FaultyRun, panel: dict[str, Any]) -> None:
     assert without_data(run, panel, run.ended) == []
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_each_label_in_a_legend_is_one_that_series_have(run: FaultyRun, panel: dict[str, Any]) -> None:
+    for target in panel["targets"]:
+        labels = {name for series in answers(run, target, run.ended) for name in series.labels}
+        assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= labels
 
 
 def test_only_named_panels_are_empty_while_nothing_is_wrong(run: FaultyRun) -> None:
