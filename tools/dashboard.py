@@ -103,7 +103,7 @@ FLEET_PANELS: Final = (
     DashboardPanel(
         "Pages",
         "Alerts that page and fire now; the table below names them. With 0 nobody has to act, if Prometheus has the "
-        "rules of alerts.yml: without them the two shares beside have no data.",
+        "rules of alerts.yml: without them the shares next to it have no data.",
         "short",
         {"": f'count({FIRING}, severity="page"}}) or vector(0)'},
         "alerts",
