@@ -332,8 +332,8 @@ STREAM_PANELS: Final = (
         {
             "bytes, worst node": f"max({FILL_BYTES})",
             "records, worst node": f"max({FILL_RECORDS})",
-            "bytes, median node": f"quantile(0.5, {FILL_BYTES})",
-            "records, median node": f"quantile(0.5, {FILL_RECORDS})",
+            "bytes, median node": f"quantile(0.5, max by ({BY_INSTANCE}) ({FILL_BYTES}))",
+            "records, median node": f"quantile(0.5, max by ({BY_INSTANCE}) ({FILL_RECORDS}))",
         },
         "why-a-stream-is-slow",
         levels=[(0.875, "orange")],
