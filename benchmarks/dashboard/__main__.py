@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -53,6 +54,7 @@ def _measure(seconds: float, pictures: Path) -> None:
         f"1,000 records/s, a scrape each {SCRAPE_SECONDS} s"
     )
     say(conditions)
+    logging.getLogger("producerd.client").setLevel(logging.CRITICAL)  # its warnings are what the run is about
     with interrupts(), faulty_run(seconds / len(PHASES), say) as run:
         kept = record(run, json.loads(DASHBOARD.read_text()), f"{conditions}; load {os.getloadavg()[0]:.1f} after")
     write(kept, pictures)

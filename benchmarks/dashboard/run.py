@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import shutil
 import signal
 import threading
@@ -103,7 +102,6 @@ class FaultyRun:
 @contextlib.contextmanager
 def faulty_run(phase_seconds: float, say: Callable[[str], None]) -> Iterator[FaultyRun]:
     """Make a run.  Raise `ChildFailed` if a process does not start."""
-    logging.getLogger("producerd.client").setLevel(logging.CRITICAL)  # its warnings are what the run is about
     kinesis = FakeKinesis()
     kinesis.enforce_limits = True
     kinesis.latency_seconds = (0.005, 0.03)
