@@ -103,7 +103,7 @@ FLEET_PANELS: Final = (
     DashboardPanel(
         "Pages",
         "Alerts that page and fire now; the table below names them. With 0 nobody has to act, if Prometheus has the "
-        "rules of alerts.yml: without them the shares next to it have no data.",
+        "rules of alerts.yml: without them the shares on the right have no data.",
         "short",
         {"": f'count({FIRING}, severity="page"}}) or vector(0)'},
         "alerts",
@@ -567,8 +567,8 @@ NODE_PANELS: Final = (
     ),
     DashboardPanel(
         "Ended connections",
-        "Connections a second that ended, by reason. closed is a task's normal end. lost: the task was killed. For the "
-        "others see ProducerdClientsRefused.",
+        "Connections a second that ended, by reason. closed: a task's normal end. lost: it ended before an answer, as "
+        "a killed task does. For the others see ProducerdClientsRefused.",
         "cps",
         {"{{reason}}": f"{rate('producerd_client_disconnects_total', '<node>', 'reason')} > 0"},
         "producerdclientsrefused",
@@ -592,7 +592,7 @@ NODE_PANELS: Final = (
     ),
     _of_nodes(
         "Connections",
-        "Open connections of clients. At max_connections the daemon sends the next one away.",
+        "Open connections of clients. At max_connections an idle client makes place for the next one, if there is one.",
         "short",
         "producerd_client_connections{<node>}",
         "producerdclientsrefused",
