@@ -106,6 +106,10 @@ def _parser() -> argparse.ArgumentParser:
     show = config.add_parser("print", parents=[settings], help="the settings in effect, as a configuration file")
     show.add_argument("--origin", action="store_true", help="name the source of each setting in a comment")
     show.set_defaults(run=_config_print)
+    file = config.add_parser(
+        "file", parents=[settings], help="a configuration file of the given settings alone, with secrets"
+    )
+    file.set_defaults(run=_config_file)
     schema = config.add_parser("schema", help="a JSON Schema of the configuration file, for editors")
     schema.set_defaults(run=_config_schema)
     demo = commands.add_parser(
@@ -190,6 +194,13 @@ def _config_print(parsed: argparse.Namespace) -> int:
     from producerd.config.text import as_toml
 
     print(as_toml(load(parsed.config, parsed.sets), origins=parsed.origin), flush=True)
+    return 0
+
+
+def _config_file(parsed: argparse.Namespace) -> int:
+    from producerd.config.sources import as_file
+
+    print(as_file(parsed.config, parsed.sets), flush=True)
     return 0
 
 

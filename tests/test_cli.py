@@ -187,6 +187,14 @@ def test_config_print_can_be_read_again(tmp_path: Path) -> None:
     assert (again.returncode, again.stdout) == (0, first.stdout)
 
 
+def test_config_file_writes_what_was_given_or_exits_78() -> None:
+    done = producerd("config", "file", "--set", 'streams."a.b".queue_limit_bytes=32 MiB', "--set", "region=eu-west-1")
+    assert done.stdout == 'region = "eu-west-1"\n\n[defaults]\n\n[streams."a.b"]\nqueue_limit_bytes = "32 MiB"\n'
+    done = producerd("config", "file", "--set", "regin=eu-west-1")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr.startswith('producerd: configuration: regin = "eu-west-1" (--set): no such setting')
+
+
 def test_usage_and_check_need_none_of_the_daemons_machinery() -> None:
     for arguments in (["--version"], ["check"]):
         done = producerd(*arguments, code=without(*HEAVY))

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from producerd.config import Config, NodeSettings, StreamSettings, load
 from producerd.config.settings import needs_restart
+from producerd.config.sources import as_file
 from producerd.config.text import allowed, as_toml, is_size, schema
 from producerd.config.values import KIB, MIB, default_socket
 from producerd.errors import ConfigurationError
@@ -528,6 +529,25 @@ def test_settings_as_text_give_the_same_settings(file: Path, tmp_path: Path) -> 
     printed = tmp_path / "printed.toml"
     printed.write_text(as_toml(config))
     assert load(printed, environ=NOBODY) == config
+
+
+def test_a_file_of_what_was_given_gives_the_same_settings_whatever_their_text_holds(file: Path, tmp_path: Path) -> None:
+    odd = """/run/'odd' "$HOME" `a` \\ \\n \\u0041 ü \U0001f40d # = \t\x7f"""
+    named = [
+        "streams.x.stream_name=y",
+        "role_arn=arn:aws:iam::123456789012:role/x",
+        "external_id=a=b",
+        "linger_seconds=1",
+    ]
+    sets = [f"admin_socket={odd}", "queue_limit_bytes=32 MiB", "allowed_uids=0, 7", *named]
+    config = load(file, sets, {"PRODUCERD_WORKER_THREADS": "2"})
+    assert str(config.node.admin_path) == odd.strip()
+    written = tmp_path / "written.toml"
+    written.write_text(as_file(file, sets, {"PRODUCERD_WORKER_THREADS": "2"}))
+    assert load(written, environ=NOBODY) == config
+    assert "max_connections" not in written.read_text(), "no defaults"
+    with pytest.raises(ConfigurationError):
+        as_file(file, ["queue_limit=0"], NOBODY)
 
 
 def test_settings_as_text_say_where_each_came_from(file: Path, tmp_path: Path) -> None:

@@ -102,6 +102,30 @@ class _Sheet:
 
 def load(path: Path | None = None, sets: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
     """Return the settings of file, environment and ``--set``.  Raise `ConfigurationError` with every problem."""
+    return _validated(_read(path, sets, environ), environ)
+
+
+def as_file(path: Path | None = None, sets: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> str:
+    """Return a configuration file with what `load` would read and no defaults, or raise as `load` does.
+
+    The file is for the daemon: unlike `as_toml` it holds secrets.
+    """
+    sheet = _read(path, sets, environ)
+    _validated(sheet, environ)
+    tables = {"[defaults]": sheet.defaults, **{f"[streams.{_toml(name)}]": own for name, own in sheet.streams.items()}}
+    lines = [f"{name} = {_toml(one.value)}" for name, one in sheet.node.items()]
+    for head, table in tables.items():
+        lines += ["", head, *(f"{name} = {_toml(one.value)}" for name, one in table.items())]
+    return "\n".join(lines)
+
+
+def _toml(value: object) -> str:
+    """Return text, a number or a list of them as TOML, which lets no DEL stand in a text."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
+
+
+def _read(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> _Sheet:
+    """Return what the sources give."""
     sheet = _Sheet()
     named = path or environ.get(f"{PREFIX}CONFIG")
     if named:
@@ -109,7 +133,7 @@ def load(path: Path | None = None, sets: Sequence[str] = (), environ: Mapping[st
     _read_environment(sheet, environ)
     for text in sets:
         _read_set(sheet, text)
-    return _validated(sheet, environ)
+    return sheet
 
 
 def _read_file(sheet: _Sheet, path: Path) -> None:
