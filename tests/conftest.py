@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib.metadata
 import os
+import platform
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -15,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.daemon import SERVICE_PYTHON
 from tests.spark.processes import SHORT_JVM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[1]
+BUILD = "import sys, pathlib, tools.packaging as its; sys.exit(its.build(pathlib.Path(sys.argv[1]), sys.argv[2:]))"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,18 +70,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Send all modules that use the fixture `spark` to one process, because each process would start its own Spark."""
+    """Send all modules that use the fixture `spark` to one process, because each process would start its own Spark.
+
+    So it is with the machine of tests/system.
+    """
     from xdist.scheduler import LoadFileScheduling
 
     scheduler = LoadFileScheduling(config, log)
     path_of = scheduler._split_scope
-    scheduler._split_scope = lambda nodeid: "one Spark" if _uses_spark(path_of(nodeid)) else path_of(nodeid)
+    scheduler._split_scope = lambda nodeid: _shared(path_of(nodeid)) or path_of(nodeid)
     return scheduler
 
 
 @cache
-def _uses_spark(path: str) -> bool:
-    return re.search(r"^    spark: |[(, ]spark: ", (ROOT / path).read_text(), re.MULTILINE) is not None
+def _shared(path: str) -> str | None:
+    """The fixture that a module shares with others."""
+    used = re.search(r"^    (spark|booted): |[(, ](spark|booted): ", (ROOT / path).read_text(), re.MULTILINE)
+    return used and (used[1] or used[2])
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +123,37 @@ def dist(tree: Path) -> Path:
 
     assert build(tree) == 0
     return tree / "dist"
+
+
+@pytest.fixture(scope="session")
+def dist_with_pex(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which `./dev build` put all that it makes with a pex for this machine: half a minute's work.
+
+    One process makes it for all.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with (shared / "dist_with_pex").open("a+") as made:
+        fcntl.flock(made, fcntl.LOCK_EX)
+        made.seek(0)
+        if not (dist := made.read()):
+            dist = f"{tree}/dist"
+            tag = f"cp3{daemon_minor()}-{platform.machine()}"
+            subprocess.run([SERVICE_PYTHON, "-c", BUILD, str(tree), tag], cwd=ROOT, check=True, timeout=300)
+            made.write(dist)
+    return Path(dist)
+
+
+def daemon_minor() -> int:
+    """The minor version of a Python of this machine on which a daemon runs: this one, or one on PATH."""
+    own = int(platform.python_version_tuple()[1])
+    if own >= 11:
+        return own
+    for number in (13, 12, 11):
+        name = f"python3.{number}"
+        if shutil.which(name) and not subprocess.run([name, "-I", "-c", ""], capture_output=True).returncode:
+            return number
+    pytest.skip("no python3.11 to python3.13 on PATH")
 
 
 @pytest.fixture(scope="session")

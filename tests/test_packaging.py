@@ -17,7 +17,7 @@ from tests.daemon import CREDENTIALS, QUICK, START_SECONDS, directory, until
 from tests.licences import rows
 from tests.locked import locked
 from tools import ROOT
-from tools.packaging import WHEEL_SIDE, copy_without_modes, write_sbom, write_wheels
+from tools.packaging import WHEEL_SIDE, copy_without_modes, write_emr_bundle, write_sbom, write_wheels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,6 +135,19 @@ def test_the_same_tree_gives_the_same_wheels_in_another_folder_with_other_modes(
         os.umask(umask)
     for name in (f"producerd-{__version__}-py3-none-any.whl", f"producerd_demo-{__version__}-py3-none-any.whl"):
         assert (tmp_path / "dist" / name).read_bytes() == (dist / name).read_bytes()
+
+
+def test_a_bundle_for_emr_has_the_same_bytes_for_the_same_files(tmp_path: Path) -> None:
+    made = []
+    for turn in range(2):
+        pex, client = tmp_path / "producerd-1-cp311-x86_64.pex", tmp_path / "client.zip"
+        for path in (pex, client):
+            path.write_text(path.name)
+            path.chmod(0o600 + turn)
+            os.utime(path, (turn, turn))
+        write_emr_bundle(tmp_path / f"{turn}.tar", pex, client)
+        made.append((tmp_path / f"{turn}.tar").read_bytes())
+    assert made[0] == made[1]
 
 
 def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(

@@ -1,17 +1,20 @@
-"""What ``./dev build`` makes: two wheels, the zip for Spark's ``--py-files``, and pexes of the daemon for executors.
+"""What ``./dev build`` makes: two wheels, the zip for Spark's ``--py-files``, pexes of the daemon, and bundles for EMR.
 
 The second wheel holds the demo and the Kinesis in memory.  It installs next to the first one, into the same package.
-A pex is one file with a daemon and all its packages, for one Python and machine.  Spark ships it (docs/spark.md).
-With ``--sbom`` there is also the bill of materials: what the daemon's packages are, and their licences.
+A pex is one file with a daemon and all its packages, for one Python and machine.  Spark ships it (docs/spark.md), or
+a bundle brings it to a node (docs/emr.md).  With ``--sbom`` there is also the bill of materials: what the daemon's
+packages are, and their licences.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -42,6 +45,19 @@ dependencies = ["producerd[demo]=={version}"]
 packages = ["producerd.demo", "producerd.testing"]
 """
 PEXES = [f"cp3{minor}-{machine}" for machine in ("x86_64", "aarch64") for minor in (11, 12, 13)]
+EMR_PYTHON = "cp311"
+"""Of the daemon's Pythons the one that Amazon Linux 2023 has as a package."""
+EMR_FILES = {
+    "etc/systemd/system/producerd.service": "deploy/systemd/producerd.service",
+    "etc/systemd/system/producerd.service.d/emr.conf": "deploy/emr/producerd.service.d/emr.conf",
+    "etc/systemd/system/producerd.socket": "deploy/systemd/producerd.socket",
+    "etc/systemd/system/producerd.socket.d/emr.conf": "deploy/emr/producerd.socket.d/emr.conf",
+    "etc/sysusers.d/producerd.conf": "deploy/systemd/sysusers.d/producerd.conf",
+    "etc/tmpfiles.d/producerd.conf": "deploy/systemd/tmpfiles.d/producerd.conf",
+}
+"""What a bundle for EMR holds in addition to the pex and the zip, by its name there."""
+DATE = 315_532_800
+"""The date of every file that is packed: 1980, the oldest of a zip."""
 GLIBC = 28
 """Oldest glibc 2 that a pex runs on, as PyArrow's wheels: Amazon Linux 2023, Debian 10, Ubuntu 18.10."""
 
@@ -72,7 +88,13 @@ def build(tree: Path = ROOT, pexes: Iterable[str] = (), *, sbom: bool = False) -
     for target in bill:
         if code := write_sbom_of_daemon(target, version):
             return code
-    for path in (wheel, demo, client, *of_pexes, *bill):
+    bundles = []
+    for pex, tag in of_pexes.items():
+        python, machine = tag.split("-")
+        if python == EMR_PYTHON:
+            bundles.append(dist / f"producerd-{version}-emr-{machine}.tar")
+            write_emr_bundle(bundles[-1], pex, client, tree)
+    for path in (wheel, demo, client, *of_pexes, *bundles, *bill):
         print(f"{path.stat().st_size / 1e6:7.2f} MB  {path}", flush=True)
     return 0
 
@@ -100,7 +122,7 @@ def write_wheel(dist: Path, tree: Path, side: Iterable[str], project: str = "") 
         if project:
             Path(folder, "pyproject.toml").write_text(project)
         wheel = [str(OWN.python), "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), folder]
-        env = dict(os.environ, SOURCE_DATE_EPOCH="315532800")  # 1980, as in the zip
+        env = dict(os.environ, SOURCE_DATE_EPOCH=str(DATE))
         return run(wheel, env, show="(ERROR.*)")
 
 
@@ -129,17 +151,28 @@ def write_client_zip(target: Path, tree: Path = ROOT) -> None:
 def write_pexes(wheel: Path, tags: Mapping[Path, str]) -> int:
     """Write a pex of each tag, of a wheel of ours and the packages of the daemon's lock, checked by hash."""
     with tempfile.TemporaryDirectory(dir=OWN.folder) as folder:  # pex keeps 1.6 GB there, and /tmp may be small
-        unpacked = Path(folder, "wheel")
-        zipfile.ZipFile(wheel).extractall(unpacked)  # it has no hash in the lock, and pip would ask for one
+        ours = Path(folder, "ours.txt")  # pip asks for a hash of our own wheel, too
+        ours.write_text(f"{wheel} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n")
         for target, tag in tags.items():
             print(f"  {target.name} ...", flush=True)
-            what = ["-r", str(DAEMON_LOCK), "-D", str(unpacked), "-m", "producerd", "-o", str(target)]
-            # As a venv a pex that is unpacked starts as soon as an installed daemon.
-            how = ["--venv", "--no-build", "--complete-platform", platform_of(tag)]
+            what = ["-r", str(DAEMON_LOCK), "-r", str(ours), "-m", "producerd", "-o", str(target)]
+            # As a venv a pex that is unpacked starts as soon as an installed daemon.  The tools make one that lasts.
+            how = ["--venv", "--include-tools", "--no-build", "--complete-platform", platform_of(tag)]
             env = dict(os.environ, PEX_ROOT=f"{folder}/pex", PIP_REQUIRE_HASHES="1")
             if code := run([str(OWN.python), "-m", "pex", *what, *how], env):
                 return code
     return 0
+
+
+def write_emr_bundle(target: Path, pex: Path, client: Path, tree: Path = ROOT) -> None:
+    """Write what deploy/emr/bootstrap.sh installs.  The same files give the same bytes."""
+    files = {pex.name: pex, client.name: client, **{name: tree / path for name, path in EMR_FILES.items()}}
+    with tarfile.open(target, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, path in files.items():
+            entry = tarfile.TarInfo(name)  # of root, mode 0644
+            entry.size, entry.mtime = path.stat().st_size, DATE
+            with path.open("rb") as content:
+                archive.addfile(entry, content)
 
 
 def write_sbom_of_daemon(target: Path, version: str) -> int:

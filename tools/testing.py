@@ -18,6 +18,7 @@ SPARK_TESTS = ["tests/spark_client", "tests/spark"]
 SYSTEM_PACKAGES = [
     *("systemd", "podman", "runc", "mmdebstrap", "containernetworking-plugins", "prometheus", "chromium"),
     *("qemu-user", "gcc", "libc6-dev"),  # to count instructions
+    "shellcheck",
     "libfaketime",  # for the fault scenario of the wall clock
 ]
 APT = shutil.which("apt-get")

@@ -1,49 +1,86 @@
 #!/usr/bin/env bash
-# Bootstrap action for EMR 7 (Amazon Linux 2023; x86-64 and Graviton): a producerd daemon on each node, for Spark on YARN.
+# Bootstrap action for EMR 7 (Amazon Linux 2023): the daemon as deploy/systemd has it, and its client for Spark on YARN.
 #
-#   bootstrap.sh s3://BUCKET/producerd-VERSION-py3-none-any.whl REGION [SETTING=VALUE ...]
+#   bootstrap.sh s3://BUCKET/producerd-VERSION-emr-MACHINE.tar SHA256 REGION [SETTING=VALUE ...]
+#   bootstrap.sh --uninstall
 #
-# The daemon runs on Python 3.11 in a folder of its own, as user producerd, with the instance profile's access to AWS.
-# Spark's own Python (3.9) gets the same wheel without the daemon's packages. Executors run as yarn, so the socket is open
-# to that group. The script creates it, because bootstrap actions run before EMR installs Hadoop.
+# Run the first form again for another bundle or other settings. It succeeds only if the daemon is ready. See docs/emr.md.
 set -euo pipefail
-wheel=${1:?the wheel, as s3://...} region=${2:?the region of the streams}
-shift 2
-as_root() { if [[ $(id -u) == 0 ]]; then "$@"; else sudo "$@"; fi; }
+umask 022
 
-as_root dnf install --quiet --assumeyes python3.11 python3.11-pip
-folder=$(mktemp -d)
-local_wheel=$folder/$(basename "$wheel")
-aws s3 cp --only-show-errors "$wheel" "$local_wheel"
-chmod 755 "$folder"
+home=/opt/producerd # where the units look: a link to the environment of one bundle, /opt/producerd-HASH
+settings=/etc/producerd/producerd.toml
+ready_seconds=120
+client=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/producerd.pth # of Spark's own Python
 
-as_root python3.11 -m venv /opt/producerd
-as_root /opt/producerd/bin/python -m pip install --quiet "producerd[daemon] @ file://$local_wheel"
-as_root python3 -m pip install --quiet "producerd[spark] @ file://$local_wheel"
+fail() {
+    echo "producerd: $1" >&2
+    exit 1
+}
 
-getent group yarn >/dev/null || as_root groupadd --system yarn
-getent passwd producerd >/dev/null || as_root useradd --system --no-create-home --shell /sbin/nologin --user-group producerd
-as_root usermod --append --groups yarn producerd
+unpack() { # the bundle $1 with the hash $2 to the environment $3
+    local old pex
+    for old in "$home"-*; do # the one in use stays after this run, too: jobs that run have its client
+        [[ $old -ef $home || $old == "$work" ]] || rm -rf "$old"
+    done
+    aws s3 cp --only-show-errors "$1" "$work/bundle.tar"
+    echo "$2  $work/bundle.tar" | sha256sum --check --quiet >&2 || fail "$1 is not the file with the SHA-256 $2"
+    tar --extract --no-same-owner --file "$work/bundle.tar" --directory "$work"
+    pex=$(find "$work" -name "producerd-*-cp311-$(uname -m).pex")
+    [[ -n $pex ]] || fail "$1 is for another machine than $(uname -m)"
+    command -v python3.11 >/dev/null || dnf install --quiet --assumeyes python3.11
+    PEX_TOOLS=1 PEX_ROOT=$work/root python3.11 "$pex" venv --compile "$3"
+    mv "$work"/producerd-client-*.zip "$3/client.zip"
+    mv "$work/etc" "$3/etc"
+}
 
-settings=""
-for setting in "region=$region" "socket_group=yarn" "$@"; do settings+=" --set=$setting"; done
-as_root tee /etc/systemd/system/producerd.service >/dev/null <<UNIT
-[Unit]
-Description=Kinesis producer for this node's Spark tasks
-Wants=network-online.target
-After=network-online.target
+configure() { # by the daemon's own code, which knows how to quote: with the commands in $1, the region and settings
+    local bin=$1 region=$2 listed=() setting
+    shift 2
+    for setting in "$@"; do
+        [[ $setting != streams.* ]] || listed=(--set=streams_allowed=listed)
+    done
+    (umask 077 && "$bin/producerd" config file --set="region=$region" "${listed[@]}" "${@/#/--set=}" >"$work/settings")
+    "$bin/producerd" check -c "$work/settings"
+}
 
-[Service]
-User=producerd
-RuntimeDirectory=producerd
-ExecStart=/opt/producerd/bin/producerd serve$settings
-Restart=always
-RestartSec=1
-RestartPreventExitStatus=78
-TimeoutStopSec=90
+install_bundle() {
+    local bundle=$1 sha256=$2 region=$3 environment=$home-${2:0:16}
+    shift 3
+    work=$(mktemp -d "$home-work.XXXXXX") # not in /tmp, which may be memory
+    trap 'rm -rf "$work"' EXIT
+    [[ $environment -ef $home ]] || unpack "$bundle" "$sha256" "$environment"
+    configure "$environment/bin" "$region" "$@"
 
-[Install]
-WantedBy=multi-user.target
-UNIT
-as_root systemctl daemon-reload
-as_root systemctl enable --now producerd
+    getent group yarn >/dev/null || groupadd --system yarn # EMR installs Hadoop later
+    cp --recursive "$environment/etc/." /etc
+    systemd-sysusers producerd.conf
+    systemd-tmpfiles --create producerd.conf
+    install -D --mode=400 --owner=producerd "$work/settings" "$settings"
+    ln --symbolic --force --no-target-directory "$environment" "$home"
+    mkdir -p "${client%/*}"
+    echo "$environment/client.zip" >"$client"
+
+    systemctl daemon-reload
+    systemctl reset-failed 'producerd.*'
+    systemctl enable --quiet producerd.socket producerd.service
+    if ! timeout "$ready_seconds" systemctl restart producerd.service; then # Type=notify: it returns when it is ready
+        journalctl --unit=producerd.service --no-pager --lines=30 >&2
+        fail "the daemon is not ready after $ready_seconds s, or ended: its log stands above"
+    fi
+    "$home/bin/producerd" --version
+}
+
+uninstall() {
+    systemctl disable --quiet --now producerd.socket producerd.service || true # there may be none
+    rm -rf "$home" "$home"-* /etc/producerd /run/producerd /etc/systemd/system/producerd.{service,socket}{,.d} "$client"
+    rm -f /etc/sysusers.d/producerd.conf /etc/tmpfiles.d/producerd.conf
+    systemctl daemon-reload
+    ! getent passwd producerd >/dev/null || userdel producerd
+}
+
+if [[ ${1-} != --uninstall && $# -lt 3 ]]; then
+    fail "wanted: s3://BUCKET/producerd-VERSION-emr-MACHINE.tar SHA256 REGION [SETTING=VALUE ...], or --uninstall"
+fi
+[[ $EUID == 0 ]] || exec sudo -- "$BASH" "$0" "$@" # EMR runs it as hadoop
+if [[ $1 == --uninstall ]]; then uninstall; else install_bundle "$@"; fi

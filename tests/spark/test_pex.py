@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon import ROOT, SERVICE_PYTHON, until
+from tests.daemon import until
 from tests.spark.drivers import driver
 from tests.spark.nodes import connect_server
 from tests.spark.processes import processes
@@ -27,27 +26,13 @@ OLDEST_MINOR = 11
 MOST_BYTES = 110_000_000
 GLUE_BOTO3 = "1.34.131"
 """Of AWS Glue 5.0.  No aiobotocore works with it and with this daemon."""
-BUILD = "import sys, pathlib, tools.packaging as its; sys.exit(its.build(pathlib.Path(sys.argv[1]), sys.argv[2:]))"
 ASK_IMPORT = "import boto3; print(boto3.__version__); import aiobotocore"
 
 
-def minor() -> int:
-    """The minor version of a Python of this machine on which a daemon runs: this one, or one on PATH."""
-    if OWN_MINOR >= OLDEST_MINOR:
-        return OWN_MINOR
-    for number in (13, 12, 11):
-        name = f"python3.{number}"
-        if shutil.which(name) and not subprocess.run([name, "-I", "-c", ""], capture_output=True).returncode:
-            return number
-    pytest.skip("no python3.11 to python3.13 on PATH")
-
-
 @pytest.fixture(scope="session")
-def pex(tree: Path) -> Path:
+def pex(dist_with_pex: Path) -> Path:
     """The one of `./dev build` for this machine."""
-    tag = f"cp3{minor()}-{platform.machine()}"
-    subprocess.run([SERVICE_PYTHON, "-c", BUILD, tree, tag], cwd=ROOT, check=True, timeout=300)
-    (made,) = (tree / "dist").glob(f"producerd-*-{tag}.pex")
+    (made,) = dist_with_pex.glob("producerd-*.pex")
     assert made.stat().st_size <= MOST_BYTES
     return made
 

@@ -26,13 +26,13 @@ from tests.spark.service import Kinesis
 DEPLOY: Final = ROOT / "deploy/systemd"
 NEEDED: Final = ("podman", "runc", "mmdebstrap", "nsenter")
 RELEASE, ITS_PYTHON = "bookworm", (3, 11)
-PACKAGES: Final = "systemd,systemd-sysv,dbus,python3-minimal,libpython3-stdlib"
+PACKAGES: Final = "systemd,systemd-sysv,dbus,sudo,python3-minimal,libpython3-stdlib"
 EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 SYSTEM_SECONDS: Final = 4 * PATIENCE_SECONDS
 COMMAND: Final = """\
 #!/usr/bin/python3 -I
 import sys
-sys.path[:0] = ["/opt/source", "/opt/packages"]
+sys.path[:0] = ["/mnt/source", "/mnt/packages"]
 from producerd.{module} import main
 sys.exit(main())
 """
@@ -125,7 +125,8 @@ class Machine:
         return self.run(shlex.join(["python3", "-c", READY]))
 
     def install(self) -> None:
-        """As docs/operations.md says it."""
+        """As docs/operations.md says it.  Its environment is what is mounted at /mnt/commands."""
+        self.run("ln --symbolic --force --no-target-directory /mnt/commands /opt/producerd")
         for name in ("producerd.service", "producerd.socket"):
             shutil.copy(DEPLOY / name, self.root / "etc/systemd/system" / name)
         for kind in ("sysusers.d", "tmpfiles.d"):
@@ -172,6 +173,13 @@ class Machine:
             finally:
                 process.kill()
 
+    def assert_nothing_is_left(self) -> None:
+        left = self.run("find /etc /opt /run /usr /var /tmp /home /root -xdev -name *producerd*", codes=(0, 1)).split()
+        left = [path for path in left if not path.startswith(("/var/log/journal", "/run/log/journal"))]
+        assert left == [], left
+        assert self.run("grep -r --exclude=*- producerd /etc", codes=(0, 1)) == ""
+        assert self.run("systemctl list-units --all --no-legend --plain producerd*") == ""
+
 
 class NotMade(Exception):
     """Debian's packages did not come."""
@@ -190,7 +198,7 @@ def machine() -> Iterator[Machine]:
         for path in (folder, commands.parent, commands, *commands.iterdir()):
             path.chmod(0o755)
         packages = Path(pyarrow.__file__).parents[1]
-        mounts = {ROOT: "/opt/source", packages: "/opt/packages", commands.parent: "/opt/producerd"}
+        mounts = {ROOT: "/mnt/source", packages: "/mnt/packages", commands.parent: "/mnt/commands"}
         shown = " ".join(f"-v {path}:{place}:ro" for path, place in mounts.items())
         bootstrap(folder / "rootfs", PACKAGES)
         run = f"{podman} run -d --name machine {PRIVILEGES} {shown} --rootfs {folder}/rootfs /sbin/init"

@@ -51,8 +51,12 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
 
 
 @needs_systemd
-def test_the_service_is_exposed_to_little() -> None:
-    told = analyze("security", "--offline=true", f"--threshold={MOST_EXPOSURE}", UNITS / "producerd.service")
+@pytest.mark.parametrize("drop_ins", [None, ROOT / "deploy/emr"])
+def test_the_service_is_exposed_to_little(drop_ins: Path | None, tmp_path: Path) -> None:
+    shutil.copy(UNITS / "producerd.service", tmp_path)
+    if drop_ins:
+        shutil.copytree(drop_ins / "producerd.service.d", tmp_path / "producerd.service.d")
+    told = analyze("security", "--offline=true", f"--threshold={MOST_EXPOSURE}", tmp_path / "producerd.service")
     assert "Overall exposure level for producerd.service" in told
 
 
