@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from producerd import __version__
+from producerd.config import load
 from tests.generated import COPIES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,3 +41,11 @@ def test_the_charts_copies_are_what_they_are_copies_of(source: Path) -> None:
 def test_the_chart_has_the_version_of_what_it_installs() -> None:
     chart = yaml.safe_load((ROOT / "deploy/kubernetes/chart/Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+
+
+def test_the_settings_on_the_page_for_emr_hold() -> None:
+    example = (ROOT / "docs/emr.md").read_text().partition("```json\n")[2].partition("```")[0]
+    (action,) = json.loads(example)
+    _, _, region, *settings = action["Args"]
+    config = load(sets=[f"region={region}", *settings], environ={})
+    assert set(config.streams) == {"flights", "orders.v2"}

@@ -30,7 +30,7 @@ venv, compiled, folder = sys.argv[1:]
 os.mkdir(folder)
 os.symlink("/mnt/commands/bin", f"{folder}/bin")
 """
-"""A pex of this tree that has no packages: the machine has them mounted."""
+"""Stands for a pex: its environment is what the machine mounts."""
 
 
 class EmrNode:
