@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[1]
+SHARED = {"one Spark": "spark", "one machine": "booted|emr"}
 BUILD = "import sys, pathlib, tools.packaging as its; sys.exit(its.build(pathlib.Path(sys.argv[1]), sys.argv[2:]))"
 
 
@@ -70,10 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Send all modules that use the fixture `spark` to one process, because each process would start its own Spark.
-
-    So it is with the machine of tests/system.
-    """
+    """Send all modules that share something which takes long to start to one process."""
     from xdist.scheduler import LoadFileScheduling
 
     scheduler = LoadFileScheduling(config, log)
@@ -84,9 +82,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @cache
 def _shared(path: str) -> str | None:
-    """The fixture that a module shares with others."""
-    used = re.search(r"^    (spark|booted): |[(, ](spark|booted): ", (ROOT / path).read_text(), re.MULTILINE)
-    return used and (used[1] or used[2])
+    """What a module shares with others, by its fixtures."""
+    text = (ROOT / path).read_text()
+    return next(
+        (name for name, its in SHARED.items() if re.search(rf"(^    |[(, ])({its}): ", text, re.MULTILINE)), None
+    )
 
 
 @pytest.fixture(scope="session")
