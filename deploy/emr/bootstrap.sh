@@ -60,6 +60,7 @@ install_bundle() {
     ln --symbolic --force --no-target-directory "$environment" "$home"
     mkdir -p "${client%/*}"
     echo "$environment/client.zip" >"$client"
+    python3 -c "import spark_client"
 
     systemctl daemon-reload
     systemctl reset-failed 'producerd.*'

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Final
 
@@ -75,7 +76,8 @@ class EmrNode:
         """Upload a bundle with the real units and a stand-in for the pex.  Each name gives another hash."""
         pex, client = folder / f"producerd-0.0-cp311-{machine}.pex", folder / "producerd-client-0.0.zip"
         pex.write_text(f"{PEX}# {name}\n")
-        client.touch()
+        with zipfile.ZipFile(client, "w") as archive:
+            archive.writestr("spark_client.py", "")
         bundle = folder / f"producerd-{name}.tar"
         write_emr_bundle(bundle, pex, client)
         return self.upload(bundle)

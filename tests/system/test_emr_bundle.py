@@ -41,5 +41,5 @@ def test_a_bundle_of_the_build_makes_a_node_on_which_executors_can_send(
     assert kinesis.data("flights") == [b"from yarn"]
     emr.machine.run(shlex.join(["runuser", "-u", "nobody", "--", "python3", "-c", SEND]), codes=(1,))
     assert "flights" in emr.machine.run("/opt/producerd/bin/producerctl status")
-    compiled = "opt/producerd-*/lib/python3.11/site-packages/producerd/__pycache__/cli.*.pyc"
+    compiled = "opt/producerd-*/lib/python3.11/site-packages/producerd/runtime/__pycache__/app.*.pyc"
     assert list(emr.machine.root.glob(compiled)), "the unit may not write there, and would compile at each start"
