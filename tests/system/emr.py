@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.daemon import ROOT
-from tests.system.machine import Machine
+from tests.system.machine import SYSTEM_SECONDS, Machine
 from tools.packaging import write_emr_bundle
 
 BUCKET: Final = "bucket"
@@ -85,8 +85,8 @@ class EmrNode:
     def bootstrap(self, arguments: str, *settings: str, code: int = 0) -> str:
         """Run the script as EMR does, and return what stands in the node's log of it."""
         command = shlex.join(["/srv/bootstrap.sh", *arguments.split(), *settings])
-        as_hadoop = f"cd; exec 2>&1; {command}"
-        return self.machine.run(shlex.join(["runuser", "-u", "hadoop", "--", "bash", "-c", as_hadoop]), codes=(code,))
+        as_hadoop = ["runuser", "-u", "hadoop", "--", "bash", "-c", f"cd; exec 2>&1; {command}"]
+        return self.machine.run(shlex.join(as_hadoop), codes=(code,), seconds=3 * SYSTEM_SECONDS)
 
 
 def _write(path: Path, text: str, mode: int) -> None:

@@ -79,13 +79,13 @@ class Machine:
         self.socket = self.root / "run/producerd/producerd.sock"
         self.admin_socket = self.root / "run/producerd/producerd.admin.sock"
 
-    def run(self, command: str, *, codes: tuple[int, ...] = (0,)) -> str:
+    def run(self, command: str, *, codes: tuple[int, ...] = (0,), seconds: float = SYSTEM_SECONDS) -> str:
         """What a command says, in it."""
         done = subprocess.run(
             ["nsenter", f"--target={self._pid}", "--all", *shlex.split(command)],
             capture_output=True,
             text=True,
-            timeout=SYSTEM_SECONDS,
+            timeout=seconds,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
         )
         assert done.returncode in codes, f"{command}: {done.returncode}\n{done.stderr}\n{self.log()}"
