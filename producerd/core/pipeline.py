@@ -357,10 +357,12 @@ class Pipeline:
         self.stats.shard_map_refreshes["ok"] += 1
         self.sender.set_shard_map(shard_map, now, now if asked_at is None else asked_at)
 
-    def shard_map_failed(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
-        """Note that ListShards failed.  ``wrong_endpoint``: as for `RequestFailed`."""
+    def shard_map_failed(
+        self, code: str, message: str, now: float, *, wrong_endpoint: bool = False, request_id: str = ""
+    ) -> None:
+        """Note that ListShards failed.  ``wrong_endpoint`` and ``request_id``: as for `RequestFailed`."""
         self.stats.shard_map_refreshes["failed"] += 1
-        self.sender.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint)
+        self.sender.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint, request_id=request_id)
 
     def set_cannot_aggregate(self, reason: str) -> None:
         """Set the reason why the stream's rows must not be aggregated, or "" if they may be."""

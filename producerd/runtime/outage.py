@@ -9,6 +9,11 @@ from producerd.runtime.logs import get_logger
 log = get_logger("producerd")
 
 
+def request_values(request_id: str) -> dict[str, str]:
+    """Return the value of a log line that names a request as AWS's support knows it, if the service named one."""
+    return {"request_id": request_id} if request_id else {}
+
+
 class Outage:
     """The failures of one thing that the daemon tries again and again.
 
@@ -22,14 +27,14 @@ class Outage:
         self._began: float | None = None
         self._times = 0
 
-    def failed(self, code: str, message: str) -> None:
+    def failed(self, code: str, message: str, request_id: str = "") -> None:
         """Log a failed try: the first one at WARNING, and its repeats at DEBUG."""
         began = self._began is None
         if began:
             self._began = asyncio.get_running_loop().time()
         self._times += 1
         level = log.warning if began else log.debug
-        level(self._begins, **self._labels, code=code, message=message)
+        level(self._begins, **self._labels, code=code, message=message, **request_values(request_id))
 
     def ended(self) -> None:
         """Log that the thing works again, if it had failed before."""

@@ -83,12 +83,13 @@ class ShardWatch:
         pages = await self._kinesis.list_shards(stream.address)
         now = _now()
         if isinstance(pages, RequestFailed):
-            self._not_read(pages.code, pages.message, now, wrong_endpoint=pages.wrong_endpoint)
+            self._not_read(pages, now)
             return
         try:
             shard_map = map_from_listing(pages)
         except ValueError as error:
-            self._not_read("InternalFailure", f"an answer that is not a map of shards: {error}", now)
+            message = f"an answer that is not a map of shards: {error}"
+            self._not_read(RequestFailed("InternalFailure", message, maybe_stored=False), now)
             return
         self._listing.ended()
         if shard_map != self._last_map:
@@ -98,10 +99,13 @@ class ShardWatch:
         self._missing, self._last_map = False, shard_map
         stream.learn_shards(shard_map, now, asked_at)
 
-    def _not_read(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
-        self._listing.failed(code, message)
+    def _not_read(self, failed: RequestFailed, now: float) -> None:
+        code, request_id = failed.code, failed.request_id
+        self._listing.failed(code, failed.message, request_id)
         self._missing |= meaning_of(code).code == Code.STREAM_NOT_FOUND  # the next of that name is a different stream
-        self._stream.shards_not_read(code, message, now, wrong_endpoint=wrong_endpoint)
+        self._stream.shards_not_read(
+            code, failed.message, now, wrong_endpoint=failed.wrong_endpoint, request_id=request_id
+        )
 
     # ---- the summary
 
@@ -111,7 +115,7 @@ class ShardWatch:
             summary = await self._kinesis.describe_stream_summary(self._stream.address)
             self._summary_tried.set()
             if isinstance(summary, RequestFailed):
-                self._describing.failed(summary.code, summary.message)
+                self._describing.failed(summary.code, summary.message, summary.request_id)
                 if summary.code not in UNANSWERED:
                     self._stream.service_answered(_now())
                 await asyncio.sleep(self._summaries.failed())

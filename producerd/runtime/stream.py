@@ -26,6 +26,7 @@ from producerd.core.shards.shard_map import ShardMap
 from producerd.errors import Code
 from producerd.runtime.kinesis import address_of
 from producerd.runtime.logs import get_logger
+from producerd.runtime.outage import request_values
 from producerd.wire import frames
 from producerd.wire.columns import Body, Layout
 
@@ -228,9 +229,11 @@ class Stream:
         self.pipeline.set_shard_map(shard_map, now, asked_at)
         self._touched(self)
 
-    def shards_not_read(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
+    def shards_not_read(
+        self, code: str, message: str, now: float, *, wrong_endpoint: bool = False, request_id: str = ""
+    ) -> None:
         """Note that a reading of the shards failed."""
-        self.pipeline.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint)
+        self.pipeline.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint, request_id=request_id)
         self._touched(self)
 
     def service_answered(self, now: float) -> None:
@@ -464,12 +467,19 @@ class Stream:
         if health.state is self._told_health:
             return
         self._told_health = health.state
+        request = request_values(health.request_id)
         if health.state is HealthState.BROKEN and health.code == Code.UNREACHABLE:
             log.error("stream cannot be reached", stream=self.name, message=health.message)
         elif health.state is HealthState.BROKEN:
-            log.error("stream is refused by the service", stream=self.name, code=health.code, message=health.message)
+            log.error(
+                "stream is refused by the service",
+                stream=self.name,
+                code=health.code,
+                message=health.message,
+                **request,
+            )
         elif health.state is HealthState.SUSPECT:
-            log.warning("stream looks refused", stream=self.name, code=health.code, message=health.message)
+            log.warning("stream looks refused", stream=self.name, code=health.code, message=health.message, **request)
         elif health.state is HealthState.WORKING:
             log.info("stream works", stream=self.name)
 
@@ -498,6 +508,7 @@ class Stream:
                 stream=self.name,
                 code=refusal.code,
                 message=refusal.message,
+                **request_values(refusal.request_id),
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from producerd.ctl.daemon import AdminClient
 from producerd.errors import BackpressureTimeout, Code, Outcome
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
@@ -46,6 +48,19 @@ def test_a_stream_that_does_not_exist_is_told_quickly(
         refused = client.read()
         assert isinstance(refused, (frames.Refused, frames.Grant))  # a GRANT is the probe
         until(lambda: "stream is refused by the service" in running.log)  # a thread of its own writes the log
+
+
+def test_an_error_of_kinesis_is_logged_and_shown_with_its_request_id(kinesis: FakeKinesis, server: FakeServer) -> None:
+    """AWS's support asks for it.  Callers get the message without it: many records have one message."""
+    with daemon(server.url) as running, session(running, "flihgts") as client:
+        client.put(one())
+        (told,) = client.acks()[0].codes
+        (stream,) = AdminClient(str(running.socket.with_suffix(".admin.sock"))).get("/status")["streams"]
+        shown = re.search(r"^STREAM_NOT_FOUND: .* \(request id ([0-9a-f-]{36})\)$", stream["last_error"])
+        assert shown is not None, stream["last_error"]
+        assert shown[1] not in told.message
+        line = re.compile("stream is refused by the service .* request_id=[0-9a-f-]{36}\n")
+        until(lambda: line.search(running.log))
 
 
 def test_no_credentials_are_told_in_botocores_words(kinesis: FakeKinesis, server: FakeServer) -> None:

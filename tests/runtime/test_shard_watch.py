@@ -33,7 +33,7 @@ from producerd.wire import columns
 from tests.daemon import rows
 from tests.runtime.odd_answers import mutated
 
-DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False)
+DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False, request_id="d3f1")
 THROTTLED = RequestFailed("LimitExceededException", "slower", maybe_stored=False)
 MISSING = RequestFailed("ResourceNotFoundException", "no such stream", maybe_stored=False)
 BY_KEY = StreamSummary("arn", 10_485_760, mode="PROVISIONED")
@@ -310,13 +310,13 @@ def test_a_listing_that_is_denied_is_told_when_it_begins_and_when_it_ends() -> N
         kinesis.listing, kinesis.summary = lambda: None, BY_KEY
         await asyncio.sleep(3_600)
 
-    told = [(line["log_level"], line["event"]) for line in watch(kinesis, story)]
+    told = [(line["log_level"], line["event"], line.get("request_id", "")) for line in watch(kinesis, story)]
     assert sorted(told) == [
-        ("info", "DescribeStreamSummary works again"),
-        ("info", "ListShards works again"),
-        ("info", "shards read"),
-        ("warning", "DescribeStreamSummary failed"),
-        ("warning", "ListShards failed"),
+        ("info", "DescribeStreamSummary works again", ""),
+        ("info", "ListShards works again", ""),
+        ("info", "shards read", ""),
+        ("warning", "DescribeStreamSummary failed", DENIED.request_id),
+        ("warning", "ListShards failed", DENIED.request_id),
     ]
 
 

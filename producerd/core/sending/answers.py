@@ -47,7 +47,7 @@ class RequestFailed:
 
     ``maybe_stored``: Kinesis may have stored some of the entries.  ``wrong_endpoint``: the endpoint's name does not
     exist or its certificate is not trusted, and this endpoint has never answered this daemon.  ``status``: the HTTP
-    status of the answer that says so, or 0.
+    status of the answer that says so, or 0.  ``request_id``: the service's id of the request, for AWS's support, or "".
     """
 
     code: str
@@ -56,6 +56,15 @@ class RequestFailed:
     timed_out: bool = False
     wrong_endpoint: bool = False
     status: int = 0
+    request_id: str = ""
+
+    def __str__(self) -> str:
+        return error_text(self.code, self.message, self.request_id)
+
+
+def error_text(code: str, message: str, request_id: str = "") -> str:
+    """Return an error in one line for people, with the service's id of the request if it is known."""
+    return f"{code}: {message} (request id {request_id})" if request_id else f"{code}: {message}"
 
 
 NOT_KINESIS: Final = "NotKinesis"

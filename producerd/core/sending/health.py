@@ -45,6 +45,7 @@ class StreamHealth:
         self.state = HealthState.UNPROVEN
         self.code = ""
         self.message = ""
+        self.request_id = ""  # apart from the message, which is one for all rows that fail
         self._suspect_since = 0.0
         self._next_probe = 0.0
         self._wrong_since: float | None = None  # when the first of the attempts in a row found the endpoint wrong
@@ -72,7 +73,7 @@ class StreamHealth:
 
     def stored(self) -> None:
         """Note that an entry was stored."""
-        self.state, self.code, self.message = HealthState.WORKING, "", ""
+        self.state, self.code, self.message, self.request_id = HealthState.WORKING, "", "", ""
         self._wrong_since = None
 
     def tried(self, failed: RequestFailed | None, now: float) -> None:
@@ -97,7 +98,7 @@ class StreamHealth:
         """Break the stream if the wait for the first contact has ended.  Returns whether it has just ended."""
         if now < self.gives_up_at:
             return False
-        self.state, self.code = HealthState.BROKEN, Code.UNREACHABLE
+        self.state, self.code, self.request_id = HealthState.BROKEN, Code.UNREACHABLE, ""
         self.message = (
             f"{self._wrong_as}; every attempt in first_contact_timeout_seconds = {self.first_contact_seconds:g} found "
             f"it so, and the daemon has never had an answer from there: {WHERE_TO_LOOK}"
@@ -105,9 +106,9 @@ class StreamHealth:
         self._schedule_probe(now)
         return True
 
-    def looks_permanent(self, code: str, message: str, now: float) -> None:
+    def looks_permanent(self, code: str, message: str, now: float, request_id: str = "") -> None:
         """Note that an answer, or an entry's result, says that no row can be stored until an operator acts."""
-        self.code, self.message = code, message
+        self.code, self.message, self.request_id = code, message, request_id
         if self.state is HealthState.WORKING:
             self.state, self._suspect_since = HealthState.SUSPECT, now
         elif self.state is HealthState.UNPROVEN or (

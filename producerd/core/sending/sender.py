@@ -32,7 +32,7 @@ from producerd.core.rows.frame import RowEnd
 from producerd.core.rows.job import AWAITING_MAP, IN_REQUEST, QUEUED
 from producerd.core.rows.spans import RAW_FROM_STRAYS, Span
 from producerd.core.rules import PipelineRules
-from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed
+from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed, error_text
 from producerd.core.sending.backoff import RetryPolicy
 from producerd.core.sending.format_choice import FormatChoice
 from producerd.core.sending.health import HealthState, StreamHealth
@@ -280,7 +280,9 @@ class Sender:
         if self._awaiting or any(lane.map_until is not None for lane in self.lanes):
             self.known.want()
 
-    def shard_map_failed(self, code: str, message: str, now: float, *, wrong_endpoint: bool = False) -> None:
+    def shard_map_failed(
+        self, code: str, message: str, now: float, *, wrong_endpoint: bool = False, request_id: str = ""
+    ) -> None:
         """Note that ListShards failed.  If the stream does not exist or the credentials fail, the stream itself fails.
 
         If no row waits and no map was known, the stream's health stays as it is, and the next row has the list read
@@ -291,7 +293,7 @@ class Sender:
         unreadable = self.known.map is None and meaning.code == Code.CREDENTIALS and meaning.kind is Kind.PERMANENT
         concerns_stream = meaning.code == Code.STREAM_NOT_FOUND or unreadable
         if concerns_stream and (self.ledger.frames or self.known.map is not None):
-            self._looks_permanent(meaning.code, message, now)
+            self._looks_permanent(meaning.code, message, now, request_id)
         was_doubted = self.known.doubted
         wait_seconds = self.rules.shard_map_wait_seconds
         self.known.not_read(code, message, now, wait_seconds, concerns_stream=concerns_stream)
@@ -519,7 +521,7 @@ class Sender:
     def _failed(self, request: Request, failed: RequestFailed, now: float) -> None:
         meaning = meaning_of(failed.code)
         self.stats.put_requests["failed"] += 1
-        self.stats.failed(f"{failed.code}: {failed.message}")
+        self.stats.failed(str(failed))
         if failed.maybe_stored:
             self.ledger.mark_maybe_stored(request.spans, _maybe_cause(failed))
         if request.encoded is not None and self.format.is_refused(request.encoded.content_type, failed):
@@ -529,10 +531,10 @@ class Sender:
             return
         self.stats.record_errors[meaning.code] += request.records
         if meaning.kind is Kind.INVALID:
-            self._halve(request, meaning.code, failed.message, now, maybe_stored=failed.maybe_stored)
+            self._halve(request, meaning.code, failed, now)
             return
         if meaning.kind is Kind.PERMANENT:
-            self._looks_permanent(meaning.code, failed.message, now)
+            self._looks_permanent(meaning.code, failed.message, now, failed.request_id)
         else:
             self.in_flight.failed(request, failed, now)
         if meaning.kind is Kind.THROTTLED and self.rules.fail_if_throttled:
@@ -560,9 +562,10 @@ class Sender:
                 again.append(Piece(lane, span._replace(wrong_counts=span.wrong_counts + 1)))
         return again
 
-    def _halve(self, request: Request, code: str, message: str, now: float, *, maybe_stored: bool) -> None:
+    def _halve(self, request: Request, code: str, failed: RequestFailed, now: float) -> None:
         """Halve a request that Kinesis refuses for some entry.  A request of one row ends the row."""
-        if not maybe_stored:
+        message = failed.message
+        if not failed.maybe_stored:
             self._give_back(request)
         ends = request.encoded.ends if request.encoded is not None else None
         if request.records == 1:
@@ -574,7 +577,7 @@ class Sender:
             previous, times = self._refused_alone
             self._refused_alone = (message, times + 1 if previous == message else 1)
             if self._refused_alone[1] >= INVALID_TO_DOUBT_STREAM and code != Code.INTERNAL:
-                self._looks_permanent(code, message, now)
+                self._looks_permanent(code, message, now, failed.request_id)
             return
         whole_entries = ends is not None and len(ends) > 1
         middle = int(ends[len(ends) // 2 - 1]) if ends is not None and whole_entries else 0
@@ -609,11 +612,11 @@ class Sender:
             lane.put_aside()
         self._left_request(pieces)
 
-    def _looks_permanent(self, code: str, message: str, now: float) -> None:
-        self.stats.failed(f"{code}: {message}")
+    def _looks_permanent(self, code: str, message: str, now: float, request_id: str = "") -> None:
+        self.stats.failed(error_text(code, message, request_id))
         if code == Code.STREAM_NOT_FOUND and self.known.map is not None:
             self.known.forget()
-        self.health.looks_permanent(code, message, now)
+        self.health.looks_permanent(code, message, now, request_id)
         if self.health.state is HealthState.BROKEN:
             self.in_flight.stop_holding()  # from now on probes set the pace
             self.ledger.withdraw_all(self.health.end)

@@ -124,7 +124,7 @@ class RenewedCredentials:
         except Exception as error:  # files, processes, metadata services and STS raise anything
             self._error, self._doubted = _reportable(error), True
             failed = failure_of(self._error, body_written=False)
-            self._outage.failed(failed.code, failed.message)
+            self._outage.failed(failed.code, failed.message, failed.request_id)
         else:
             self._source, self._frozen, self._error, self._doubted = source, frozen, None, False
             self._outage.ended()

@@ -28,7 +28,7 @@ NoCredentials = boto_errors.NoCredentialsError
 EXPECTED: Final = (boto_errors.ClientError, boto_errors.BotoCoreError, AiohttpError, OSError)
 """Exceptions of a failure between the daemon and a service that speaks as AWS does."""
 MAX_CODE: Final = 128
-"""Most characters of a code that are logged and sent to callers."""
+"""Most characters of a code, and of a request's id, that are logged and sent to callers."""
 MAX_MESSAGE: Final = 1_000
 """Most characters of a message that are logged and sent to callers."""
 _CREDENTIALS: Final = (
@@ -75,9 +75,10 @@ def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
         # If the body names no code, botocore puts the bare status in its place.
         code = _line(described.get("Code") or "")[:MAX_CODE] or "InternalFailure"
         status = int(about.get("HTTPStatusCode", 0))
-        is_refusal = bool(about.get("RequestId")) and refuses(status, code)
+        request_id = _line(about.get("RequestId") or "")[:MAX_CODE]
+        is_refusal = bool(request_id) and refuses(status, code)
         message = _line(described.get("Message") or "") or message
-        return RequestFailed(code, message, body_written and not is_refusal, status=status)
+        return RequestFailed(code, message, body_written and not is_refusal, status=status, request_id=request_id)
     if isinstance(error, _CREDENTIALS):
         return RequestFailed(Code.CREDENTIALS, message, body_written)
     if isinstance(error, boto_errors.EndpointConnectionError | boto_errors.ProxyConnectionError):

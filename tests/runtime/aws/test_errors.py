@@ -83,8 +83,9 @@ def test_what_an_exception_means(error: Exception, code: str, maybe_stored: bool
 
 
 def test_the_words_of_a_service_are_one_line_and_not_endless() -> None:
-    failed = failure_of(client_error("x" * 10_000, 400, "two\nlines " * 10_000), body_written=True)
-    assert (len(failed.code), len(failed.message)) == (128, 1_000)
+    failed = failure_of(client_error("x" * 10_000, 400, "two\nlines " * 10_000, "id\n" * 10_000), body_written=True)
+    assert (len(failed.code), len(failed.message), len(failed.request_id)) == (128, 1_000, 128)
+    assert failed.request_id.startswith("id id ")
     assert failed.message.startswith("two lines two lines")
 
 
