@@ -46,7 +46,7 @@ RECORD_SLACK_BYTES: Final = 4096
 The check of a body's rows names a record that is a little too large, or whose key is, more exactly than the gate.
 """
 
-WAIT_SECONDS_BOUNDS: Final = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
+WAIT_SECONDS_BOUNDS: Final = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class Caller(Protocol):

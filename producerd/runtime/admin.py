@@ -86,7 +86,9 @@ async def serve(
     """
 
     async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(body=await render_metrics(), headers={"Content-Type": CONTENT_TYPE})
+        response = web.Response(body=await render_metrics(), headers={"Content-Type": CONTENT_TYPE})
+        response.enable_compression()  # if the request allows it; a thread compresses what is not tiny
+        return response
 
     async def page(request: web.Request) -> web.Response:
         if not (_is_own_name(request.host) or _name_in(request.host) == await asyncio.to_thread(socket.getfqdn)):

@@ -109,7 +109,7 @@ class Daemon:
         self.commands = Commands(self, self._streams)
         self._session_numbers = 0
         self._all_gone = asyncio.Event()
-        self._metrics = metrics.Metrics(config, memory_limit().bytes)
+        self._metrics = metrics.Metrics(config, memory_limit().bytes, clients)
         self._rendering = asyncio.Lock()
         self._rendered = -inf, b""  # when the rendering began, and its text
         self._drained = Drained()

@@ -51,6 +51,8 @@ def without_secrets(text: str) -> str:
     return _LOGIN.sub("...@", _KEY_QUOTED.sub("Value '...' at 'records.", text))
 
 
+LOST_BECAUSE: Final = ("full", "failed")
+"""Reasons for which lines are not written: too many wait, or the write fails because nobody reads or a disk is full."""
 FIELDS: Final = ("stream", "code")
 """Values that are fields of the journal's entries, too."""
 
@@ -69,6 +71,8 @@ class LogLines(logging.Handler):
     ``clock`` returns seconds; it decides when repeats are reported.  ``file`` is the path of the file that the
     descriptor writes to, if it may have no more than `MAX_FILE_BYTES`: then the lines go on in a new one, and the one
     before is kept as FILE.1.
+
+    ``lost`` counts the lines that were not written, by `LOST_BECAUSE`.
     """
 
     def __init__(
@@ -90,7 +94,8 @@ class LogLines(logging.Handler):
         self._held_bytes = 0  # including the line that is being written
         self._overflows = False
         self._fails = False  # the last line could not be written: no reader is left, or the disk is full
-        self._dropped = 0
+        self.lost = dict.fromkeys(LOST_BECAUSE, 0)
+        self._dropped = 0  # those that no line has reported yet
         self._ends = False
         self._thread = threading.Thread(target=self._run, name="producerd-log", daemon=True)
         self._thread.start()
@@ -141,11 +146,15 @@ class LogLines(logging.Handler):
         with self._changed:
             if self._overflows or self._held_bytes + len(data) > MAX_HELD_BYTES:
                 self._overflows = True
-                self._dropped += 1
+                self._lose("full")
             else:
                 self._lines.append(Line(data, record.levelno, _fields_of(record)))
                 self._held_bytes += len(data)
                 self._changed.notify()
+
+    def _lose(self, because: str) -> None:
+        self.lost[because] += 1
+        self._dropped += 1
 
     # ---- for the thread that writes
 
@@ -156,7 +165,8 @@ class LogLines(logging.Handler):
             with self._changed:
                 self._held_bytes -= len(line.data)
                 self._fails = not written
-                self._dropped += self._fails
+                if self._fails:
+                    self._lose("failed")
 
     def _next(self) -> Line | None:
         """Wait for the next line and return it, or return None when the log ends."""

@@ -91,6 +91,11 @@ def level() -> Level:
     return cast("Level", logging.getLevelName(logging.getLogger().level).lower())
 
 
+def lost_lines() -> dict[str, int]:
+    """Return how many lines were not written, by `LOST_BECAUSE`."""
+    return dict(_switch.lines.lost) if _switch.lines is not None else {}
+
+
 def set_level(level: Level, seconds: float | None = None) -> None:
     """Log at ``level`` for ``seconds``, and then at the configured level again; with None, until the next change.
 
@@ -110,10 +115,10 @@ class _LevelSwitch:
     def __init__(self) -> None:
         self._configured: Level = "info"
         self._back: asyncio.TimerHandle | None = None  # set while a level holds for a limited time
-        self._lines: LogLines | None = None
+        self.lines: LogLines | None = None
 
     def begin(self, configured: Level, lines: LogLines) -> None:
-        self._configured, self._back, self._lines = configured, None, lines
+        self._configured, self._back, self.lines = configured, None, lines
         _apply(configured)
 
     def set(self, level: Level, seconds: float | None) -> None:
@@ -135,8 +140,8 @@ class _LevelSwitch:
     def _change(self, to: Level, **values: Any) -> None:
         before = level()
         _apply(to)
-        if self._lines is not None:
-            self._lines.note("log level changed", to=to, before=before, **values)
+        if self.lines is not None:
+            self.lines.note("log level changed", to=to, before=before, **values)
 
 
 _switch: Final = _LevelSwitch()

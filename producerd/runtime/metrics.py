@@ -5,8 +5,9 @@ without a break, and nothing else changes them.
 
 Labels are the stream and closed enumerations.  A stream of the configuration has every label set, at 0, from the start.
 Another stream has them from its first stored record; until then it shares the label `NEVER_STORED`, because clients may
-invent any number of names.  `NODE_FAMILIES` and `STREAM_FAMILIES` define all metrics, and
-docs/operations.md has a table generated from them.
+invent any number of names.  Its label, too, begins with no failure, even if records failed before (`_Births`).
+
+`NODE_FAMILIES` and `STREAM_FAMILIES` define all metrics, and docs/operations.md has a table generated from them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
 from math import inf
-from typing import Any, Final, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, cast, get_args
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -31,6 +32,8 @@ from producerd.core.holding import Cause
 from producerd.core.rows.job import MAYBE_CAUSES
 from producerd.core.stats import Histogram
 from producerd.errors import Code
+from producerd.runtime import logs
+from producerd.runtime.log_lines import LOST_BECAUSE
 from producerd.runtime.session import DISCONNECT_REASONS
 from producerd.runtime.stream import Stream
 
@@ -75,8 +78,8 @@ FLUSH_TRIGGERS: Final = ("size", "linger", "flush", "pressure", "drain")
 """Reasons for which a batch is closed."""
 PUT_RESULTS: Final = ("ok", "partial", "failed")
 """Results of a PutRecords."""
-MAP_RESULTS: Final = ("ok", "failed")
-"""Results of reading the list of shards."""
+RESULTS: Final = ("ok", "failed")
+"""Results of reading the list of shards, and of getting credentials."""
 REJECT_REASONS: Final = (Code.RECORD_TOO_LARGE, Code.RECORD_INVALID, Code.FRAME_REFUSED)
 """Codes with which a record is not accepted."""
 STATES: Final = ("starting", "serving", "draining", "stopped")
@@ -113,6 +116,19 @@ class NodeNumbers(NamedTuple):
     reload_succeeded: bool
     reloaded_at: float
     memory_limit_bytes: float
+    clock_offset_seconds: float
+    credential_refreshes: Mapping[str, float]
+    lost_log_lines: Mapping[str, float]
+
+
+class Services(Protocol):
+    """The services that the daemon calls, as metrics see them."""
+
+    @property
+    def clock_offset_seconds(self) -> float: ...
+
+    @property
+    def credential_refreshes(self) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +173,10 @@ class LoopLag:
 class Metrics:
     """The node's metrics, and the numbers that no other object counts."""
 
-    def __init__(self, config: Config, memory_limit_bytes: int | None = None) -> None:
+    def __init__(self, config: Config, memory_limit_bytes: int | None = None, services: Services | None = None) -> None:
         self.reload(config, memory_limit_bytes)
+        self._services = services
+        self._births = _Births()
         self.disconnects: Counter[str] = Counter()  # by `Session.ended_as`
         self.loop_lag = LoopLag()
 
@@ -189,15 +207,24 @@ class Metrics:
             reload_succeeded=self.reload_succeeded,
             reloaded_at=self._reloaded_at,
             memory_limit_bytes=self._memory_limit_bytes,
+            clock_offset_seconds=self._services.clock_offset_seconds if self._services else 0.0,
+            credential_refreshes=self._services.credential_refreshes if self._services else {},
+            lost_log_lines=logs.lost_lines(),
         )
         moment = Moment(now, time.time())
         shown = {stream.name: [stream] for stream in self._unopened}
         never_stored = []
         for stream in streams:
-            if stream.name in shown or stream.pipeline.stats.delivered_records:
+            if stream.name in shown:
+                shown[stream.name] = [stream]
+            elif not stream.pipeline.stats.delivered_records:
+                never_stored.append(stream)
+            elif (newborn := self._births.of(stream)) is None:
                 shown[stream.name] = [stream]
             else:
-                never_stored.append(stream)
+                shown[stream.name] = [newborn]
+                never_stored.append(stream)  # for the last time, so that the sums hold
+        self._births.forget_except(shown)
         if never_stored:
             shown[NEVER_STORED] = never_stored
         of_node: Scrape = [(family, [({}, _frozen(read(node)))]) for family, read in NODE_FAMILIES.items()]
@@ -212,6 +239,28 @@ class Metrics:
             for family, read_of in STREAM_FAMILIES.items()
         ]
         return [*of_node, *of_streams]
+
+
+class _Births:
+    """The labels of streams that are not in the settings.
+
+    Prometheus's `increase()` does not count what the first sample of a counter shows.  So the first scrape of a stream
+    that already has failed records shows a stand-in without any.
+    """
+
+    def __init__(self) -> None:
+        self._born: set[str] = set()
+
+    def of(self, stream: Stream) -> Stream | None:
+        """Return the stand-in if this is the first scrape of a stream with failed records, or None."""
+        is_first = stream.name not in self._born
+        self._born.add(stream.name)
+        has_failed = is_first and stream.pipeline.stats.failed_records.total()
+        return Stream(stream.name, stream.settings, 1, 1) if has_failed else None
+
+    def forget_except(self, shown: Container[str]) -> None:
+        """Forget the labels that are not shown any more."""
+        self._born = {name for name in self._born if name in shown}
 
 
 def text(snapshot: Scrape) -> bytes:
@@ -314,6 +363,25 @@ NODE_FAMILIES: Final[dict[Family, Callable[[NodeNumbers], Value]]] = {
         "reason",
         DISCONNECT_REASONS,
     ): lambda node: node.disconnects,
+    Family(
+        "clock_offset_seconds",
+        "gauge",
+        "Seconds that the daemon adds to this machine's clock to sign requests; 0 unless a service refused its time.",
+    ): lambda node: node.clock_offset_seconds,
+    Family(
+        "credential_refreshes_total",
+        "counter",
+        "Times that the daemon got credentials, or failed to.",
+        "result",
+        RESULTS,
+    ): (lambda node: node.credential_refreshes),
+    Family(
+        "log_lines_lost_total",
+        "counter",
+        "Lines of the log that were not written. full: too many waited; failed: no reader, or the disk is full.",
+        "reason",
+        LOST_BECAUSE,
+    ): lambda node: node.lost_log_lines,
 }
 
 STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
@@ -458,7 +526,7 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "Share of its 1 MiB/s or 1,000 records/s that the busiest shard recently stored.",
         together=max,
     ): lambda s, at: s.pipeline.lanes.most_used(at.now),
-    Family("shard_map_refreshes_total", "counter", "Reads of the list of shards.", "result", MAP_RESULTS): (
+    Family("shard_map_refreshes_total", "counter", "Reads of the list of shards.", "result", RESULTS): (
         lambda s, _: s.pipeline.stats.shard_map_refreshes
     ),
     Family(

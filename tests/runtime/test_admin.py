@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import platform
 import socket
+import time
 from contextlib import suppress
 
 import aiohttp
@@ -40,6 +42,32 @@ async def test_ready_follows_the_daemon_and_metrics_are_what_is_rendered() -> No
             assert await answer.json() == {"version": __version__, "python": platform.python_version()}
         async with client.post("/-/ready") as answer:
             assert answer.status == 405
+
+
+async def test_metrics_are_compressed_for_whoever_accepts_it() -> None:
+    """By a thread: the loop is never late while it is done."""
+    text = b"".join(b'a_metric{number="%d"} %d\n' % (number, number * number) for number in range(400_000))
+
+    async def many() -> bytes:
+        return text
+
+    async with (
+        admin.serve(("127.0.0.1", 0), render_metrics=many, render_page=str, unready=lambda: None) as (host, port),
+        aiohttp.ClientSession(f"http://{host}:{port}", auto_decompress=False) as client,
+    ):
+        async with client.get("/metrics", headers={"Accept-Encoding": "identity"}) as answer:
+            assert "Content-Encoding" not in answer.headers
+            assert await answer.read() == text
+        began = time.thread_time()
+        async with client.get("/metrics", headers={"Accept-Encoding": "gzip"}) as answer:
+            compressed = await answer.read()
+        of_loop = time.thread_time() - began
+        assert answer.headers["Content-Encoding"] == "gzip"
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+        began = time.thread_time()
+        assert gzip.decompress(compressed) == text
+        gzip.compress(text, 6)
+        assert of_loop < (time.thread_time() - began) / 3
 
 
 async def test_the_page_answers_to_names_of_this_machine_alone() -> None:

@@ -400,6 +400,8 @@ def test_who_logs_does_not_wait_for_a_reader_and_what_was_dropped_is_told(reader
         assert numbers == list(range(len(numbers)))
         assert len(numbers) * 1_000 < log_lines.MAX_HELD_BYTES + 2 * PIPE_BYTES
         assert read == f"log lines were dropped lines={3_001 - len(numbers)}"
+        handler = log.handlers[0]
+        assert handler.lost == {"full": 3_001 - len(numbers), "failed": 0}  # type: ignore[attr-defined]
         log.warning("read again")
         assert reader.line() == "read again"
 
@@ -439,7 +441,7 @@ def test_without_a_reader_or_room_on_the_disk_it_goes_on_and_says_so_later(reade
         handler = log.handlers[0]
         for _ in range(3):
             log.debug("lost")
-        until(lambda: handler._dropped == 3)  # type: ignore[attr-defined]
+        until(lambda: handler.lost == {"full": 0, "failed": 3})  # type: ignore[attr-defined]
         file = tmp_path / "log"
         with file.open("wb") as mended:
             os.dup2(mended.fileno(), reader.descriptor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from math import inf
 from typing import Any, Final
@@ -18,6 +18,7 @@ from producerd.core import failures
 from producerd.core.failures import meaning_of
 from producerd.core.gate import Refusal, Ticket
 from producerd.errors import Code
+from producerd.runtime import logs
 from producerd.runtime.daemon import State
 from producerd.runtime.metrics import (
     DISCARD_REASONS,
@@ -80,7 +81,8 @@ def test_every_label_of_a_stream_is_there_before_anything_happened() -> None:
 NAMES = """
 build_info{version} config_info{hash} config_last_reload_successful config_last_reload_success_timestamp_seconds
 memory_limit_bytes ready state{state} event_loop_lag_seconds client_connections
-client_disconnects_total{reason} ingest_records_total ingest_bytes_total ingest_rejected_records_total{reason}
+client_disconnects_total{reason} clock_offset_seconds credential_refreshes_total{result} log_lines_lost_total{reason}
+ingest_records_total ingest_bytes_total ingest_rejected_records_total{reason}
 queue_records queue_bytes queue_limit_records queue_limit_bytes queue_peak_records queue_peak_bytes
 queue_oldest_record_age_seconds backpressure_blocked_clients backpressure_active_seconds_total
 backpressure_wait_seconds backpressure_cause_seconds_total{cause} record_rate_bound_seconds_total
@@ -168,6 +170,55 @@ def test_a_stream_that_has_settings_is_there_before_anybody_opens_it() -> None:
     text = rendered(metrics, [orders]).decode()
     assert samples_of(text)["producerd_ingest_records_total", frozenset(("orders",))] == 3
     assert text.count('producerd_ingest_records_total{stream="orders"') == 1
+
+
+def test_a_label_begins_without_failures_though_records_failed_before() -> None:
+    """Else `increase()` would miss them.  The sums hold meanwhile, and one scrape later the numbers are there."""
+    metrics, late = Metrics(Config()), stream("late")
+    late.pipeline.stats.ingest_records, late.pipeline.stats.delivered_records = 3, 1
+    late.pipeline.stats.failed_records["EXPIRED"] = 2
+    failed = [("producerd_failed_records_total", frozenset((label, "EXPIRED"))) for label in ("late", NEVER_STORED)]
+    for _ in range(2):
+        first, second = samples(metrics, late), samples(metrics, late)
+        assert [first[name] for name in failed] == [0, 2]
+        assert [second[name] for name in failed] == [2, 0]
+        assert sum(value for (name, _), value in first.items() if name == "producerd_ingest_records_total") == 3
+        assert NEVER_STORED in {
+            label for _, labels in samples(metrics) for label in labels
+        }  # it is forgotten meanwhile
+    working = stream("working")
+    working.pipeline.stats.delivered_records = 1
+    assert samples(metrics, working)["producerd_delivered_records_total", frozenset(("working",))] == 1
+
+
+def test_what_the_services_and_the_log_count_is_there_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Services:
+        clock_offset_seconds = 0.0
+        credential_refreshes: Mapping[str, float] = {}
+
+    services, lost = Services(), dict[str, int]()
+    monkeypatch.setattr(logs, "lost_lines", lambda: lost)
+    metrics = Metrics(Config(), services=services)
+
+    def found() -> list[float]:
+        told = samples(metrics)
+        counted = [("credential_refreshes", "ok"), ("credential_refreshes", "failed")]
+        counted += [("log_lines_lost", "full"), ("log_lines_lost", "failed")]
+        numbers = [told[f"producerd_{name}_total", frozenset((label,))] for name, label in counted]
+        return [told["producerd_clock_offset_seconds", frozenset()], *numbers]
+
+    assert found() == [0, 0, 0, 0, 0]
+    services.clock_offset_seconds, services.credential_refreshes = -612.0, {"ok": 3, "failed": 1}
+    lost |= {"full": 7, "failed": 2}
+    assert found() == [-612, 3, 1, 7, 2]
+
+
+def test_waits_of_seconds_are_told_apart() -> None:
+    """A caller notices each of these."""
+    gate = stream("flights").gate
+    for seconds in (0.3, 0.9, 1.5, 4.0, 9.0, 20.0, 50.0, 100.0, 200.0, 500.0):
+        gate.wait_seconds.add(seconds)
+    assert max(gate.wait_seconds.counts) == 1
 
 
 def test_nodes_of_the_same_settings_have_the_same_hash() -> None:

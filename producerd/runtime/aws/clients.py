@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -202,6 +203,16 @@ class AwsClients:
         """Stop renewing credentials."""
         for client in self._clients.values():
             client.credentials.close()
+
+    @property
+    def clock_offset_seconds(self) -> float:
+        """The services' time minus this machine's, where they differ most."""
+        return max([client.clock.offset.total_seconds() for client in self._clients.values()], key=abs, default=0.0)
+
+    @property
+    def credential_refreshes(self) -> Counter[str]:
+        """The renewals of all clients' credentials, by their results."""
+        return sum([client.credentials.refreshes for client in self._clients.values()], Counter())
 
     def of(self, access: Access) -> AwsClient:
         """Return the client of an access, and make it at the first call."""

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import re
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from random import uniform
 from typing import Any, Final
@@ -61,6 +62,7 @@ class RenewedCredentials:
         self._clock = clock
         self._tasks = tasks
         self._outage = Outage("credentials", of=of)
+        self.refreshes: Counter[str] = Counter()  # by result: ok, failed
         self._source: Any = None  # botocore's credentials, which `_frozen` came from
         self._frozen: ReadOnlyCredentials | None = None
         self._error: Exception | None = None  # why the last renewal failed
@@ -122,12 +124,14 @@ class RenewedCredentials:
             if frozen is None:
                 raise boto_errors.NoCredentialsError
         except Exception as error:  # files, processes, metadata services and STS raise anything
+            self.refreshes["failed"] += 1
             self._error, self._doubted = _reportable(error), True
             failed = failure_of(self._error, body_written=False)
             self._outage.failed(failed.code, failed.message, failed.request_id)
         else:
             self._source, self._frozen, self._error, self._doubted = source, frozen, None, False
             self._outage.ended()
+            self.refreshes["ok"] += 1
         finally:
             self._renewal = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,16 @@ def test_a_streams_own_settings_come_before_the_nodes() -> None:
 
 def role(name: str) -> str:
     return f"arn:aws:iam::123456789012:role/{name}"
+
+
+async def test_metrics_show_the_clock_that_is_most_off_and_all_refreshes(kinesis: FakeKinesis) -> None:
+    async with local_aws(kinesis) as aws, open_clients([]) as clients:
+        assert (clients.clock_offset_seconds, clients.credential_refreshes) == (0, {})
+        ours = [clients.of(access(aws.url, connect_timeout_seconds=seconds)) for seconds in (1, 2, 3)]
+        for client, seconds in zip(ours, (5, -600, 60), strict=True):
+            client.clock.offset = timedelta(seconds=seconds)
+            await client.credentials.get_frozen_credentials()
+        assert (clients.clock_offset_seconds, clients.credential_refreshes) == (-600, {"ok": 3})
 
 
 async def test_requests_say_whose_they_are(kinesis: FakeKinesis) -> None:

@@ -341,6 +341,7 @@ async def test_credentials_that_are_not_there_yet_are_looked_for_again() -> None
         chain.found = AioCredentials("A", "secret", account_id="123456789012")
         assert await credentials.get_account_id() == "123456789012"
         assert chain.walks == 3
+        assert credentials.refreshes == {"failed": 2, "ok": 1}
 
 
 # ---- what is to be known of them
