@@ -17,7 +17,9 @@ from urllib.parse import quote
 
 from producerd import __version__
 from producerd.ctl import tables
+from producerd.ctl.bundle import bundle
 from producerd.ctl.daemon import AdminClient, Failed
+from producerd.ctl.profiling import profile
 from producerd.ctl.tables import count
 
 EXIT_FAILED: Final = 1
@@ -119,6 +121,11 @@ def _parser() -> argparse.ArgumentParser:
     command(
         "dump", _dump, "print the daemon's whole state as JSON, for a report of a fault; it has no records or secrets"
     )
+    bundled = command("bundle", bundle, "write one file for a report of a fault, without records or secrets")
+    bundled.add_argument("--output", metavar="FILE.tar.gz", help="its name (default: one with the time)")
+    profiled = command("profile", profile, "sample what the daemon works on, as stacks for a flame graph")
+    profiled.add_argument("--seconds", type=_seconds, default=10.0, metavar="N", help="for how long (default: 10)")
+    profiled.add_argument("--output", metavar="FILE", help="write the stacks there, not to the standard output")
     return parser
 
 

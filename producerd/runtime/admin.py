@@ -156,6 +156,12 @@ async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[
             raise ValueError(f"level = {level!r}: allowed: {', '.join(get_args(logs.Level))}")
         return commands.log_level(level, _seconds(given, "seconds"))
 
+    async def profile(request: web.Request) -> JsonObject:
+        return await commands.profile(_seconds(await _given(request), "seconds"))
+
+    async def bundle(_request: web.Request) -> JsonObject:
+        return await commands.bundle()
+
     def plain(command: Callable[[], JsonObject]) -> _Handler:
         async def handler(_request: web.Request) -> JsonObject:
             return command()
@@ -176,6 +182,7 @@ async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[
         [
             web.get("/status", _in_json(plain(commands.status))),
             web.get("/dump", _in_json(plain(commands.dump))),
+            web.get("/bundle", _in_json(bundle)),
             web.get("/streams/{name}/shards", _in_json(of_stream(commands.shards))),
             web.post("/flush", _in_json(flush)),
             web.post("/streams/{name}/flush", _in_json(flush)),
@@ -184,6 +191,7 @@ async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[
             web.post("/drain", _in_json(drain)),
             web.post("/reload", _in_json(reload)),
             web.post("/loglevel", _in_json(log_level)),
+            web.post("/profile", _in_json(profile)),
         ]
     )
     async with _running(app) as runner:

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,11 +22,15 @@ from producerd import __version__
 from producerd.config import Config
 from producerd.config.text import as_toml
 from producerd.runtime import logs
+from producerd.runtime.aside import aside
+from producerd.runtime.sampling import MOST_SECONDS, StackSampler
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
 
 JsonObject = dict[str, Any]
 STARTED: Final = time.monotonic()
+LIBRARIES: Final = ("aiobotocore", "aiohttp", "botocore", "numpy", "orjson", "pyarrow", "pydantic", "uvloop")
+"""Packages whose versions a bundle names."""
 
 
 class NoSuchStream(Exception):
@@ -71,6 +76,8 @@ class Node(Protocol):
 
     async def reload(self) -> JsonObject: ...
 
+    async def render_metrics(self) -> bytes: ...
+
 
 class Commands:
     """The commands of `producerctl`.
@@ -82,6 +89,7 @@ class Commands:
         self._node = node
         self._streams = streams
         self._loop = asyncio.get_running_loop()
+        self._sampler = StackSampler()
 
     # ---- questions
 
@@ -125,7 +133,23 @@ class Commands:
             },
         }
 
+    async def bundle(self) -> JsonObject:
+        """Return `dump`, the metrics, the last lines of the log and the versions, for a report of a fault."""
+        rendered, versions = await self._node.render_metrics(), await aside(_versions)
+        return {
+            **self.dump(),
+            "metrics": rendered.decode(),
+            "log": logs.recent_lines(),
+            "versions": {"producerd": __version__, **versions},
+        }
+
     # ---- orders
+
+    async def profile(self, seconds: float | None) -> JsonObject:
+        """Sample the stacks of the event loop's thread for this long."""
+        if seconds is None or not 0 < seconds <= MOST_SECONDS:
+            raise ValueError(f"seconds = {seconds!r}: allowed: more than 0, at most {MOST_SECONDS}")
+        return await self._sampler.sample(seconds)
 
     async def flush(self, name: str | None, timeout_seconds: float | None) -> JsonObject:
         """Deliver all records accepted until now.  Return how they ended, and how many have not ended."""
@@ -185,6 +209,11 @@ def _totals(stream: Stream, now: float) -> JsonObject:
         "oldest_record_seconds": round(stream.pipeline.oldest_seconds(now), 1),
         "blocked_seconds": round(stream.gate.active_seconds(now), 1),
     }
+
+
+def _versions() -> dict[str, str]:
+    libraries = {name: metadata.version(name) for name in LIBRARIES}
+    return {"python": platform.python_version(), "platform": platform.platform(), **libraries}
 
 
 def _memory() -> dict[str, str]:

@@ -30,6 +30,12 @@ from producerd.runtime.repeats import MessageKind, Repeats
 
 MAX_HELD_BYTES: Final = 1 << 20
 """Most bytes of lines that wait to be written; about 5,000 lines."""
+RECENT_LINES: Final = 500
+"""Most lines that are kept for `producerctl bundle`."""
+RECENT_BYTES: Final = 256 * 1024
+"""Most bytes of the lines that are kept."""
+RECENT_LINE_BYTES: Final = 8 * 1024
+"""Most bytes that are kept of one line."""
 MAX_FILE_BYTES: Final = 4 << 20
 """Most bytes of a file whose size is bounded."""
 LAST_LINES_SECONDS: Final = 1.5
@@ -92,6 +98,8 @@ class LogLines(logging.Handler):
         self._changed = threading.Condition()  # its lock guards all attributes below
         self._lines: deque[Line] = deque()
         self._held_bytes = 0  # including the line that is being written
+        self._recent: deque[bytes] = deque()
+        self._recent_bytes = 0
         self._overflows = False
         self._fails = False  # the last line could not be written: no reader is left, or the disk is full
         self.lost = dict.fromkeys(LOST_BECAUSE, 0)
@@ -144,6 +152,7 @@ class LogLines(logging.Handler):
     def _hold(self, line: str, record: logging.LogRecord) -> None:
         data = without_secrets(f"{line}\n").encode(errors="backslashreplace")
         with self._changed:
+            self._keep(data[:RECENT_LINE_BYTES])
             if self._overflows or self._held_bytes + len(data) > MAX_HELD_BYTES:
                 self._overflows = True
                 self._lose("full")
@@ -151,6 +160,18 @@ class LogLines(logging.Handler):
                 self._lines.append(Line(data, record.levelno, _fields_of(record)))
                 self._held_bytes += len(data)
                 self._changed.notify()
+
+    def _keep(self, line: bytes) -> None:
+        self._recent.append(line)
+        self._recent_bytes += len(line)
+        while self._recent_bytes > RECENT_BYTES or len(self._recent) > RECENT_LINES:
+            self._recent_bytes -= len(self._recent.popleft())
+
+    def recent(self) -> list[str]:
+        """Return the last lines, also those that were not written."""
+        with self._changed:
+            lines = list(self._recent)
+        return [line.decode(errors="replace").rstrip("\n") for line in lines]
 
     def _lose(self, because: str) -> None:
         self.lost[because] += 1

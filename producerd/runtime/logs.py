@@ -96,6 +96,11 @@ def lost_lines() -> dict[str, int]:
     return dict(_switch.lines.lost) if _switch.lines is not None else {}
 
 
+def recent_lines() -> list[str]:
+    """Return the last lines of the log."""
+    return _switch.lines.recent() if _switch.lines is not None else []
+
+
 def set_level(level: Level, seconds: float | None = None) -> None:
     """Log at ``level`` for ``seconds``, and then at the configured level again; with None, until the next change.
 

@@ -406,6 +406,23 @@ def test_who_logs_does_not_wait_for_a_reader_and_what_was_dropped_is_told(reader
         assert reader.line() == "read again"
 
 
+def test_the_last_lines_are_kept_within_bounds_whether_written_or_not(reader: Reader) -> None:
+    with writing(reader) as log:
+        (handler,) = log.handlers
+        assert isinstance(handler, LogLines)
+        for number in range(3_000):
+            log.debug("line %d", number)
+        assert handler.recent() == [f"line {number}" for number in range(2_500, 3_000)]
+        log.debug("x" * 1_000_000)
+        assert len(handler.recent()[-1]) == log_lines.RECENT_LINE_BYTES
+        for _ in range(1_000):
+            log.debug("y" * 5_000)
+        kept = handler.recent()
+        assert 250_000 < sum(map(len, kept)) <= log_lines.RECENT_BYTES
+        assert handler.lost["full"] > 0
+        assert set(kept) == {"y" * 5_000}
+
+
 def test_the_end_does_not_wait_for_ever(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_lines, "LAST_LINES_SECONDS", 0.05)
     with writing(reader) as log:

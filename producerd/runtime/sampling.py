@@ -1,0 +1,84 @@
+"""StackSampler: samples what the event loop's thread works on, for `producerctl profile`.
+
+A thread of its own looks at the stack 100 times a second.  It notes files, functions and lines, and never a value.  It
+gets the interpreter only where the loop's thread lets go of it.  So a call into C that keeps the interpreter counts for
+the line behind it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from producerd.runtime.aside import aside
+
+SAMPLE_SECONDS: Final = 0.01
+"""Time between two samples."""
+MOST_SECONDS: Final = 300
+"""Longest time of one profile."""
+MOST_STACKS: Final = 2_000
+"""Most different stacks that are kept apart, so that memory is bounded; others count together."""
+OTHER_STACKS: Final = "(other stacks)"
+
+Stack = tuple[tuple[CodeType, int], ...]
+"""The functions of a stack and the lines in them, the outermost first."""
+
+
+class StackSampler:
+    """The samplings of the thread that makes it, one at a time."""
+
+    def __init__(self) -> None:
+        self._thread_id = threading.get_ident()
+        self._samples = False
+
+    async def sample(self, seconds: float) -> dict[str, Any]:
+        """Sample for this long, or until the call is cancelled.  Return the number of samples by stack.
+
+        A stack is text, as flame graphs take it: places with semicolons between them.  Raise ValueError if another call
+        is under way.
+        """
+        if self._samples:
+            raise ValueError("a profile is under way already")
+        self._samples, stop = True, threading.Event()
+        try:
+            stacks = await aside(partial(_sample, self._thread_id, seconds, stop))
+        finally:
+            self._samples = False
+            stop.set()
+        return {"seconds": seconds, "samples": stacks.total(), "stacks": dict(stacks.most_common())}
+
+
+def _sample(thread_id: int, seconds: float, stop: threading.Event) -> Counter[str]:
+    stacks: Counter[Stack] = Counter()
+    others = 0
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < seconds and not stop.wait(SAMPLE_SECONDS - passed % SAMPLE_SECONDS):
+        stack = _stack_of(sys._current_frames().get(thread_id))
+        if stack in stacks or len(stacks) < MOST_STACKS:
+            stacks[stack] += 1
+        else:
+            others += 1
+    counted: Counter[str] = Counter()
+    for stack, times in stacks.items():
+        counted[";".join([_place(code, line) for code, line in stack])] += times
+    return counted + Counter({OTHER_STACKS: others})
+
+
+def _stack_of(frame: FrameType | None) -> Stack:
+    stack = []
+    while frame is not None:
+        stack.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(reversed(stack))
+
+
+def _place(code: CodeType, line: int) -> str:
+    """Return a place without the folder that everything is installed in."""
+    folders = [folder for folder in sys.path if folder and code.co_filename.startswith(f"{folder}/")]
+    file = code.co_filename[len(max(folders, key=len)) + 1 :] if folders else code.co_filename
+    return f"{file}:{code.co_qualname}:{line}".replace(";", ",")
