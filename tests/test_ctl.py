@@ -211,4 +211,4 @@ def test_whoever_else_answers_is_no_daemon(capsys: pytest.CaptureFixture[str], b
 
 def test_what_a_service_says_is_shown_without_what_a_terminal_would_obey() -> None:
     stream = {"stream": "flights", "reason": "no\x1b[2J", "last_error": "X: a\nb\x9b31m\ud800"}
-    assert list(tables._why([stream])) == ["flights: no [2J", "flights: last error: X: a b 31m "]
+    assert list(tables.why([stream])) == ["flights: no [2J", "flights: last error: X: a b 31m "]

@@ -20,6 +20,7 @@ SYSTEM_PACKAGES = [
     *("qemu-user", "gcc", "libc6-dev"),  # to count instructions
     "shellcheck",
     "libfaketime",  # for the fault scenario of the wall clock
+    "tmux",  # a terminal for `producerctl top`
 ]
 APT = shutil.which("apt-get")
 

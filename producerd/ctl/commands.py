@@ -7,11 +7,8 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count as numbers
-from itertools import islice
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -19,6 +16,7 @@ from producerd import __version__
 from producerd.ctl import tables
 from producerd.ctl.bundle import bundle
 from producerd.ctl.daemon import AdminClient, Failed
+from producerd.ctl.live import top
 from producerd.ctl.profiling import profile
 from producerd.ctl.tables import count
 
@@ -30,7 +28,6 @@ FLUSH_SECONDS: Final = 60.0
 BYTES_AT_ONCE: Final = 256 * 1024
 """Number of bytes after which `put` sends the lines that it has read, so that its memory does not grow with them."""
 UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
-CLEAR: Final = "\x1b[H\x1b[J"
 
 Lines = Iterator[str]
 
@@ -84,9 +81,9 @@ def _parser() -> argparse.ArgumentParser:
 
     as_json(command("status", _status, "show each stream: its queue, and why records wait in it"))
     command("ready", _ready, "tell whether the daemon serves clients, for a probe: exit code 0 or 1")
-    top = command("top", _top, "show each stream again and again, with rates")
-    top.add_argument("--every", type=_seconds, default=2.0, metavar="TIME", help="time between two (default: 2s)")
-    top.add_argument("--count", type=_times, metavar="N", help="end after N times")
+    live = command("top", top, "show each stream again and again, with rates")
+    live.add_argument("--every", type=_seconds, default=2.0, metavar="TIME", help="time between two (default: 2s)")
+    live.add_argument("--count", type=_times, metavar="N", help="end after N times")
     shards = command("shards", _shards, "show each shard of a stream: what waits for it, and why")
     of_stream(shards)
     as_json(shards)
@@ -154,16 +151,6 @@ def _ready(daemon: AdminClient, _parsed: argparse.Namespace) -> Lines:
     if unready := daemon.get("/status")["unready"]:
         raise Failed(f"not ready: {unready}")
     yield "ready"
-
-
-def _top(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
-    before = daemon.get("/status")
-    for _ in islice(numbers(), parsed.count):
-        time.sleep(parsed.every)
-        reply = daemon.get("/status")
-        text = "\n".join(tables.rates(reply, before))
-        yield f"{CLEAR}{text}" if sys.stdout and sys.stdout.isatty() else f"{text}\n"
-        before = reply
 
 
 def _shards(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:

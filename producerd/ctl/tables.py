@@ -12,7 +12,7 @@ Reply = Mapping[str, Any]
 
 def status(reply: Reply) -> Iterator[str]:
     """Yield the lines of `producerctl status`: each stream's queue, and why records wait in it."""
-    yield _head(reply)
+    yield head(reply)
     if reply["state"] == "serving" and reply.get("unready"):  # a daemon of 0.1.0 does not send it
         yield reply["unready"]
     streams = _sorted(reply)
@@ -24,7 +24,7 @@ def status(reply: Reply) -> Iterator[str]:
         [
             (
                 stream["stream"],
-                _health(stream),
+                health(stream),
                 f"{stream['queue_records']:,}",
                 f"{stream['queue_limit_records']:,}",
                 f"{stream['queue_bytes'] / MIB:.1f}",
@@ -36,57 +36,52 @@ def status(reply: Reply) -> Iterator[str]:
             for stream in streams
         ],
     )
-    yield from _why(streams)
+    yield from why(streams)
+
+
+RATES: Final = (
+    *("STREAM", "HEALTH", "IN/S", "STORED/S", "MIB/S", "QUEUE", "OLDEST S", "BLOCKED"),
+    *("OF TIME", "RETRIES/S", "FAILED"),
+)
+"""The columns of `producerctl top`."""
 
 
 def rates(reply: Reply, before: Reply) -> Iterator[str]:
     """Yield the lines of `producerctl top`: what each stream did since the earlier reply ``before``."""
-    yield _head(reply)
-    seconds = max(reply["uptime_seconds"] - before["uptime_seconds"], 0.001)
-    earlier = {stream["stream"]: stream for stream in before["streams"]}
+    yield head(reply)
     streams = _sorted(reply)
-    rows = []
-    for stream in streams:
-        then = earlier.get(stream["stream"], {})
-
-        def rate(name: str, stream: Reply = stream, then: Reply = then) -> float:
-            return float(max(0.0, stream[name] - then.get(name, 0)) / seconds)
-
-        rows.append(
-            (
-                stream["stream"],
-                _health(stream),
-                f"{rate('ingest_records'):,.0f}",
-                f"{rate('delivered_records'):,.0f}",
-                f"{rate('delivered_bytes') / MIB:,.2f}",
-                f"{_full(stream):.0%}",
-                f"{stream['oldest_record_seconds']:,.1f}",
-                f"{stream['blocked_callers']:,}",
-                f"{min(rate('blocked_seconds'), 1):.0%}",
-                f"{rate('record_retries'):,.0f}",
-                f"{stream['failed_records']:,}",
-            )
-        )
-    if not rows:
+    if not streams:
         yield "no client has opened a stream yet"
     else:
-        yield from table(
-            (
-                "STREAM",
-                "HEALTH",
-                "IN/S",
-                "STORED/S",
-                "MIB/S",
-                "QUEUE",
-                "OLDEST S",
-                "BLOCKED",
-                "OF TIME",
-                "RETRIES/S",
-                "FAILED",
-            ),
-            rows,
-        )
-    yield from _why(streams)
+        yield from table(RATES, [rates_of(stream, reply, before) for stream in streams])
+    yield from why(streams)
+
+
+def rates_of(stream: Reply, reply: Reply, before: Reply) -> tuple[str, ...]:
+    """Return the values of one stream in the columns `RATES`."""
+    seconds = max(reply["uptime_seconds"] - before["uptime_seconds"], 0.001)
+    then: Reply = next((other for other in before["streams"] if other["stream"] == stream["stream"]), {})
+
+    def rate(name: str) -> float:
+        return float(max(0.0, stream[name] - then.get(name, 0)) / seconds)
+
+    return (
+        stream["stream"],
+        health(stream),
+        f"{rate('ingest_records'):,.0f}",
+        f"{rate('delivered_records'):,.0f}",
+        f"{rate('delivered_bytes') / MIB:,.2f}",
+        f"{full(stream):.0%}",
+        f"{stream['oldest_record_seconds']:,.1f}",
+        f"{stream['blocked_callers']:,}",
+        f"{min(rate('blocked_seconds'), 1):.0%}",
+        f"{rate('record_retries'):,.0f}",
+        f"{stream['failed_records']:,}",
+    )
+
+
+SHARDS: Final = ("SHARD", "WAITING", "MIB", "SHARE", "IN FLIGHT", "RECORDS/S", "MIB/S", "USE", "WAITS FOR")
+"""The columns of `producerctl shards`."""
 
 
 def shards(reply: Reply) -> Iterator[str]:
@@ -95,17 +90,22 @@ def shards(reply: Reply) -> Iterator[str]:
     if not known:
         yield f"{reply['stream']}: its shards are not known"
         return
-    busy = [shard for shard in known if shard["waiting_records"] or shard["in_flight"] or shard["use"] >= 0.005]
-    busy.sort(key=lambda shard: (shard["waiting_bytes"], shard["use"]), reverse=True)
+    busy = busy_shards(known)
     if busy:
         yield from table(
-            ("SHARD", "WAITING", "MIB", "SHARE", "IN FLIGHT", "RECORDS/S", "MIB/S", "USE", "WAITS FOR"),
-            [_shard_row(shard) for shard in busy[:SHARDS_SHOWN]],
+            SHARDS,
+            [shard_row(shard) for shard in busy[:SHARDS_SHOWN]],
         )
     if len(busy) > SHARDS_SHOWN:
         yield f"{count(len(busy) - SHARDS_SHOWN, 'shard')} with less: --json has them all"
     if len(busy) < len(known):
         yield f"{count(len(known) - len(busy), 'shard')} with nothing to send"
+
+
+def busy_shards(known: Sequence[Reply]) -> list[Reply]:
+    """Return the shards for which anything waits or goes, those first for which most waits."""
+    busy = [shard for shard in known if shard["waiting_records"] or shard["in_flight"] or shard["use"] >= 0.005]
+    return sorted(busy, key=lambda shard: (shard["waiting_bytes"], shard["use"]), reverse=True)
 
 
 def count(number: int, what: str) -> str:
@@ -122,7 +122,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _head(reply: Reply) -> str:
+def head(reply: Reply) -> str:
+    """Return the line about the whole daemon."""
     used, limit = reply["node_queue_bytes"] / MIB, reply["node_queue_limit_bytes"] / MIB
     queues = f"queues {used:,.1f} of {limit:,.0f} MiB"
     level = f", log level {reply['log_level']}" if reply["log_level"] != "info" else ""
@@ -135,11 +136,12 @@ def _sorted(reply: Reply) -> list[Reply]:
     return sorted(reply["streams"], key=lambda stream: str(stream["stream"]))
 
 
-def _health(stream: Reply) -> str:
+def health(stream: Reply) -> str:
+    """Return a stream's health, or that it is paused."""
     return "paused" if stream["paused"] else str(stream["health"])
 
 
-def _full(stream: Reply) -> float:
+def full(stream: Reply) -> float:
     """Return how full a stream's queue is, from 0 to 1, by the limit that is nearer."""
     return float(
         max(
@@ -149,20 +151,22 @@ def _full(stream: Reply) -> float:
     )
 
 
-def _why(streams: Sequence[Reply]) -> Iterator[str]:
+def why(streams: Sequence[Reply]) -> Iterator[str]:
+    """Yield why records wait in these streams, and their last errors."""
     for stream in streams:
         if stream["reason"]:
-            yield _plain(f"{stream['stream']}: {stream['reason']}")
+            yield plain(f"{stream['stream']}: {stream['reason']}")
         if stream["last_error"]:
-            yield _plain(f"{stream['stream']}: last error: {stream['last_error']}")
+            yield plain(f"{stream['stream']}: last error: {stream['last_error']}")
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return a message of AWS without control characters, which a terminal would obey."""
     return "".join([character if character.isprintable() else " " for character in text])
 
 
-def _shard_row(shard: Reply) -> tuple[str, ...]:
+def shard_row(shard: Reply) -> tuple[str, ...]:
+    """Return the values of one shard in the columns `SHARDS`."""
     waits = shard["waits_for"] or "-"
     return (
         shard["shard_id"],
