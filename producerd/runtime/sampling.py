@@ -25,8 +25,8 @@ MOST_STACKS: Final = 2_000
 """Most different stacks that are kept apart, so that memory is bounded; others count together."""
 OTHER_STACKS: Final = "(other stacks)"
 
-Stack = tuple[tuple[CodeType, int], ...]
-"""The functions of a stack and the lines in them, the outermost first."""
+Stack = tuple[tuple[int, int], ...]
+"""The functions of a stack, by the ids of their code, and the lines in them, the innermost first."""
 
 
 class StackSampler:
@@ -55,26 +55,30 @@ class StackSampler:
 
 def _sample(thread_id: int, seconds: float, stop: threading.Event) -> Counter[str]:
     stacks: Counter[Stack] = Counter()
+    codes: dict[int, CodeType] = {}  # by its id, because Python computes the hash of a code from all that is in it
     others = 0
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds and not stop.wait(SAMPLE_SECONDS - passed % SAMPLE_SECONDS):
-        stack = _stack_of(sys._current_frames().get(thread_id))
+        stack = _stack_of(sys._current_frames().get(thread_id), codes)
         if stack in stacks or len(stacks) < MOST_STACKS:
             stacks[stack] += 1
         else:
             others += 1
     counted: Counter[str] = Counter()
     for stack, times in stacks.items():
-        counted[";".join([_place(code, line) for code, line in stack])] += times
+        counted[";".join([_place(codes[code], line) for code, line in reversed(stack)])] += times
     return counted + Counter({OTHER_STACKS: others})
 
 
-def _stack_of(frame: FrameType | None) -> Stack:
+def _stack_of(frame: FrameType | None, codes: dict[int, CodeType]) -> Stack:
+    """Return a frame's stack, and note its codes."""
     stack = []
     while frame is not None:
-        stack.append((frame.f_code, frame.f_lineno))
+        code = frame.f_code
+        codes.setdefault(id(code), code)
+        stack.append((id(code), frame.f_lineno))
         frame = frame.f_back
-    return tuple(reversed(stack))
+    return tuple(stack)
 
 
 def _place(code: CodeType, line: int) -> str:
