@@ -91,12 +91,13 @@ def _draw(console: Console, daemon: AdminClient, parsed: argparse.Namespace) -> 
 
 def _by_trouble(reading: StatusPair) -> list[Reply]:
     """Return the streams, those in trouble first."""
+    before = {stream["stream"]: stream for stream in reading.before["streams"]}
 
     def trouble(stream: Reply) -> tuple[Any, ...]:
         refused = REFUSED.index(stream["health"]) if stream["health"] in REFUSED else len(REFUSED)
-        earlier = {other["stream"]: other for other in reading.before["streams"]}.get(stream["stream"], stream)
-        failed, blocked = (earlier[name] - stream[name] for name in ("failed_records", "blocked_seconds"))
-        return refused, failed >= 0, not stream["paused"], blocked, -tables.full(stream), str(stream["stream"])
+        then = before.get(stream["stream"], stream)
+        failed, blocked = (stream[name] - then[name] for name in ("failed_records", "blocked_seconds"))
+        return refused, failed <= 0, not stream["paused"], -blocked, -tables.full(stream), str(stream["stream"])
 
     return sorted(reading.now["streams"], key=trouble)
 
@@ -170,7 +171,7 @@ def _shard_cells(shard: Reply, stream: Reply) -> dict[str, Cell]:
 
 
 def _table(head: Sequence[str], rows: Sequence[dict[str, Cell]], width: int) -> Table:
-    """Return a table with the columns that fit.  The first one becomes narrower before the last of them goes."""
+    """Return a table with the columns that fit.  The first one is cropped where those that stay are too wide."""
     from rich.table import Table
     from rich.text import Text
 
