@@ -23,7 +23,7 @@ def misfits(dashboard: Mapping[str, Any]) -> list[str]:
         from grafana_foundation_sdk.models.dashboard import Dashboard
     register_default_plugins()
     try:
-        read = Dashboard.from_json(dashboard)
+        read = Dashboard.from_json(dict(dashboard))
         return [*_lost(dashboard, _plain(read), ""), *_wrong(read, Dashboard, "")]
     except (TypeError, AttributeError, KeyError, ValueError) as error:
         return [f"cannot be read: {error!r}"]

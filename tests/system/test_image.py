@@ -38,9 +38,9 @@ UID: Final = 9474
 SHELLS: Final = ("/usr/bin/sh", "/usr/bin/dash", "/usr/bin/bash")
 # As docs/containers.md has it.  The network is this machine's, where the fake Kinesis is.
 HARDENED: Final = "--read-only --cap-drop=all --security-opt=no-new-privileges --network=host"
-LIMITS: Final = "--ulimit nofile=4096:4096 --ulimit nproc=4096:4096"  # those of this machine: no engine raises them
+LIMITS: Final = "--ulimit nofile=4096:4096 --ulimit nproc=4096:4096"  # no engine may raise what this machine allows
 EXCLUDED: Final = ("doc", "locale", "man")
-"""What Debian's images of containers leave out of /usr/share."""
+"""Folders of /usr/share that the images of Debian do not have."""
 BUNDLES: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 
 
