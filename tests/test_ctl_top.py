@@ -35,6 +35,8 @@ class Terminal:
         self._socket = socket
         size = f"-x {columns} -y {lines}".split()
         environ = {**os.environ, "LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT), "NO_COLOR": ""}
+        for name in ("COLUMNS", "LINES"):  # rich would believe them
+            environ.pop(name, None)
         self._tmux("-f", "/dev/null", "new-session", "-d", *size, *map(str, command), environ=environ)
         self._tmux("set-option", "-g", "remain-on-exit", "on")
 
