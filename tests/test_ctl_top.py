@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -110,8 +110,12 @@ def test_a_terminal_shows_streams_in_trouble_and_their_shards(blocked: DaemonPro
             assert "spread its keys, or split the shard" in " ".join(text.split())
         colours = shown.shown("-e").splitlines()
         assert "\x1b[31m" in colours[2], "what is refused is red"
-        shown.press("C-c")
-        assert until(shown.exit_code, "its end") == "130"
+        for _ in range(5):  # a key that comes while the picture is drawn may get lost
+            shown.press("C-c")
+            with suppress(AssertionError):
+                until(shown.exit_code, "its end", 3)
+                break
+        assert shown.exit_code() == "130"
         assert "Traceback" not in shown.shown()
 
 
