@@ -11,23 +11,20 @@ from typing import Final
 from benchmarks.abuse.attackers import ATTACKS
 from benchmarks.abuse.run import Figures, bench
 from benchmarks.arguments import seconds_at_least
-from benchmarks.interrupts import interrupts
+from benchmarks.interrupts import fails_by, interrupts
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
 
 SECONDS: Final = 5.0
 
 
+@fails_by(ChildFailed)
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.getLogger("producerd.client").setLevel(logging.ERROR)  # it would warn about the waits that we measure
-    try:
-        with interrupts(), bench(options.seconds, say) as running:
-            say(running.conditions)
-            rows = list(running.figures(options.attack or list(ATTACKS)))
-    except ChildFailed as error:
-        say(f"FAILED: {error}\n{error.tail}")
-        return 1
+    with interrupts(), bench(options.seconds, say) as running:
+        say(running.conditions)
+        rows = list(running.figures(options.attack or list(ATTACKS)))
     print(answer(Figures, rows, as_json=options.json))
     return 0
 

@@ -17,7 +17,7 @@ from benchmarks.backpressure.picture import draw
 from benchmarks.backpressure.record import FILE, read, write
 from benchmarks.backpressure.run import CASES, LEAST_SECONDS, Bench, Figures, Run
 from benchmarks.daemon.run import RecordsWrong
-from benchmarks.interrupts import interrupts
+from benchmarks.interrupts import fails_by, interrupts
 from benchmarks.table import say, table
 from producerd.demo.children import ChildFailed
 
@@ -36,6 +36,7 @@ class Line:
     coefficient_of_variation: float | None
 
 
+@fails_by(ChildFailed, RecordsWrong)
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -44,11 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             first = f"`./dev bench backpressure --pictures {options.pictures}`"
             parser.error(f"--redraw: there is no {options.pictures / FILE}: first run {first}")
     else:
-        try:
-            measure(Bench.lasting(options.seconds, say), options.pictures)
-        except (ChildFailed, RecordsWrong) as error:
-            say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
-            return 1
+        measure(Bench.lasting(options.seconds, say), options.pictures)
     runs = read(options.pictures)
     for path in draw(runs, options.pictures):
         say(f"drawn: {path}")

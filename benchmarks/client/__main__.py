@@ -11,7 +11,7 @@ from typing import Final
 from benchmarks.arguments import at_least
 from benchmarks.client.run import Figures, bench
 from benchmarks.daemon.run import RecordsWrong
-from benchmarks.interrupts import interrupts
+from benchmarks.interrupts import fails_by, interrupts
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
 
@@ -20,16 +20,13 @@ LEAST_RECORDS: Final = 20_000
 REPEATS: Final = 3
 
 
+@fails_by(ChildFailed, RecordsWrong)
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.getLogger("producerd.client").setLevel(logging.ERROR)
-    try:
-        with interrupts(), bench(options.records, REPEATS, say) as running:
-            say(running.conditions)
-            rows = list(running.figures())
-    except (ChildFailed, RecordsWrong) as error:
-        say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
-        return 1
+    with interrupts(), bench(options.records, REPEATS, say) as running:
+        say(running.conditions)
+        rows = list(running.figures())
     print(answer(Figures, rows, as_json=options.json))
     return 0
 

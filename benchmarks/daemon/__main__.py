@@ -9,7 +9,7 @@ from typing import Final
 
 from benchmarks.arguments import at_least
 from benchmarks.daemon.run import CASES, Case, Figures, RecordsWrong, bench, warn_of_few
-from benchmarks.interrupts import interrupts
+from benchmarks.interrupts import fails_by, interrupts
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
 
@@ -17,20 +17,17 @@ RECORDS: Final = 2_000_000
 REPEATS: Final = 3
 
 
+@fails_by(ChildFailed, RecordsWrong)
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     chosen = [case for case in CASES if not options.only or any(case in some for some in options.only)]
-    try:
-        with (
-            interrupts(),
-            bench(options.records, options.repeat, say, options.wire_format) as running,
-        ):
-            say(running.conditions)
-            warn_of_few(options.records, say)
-            rows = [running.figures(case) for case in chosen]
-    except (ChildFailed, RecordsWrong) as error:
-        say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
-        return 1
+    with (
+        interrupts(),
+        bench(options.records, options.repeat, say, options.wire_format) as running,
+    ):
+        say(running.conditions)
+        warn_of_few(options.records, say)
+        rows = [running.figures(case) for case in chosen]
     print(answer(Figures, rows, as_json=options.json))
     return 0
 

@@ -17,7 +17,7 @@ from benchmarks.arguments import seconds_at_least
 from benchmarks.dashboard.picture import draw
 from benchmarks.dashboard.record import FILE, read, record, write
 from benchmarks.dashboard.run import JOBS, NODES, PHASES, SCRAPE_SECONDS, SHARDS, faulty_run
-from benchmarks.interrupts import interrupts
+from benchmarks.interrupts import fails_by, interrupts
 from benchmarks.machine import machine
 from benchmarks.table import say
 from producerd.demo.children import ChildFailed
@@ -28,6 +28,7 @@ LEAST_SECONDS: Final = 20.0
 PICTURES: Final = Path("build", "dashboard")
 
 
+@fails_by(ChildFailed)
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -37,11 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif shutil.which("prometheus") is None:
         parser.error("there is no prometheus: Debian's package has it (apt-get install prometheus)")
     else:
-        try:
-            _measure(options.seconds, options.pictures)
-        except ChildFailed as error:
-            say(f"FAILED: {error}\n{error.tail}")
-            return 1
+        _measure(options.seconds, options.pictures)
     say(f"drawn: {draw(read(options.pictures), options.pictures)}")
     return 0
 

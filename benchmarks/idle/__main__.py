@@ -9,7 +9,7 @@ from typing import Final
 
 from benchmarks.arguments import at_least, seconds_at_least
 from benchmarks.idle.run import Figures, bench
-from benchmarks.interrupts import interrupts
+from benchmarks.interrupts import fails_by, interrupts
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
 
@@ -17,15 +17,12 @@ STARTS: Final = 7
 SECONDS: Final = 60.0
 
 
+@fails_by(ChildFailed)
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    try:
-        with interrupts(), bench(say) as running:
-            say(running.conditions)
-            rows = running.cases(options.starts, options.seconds)
-    except ChildFailed as error:
-        say(f"FAILED: {error}\n{error.tail}")
-        return 1
+    with interrupts(), bench(say) as running:
+        say(running.conditions)
+        rows = running.cases(options.starts, options.seconds)
     print(answer(Figures, rows, as_json=options.json))
     return 0
 

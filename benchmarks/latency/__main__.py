@@ -10,7 +10,7 @@ from typing import Final
 
 from benchmarks.arguments import at_least
 from benchmarks.daemon.run import RecordsWrong
-from benchmarks.interrupts import interrupts
+from benchmarks.interrupts import fails_by, interrupts
 from benchmarks.latency.run import Figures, bench
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
@@ -20,16 +20,13 @@ LEAST_PUTS: Final = 100
 """Fewest puts in a case, of which one is above the 99th percentile."""
 
 
+@fails_by(ChildFailed, RecordsWrong)
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.getLogger("producerd.client").setLevel(logging.ERROR)  # it would warn about the waits that we measure
-    try:
-        with interrupts(), bench(options.puts, say) as running:
-            say(running.conditions)
-            rows = list(running.figures())
-    except (ChildFailed, RecordsWrong) as error:
-        say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
-        return 1
+    with interrupts(), bench(options.puts, say) as running:
+        say(running.conditions)
+        rows = list(running.figures())
     print(answer(Figures, rows, as_json=options.json))
     return 0
 

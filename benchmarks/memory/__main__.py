@@ -11,7 +11,7 @@ from typing import Final
 
 from benchmarks.arguments import MOST_RECORD_BYTES, assignment, at_least
 from benchmarks.daemon.run import RecordsWrong
-from benchmarks.interrupts import interrupts
+from benchmarks.interrupts import fails_by, interrupts
 from benchmarks.memory.run import ROUNDS, STUCK_BYTES, Bench, Figures
 from benchmarks.table import answer, say
 from producerd.config.memory import mib
@@ -31,6 +31,7 @@ REQUESTS_QUEUE_BYTES: Final = 32 << 20
 """Least queue for the case "requests": room for 24 records of 1 MB, with an eighth of it kept free for others."""
 
 
+@fails_by(ChildFailed, RecordsWrong, BackpressureTimeout)
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -47,13 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         others = " ".join(name for name in CASES if name != "requests")
         least = f"the case requests needs {mib(REQUESTS_QUEUE_BYTES)} or more"
         parser.error(f"queue_limit_bytes {mib(limit)}: {least}; without it: --only {others}")
-    try:
-        with interrupts():
-            say(bench.conditions)
-            rows = [row for name in chosen for row in CASES[name](bench)]
-    except (ChildFailed, RecordsWrong, BackpressureTimeout) as error:
-        say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
-        return 1
+    with interrupts():
+        say(bench.conditions)
+        rows = [row for name in chosen for row in CASES[name](bench)]
     print(answer(Figures, rows, as_json=options.json))
     return 0
 

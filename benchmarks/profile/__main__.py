@@ -11,7 +11,7 @@ from typing import Final
 from benchmarks.arguments import at_least
 from benchmarks.daemon.__main__ import cases
 from benchmarks.daemon.run import RecordsWrong, bench
-from benchmarks.interrupts import interrupts
+from benchmarks.interrupts import fails_by, interrupts
 from benchmarks.profile.picture import draw
 from benchmarks.profile.run import CASES, Figures, profile
 from benchmarks.table import answer, say
@@ -21,16 +21,13 @@ RECORDS: Final = 10_000_000
 PICTURE: Final = Path("build/profile.svg")
 
 
+@fails_by(ChildFailed, RecordsWrong)
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     chosen = [case for case in CASES if not options.only or any(case in some for some in options.only)]
-    try:
-        with interrupts(), bench(options.records, 1, say, options.wire_format) as running:
-            say(running.conditions)
-            rows = [row for case in chosen for row in profile(running, case)]
-    except (ChildFailed, RecordsWrong) as error:
-        say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
-        return 1
+    with interrupts(), bench(options.records, 1, say, options.wire_format) as running:
+        say(running.conditions)
+        rows = [row for case in chosen for row in profile(running, case)]
     draw(rows, options.picture)
     say(f"{options.picture} shows this")
     print(answer(Figures, rows, as_json=options.json))

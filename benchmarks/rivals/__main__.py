@@ -9,7 +9,7 @@ from typing import Final
 
 from benchmarks.arguments import at_least
 from benchmarks.daemon.run import WORTH, RecordsWrong, warn_of_few
-from benchmarks.interrupts import interrupts
+from benchmarks.interrupts import fails_by, interrupts
 from benchmarks.rivals.run import NAMES, Figures, bench
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
@@ -18,16 +18,13 @@ RECORDS: Final = 500_000
 REPEATS: Final = 3
 
 
+@fails_by(ChildFailed, RecordsWrong)
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    try:
-        with interrupts(), bench(options.records, options.repeat, options.only, say) as running:
-            say(running.conditions)
-            warn_of_few(options.records, say)
-            rows = list(running.rows(options.bytes))
-    except (ChildFailed, RecordsWrong) as error:
-        say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
-        return 1
+    with interrupts(), bench(options.records, options.repeat, options.only, say) as running:
+        say(running.conditions)
+        warn_of_few(options.records, say)
+        rows = list(running.rows(options.bytes))
     print(answer(Figures, rows, as_json=options.json))
     return 0
 

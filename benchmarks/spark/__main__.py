@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchmarks.arguments import MOST_RECORD_BYTES, at_least
-from benchmarks.interrupts import interrupts
+from benchmarks.interrupts import fails_by, interrupts
 from benchmarks.spark.run import Figures, RowsMissing, bench
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
@@ -17,15 +17,12 @@ ROWS: Final = 1_000_000
 ROW_BYTES: Final = 200
 
 
+@fails_by(ChildFailed, RowsMissing)
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    try:
-        with interrupts(), bench(options.row_bytes, say) as running:
-            say(running.conditions)
-            rows = [*running.paths(options.rows), *running.tiny_batches()]
-    except (ChildFailed, RowsMissing) as error:
-        say(f"FAILED: {error}\n{getattr(error, 'tail', '')}")
-        return 1
+    with interrupts(), bench(options.row_bytes, say) as running:
+        say(running.conditions)
+        rows = [*running.paths(options.rows), *running.tiny_batches()]
     print(answer(Figures, rows, as_json=options.json))
     return 0
 
