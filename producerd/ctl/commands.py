@@ -10,12 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
-from urllib.parse import quote
 
 from producerd import __version__
 from producerd.ctl import tables
 from producerd.ctl.bundle import bundle
-from producerd.ctl.daemon import AdminClient, Failed
+from producerd.ctl.daemon import AdminClient, Failed, path_of
 from producerd.ctl.live import top
 from producerd.ctl.profiling import profile
 from producerd.ctl.tables import count
@@ -154,7 +153,7 @@ def _ready(daemon: AdminClient, _parsed: argparse.Namespace) -> Lines:
 
 
 def _shards(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
-    reply = daemon.get(f"{_path(parsed.stream)}/shards")
+    reply = daemon.get(f"{path_of(parsed.stream)}/shards")
     yield from [json.dumps(reply, indent=2)] if parsed.json else tables.shards(reply)
 
 
@@ -166,7 +165,7 @@ def _dump(daemon: AdminClient, _parsed: argparse.Namespace) -> Lines:
 
 
 def _flush(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
-    target = "/flush" if parsed.stream is None else f"{_path(parsed.stream)}/flush"
+    target = "/flush" if parsed.stream is None else f"{path_of(parsed.stream)}/flush"
     reply = daemon.post(target, {"timeout_seconds": parsed.timeout}, partial(_progress, daemon, "to be delivered"))
     if not reply["streams"]:
         yield "no client has opened a stream yet"
@@ -205,12 +204,12 @@ def _reload(daemon: AdminClient, _parsed: argparse.Namespace) -> Lines:
 
 
 def _pause(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
-    daemon.post(f"{_path(parsed.stream)}/pause")
+    daemon.post(f"{path_of(parsed.stream)}/pause")
     yield f"{parsed.stream}: nothing is sent until `producerctl resume {parsed.stream}`, or a restart"
 
 
 def _resume(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
-    daemon.post(f"{_path(parsed.stream)}/resume")
+    daemon.post(f"{path_of(parsed.stream)}/resume")
     yield f"{parsed.stream}: sent again"
 
 
@@ -238,10 +237,6 @@ def _put(_daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     except (ProducerdError, TypeError, ValueError) as error:
         raise Failed(str(error)) from None
     yield f"{parsed.stream}: {count(records, 'record')} stored"
-
-
-def _path(stream: str) -> str:
-    return f"/streams/{quote(stream, safe='')}"
 
 
 def _progress(daemon: AdminClient, words: str) -> None:

@@ -10,6 +10,7 @@ import select
 import socket
 from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import quote
 
 TIMEOUT_SECONDS: Final = 10.0
 """Time-out of a request that the daemon answers at once."""
@@ -109,6 +110,11 @@ class _UnixConnection(http.client.HTTPConnection):
         with contextlib.suppress(ConnectionError):  # it may also end without closing
             while self.sock.recv(1):
                 pass
+
+
+def path_of(stream: str) -> str:
+    """Return the path of a stream's questions and orders."""
+    return f"/streams/{quote(stream, safe='')}"
 
 
 def _default_paths() -> list[str]:

@@ -14,10 +14,9 @@ from itertools import count as numbers
 from itertools import islice
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import quote
 
 from producerd.ctl import tables
-from producerd.ctl.daemon import AdminClient, Failed
+from producerd.ctl.daemon import AdminClient, Failed, path_of
 from producerd.ctl.tables import Reply
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def _shards(daemon: AdminClient, reading: StatusPair) -> list[tuple[Reply, Reply
     busy = []
     for stream in _by_trouble(reading)[:STREAMS_ASKED]:
         try:
-            known = daemon.get(f"/streams/{quote(stream['stream'], safe='')}/shards")["shards"]
+            known = daemon.get(f"{path_of(stream['stream'])}/shards")["shards"]
         except Failed:  # the daemon has forgotten the stream meanwhile
             continue
         busy += [(shard, stream) for shard in tables.busy_shards(known)]
