@@ -126,13 +126,14 @@ def dist(tree: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def dist_with_pex(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist_with_pex(tree: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     """The folder in which `./dev build` put all that it makes with a pex for this machine: half a minute's work.
 
     One process makes it for all.
     """
     folder = tmp_path_factory.getbasetemp()
-    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    # A run that a test starts inherits the worker's variables, so they do not say that it has workers itself.
+    shared = folder.parent if hasattr(pytestconfig, "workerinput") else folder
     with (shared / "dist_with_pex").open("a+") as made:
         fcntl.flock(made, fcntl.LOCK_EX)
         made.seek(0)
