@@ -135,12 +135,14 @@ def test_faults_are_those_that_somebody_may_make(source: str, planted: list[str]
 
 
 def test_the_tests_that_import_a_module_come_first() -> None:
-    first, then = files_for("producerd/wire/columns.py", ROOT)
+    first, then, daemon = files_for("producerd/wire/columns.py", ROOT)
     assert first[0] == "tests/wire/test_columns.py"
     places = [file.startswith("tests/wire/") for file in (*first, *then)]
     assert places == sorted(places, reverse=True), "then the files of its package, then all others"
     assert False in places
-    assert len({*first, *then}) == len(places)
+    assert {file.rpartition("/")[0] for file in daemon} >= {"tests/runtime", "tests/runtime/aws"}, "then a whole daemon"
+    assert len({*first, *then, *daemon}) == len(places) + len(daemon)
+    assert files_for("spark_client/columns.py", ROOT)[2] == [], "the client is no part of the daemon"
 
 
 def test_a_test_that_hangs_is_named_too(

@@ -1,7 +1,7 @@
 """``./dev mutate [MODULE ...] [--seed S] [--count N] [--workers N] [--json]``: whether the tests notice small faults.
 
 Each fault is planted alone, in a copy of the tree.  The tests that import the faulty module run first, then the other
-tests of its package, until one fails.  A fault that no test notices survives: either a test is missing, or the fault
+tests of its package, then those of the whole daemon, until one fails.  A fault that no test notices survives: either a test is missing, or the fault
 changes nothing that anybody could see.  The second kind stands in ``tools/equivalents.toml``, with the reason.
 """
 
@@ -37,6 +37,8 @@ from tools import ROOT
 MODULES = ["producerd/core", "producerd/runtime", "producerd/wire", "producerd/config", "spark_client"]
 NOT_ASKED = ("tests/benchmarks/", "tests/end_to_end/", "tests/faults/", "tests/releases/", "tests/system/")
 """Tests that are too slow, or whose subject is another."""
+DAEMON = ("producerd/", "tests/runtime/")
+"""Code that the daemon is made of, and the tests that run a daemon whole."""
 DOCUMENTS = "tests/test_docs.py"
 """It compares the documents with the settings, options and metrics of every package."""
 EQUIVALENTS = "tools/equivalents.toml"
@@ -220,8 +222,8 @@ def read_equivalents(path: Path) -> dict[Fault, str]:
 # -------------------------------------------------------------------------------------------------------------- tests
 
 
-def files_for(module: str, root: Path) -> tuple[list[str], list[str]]:
-    """Return the test files for a module: its package's files that import it, and then the others."""
+def files_for(module: str, root: Path) -> tuple[list[str], list[str], list[str]]:
+    """Return the test files for a module: its package's that import it, the package's others, and the daemon's."""
     name = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     folder, _, last = name.rpartition(".")
     imported = re.compile(
@@ -236,7 +238,9 @@ def files_for(module: str, root: Path) -> tuple[list[str], list[str]]:
     first.sort(key=lambda file: not file.endswith(f"/test_{last}.py"))
     then = [file for file in files if (file.startswith(own) or file in importing) and file not in first]
     then.sort(key=lambda file: not file.startswith(own))
-    return first, then
+    code, tests = DAEMON
+    last_of_all = [file for file in files if file.startswith(tests) and file not in (*first, *then)]
+    return first, then, last_of_all if module.startswith(code) else []
 
 
 class Trees:
