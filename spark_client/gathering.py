@@ -144,7 +144,7 @@ class Gathered:
 
     def split(self, place: int) -> Gathered:
         """Return the records from a place on, and keep those before it."""
-        rest = Gathered(self.stream, (0, 0))
+        rest = Gathered(self.stream, (self._most_bytes, self._most_records))
         rest.rows, self.rows = self.rows[place:], self.rows[:place]
         rest._futures = [future for future in self._futures if future.place >= place]
         self._futures = [future for future in self._futures if future.place < place]

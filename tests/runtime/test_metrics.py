@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from math import inf
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -239,6 +240,14 @@ def test_the_last_delivery_is_told_in_seconds_since_1970(monkeypatch: pytest.Mon
     found = samples(Metrics(LISTED), flights, never, now=100.0)
     assert found["producerd_last_delivery_timestamp_seconds", frozenset(("flights",))] == 1_999_999_940.0
     assert found["producerd_last_delivery_timestamp_seconds", frozenset(("never",))] == 0
+
+
+@pytest.mark.parametrize(("expires_at", "shown"), [(1_800_000_000.0, 1_800_000_000.0), (None, 0.0)])
+def test_the_end_of_a_streams_credentials_is_told(expires_at: float | None, shown: float) -> None:
+    flights = stream("flights")
+    flights.credentials = SimpleNamespace(expires_at=expires_at)  # type: ignore[assignment]
+    found = samples(Metrics(LISTED), flights)
+    assert found["producerd_credentials_expiry_timestamp_seconds", frozenset(("flights",))] == shown
 
 
 def test_the_loops_lag_is_by_how_much_its_timers_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
