@@ -273,8 +273,17 @@ def text(snapshot: Scrape) -> bytes:
     )
 
 
-_PROCESS: Final = ProcessCollector(registry=None)
-"""Memory, CPU and open files of this process, under the names that all exporters use."""
+class OwnProcess(ProcessCollector):
+    """Memory, CPU and open files of this process, under the names that all exporters use.
+
+    It does not need `/proc/stat`, which systemd hides by ProcSubset=pid.  Without that file the library has no metrics.
+    """
+
+    def _boot_time(self) -> float:
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+_PROCESS: Final = OwnProcess(registry=None)
 
 
 class _MetricList:

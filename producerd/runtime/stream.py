@@ -284,6 +284,12 @@ class Stream:
         self.gate.set_limits(settings.queue_limit, settings.queue_limit_bytes, now)
         self._touched(self)
 
+    def forget_refusal(self) -> None:
+        """Let the next row find out whether Kinesis still refuses the stream, which nobody uses."""
+        self.pipeline.health.forget_refusal()
+        self._told_health = self.pipeline.health.state
+        log.info("a refusal is forgotten, as nobody uses the stream", stream=self.name)
+
     def pause(self, now: float) -> None:
         """Send nothing until `resume`.  The gate still admits callers until the queue is full."""
         if not self.pipeline.paused:

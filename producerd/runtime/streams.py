@@ -29,9 +29,10 @@ FORGET_SECONDS: Final = 24 * 3_600.0
 Some jobs put the date in the stream's name.
 """
 FORGET_BROKEN_SECONDS: Final = 600.0
-"""Idle time after which the daemon forgets a stream that does not work.
+"""Idle time after which the daemon forgets a stream that does not work, or that a listed stream was refused.
 
-A misspelt name then raises an alert for minutes, not for a day.
+A misspelt name then raises an alert for minutes, not for a day.  No row of an idle stream could show that the cause has
+been fixed.
 """
 LOOK_SECONDS: Final = 60.0
 
@@ -198,10 +199,13 @@ class Streams:
             now = asyncio.get_running_loop().time()
             for stream in list(self):
                 idle_since = stream.idle_since
-                if idle_since is None or stream.name in self.config.streams:
+                if idle_since is None:
                     continue
                 idle_seconds = now - idle_since
-                if idle_seconds >= (FORGET_SECONDS if _works(stream) else FORGET_BROKEN_SECONDS):
+                if stream.name in self.config.streams:
+                    if not stream.is_up and idle_seconds >= FORGET_BROKEN_SECONDS:
+                        stream.forget_refusal()
+                elif idle_seconds >= (FORGET_SECONDS if _works(stream) else FORGET_BROKEN_SECONDS):
                     log.info("stream forgotten", stream=stream.name, idle_seconds=round(idle_seconds))
                     self._forget(stream)
 

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from math import inf
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
+from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from producerd.config import Config, NodeSettings, StreamSettings
@@ -32,6 +34,7 @@ from producerd.runtime.metrics import (
     STREAM_FAMILIES,
     LoopLag,
     Metrics,
+    OwnProcess,
 )
 from producerd.runtime.metrics import text as text_of
 from producerd.runtime.session import DISCONNECT_REASONS, Session
@@ -212,6 +215,15 @@ def test_what_the_services_and_the_log_count_is_there_from_the_start(monkeypatch
     services.clock_offset_seconds, services.credential_refreshes = -612.0, {"ok": 3, "failed": 1}
     lost |= {"full": 7, "failed": 2}
     assert found() == [-612, 3, 1, 7, 2]
+
+
+def test_a_process_to_which_proc_shows_processes_alone_has_its_metrics(tmp_path: Path) -> None:
+    """As the unit's ProcSubset=pid has it."""
+    (tmp_path / "self").symlink_to("/proc/self")
+    seen = {metric.name: metric.samples[0].value for metric in OwnProcess(proc=str(tmp_path), registry=None).collect()}
+    whole = {metric.name: metric.samples[0].value for metric in ProcessCollector(registry=None).collect()}
+    assert seen.keys() == whole.keys()
+    assert seen["process_start_time_seconds"] == pytest.approx(whole["process_start_time_seconds"], abs=2.0)
 
 
 def test_waits_of_seconds_are_told_apart() -> None:

@@ -93,6 +93,25 @@ async def test_a_name_that_never_worked_is_forgotten_soon(monkeypatch: pytest.Mo
         await until_on_loop(lambda: [stream.name for stream in streams] == ["works"])
 
 
+async def test_a_refusal_that_nobody_has_met_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row shows that its cause was fixed, and an alert must not wait for one.  Whoever waits is not idle."""
+    monkeypatch.setattr(module, "FORGET_BROKEN_SECONDS", 0.1)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    async with streams_of(Config(streams={name: StreamSettings() for name in ("new", "old", "used")})) as streams:
+        new, old, used = (streams.open(name) for name in ("new", "old", "used"))
+        old.pipeline.health.stored()
+        for stream in (new, old, used):
+            stream.pipeline.health.looks_permanent("ACCESS_DENIED", "not allowed", 0.0)
+        caller: Any = SimpleNamespace()
+        used.join(caller, patient=False)
+        assert not any(stream.is_up for stream in streams)
+        await until_on_loop(lambda: new.is_up and old.is_up)
+        assert (new.pipeline.health.state, old.pipeline.health.state) == (HealthState.UNPROVEN, HealthState.WORKING)
+        assert (used.pipeline.health.state, used.pipeline.health.code) == (HealthState.BROKEN, "ACCESS_DENIED")
+        new.pipeline.health.looks_permanent("ACCESS_DENIED", "not allowed", 1.0)
+        assert not new.is_up, "the next row finds it refused once more"
+
+
 async def test_a_name_that_never_worked_makes_place_for_another_one() -> None:
     """Unless somebody has it open, or has paused it."""
     async with streams_of(Config(node=NodeSettings(max_streams=2))) as streams:

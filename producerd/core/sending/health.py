@@ -106,6 +106,12 @@ class StreamHealth:
         self._schedule_probe(now)
         return True
 
+    def forget_refusal(self) -> None:
+        """Take back what refused the stream.  The next row finds out whether Kinesis still does."""
+        if self.state in (HealthState.SUSPECT, HealthState.BROKEN):
+            self.state = HealthState.WORKING if self.state is HealthState.SUSPECT else HealthState.UNPROVEN
+            self.code = self.message = self.request_id = ""
+
     def looks_permanent(self, code: str, message: str, now: float, request_id: str = "") -> None:
         """Note that an answer, or an entry's result, says that no row can be stored until an operator acts."""
         self.code, self.message, self.request_id = code, message, request_id
