@@ -154,6 +154,8 @@ def _owner(text: str) -> tuple[int, int]:
 
 def _serve(parsed: argparse.Namespace) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it would end the daemon, which reads the settings now anyway
+    # As a container's first process it would not get a SIGTERM that has no handler, and would serve on.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # no client is connected yet; the daemon sets its own handler
     from producerd.config import load
     from producerd.config.dangers import check_possible
     from producerd.config.memory import check_fits

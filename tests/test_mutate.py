@@ -142,7 +142,7 @@ def test_the_tests_that_import_a_module_come_first() -> None:
     assert False in places
     assert {file.rpartition("/")[0] for file in daemon} >= {"tests/runtime", "tests/runtime/aws"}, "then a whole daemon"
     assert len({*first, *then, *daemon}) == len(places) + len(daemon)
-    assert files_for("spark_client/columns.py", ROOT)[2] == [], "the client is no part of the daemon"
+    assert files_for("spark_client/columns.py", ROOT)[2] == [], "the daemon does not run the client"
 
 
 def test_a_test_that_hangs_is_named_too(

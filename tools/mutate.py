@@ -1,8 +1,8 @@
 """``./dev mutate [MODULE ...] [--seed S] [--count N] [--workers N] [--json]``: whether the tests notice small faults.
 
 Each fault is planted alone, in a copy of the tree.  The tests that import the faulty module run first, then the other
-tests of its package, then those of the whole daemon, until one fails.  A fault that no test notices survives: either a test is missing, or the fault
-changes nothing that anybody could see.  The second kind stands in ``tools/equivalents.toml``, with the reason.
+tests of its package, then the tests that run a whole daemon, until one fails.  A fault that no test notices survives:
+either a test is missing, or the fault changes nothing that anybody could see.  The second kind stands in ``tools/equivalents.toml``, with the reason.
 """
 
 from __future__ import annotations

@@ -54,6 +54,13 @@ OWNERLESS_SECONDS: Final = 3.0
 """The longest time that a daemon drains whose owner has ended.  With `LAST_WORDS_SECONDS` it ends within 5 s."""
 LAST_WORDS_SECONDS: Final = 1.0
 """Time that the last acknowledgements have to leave before the daemon cuts the connections."""
+SCRAPED_LATELY_SECONDS: Final = 120.0
+"""Time for which a daemon whose metrics were read counts as one that Prometheus scrapes."""
+LAST_SCRAPE_SECONDS: Final = 20.0
+"""Longest time that a daemon which has lost records waits for the scrape that shows them.
+
+With the default drain of 60 s it ends before the units' TimeoutStopSec and the chart's grace period, both 90 s.
+"""
 
 
 class State(Enum):
@@ -112,6 +119,7 @@ class Daemon:
         self._metrics = metrics.Metrics(config, memory_limit().bytes, clients)
         self._rendering = asyncio.Lock()
         self._rendered = -inf, b""  # when the rendering began, and its text
+        self._scraped = asyncio.Event()
         self._drained = Drained()
         self._signals = 0
         self._drain_asked = asyncio.Event()
@@ -170,6 +178,7 @@ class Daemon:
             giving_back.cancel()
             await carrying
             await self._say_last_words()
+            await self._show_losses()
         self.state = State.STOPPED
         returned, undelivered = self._drained.returned_records, self._drained.undelivered_records
         if undelivered:
@@ -235,6 +244,7 @@ class Daemon:
             log.info("draining", signal=name, seconds=self.config.node.drain_timeout_seconds)
         if self._drain_asked.is_set():
             self._quiet.set()  # ends the present step of draining
+            self._scraped.set()  # and the wait for a scrape
         self._drain_asked.set()
 
     async def _leave_with_owner(self) -> None:
@@ -363,6 +373,17 @@ class Daemon:
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
                     await self._all_gone.wait()
 
+    async def _show_losses(self) -> None:
+        """Let Prometheus read how many records were lost, if it scrapes this daemon: its counters end with it."""
+        now = time.monotonic()
+        is_scraped = now < self._rendered[0] + SCRAPED_LATELY_SECONDS
+        if self._drained.undelivered_records and is_scraped and self._owner is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_SCRAPE_SECONDS):
+                    while self._rendered[0] < now and self._signals < 2:
+                        self._scraped.clear()
+                        await self._scraped.wait()
+
     # ---- questions
 
     @property
@@ -406,4 +427,5 @@ class Daemon:
                 )
                 text = await asyncio.to_thread(metrics.text, snapshot)
                 self._rendered = began_at, text
+            self._scraped.set()
             return text

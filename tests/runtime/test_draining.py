@@ -249,6 +249,7 @@ def test_rows_that_nobody_can_be_given_back_make_the_exit_code_1(kinesis: FakeKi
         client.close()
         until(lambda: running.metrics()["client_connections"] == 0)
         running.signal()
+        until(lambda: running.metrics()["discarded_records_total[abandoned]"] == 1_200)  # the daemon waits for that
         assert running.wait() == 1
         assert "stopped records_returned=0 records_without_a_caller_undelivered=1200" in running.log
         assert "ERROR   producerd: records were lost: their callers had gone records=1200" in running.log

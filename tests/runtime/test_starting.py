@@ -6,12 +6,15 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer
-from tests.daemon import daemon, directory, one, serve_once, session, until
+from tests.daemon import PATIENCE_SECONDS, ROOT, daemon, directory, one, serve_once, session, until
 
 
 def refused(log: str) -> str:
@@ -48,6 +51,27 @@ def test_a_file_on_the_sockets_path_is_left_alone() -> None:
         assert code == 78
         assert "which is not a socket" in refused(log)
         assert (path / "daemon.sock").read_text() == "precious"
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["next to others", "as the first process, as in a container"])
+def test_sigterm_ends_a_daemon_that_does_not_serve_yet(first: bool, tmp_path: Path) -> None:
+    """The kernel keeps a signal without a handler from a container's first process, which would serve on."""
+    if first and os.geteuid():
+        pytest.skip("needs root, for a process namespace")
+    settings = tmp_path / "settings.toml"
+    os.mkfifo(settings)
+    command = [sys.executable, "-m", "producerd", "serve", "-c", os.fspath(settings)]
+    alone = ["unshare", "--pid", "--fork", "--kill-child"] if first else []
+    with (
+        subprocess.Popen([*alone, *command], cwd=ROOT) as outer,
+        settings.open("w"),  # returns when the daemon reads its settings, which have no end
+    ):
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        os.kill(int(children[0]) if first else outer.pid, signal.SIGTERM)
+        try:
+            assert outer.wait(PATIENCE_SECONDS) == 0
+        finally:
+            outer.kill()
 
 
 def test_a_path_that_is_too_long_is_named() -> None:

@@ -124,6 +124,9 @@ class Machine:
         """Status and text of the daemon's /-/ready."""
         return self.run(shlex.join(["python3", "-c", READY]))
 
+    def metrics(self) -> str:
+        return self.run(shlex.join(["python3", "-c", ASK, "http://127.0.0.1:9474/metrics", ""]))
+
     def install(self) -> None:
         """As docs/operations.md says it.  Its environment is what is mounted at /mnt/commands."""
         self.run("ln --symbolic --force --no-target-directory /mnt/commands /opt/producerd")

@@ -225,6 +225,15 @@ def test_the_journal_finds_lines_by_priority_and_stream(node: Machine, kinesis: 
     assert "serving version" not in of_stream
 
 
+def test_the_process_has_its_metrics_though_the_unit_hides_all_of_proc_but_processes(
+    node: Machine, kinesis: Kinesis
+) -> None:
+    serve(node, kinesis)
+    assert {"process_resident_memory_bytes", "process_start_time_seconds", "process_open_fds"} <= {
+        line.partition(" ")[0] for line in node.metrics().splitlines()
+    }
+
+
 def test_uninstalling_as_the_page_says_leaves_nothing(node: Machine, kinesis: Kinesis) -> None:
     serve(node, kinesis)
     node.run("useradd spark")
