@@ -2,7 +2,8 @@
 
 Each fault is planted alone, in a copy of the tree.  The tests that import the faulty module run first, then the other
 tests of its package, then the tests that run a whole daemon, until one fails.  A fault that no test notices survives:
-either a test is missing, or the fault changes nothing that anybody could see.  The second kind stands in ``tools/equivalents.toml``, with the reason.
+either a test is missing, or the fault changes nothing that anybody could see.  The second kind stands in
+``tools/equivalents.toml``, with the reason.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ async def test_a_name_that_never_worked_is_forgotten_soon(monkeypatch: pytest.Mo
 
 
 async def test_a_refusal_that_nobody_has_met_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No row shows that its cause was fixed, and an alert must not wait for one.  A stream that somebody has open is not idle."""
+    """No row of an idle stream shows that the cause was fixed, and an alert must not wait for one."""
     monkeypatch.setattr(module, "FORGET_BROKEN_SECONDS", 0.1)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
     async with streams_of(Config(streams={name: StreamSettings() for name in ("new", "old", "used")})) as streams:
