@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from producerd.config import Config, NodeSettings, StreamSettings, load
 from producerd.config.settings import needs_restart
 from producerd.config.sources import as_file
+from producerd.config.summary import in_seconds
 from producerd.config.text import allowed, as_toml, is_size, schema
 from producerd.config.values import KIB, MIB, default_socket
 from producerd.errors import ConfigurationError
@@ -627,3 +628,10 @@ def test_a_full_queue_lasts_as_long_as_shards_need_for_its_records_and_bytes(
     sets: dict[str, object], shards: int, seconds: float
 ) -> None:
     assert StreamSettings.model_validate(sets).queue_seconds(shards) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.0123, "0.0123 s"), (999.4, "999 s"), (999.5, "1,000 s"), (1_000, "1,000 s")]
+)
+def test_a_time_is_said_without_an_exponent(seconds: float, said: str) -> None:
+    assert in_seconds(seconds) == said

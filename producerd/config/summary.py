@@ -43,7 +43,7 @@ def _stream(settings: StreamSettings) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds < 1_000 else f"{seconds:,.0f} s"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
 def queue_warning(settings: StreamSettings, shards: int | None = None) -> str:

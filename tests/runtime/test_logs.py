@@ -54,6 +54,14 @@ def lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
     return captured.err.splitlines()
 
 
+def test_when_a_log_ends_what_was_there_before_writes_again() -> None:
+    root = logging.getLogger()
+    before = list(root.handlers)
+    with logs.running("info", "text"):
+        assert root.handlers != before
+    assert root.handlers == before
+
+
 # ---- lines
 
 

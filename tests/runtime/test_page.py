@@ -23,7 +23,7 @@ import pytest
 from producerd.core.holding import ADVICE, Cause
 from producerd.runtime.page.page import HEADERS, KEPT_SECONDS, LOOK_SECONDS, Page
 from producerd.runtime.page.pictures import SAMPLES
-from producerd.runtime.page.text import TEXT_CHARACTERS
+from producerd.runtime.page.text import TEXT_CHARACTERS, count_of
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire.columns import lay_out
@@ -238,6 +238,11 @@ def test_a_minute_after_callers_were_blocked_the_stream_is_calm_again() -> None:
     for _ in range(12):
         node.passes()
     assert "No stream is in trouble" in text_of(node.html())
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (1_000, "1,000 rows")])
+def test_one_thing_is_said_as_one(number: int, said: str) -> None:
+    assert count_of(number, "row") == said
 
 
 @pytest.mark.parametrize("cause", get_args(Cause))

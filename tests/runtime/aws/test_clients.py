@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
+from botocore.exceptions import BotoCoreError
 
 from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
@@ -60,6 +62,19 @@ async def test_metrics_show_the_clock_that_is_most_off_and_all_refreshes(kinesis
             client.clock.offset = timedelta(seconds=seconds)
             await client.credentials.get_frozen_credentials()
         assert (clients.clock_offset_seconds, clients.credential_refreshes) == (-600, {"ok": 3})
+
+
+@pytest.mark.parametrize(("role_arn", "of"), [(None, "the daemon"), (role("writer"), role("writer"))])
+async def test_a_failure_of_credentials_says_whose_they_are(
+    role_arn: str | None, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    async with open_clients([]) as clients:
+        with structlog.testing.capture_logs() as log, pytest.raises(BotoCoreError):
+            await clients.of(access(role_arn=role_arn)).credentials.get_frozen_credentials()
+    assert [line["of"] for line in log if line["event"] == "credentials failed"] == [of]
 
 
 async def test_requests_say_whose_they_are(kinesis: FakeKinesis) -> None:
