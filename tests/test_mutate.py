@@ -84,6 +84,18 @@ def test_a_test_that_fails_without_a_fault_notices_none(toy: Path, capsys: pytes
     assert "fails without a fault, too" in capsys.readouterr().err
 
 
+def test_a_test_that_fails_by_chance_notices_none_and_the_others_are_asked(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    has_run = toy / "has_run"
+    by_chance = f"import pathlib\n\n\ndef test_once():\n    seen = pathlib.Path({str(has_run)!r})\n"
+    by_chance += "    if not seen.exists():\n        seen.touch()\n        raise AssertionError\n"
+    (toy / "tests/toy/test_limit.py").write_text(by_chance + TEST)
+    main(["toy", "--json", "--workers", "1"], toy)
+    assert has_run.exists()
+    assert verdicts(capsys) == {"9 -> 10": ("SURVIVED", ""), "min -> max": CAUGHT, "5 -> 6": ("SURVIVED", "")}
+
+
 def test_tests_that_cannot_be_collected_catch_nothing(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (toy / "tests/toy/test_limit.py").write_text(f"import a_package_that_is_missing\n{TEST}")
     assert main(["toy", "--workers", "1"], toy) == 2
