@@ -36,7 +36,7 @@ class Journal:
         """
         named = {f"PRODUCERD_{name.upper()}": value.encode(errors="replace") for name, value in fields.items()}
         entry = {
-            "MESSAGE": text.rstrip(b"\n")[:MAX_MESSAGE_BYTES],
+            "MESSAGE": _cut(text.rstrip(b"\n")),
             "PRIORITY": b"%d" % priority_of(level),
             "SYSLOG_IDENTIFIER": b"producerd",
             **named,
@@ -52,6 +52,14 @@ class Journal:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _cut(text: bytes) -> bytes:
+    """Return what fits into an entry, cut between two characters: journalctl shows other bytes than UTF-8 as a blob."""
+    end = min(len(text), MAX_MESSAGE_BYTES)
+    while end < len(text) and text[end] & 0xC0 == 0x80:  # a byte inside a character
+        end -= 1
+    return text[:end]
 
 
 def journal_of(descriptor: int, environ: Mapping[str, str] = os.environ) -> Journal | None:

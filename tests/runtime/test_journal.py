@@ -54,6 +54,18 @@ def test_an_entry_has_the_text_as_it_is_with_priority_and_fields(journald: socke
     journal.close()
 
 
+@pytest.mark.parametrize("character", ["\xe9", "\u20ac", "\U0001f600"])
+def test_a_text_that_is_too_long_is_cut_between_two_characters(journald: socket.socket, character: str) -> None:
+    """Journalctl shows a text that ends inside of one as a blob."""
+    journal = Journal(journald.getsockname())
+    for before in range(len(character.encode())):
+        assert journal.write(b"x" * before + character.encode() * MAX_MESSAGE_BYTES, 40, {})
+        message = entry_of(journald.recv(1 << 20))["MESSAGE"]
+        assert message.decode().endswith(character)
+        assert MAX_MESSAGE_BYTES - len(character.encode()) < len(message) <= MAX_MESSAGE_BYTES
+    journal.close()
+
+
 def test_a_journal_that_is_gone_takes_nothing_and_raises_nothing(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path / "nobody"))
     assert not journal.write(b"line", 40, {})
