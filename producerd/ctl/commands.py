@@ -60,8 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--admin-socket",
         metavar="PATH",
-        default=os.environ.get("PRODUCERD_ADMIN_SOCKET"),
-        help="the daemon's admin_socket (default: the one that PRODUCERD_ADMIN_SOCKET names, else the default paths)",
+        help="the daemon's admin_socket (default: as PRODUCERD_* and the file of PRODUCERD_CONFIG place it)",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import select
 import socket
 from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import quote
+
+from producerd.ctl.address import admin_paths
 
 TIMEOUT_SECONDS: Final = 10.0
 """Time-out of a request that the daemon answers at once."""
@@ -23,14 +24,14 @@ class Failed(Exception):
 
 
 class AdminClient:
-    """The daemon that answers at a path, or at the first default path.
+    """The daemon that answers at a path, or at the first of those that the environment leads to.
 
     Each request returns the JSON object of the answer.  It raises Failed with the daemon's error, or with the reason
     why no daemon answers.
     """
 
     def __init__(self, path: str | None) -> None:
-        self._paths = [path] if path else _default_paths()
+        self._paths = [path] if path else admin_paths()
 
     def get(self, target: str) -> Any:
         return self._ask("GET", target)
@@ -115,9 +116,3 @@ class _UnixConnection(http.client.HTTPConnection):
 def path_of(stream: str) -> str:
     """Return the path of a stream's questions and orders."""
     return f"/streams/{quote(stream, safe='')}"
-
-
-def _default_paths() -> list[str]:
-    """Return the paths of the daemon's admin socket if the settings name neither it nor `socket`."""
-    user = os.environ.get("XDG_RUNTIME_DIR")
-    return [f"{folder}/producerd/producerd.admin.sock" for folder in ("/run", user) if folder]
