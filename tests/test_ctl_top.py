@@ -1,10 +1,13 @@
 """`producerctl top` draws one picture on a terminal, and writes plain text without one and without rich.
 
+Its rates are of one daemon, also where that has restarted between two readings.
+
 A terminal is tmux's (``apt-get install tmux``); tests that need it are skipped without it.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -13,9 +16,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from producerd import ctl
+from producerd.ctl.daemon import Failed
+from producerd.ctl.live import StatusPair
+from producerd.ctl.tables import rates
 from producerd.testing import FakeKinesis, hash_of
 from producerd.testing.fake_kinesis import serve_in_thread
 from producerd.wire.columns import lay_out
@@ -129,3 +137,63 @@ def test_no_command_but_top_on_a_terminal_loads_rich(blocked: DaemonProcess) -> 
         code = "import sys; from producerd.ctl import main; main(sys.argv[1:]); sys.exit('rich' in sys.modules)"
         arguments = [sys.executable, "-c", code, "--admin-socket", str(admin), *command.split()]
         assert subprocess.run(arguments, capture_output=True, cwd=ROOT, check=False).returncode == 0, command
+
+
+def status(uptime_seconds: float, records: int) -> dict[str, Any]:
+    """The status of a daemon that has stored this many records."""
+    counts = ("ingest_records", "delivered_records", "delivered_bytes", "blocked_seconds", "record_retries")
+    zeros = ("queue_records", "queue_bytes", "blocked_callers", "oldest_record_seconds", "failed_records")
+    stream = {**dict.fromkeys((*counts, *zeros), 0), "ingest_records": records, "delivered_records": records}
+    limits = {"queue_limit_records": 1, "queue_limit_bytes": 1}
+    words = {"stream": "flights", "health": "working", "paused": False, "reason": "", "last_error": ""}
+    node = {"version": "1", "state": "serving", "log_level": "info", "connections": 0}
+    queues = {"node_queue_bytes": 0, "node_queue_limit_bytes": 1}
+    return {**node, **queues, "uptime_seconds": uptime_seconds, "streams": [{**words, **limits, **stream}]}
+
+
+def stored_per_second(reading: StatusPair) -> str:
+    _, head, row = rates(*reading)
+    return row.split()[head.split().index("STORED/S")]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "seconds", "rate"),
+    [
+        ((100.0, 7_000), (102.0, 9_000), 2.0, "1,000"),
+        ((100.0, 7_000), (2.0, 9_000), 2.0, "4,500"),  # it has restarted at once
+        ((3.0, 7_000), (10.0, 9_000), 20.0, "900"),  # and has served for longer than the one before
+        ((100.0, 7_000), (100.0, 7_010), 0.05, "100"),  # the uptime is in tenths of a second
+    ],
+)
+def test_the_rates_of_a_daemon_that_has_restarted_are_since_its_start(
+    before: tuple[float, int], now: tuple[float, int], seconds: float, rate: str
+) -> None:
+    assert stored_per_second(StatusPair.of(status(*now), status(*before), seconds)) == rate
+
+
+class Restarting:
+    """Stands for the way to a daemon that serves, is gone for two questions, and serves again."""
+
+    def __init__(self, *_: object) -> None:
+        self._answers = itertools.chain([status(100.0, 7_000), None, None], itertools.repeat(status(2.0, 9_000)))
+
+    def get(self, _target: str) -> dict[str, Any]:
+        answer = next(self._answers)
+        if answer is None:
+            raise Failed("no daemon answers: /x: Connection refused")
+        return answer
+
+
+def test_top_goes_on_while_a_daemon_restarts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producerd.ctl.commands.AdminClient", Restarting)
+    assert ctl.main(["top", "--every", "0", "--count", "3"]) == 0
+    told = capsys.readouterr().out.split("\n\n")
+    assert told[:2] == ["no daemon answers: /x: Connection refused"] * 2
+    assert "4,500" in told[2]
+
+
+def test_top_ends_where_no_daemon_answered_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl.main(["--admin-socket", "/nonexistent/s", "top"]) == 1
+    assert capsys.readouterr().err.startswith("producerctl: no daemon answers: /nonexistent/s: ")

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from itertools import count as numbers
-from itertools import islice
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -44,6 +43,19 @@ class StatusPair(NamedTuple):
     now: Reply
     before: Reply
 
+    @staticmethod
+    def of(now: Reply, before: Reply, seconds: float) -> StatusPair:
+        """Return two statuses that lie at least ``seconds`` apart.
+
+        If the uptime grew by less, another daemon has started, and all that it counts has come since.
+        """
+        grew = now["uptime_seconds"] - before["uptime_seconds"]
+        return StatusPair(now, before if grew >= seconds - 2 * tables.UPTIME_STEP_SECONDS else AT_START)
+
+
+AT_START: Final[Reply] = {"uptime_seconds": 0.0, "streams": []}
+"""As much of the status of a daemon that has counted nothing yet as the rates need."""
+
 
 def top(daemon: AdminClient, parsed: argparse.Namespace) -> Iterator[str]:
     """Draw the picture, or yield the texts, until the command's count is reached."""
@@ -52,17 +64,26 @@ def top(daemon: AdminClient, parsed: argparse.Namespace) -> Iterator[str]:
         _draw(console, daemon, parsed)
         return
     for reading in _readings(daemon, parsed):
-        text = "\n".join(tables.rates(*reading))
+        text = str(reading) if isinstance(reading, Failed) else "\n".join(tables.rates(*reading))
         yield f"{CLEAR}{text}" if sys.stdout and sys.stdout.isatty() else f"{text}\n"
 
 
-def _readings(daemon: AdminClient, parsed: argparse.Namespace) -> Iterator[StatusPair]:
-    before = daemon.get("/status")
-    for _ in islice(numbers(), parsed.count):
+def _readings(daemon: AdminClient, parsed: argparse.Namespace) -> Iterator[StatusPair | Failed]:
+    """Yield a reading after each pause, or why there is none, as while a daemon restarts.
+
+    Raise Failed if the first question of all has no answer.
+    """
+    before, at = daemon.get("/status"), time.monotonic()
+    for _ in numbers() if parsed.count is None else range(parsed.count):
         time.sleep(parsed.every)
-        now = daemon.get("/status")
-        yield StatusPair(now, before)
-        before = now
+        seconds = time.monotonic() - at
+        try:
+            now, at = daemon.get("/status"), time.monotonic()
+        except Failed as failed:
+            yield failed
+        else:
+            yield StatusPair.of(now, before, seconds)
+            before = now
 
 
 def _console() -> Console | None:
@@ -79,11 +100,15 @@ def _console() -> Console | None:
 
 def _draw(console: Console, daemon: AdminClient, parsed: argparse.Namespace) -> None:
     from rich.live import Live
+    from rich.text import Text
 
     picture: Any = "one moment"
     with Live(picture, console=console, screen=True, auto_refresh=False) as live:
         for reading in _readings(daemon, parsed):
-            picture = _picture(reading, _shards(daemon, reading), console.width, console.height)
+            if isinstance(reading, Failed):
+                picture = Text(str(reading))
+            else:
+                picture = _picture(reading, _shards(daemon, reading), console.width, console.height)
             live.update(picture, refresh=True)
     console.print(picture)  # the screen of before is back
 

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 SHARDS_SHOWN: Final = 20
 MIB: Final = 1 << 20
+UPTIME_STEP_SECONDS: Final = 0.1
+"""The daemon reports its uptime in whole steps of this length."""
 Reply = Mapping[str, Any]
 
 
@@ -59,7 +61,7 @@ def rates(reply: Reply, before: Reply) -> Iterator[str]:
 
 def rates_of(stream: Reply, reply: Reply, before: Reply) -> tuple[str, ...]:
     """Return the values of one stream in the columns `RATES`."""
-    seconds = max(reply["uptime_seconds"] - before["uptime_seconds"], 0.001)
+    seconds = max(reply["uptime_seconds"] - before["uptime_seconds"], UPTIME_STEP_SECONDS)
     then: Reply = next((other for other in before["streams"] if other["stream"] == stream["stream"]), {})
 
     def rate(name: str) -> float:
