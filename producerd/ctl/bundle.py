@@ -8,14 +8,16 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from typing import BinaryIO
 
 from producerd import __version__
-from producerd.ctl.daemon import AdminClient, Failed
+from producerd.ctl.daemon import AdminClient
+from producerd.ctl.files import whole_file
 
 
 def bundle(daemon: AdminClient, parsed: argparse.Namespace) -> Iterator[str]:
     """Write the bundle, which only its owner may read, and yield its name."""
-    path = parsed.output or time.strftime("producerd-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime())
+    path = parsed.output or _own_name()
     reply = daemon.get("/bundle")
     reply["versions"]["producerctl"] = __version__
     files = {
@@ -24,18 +26,20 @@ def bundle(daemon: AdminClient, parsed: argparse.Namespace) -> Iterator[str]:
         "metrics.txt": reply.pop("metrics"),
         **{f"{name}.json": json.dumps(part, indent=1) for name, part in reply.items()},
     }
-    try:
-        _write(path, files)
-    except OSError as error:
-        raise Failed(f"{path}: {error.strerror}") from None
+    with whole_file(path, 0o600) as file:
+        _write(file, files)
     yield path
 
 
-def _write(path: str, files: Mapping[str, str]) -> None:
+def _own_name() -> str:
+    """Return a name with the time, and with the process: two commands may run in one second."""
+    return time.strftime(f"producerd-%Y%m%dT%H%M%SZ-{os.getpid()}.tar.gz", time.gmtime())
+
+
+def _write(file: BinaryIO, files: Mapping[str, str]) -> None:
     import tarfile  # it takes 20 ms, which no other command should
 
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, text in files.items():
             data = text.encode()
             info = tarfile.TarInfo(f"producerd/{name}")

@@ -7,10 +7,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from producerd.ctl.daemon import AdminClient, Failed
+from producerd.ctl.daemon import AdminClient
+from producerd.ctl.files import whole_file
 from producerd.ctl.tables import count, table
 
 PLACES_SHOWN: Final = 10
@@ -18,24 +18,31 @@ PLACES_SHOWN: Final = 10
 
 def profile(daemon: AdminClient, parsed: argparse.Namespace) -> Iterator[str]:
     """Yield the sampled stacks, or write them to a file.  Print where most samples ended to the standard error."""
+    if parsed.output is None:
+        reply = _sampled(daemon, parsed.seconds)
+        yield from _lines(reply)
+    else:
+        with whole_file(parsed.output, 0o666) as file:  # open before the time passes, which an error would waste
+            reply = _sampled(daemon, parsed.seconds)
+            file.write("".join(f"{line}\n" for line in _lines(reply)).encode())
+    print("\n".join(_places(reply["stacks"], reply["samples"])), file=sys.stderr)
+
+
+def _sampled(daemon: AdminClient, seconds: float) -> Mapping[str, Any]:
     began = time.monotonic()
 
     def meanwhile() -> None:
         if sys.stderr.isatty():
-            passed = f"\r{time.monotonic() - began:.0f} of {parsed.seconds:g} s\r"
+            passed = f"\r{time.monotonic() - began:.0f} of {seconds:g} s\r"
             print(passed, end="", file=sys.stderr, flush=True)
 
-    reply = daemon.post("/profile", {"seconds": parsed.seconds}, meanwhile)
-    stacks: Mapping[str, int] = reply["stacks"]
-    lines = [f"{stack} {times}" for stack, times in stacks.items()]
-    if parsed.output is None:
-        yield from lines
-    else:
-        try:
-            Path(parsed.output).write_text("".join(f"{line}\n" for line in lines))
-        except OSError as error:
-            raise Failed(f"{parsed.output}: {error.strerror}") from None
-    print("\n".join(_places(stacks, reply["samples"])), file=sys.stderr)
+    reply: Mapping[str, Any] = daemon.post("/profile", {"seconds": seconds}, meanwhile)
+    return reply
+
+
+def _lines(reply: Mapping[str, Any]) -> Iterator[str]:
+    for stack, times in reply["stacks"].items():
+        yield f"{stack} {times}"
 
 
 def _places(stacks: Mapping[str, int], samples: int) -> Iterator[str]:
