@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http.client import parse_headers
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -34,7 +35,8 @@ def _serve(listening: socket.socket, answers: Mapping[str, Mapping[str, Any]]) -
             connection, _ = listening.accept()
         except OSError:
             return
-        with connection:
-            target = connection.recv(65_536).split()[1].decode()
+        with connection, connection.makefile("rb") as request:
+            target = request.readline().split()[1].decode()
+            request.read(int(parse_headers(request)["Content-Length"] or 0))
             status, text = (200, json.dumps(answers[target])) if target in answers else (404, "404: Not Found")
             connection.sendall((HEAD.format(status=status, length=len(text)) + text).encode())

@@ -19,6 +19,7 @@ from producerd.ctl import tables
 from producerd.testing import FakeKinesis, hash_of
 from producerd.testing.fake_kinesis import serve_in_thread
 from producerd.wire.columns import Columns, lay_out
+from tests import admin_stub
 from tests.daemon import DaemonProcess, WireClient, daemon, directory, one, session, until
 
 SHARD = "shardId-000000000002"
@@ -212,3 +213,30 @@ def test_whoever_else_answers_is_no_daemon(capsys: pytest.CaptureFixture[str], b
 def test_what_a_service_says_is_shown_without_what_a_terminal_would_obey() -> None:
     stream = {"stream": "flights", "reason": "no\x1b[2J", "last_error": "X: a\nb\x9b31m\ud800"}
     assert list(tables.why([stream])) == ["flights: no [2J", "flights: last error: X: a b 31m "]
+
+
+def test_a_command_that_the_daemon_does_not_know_is_named_with_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its framework answers in text then."""
+    with directory() as path, admin_stub.admin_socket(path / "s", {"/status": {"version": "0.0.9"}}):
+        for command in (("bundle",), ("shards", "flights"), ("flush",)):
+            code, out, err = asked(capsys, path / "s", *command)
+            assert (code, out) == (1, "")
+            assert err == "producerctl: the daemon is of version 0.0.9, which does not know this command\n"
+
+
+@pytest.mark.parametrize("command", ["shards", "flush", "pause", "resume", "put"])
+def test_a_stream_without_a_name_is_wrong_usage(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ctl.main([command, ""])
+    assert ended.value.code == 2
+    assert "a stream's name is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("state", "answer"), [("serving", (0, "ready\n", "")), ("draining", (1, "", "draining"))])
+def test_a_daemon_of_0_1_0_is_ready_while_it_serves(
+    capsys: pytest.CaptureFixture[str], state: str, answer: tuple[int, str, str]
+) -> None:
+    """Its status has no word on why it would not be."""
+    with directory() as path, admin_stub.admin_socket(path / "s", {"/status": {"version": "0.1.0", "state": state}}):
+        code, out, err = asked(capsys, path / "s", "ready")
+        assert (code, out, err.strip().rpartition(" ")[2]) == answer

@@ -360,7 +360,7 @@ def test_the_log_level_changes_for_a_while(capsys: pytest.CaptureFixture[str], s
         until(lambda: status(capsys, running)["log_level"] == "info")
 
 
-@pytest.mark.parametrize("given", ["10x", "-1", "", "1h30"])
+@pytest.mark.parametrize("given", ["10x", "-1", "", "1h30", "366d", "99999999999999d", "9" * 400])
 def test_a_time_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str], given: str) -> None:
     with pytest.raises(SystemExit) as ended:
         ctl.main(["loglevel", "debug", f"--for={given}"])

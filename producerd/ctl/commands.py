@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
@@ -27,6 +28,8 @@ FLUSH_SECONDS: Final = 60.0
 BYTES_AT_ONCE: Final = 256 * 1024
 """Number of bytes after which `put` sends the lines that it has read, so that its memory does not grow with them."""
 UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+MOST_SECONDS: Final = 365 * 86_400
+"""The longest time that the daemon takes, too."""
 
 Lines = Iterator[str]
 
@@ -72,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     def of_stream(added: argparse.ArgumentParser, **options: Any) -> None:
-        added.add_argument("stream", metavar="STREAM", help="its name, as clients use it", **options)
+        added.add_argument("stream", type=_name, metavar="STREAM", help="its name, as clients use it", **options)
 
     def as_json(added: argparse.ArgumentParser) -> None:
         added.add_argument("--json", action="store_true", help="print JSON, with everything that the daemon knows")
@@ -124,11 +127,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _name(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("a stream's name is not empty")
+    return text
+
+
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed: a time such as 90, 90s, 10m, 2h, 1d")
-    return float(match[1]) * UNITS[match[2]]
+    seconds = math.inf if match is None else float(match[1]) * UNITS[match[2]]
+    if seconds > MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: a time such as 90, 90s, 10m, 2h, 1d, at most 365d")
+    return seconds
 
 
 def _times(text: str) -> int:
@@ -146,7 +156,7 @@ def _status(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
 
 
 def _ready(daemon: AdminClient, _parsed: argparse.Namespace) -> Lines:
-    if unready := daemon.get("/status")["unready"]:
+    if unready := tables.unready(daemon.get("/status")):
         raise Failed(f"not ready: {unready}")
     yield "ready"
 

@@ -15,12 +15,29 @@ from producerd.ctl.address import admin_paths
 
 TIMEOUT_SECONDS: Final = 10.0
 """Time-out of a request that the daemon answers at once."""
+STATUS: Final = "/status"
+"""The question that every daemon answers."""
+_UNKNOWN: Final = (404, 405)
 LOOK_SECONDS: Final = 1.0
 """Time between two reports on how far a long command is."""
 
 
 class Failed(Exception):
     """A command failed.  The message is what `producerctl` prints before it exits with 1."""
+
+
+class _NoObject(ValueError):
+    """The answer is not a JSON object, as producerd's answers to its own commands are."""
+
+
+def _object_in(answer: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(answer)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise _NoObject("an answer that is not producerd's")
+    return found
 
 
 class AdminClient:
@@ -68,15 +85,19 @@ class AdminClient:
                 if meanwhile is not None:
                     connection.wait(meanwhile)
                 answer = connection.getresponse()
-                body = json.loads(answer.read())
-                if not isinstance(body, dict):
-                    raise ValueError("an answer that is not producerd's")
+                body = _object_in(answer.read())
                 if until_end and answer.status == 200:
                     connection.wait_for_end()
             except PermissionError:
                 problems.append(f"{path}: it answers only to the daemon's own user and to root: try sudo")
                 continue
-            except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+            except _NoObject as error:
+                if answer.status in _UNKNOWN and target != STATUS:  # else anybody answers
+                    version = self.get(STATUS).get("version")
+                    raise Failed(f"the daemon is of version {version}, which does not know this command") from None
+                problems.append(f"{path}: {error}")
+                continue
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
                 continue
             finally:
@@ -103,7 +124,7 @@ class _UnixConnection(http.client.HTTPConnection):
             meanwhile()
 
     def wait_for_end(self) -> None:
-        """Wait until the daemon closes its end.
+        """Wait until the daemon's end is closed, which the kernel does when the process ends.
 
         The path may still answer then: systemd holds the socket, and a new connection would start the daemon again.
         """

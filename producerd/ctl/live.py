@@ -144,7 +144,8 @@ def _picture(reading: StatusPair, shards: Sequence[tuple[Reply, Reply]], width: 
     from rich.text import Text
 
     streams = _by_trouble(reading)
-    whys = [tables.plain(reading.now["unready"])] if reading.now.get("unready") else []
+    unready = tables.unready(reading.now)
+    whys = [] if unready is None else [tables.plain(unready)]
     shown = streams[: max(1, (height - 6) // 2)]
     lines = [line for why in (*whys, *tables.why(shown)) for line in wrap(why, width)]
     room = height - len(shown) - 5  # heads, and lines that stay empty

@@ -15,8 +15,8 @@ Reply = Mapping[str, Any]
 def status(reply: Reply) -> Iterator[str]:
     """Yield the lines of `producerctl status`: each stream's queue, and why records wait in it."""
     yield head(reply)
-    if reply["state"] == "serving" and reply.get("unready"):  # a daemon of 0.1.0 does not send it
-        yield reply["unready"]
+    if reply["state"] == "serving" and (why_not := unready(reply)):
+        yield why_not
     streams = _sorted(reply)
     if not streams:
         yield "no client has opened a stream yet"
@@ -132,6 +132,13 @@ def head(reply: Reply) -> str:
     return (
         f"producerd {reply['version']}: {reply['state']}, {count(reply['connections'], 'connection')}, {queues}{level}"
     )
+
+
+def unready(reply: Reply) -> str | None:
+    """Return why the daemon does not serve clients, or None while it does."""
+    if "unready" not in reply:  # a daemon of 0.1.0, which says only its state
+        return None if reply["state"] == "serving" else str(reply["state"])
+    return None if reply["unready"] is None else str(reply["unready"])
 
 
 def _sorted(reply: Reply) -> list[Reply]:
