@@ -203,6 +203,14 @@ def test_drain_with_wait_returns_when_the_daemon_closes_its_end(tmp_path: Path) 
         serving.join()
 
 
+def has_memory(pid: int) -> bool:
+    """Whether a process has not ended.  The kernel takes its memory before it closes its files."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except FileNotFoundError:
+        return False
+
+
 def test_drain_with_wait_ends_with_a_real_daemon(
     capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
 ) -> None:
@@ -211,6 +219,7 @@ def test_drain_with_wait_ends_with_a_real_daemon(
         client.put(rows(25))
         until(lambda: status(capsys, running)["streams"][0]["queue_records"] == 25)
         assert asked(capsys, running, "drain", "--wait") == (0, "the daemon has stopped, all delivered\n", "")
+        assert not has_memory(running.process.pid), "it has ended, and may be not yet waited for"
         assert stored(fake) == 25
         assert running.wait() == 0
         code, out, err = asked(capsys, running, "ready")

@@ -14,10 +14,11 @@ import asyncio
 import ipaddress
 import json
 import logging
+import os
 import platform
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, get_args
 from urllib.parse import urlsplit
 
@@ -147,7 +148,9 @@ async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[
         return await commands.flush(request.match_info.get("name"), _seconds(given))
 
     async def drain(request: web.Request) -> JsonObject:
-        return await commands.drain(_seconds(await _given(request)))
+        drained = await commands.drain(_seconds(await _given(request)))
+        _hold_until_the_end(request.transport)
+        return drained
 
     async def log_level(request: web.Request) -> JsonObject:
         given = await _given(request)
@@ -250,6 +253,17 @@ async def _given(request: web.Request) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ValueError("the body is not a JSON object")
     return given
+
+
+def _hold_until_the_end(transport: asyncio.BaseTransport | None) -> None:
+    """Keep a connection open until the process ends: the kernel closes it then, and so the caller sees that end.
+
+    A pidfd of the peer would not do, because the peer is systemd where that listens.
+    """
+    connected = transport and transport.get_extra_info("socket")
+    if connected:
+        with suppress(OSError):  # no descriptor is left: the caller sees the end of the connection
+            os.dup(connected.fileno())
 
 
 def _seconds(given: dict[str, Any], name: str = "timeout_seconds") -> float | None:
