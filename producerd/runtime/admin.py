@@ -17,7 +17,7 @@ import logging
 import os
 import platform
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, get_args
 from urllib.parse import urlsplit
@@ -73,6 +73,22 @@ def _is_own_name(host: str) -> bool:
         return False
 
 
+def _accepts_gzip(headers: Iterable[str]) -> bool:
+    """Return whether a request's Accept-Encoding headers allow gzip, by its own weight or by that of ``*`` (RFC 9110).
+
+    aiohttp looks for the substring, and would compress for ``gzip;q=0``.
+    """
+    weights: dict[str, float] = {}
+    for coding in ",".join(headers).lower().split(","):
+        name, *parameters = [part.strip() for part in coding.split(";")]
+        weights[name] = 1.0
+        for parameter in parameters:
+            if parameter.startswith("q="):
+                with suppress(ValueError):  # what is not a number is ignored
+                    weights[name] = float(parameter[2:])
+    return weights.get("gzip", weights.get("*", 0.0)) > 0
+
+
 @asynccontextmanager
 async def serve(
     address: tuple[str, int],
@@ -86,9 +102,11 @@ async def serve(
     ``unready`` returns why the daemon does not serve clients, or None while it does.
     """
 
-    async def metrics(_request: web.Request) -> web.Response:
-        response = web.Response(body=await render_metrics(), headers={"Content-Type": CONTENT_TYPE})
-        response.enable_compression()  # if the request allows it; a thread compresses what is not tiny
+    async def metrics(request: web.Request) -> web.Response:
+        headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
+        response = web.Response(body=await render_metrics(), headers=headers)
+        if _accepts_gzip(request.headers.getall("Accept-Encoding", [])):
+            response.enable_compression(web.ContentCoding.gzip)  # a thread compresses what is not tiny
         return response
 
     async def page(request: web.Request) -> web.Response:

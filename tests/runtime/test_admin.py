@@ -70,6 +70,40 @@ async def test_metrics_are_compressed_for_whoever_accepts_it() -> None:
         assert of_loop < (time.thread_time() - began) / 3
 
 
+@pytest.mark.parametrize(
+    ("accepted", "compressed"),
+    [
+        ([], False),
+        (["gzip"], True),
+        (["GZIP ; Q=0.5"], True),
+        (["deflate, gzip;q=1.0, *;q=0"], True),
+        (["*"], True),
+        (["identity", "gzip"], True),
+        (["gzip;q=0"], False),
+        (["gzip;q=0.000, deflate;q=0, identity"], False),
+        (["*, gzip;q=0"], False),
+        (["deflate"], False),
+        (["notgzip"], False),
+        (["gzip;q=much"], True),
+        (["gzip;q=nan"], False),
+        ([", ;q=1,"], False),
+    ],
+)
+async def test_only_who_allows_gzip_gets_metrics_in_it(accepted: list[str], compressed: bool) -> None:
+    """A cache between the two learns that the answer depends on it."""
+    async with (
+        admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, unready=lambda: None) as (host, port),
+        aiohttp.ClientSession(
+            f"http://{host}:{port}", auto_decompress=False, skip_auto_headers=["Accept-Encoding"]
+        ) as client,
+        client.get("/metrics", headers=[("Accept-Encoding", one) for one in accepted]) as answer,
+    ):
+        assert answer.headers.get("Content-Encoding") == ("gzip" if compressed else None)
+        assert answer.headers["Vary"] == "Accept-Encoding"
+        body = await answer.read()
+        assert (gzip.decompress(body) if compressed else body) == b"a_metric 1\n"
+
+
 async def test_the_page_answers_to_names_of_this_machine_alone() -> None:
     """Else a web page of somebody else could read it by a name of its own that leads here."""
     name = socket.gethostname()
