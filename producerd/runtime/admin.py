@@ -29,6 +29,7 @@ from producerd import __version__
 from producerd.errors import ConfigurationError
 from producerd.runtime import logs
 from producerd.runtime.acceptor import Acceptor
+from producerd.runtime.aside import begin_aside
 from producerd.runtime.commands import Commands, JsonObject, NoSuchStream
 from producerd.runtime.listener import Listener
 from producerd.runtime.log_lines import UNLIMITED
@@ -73,8 +74,21 @@ def _is_own_name(host: str) -> bool:
         return False
 
 
+class _FullName:
+    """This machine's full name.  The resolver may never answer, so at most one thread asks it at a time, aside."""
+
+    def __init__(self) -> None:
+        self._asking: asyncio.Future[str] | None = None
+
+    async def ask(self) -> str:
+        if self._asking is None or self._asking.done():
+            self._asking = begin_aside(socket.getfqdn)
+        await asyncio.wait({self._asking})  # a request that is cancelled leaves the question to the others
+        return self._asking.result()
+
+
 def _accepts_gzip(headers: Iterable[str]) -> bool:
-    """Return whether a request's Accept-Encoding headers allow gzip, by its own weight or by that of ``*`` (RFC 9110).
+    """Return whether a request's Accept-Encoding headers allow gzip, by its weight or the one of ``*`` (RFC 9110).
 
     aiohttp looks for the substring, and would compress for ``gzip;q=0``.
     """
@@ -109,8 +123,10 @@ async def serve(
             response.enable_compression(web.ContentCoding.gzip)  # a thread compresses what is not tiny
         return response
 
+    full_name = _FullName()
+
     async def page(request: web.Request) -> web.Response:
-        if not (_is_own_name(request.host) or _name_in(request.host) == await asyncio.to_thread(socket.getfqdn)):
+        if not (_is_own_name(request.host) or _name_in(request.host) == await full_name.ask()):
             text = f"this page answers to an IP address, localhost and {socket.gethostname()}, not to {request.host}\n"
             return web.Response(status=421, text=text)
         return web.Response(text=render_page(), content_type="text/html", headers=HEADERS)

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import platform
 import socket
+import threading
 import time
 from contextlib import suppress
 
@@ -15,6 +16,7 @@ import pytest
 from producerd import __version__
 from producerd.errors import ConfigurationError
 from producerd.runtime import admin
+from tests.daemon import until_on_loop
 
 
 async def a_metric() -> bytes:
@@ -138,6 +140,41 @@ async def test_the_page_answers_to_names_of_this_machine_alone() -> None:
                 assert "the page" not in await answer.text()
             async with http.get("/metrics", headers={"Host": other}) as answer:
                 assert answer.status == 200, "Prometheus may know the machine by any name"
+
+
+async def test_a_resolver_that_hangs_has_one_thread_and_delays_no_other_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that render and compress are not its own, and the end does not wait for it."""
+    answers, asking = threading.Event(), list[threading.Thread]()
+
+    def resolve() -> str:
+        asking.append(threading.current_thread())
+        answers.wait()
+        return "node-7.example"
+
+    monkeypatch.setattr(socket, "getfqdn", resolve)
+    async with (
+        admin.serve(
+            ("127.0.0.1", 0), render_metrics=a_metric, render_page=lambda: "the page", unready=lambda: None
+        ) as (host, port),
+        aiohttp.ClientSession(f"http://{host}:{port}") as http,
+        asyncio.TaskGroup() as tasks,
+    ):
+
+        async def status_of(name: str) -> int:
+            async with http.get("/", headers={"Host": name}) as answer:
+                return answer.status
+
+        gives_up = tasks.create_task(status_of("gone.example"))
+        others = [tasks.create_task(status_of(name)) for name in ("node-7.example", "evil.example")]
+        await until_on_loop(lambda: bool(asking))
+        gives_up.cancel()
+        async with http.get("/metrics") as answer:
+            assert answer.status == 200
+        assert not any(other.done() for other in others)
+        answers.set()
+        assert [await other for other in others] == [200, 421]
+        assert len(asking) == 1
+        assert asking[0].daemon, "the interpreter's end does not wait for it"
 
 
 async def test_an_address_that_is_taken_is_a_configuration_error() -> None:
