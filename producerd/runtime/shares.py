@@ -52,7 +52,8 @@ class LoopShares:
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.clock = clock
-        self._used: dict[int | None, tuple[float, float]] = {}  # by user: seconds that count at that time
+        # By user: seconds that count at that time.  Who has spoken last is the last, and who is silent is forgotten.
+        self._used: dict[int | None, tuple[float, float]] = {}
         self._put_off: dict[int | None, deque[Callable[[], None]]] = {}
         self._timer: asyncio.Handle | None = None  # of `_serve`
         self._serves_at = 0.0
@@ -70,7 +71,10 @@ class LoopShares:
         uid, now = _uid(peer), self.clock()
         share = self._share_of(uid, now)
         most = share.at_once_seconds + MOST_DEBT_SECONDS
-        self._used[uid] = min(most, self._used_at(uid, now, share) + now - began), now
+        used = min(most, self._used_at(uid, now, share) + now - began)
+        self._used.pop(uid, None)
+        self._used[uid] = used, now
+        self._forget_silent(now)
 
     def put_off(self, peer: Peer | None, go_on: Callable[[], None]) -> None:
         """Call ``go_on`` when the user has time again, after what was put off before for the same user."""
@@ -95,8 +99,18 @@ class LoopShares:
     # ---- inside
 
     def _share_of(self, uid: int | None, now: float) -> Share:
-        others = any(now - at < ACTIVE_SECONDS for other, (_, at) in self._used.items() if other != uid)
-        return WITH_OTHERS if others else ALONE
+        for other, (_, at) in reversed(self._used.items()):  # the last, or the one before
+            if other != uid:
+                return WITH_OTHERS if now - at < ACTIVE_SECONDS else ALONE
+        return ALONE
+
+    def _forget_silent(self, now: float) -> None:
+        """Forget those who have not spoken within `ACTIVE_SECONDS`: their debt is paid, and nobody is next to them."""
+        while self._used:
+            uid, (_, at) = next(iter(self._used.items()))
+            if now - at < ACTIVE_SECONDS:
+                return
+            del self._used[uid]
 
     def _used_at(self, uid: int | None, now: float, share: Share) -> float:
         """Return the user's time that counts now."""
@@ -127,8 +141,7 @@ class LoopShares:
                 line.popleft()()
             if not line:
                 del self._put_off[uid]
-        now = self.clock()
-        self._used = {uid: (used, at) for uid, (used, at) in self._used.items() if now - at < ACTIVE_SECONDS}
+        self._forget_silent(self.clock())
         for uid in self._put_off:
             self._serve_later(uid)
 

@@ -192,6 +192,17 @@ def test_each_client_that_waits_has_its_turn_in_the_order_of_coming(loop: Loop) 
     assert went == [0, 1, 2, 3, 4]
 
 
+def test_users_who_came_once_are_forgotten_though_nobody_was_put_off(loop: Loop) -> None:
+    """Containers may have any number of user ids, one after the other."""
+    for uid in range(1_000, 2_000):
+        loop.shares.spend(Peer(uid, uid, uid), loop.now)
+        loop.now += module.ACTIVE_SECONDS / 10
+        loop.shares.spend(PEER, loop.now)
+        assert len(loop.shares._used) <= 1 + 11
+    assert loop.shares.has_time(PEER, loop.now - 0.9 * WITH_OTHERS.at_once_seconds)
+    assert not loop.shares.has_time(PEER, loop.now - 1.1 * WITH_OTHERS.at_once_seconds), "others have just spoken"
+
+
 def test_nothing_is_kept_of_who_was_put_off_and_had_their_turn(loop: Loop) -> None:
     loop.shares.put_off(PEER, lambda: None)
     loop.run(1.0)
@@ -231,8 +242,8 @@ def test_a_flood_is_reported_once_a_minute_with_its_process(
 
 async def test_a_session_without_time_reads_on_later() -> None:
     host = StandInHost()
-    host.shares = LoopShares()
     sessions = [opened(host) for _ in range(4)]
+    host.shares = LoopShares()  # from now on, because opening them may take long on a loaded machine
     host.shares.spend(None, host.shares.clock() - 1.0)
     for session, transport in sessions:
         tell(session, frames.encode(frames.Status(1)))
