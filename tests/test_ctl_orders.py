@@ -291,12 +291,12 @@ def test_reload_changes_limits_under_way_and_refuses_what_does_not_hold(
         file = path / "producerd.toml"
         file.write_text("[defaults]\nqueue_limit = 1_000\n")
         environ = {**CREDENTIALS, "PRODUCERD_CONFIG": str(file)}
-        with daemon(server.url, environ=environ) as running, session(running) as client:
+        with daemon(server.url, environ=environ) as running, session(running) as idle, session(running) as client:
             client.put(one())
             client.acks(1)
             assert asked(capsys, running, "reload") == (0, "nothing has changed\n", "")
             before = running.metrics()["config_last_reload_success_timestamp_seconds"]
-            file.write_text('[defaults]\nqueue_limit = 77\naggregation = "kpl"\n')
+            file.write_text('max_connections = 1\n[defaults]\nqueue_limit = 77\naggregation = "kpl"\n')
             code, out, _ = asked(capsys, running, "reload")
             assert code == 0
             assert "changed: defaults.queue_limit: 1000 -> 77\n" in out
@@ -306,6 +306,7 @@ def test_reload_changes_limits_under_way_and_refuses_what_does_not_hold(
             assert metrics["queue_limit_records"] == 77
             assert metrics["config_last_reload_successful"] == 1
             assert metrics["config_last_reload_success_timestamp_seconds"] > before
+            assert idle.expect(frames.Close).code == Code.TABLE_FULL
 
             file.write_text("[defaults]\nqueue_limit = 0\n")
             code, out, err = asked(capsys, running, "reload")

@@ -1,14 +1,16 @@
 """ConnectionTable: the table of connected clients, in which no user takes the place of all others.
 
 A table that is full lets an idle client go for a new one: first a client that has no stream open, then the longest idle
-one of the user with the most clients.  A client is idle if it is owed nothing, so nothing is lost with its connection.
-It comes back when it has rows.  Clients of 0.1.0 do not, so they go last.
+one of the user with the most clients.  If a reload lowers the limits, the same clients go until the limits hold.  A
+client is idle if it is owed nothing, so nothing is lost with its connection.  It comes back when it has rows.  Clients
+of 0.1.0 do not, so they go last.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Final
 
 from producerd.config import NodeSettings
@@ -46,26 +48,40 @@ class ConnectionTable:
         self._all[session] = None
 
     def admit(self, session: Session, node: NodeSettings, *, looks: bool = True) -> str | None:
-        """Give a new connection its place, and let an idle one go if there is none.  Return why not, or None.
+        """Give a new connection its place, and let idle ones go if there is none.  Return why not, or None.
 
-        It takes half a millisecond to look for an idle one.  ``looks`` is whether the connection's user has that time.
+        It takes a millisecond to look for idle ones.  ``looks`` is whether the connection's user has that time.
         """
-        own = self._of_user.get(session.uid, {})
-        is_full = sum(map(len, self._of_user.values())) >= node.max_connections
-        user_has_all = len(own) >= node.most_connections_of_a_user
-        if is_full or user_has_all:
-            let_go = self._most_dispensable(own if user_has_all else self._in_table()) if looks else None
-            if let_go is None:
-                what = f"max_connections = {node.max_connections} clients"
-                if not is_full:
-                    what = f"max_connections_per_user = {len(own)} clients of user id {session.uid}"
-                return f"{what} are connected, and none of them makes place now"
-            self._free_place_of(let_go)
-            let_go.close(Code.TABLE_FULL, MADE_PLACE)
-        self._of_user.setdefault(session.uid, {})[session] = None
+        uid, most, most_of_user = session.uid, node.max_connections, node.most_connections_of_a_user
+        if looks:
+            self._let_go(self._of_user.get(uid, ()), self._places_of(uid) + 1 - most_of_user)
+            self._let_go(self._placed(), self._places() + 1 - most)
+        what = ""
+        if self._places() >= most:
+            what = f"max_connections = {most} clients"
+        elif self._places_of(uid) >= most_of_user:
+            what = f"max_connections_per_user = {most_of_user} clients of user id {uid}"
+        if what:
+            return f"{what} are connected, and none of them makes place now"
+        self._of_user.setdefault(uid, {})[session] = None
         return None
 
-    def _in_table(self) -> Iterator[Session]:
+    def fit(self, node: NodeSettings) -> None:
+        """Let idle clients go until the limits hold, which a reload may have lowered.
+
+        Clients that are owed something may stay beyond the limits.  They go for the next connection, once idle.
+        """
+        for own in list(self._of_user.values()):
+            self._let_go(own, len(own) - node.most_connections_of_a_user)
+        self._let_go(self._placed(), self._places() - node.max_connections)
+
+    def _places(self) -> int:
+        return sum(map(len, self._of_user.values()))
+
+    def _places_of(self, uid: int | None) -> int:
+        return len(self._of_user.get(uid, ()))
+
+    def _placed(self) -> Iterator[Session]:
         return (session for sessions in self._of_user.values() for session in sessions)
 
     def forget(self, session: Session) -> None:
@@ -73,17 +89,32 @@ class ConnectionTable:
         self._all.pop(session, None)
         self._free_place_of(session)
 
-    def _most_dispensable(self, sessions: Iterable[Session]) -> Session | None:
-        idle = [(since, one) for one in sessions if (since := one.idle_since) is not None]
+    def _let_go(self, sessions: Iterable[Session], beyond: int) -> None:
+        """Let this many of the sessions go, or as many as are idle."""
+        if beyond > 0:
+            for session in self._by_dispensability(sessions)[:beyond]:
+                self._free_place_of(session)
+                session.close(Code.TABLE_FULL, MADE_PLACE)
 
+    def _by_dispensability(self, sessions: Iterable[Session]) -> list[Session]:
+        """Return the idle ones of the sessions, in the order in which they may go.
+
+        The clients that go first leave their user with fewer, which counts for the user's next one.
+        """
         now = asyncio.get_running_loop().time()
 
-        def rank(each: tuple[float, Session]) -> tuple[bool, bool, bool, int, float]:
+        def rank(each: tuple[float, Session]) -> tuple[tuple[bool, bool, bool], float]:
             since, one = each
-            may_go_on = now - since < IDLE_SECONDS
-            return may_go_on, one.stays_away, one.has_streams, -len(self._of_user[one.uid]), since
+            return (now - since < IDLE_SECONDS, one.stays_away, one.has_streams), since
 
-        return min(idle, key=rank)[1] if idle else None
+        idle = [(since, one) for one in sessions if (since := one.idle_since) is not None]
+        left = {uid: len(own) for uid, own in self._of_user.items()}
+        order = []
+        for each in sorted(idle, key=rank):
+            (kind, since), one = rank(each), each[1]
+            order.append(((kind, -left[one.uid], since), one))
+            left[one.uid] -= 1
+        return [one for _, one in sorted(order, key=itemgetter(0))]
 
     def _free_place_of(self, session: Session) -> None:
         own = self._of_user.get(session.uid, {})

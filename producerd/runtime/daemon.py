@@ -300,6 +300,7 @@ class Daemon:
             raise
         self.config = read.config
         self.rules = _session_rules(read.config.node)
+        self._connections.fit(read.config.node)
         self._streams.reload(read.config, self._loop.time())
         self._metrics.reload(read.config, limit.bytes)
         logs.reconfigure(read.config.node.log_level)

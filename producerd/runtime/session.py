@@ -240,7 +240,8 @@ class Session(asyncio.BufferedProtocol):
     def idle_since(self) -> float | None:
         """The time since which the client has sent nothing and been owed nothing, or None if it is owed something."""
         owes = self._unacked or self._waiting or self._reads_on or self._transport is None
-        return None if owes else self._active_at
+        asks = any(opened.asks for opened in self._opened.values())
+        return None if owes or asks else self._active_at
 
     # ---- for the transport
 
@@ -545,6 +546,7 @@ class Session(asyncio.BufferedProtocol):
     @_guarded
     def _answered(self, opened: SessionStream, answer: ServiceAnswer) -> None:
         opened.asks = False
+        self._active_at = self._loop.time()
         self._tell_status(opened, answer)
 
     def _tell_status(self, opened: SessionStream, answer: ServiceAnswer = NOT_ASKED) -> None:

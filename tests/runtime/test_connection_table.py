@@ -120,6 +120,64 @@ async def test_who_is_owed_something_stays_and_a_newcomer_is_turned_away(table: 
     assert table.gone() == {"new": Code.CONNECTION_LIMIT, "granted": Code.TABLE_FULL}
 
 
+async def test_who_has_asked_about_the_service_stays_until_the_answer(table: Any) -> None:
+    """Else a check of a stream would fail on a node with many clients."""
+    table = table(max_connections=2)
+    table.host.answers_late = True
+    table.come("asks", 7)
+    table.come("too", 7)
+    for name in ("asks", "too"):
+        table.speak(name, frames.Status(1, asks_service=1))
+    table.come("new", 8)
+    assert table.gone() == {"new": Code.CONNECTION_LIMIT}
+    table.host.questions[1](table.host.word)
+    table.seconds += 1.0
+    table.host.questions[0](table.host.word)
+    table.come("newer", 8)
+    assert table.gone() == {"new": Code.CONNECTION_LIMIT, "too": Code.TABLE_FULL}, "the other was answered later"
+
+
+async def test_limits_that_a_reload_lowers_hold_for_who_is_there_and_idle(table: Any) -> None:
+    table = table(max_connections=8)
+    table.come("silent", 7, greets=False)
+    table.come("busy", 7)
+    table.speak("busy", frames.Reserve(1, 1, LAYOUT))
+    for name in ("x", "y"):
+        table.come(name, 9)
+    for name in ("a", "b", "c", "d"):
+        table.come(name, 8)
+    table.node = NodeSettings(max_connections=8, max_connections_per_user=3)
+    table.connections.fit(table.node)
+    assert list(table.gone()) == ["a"]
+    table.node = NodeSettings(max_connections=4, max_connections_per_user=3)
+    table.connections.fit(table.node)
+    assert list(table.gone()) == ["silent", "x", "a", "b"], (
+        "after b no user has more than another, and x is idle longer"
+    )
+    table.node = NodeSettings(max_connections=1)
+    table.connections.fit(table.node)
+    assert [name for name in table.clients if name not in table.gone()] == ["busy"]
+
+
+async def test_a_table_above_its_limit_comes_down_to_it_with_the_next_client(table: Any) -> None:
+    """Clients that are owed something stay when a reload lowers the limit, and go once they are idle."""
+    table = table(max_connections=8)
+    for number in range(6):
+        table.come(f"{number}", 7)
+        table.speak(f"{number}", frames.Reserve(1, 1, LAYOUT))
+    table.node = NodeSettings(max_connections=3)
+    table.connections.fit(table.node)
+    assert not table.gone()
+    table.speak("0", frames.Cancel(1))
+    table.come("too early", 8)
+    assert list(table.gone()) == ["0", "too early"]
+    assert table.message_to("too early").startswith("max_connections = 3 clients are connected")
+    for number in range(1, 6):
+        table.speak(f"{number}", frames.Cancel(1))
+    table.come("new", 8)
+    assert [name for name in table.clients if name not in table.gone()] == ["4", "5", "new"]
+
+
 async def test_a_client_of_an_old_release_goes_last(table: Any) -> None:
     table = table(max_connections=3)
     table.come("old", 7, old=True)
