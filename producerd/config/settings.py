@@ -250,7 +250,7 @@ class StreamSettings(Settings):
     """The settings of one stream."""
 
     allowed_uids: Uids = Field(default=frozenset(), json_schema_extra=_say(_UIDS))
-    """Users whose clients may open the stream; empty: all users that may connect."""
+    """Users whose clients may open the stream, by any name that leads to it; empty: all users that may connect."""
     stream_name: AtStart[Name] = _name(f"^{STREAM_NAME.pattern}$", "1 to 128 of a-z A-Z 0-9 _ . -")
     """The stream's name in Kinesis; empty: the name of its table."""
     stream_arn: AtStart[Name] = _name(*_STREAM_ARN)

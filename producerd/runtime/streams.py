@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from producerd.config import STREAM_NAME, Config
+from producerd.config.permissions import Permissions
 from producerd.core.budget import NodeBudget, NodeInFlight
 from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Refused
@@ -42,7 +43,7 @@ class Streams:
 
     def __init__(self, config: Config, dispatcher: Dispatcher, clients: AwsClients, executor: Executor) -> None:
         node = config.node
-        self.config = config
+        self.config, self._permissions = config, Permissions(config)
         self._dispatcher, self._clients, self._executor = dispatcher, clients, executor
         self._tasks = asyncio.TaskGroup()  # `run` enters it
         self.budget = NodeBudget(node.node_queue_limit_bytes, node.floor_bytes)
@@ -87,7 +88,8 @@ class Streams:
         Raise Refused if the daemon may not take it, or not from this user.
         """
         stream = self._known.get(name)
-        self._check_allowed(name, uid)
+        if (why := self._permissions.why_not(name, uid)) is not None:
+            raise Refused(why, code=Code.NOT_AUTHORIZED)
         if stream is None:
             self._check_new(name)
         self._check_share(name, stream, uid)
@@ -136,7 +138,7 @@ class Streams:
 
     def reload(self, config: Config, now: float) -> None:
         """Follow new settings, which for an open stream differ only in what it can change."""
-        self.config = config
+        self.config, self._permissions = config, Permissions(config)
         self._share()
         for stream in self:
             stream.reload(config.stream(stream.name), now)
@@ -145,16 +147,6 @@ class Streams:
 
     def _is_known(self, stream: Stream) -> bool:
         return stream.name in self.config.streams or _works(stream)
-
-    def _check_allowed(self, name: str, uid: int | None) -> None:
-        node = self.config.node
-        if node.streams_allowed == "listed" and name not in self.config.streams and STREAM_NAME.fullmatch(name):
-            message = f'the daemon takes listed streams only, and {name} is not: add [streams."{name}"]'
-            raise Refused(message, code=Code.NOT_AUTHORIZED)
-        allowed = self.config.stream(name).allowed_uids
-        if allowed and uid not in allowed:
-            message = f'user id {uid} may not write to {name}: it is not in allowed_uids of [streams."{name}"]'
-            raise Refused(message, code=Code.NOT_AUTHORIZED)
 
     def _check_share(self, name: str, stream: Stream | None, uid: int | None) -> None:
         """Raise Refused if the user's clients have all streams open that they may, and this would be one more."""

@@ -164,12 +164,12 @@ async def test_a_stream_takes_records_of_its_users_alone() -> None:
     """The settings of all streams hold for one without a table."""
     config = Config(
         defaults=StreamSettings(allowed_uids=frozenset({1})),
-        streams={"hers": StreamSettings(allowed_uids=frozenset({7})), "theirs": StreamSettings()},
+        streams={"hers": StreamSettings(allowed_uids=frozenset({7}), stream_name="one"), "theirs": StreamSettings()},
     )
     async with streams_of(config) as streams:
         opens(streams, "hers", 7)
         opens(streams, "theirs", 8)
-        for name, uid in (("hers", 8), ("hers", None), ("hers", 0), ("other", 7)):
+        for name, uid in (("hers", 8), ("hers", None), ("hers", 0), ("other", 7), ("one", 1)):
             with pytest.raises(Refused, match=f"user id {uid} may not write to {name}") as refused:
                 streams.open(name, uid)
             assert refused.value.code == Code.NOT_AUTHORIZED
