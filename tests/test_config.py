@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from producerd.config.summary import in_seconds
 from producerd.config.text import allowed, as_toml, is_size, schema
 from producerd.config.values import KIB, MIB, default_socket
 from producerd.errors import ConfigurationError
+from tests.settings import random_settings
 
 pytestmark = pytest.mark.law("Config")
 NOBODY: Mapping[str, str] = {}
@@ -527,6 +529,15 @@ def test_settings_as_text_give_the_same_settings(file: Path, tmp_path: Path) -> 
         ["region=eu-west-1", "socket_mode=0600", "allowed_uids=0,7", "streams.x.linger_seconds=0.25", *named],
         NOBODY,
     )
+    printed = tmp_path / "printed.toml"
+    printed.write_text(as_toml(config))
+    assert load(printed, environ=NOBODY) == config
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_any_settings_as_text_give_the_same_settings(seed: int, tmp_path: Path) -> None:
+    """Every digit counts: the hash of this text tells the settings of two nodes apart."""
+    config = load(sets=random_settings(random.Random(seed)), environ=NOBODY)
     printed = tmp_path / "printed.toml"
     printed.write_text(as_toml(config))
     assert load(printed, environ=NOBODY) == config

@@ -28,7 +28,7 @@ from producerd.config.settings import (
     Settings,
     StreamSettings,
 )
-from producerd.config.text import NOT_SHOWN, allowed, shown
+from producerd.config.text import NOT_SHOWN, allowed, shown, toml_value
 from producerd.config.values import default_socket
 from producerd.errors import ConfigurationError
 
@@ -112,16 +112,14 @@ def as_file(path: Path | None = None, sets: Sequence[str] = (), environ: Mapping
     """
     sheet = _read(path, sets, environ)
     _validated(sheet, environ)
-    tables = {"[defaults]": sheet.defaults, **{f"[streams.{_toml(name)}]": own for name, own in sheet.streams.items()}}
-    lines = [f"{name} = {_toml(one.value)}" for name, one in sheet.node.items()]
+    tables = {
+        "[defaults]": sheet.defaults,
+        **{f"[streams.{toml_value(name)}]": own for name, own in sheet.streams.items()},
+    }
+    lines = [f"{name} = {toml_value(one.value)}" for name, one in sheet.node.items()]
     for head, table in tables.items():
-        lines += ["", head, *(f"{name} = {_toml(one.value)}" for name, one in table.items())]
+        lines += ["", head, *(f"{name} = {toml_value(one.value)}" for name, one in table.items())]
     return "\n".join(lines)
-
-
-def _toml(value: object) -> str:
-    """Return text, a number or a list of them as TOML, which lets no DEL stand in a text."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _read(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> _Sheet:

@@ -139,8 +139,16 @@ def assignment(name: str, value: object) -> str:
         return f'{name} = "{value:04o}"'
     if isinstance(value, frozenset):
         return f"{name} = {sorted(value)}"
-    if isinstance(value, float):
-        return f"{name} = {value:g}"
     if is_size(name) and isinstance(value, int) and value % KIB == 0:
         return f'{name} = "{size(value).replace(",", "")}"'
-    return f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}"
+    return f"{name} = {toml_value(value)}"
+
+
+def toml_value(value: object) -> str:
+    """Return text, a path, a number or a list of them as TOML, from which a reader gets the same value.
+
+    TOML is JSON here, except that it lets no DEL stand in a text.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # 2, not 2.0
+    return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", r"\u007f")
