@@ -415,7 +415,7 @@ class TestProblems:
             ("endpoint_url", "http://[::1"),
             ("endpoint_url", "http://" + "a" * 64),
             ("endpoint_url", "http://" + "a." * 127 + "a"),
-            ("endpoint_url", "http://h/path?x=1"),
+            ("endpoint_url", "http://h/path?"),
             ("endpoint_url", "http://h#frag"),
             ("endpoint_url", 'http://h/"'),
             ("shard_map_wait_seconds", "0"),
@@ -453,7 +453,7 @@ class TestProblems:
         assert is_valid_uri(url)
         assert load(None, [f"endpoint_url={url}"], NOBODY).node.endpoint_url == url
 
-    @pytest.mark.parametrize("key", ["endpoint_url", "streams.x.endpoint_url", "endpoint", "a.b.c.d"])
+    @pytest.mark.parametrize("key", ["endpoint_url", "streams.x.endpoint_url", "endpoint"])
     @pytest.mark.parametrize("user", ["http://user:secret@", "https://user:se/cret@x@", "user:secret@", "//u:secret@"])
     def test_who_gives_a_password_in_a_url_is_refused_without_repeating_it(self, key: str, user: str) -> None:
         line = problem(f"{key}={user}host:1/path")
@@ -518,8 +518,41 @@ def test_an_external_id_is_shown_nowhere(tmp_path: Path) -> None:
     (tmp_path / "printed.toml").write_text(text)
     assert all("external_id" in line for line in problems(path=tmp_path / "printed.toml")), "and is not taken for one"
     assert "kept" not in problem("external_id=kept quiet", role)
-    for misspelt in ("external_idd=kept", "External_id=kept", "externalid=kept", "streams.a.external-id=kept"):
-        assert all("kept" not in line for line in problems(misspelt))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "external_idd=kept",
+        "External_id=kept",
+        "externalid=kept",
+        "streams.a.external-id=kept",
+        "streams.a.b.external_id=kept",
+        "defaults.x.external_id=kept",
+        "external_id: kept",
+        "external_id kept=",
+        "aws_secret_access_key=kept",
+    ],
+)
+def test_a_set_that_gives_a_secret_in_a_wrong_form_does_not_show_it(text: str) -> None:
+    assert all("kept" not in line for line in problems(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[stream.orders]\nexternal_id = "kept"',
+        '[streams.my.orders]\nexternal_id = "kept"',
+        '[defaults.orders]\nexternal_id = "kept"',
+        'streams = [{ orders = { external_id = "kept" } }]',
+        '[external]\nid = "kept"',
+        '[aws]\nsecret_access_key = ["kept"]',
+        '[endpoints]\nkinesis = ["https://kept:kept@here"]',
+    ],
+)
+def test_a_file_that_gives_a_secret_in_a_wrong_table_does_not_show_it(text: str, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(text)
+    assert "kept" not in problem(path=tmp_path / "p.toml")
 
 
 def test_settings_as_text_give_the_same_settings(file: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 from pydantic import ValidationError
 
 from producerd.config.memory import within_memory
+from producerd.config.redaction import shown
 from producerd.config.settings import (
     OF_ONE_STREAM,
     STREAM_NAME,
@@ -28,7 +29,7 @@ from producerd.config.settings import (
     Settings,
     StreamSettings,
 )
-from producerd.config.text import NOT_SHOWN, allowed, shown, toml_value
+from producerd.config.text import allowed, toml_value
 from producerd.config.values import default_socket
 from producerd.errors import ConfigurationError
 
@@ -50,8 +51,7 @@ class _Given:
     origin: str
 
     def __str__(self) -> str:
-        value = NOT_SHOWN if "external" in self.key.lower() else shown(self.value)
-        return f"{self.key} = {value} ({self.origin})"
+        return f"{self.key} = {shown(self.value, self.key)} ({self.origin})"
 
     @property
     def source(self) -> str:
@@ -189,8 +189,9 @@ def _read_set(sheet: _Sheet, text: str) -> None:
             if sheet.name_stream(stream, "--set"):
                 sheet.put_stream(stream, name, given)
         case _:
+            named = re.split(r"[=:\s]", text.strip(), maxsplit=1)[0]  # what follows may be a secret
             sheet.problems.append(
-                f"{shown(text)} (--set): allowed: KEY=VALUE or streams.NAME.KEY=VALUE (quote a name with dots: "
+                f"{shown(named)} (--set): allowed: KEY=VALUE or streams.NAME.KEY=VALUE (quote a name with dots: "
                 'streams."a.b".KEY=VALUE)'
             )
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Sequence
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from producerd.config.redaction import NOT_SHOWN
 from producerd.config.settings import (
     OF_ONE_STREAM,
     STREAM_NAME,
@@ -38,16 +38,6 @@ def allowed(name: str, info: FieldInfo) -> str:
     if is_size(name):
         return f'{size(low)} to {size(high)}, as bytes or as text such as "{size(info.default)}"'
     return f"{low:,} to {high:,}{' seconds, as a number' if name.endswith('_seconds') else ''}"
-
-
-_SECRET: Final = re.compile(r'(?<=//).*@|(?<=")[^"/]*:[^"/]*@')
-"""User and password of a URL, even if the URL has no scheme."""
-
-
-def shown(value: object) -> str:
-    """Return a value for a message, without passwords and at most 200 characters long."""
-    text = _SECRET.sub("***@", json.dumps(value, ensure_ascii=False, default=str))
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def as_toml(config: Config, *, origins: bool = False) -> str:
@@ -89,10 +79,6 @@ def _table_schema(model: type[Settings], without: Collection[str] = ()) -> dict[
     fields = {name: info for name, info in model.model_fields.items() if name not in without}
     properties = {name: _value_schema(name, info) for name, info in fields.items()}
     return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
-NOT_SHOWN: Final = "(set, not shown)"
-"""Text in place of a secret.  It is not a valid value, so nobody takes it for one."""
 
 
 def plain(info: FieldInfo) -> str:
