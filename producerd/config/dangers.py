@@ -9,13 +9,13 @@ import grp
 import ipaddress
 import json
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
+from producerd.config.redaction import shown
 from producerd.config.settings import Config
 from producerd.config.text import assignment
 from producerd.errors import ConfigurationError
@@ -27,7 +27,6 @@ REDIRECTS: Final = ("AWS_ENDPOINT_URL_KINESIS", "AWS_ENDPOINT_URL")
 REDIRECT_OF_STS: Final = "AWS_ENDPOINT_URL_STS"
 """The variable for the service that gives a role's credentials."""
 IGNORES_REDIRECTS: Final = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
-_USER_INFO: Final = re.compile(r"//[^/]*@")
 _ALL_ADDRESSES: Final = ("0.0.0.0", "::", "*")
 
 
@@ -110,8 +109,7 @@ def _endpoints(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str
 
 
 def _shown(name: str, environ: Mapping[str, str]) -> str:
-    """Return a variable with its value, without a user and password in it."""
-    return f"{name} = {json.dumps(_USER_INFO.sub('//', environ[name]))} (environment)"
+    return f"{name} = {shown(environ[name])} (environment)"
 
 
 def _redirect(environ: Mapping[str, str]) -> str:

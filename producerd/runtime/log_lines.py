@@ -25,6 +25,7 @@ from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from producerd.config.redaction import redacted_url
 from producerd.runtime.journal import Journal
 from producerd.runtime.repeats import MessageKind, Repeats
 
@@ -46,15 +47,14 @@ UNLIMITED: Final = "producerd.orders"
 """Logger whose repeated lines are all written: it records who ordered what."""
 _KEY_QUOTED: Final = re.compile(r"Value '.*?' at 'records\.")
 """Pattern of a partition key or hash key that Kinesis's validation quotes."""
-
-
-_LOGIN: Final = re.compile(r"(?<=://)[^\s/\"']+@")
-"""Pattern of a login in a URL, such as a proxy's."""
+_URL: Final = re.compile(r"(?<=:)//[^\s\"'<>]+")
+"""Pattern of a URL after its scheme, such as a proxy's."""
 
 
 def without_secrets(text: str) -> str:
-    """Return text from outside the daemon without the record keys and logins that it quotes."""
-    return _LOGIN.sub("...@", _KEY_QUOTED.sub("Value '...' at 'records.", text))
+    """Return text from outside the daemon without the record keys, logins and queries of URLs that it quotes."""
+    text = _KEY_QUOTED.sub("Value '...' at 'records.", text)
+    return _URL.sub(lambda url: redacted_url(url[0]), text)
 
 
 LOST_BECAUSE: Final = ("full", "failed")

@@ -20,6 +20,7 @@ from typing import Final
 import structlog
 
 from producerd.config import STREAM_NAME, Config, StreamSettings
+from producerd.config.redaction import redacted_url
 from producerd.config.summary import in_seconds, queue_warning
 from producerd.config.values import size
 from producerd.core.failures import meaning_of
@@ -113,7 +114,7 @@ class _AccessCheck:
         except Exception as error:  # botocore and AWS's files: anything may keep a client from being made
             self._report.failed(f"{of}: {failure_of(error, body_written=False).message}")
             return
-        self._report.ok(f"{of}: region {made.meta.region_name}, {made.meta.endpoint_url}")
+        self._report.ok(f"{of}: region {made.meta.region_name}, {redacted_url(made.meta.endpoint_url)}")
         if await self._credentials():
             with suppress(_AskNoMore):
                 for name, settings in streams.items():

@@ -367,6 +367,17 @@ async def test_an_endpoint_that_nobody_serves_is_told_once(kinesis: FakeKinesis)
     assert lines[-1].startswith("FAILED   stream flights: DescribeStreamSummary: UNREACHABLE: Could not connect to")
 
 
+@pytest.mark.usefixtures("keys")
+async def test_the_login_of_an_endpoint_is_not_shown(kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve(kinesis) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url.replace("//", f"//user:{SECRET.replace(' ', '')}@"))
+        port = server.url.rpartition(":")[2]
+    lines = await checked(FLIGHTS, holds=False)
+    assert lines[0].startswith("OK       streams flights: region us-east-1, http://***@")
+    assert any(f"http://***@127.0.0.1:{port}" in line for line in lines[1:])
+    assert SECRET.replace(" ", "") not in "\n".join(lines)
+
+
 @pytest.mark.slow
 async def test_an_endpoint_that_does_not_answer_is_waited_for_once_and_not_for_long(kinesis: FakeKinesis) -> None:
     kinesis.standing.append(Fault("hang", action="*"))

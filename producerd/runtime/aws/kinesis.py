@@ -15,6 +15,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from producerd.config.redaction import redacted_url
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.failures import meaning_of
 from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
@@ -24,7 +25,6 @@ from producerd.runtime.aws.clients import AwsClient
 from producerd.runtime.aws.connections import MAX_ANSWER_BYTES, Sending
 from producerd.runtime.aws.errors import failure_of, is_answer, not_kinesis, shows_wrong_endpoint
 from producerd.runtime.kinesis import Address, StreamSummary, Tried
-from producerd.runtime.log_lines import without_secrets
 
 SMALL_ANSWER_BYTES: Final = 64 * 1024
 """Largest answer that the loop thread parses itself; a hop to a worker costs more CPU than parsing it.
@@ -132,7 +132,7 @@ class AioKinesis:
         """
         try:
             reason = await self._client.why_no_dry_run()
-            endpoint = without_secrets((await self._client.ready()).meta.endpoint_url)
+            endpoint = redacted_url((await self._client.ready()).meta.endpoint_url)
         except Exception as error:  # botocore raises anything that keeps a client from being made
             return Tried(failure_of(error, body_written=False), by_put_records=True)
         refused = None if reason else await self.dry_run(address)
