@@ -549,3 +549,5 @@ def test_the_lane_that_holds_most_is_found_by_its_bytes() -> None:
     assert hottest is not None
     assert hottest.lane is line.lane("shard-2")
     assert 0.8 < hottest.share < 0.85
+    hottest.lane.take_all()
+    assert hottest.lane.bytes == 0

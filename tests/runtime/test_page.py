@@ -175,6 +175,10 @@ def test_a_stream_that_was_opened_since_the_last_look_counts_from_zero() -> None
     assert "accepted 10/s" in text_of(node.html())
 
 
+def test_a_stream_of_which_nothing_is_known_yet_is_in_no_trouble() -> None:
+    assert "No stream is in trouble" in text_of(Node(stream_of()).html())
+
+
 def test_counters_that_begin_anew_are_no_rates() -> None:
     """A stream was forgotten and opened again between two looks."""
     node = Node(stream_of(ingest_records=500, blocked_seconds=50.0, failed_records=5))

@@ -374,6 +374,20 @@ def spark_prints(spark: SparkSession) -> Iterator[list[str]]:
 
 
 @pytest.mark.spark
+def test_after_a_write_spark_prints_the_jobs_own_errors_again(
+    daemon: FakeDaemon, flights: DataFrame, spark: SparkSession, spark_prints: list[str]
+) -> None:
+    from pyspark.errors import AnalysisException
+
+    with pytest.raises(BadColumn):
+        write(daemon, flights, "tailnum + missing")
+    assert spark_prints == []
+    with pytest.raises(AnalysisException):
+        flights.selectExpr("tailnum + missing").schema  # noqa: B018 - Spark analyses it now
+    assert bool(spark_prints) is not spark.version.startswith("3.")
+
+
+@pytest.mark.spark
 def test_spark_is_not_asked_for_a_name_that_no_column_has(
     daemon: FakeDaemon, flights: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
