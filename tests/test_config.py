@@ -13,7 +13,7 @@ from botocore.utils import is_valid_uri, validate_region_name
 from pydantic import ValidationError
 
 from producerd.config import Config, NodeSettings, StreamSettings, load
-from producerd.config.settings import needs_restart
+from producerd.config.settings import OF_ONE_STREAM, needs_restart
 from producerd.config.sources import as_file
 from producerd.config.summary import in_seconds
 from producerd.config.text import allowed, as_toml, is_size, schema
@@ -349,8 +349,10 @@ class TestProblems:
 
     def test_a_socket_path_longer_than_the_system_takes(self) -> None:
         assert load(None, ["socket=/" + "x" * 106, "admin_socket=/a"], NOBODY).node.socket.name == "x" * 106
-        assert problem("admin_socket=/" + "x" * 107).endswith("allowed: an absolute path of 1 to 107 bytes, or empty")
-        assert problem("socket=/" + "x" * 107).endswith("allowed: an absolute path of 1 to 107 bytes")
+        assert problem("admin_socket=/" + "x" * 107).endswith(
+            "allowed: an absolute path of 1 to 107 bytes in UTF-8, or empty"
+        )
+        assert problem("socket=/" + "x" * 107).endswith("allowed: an absolute path of 1 to 107 bytes in UTF-8")
         assert "107 bytes" in problem("socket=/" + "é" * 54), "bytes count, not characters"
 
     def test_producerctl_s_socket_lies_beside_the_clients_unless_it_is_set(self) -> None:
@@ -399,6 +401,8 @@ class TestProblems:
             ("endpoint_url", "http://"),
             ("metrics_listen", "9474"),
             ("metrics_listen", "host:65536"),
+            ("metrics_listen", "a..b:80"),
+            ("metrics_listen", "a" * 64 + ":80"),
             ("region", "EU West"),
             ("region", "-"),
             ("region", "eu--"),
@@ -433,6 +437,16 @@ class TestProblems:
         line = problem(f"{key}={value}")
         assert line.startswith(f"{key} = {json.dumps(value, ensure_ascii=False)[:200]}")
         assert " (--set): allowed: " in line
+
+    @pytest.mark.parametrize("key", sorted({*NodeSettings.model_fields, *StreamSettings.model_fields}))
+    @pytest.mark.parametrize("text", ["/a\0b", "/a\udcffb", "a\0b:1", "a\udcffb:1"], ids=ascii)
+    def test_a_text_that_no_file_or_name_could_hold_is_refused(self, key: str, text: str) -> None:
+        """A zero byte ends a text for the system, and Python writes U+DCFF for a byte 0xFF that is not UTF-8."""
+        assert ": allowed: " in problem(f"streams.x.{key}={text}" if key in OF_ONE_STREAM else f"{key}={text}")
+
+    @pytest.mark.parametrize("listen", ["my_host:1", "bücher.example:1", "node-1.:1", "[::1]:1"])
+    def test_metrics_listen_takes_any_name_that_a_resolver_may_know(self, listen: str) -> None:
+        assert load(None, [f"metrics_listen={listen}"], NOBODY).node.metrics_listen == listen
 
     @pytest.mark.parametrize("region", ["us-gov-west-1", "local", "x1", "a" * 63])
     def test_a_region_is_whatever_botocore_takes_for_one(self, region: str) -> None:

@@ -103,11 +103,28 @@ def test_a_group_that_does_not_exist_is_refused() -> None:
     assert not refused("socket_group=root")
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "http://kinesis.eu\uff0fwest", "https://[x]"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1",
+        "http://kinesis.eu\uff0fwest",
+        "https://[x]",
+        "localhost:4599",
+        "localhost",
+        "ftp://localhost",
+        "http://",
+        "http://a b",
+        "http://h:99999",
+    ],
+)
 def test_a_variable_that_is_not_a_url_is_refused_and_raises_nothing_else(url: str) -> None:
     lines = refused(environ={"AWS_ENDPOINT_URL": url})
     assert all(line.startswith("AWS_ENDPOINT_URL = ") for line in lines)
+    assert lines
     assert found(environ={"AWS_ENDPOINT_URL": url})
+    assert refused(environ={"AWS_ENDPOINT_URL_STS": url})
+    ignored = {"AWS_ENDPOINT_URL": url, "AWS_ENDPOINT_URL_STS": url, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}
+    assert not refused(environ=ignored)
 
 
 def test_the_service_of_credentials_is_asked_encrypted_too_and_no_password_is_shown() -> None:

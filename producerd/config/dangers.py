@@ -18,6 +18,7 @@ from urllib.parse import SplitResult, urlsplit
 from producerd.config.redaction import shown
 from producerd.config.settings import Config
 from producerd.config.text import assignment
+from producerd.config.values import is_endpoint
 from producerd.errors import ConfigurationError
 
 HOSTS_OF_AWS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
@@ -32,7 +33,11 @@ _ALL_ADDRESSES: Final = ("0.0.0.0", "::", "*")
 
 def check_possible(config: Config, environ: Mapping[str, str] = os.environ) -> None:
     """Raise ConfigurationError for settings with which the daemon could never work safely on this machine."""
-    problems = [f"{setting}: this is not a URL" for setting, url in _endpoints(config, environ) if _split(url) is None]
+    problems = [
+        f"{setting}: this is not a URL http(s)://HOST[:PORT][/PATH]"
+        for setting, url in _endpoints(config, environ)
+        if not is_endpoint(url)
+    ]
     problems += [
         f"{setting}: requests to AWS must be encrypted: write https://"
         for setting, url in _endpoints(config, environ)
@@ -103,7 +108,7 @@ def _endpoints(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str
     for place, url in given.items():
         if url is not None:
             yield place + assignment("endpoint_url", url), url
-    for name in (_redirect(environ), REDIRECT_OF_STS):
+    for name in (_redirect(environ), "" if _ignores_redirects(environ) else REDIRECT_OF_STS):
         if name and environ.get(name):
             yield _shown(name, environ), environ[name]
 
@@ -113,9 +118,13 @@ def _shown(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _redirect(environ: Mapping[str, str]) -> str:
-    if environ.get(IGNORES_REDIRECTS, "").lower() == "true":
+    if _ignores_redirects(environ):
         return ""
     return next((name for name in REDIRECTS if environ.get(name)), "")
+
+
+def _ignores_redirects(environ: Mapping[str, str]) -> bool:
+    return environ.get(IGNORES_REDIRECTS, "").lower() == "true"
 
 
 def _is_unencrypted(url: str) -> bool:

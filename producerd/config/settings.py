@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -31,6 +31,7 @@ from producerd.config.values import (
     SocketPath,
     Uids,
     Url,
+    checked_text,
     default_socket,
     size,
     split_listen,
@@ -93,6 +94,7 @@ class Settings(BaseModel):
     """One table of settings.  Its values are valid, each alone and all together, and never change."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    _checked_text = field_validator("*", mode="before")(checked_text)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -120,7 +122,8 @@ class NodeSettings(Settings):
     """The settings of the whole daemon."""
 
     socket: AtStart[SocketPath] = Field(
-        default_factory=default_socket, json_schema_extra=_say(f"an absolute path of 1 to {SOCKET_PATH_BYTES} bytes")
+        default_factory=default_socket,
+        json_schema_extra=_say(f"an absolute path of 1 to {SOCKET_PATH_BYTES} bytes in UTF-8"),
     )
     """Path of the unix socket that Spark's tasks connect to."""
     socket_mode: AtStart[Mode] = Field(
@@ -134,7 +137,7 @@ class NodeSettings(Settings):
     allowed_uids: Uids = Field(default=frozenset(), json_schema_extra=_say(_UIDS))
     """Users whose processes may connect, in addition to the check of mode and group; empty: all users."""
     admin_socket: AtStart[AdminPath] = Field(
-        default=None, json_schema_extra=_say(f"an absolute path of 1 to {SOCKET_PATH_BYTES} bytes, or empty")
+        default=None, json_schema_extra=_say(f"an absolute path of 1 to {SOCKET_PATH_BYTES} bytes in UTF-8, or empty")
     )
     """Path of the unix socket of producerctl, for the daemon's own user; empty: NAME.admin.sock next to ``socket``."""
     metrics_listen: AtStart[Listen] = Field(

@@ -77,7 +77,7 @@ def _to_uid(user: object) -> int:
 
 
 def _to_path(value: object) -> Path:
-    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+    if not isinstance(value, str | Path) or not str(value):
         raise ValueError("not a path")
     if len(os.fsencode(value)) > SOCKET_PATH_BYTES:
         raise ValueError("too long")
@@ -89,11 +89,18 @@ def _to_path(value: object) -> Path:
 def _to_url(value: object) -> object:
     if value is None or value == "":
         return None
-    if isinstance(value, str) and _URL_FORM.fullmatch(value):
-        url = urlsplit(value)
-        if url.port != 0 and _is_host(url.hostname or ""):  # `port` itself raises on 99999
-            return value
+    if isinstance(value, str) and _URL_FORM.fullmatch(value) and is_endpoint(value):
+        return value
     raise ValueError("not a URL")
+
+
+def is_endpoint(url: str) -> bool:
+    """Return whether a URL is one of HTTP(S) with a host that botocore sends to; login and query do not matter."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and parts.port != 0 and _is_host(parts.hostname or "")
+    except ValueError:  # as `port` raises for 99999
+        return False
 
 
 def _is_host(name: str) -> bool:
@@ -112,11 +119,26 @@ def _to_listen(value: object) -> object:
 
 
 def split_listen(text: str) -> tuple[str, int]:
-    """Return host and port of ``host:port`` or ``[v6 address]:port``.  Raise ValueError for any other text."""
+    """Return host and port of ``host:port`` or ``[v6 address]:port``.  Raise ValueError for any other text.
+
+    A host may have underscores, unlike the host of a URL.
+    """
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]]+)):(\d{1,5})", text)
     if match is None or int(match[3]) > 65_535:
         raise ValueError("not host:port")
-    return match[1] or match[2], int(match[3])
+    host = match[1] or match[2]
+    host.encode("idna")  # as the resolver's caller does; it raises UnicodeError, a ValueError, for labels like ".."
+    return host, int(match[3])
+
+
+def checked_text(value: object) -> object:
+    """Return a value.  Raise ValueError for text or a path that no file, name or log could hold.
+
+    These are a zero byte, at which the system's calls end a text, and bytes that are not UTF-8.
+    """
+    if isinstance(value, str | Path) and b"\0" in str(value).encode():  # it raises UnicodeEncodeError, a ValueError
+        raise ValueError("a zero byte")
+    return value
 
 
 def _blank_is_none(value: object) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from os import environ
 from pathlib import Path
@@ -24,6 +24,8 @@ from botocore.utils import validate_region_name
 from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.config.dangers import HOSTS_OF_AWS
+from producerd.config.redaction import redacted_url
+from producerd.config.values import is_endpoint
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.errors import ConfigurationError
 from producerd.runtime.aside import aside
@@ -35,6 +37,7 @@ from producerd.runtime.aws.credentials import RenewedCredentials, role_credentia
 from producerd.runtime.aws.errors import error_of
 from producerd.runtime.aws.template import RequestTemplate
 from producerd.runtime.aws.transport import Transport, headers_of
+from producerd.runtime.log_lines import without_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +228,22 @@ class AwsClients:
 def check_accesses(accesses: Iterable[Access]) -> None:
     """Raise ConfigurationError if an access cannot work.  It reads AWS's files, which needs some milliseconds."""
     session = get_session()
-    try:
+    with _settings_of_aws():
         problems = [problem for access in accesses for problem in _problems(session, access)]
-    except boto_errors.BotoCoreError as error:  # such as a profile that does not exist
-        problems = [f"AWS settings: {error}"]
     if problems:
         raise ConfigurationError(tuple(dict.fromkeys(problems)))
+
+
+@contextmanager
+def _settings_of_aws() -> Iterator[None]:
+    """Turn what botocore raises for AWS's variables and files, which people write by hand, into ConfigurationError."""
+    try:
+        yield
+    except boto_errors.BotoCoreError as error:  # such as a profile that does not exist
+        raise ConfigurationError((f"AWS settings: {without_secrets(str(error))}",)) from None
+    except ValueError as error:  # such as an endpoint, maybe with a login, or a number that is not one
+        words = " ".join(map(redacted_url, str(error).split()))
+        raise ConfigurationError((f"AWS settings: {words}",)) from None
 
 
 @asynccontextmanager
@@ -243,11 +256,10 @@ async def open_clients(accesses: Iterable[Access]) -> AsyncIterator[AwsClients]:
     check_accesses(accesses)
     session = get_session()
     # Read botocore's models, which needs 40 to 80 ms of CPU, once for all clients and before the daemon serves.
-    try:
-        async with session.create_client("kinesis", region_name="us-east-1", config=_UNSIGNED):
-            pass
-    except boto_errors.BotoCoreError as error:
-        raise ConfigurationError((f"AWS settings: {error}",)) from None
+    with _settings_of_aws():
+        async with session.create_client("kinesis", region_name="us-east-1", config=_UNSIGNED) as made:
+            if not is_endpoint(made.meta.endpoint_url):  # a variable or a file of AWS names it
+                raise ValueError(f"Invalid endpoint: {made.meta.endpoint_url}")
     raised: BaseException | None = None
     async with AsyncExitStack() as opened, asyncio.TaskGroup() as tasks:
         clients = AwsClients(session.get_component("data_loader"), tasks, opened)

@@ -119,8 +119,22 @@ async def test_there_is_one_client_for_each_access_and_it_is_made_when_it_is_nee
         ({"AWS_REGION": "EU West"}, {"region": None}, "EU West"),
         ({"AWS_CA_BUNDLE": "/nonexistent.pem"}, {}, "/nonexistent.pem"),
         ({"AWS_USE_FIPS_ENDPOINT": "true"}, {"endpoint_url": "https://here"}, "AWS_USE_FIPS_ENDPOINT"),
+        ({"AWS_ENDPOINT_URL": "localhost:4599"}, {}, "AWS settings: Invalid endpoint: localhost:4599$"),
+        ({"AWS_ENDPOINT_URL_KINESIS": "me:s3cret@here"}, {}, r"AWS settings: Invalid endpoint: \*\*\*@here$"),
+        ({"AWS_ENDPOINT_URL": "ftp://me:s3cret@here"}, {}, r"AWS settings: Invalid endpoint: ftp://\*\*\*@here$"),
+        ({"AWS_MAX_ATTEMPTS": "abc"}, {}, "AWS settings: invalid literal for int"),
     ],
-    ids=["no region", "no profile", "no such region", "no bundle", "two hosts"],
+    ids=[
+        "no region",
+        "no profile",
+        "no such region",
+        "no bundle",
+        "two hosts",
+        "no scheme",
+        "login",
+        "other scheme",
+        "no number",
+    ],
 )
 async def test_an_access_that_cannot_work_is_a_configuration_error(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], over: dict[str, Any], reason: str
@@ -129,6 +143,16 @@ async def test_an_access_that_cannot_work_is_a_configuration_error(
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match=reason):
         async with open_clients([access(**over), access(**over)]):
+            pass
+
+
+async def test_an_endpoint_of_aws_s_file_that_is_not_a_url_is_a_configuration_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text("[default]\nendpoint_url = localhost:4599\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(ConfigurationError, match="Invalid endpoint: localhost:4599"):
+        async with open_clients([access()]):
             pass
 
 
