@@ -59,7 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(*lines: str) -> int:
-    print(*lines, sep="\n", file=sys.stderr)
+    """Print the lines to stderr, with the priority of errors if the journal reads it (sd-daemon(3))."""
+    from producerd.runtime.journal import leads_to_journal
+
+    # Not by the journal's socket, as the daemon's lines go: the journal looks up the unit of such a line when it reads
+    # it, and this process may have ended by then.
+    prefix = "<3>" if leads_to_journal(2) else ""
+    print(*(f"{prefix}{line}" for line in lines), sep="\n", file=sys.stderr)
     return EXIT_CONFIGURATION
 
 

@@ -179,6 +179,20 @@ def test_configuration_problems_are_a_line_each_and_exit_78(command: list[str]) 
     ]
 
 
+def test_configuration_problems_are_errors_in_systemd_s_journal(tmp_path: Path) -> None:
+    """Systemd takes a line's priority from "<3>" at its start, and names its own pipe in JOURNAL_STREAM."""
+    with (tmp_path / "stderr").open("w+") as stderr:
+        found = os.fstat(stderr.fileno())
+        environ = os.environ | {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+        command = [sys.executable, "-m", "producerd", "serve", "--set=queue_limit=0", "--set=max_streams=0"]
+        done = subprocess.run(command, stderr=stderr, env=environ, timeout=60, check=False)
+        stderr.seek(0)
+        lines = stderr.read().splitlines()
+    assert done.returncode == 78
+    assert len(lines) == 2
+    assert all(line.startswith("<3>producerd: configuration: ") for line in lines)
+
+
 def test_config_print_can_be_read_again(tmp_path: Path) -> None:
     first = producerd("config", "print", "--set", "streams.x.queue_limit=7")
     file = tmp_path / "p.toml"

@@ -64,12 +64,16 @@ def _cut(text: bytes) -> bytes:
 
 def journal_of(descriptor: int, environ: Mapping[str, str] = os.environ) -> Journal | None:
     """Return the journal if this descriptor leads there, or None."""
+    return Journal() if leads_to_journal(descriptor, environ) and os.path.exists(SOCKET) else None
+
+
+def leads_to_journal(descriptor: int, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether systemd has connected this descriptor to its journal."""
     try:
         found = os.fstat(descriptor)
     except OSError:
-        return None
-    leads_there = environ.get(STREAM_VARIABLE) == f"{found.st_dev}:{found.st_ino}"
-    return Journal() if leads_there and os.path.exists(SOCKET) else None
+        return False
+    return environ.get(STREAM_VARIABLE) == f"{found.st_dev}:{found.st_ino}"
 
 
 def priority_of(level: int) -> int:

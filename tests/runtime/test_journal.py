@@ -14,7 +14,7 @@ import structlog
 
 from producerd.runtime import journal as module
 from producerd.runtime import logs
-from producerd.runtime.journal import MAX_MESSAGE_BYTES, Journal, journal_of
+from producerd.runtime.journal import MAX_MESSAGE_BYTES, Journal, journal_of, leads_to_journal
 
 
 def entry_of(data: bytes) -> dict[str, bytes]:
@@ -86,6 +86,9 @@ def test_it_is_known_by_device_and_inode(
         assert journal_of(stderr.fileno(), {}) is None
         monkeypatch.setattr(module, "SOCKET", str(tmp_path / "nobody"))
         assert journal_of(stderr.fileno(), environ) is None
+        assert leads_to_journal(stderr.fileno(), environ), "also where its socket is out of reach"
+        assert not leads_to_journal(other.fileno(), environ)
+    assert not leads_to_journal(-1, environ)
 
 
 def test_the_daemon_s_lines_go_there_and_to_standard_error_where_they_cannot(
