@@ -20,6 +20,7 @@ from typing import Final
 
 from producerd import __version__
 from producerd.errors import ConfigurationError
+from producerd.printing import escape_unprintable, print_file
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -38,6 +39,7 @@ exit codes:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    escape_unprintable()
     parsed = _parser().parse_args(arguments)
     if sys.version_info < (3, 11):  # noqa: UP036 - the wheel installs on 3.9, for the client's side
         return _refuse(f"producerd: needs Python 3.11 or newer; this is {sys.version.split()[0]}")
@@ -201,21 +203,21 @@ def _config_print(parsed: argparse.Namespace) -> int:
     from producerd.config import load
     from producerd.config.text import as_toml
 
-    print(as_toml(load(parsed.config, parsed.sets), origins=parsed.origin), flush=True)
+    print_file(as_toml(load(parsed.config, parsed.sets), origins=parsed.origin))
     return 0
 
 
 def _config_file(parsed: argparse.Namespace) -> int:
     from producerd.config.sources import as_file
 
-    print(as_file(parsed.config, parsed.sets), flush=True)
+    print_file(as_file(parsed.config, parsed.sets))
     return 0
 
 
 def _config_schema(_parsed: argparse.Namespace) -> int:
     from producerd.config.text import schema
 
-    print(json.dumps(schema(), indent=1), flush=True)
+    print_file(json.dumps(schema(), indent=1))
     return 0
 
 

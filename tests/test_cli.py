@@ -209,6 +209,13 @@ def test_config_file_writes_what_was_given_or_exits_78() -> None:
     assert done.stderr.startswith('producerd: configuration: regin = "eu-west-1" (--set): no such setting')
 
 
+def test_a_file_of_settings_is_utf_8_whatever_the_terminal_shows(tmp_path: Path) -> None:
+    for what in ("file", "print"):
+        done = producerd("config", what, "--set=socket=/tmp/\xfc.sock", env={"PYTHONIOENCODING": "ascii"})
+        assert (done.returncode, done.stderr) == (0, "")
+        assert 'socket = "/tmp/\xfc.sock"' in done.stdout
+
+
 def test_usage_and_check_need_none_of_the_daemons_machinery() -> None:
     for arguments in (["--version"], ["check"]):
         done = producerd(*arguments, code=without(*HEAVY))

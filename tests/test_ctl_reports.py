@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from producerd import __version__, ctl
+from producerd.ctl.daemon import AdminClient
 from producerd.runtime import sampling
 from producerd.runtime.sampling import OTHER_STACKS, StackSampler
 from producerd.testing import FakeKinesis
@@ -40,6 +41,23 @@ def admin_path(running: DaemonProcess) -> str:
 
 def asked(running: DaemonProcess, *arguments: object) -> int:
     return ctl.main(["--admin-socket", admin_path(running), *map(str, arguments)])
+
+
+# ---- bundle, without a daemon
+
+
+def test_a_bundle_takes_the_name_of_any_file_of_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A name may have bytes that are not UTF-8, and each setting names its file."""
+    reply = {"versions": {}, "settings": ["max_streams = 7  # file \udcff.toml"], "log": [], "metrics": ""}
+    monkeypatch.setattr(AdminClient, "get", lambda *_: reply)
+    assert ctl.main(["bundle", "--output", str(tmp_path / "b.tar.gz")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'b.tar.gz'}\n"
+    with tarfile.open(tmp_path / "b.tar.gz") as archive:
+        settings = archive.extractfile("producerd/settings.txt")
+        assert settings is not None
+        assert settings.read() == rb"max_streams = 7  # file \udcff.toml"
 
 
 # ---- profile

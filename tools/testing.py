@@ -80,7 +80,7 @@ def install_packages() -> None:
 
 def check() -> int:
     """Run every check of the source, go on after a failure, and print a line for each."""
-    old_python = [*CLIENT_SIDE, "producerd/ctl", "pyspark_producerd.py", *SPARK_TESTS]
+    old_python = [*CLIENT_SIDE, "producerd/ctl", "producerd/printing.py", "pyspark_producerd.py", *SPARK_TESTS]
     vermin = str(OWN.python.with_name("vermin"))
     steps = {
         "format": ["-m", "ruff", "format", "--check", "."],

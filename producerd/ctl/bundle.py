@@ -41,7 +41,7 @@ def _write(file: BinaryIO, files: Mapping[str, str]) -> None:
 
     with tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, text in files.items():
-            data = text.encode()
+            data = text.encode(errors="backslashreplace")  # a file's name may have bytes that are not UTF-8
             info = tarfile.TarInfo(f"producerd/{name}")
             info.size, info.mtime, info.mode = len(data), int(time.time()), 0o600
             archive.addfile(info, io.BytesIO(data))

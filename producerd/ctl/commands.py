@@ -19,6 +19,7 @@ from producerd.ctl.daemon import AdminClient, Failed, path_of
 from producerd.ctl.live import top
 from producerd.ctl.profiling import profile
 from producerd.ctl.tables import count
+from producerd.printing import escape_unprintable
 
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
@@ -35,6 +36,7 @@ Lines = Iterator[str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    escape_unprintable()
     parsed = _parser().parse_args(arguments)
     run: Callable[[AdminClient, argparse.Namespace], Lines] = parsed.run
     try:
