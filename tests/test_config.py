@@ -508,6 +508,12 @@ class TestProblems:
         path.write_text(f"max_streams = {'[' * 100_000}")
         assert "not TOML" in problem(path=path)
 
+    @pytest.mark.parametrize("key", ["x", "max_streams", "allowed_uids", "socket", "defaults.queue_limit", "streams.s"])
+    def test_a_key_of_a_thousand_dots_is_a_problem_like_any_other(self, key: str, tmp_path: Path) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text(f"{key}.{'a.' * 3_000}external_id = 'kept'")
+        assert len(problem(path=path)) < 500
+
     def test_a_value_where_a_table_should_be(self, tmp_path: Path) -> None:
         path = tmp_path / "p.toml"
         path.write_text("defaults = 1\n[streams]\norders = 5\n")

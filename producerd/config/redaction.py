@@ -13,6 +13,8 @@ NOT_SHOWN: Final = "(set, not shown)"
 """Text in place of a secret.  It is not a valid value, so nobody takes it for one."""
 MAX_SHOWN: Final = 200
 """Most characters of a value that a message shows."""
+MAX_LEVELS: Final = 8
+"""Most levels of tables and lists that a message shows.  A dotted key can make thousands, and Python would give up."""
 _SECRET_NAME: Final = re.compile("external|secret|passw|token|credential|access_?key", re.IGNORECASE)
 """Pattern of the keys whose values are not shown, also misspelt: our ``external_id``, and the keys of AWS."""
 _TABLE: Final = re.compile(r'streams\.("[^"]*"|[^."]*)\.')
@@ -28,14 +30,16 @@ def shown(value: object, key: str = "") -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-def _redacted(value: object) -> object:
+def _redacted(value: object, levels: int = MAX_LEVELS) -> object:
     if isinstance(value, str):
         return redacted_url(value)
+    if not isinstance(value, list | dict):
+        return value
+    if not levels:
+        return "..."
     if isinstance(value, list):
-        return [_redacted(item) for item in value]
-    if isinstance(value, dict):
-        return {key: NOT_SHOWN if _SECRET_NAME.search(key) else _redacted(item) for key, item in value.items()}
-    return value
+        return [_redacted(item, levels - 1) for item in value]
+    return {key: NOT_SHOWN if _SECRET_NAME.search(key) else _redacted(item, levels - 1) for key, item in value.items()}
 
 
 def redacted_url(url: str) -> str:
