@@ -26,6 +26,8 @@ from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 from producerd.wire import frames
 from tests.daemon import CREDENTIALS, ROOT, DaemonProcess, WireClient, daemon, directory, one, rows, session, until
 
+COMMAND = [sys.executable, "-m", "producerd.ctl", "--admin-socket"]
+
 
 @pytest.fixture
 def fake() -> FakeKinesis:
@@ -279,6 +281,25 @@ def test_a_signal_cuts_the_emptying_short(
         draining.join(15)
         assert "went back to their callers" in said[0]
         assert running.wait() == 0
+
+
+def test_a_second_drain_with_less_time_shortens_the_first_and_none_lengthens_it(
+    server: FakeServer, fake: FakeKinesis
+) -> None:
+    fake.enforce_limits = True
+    with daemon(server.url, shard_rate_fraction=0.001) as running, session(running) as client:
+        client.put(rows(1_500, size=500))
+        admin = str(running.socket.with_suffix(".admin.sock"))
+        begun = []
+        for time_left in (["--timeout", "10m"], [], ["--timeout", "20m"]):
+            begun.append(subprocess.Popen([*COMMAND, admin, "drain", *time_left], stdout=subprocess.DEVNULL))
+            until(lambda: running.log.count(" order path=/drain ") == len(begun))
+        shorter = [*COMMAND, admin, "drain", "--timeout", "0.1"]
+        done = subprocess.run(shorter, capture_output=True, text=True, timeout=15, check=True)
+        assert "went back to their callers" in done.stdout
+        assert [each.wait(15) for each in begun] == [0, 0, 0]
+        assert running.wait() == 0
+        assert running.log.count("draining by=producerctl") == 2
 
 
 # ---- settings

@@ -121,6 +121,7 @@ class Daemon:
         self._rendered = -inf, b""  # when the rendering began, and its text
         self._scraped = asyncio.Event()
         self._drained = Drained()
+        self._emptying: asyncio.Timeout | None = None
         self._signals = 0
         self._drain_asked = asyncio.Event()
         self._quiet = asyncio.Event()
@@ -225,15 +226,27 @@ class Daemon:
     async def drain(self, seconds: float | None) -> Drained:
         """Deliver the queues for this long, or for `drain_timeout_seconds`.  Then stop as after SIGTERM.
 
+        While the daemon does so already, a time of ``seconds`` from now on can only shorten that.
+
         Return when every row has ended, before the daemon does.
         """
-        if self._drained.empties_for_seconds is None and not self._drain_asked.is_set():
+        if not self._drain_asked.is_set():
             seconds = self.config.node.drain_timeout_seconds if seconds is None else seconds
             self._drained.empty_for(seconds)
             log.info("draining", by="producerctl", seconds=seconds)
             self._drain_asked.set()
+        elif seconds is not None:
+            self._empty_sooner(seconds)
         await self._settled.wait()
         return self._drained
+
+    def _empty_sooner(self, seconds: float) -> None:
+        """End the emptying of the queues after this long, if it is under way and would take longer."""
+        ends_at = self._emptying.when() if self._emptying is not None else None
+        sooner = self._loop.time() + seconds
+        if self._emptying is not None and ends_at is not None and sooner < ends_at:
+            log.info("draining", by="producerctl", seconds=seconds)
+            self._emptying.reschedule(sooner)
 
     def _on_signal(self, number: int) -> None:
         self._signals += 1
@@ -329,11 +342,13 @@ class Daemon:
         if emptying_seconds:
             for stream in self._streams:
                 stream.hasten(now)
-            await self._quiet_within(emptying_seconds)
+            self._emptying = asyncio.timeout(emptying_seconds)
+            await self._quiet_within(self._emptying)
+            self._emptying = None
             self._quiet.clear()
         for stream in self._streams:
             stream.drain()
-        if not await self._quiet_within(seconds):
+        if not await self._quiet_within(asyncio.timeout(seconds)):
             log.warning("the deadline of draining has passed", seconds=seconds)
         await self._dispatcher.give_up()
         undelivered = sum([stream.pipeline.abandon() for stream in self._streams])
@@ -344,14 +359,14 @@ class Daemon:
         self._drained.end(returned_records=returned, undelivered_records=undelivered)
         self._settled.set()
 
-    async def _quiet_within(self, seconds: float) -> bool:
+    async def _quiet_within(self, time_left: asyncio.Timeout) -> bool:
         """Wait until no row is left, or until another signal ends the wait.
 
         Return False if the time runs out first.
         """
         if not self._streams.are_quiet:
             try:
-                async with asyncio.timeout(seconds):
+                async with time_left:
                     await self._quiet.wait()
             except TimeoutError:
                 return False
