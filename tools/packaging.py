@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import tarfile
@@ -56,6 +57,8 @@ EMR_FILES = {
     "etc/tmpfiles.d/producerd.conf": "deploy/systemd/tmpfiles.d/producerd.conf",
 }
 """What a bundle for EMR holds in addition to the pex and the zip, by its name there."""
+OF_A_BUILD = re.compile(r"producerd(_demo|-client)?-(?P<version>\d[^-]*?)(-.*\.(whl|pex|tar)|\.zip|\.cdx\.json)")
+"""The name of a file that a build writes."""
 DATE = 315_532_800
 """The date of every file that is packed: 1980, the oldest of a zip."""
 GLIBC = 28
@@ -80,6 +83,7 @@ def build(tree: Path = ROOT, pexes: Iterable[str] = (), *, sbom: bool = False) -
     client = dist / f"producerd-client-{version}.zip"
     of_pexes = {dist / f"producerd-{version}-{tag}.pex": tag for tag in pexes}
     bill = [dist / f"producerd-{version}.cdx.json"] if sbom else []
+    remove_other_versions(dist, version)
     if code := write_wheels(dist, tree):
         return code
     write_client_zip(client, tree)
@@ -102,6 +106,14 @@ def build(tree: Path = ROOT, pexes: Iterable[str] = (), *, sbom: bool = False) -
 def version_of(tree: Path = ROOT) -> str:
     """Return the version of a tree: what its ``producerd.__version__`` says."""
     return (tree / "producerd" / "__init__.py").read_text().split('__version__ = "')[1].split('"')[0]
+
+
+def remove_other_versions(dist: Path, version: str) -> None:
+    """Remove what builds of other versions left: the image takes the one wheel that is there."""
+    for path in dist.glob("producerd*"):
+        named = OF_A_BUILD.fullmatch(path.name)
+        if named is not None and named["version"] != version:
+            path.unlink()
 
 
 def write_wheels(dist: Path, tree: Path = ROOT) -> int:
