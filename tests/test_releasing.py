@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -151,6 +152,26 @@ def test_each_command_of_a_workflow_runs_what_is_here() -> None:
     assert {after for word, after in pairwise(words) if word == "./dev"} <= COMMANDS.keys()
     modules = {after for word, after in pairwise(words) if word == "-m" and "." in after}
     assert modules == {"tools.release"}
+
+
+GH = """\
+echo "$@" >>"$CALLS"
+case "$1 $2" in "pr list") echo "$OPEN" | grep . || true ;; esac
+"""
+"""Stands for `gh`.  `pr view` succeeds, because a pull request of the same branch was merged once."""
+
+
+@pytest.mark.parametrize(("open_one", "creates"), [("", True), ("7", False)])
+def test_new_lock_files_are_proposed_unless_they_already_are(tmp_path: Path, open_one: str, creates: bool) -> None:
+    (proposing,) = (step["run"] for step in steps() if "gh pr create" in step.get("run", ""))
+    for name, text in {"git": '[ "$1" != diff ]\n', "gh": GH}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls"), "OPEN": open_one}
+    subprocess.run(["bash", "-e", "-c", proposing], env=env, capture_output=True, check=True, timeout=30)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert ("pr create --fill --head locks" in calls) == creates
+    assert calls[-1] == "workflow run checks.yml --ref locks"
 
 
 def test_the_release_job_finds_the_image_s_one_base_and_its_arguments() -> None:
