@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -30,6 +31,32 @@ def test_emrs_bootstrap_says_what_it_wants(arguments: list[str]) -> None:
     done = subprocess.run(["bash", BOOTSTRAP, *arguments], capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert "wanted: s3://BUCKET/producerd-VERSION-emr-MACHINE.tar SHA256 REGION" in done.stderr
+
+
+def bootstrap_function(name: str) -> str:
+    """The text of one function of the script, which does more when it is sourced."""
+    found = re.search(rf"^{name}\(\) {{.*?^}}$", BOOTSTRAP.read_text(), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[0]
+
+
+@pytest.mark.parametrize("in_use", ["0123456789abcdef", None])
+def test_emrs_bootstrap_removes_nothing_that_it_has_not_made(tmp_path: Path, in_use: str | None) -> None:
+    """And of its own it leaves the environment in use and its folder of work.  Uninstalling leaves nothing."""
+    others = ["producerd-logs", "producerd-0123", "producerd-work", "producerd-0123456789abcdef-mine", "producerd.d"]
+    others += ["old-producerd-0123456789abcdef", "producerd-work.Ab12Cdx"]
+    for name in (*others, "producerd-0123456789abcdef", "producerd-fedcba9876543210", "producerd-work.Ab12Cd"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+    kept = list(others)
+    work = "producerd-work.Ef34Gh"
+    if in_use is not None:
+        (tmp_path / work).mkdir()
+        (tmp_path / "producerd").symlink_to(f"producerd-{in_use}")
+        kept += [work, "producerd", f"producerd-{in_use}"]
+    lines = [f"home={tmp_path}/producerd", f"work={tmp_path}/{work}" if in_use else "", "set -euo pipefail"]
+    script = "\n".join([*lines, bootstrap_function("remove_unused"), "remove_unused"])
+    subprocess.run(["bash", "-c", script], check=True, timeout=30)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
 @pytest.mark.parametrize("source", COPIES, ids=lambda path: path.name)

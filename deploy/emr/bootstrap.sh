@@ -18,11 +18,17 @@ fail() {
     exit 1
 }
 
+remove_unused() { # what this script has made and needs no more: environments, and work of runs that were killed
+    local made
+    find "${home%/*}" -maxdepth 1 -type d -regextype posix-extended -regex "$home-([0-9a-f]{16}|work\.[[:alnum:]]{6})" |
+        while read -r made; do
+            [[ $made -ef $home || $made == "${work-}" ]] || rm -rf "$made"
+        done
+}
+
 unpack() { # the bundle $1 with the hash $2 to the environment $3
-    local old pex
-    for old in "$home"-*; do # the one in use stays after this run, too: jobs that run have its client
-        [[ $old -ef $home || $old == "$work" ]] || rm -rf "$old"
-    done
+    local pex
+    remove_unused # the environment in use stays after this run, too: jobs that run have its client
     aws s3 cp --only-show-errors "$1" "$work/bundle.tar"
     echo "$2  $work/bundle.tar" | sha256sum --check --quiet >&2 || fail "$1 is not the file with the SHA-256 $2"
     tar --extract --no-same-owner --file "$work/bundle.tar" --directory "$work"
@@ -45,7 +51,8 @@ configure() { # by the daemon's own code, which knows how to quote: with the com
 }
 
 install_bundle() {
-    local bundle=$1 sha256=$2 region=$3 environment=$home-${2:0:16}
+    local bundle=$1 sha256=${2,,} region=$3 environment
+    environment=$home-${sha256:0:16}
     shift 3
     work=$(mktemp -d "$home-work.XXXXXX") # not in /tmp, which may be memory
     trap 'rm -rf "$work"' EXIT
@@ -65,7 +72,8 @@ install_bundle() {
     systemctl daemon-reload
     systemctl reset-failed 'producerd.*'
     systemctl enable --quiet producerd.socket producerd.service
-    if ! timeout "$ready_seconds" systemctl restart producerd.service; then # Type=notify: it returns when it is ready
+    systemctl stop producerd.service # apart from the start, as it drains for as long as its settings and systemd allow
+    if ! timeout "$ready_seconds" systemctl start producerd.service; then # Type=notify: it returns when it is ready
         journalctl --unit=producerd.service --no-pager --lines=30 >&2
         fail "the daemon is not ready after $ready_seconds s, or ended: its log stands above"
     fi
@@ -74,7 +82,8 @@ install_bundle() {
 
 uninstall() {
     systemctl disable --quiet --now producerd.socket producerd.service || true # there may be none
-    rm -rf "$home" "$home"-* /etc/producerd /run/producerd /etc/systemd/system/producerd.{service,socket}{,.d} "$client"
+    rm -rf "$home" /etc/producerd /run/producerd /etc/systemd/system/producerd.{service,socket}{,.d} "$client"
+    remove_unused
     rm -f /etc/sysusers.d/producerd.conf /etc/tmpfiles.d/producerd.conf
     systemctl daemon-reload
     ! getent passwd producerd >/dev/null || userdel producerd
@@ -84,4 +93,6 @@ if [[ ${1-} != --uninstall && $# -lt 3 ]]; then
     fail "wanted: s3://BUCKET/producerd-VERSION-emr-MACHINE.tar SHA256 REGION [SETTING=VALUE ...], or --uninstall"
 fi
 [[ $EUID == 0 ]] || exec sudo -- "$BASH" "$0" "$@" # EMR runs it as hadoop
+exec {lock}</root # only root can open it, so nobody else can hold the lock
+flock "$lock"     # two runs would remove each other's work
 if [[ $1 == --uninstall ]]; then uninstall; else install_bundle "$@"; fi

@@ -117,9 +117,29 @@ def test_an_upgrade_fails_nobody_and_leaves_the_version_before_and_no_older_one(
     assert node.show()["LogRateLimitBurst"] == "7", "drop-ins of the user's stay"
 
 
+def test_an_upgrade_waits_for_a_drain_longer_than_a_start_may_take(
+    emr: EmrNode, bundle: str, tmp_path: Path, kinesis: Kinesis
+) -> None:
+    """As in an outage: the daemon before has requests without an answer, and ends at its own deadline."""
+    node, settings = emr.machine, f"endpoint_url={kinesis.url}"
+    emr.give_credentials()
+    emr.bootstrap(bundle, REGION, settings, "drain_timeout_seconds=25", "request_timeout_seconds=60")
+    node.run("sed --in-place s/^ready_seconds=.*/ready_seconds=15/ /srv/bootstrap.sh")
+    kinesis.hang()
+    with KinesisClient("flights", socket=str(node.socket), reconnect_timeout_seconds=120) as client:
+        row = client.put("row", "key")
+        until(lambda: node.status()["streams"][0]["requests_in_flight"] > 0)
+        emr.bootstrap(emr.light_bundle(tmp_path, "b"), REGION, settings)
+        kinesis.recover()
+        row.result(60)
+    assert b"row" in kinesis.data("flights")
+
+
 def test_uninstalling_leaves_nothing_and_may_be_repeated(emr: EmrNode, bundle: str) -> None:
     emr.bootstrap(bundle, REGION)
+    emr.machine.run("mkdir /opt/producerd-logs")
     emr.bootstrap("--uninstall")
+    emr.machine.run("rmdir /opt/producerd-logs")
     emr.machine.assert_nothing_is_left()
     assert emr.machine.run("getent passwd producerd", codes=(2,)) == ""
     emr.bootstrap("--uninstall")
