@@ -5,7 +5,7 @@ without a break, and nothing else changes them.
 
 Labels are the stream and closed enumerations.  A stream of the configuration has every label set, at 0, from the start.
 Another stream has them from its first stored record; until then it shares the label `NEVER_STORED`, because clients may
-invent any number of names.  Its label, too, begins with no failure, even if records failed before (`_Births`).
+invent any number of names.  Its label, too, begins with no failure, even if records failed before (`_Birth`).
 
 `NODE_FAMILIES` and `STREAM_FAMILIES` define all metrics, and docs/operations.md has a table generated from them.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
@@ -85,6 +85,8 @@ REJECT_REASONS: Final = (Code.RECORD_TOO_LARGE, Code.RECORD_INVALID, Code.FRAME_
 STATES: Final = ("starting", "serving", "draining", "stopped")
 """The daemon's states, in the order of its life."""
 
+BIRTH_SECONDS: Final = 120.0
+"""Time for which a new label shows no failure: longer than between two scrapes, which are mostly a minute or less."""
 LAG_SECONDS_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """Bounds of the loop's lag; they begin at 5 ms because the loop's timers have a resolution of 1 ms."""
 LAG_LOOK_SECONDS: Final = 0.25
@@ -176,7 +178,8 @@ class Metrics:
     def __init__(self, config: Config, memory_limit_bytes: int | None = None, services: Services | None = None) -> None:
         self.reload(config, memory_limit_bytes)
         self._services = services
-        self._births = _Births()
+        self._births: dict[Stream, _Birth] = {}
+        self._shared = _SharedLabel()
         self.disconnects: Counter[str] = Counter()  # by `Session.ended_as`
         self.loop_lag = LoopLag()
 
@@ -213,26 +216,37 @@ class Metrics:
         )
         moment = Moment(now, time.time())
         shown = {stream.name: [stream] for stream in self._unopened}
-        never_stored = []
+        sharing: list[Stream] = []
+        births = {}
         for stream in streams:
             if stream.name in shown:
                 shown[stream.name] = [stream]
             elif not stream.pipeline.stats.delivered_records:
-                never_stored.append(stream)
-            elif (newborn := self._births.of(stream)) is None:
-                shown[stream.name] = [stream]
+                sharing.append(stream)
             else:
-                shown[stream.name] = [newborn]
-                never_stored.append(stream)  # for the last time, so that the sums hold
-        self._births.forget_except(shown)
-        if never_stored:
-            shown[NEVER_STORED] = never_stored
+                born = births[stream] = self._births.get(stream) or _Birth(stream, now)
+                shown[stream.name] = [born.shown(stream, now)]
+                if shown[stream.name] != [stream]:
+                    sharing.append(stream)  # until its own label shows its numbers, so that the sums hold
+        self._births = births
+        self._shared.look(sharing, moment)
+        if sharing:
+            shown[NEVER_STORED] = sharing
         of_node: Scrape = [(family, [({}, _frozen(read(node)))]) for family, read in NODE_FAMILIES.items()]
         of_streams: Scrape = [
             (
                 family,
                 [
-                    ({"stream": name}, _together([read_of(stream, moment) for stream in several], family.together))
+                    (
+                        {"stream": name},
+                        _together(
+                            [
+                                *(read_of(stream, moment) for stream in several),
+                                *(self._shared.left(family) if name == NEVER_STORED else ()),
+                            ],
+                            family.together,
+                        ),
+                    )
                     for name, several in shown.items()
                 ],
             )
@@ -241,26 +255,51 @@ class Metrics:
         return [*of_node, *of_streams]
 
 
-class _Births:
-    """The labels of streams that are not in the settings.
+class _Birth:
+    """The first `BIRTH_SECONDS` of the label of a stream that is not in the settings.
 
-    Prometheus's `increase()` does not count what the first sample of a counter shows.  So the first scrape of a stream
-    that already has failed records shows a stand-in without any.
+    Prometheus's `increase()` does not count what the first sample of a counter shows.  So a stream that had failed
+    records when its label was first shown is shown without any for a time, to Prometheus and to other readers.
+    """
+
+    def __init__(self, stream: Stream, now: float) -> None:
+        self._ends_at = now + BIRTH_SECONDS
+        has_failed = stream.pipeline.stats.failed_records.total()
+        self._stand_in = Stream(stream.name, stream.settings, 1, 1) if has_failed else None
+
+    def shown(self, stream: Stream, now: float) -> Stream:
+        """Return the stream, or what is shown in its place."""
+        if now >= self._ends_at:
+            self._stand_in = None
+        return self._stand_in or stream
+
+
+class _SharedLabel:
+    """The streams that share `NEVER_STORED`, and what the ones that left it had counted.
+
+    The label keeps that.  Its counters would fall otherwise, and `increase()` would count again what remains.  Records
+    that are queued go along with their stream, so that the sums hold.
     """
 
     def __init__(self) -> None:
-        self._born: set[str] = set()
+        self._shown: dict[Stream, dict[Family, Value]] = {}
+        self._left: dict[Family, Value] = {}
 
-    def of(self, stream: Stream) -> Stream | None:
-        """Return the stand-in if this is the first scrape of a stream with failed records, or None."""
-        is_first = stream.name not in self._born
-        self._born.add(stream.name)
-        has_failed = is_first and stream.pipeline.stats.failed_records.total()
-        return Stream(stream.name, stream.settings, 1, 1) if has_failed else None
+    def look(self, sharing: Iterable[Stream], at: Moment) -> None:
+        """Note which streams share the label now.  Others have left it: they have their own label, or are forgotten."""
+        counters = {family: read_of for family, read_of in STREAM_FAMILIES.items() if family.kind != "gauge"}
+        counters[_INGEST] = lambda stream, _: stream.pipeline.stats.ingest_records - stream.pipeline.queued_records
+        before = self._shown
+        self._shown = {
+            stream: {family: _frozen(read_of(stream, at)) for family, read_of in counters.items()} for stream in sharing
+        }
+        for stream in before.keys() - self._shown.keys():
+            for family, value in before[stream].items():
+                self._left[family] = _together([value, *self.left(family)], sum)
 
-    def forget_except(self, shown: Container[str]) -> None:
-        """Forget the labels that are not shown any more."""
-        self._born = {name for name in self._born if name in shown}
+    def left(self, family: Family) -> list[Value]:
+        """Return what streams that left the label had counted when it was last shown, if there is any."""
+        return [self._left[family]] if family in self._left else []
 
 
 def text(snapshot: Scrape) -> bytes:
@@ -393,10 +432,9 @@ NODE_FAMILIES: Final[dict[Family, Callable[[NodeNumbers], Value]]] = {
     ): lambda node: node.lost_log_lines,
 }
 
+_INGEST: Final = Family("ingest_records_total", "counter", "Records accepted into the queue.")
 STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
-    Family("ingest_records_total", "counter", "Records accepted into the queue."): lambda s, _: (
-        s.pipeline.stats.ingest_records
-    ),
+    _INGEST: lambda s, _: s.pipeline.stats.ingest_records,
     Family(
         "ingest_bytes_total",
         "counter",

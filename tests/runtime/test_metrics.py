@@ -24,6 +24,7 @@ from producerd.errors import Code
 from producerd.runtime import logs
 from producerd.runtime.daemon import State
 from producerd.runtime.metrics import (
+    BIRTH_SECONDS,
     DISCARD_REASONS,
     ERROR_CODES,
     FAILURE_REASONS,
@@ -177,22 +178,71 @@ def test_a_stream_that_has_settings_is_there_before_anybody_opens_it() -> None:
 
 
 def test_a_label_begins_without_failures_though_records_failed_before() -> None:
-    """Else `increase()` would miss them.  The sums hold meanwhile, and one scrape later the numbers are there."""
+    """Else `increase()` would miss them.  The first reader of the metrics takes that from no other one."""
     metrics, late = Metrics(Config()), stream("late")
     late.pipeline.stats.ingest_records, late.pipeline.stats.delivered_records = 3, 1
     late.pipeline.stats.failed_records["EXPIRED"] = 2
     failed = [("producerd_failed_records_total", frozenset((label, "EXPIRED"))) for label in ("late", NEVER_STORED)]
-    for _ in range(2):
-        first, second = samples(metrics, late), samples(metrics, late)
-        assert [first[name] for name in failed] == [0, 2]
-        assert [second[name] for name in failed] == [2, 0]
-        assert sum(value for (name, _), value in first.items() if name == "producerd_ingest_records_total") == 3
-        assert NEVER_STORED in {
-            label for _, labels in samples(metrics) for label in labels
-        }  # it is forgotten meanwhile
+    accepted = [("producerd_ingest_records_total", frozenset((label,))) for label in ("late", NEVER_STORED)]
+    for begin in (0.0, 1_000.0):
+        for now in (begin, begin + 1.0, begin + BIRTH_SECONDS - 0.1):
+            found = samples(metrics, late, now=now)
+            assert [found[name] for name in failed] == [0, 2 if begin == 0.0 else 4]
+            assert [found[name] for name in accepted] == [0, 3 if begin == 0.0 else 6], "the sums hold"
+        late.pipeline.stats.delivered_records += 1
+        late.pipeline.stats.ingest_records += 1
+        found = samples(metrics, late, now=begin + BIRTH_SECONDS)
+        assert found[failed[0]] == 2
+        late.pipeline.stats.delivered_records, late.pipeline.stats.ingest_records = 1, 3
+        samples(metrics, now=begin + 500.0)  # it is forgotten
     working = stream("working")
     working.pipeline.stats.delivered_records = 1
-    assert samples(metrics, working)["producerd_delivered_records_total", frozenset(("working",))] == 1
+    found = samples(metrics, working, now=2_000.0)
+    assert found["producerd_delivered_records_total", frozenset(("working",))] == 1
+    working.pipeline.stats.failed_records["EXPIRED"] = 1
+    assert samples(metrics, working, now=2_001.0)["producerd_failed_records_total", frozenset(("working", "EXPIRED"))]
+
+
+def test_counters_of_the_shared_label_never_fall_when_streams_leave_it() -> None:
+    """`increase()` would take that for a restart, and count again what remains."""
+    metrics, works, stays, goes = Metrics(Config()), stream("works"), stream("stays"), stream("goes")
+    for one, failed in ((works, 60), (stays, 40), (goes, 5)):
+        one.pipeline.stats.failed_records["EXPIRED"] = failed
+        one.pipeline.stats.ingest_records = failed
+        one.gate.wait_seconds.add(1.0, failed)
+
+    def shared(*streams: Stream, now: float = 0.0) -> list[float]:
+        found = samples(metrics, *streams, now=now)
+        return [
+            found["producerd_failed_records_total", frozenset((NEVER_STORED, "EXPIRED"))],
+            found["producerd_ingest_records_total", frozenset((NEVER_STORED,))],
+            found["producerd_backpressure_wait_seconds_count", frozenset((NEVER_STORED,))],
+        ]
+
+    assert shared(works, stays, goes) == [105, 105, 105]
+    works.pipeline.stats.delivered_records = 1
+    works.pipeline.stats.ingest_records += 1
+    assert shared(works, stays, goes) == [105, 106, 105]
+    assert shared(works, stays, goes, now=BIRTH_SECONDS) == [105, 106, 105]
+    assert shared(works, stays, now=200.0) == [105, 106, 105], "one was forgotten"
+    stays.pipeline.stats.failed_records["EXPIRED"] += 1
+    assert shared(works, stays, now=300.0) == [106, 106, 105]
+    assert shared(now=400.0) == [106, 106, 105], "all were"
+    found = samples(metrics, stays, now=400.0)
+    assert found["producerd_queue_limit_records", frozenset((NEVER_STORED,))] == StreamSettings().queue_limit
+
+
+def test_queued_records_go_along_with_a_stream_that_leaves_the_shared_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So accepted records are those that ended and those in the queue, in each label at every scrape."""
+    metrics, works = Metrics(Config()), stream("works")
+    stats, names = works.pipeline.stats, [frozenset((label,)) for label in ("works", NEVER_STORED)]
+    stats.ingest_records, stats.discarded_records["disconnected"] = 7, 2
+    queued = 5
+    monkeypatch.setattr(type(works.pipeline), "queued_records", property(lambda _: queued))
+    assert samples(metrics, works)["producerd_ingest_records_total", names[1]] == 2 + 5
+    stats.delivered_records, queued = 1, 4
+    found = samples(metrics, works)
+    assert [found["producerd_ingest_records_total", name] for name in names] == [7, 2]
 
 
 def test_what_the_services_and_the_log_count_is_there_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +448,7 @@ def test_the_first_stored_record_gives_a_stream_its_own_label() -> None:
     assert samples(metrics, orders, never)["producerd_ingest_records_total", shared] == 6
     orders.pipeline.stats.delivered_records = 1
     found = samples(metrics, orders, never)
-    assert (found["producerd_ingest_records_total", own], found["producerd_ingest_records_total", shared]) == (3, 3)
+    assert (found["producerd_ingest_records_total", own], found["producerd_ingest_records_total", shared]) == (3, 6)
     only_listed = Config(node=NodeSettings(streams_allowed="listed"), streams={"of-today": StreamSettings()})
     assert not [key for key in samples(Metrics(only_listed)) if NEVER_STORED in key[1]]
 
