@@ -18,6 +18,12 @@ EXAMPLES: Final = {path.stem: path for path in sorted((DEPLOY / "examples").glob
 """Values for each mode, by its name."""
 POD_TEMPLATES: Final = {mode: DEPLOY / "pod-templates" / f"{mode}.yaml" for mode in EXAMPLES}
 NEWEST: Final = max(HELMS, key=lambda version: [int(number) for number in version.split(".")])
+LEAST: Final = """
+image: {repository: REGISTRY/producerd}
+config: |
+  region = "eu-west-1"
+"""
+"""The values that have no default."""
 Manifest = dict[str, Any]
 
 
@@ -28,15 +34,20 @@ def missing() -> str:
 
 
 def helm(*arguments: str | Path, version: str = NEWEST) -> subprocess.CompletedProcess[str]:
-    """What Helm did, whether it failed or not."""
+    """What Helm did, whether it failed or not.  ``--values=-`` stands for `LEAST`."""
     command = [str(helm_path(version)), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, input=LEAST, capture_output=True, text=True, timeout=60, check=False)
+
+
+def render(*arguments: str | Path, version: str = NEWEST) -> subprocess.CompletedProcess[str]:
+    """What Helm did with a release of these arguments, which need not name what has no default."""
+    return helm("template", "producerd", CHART, "--namespace=jobs", "--values=-", *arguments, version=version)
 
 
 @functools.cache
 def rendered(*arguments: str | Path, version: str = NEWEST) -> Sequence[Manifest]:
     """The objects of a release with these arguments, each of which must be a mapping."""
-    done = helm("template", "producerd", CHART, "--namespace=jobs", *arguments, version=version)
+    done = render(*arguments, version=version)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -26,6 +27,7 @@ from tests.daemon import ROOT, daemon
 from tests.system.charts import (
     CHART,
     EXAMPLES,
+    LEAST,
     POD_TEMPLATES,
     Manifest,
     daemon_container,
@@ -35,6 +37,7 @@ from tests.system.charts import (
     helm,
     missing,
     one,
+    render,
     rendered,
 )
 from tools.kubernetes import DEFINITIONS, FOLDER, HELMS
@@ -185,9 +188,25 @@ def test_a_mistake_is_planted_in_every_kind_that_the_chart_has() -> None:
     ["mood=sidecar", "mode=deployment", "daemonset.maxSurge=1", "metricsListen=", "securityContext.runAsUser=0"],
 )
 def test_a_value_that_the_chart_does_not_know_is_refused(setting: str) -> None:
-    done = helm("template", "producerd", CHART, f"--set={setting}")
+    done = render(f"--set={setting}")
     assert done.returncode != 0
     assert setting.split("=")[0].split(".")[-1] in done.stderr
+
+
+@pytest.mark.parametrize("setting", ["image.repository", "config"])
+def test_what_only_the_user_knows_has_no_default_that_an_upgrade_could_bring_back(setting: str) -> None:
+    """Helm forgets the options of earlier calls where new values are given."""
+    done = render(f"--set={setting}=")
+    assert done.returncode != 0
+    assert f"{setting}: " in done.stderr
+
+
+def test_the_commands_of_the_page_take_the_image_from_the_values() -> None:
+    commands = re.findall(r"helm upgrade [^`]*?[^\\]\n", (ROOT / "docs/kubernetes.md").read_text())
+    assert len(commands) > 2
+    assert not [command for command in commands if "--values values.yaml" not in command or "--set " in command]
+    for path in EXAMPLES.values():
+        assert yaml.safe_load(path.read_text())["image"]["repository"] == "REGISTRY/producerd"
 
 
 def test_another_chart_may_depend_on_it(tmp_path: Path) -> None:
@@ -195,7 +214,11 @@ def test_another_chart_may_depend_on_it(tmp_path: Path) -> None:
     shutil.copytree(CHART, tmp_path / "charts/producerd")
     depends = "{name: producerd, version: '*', condition: producerd.enabled}"
     (tmp_path / "Chart.yaml").write_text(f"{{apiVersion: v2, name: spark, version: 1.0.0, dependencies: [{depends}]}}")
-    (tmp_path / "values.yaml").write_text("{global: {region: eu-west-1}, producerd: {enabled: true, mode: sidecar}}")
+    values = {
+        "global": {"region": "eu-west-1"},
+        "producerd": {"enabled": True, "mode": "sidecar", **yaml.safe_load(LEAST)},
+    }
+    (tmp_path / "values.yaml").write_text(json.dumps(values))
     done = helm("template", "producerd", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "restartPolicy: Always" in done.stdout
