@@ -63,6 +63,13 @@ def one(manifests: Sequence[Manifest], kind: str, name: str = "producerd") -> Ma
     return found
 
 
+def configuration(manifests: Sequence[Manifest]) -> str:
+    """The text of the producerd.toml that the daemon's pod mounts."""
+    (volume,) = (one for one in daemon_pod(manifests)["spec"]["volumes"] if one["name"] == "producerd-config")
+    text: str = one(manifests, "ConfigMap", volume["configMap"]["name"])["data"]["producerd.toml"]
+    return text
+
+
 def executor(manifests: Sequence[Manifest]) -> str:
     """The file that spark.kubernetes.executor.podTemplateFile names."""
     text: str = one(manifests, "ConfigMap", "producerd-executor")["data"]["executor.yaml"]

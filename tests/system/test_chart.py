@@ -30,6 +30,7 @@ from tests.system.charts import (
     LEAST,
     POD_TEMPLATES,
     Manifest,
+    configuration,
     daemon_container,
     daemon_pod,
     example,
@@ -123,7 +124,7 @@ def with_pod(manifests: Sequence[Manifest]) -> Iterator[Manifest]:
 def config(manifests: Sequence[Manifest], tmp_path: Path) -> Config:
     """The settings that the daemon reads there."""
     path = tmp_path / "producerd.toml"
-    path.write_text(one(manifests, "ConfigMap")["data"]["producerd.toml"])
+    path.write_text(configuration(manifests))
     env = {each["name"]: each["value"] for each in daemon_container(manifests)["env"]}
     assert env.pop("PRODUCERD_CONFIG") == "/etc/producerd/producerd.toml"
     return load(path, environ=env)
@@ -237,7 +238,7 @@ def test_the_memory_is_what_the_settings_need(arguments: Sequence[str | Path], t
 def test_a_daemon_with_the_charts_settings_answers_its_probes(mode: str, tmp_path: Path) -> None:
     manifests = example(mode)
     path = tmp_path / "producerd.toml"
-    path.write_text(one(manifests, "ConfigMap")["data"]["producerd.toml"])
+    path.write_text(configuration(manifests))
     container = daemon_container(manifests)
     producerctl, *starts = container["startupProbe"]["exec"]["command"]
     assert producerctl == "/opt/producerd/bin/producerctl"
@@ -297,13 +298,24 @@ def test_two_daemons_never_share_a_nodes_directory() -> None:
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}
 
 
-def test_a_changed_configuration_restarts_the_pods_and_nothing_else_does() -> None:
-    def template(*arguments: str) -> dict[str, Any]:
-        found: dict[str, Any] = one(rendered(*arguments), "DaemonSet")["spec"]["template"]
-        return found
+def test_a_change_of_the_configuration_restarts_the_pods_and_one_around_them_not() -> None:
+    def pod(*arguments: str) -> Manifest:
+        return daemon_pod(rendered(*arguments))
 
-    assert template("--set=config=region = 'eu-west-1'") != template("--set=config=region = 'us-east-1'")
-    assert template() == template("--set=networkPolicy.enabled=true", "--set=monitoring.podMonitor.enabled=true")
+    assert pod("--set=config=region = 'eu-west-1'") != pod("--set=config=region = 'us-east-1'")
+    around = ("networkPolicy.enabled", "monitoring.podMonitor.enabled", "monitoring.prometheusRule.enabled")
+    assert pod() == pod(*(f"--set={name}=true" for name in around), "--set=daemonset.maxUnavailable=1")
+
+
+def test_a_daemonset_s_pods_keep_their_settings_and_executors_find_the_newest() -> None:
+    """A pod of the old template mounts another ConfigMap; a running job's template names the one that there is."""
+    found = {}
+    for mode in EXAMPLES:
+        both = [rendered(f"--set=mode={mode}", f"--set=config=region = '{region}'") for region in ("a-1", "b-1")]
+        assert [configuration(manifests) for manifests in both] == ["region = 'a-1'", "region = 'b-1'"]
+        maps = [each for manifests in both for each in manifests if "producerd.toml" in each.get("data", {})]
+        found[mode] = (len({each["metadata"]["name"] for each in maps}), {each.get("immutable") for each in maps})
+    assert found == {"daemonset": (2, {True}), "sidecar": (1, {None})}
 
 
 def test_the_configuration_is_taken_as_it_is_written(tmp_path: Path) -> None:
@@ -311,7 +323,7 @@ def test_the_configuration_is_taken_as_it_is_written(tmp_path: Path) -> None:
     written = '  region = \'eu-west-1\'\n\n\t# {{ .Values }}: "quoted" \\ |\n[streams."a.b"]\n  linger_seconds = 1'
     (tmp_path / "own.toml").write_text(written)
     manifests = rendered("--set-file", f"config={tmp_path / 'own.toml'}")
-    assert one(manifests, "ConfigMap")["data"]["producerd.toml"] == written
+    assert configuration(manifests) == written
 
 
 @pytest.mark.parametrize(("namespaces", "rules"), [("[]", []), ('["one","two"]', [["one", "two"]])])
@@ -363,11 +375,16 @@ def test_the_pod_templates_are_those_of_the_chart(mode: str) -> None:
     assert POD_TEMPLATES[mode].read_text() == executor(example(mode))
 
 
+@pytest.mark.parametrize("release", ["producerd", "etl"])
 @pytest.mark.parametrize("mode", EXAMPLES)
-def test_the_notes_name_what_there_is(mode: str) -> None:
-    done = helm("install", "producerd", CHART, "--dry-run=client", "--values", EXAMPLES[mode])
+def test_the_notes_name_what_there_is(mode: str, release: str) -> None:
+    arguments = (release, CHART, "--values", EXAMPLES[mode])
+    done = helm("install", *arguments, "--dry-run=client")
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("\nNOTES:\n")[2]
-    named = [word for word in notes.split() if word.startswith("producerd-executor")]
-    assert named == ["producerd-executor"]
+    named = set(re.findall(r"\S*producerd-executor|(?<=daemonset/)\S+", notes))
+    manifests = yaml.safe_load_all(helm("template", *arguments).stdout)
+    there = {each["metadata"]["name"] for each in manifests if each["kind"] in ("ConfigMap", "DaemonSet")}
+    assert len(named) == (2 if mode == "daemonset" else 1)
+    assert named <= there
     assert ("terminationGracePeriodSeconds=90s" in notes) == (mode == "sidecar")

@@ -43,7 +43,7 @@ spec:
     - name: producerd
       emptyDir: {}
     - name: producerd-config
-      configMap: {name: {{ include "producerd.fullname" . }}}
+      configMap: {name: {{ include "producerd.configMapName" . }}}
     {{- with .Values.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

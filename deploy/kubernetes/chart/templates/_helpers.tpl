@@ -17,6 +17,15 @@
 {{- default $own .Values.serviceAccount.name }}
 {{- end }}
 
+{{/*
+A DaemonSet's pods keep the settings of their template, also when their container restarts during a roll-out.  Executors
+cannot: Helm deletes the ConfigMap of earlier settings, and a running job's pod template goes on asking for it.
+*/}}
+{{- define "producerd.configMapName" -}}
+{{- include "producerd.fullname" . }}
+{{- if eq .Values.mode "daemonset" }}-{{ .Values.config | sha256sum | trunc 10 }}{{ end }}
+{{- end }}
+
 {{/* What never changes in the life of a release: a DaemonSet's selector cannot. */}}
 {{- define "producerd.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "producerd.name" . }}
