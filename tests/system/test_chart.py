@@ -69,6 +69,33 @@ monitoring:
   dashboard: {enabled: true, annotations: {folder: producerd}}
 """
 """Each value in another way than by default."""
+REFUSED: Final = (
+    'mood="sidecar"',
+    'mode="deployment"',
+    "daemonset.maxSurge=1",
+    'metricsListen=""',
+    'metricsListen="127.0.0.1:9474"',
+    'metricsListen="localhost:9474"',
+    'metricsListen="[::1]:9474"',
+    'metricsListen="0.0.0.0:65536"',
+    "terminationGracePeriodSeconds=0",
+    "config=null",
+    "resources=null",
+    "image=null",
+    'resources.limits.memory="1 GiB"',
+    "securityContext.runAsUser=0",
+    "securityContext.bogus=true",
+    'securityContext.readOnlyRootFilesystem="yes"',
+    'extraEnv=[{"name": "PRODUCERD_METRICS_LISTEN", "value": "[::]:1"}]',
+    'extraEnv=[{"name": "PRODUCERD_SOCKET", "value": "/tmp/a.sock"}]',
+    'extraEnv=[{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]',
+    'extraEnv=[{"name": "A", "value": 1}]',
+    'extraEnv=[{"nam": "A", "value": "1"}]',
+    'extraVolumeMounts=[{"name": "a", "path": "/a"}]',
+    'daemonset.tolerations=[{"key": "spark", "value": true}]',
+    'monitoring.dashboard.labels={"app.kubernetes.io/name": "mine"}',
+)
+"""Values that would fail in the cluster, or do something else than they say."""
 PLANTED: Final[dict[str, Sequence[Any]]] = {
     "ServiceAccount": (),
     "ConfigMap": (),
@@ -113,6 +140,15 @@ def validate(manifest: Manifest, version: str) -> None:
         jsonschema.Draft202012Validator(definition(manifest["kind"])).validate(manifest)
     else:
         kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def optional(values: Manifest, schema: Manifest, above: str = "") -> Iterator[str]:
+    """The values that may be taken away: those that the schema does not require."""
+    for name, value in values.items():
+        if name not in schema.get("required", ()):
+            yield f"{above}{name}"
+        elif isinstance(value, dict):
+            yield from optional(value, schema["properties"][name], f"{above}{name}.")
 
 
 def with_pod(manifests: Sequence[Manifest]) -> Iterator[Manifest]:
@@ -184,14 +220,69 @@ def test_a_mistake_is_planted_in_every_kind_that_the_chart_has() -> None:
     assert {manifest["kind"] for mode in EXAMPLES for manifest in with_pod(example(mode))} == set(PLANTED)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    ["mood=sidecar", "mode=deployment", "daemonset.maxSurge=1", "metricsListen=", "securityContext.runAsUser=0"],
-)
-def test_a_value_that_the_chart_does_not_know_is_refused(setting: str) -> None:
-    done = render(f"--set={setting}")
+@pytest.mark.parametrize("setting", REFUSED)
+def test_a_value_that_could_not_work_is_refused_by_its_name(setting: str) -> None:
+    done = render("--set-json", setting)
     assert done.returncode != 0
-    assert setting.split("=")[0].split(".")[-1] in done.stderr
+    assert setting.partition("=")[0].rpartition(".")[2] in done.stderr
+    assert "nil pointer" not in done.stderr
+
+
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_no_label_of_the_pods_stands_twice(mode: str) -> None:
+    (name, *_) = daemon_pod(example(mode))["metadata"]["labels"]
+    done = render(f"--set=mode={mode}", "--set-json", f'podLabels={{"{name}": "mine"}}')
+    assert done.returncode != 0
+    assert f"podLabels: the chart itself sets {name}" in done.stderr
+
+
+def test_every_problem_is_named_at_once() -> None:
+    done = render("--set=image.repository=", "--set=config=", "--set=terminationGracePeriodSeconds=5")
+    assert [
+        name for name in ("image.repository", "config", "terminationGracePeriodSeconds") if name in done.stderr
+    ] == [
+        "image.repository",
+        "config",
+        "terminationGracePeriodSeconds",
+    ]
+
+
+def test_what_need_not_be_there_may_be_taken_away() -> None:
+    """The schema refuses the others by their name, as it does in test_a_value_that_could_not_work."""
+    values, schema = (yaml.safe_load((CHART / f"values.{end}").read_text()) for end in ("yaml", "schema.json"))
+    away = list(optional(values, schema))
+    assert {"daemonset.tolerations", "monitoring.podMonitor.labels"} <= set(away)
+    switches = ("networkPolicy", *(f"monitoring.{name}" for name in values["monitoring"]))
+    flags = [*(f"--set={name}.enabled=true" for name in switches), *(f"--set={name}=null" for name in away)]
+    for mode in EXAMPLES:
+        assert rendered(f"--set=mode={mode}", *flags)
+
+
+@pytest.mark.parametrize(
+    ("drain", "grace", "holds"), [("60", 70, True), ("60", 69, False), ("5", 15, True), ("1_200.5", 1210, False)]
+)
+def test_the_grace_must_be_longer_than_the_time_to_drain(drain: str, grace: int, holds: bool) -> None:
+    config = f"config=region = 'a-1'\ndrain_timeout_seconds = {drain}\n"
+    done = render(f"--set=terminationGracePeriodSeconds={grace}", f"--set={config}")
+    assert (done.returncode == 0) == holds
+    assert ("killed before it has drained" in done.stderr) != holds
+
+
+def test_a_directory_of_the_node_may_have_any_name() -> None:
+    manifests = rendered("--set-literal", "daemonset.hostPath=/a{b: #c")
+    for pod in (daemon_pod(manifests), yaml.safe_load(executor(manifests))):
+        assert pod["spec"]["volumes"][0]["hostPath"]["path"] == "/a{b: #c"
+
+
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_executors_and_probes_find_the_daemon_whatever_its_file_says(mode: str, tmp_path: Path) -> None:
+    file = "socket = '/tmp/a.sock'\nadmin_socket = '/tmp/b.sock'\nmetrics_listen = '127.0.0.1:1'\nregion = 'a-1'"
+    manifests = rendered(f"--set=mode={mode}", f"--set=config={file}")
+    node = config(manifests, tmp_path).node
+    (mount,) = (each for each in daemon_container(manifests)["volumeMounts"] if each["name"] == "producerd")
+    assert node.socket == Path(mount["mountPath"], "producerd.sock")
+    assert node.admin_path == Path(mount["mountPath"], "producerd.admin.sock")
+    assert node.metrics_address == ("0.0.0.0", daemon_container(manifests)["ports"][0]["containerPort"])
 
 
 @pytest.mark.parametrize("setting", ["image.repository", "config"])

@@ -49,6 +49,6 @@ spec:
     {{- end }}
     {{- else }}
     - name: producerd
-      hostPath: {path: {{ .Values.daemonset.hostPath }}, type: Directory}
+      hostPath: {path: {{ .Values.daemonset.hostPath | quote }}, type: Directory}
     {{- end }}
 {{- end }}

@@ -29,7 +29,7 @@ cannot: Helm deletes the ConfigMap of earlier settings, and a running job's pod 
 {{/* What never changes in the life of a release: a DaemonSet's selector cannot. */}}
 {{- define "producerd.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "producerd.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "producerd.metadata" -}}
@@ -58,16 +58,25 @@ producerd: {{ include "producerd.fullname" . }}
 {{- end }}
 {{- end }}
 
+{{/* What must be as the rest of the pod has it, whatever the file says: executors, probes and port go by it. */}}
+{{- define "producerd.env" -}}
+- name: PRODUCERD_CONFIG
+  value: /etc/producerd/producerd.toml
+- name: PRODUCERD_SOCKET
+  value: /run/producerd/producerd.sock
+- name: PRODUCERD_ADMIN_SOCKET
+  value: /run/producerd/producerd.admin.sock
+- name: PRODUCERD_METRICS_LISTEN
+  value: {{ .Values.metricsListen | quote }}
+{{- end }}
+
 {{/* The daemon's container, for both modes. */}}
 {{- define "producerd.container" -}}
 name: producerd
-image: {{ include "producerd.image" . }}
+image: {{ include "producerd.image" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 env:
-  - name: PRODUCERD_CONFIG
-    value: /etc/producerd/producerd.toml
-  - name: PRODUCERD_METRICS_LISTEN
-    value: {{ .Values.metricsListen | quote }}
+  {{- include "producerd.env" . | nindent 2 }}
   {{- with .Values.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
