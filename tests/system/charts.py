@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,6 +89,19 @@ def daemon_container(manifests: Sequence[Manifest]) -> Manifest:
     spec = daemon_pod(manifests)["spec"]
     (container,) = (one for one in (*spec["initContainers"], *spec["containers"]) if one["name"] == "producerd")
     return dict(container)
+
+
+def scraped(manifests: Sequence[Manifest], pod: str, node: str) -> Mapping[str, str]:
+    """The labels of a pod's series: as the operator sets them first, and then by the monitor's own relabelling."""
+    (endpoint,) = one(manifests, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    labels = {"pod": pod, "instance": f"{pod}:9474", "__meta_kubernetes_pod_node_name": node}
+    for each in endpoint["relabelings"]:
+        if each.get("action") == "labeldrop":
+            labels = {name: value for name, value in labels.items() if not re.fullmatch(each["regex"], name)}
+        else:
+            sources = [labels[name] for name in each.get("sourceLabels", ())]
+            labels[each["targetLabel"]] = each.get("replacement", ";".join(sources))
+    return {name: value for name, value in labels.items() if not name.startswith("__")}
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from tests.system.charts import (
     one,
     render,
     rendered,
+    scraped,
 )
 from tools.kubernetes import DEFINITIONS, FOLDER, HELMS
 
@@ -96,6 +97,7 @@ REFUSED: Final = (
     'monitoring.dashboard.labels={"app.kubernetes.io/name": "mine"}',
 )
 """Values that would fail in the cluster, or do something else than they say."""
+DASHBOARD: Final = "producerd-dashboard"
 PLANTED: Final[dict[str, Sequence[Any]]] = {
     "ServiceAccount": (),
     "ConfigMap": (),
@@ -438,8 +440,19 @@ def test_the_monitor_finds_the_pods_and_names_them_as_the_alerts_do(mode: str) -
     (endpoint,) = monitor["podMetricsEndpoints"]
     (port,) = daemon_container(manifests)["ports"]
     assert endpoint["port"] == port["name"]
-    labels = {each["targetLabel"]: each.get("replacement") for each in endpoint["relabelings"]}
-    assert (labels["job"], labels["cluster"]) == ("producerd", "analytics")
+    labels = scraped(manifests, "producerd-1", "node-1")
+    assert [labels[name] for name in ("job", "cluster", "node")] == ["producerd", "analytics", "node-1"]
+    assert labels["release"] == "jobs/producerd"
+
+
+def test_a_pod_that_replaces_another_goes_on_with_the_series_of_its_node() -> None:
+    manifests = example("daemonset")
+    assert scraped(manifests, "producerd-1", "node-1") == scraped(manifests, "producerd-2", "node-1")
+    assert scraped(manifests, "producerd-1", "node-1")["instance"] == "node-1"
+    assert scraped(manifests, "producerd-3", "node-2")["instance"] == "node-2"
+    executors = example("sidecar")
+    instances = {scraped(executors, pod, "node-1")["instance"] for pod in ("flights-exec-1", "flights-exec-2")}
+    assert len(instances) == 2
 
 
 def test_each_alert_has_the_runbook_at_the_address_that_is_given() -> None:
@@ -454,10 +467,27 @@ def test_each_alert_has_the_runbook_at_the_address_that_is_given() -> None:
     assert all(url.startswith(f"{address}#producerd") for url in urls)
 
 
-def test_grafana_gets_the_dashboard_as_it_is() -> None:
-    found = one(example("daemonset"), "ConfigMap", "producerd-dashboard")
+def test_alerts_may_be_left_out_by_their_names_and_by_no_other() -> None:
+    def alerts(*arguments: str) -> set[str]:
+        groups = one(example("daemonset", *arguments), "PrometheusRule")["spec"]["groups"]
+        return {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+
+    left_out = ["ProducerdDaemonsAbsent", "ProducerdSettingsDiffer"]
+    disabled = f"--set=monitoring.prometheusRule.disabled={{{','.join(left_out)}}}"
+    assert alerts() - alerts(disabled) == set(left_out)
+    done = render("--set=monitoring.prometheusRule.enabled=true", disabled.replace("Absent", "Apsent"))
+    assert done.returncode != 0
+    assert "no alert is named ProducerdDaemonsApsent" in done.stderr
+
+
+@pytest.mark.parametrize("address", ["docs/operations.md", "https://wiki/ops.md?a=b&c=d"])
+def test_grafana_gets_the_dashboard_with_the_address_of_the_runbook(address: str) -> None:
+    found = one(example("daemonset", f"--set=monitoring.prometheusRule.runbookUrl={address}"), "ConfigMap", DASHBOARD)
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert json.loads(found["data"]["producerd.json"]) == json.loads((CHART / "files/producerd.json").read_text())
+    expected = json.loads((CHART / "files/producerd.json").read_text())
+    (docs,) = (variable for variable in expected["templating"]["list"] if variable["name"] == "docs")
+    docs["query"] = address
+    assert json.loads(found["data"]["producerd.json"]) == expected
 
 
 @pytest.mark.parametrize("mode", EXAMPLES)
