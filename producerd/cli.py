@@ -109,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="with --online: also ask about a stream that is not listed (may be repeated)",
     )
+    check.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help='the memory limit of the place where the daemon will run, such as "1 GiB" (default: the limit here)',
+    )
     check.set_defaults(run=_check)
     config = commands.add_parser("config", help="settings as text").add_subparsers(metavar="WHAT", required=True)
     show = config.add_parser("print", parents=[settings], help="the settings in effect, as a configuration file")
@@ -180,16 +185,17 @@ def _serve(parsed: argparse.Namespace) -> int:
 def _check(parsed: argparse.Namespace) -> int:
     from producerd.config import load
     from producerd.config.dangers import check_possible, dangers
-    from producerd.config.memory import check_fits
+    from producerd.config.memory import check_fits, given_limit
     from producerd.config.summary import summary
 
     if parsed.streams and not parsed.online:
         print("producerd check: error: --stream is for --online", file=sys.stderr)
         return EXIT_USAGE
+    limit = None if parsed.memory_limit is None else given_limit(parsed.memory_limit)
     config = load(parsed.config, parsed.sets)
     check_possible(config)
-    check_fits(config)
-    print(*summary(config), *(f"WARNING {danger}" for danger in dangers(config)), sep="\n", flush=True)
+    check_fits(config, limit)
+    print(*summary(config, limit), *(f"WARNING {danger}" for danger in dangers(config)), sep="\n", flush=True)
     if not parsed.online:
         return 0
     from producerd.runtime.online import run

@@ -84,6 +84,18 @@ def test_check_says_ok_and_what_holds(tmp_path: Path) -> None:
     ]
 
 
+def test_check_knows_the_memory_of_another_place_by_an_option() -> None:
+    fits = producerd("check", "--memory-limit", "1GiB")
+    assert fits.returncode == 0
+    assert "memory: needs at most 982 MiB; the limit of this cgroup is 1,024 MiB\n" in fits.stdout
+    outgrows = producerd("check", "--memory-limit", "512 MiB")
+    assert (outgrows.returncode, outgrows.stdout) == (78, "")
+    assert "the limit of this cgroup is 512 MiB (--memory-limit): set max_streams = 30, " in outgrows.stderr
+    wrong = producerd("check", "--memory-limit", "1Gi")
+    assert wrong.returncode == 78
+    assert '--memory-limit 1Gi: allowed: bytes or text such as "1 GiB"' in wrong.stderr
+
+
 def test_a_stream_is_named_for_the_online_check_alone() -> None:
     done = producerd("check", "--stream", "flights")
     assert (done.returncode, done.stdout) == (2, "")

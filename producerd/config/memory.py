@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from pydantic import TypeAdapter, ValidationError
+
 from producerd.config.cgroup import MemoryLimit, memory_limit
 from producerd.config.settings import LEAST_REQUEST_BYTES, Config, StreamSettings
 from producerd.config.text import assignment
-from producerd.config.values import KIB, MIB, size
+from producerd.config.values import KIB, MIB, Bytes, size
 from producerd.errors import ConfigurationError
 
 IDLE_BYTES: Final = 160 * MIB
@@ -128,6 +130,14 @@ def check_fits(config: Config, limit: MemoryLimit | None = None) -> None:
         f"({limit.path}): {what}. What may be needed: {need}"
     )
     raise ConfigurationError((problem,))
+
+
+def given_limit(text: str) -> MemoryLimit:
+    """Return the limit that ``--memory-limit`` names.  Raise ConfigurationError if it is not a size."""
+    try:
+        return MemoryLimit(TypeAdapter(Bytes).validate_python(text), "--memory-limit")
+    except ValidationError:
+        raise ConfigurationError((f'--memory-limit {text}: allowed: bytes or text such as "1 GiB"',)) from None
 
 
 def in_words(config: Config, limit: MemoryLimit | None = None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from producerd.config import memory
+from producerd.config.cgroup import MemoryLimit
 from producerd.config.settings import Config, StreamSettings
 from producerd.config.text import differing
 from producerd.config.values import MIB, size
@@ -12,8 +13,11 @@ from producerd.config.values import MIB, size
 _IN_WORDS = ("queue_limit", "queue_limit_bytes", "max_in_flight_requests", "max_in_flight_bytes", "aggregation")
 
 
-def summary(config: Config) -> Iterator[str]:
-    """Yield the lines that describe valid settings, with the warnings last."""
+def summary(config: Config, limit: MemoryLimit | None = None) -> Iterator[str]:
+    """Yield the lines that describe valid settings, with the warnings last.
+
+    ``limit`` is the memory limit of the daemon, or None for the limit of this process.
+    """
     node = config.node
     yield "OK: the settings hold"
     yield f"region: {node.region or 'not set here: AWS_REGION or a profile of AWS must name one'}"
@@ -22,7 +26,7 @@ def summary(config: Config) -> Iterator[str]:
     yield f"socket: {node.socket}, mode {node.socket_mode:04o}{users}; at most {node.max_connections:,} connections"
     yield f"producerctl: {node.admin_path}"
     yield f"metrics: {node.metrics_listen or 'off'}"
-    yield f"memory: {memory.in_words(config)}"
+    yield f"memory: {memory.in_words(config, limit)}"
     which = "listed streams only" if node.streams_allowed == "listed" else "any stream"
     yield f"streams: {which}, at most {node.max_streams:,} at a time"
     named = {"each stream": config.defaults, **{f"stream {name}": of for name, of in sorted(config.streams.items())}}
