@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from producerd.config import NodeSettings, StreamSettings
+from producerd.config import Config, NodeSettings, StreamSettings
+from producerd.config.memory import mib, needed_bytes
 from producerd.ctl import commands as producerctl
 from producerd.errors import Code
 from spark_client.options import OPTIONS
@@ -92,6 +93,24 @@ def test_every_scenario_has_three_runs_on_the_page_of_reliability_and_all_held_e
     runs = [(row["scenario"], row["seed"]) for row in rows]
     assert runs == [(name, seed) for name in all_scenarios() for seed in (1, 2, 3)]
     assert not [row for row in rows if row["broken"] or row["readable"] != row["acknowledged"]]
+
+
+def test_the_memory_on_the_page_of_settings_is_what_the_defaults_may_need() -> None:
+    table = prose("docs/configuration.md").split("\n## Memory\n")[1]
+    need = needed_bytes(Config())
+    shown = dict(re.findall(r"^\| ?(\w*) ?\|.*\| (\d+ MiB) \|$", table, flags=re.MULTILINE))
+    assert shown == {**{term.name: mib(term.bytes) for term in need.terms}, "": need.mib}
+
+
+def test_pages_make_versions_side_by_side_and_links_that_refuse_a_directory() -> None:
+    """Else `ln` puts the link of an upgrade into the directory, says nothing, and the old version goes on."""
+    pages = [(ROOT / page).read_text() for page in ("README.md", "docs/install.md", "docs/operations.md")]
+    links = [flags for page in pages for flags in re.findall(r"\bln -(\w+) producerd", page)]
+    assert len(links) > 3
+    assert all("T" in flags for flags in links)
+    environments = [path for page in pages for path in re.findall(r"\bvenv (?:--python \S+ )?(/opt/[^\s`]+)", page)]
+    assert len(environments) > 4
+    assert "/opt/producerd" not in environments
 
 
 def test_every_option_and_every_setting_is_in_a_table() -> None:

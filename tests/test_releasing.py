@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from producerd import __version__
-from tools import ROOT, release
+from tools import ROOT, packaging, release
 from tools.commands import COMMANDS
 
 WORKFLOWS: Final = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -120,6 +120,29 @@ def test_the_pages_name_the_files_of_this_version() -> None:
         for found in re.findall(r"producerd[-_](?:client-|demo-)?(\d+\.\d+\.\d+)[-.]\w", page.read_text())
     }
     assert named == {__version__}
+
+
+def test_the_page_of_releases_names_each_file_that_is_built(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Path] = []
+
+    def write(target: Path | Iterable[Path], *_others: object) -> None:
+        built.extend([target] if isinstance(target, Path) else target)
+        for path in built:
+            path.touch()
+
+    def write_wheels(dist: Path, _tree: Path) -> None:
+        dist.mkdir()
+        write([dist / f"{name}-1.2.3-py3-none-any.whl" for name in ("producerd", "producerd_demo")])
+
+    monkeypatch.setattr(packaging, "write_wheels", write_wheels)
+    monkeypatch.setattr(packaging, "write_pexes", lambda _wheel, targets: write(targets))
+    for name in ("write_client_zip", "write_sbom_of_daemon", "write_emr_bundle"):
+        monkeypatch.setattr(packaging, name, write)
+    packaging.build(tree, packaging.PEXES, sbom=True)
+    generic = {re.sub("cp3[0-9]+", "cp3MM", re.sub("x86_64|aarch64", "MACHINE", path.name)) for path in built}
+    page = (ROOT / "docs/releasing.md").read_text().replace(__version__, "1.2.3")
+    assert len(generic) == 6
+    assert generic <= set(re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE))
 
 
 def test_the_page_of_support_has_a_row_for_each_version_that_the_wire_knows() -> None:

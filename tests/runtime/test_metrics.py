@@ -113,6 +113,13 @@ def test_labels_are_the_stream_and_closed_enumerations() -> None:
     assert set(STATES) == {state.value for state in State}
 
 
+def test_a_stream_has_as_many_series_as_the_pages_say() -> None:
+    text = rendered(Metrics(LISTED), [stream("flights")]).decode()
+    count = len([line for line in text.splitlines() if 'stream="flights"' in line])
+    assert f"One stream is {count} series for each node" in (daemon_helpers.ROOT / "docs/operations.md").read_text()
+    assert f"with {count} series for each stream" in (daemon_helpers.ROOT / "docs/kubernetes.md").read_text()
+
+
 def test_every_family_of_a_stream_is_there_before_anything_happened() -> None:
     text = rendered(Metrics(LISTED), [stream("flights")], state="serving").decode()
     for family in STREAM_FAMILIES:
