@@ -24,7 +24,7 @@ class Destination(NamedTuple):
         return self.name == other.name and all(None in place or place[0] == place[1] for place in places)
 
 
-class Permissions:
+class StreamPermissions:
     """Who may open which stream.  They hold for one configuration, and each question looks at few tables."""
 
     def __init__(self, config: Config) -> None:

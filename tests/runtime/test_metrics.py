@@ -314,7 +314,8 @@ def test_the_last_delivery_is_told_in_seconds_since_1970(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("expires_at", "shown"), [(1_800_000_000.0, 1_800_000_000.0), (None, 0.0)])
 def test_the_end_of_a_streams_credentials_is_told(expires_at: float | None, shown: float) -> None:
     flights = stream("flights")
-    flights.credentials = SimpleNamespace(expires_at=expires_at)  # type: ignore[assignment]
+    credentials: Any = SimpleNamespace(expires_at=expires_at)
+    flights.credentials = credentials
     found = samples(Metrics(LISTED), flights)
     assert found["producerd_credentials_expiry_timestamp_seconds", frozenset(("flights",))] == shown
 
