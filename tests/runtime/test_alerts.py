@@ -1,4 +1,4 @@
-"""What pages the operator of a fleet, and what does not: in each case something happens to a fleet of 40 nodes."""
+"""A page is for a twentieth of the nodes or more, and a ticket for one: in each case something happens to a fleet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -18,6 +18,37 @@ from tests.daemon import ROOT
 RULES: Final = ROOT / "deploy/prometheus/alerts.yml"
 NODES: Final = 40
 STEADY: Final = "x140"
+GONE: Final = "1x90 _x300"
+IDLE: Final = {
+    "queue_records": f"0{STEADY}",
+    "queue_oldest_record_age_seconds": f"0{STEADY}",
+    "ingest_records_total": f"5{STEADY}",
+    "delivered_records_total": f"5{STEADY}",
+    "delivery_latency_seconds_count": f"5{STEADY}",
+    "delivery_latency_seconds_bucket": f"5{STEADY}",
+}
+"""What a node shows of a stream that it does not use."""
+SICK: Final = {
+    "down": {"up": f"0{STEADY}"},
+    "restarts": {"process_start_time_seconds": f"0+240{STEADY}"},
+    "memory": {"process_resident_memory_bytes": f"99{STEADY}"},
+    "socket": {"ready": f"0{STEADY}"},
+    "refused": {"stream_up": f"0{STEADY}"},
+    "stuck": {"queue_oldest_record_age_seconds": f"0+60{STEADY}"},
+    "credentials": {"credentials_expiry_timestamp_seconds": f"4000{STEADY}"},
+    "failing": {"failed_records_total": f"0+600{STEADY}", "delivered_records_total": f"5{STEADY}"},
+}
+"""What a node shows that has a trouble for hours."""
+PAGES: Final = {
+    "down": ["ProducerdDaemonsDown a"],
+    "restarts": ["ProducerdRestarts a"],
+    "memory": ["ProducerdMemoryNearLimit a"],
+    "socket": ["ProducerdNobodyCanConnect a"],
+    "refused": ["ProducerdStreamRefused a flights"],
+    "stuck": ["ProducerdRecordsStuck a flights"],
+    "credentials": ["ProducerdCredentialsExpire a flights"],
+    "failing": ["ProducerdFailedBurn a flights", "ProducerdRecordsFailed a flights"],
+}
 
 pytestmark = [
     pytest.mark.system,
@@ -36,7 +67,7 @@ class Fleet:
     others: list[tuple[str, str]] = field(default_factory=list)
 
     def on(self, share: float, **values: str) -> Fleet:
-        """Give other values to this share of the nodes."""
+        """Give other values to the first nodes, of which this is the share."""
         for node in range(round(share * self.nodes)):
             self.changed |= {(name, node): values_ for name, values_ in values.items()}
         return self
@@ -47,6 +78,14 @@ class Fleet:
         return self
 
     def series(self) -> Iterator[dict[str, str]]:
+        of_node = {
+            "up": f"1{STEADY}",
+            "process_start_time_seconds": f"1{STEADY}",
+            "process_resident_memory_bytes": f"10{STEADY}",
+            "producerd_memory_limit_bytes": f"100{STEADY}",
+            "producerd_event_loop_lag_seconds_sum": f"0+0.3{STEADY}",
+            "producerd_ready": f"1{STEADY}",
+        }
         of_stream = {
             "stream_up": f"1{STEADY}",
             "stream_paused": f"0{STEADY}",
@@ -55,6 +94,7 @@ class Fleet:
             "ingest_records_total": f"0+600{STEADY}",
             "delivered_records_total": f"0+600{STEADY}",
             "delivery_latency_seconds_count": f"0+600{STEADY}",
+            "backpressure_active_seconds_total": f"0{STEADY}",
             "credentials_expiry_timestamp_seconds": f"99999{STEADY}",
         }
         labelled = {
@@ -69,8 +109,8 @@ class Fleet:
                 key = name.removeprefix("producerd_")
                 return {"series": f"{name}{{{labels}}}", "values": self.changed.get((key, node), values)}
 
-            yield one("up", where, f"1{STEADY}")
-            yield one("producerd_ready", where, f"1{STEADY}")
+            for name, values in of_node.items():
+                yield one(name, where, values)
             yield one("producerd_state", f'{where}, state="serving"', f"1{STEADY}")
             for name, values in of_stream.items():
                 yield one(f"producerd_{name}", f'{where}, stream="{self.stream}"', values)
@@ -82,28 +122,48 @@ class Fleet:
             yield {"series": f"{name}{{{where}, {labels}", "values": values}
 
 
-def alerts(tmp_path: Path, *fleets: Fleet, severity: str = "page", at: str = "120m") -> list[str]:
-    """Return what fires at that time, by name and cluster."""
+class Fired(NamedTuple):
+    """What fires, by name, cluster, and stream or trouble."""
+
+    pages: list[str]
+    tickets: list[str]
+
+
+def alerts(tmp_path: Path, *fleets: Fleet, at: tuple[str, ...] = ("120m",)) -> Fired:
+    """Return what fires at one of these times."""
     shutil.copy(RULES, tmp_path)
-    ask = f'group by (alertname, cluster, stream) (ALERTS{{alertstate="firing", severity="{severity}"}})'
+    asked = [
+        {
+            "expr": f"group by (alertname, cluster, stream, trouble) (ALERTS{{{firing}}})",
+            "eval_time": each,
+            "exp_samples": [{"labels": "nothing", "value": 0}],
+        }
+        for firing in ('alertstate="firing", severity="page"', 'alertstate="firing", severity="ticket"')
+        for each in at
+    ]
     test = {
         "interval": "1m",
         "input_series": [one for fleet in fleets for one in fleet.series()],
-        "promql_expr_test": [{"expr": ask, "eval_time": at, "exp_samples": [{"labels": "nothing", "value": 0}]}],
+        "promql_expr_test": asked,
     }
     file = tmp_path / "test.yml"
     file.write_text(json.dumps({"rule_files": [RULES.name], "evaluation_interval": "5m", "tests": [test]}))
     done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=100)
-    told = (done.stdout + done.stderr).partition("got:")[2]
-    assert told, done.stdout + done.stderr
-    found = [part.partition("}")[0] for part in told.split("{")[1:]]
+    told = (done.stdout + done.stderr).split("got:")[1:]
+    assert len(told) == len(asked), done.stdout + done.stderr
+    return Fired(named(told[: len(at)]), named(told[len(at) :]))
+
+
+def named(told: list[str]) -> list[str]:
+    """Return the alerts in promtool's answers."""
+    found = [part.partition("}")[0] for one in told for part in one.partition("expr:")[0].split("{")[1:]]
     labels = [dict(label.split("=", 1) for label in one.replace('"', "").split(", ")) for one in found if one.strip()]
-    return sorted(" ".join(filter(None, map(one.get, ("alertname", "cluster", "stream")))) for one in labels)
+    parts = ("alertname", "cluster", "stream", "trouble")
+    return sorted({" ".join(filter(None, map(one.get, parts))) for one in labels})
 
 
 def test_a_healthy_fleet_is_silent(tmp_path: Path) -> None:
-    assert alerts(tmp_path, Fleet()) == []
-    assert alerts(tmp_path, Fleet(), severity="ticket") == []
+    assert alerts(tmp_path, Fleet()) == Fired([], [])
 
 
 def test_a_typing_error_of_a_user_on_one_node_pages_nobody(tmp_path: Path) -> None:
@@ -115,8 +175,7 @@ def test_a_typing_error_of_a_user_on_one_node_pages_nobody(tmp_path: Path) -> No
         .also(f'producerd_delivered_records_total{{stream="{NEVER_STORED}"}}', f"0{STEADY}")
         .also(f'producerd_failed_records_total{{stream="{NEVER_STORED}", reason="STREAM_NOT_FOUND"}}', f"0+9{STEADY}")
     )
-    assert alerts(tmp_path, fleet) == []
-    assert alerts(tmp_path, fleet, severity="ticket") == ["ProducerdNodesInTrouble a"]
+    assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a refused"])
 
 
 def test_a_rolling_restart_pages_nobody(tmp_path: Path) -> None:
@@ -128,8 +187,7 @@ def test_a_rolling_restart_pages_nobody(tmp_path: Path) -> None:
         fleet.changed["ready", node] = f"1x{down - 1} 0 1x200"
         fleet.changed["delivered_records_total", node] = f"0+600x{down} 0+600x200"
         fleet.changed["ingest_records_total", node] = f"0+600x{down} 0+600x200"
-    for at in ("65m", "80m", "100m", "120m"):
-        assert alerts(tmp_path, fleet, at=at) == []
+    assert alerts(tmp_path, fleet, at=("65m", "80m", "100m", "120m")).pages == []
 
 
 def test_a_record_that_is_too_large_pages_nobody(tmp_path: Path) -> None:
@@ -139,7 +197,7 @@ def test_a_record_that_is_too_large_pages_nobody(tmp_path: Path) -> None:
         .also(f"producerd_failed_records_total{{{reason}}}", "0x115 1x200")
         .also(f"producerd_ingest_rejected_records_total{{{reason}}}", "0x115 1x200")
     )
-    assert alerts(tmp_path, fleet) == []
+    assert alerts(tmp_path, fleet).pages == []
 
 
 def test_a_paused_stream_pages_nobody(tmp_path: Path) -> None:
@@ -153,69 +211,184 @@ def test_a_paused_stream_pages_nobody(tmp_path: Path) -> None:
         delivery_latency_seconds_count=f"0{STEADY}",
         delivery_latency_seconds_bucket=f"0{STEADY}",
     )
-    assert alerts(tmp_path, fleet) == []
+    assert alerts(tmp_path, fleet).pages == []
 
 
 def test_a_lost_node_pages_nobody(tmp_path: Path) -> None:
     gone = dict.fromkeys(("stream_up", "queue_records", "ready"), "1x60 _x300")
     fleet = Fleet().on(0.025, up="1x60 0x300", **gone)
-    assert alerts(tmp_path, fleet) == []
-    assert alerts(tmp_path, fleet, severity="ticket") == ["ProducerdNodesInTrouble a"]
+    assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a down"])
 
 
 @pytest.mark.parametrize("clusters", [1, 2])
 def test_all_targets_gone_is_noticed(tmp_path: Path, clusters: int) -> None:
-    gone = Fleet("a").on(1.0, up="1x90 _x300")
-    stays = [Fleet("b")] if clusters == 2 else []
-    found = alerts(tmp_path, gone, *stays)
-    assert "ProducerdDaemonsAbsent a" in found
-    assert not [name for name in found if name.endswith((" b", " b flights"))]
+    """For an hour: a cluster that was meant to go does not page all night."""
+    gone = Fleet("a").on(1.0, up=GONE)
+    stays = [Fleet("b").on(1.0, up="1x300")] if clusters == 2 else []
+    fired = alerts(tmp_path, gone, *stays)
+    assert "ProducerdDaemonsAbsent a" in fired.pages
+    assert not [name for name in fired.pages if name.endswith((" b", " b flights"))]
+    hours_later = alerts(tmp_path, gone, *stays, at=("160m",)).pages
+    assert not [name for name in hours_later if "Absent" in name]
+
+
+def test_rules_without_any_daemon_are_silent(tmp_path: Path) -> None:
+    assert alerts(tmp_path, Fleet(nodes=0)) == Fired([], [])
+
+
+def test_a_cluster_that_gets_another_name_pages_nobody(tmp_path: Path) -> None:
+    before, after = Fleet("").on(1.0, up=GONE), Fleet("named").on(1.0, up="_x90 1x300")
+    fired = alerts(tmp_path, before, after, at=("100m", "120m", "145m"))
+    assert [name for name in fired.pages if "Absent" in name] == []
+
+
+def test_half_of_the_targets_gone_is_a_ticket(tmp_path: Path) -> None:
+    assert alerts(tmp_path, Fleet().on(0.5, up=GONE)).tickets == ["ProducerdDaemonsFewer a"]
+    assert alerts(tmp_path, Fleet().on(0.2, up=GONE)).tickets == []
 
 
 def test_a_stream_that_most_nodes_are_refused_is_noticed(tmp_path: Path) -> None:
     fleet = Fleet().on(0.9, stream_up="1x90 0x300")
-    assert alerts(tmp_path, fleet) == ["ProducerdStreamRefused a flights"]
+    assert alerts(tmp_path, fleet).pages == ["ProducerdStreamRefused a flights"]
 
 
 def test_nothing_delivered_is_noticed_where_nobody_has_paused(tmp_path: Path) -> None:
     fleet = Fleet().on(1.0, delivered_records_total="0+600x90 54000x300")
-    assert alerts(tmp_path, fleet) == ["ProducerdNothingDelivered a flights"]
+    assert alerts(tmp_path, fleet).pages == ["ProducerdNothingDelivered a flights"]
 
 
-@pytest.mark.parametrize(
-    ("values", "name"),
-    [
-        ({"stream_up": "1x90 0x300"}, "ProducerdStreamRefused a flights"),
-        ({"queue_oldest_record_age_seconds": f"0+60{STEADY}"}, "ProducerdRecordsStuck a flights"),
-        ({"up": "1x90 0x300"}, "ProducerdDaemonsDown a"),
-        ({"ready": "1x90 0x300"}, "ProducerdNobodyCanConnect a"),
-    ],
-)
-def test_a_sick_twentieth_of_the_nodes_is_noticed(tmp_path: Path, values: dict[str, str], name: str) -> None:
-    assert alerts(tmp_path, Fleet().on(0.05, **values)) == [name]
-    assert alerts(tmp_path, Fleet().on(0.025, **values)) == []
+@pytest.mark.parametrize("trouble", SICK)
+def test_a_trouble_pages_from_a_twentieth_of_the_nodes_on(tmp_path: Path, trouble: str) -> None:
+    assert alerts(tmp_path, Fleet().on(0.05, **SICK[trouble])).pages == PAGES[trouble]
+
+
+@pytest.mark.parametrize("trouble", SICK)
+def test_a_node_in_trouble_is_a_ticket_and_pages_nobody(tmp_path: Path, trouble: str) -> None:
+    """One of 40, and one of 40 where only four nodes use the stream."""
+    few = (
+        Fleet()
+        .on(1.0, **IDLE)
+        .on(0.1, **dict.fromkeys(IDLE, f"0+600{STEADY}") | {"queue_oldest_record_age_seconds": f"1{STEADY}"})
+    )
+    for fleet in (Fleet(), few):
+        fleet.on(0.025, **SICK[trouble])
+        fired = alerts(tmp_path, fleet)
+        assert fired.pages == []
+        assert [name for name in fired.tickets if "Slowly" not in name] == [f"ProducerdNodesInTrouble a {trouble}"]
 
 
 def test_records_that_are_abandoned_are_noticed(tmp_path: Path) -> None:
     fleet = Fleet().on(0.025, discarded_records_total="0x115 40x200")
-    assert alerts(tmp_path, fleet) == ["ProducerdRecordsAbandoned a flights"]
+    assert alerts(tmp_path, fleet).pages == ["ProducerdRecordsAbandoned a flights"]
 
 
 def test_records_that_fail_are_noticed_by_their_share(tmp_path: Path) -> None:
     burning = ["ProducerdFailedBurn a flights", "ProducerdRecordsFailed a flights"]
-    assert alerts(tmp_path, Fleet().on(1.0, failed_records_total=f"0+30{STEADY}")) == burning
-    assert alerts(tmp_path, Fleet().on(0.025, failed_records_total="0+1x10 10x130")) == []
+    assert alerts(tmp_path, Fleet().on(1.0, failed_records_total=f"0+30{STEADY}")).pages == burning
+    assert alerts(tmp_path, Fleet().on(0.025, failed_records_total="0+1x10 10x130")).pages == []
+
+
+def test_a_failed_record_of_a_quiet_stream_pages_nobody(tmp_path: Path) -> None:
+    """The fleet stores 20 records in 10 minutes."""
+    quiet = dict.fromkeys(("ingest_records_total", "delivered_records_total"), f"0+0.1{STEADY}")
+    fleet = Fleet(nodes=20).on(1.0, **quiet).on(0.05, failed_records_total="0x110 1x300")
+    assert alerts(tmp_path, fleet, at=("115m", "120m")).pages == []
+
+
+def test_two_late_records_of_a_quiet_batch_page_nobody(tmp_path: Path) -> None:
+    """A node of five sends ten records, once."""
+    late = {"delivery_latency_seconds_count": "0x110 5x4 10x9", "delivery_latency_seconds_bucket": "0x110 4x4 8x9"}
+    assert alerts(tmp_path, Fleet(nodes=5).on(1.0, **IDLE).on(0.2, **late)).pages == []
+
+
+def test_what_a_user_tries_on_one_node_of_many_pages_nobody(tmp_path: Path) -> None:
+    """A stream that only this node has open was deleted: it is refused, and nothing of it is stored."""
+    fleet = Fleet(nodes=100)
+    for name, values in {
+        "stream_up": "1x60 0x300",
+        "stream_paused": "0x300",
+        "queue_records": "10x300",
+        "queue_oldest_record_age_seconds": "0+60x300",
+        "ingest_records_total": "0+600x300",
+        "delivered_records_total": "0+600x60 36000x300",
+    }.items():
+        fleet.also(f'producerd_{name}{{stream="tried"}}', values)
+    fleet.also('producerd_failed_records_total{stream="tried", reason="STREAM_NOT_FOUND"}', "0x60 0+600x300")
+    assert alerts(tmp_path, fleet).pages == []
+
+
+def test_nodes_that_do_not_use_a_stream_do_not_hide_those_that_do(tmp_path: Path) -> None:
+    """Four of 100 nodes write; three of them cannot reach Kinesis, and their callers wait."""
+    writes = {"queue_records": "9", "queue_oldest_record_age_seconds": "1"}
+    fleet = (
+        Fleet(nodes=100)
+        .on(1.0, **IDLE)
+        .on(0.04, **{name: f"{writes.get(name, '0+600')}{STEADY}" for name in IDLE})
+        .on(0.03, **IDLE)
+        .on(
+            0.03,
+            stream_up=f"0{STEADY}",
+            queue_records=f"9000{STEADY}",
+            queue_oldest_record_age_seconds=f"0+60{STEADY}",
+            backpressure_active_seconds_total=f"0+60{STEADY}",
+        )
+    )
+    assert alerts(tmp_path, fleet) == Fired(
+        ["ProducerdRecordsStuck a flights", "ProducerdStreamRefused a flights"], ["ProducerdBackpressure a flights"]
+    )
+
+
+def test_records_that_fail_long_after_they_were_accepted_are_noticed(tmp_path: Path) -> None:
+    """Nothing was accepted for an hour, and what was queued fails."""
+    failed = {**IDLE, "queue_records": "9000x110 0x300", "failed_records_total": "0x110 9000x300"}
+    assert "ProducerdRecordsFailed a flights" in alerts(tmp_path, Fleet().on(1.0, **failed), at=("115m",)).pages
+
+
+@pytest.mark.parametrize("stays", ["0 1 1 1 1 ", "1 0 0 0 0 "])
+def test_daemons_that_are_down_most_of_the_time_are_noticed(tmp_path: Path, stays: str) -> None:
+    """All nodes, in step, so that the rules always find them in the first of the five minutes."""
+    fired = alerts(tmp_path, Fleet().on(1.0, up=stays * 30))
+    assert fired.pages == (["ProducerdDaemonsDown a"] if stays.count("0") > 1 else [])
+
+
+def test_a_node_that_is_up_for_a_minute_in_twenty_is_a_ticket(tmp_path: Path) -> None:
+    fleet = Fleet().on(0.025, up=("1 " + "0 " * 19) * 7)
+    for at in ("90m", "100m"):  # it is up at the second
+        assert alerts(tmp_path, fleet, at=(at,)) == Fired([], ["ProducerdNodesInTrouble a down"])
+
+
+def test_loops_that_hang_are_a_ticket_however_many_they_are(tmp_path: Path) -> None:
+    """Most of the time they do not come to their work, for five seconds each time."""
+    for share in (0.025, 0.05, 0.5):
+        fleet = Fleet().on(share, event_loop_lag_seconds_sum=f"0+57{STEADY}")
+        assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a busy"])
+
+
+def test_a_page_is_not_a_ticket_too(tmp_path: Path) -> None:
+    fleet = Fleet().on(0.9, stream_up=f"0{STEADY}")
+    assert alerts(tmp_path, fleet).tickets == []
+
+
+def test_a_paused_stream_on_one_node_is_no_trouble(tmp_path: Path) -> None:
+    fleet = Fleet().on(0.025, stream_paused=f"1{STEADY}", **SICK["stuck"])
+    assert alerts(tmp_path, fleet).tickets == []
+
+
+def test_a_refusal_that_nobody_has_tried_again_is_no_trouble(tmp_path: Path) -> None:
+    """A nightly job was refused on some nodes; they know no better until the next one."""
+    fleet = Fleet().on(1.0, **IDLE).on(0.1, **SICK["refused"])
+    assert alerts(tmp_path, fleet) == Fired([], [])
 
 
 def test_records_that_are_late_are_noticed(tmp_path: Path) -> None:
     fleet = Fleet().on(1.0, delivery_latency_seconds_bucket=f"0+480{STEADY}")
-    assert alerts(tmp_path, fleet) == ["ProducerdLateBurn a flights"]
+    assert alerts(tmp_path, fleet).pages == ["ProducerdLateBurn a flights"]
 
 
 def test_two_clusters_with_a_stream_of_the_same_name_are_kept_apart(tmp_path: Path) -> None:
     """The sick one is an eighth of the other, which would hide it."""
     sick = Fleet("b", nodes=5).on(1.0, stream_up="1x90 0x300", delivered_records_total="0+600x90 54000x300")
-    assert alerts(tmp_path, Fleet("a"), sick) == [
+    assert alerts(tmp_path, Fleet("a"), sick).pages == [
         "ProducerdNothingDelivered b flights",
         "ProducerdStreamRefused b flights",
     ]
@@ -224,10 +397,5 @@ def test_two_clusters_with_a_stream_of_the_same_name_are_kept_apart(tmp_path: Pa
 def test_credentials_that_end_while_a_stream_is_idle_page_nobody(tmp_path: Path) -> None:
     """They end at 118 minutes of promtool's clock."""
     ends = {"credentials_expiry_timestamp_seconds": f"7100{STEADY}"}
-    idle = {
-        "queue_records": f"0{STEADY}",
-        "ingest_records_total": f"5{STEADY}",
-        "delivered_records_total": f"5{STEADY}",
-    }
-    assert alerts(tmp_path, Fleet().on(0.025, **ends)) == ["ProducerdCredentialsExpire a flights"]
-    assert alerts(tmp_path, Fleet().on(0.025, **ends, **idle)) == []
+    assert alerts(tmp_path, Fleet().on(1.0, **ends)).pages == ["ProducerdCredentialsExpire a flights"]
+    assert alerts(tmp_path, Fleet().on(1.0, **ends, **IDLE)).pages == []
