@@ -51,7 +51,8 @@ def labels_of_metrics() -> dict[str, frozenset[str]]:
     for metric in ProcessCollector(registry=None).collect():
         labels |= {sample.name: OF_THE_SCRAPE for sample in metric.samples}
     recorded = re.findall(r"^ +- record: (\S+)$", RULES, re.MULTILINE)
-    return labels | {name: frozenset({"cluster", "region", "stream"}) for name in recorded}
+    of_rules = {name: frozenset({"cluster", "region", "stream"}) for name in recorded}
+    return labels | of_rules | {"producerd:trouble:ratio": frozenset({"cluster", "region", "stream", "trouble"})}
 
 
 def unknown(expression: str) -> set[str]:

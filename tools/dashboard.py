@@ -35,7 +35,7 @@ A_NODE: Final = "cluster, region, job, instance"
 """Labels that name one daemon."""
 BY_INSTANCE: Final = "cluster, region, instance"
 QUANTILES: Final = {"median": 0.5, "90 %": 0.9, "99 %": 0.99}
-PAGE_SHARE: Final = 0.049
+PAGE_SHARE: Final = 0.05
 """Share of the nodes from which on the alerts page."""
 
 Level = tuple[float, Literal["orange", "red", "green"]]
@@ -183,28 +183,14 @@ FLEET_PANELS: Final = (
     ),
     DashboardPanel(
         "Nodes in trouble",
-        "Share of the nodes, in the worst cluster and for the worst stream, with a trouble that pages from a twentieth "
-        "of the nodes on. The row Node lists the nodes.",
+        "Share of the nodes that have a trouble, in the worst cluster, or of those that use the worst stream. Each "
+        "trouble except busy pages from a twentieth of the nodes on. The row Node lists the nodes.",
         "percentunit",
-        {
-            "daemon does not answer": 'max(1 - avg by (cluster, region) (up{job="producerd", <fleet>}))',
-            "stream is refused": f"max(1 - avg by (cluster, region, stream) (producerd_stream_up{{<fleet>, {NAMED}}}))",
-            "record waits for 10 minutes": (
-                "max(avg by (cluster, region, stream) ((producerd_queue_oldest_record_age_seconds{<fleet>} > bool 600)"
-                " * (1 - producerd_stream_paused{<fleet>})))"
-            ),
-            "nobody can connect": (
-                f"max(avg by (cluster, region) ((1 - producerd_ready{{<fleet>}}) * on ({A_NODE})"
-                ' producerd_state{<fleet>, state="serving"}))'
-            ),
-            "memory is near its limit": (
-                'max(avg by (cluster, region) (process_resident_memory_bytes{job="producerd", <fleet>}'
-                " > bool 0.9 * producerd_memory_limit_bytes{<fleet>}))"
-            ),
-        },
+        {"{{trouble}}": "max by (trouble) (producerd:trouble:ratio{<fleet>})"},
         "producerdnodesintrouble",
         12,
         levels=[(PAGE_SHARE, "red")],
+        none="No node is in trouble, or alerts.yml is not loaded",
     ),
     DashboardPanel(
         "Acknowledged late",
@@ -534,7 +520,11 @@ TROUBLES: Final = " or ".join(
     (
         _trouble("daemon does not answer", 'up{job="producerd", <node>} == 0'),
         _trouble("stream is refused", "producerd_stream_up{<node>} == 0"),
-        _trouble("record waits for 10 minutes", "producerd_queue_oldest_record_age_seconds{<node>} > 600"),
+        _trouble(
+            "record waits for 10 minutes",
+            "producerd_queue_oldest_record_age_seconds{<node>} > 600"
+            f" unless on ({A_NODE}, stream) producerd_stream_paused{{<node>}} == 1",
+        ),
         _trouble(
             "nobody can connect",
             f'producerd_ready{{<node>}} == 0 and on ({A_NODE}) producerd_state{{<node>, state="serving"}} == 1',
@@ -630,12 +620,12 @@ NODE_PANELS: Final = (
     ),
     _of_nodes(
         "Memory of its limit",
-        "Resident memory, of the limit of the daemon's cgroup; 0 without a limit. Above 90 % the kernel may soon kill "
+        "Resident memory, of the limit of the daemon's cgroup; 0 without a limit. Above 97 % the kernel may soon kill "
         "the daemon: raise the limit, or lower node_queue_limit_bytes.",
         "percentunit",
         'process_resident_memory_bytes{job="producerd", <node>} / producerd_memory_limit_bytes{<node>}',
         "producerdmemorynearlimit",
-        (0.9, "red"),
+        (0.97, "red"),
     ),
     _of_nodes(
         "Open files",

@@ -150,7 +150,8 @@ def _jobs(nodes: list[ScrapedDaemon]) -> Iterator[Pace]:
     """Write to all daemons until the end of the block."""
     pace = Pace()
     hello = Hello(1, 1, bad_rows=int(BadRows.TAKE_GOOD))
-    good, bad = _rows(FRAME_RECORDS), lay_out([b"good", b"\xff"], [b"1", b"2"])
+    # The odd jobs must fail ten records and more, from which on alerts page, also in phases of seconds.
+    good, bad = _rows(FRAME_RECORDS), lay_out([b"good"] * 9 + [b"\xff"], [b"1"] * 10)
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(NODES * (JOBS + len(ODD))) as pool:
 
         def connected(node: ScrapedDaemon) -> Connection:

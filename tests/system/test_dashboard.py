@@ -20,6 +20,7 @@ PANELS: Final = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row
 PHASE_SECONDS: Final = 4.0
 EMPTY_WHEN_ALL_IS_WELL: Final = {
     "Alerts": "no alert fires",
+    "Nodes in trouble": "no node is in trouble",
     "Why callers wait": "no caller waits",
     "Waits for room": "no frame had to wait",
     "Errors of the service": "no send failed",
