@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from producerd.config import STREAM_NAME, Config
-from producerd.config.permissions import StreamPermissions
+from producerd.config.user_lists import UserLists
 from producerd.core.budget import NodeBudget, NodeInFlight
 from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Refused
@@ -43,7 +43,7 @@ class Streams:
 
     def __init__(self, config: Config, dispatcher: Dispatcher, clients: AwsClients, executor: Executor) -> None:
         node = config.node
-        self.config, self._permissions = config, StreamPermissions(config)
+        self.config, self._user_lists = config, UserLists(config)
         self._dispatcher, self._clients, self._executor = dispatcher, clients, executor
         self._tasks = asyncio.TaskGroup()  # `run` enters it
         self.budget = NodeBudget(node.node_queue_limit_bytes, node.floor_bytes)
@@ -88,7 +88,7 @@ class Streams:
         Raise Refused if the daemon may not take it, or not from this user.
         """
         stream = self._known.get(name)
-        if (why := self._permissions.why_not(name, uid)) is not None:
+        if (why := self._user_lists.why_not(name, uid)) is not None:
             raise Refused(why, code=Code.NOT_AUTHORIZED)
         if stream is None:
             self._check_new(name)
@@ -138,7 +138,7 @@ class Streams:
 
     def reload(self, config: Config, now: float) -> None:
         """Follow new settings, which for an open stream differ only in what it can change."""
-        self.config, self._permissions = config, StreamPermissions(config)
+        self.config, self._user_lists = config, UserLists(config)
         self._share()
         for stream in self:
             stream.reload(config.stream(stream.name), now)

@@ -1,4 +1,4 @@
-"""Permissions: who may open which stream, by the settings.
+"""UserLists: who may open which stream, by the settings.
 
 A table's list of users holds for the stream in Kinesis to which the table leads, whatever name a client uses.  Where
 several tables with lists lead to one stream, each of their names goes by its own list.
@@ -24,8 +24,8 @@ class Destination(NamedTuple):
         return self.name == other.name and all(None in place or place[0] == place[1] for place in places)
 
 
-class StreamPermissions:
-    """Who may open which stream.  They hold for one configuration, and each question looks at few tables."""
+class UserLists:
+    """The lists of users of one configuration.  Each question looks only at tables of the same stream's name."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

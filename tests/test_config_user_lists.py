@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from producerd.config import load
-from producerd.config.permissions import StreamPermissions
+from producerd.config.user_lists import UserLists
 
 NOBODY: Mapping[str, str] = {}
 ARN = "arn:aws:kinesis:eu-west-1:111122223333:stream/flights"
@@ -17,7 +17,7 @@ ETL, ADS, ROOT = 7, 8, 0
 
 
 def allowed(name: str, uid: int | None, *sets: str) -> bool:
-    return StreamPermissions(load(sets=sets, environ=NOBODY)).why_not(name, uid) is None
+    return UserLists(load(sets=sets, environ=NOBODY)).why_not(name, uid) is None
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_who_may_not_write_to_a_stream_may_not_by_its_other_names(
         assert not allowed(name, ROOT, *sets)
         assert not allowed(name, None, *sets)
     assert allowed("orders", ROOT, *sets)
-    why = StreamPermissions(load(sets=sets, environ=NOBODY)).why_not("flights", ROOT)
+    why = UserLists(load(sets=sets, environ=NOBODY)).why_not("flights", ROOT)
     assert why == (
         'user id 0 may not write to flights: it is not in allowed_uids of [streams."etl"], which may be the same stream'
     )
