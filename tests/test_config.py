@@ -163,6 +163,7 @@ class TestValues:
 
         assert address("0.0.0.0:0") == ("0.0.0.0", 0)
         assert address("[::1]:9474") == ("::1", 9474)
+        assert address("127.0.0.1:65535") == ("127.0.0.1", 65535)
         assert address("") is None
 
     def test_the_socket_of_a_user_is_in_the_runtime_directory(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -550,6 +551,7 @@ def test_an_external_id_is_shown_nowhere(tmp_path: Path) -> None:
         "streams.a.b.external_id=kept",
         "defaults.x.external_id=kept",
         "external_id: kept",
+        "external_id:kept",
         "external_id kept=",
         "aws_secret_access_key=kept",
     ],

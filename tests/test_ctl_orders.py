@@ -339,6 +339,10 @@ def test_reload_changes_limits_under_way_and_refuses_what_does_not_hold(
             client.put(one())
             client.acks(1)
 
+            file.write_text('[defaults]\nqueue_limit = 77\n[streams.orders]\nendpoint_url = "http://a.example"\n')
+            assert asked(capsys, running, "reload")[0] == 0
+            until(lambda: "WARNING producerd: a setting exposes something to others" in running.log)
+
 
 def test_sighup_reloads_also_under_load(server: FakeServer, fake: FakeKinesis) -> None:
     """Nothing of what is on its way is lost, whichever limit holds."""

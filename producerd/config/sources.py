@@ -189,9 +189,10 @@ def _read_set(sheet: _Sheet, text: str) -> None:
             if sheet.name_stream(stream, "--set"):
                 sheet.put_stream(stream, name, given)
         case _:
-            named = re.split(r"[=:\s]", text.strip(), maxsplit=1)[0]  # what follows may be a secret
+            named = key.strip()
+            has_value = re.search(r"[\s:]", named)  # which may be a secret
             sheet.problems.append(
-                f"{shown(named)} (--set): allowed: KEY=VALUE or streams.NAME.KEY=VALUE (quote a name with dots: "
+                f"{shown(named, named if has_value else '')} (--set): allowed: KEY=VALUE or streams.NAME.KEY=VALUE (quote a name with dots: "
                 'streams."a.b".KEY=VALUE)'
             )
 
