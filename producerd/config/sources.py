@@ -190,9 +190,9 @@ def _read_set(sheet: _Sheet, text: str) -> None:
                 sheet.put_stream(stream, name, given)
         case _:
             named = key.strip()
-            has_value = re.search(r"[\s:]", named)  # which may be a secret
+            said = shown(named, named if re.search(r"[\s:]", named) else "")  # behind one of these may be a secret
             sheet.problems.append(
-                f"{shown(named, named if has_value else '')} (--set): allowed: KEY=VALUE or streams.NAME.KEY=VALUE (quote a name with dots: "
+                f"{said} (--set): allowed: KEY=VALUE or streams.NAME.KEY=VALUE (quote a name with dots: "
                 'streams."a.b".KEY=VALUE)'
             )
 
