@@ -14,10 +14,11 @@ import select
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Final
 
 from producerd.wire import frames
-from producerd.wire.columns import Layout
+from producerd.wire.columns import Layout, lay_out
 from producerd.wire.frames import Message
 
 STREAM: Final = "flights"
@@ -27,6 +28,8 @@ AT_ONCE: Final = 200
 """Messages that a connection of a flood sends in one go."""
 LARGEST_BYTES: Final = 60_000_000
 MIB: Final = 1 << 20
+NUMBERS: Final = (0, 1, 255, 65_535, (1 << 31) - 1, (1 << 32) - 1)
+SEEDS: Final = itertools.count()
 
 
 class Hostile:
@@ -103,6 +106,38 @@ def name_flood(path: str) -> Hostile:
     return Hostile(path, hello(OWN), names)
 
 
+def fuzz(path: str) -> Hostile:
+    """Send messages in random order, with bodies and without, and spoil a number in one of twenty."""
+    random, ids = Random(next(SEEDS)), itertools.count(1)
+    frame = lay_out([b"key"] * 3, [b"x" * 50] * 3)
+
+    def one() -> bytes:
+        number = next(ids)
+        message = random.choice(
+            (
+                frames.Hello(random.randrange(4), random.randrange(4), client="hostile"),
+                frames.Open(random.randrange(9), OWN),
+                frames.Reserve(number, 1, frame.layout),
+                frames.Reserve(number, 1, Layout(random.choice(NUMBERS), 1, random.choice(NUMBERS))),
+                frames.Cancel(random.randrange(number + 1)),
+                frames.Flush(1),
+                frames.Status(1, random.randrange(2)),
+            )
+        )
+        sent = frames.encode(message)
+        if isinstance(message, frames.Reserve) and random.random() < 0.5:
+            sent += b"".join((frames.body_header(frame.layout), frame.body_prefix(number), *frame.parts))
+        return _spoiled(sent, random) if random.random() < 0.05 else sent
+
+    return Hostile(path, hello(OWN), lambda: b"".join(one() for _ in range(AT_ONCE // 10)))
+
+
+def _spoiled(message: bytes, random: Random) -> bytes:
+    """Return the message with another number somewhere."""
+    at, width = random.randrange(len(message)), random.choice((1, 2, 4, 8))
+    return message[:at] + (random.choice(NUMBERS) % (1 << 8 * width)).to_bytes(width, "little") + message[at + width :]
+
+
 def come_and_go(path: str) -> Hostile:
     """Connect, greet and leave, over and over."""
     return Hostile(path, encoded(frames.Hello(1, 1, client="hostile"), frames.Close("", "")), None)
@@ -125,6 +160,7 @@ ATTACKS: Final[dict[str, Callable[[str], Hostile]]] = {
     "flood of RESERVE and CANCEL": cancel_flood,
     "flood of FLUSH": flush_flood,
     "flood of invented names": name_flood,
+    "fuzzed messages": fuzz,
     "flood of connections": come_and_go,
     "idle connections": idle,
     "mute connections": mute,
