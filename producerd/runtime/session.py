@@ -648,6 +648,9 @@ class Session(asyncio.BufferedProtocol):
     def _late(self, what: str, seconds: float, due: float, again: bool) -> None:
         """Close the session of a client whose message did not arrive in time.
 
+        A client whose body is late has not broken the protocol: its process may have had no processor meanwhile.  So the
+        session ends like a lost daemon's.  The client connects once more and sends what was not acknowledged.
+
         If the daemon itself stood still, as after SIGSTOP, it has not read what the client sent meanwhile.  So it waits
         once more.
         """
@@ -662,10 +665,12 @@ class Session(asyncio.BufferedProtocol):
         began = "had not begun" if self._granted is not None and self._body is None else "was not whole"
         told = {"session": self.session_id, "client": self.who, "waited_for": what, "seconds": seconds}
         if self._granted is not None:
+            code = Code.DAEMON_LOST
             log.warning("client is late", **told)
         else:
+            code = Code.PROTOCOL
             log.warning("client has not greeted", **told)
-        self.close(Code.PROTOCOL, f"{what} {began} within {seconds:.4g} s (body_timeout_seconds)")
+        self.close(code, f"{what} {began} within {seconds:.4g} s (body_timeout_seconds)")
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -18,6 +18,7 @@ from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import frames
 from producerd.wire.columns import Columns, lay_out
+from spark_client.channel import Channel
 from spark_client.connection import MOST_FRUITLESS_SESSIONS, Connection
 from tests.daemon import DaemonProcess, daemon, directory, rows, until
 
@@ -229,3 +230,23 @@ def test_without_a_time_to_wait_it_is_an_error_at_once(node: Callable[..., Node]
     with pytest.raises(ConnectionFailed) as raised:
         client.flush()
     assert raised.value.code == Code.DAEMON_LOST
+
+
+def test_a_client_whose_body_is_late_sends_it_again_and_fails_nobody(
+    kinesis: FakeKinesis, node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process, or its whole machine, may have had no processor for some seconds."""
+    at = node(body_timeout_seconds=0.3)
+    client = at.connect()
+    send_body, late = Channel.send_body, []
+
+    def send_late(channel: Channel, frame_id: int, columns: Columns) -> None:
+        if not late:
+            late.append(until(lambda: "client is late" in at.running.log))
+        send_body(channel, frame_id, columns)
+
+    monkeypatch.setattr(Channel, "send_body", send_late)
+    client.put("flights", numbered(0, 100))
+    client.flush()
+    assert late
+    assert every_row_is_there(kinesis, 100) == 0

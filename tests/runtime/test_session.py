@@ -467,7 +467,10 @@ async def test_a_body_has_two_seconds_to_begin_and_then_time_for_its_size() -> N
     session._late("a body", 11.0, now, True)
     close = transport.drain()[-1]
     assert isinstance(close, frames.Close)
-    assert close.message == "a body was not whole within 11 s (body_timeout_seconds)"
+    assert (close.code, close.message) == (
+        Code.DAEMON_LOST,
+        "a body was not whole within 11 s (body_timeout_seconds)",
+    )
     assert host.stream.budget.used_bytes == 0
     session.connection_lost(None)
 
@@ -478,7 +481,10 @@ async def test_a_body_that_does_not_begin_is_named_so() -> None:
     session._late("a body", 2.0, 0.0, True)
     close = transport.drain()[-1]
     assert isinstance(close, frames.Close)
-    assert close.message == "a body had not begun within 2 s (body_timeout_seconds)"
+    assert (close.code, close.message) == (
+        Code.DAEMON_LOST,
+        "a body had not begun within 2 s (body_timeout_seconds)",
+    )
     session.connection_lost(None)
 
 
