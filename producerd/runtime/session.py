@@ -648,8 +648,8 @@ class Session(asyncio.BufferedProtocol):
     def _late(self, what: str, seconds: float, due: float, again: bool) -> None:
         """Close the session of a client whose message did not arrive in time.
 
-        A client whose body is late has not broken the protocol: its process may have had no processor meanwhile.  So the
-        session ends like a lost daemon's.  The client connects once more and sends what was not acknowledged.
+        A client whose body is late has not broken the protocol: its process may have had no processor meanwhile.  So
+        the session ends like a lost daemon's: the client connects once more and sends what was not acknowledged.
 
         If the daemon itself stood still, as after SIGSTOP, it has not read what the client sent meanwhile.  So it waits
         once more.

@@ -238,7 +238,8 @@ def test_a_client_whose_body_is_late_sends_it_again_and_fails_nobody(
     """Its process, or its whole machine, may have had no processor for some seconds."""
     at = node(body_timeout_seconds=0.3)
     client = at.connect()
-    send_body, late = Channel.send_body, []
+    send_body = Channel.send_body
+    late: list[bool] = []
 
     def send_late(channel: Channel, frame_id: int, columns: Columns) -> None:
         if not late:
