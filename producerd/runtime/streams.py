@@ -30,10 +30,10 @@ FORGET_SECONDS: Final = 24 * 3_600.0
 Some jobs put the date in the stream's name.
 """
 FORGET_BROKEN_SECONDS: Final = 600.0
-"""Idle time after which the daemon forgets a stream that does not work, or that a listed stream was refused.
+"""Idle time after which the daemon forgets a stream that does not work, and the refusal of a stream with settings.
 
-A misspelt name then raises an alert for minutes, not for a day.  No row of an idle stream could show that the cause has
-been fixed.
+A misspelt name then raises an alert for minutes, not for a day.  And no row of an idle stream could show that the cause
+of a refusal has been fixed.
 """
 LOOK_SECONDS: Final = 60.0
 
