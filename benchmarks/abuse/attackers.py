@@ -132,6 +132,21 @@ def fuzz(path: str) -> Hostile:
     return Hostile(path, hello(OWN), lambda: b"".join(one() for _ in range(AT_ONCE // 10)))
 
 
+def stores(records: int, at_once: int) -> Callable[[str], Hostile]:
+    """Store frames of this many records of one byte, each flushed at once, and send several in one go."""
+    frame = lay_out([str(number).encode() for number in range(records)], [b"x"] * records)
+
+    def whole(number: int) -> bytes:
+        body = b"".join((frames.body_header(frame.layout), frame.body_prefix(number), *frame.parts))
+        return encoded(frames.Reserve(number, 1, frame.layout)) + body + encoded(frames.Flush(1))
+
+    def flood(path: str) -> Hostile:
+        ids = itertools.count(1)
+        return Hostile(path, hello(OWN), lambda: b"".join(map(whole, itertools.islice(ids, at_once))))
+
+    return flood
+
+
 def _spoiled(message: bytes, random: Random) -> bytes:
     """Return the message with another number somewhere."""
     at, width = random.randrange(len(message)), random.choice((1, 2, 4, 8))
@@ -160,6 +175,8 @@ ATTACKS: Final[dict[str, Callable[[str], Hostile]]] = {
     "flood of RESERVE and CANCEL": cancel_flood,
     "flood of FLUSH": flush_flood,
     "flood of invented names": name_flood,
+    "flood of small frames": stores(1, at_once=20),
+    "flood of full frames": stores(10_000, at_once=1),
     "fuzzed messages": fuzz,
     "flood of connections": come_and_go,
     "idle connections": idle,

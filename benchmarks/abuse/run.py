@@ -158,7 +158,7 @@ def bench(seconds: float, say: Callable[[str], None]) -> Iterator[Bench]:
             "endpoint_url": kinesis.line(START_SECONDS),
             "metrics_listen": "",
             "linger_seconds": 0,
-            "shard_rate_fraction": 1_000,
+            f'streams."{STREAM}".shard_rate_fraction': 1_000,
             f'streams."{STREAM}".aggregation': "none",  # a table of its own, as the shipped settings have it
         }
         daemon = children.start(

@@ -562,6 +562,7 @@ class Session(asyncio.BufferedProtocol):
     def _broken(self, error: ProtocolError) -> None:
         log.warning("client broke the protocol", session=self.session_id, client=self.who, error=str(error))
         self.close(error.code, str(error))
+        self.host.shares.broke_the_protocol(self.peer)
 
     def _opened_by(self, stream_id: int) -> SessionStream:
         opened = self._opened.get(stream_id)
@@ -613,6 +614,7 @@ class Session(asyncio.BufferedProtocol):
     def _accept(self, opened: SessionStream, frame: Frame, ticket: Ticket) -> None:
         """Hand a whole frame to the pipeline, or return it at once if its bad rows refuse it."""
         if opened.stream.accept(frame, ticket, self._loop.time(), take_good=self._take_good):
+            self.host.shares.will_deliver(self.peer, frame.records)
             self._look_at_window()
         else:
             self.acknowledge(opened, frame)

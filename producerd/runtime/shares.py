@@ -2,8 +2,8 @@
 
 The loop handles what all sockets have to say, one after the other, and each of them waits for it.  So a user whose
 clients send any number of messages would slow down every other user.  The shares count the time that the loop spends on
-each user's clients.  While others speak, too, a user has a short time at once and a part of the time in the long run.
-  What exceeds it waits, in the order in which it came.
+each user's clients, and what it is assumed to need for the delivery of their frames.  While others speak, too, a user
+has a short time at once and a part of the time in the long run.  What exceeds it waits, in the order in which it came.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ ACTIVE_SECONDS: Final = 10.0
 """Time after a user's last message in which the others leave room for the next one."""
 MOST_DEBT_SECONDS: Final = 0.05
 """Most time beyond the share that is counted: a connection that is accepted cannot wait, so it may exceed the share."""
+FRAME_SECONDS: Final = 0.000_25
+RECORD_SECONDS: Final = 0.000_001
+"""Time that counts for the delivery of a frame, and for each of its records.  Many small frames, which go to Kinesis
+together, were measured to take 0.24 ms each (`./dev bench abuse`)."""
+BREACH_SECONDS: Final = 0.005
+"""Time that counts for a breach of the protocol, which no honest client commits."""
 FLOOD_MESSAGES: Final = frozenset({MessageType.STATUS, MessageType.CANCEL, MessageType.OPEN})
 """Messages that bring no record closer to its stream.  Clients need few of them."""
 MOST_MESSAGES: Final = 60_000
@@ -68,12 +74,8 @@ class LoopShares:
 
     def spend(self, peer: Peer | None, began: float) -> None:
         """Count that the loop has served a client since ``began``."""
-        uid, now = _uid(peer), self.clock()
-        share = self._share_of(uid, now)
-        most = share.at_once_seconds + MOST_DEBT_SECONDS
-        used = min(most, self._used_at(uid, now, share) + now - began)
-        self._used.pop(uid, None)
-        self._used[uid] = used, now
+        now = self.clock()
+        self._add(_uid(peer), now - began, now)
         self._forget_silent(now)
 
     def put_off(self, peer: Peer | None, go_on: Callable[[], None]) -> None:
@@ -96,7 +98,27 @@ class LoopShares:
             pid = None if peer is None else peer.pid
             log.warning("clients flood the daemon", uid=uid, pid=pid, command=_command_of(pid))
 
+    def will_deliver(self, peer: Peer | None, records: int) -> None:
+        """Count a frame that was accepted from a client, for the time that its delivery will take."""
+        self._expect(_uid(peer), FRAME_SECONDS + records * RECORD_SECONDS)
+
+    def broke_the_protocol(self, peer: Peer | None) -> None:
+        """Count a client that was turned away.  Its user may send the next one at once."""
+        self._expect(_uid(peer), BREACH_SECONDS)
+
     # ---- inside
+
+    def _expect(self, uid: int | None, seconds: float) -> None:
+        """Count time that `spend` will not measure, if others may have to wait for it."""
+        now = self.clock()
+        if self._share_of(uid, now) is WITH_OTHERS:
+            self._add(uid, seconds, now)
+
+    def _add(self, uid: int | None, seconds: float, now: float) -> None:
+        share = self._share_of(uid, now)
+        used = min(share.at_once_seconds + MOST_DEBT_SECONDS, self._used_at(uid, now, share) + seconds)
+        self._used.pop(uid, None)
+        self._used[uid] = used, now
 
     def _share_of(self, uid: int | None, now: float) -> Share:
         for other, (_, at) in reversed(self._used.items()):  # the last, or the one before

@@ -15,9 +15,10 @@ from producerd.runtime import shares as module
 from producerd.runtime.peers import Peer
 from producerd.runtime.shares import ALONE, MOST_DEBT_SECONDS, WITH_OTHERS, LoopShares
 from producerd.wire import frames
+from producerd.wire.columns import lay_out
 from producerd.wire.frames import MessageType
 from tests.daemon import until_on_loop
-from tests.runtime.stand_ins import StandInHost, opened, tell
+from tests.runtime.stand_ins import StandInHost, body, opened, reserve, tell
 
 CORES, SESSIONS_OF_A_TASK = 192, 2
 PEER, OTHER, THIRD = Peer(os.getpid(), 1, 1), Peer(2, 2, 2), Peer(3, 3, 3)
@@ -125,6 +126,31 @@ def test_a_body_that_took_long_is_counted_against_its_user(loop: Loop) -> None:
     assert loop.serve(PEER, 1.0) > 0.0
 
 
+@pytest.mark.parametrize(("frames_", "records"), [(4, 1), (1, 1_000)])
+def test_frames_count_for_their_delivery_next_to_others(loop: Loop, frames_: int, records: int) -> None:
+    loop.shares.spend(THIRD, loop.now)
+    for _ in range(frames_):
+        assert loop.shares.has_time(PEER, loop.now)
+        loop.shares.will_deliver(PEER, records)
+    assert not loop.shares.has_time(PEER, loop.now)
+    assert loop.shares.has_time(THIRD, loop.now)
+
+
+def test_a_breach_of_the_protocol_counts_next_to_others(loop: Loop) -> None:
+    loop.shares.spend(THIRD, loop.now)
+    loop.shares.broke_the_protocol(PEER)
+    loop.now += 0.9 * (module.BREACH_SECONDS - WITH_OTHERS.at_once_seconds) / WITH_OTHERS.part
+    assert not loop.shares.has_time(PEER, loop.now)
+
+
+def test_delivery_and_breaches_do_not_count_for_the_only_user(loop: Loop) -> None:
+    for _ in range(1_000):
+        loop.shares.will_deliver(PEER, 10_000)
+        loop.shares.broke_the_protocol(PEER)
+    loop.shares.spend(OTHER, loop.now)  # another user begins to speak
+    assert loop.shares.has_time(PEER, loop.now)
+
+
 def test_the_only_user_has_longer_at_once_and_no_limit_in_the_long_run(loop: Loop) -> None:
     loop.users = 1
     assert loop.serve(PEER, 1.0) == pytest.approx(ALONE.at_once_seconds, rel=0.1)
@@ -208,6 +234,24 @@ def test_nothing_is_kept_of_who_was_put_off_and_had_their_turn(loop: Loop) -> No
     loop.run(1.0)
     assert not loop.shares._put_off
     assert not loop.due
+
+
+async def test_the_frames_and_breaches_of_a_session_count_for_its_user() -> None:
+    frame = lay_out([b"key"], [b"x"])
+    by_frames, by_breach = StandInHost(), StandInHost()
+    for host in (by_frames, by_breach):
+        host.shares.spend(OTHER, 0.0)
+    session, transport = opened(by_frames)
+    for number in range(1, 5):
+        assert by_frames.shares.has_time(session.peer, 0.0)
+        tell(session, reserve(number, frame) + body(number, frame))
+    assert [type(message) for message in transport.drain()] == [frames.Grant] * 4, "no breach"
+    assert not by_frames.shares.has_time(session.peer, 0.0)
+
+    session, _ = opened(by_breach)
+    assert by_breach.shares.has_time(session.peer, 0.0)
+    tell(session, b"garbage " * 4)
+    assert not by_breach.shares.has_time(session.peer, 0.0)
 
 
 @pytest.fixture
