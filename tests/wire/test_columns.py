@@ -176,3 +176,34 @@ def test_some_rows_of_a_frame_are_laid_out_as_they_were(seed: int) -> None:
     taken = whole.take(rows)
     assert taken.layout == expected.layout
     assert [bytes(part) for part in taken.parts] == [bytes(part) for part in expected.parts]
+
+
+@pytest.mark.law("wire")
+def test_offsets_that_do_not_begin_at_0_count_from_their_first() -> None:
+    """Arrow hands over a slice of a column with the offsets of the whole."""
+    whole = lay_out([b"a", b"bb", b"ccc"], [b"1", b"22", b"333"])
+    keys, data, key_values, data_values = (bytes(part) for part in whole.parts)
+    sliced = columns.Columns(Layout(2, 5, 5), (keys[4:], data[4:], key_values[1:], data_values[1:]))
+    assert [sliced.row(row) for row in (0, 1)] == [(b"bb", b"22", None), (b"ccc", b"333", None)]
+    with_hash_keys = lay_out([b"a"], [None], [b"77"])
+    assert with_hash_keys.row(0) == (b"a", None, b"77")
+
+
+def test_a_column_may_have_2_gib_and_no_byte_more() -> None:
+    Layout(1, columns.MAX_COLUMN_BYTES, columns.MAX_COLUMN_BYTES).check()
+    with pytest.raises(ProtocolError, match="2 GiB"):
+        Layout(1, 0, columns.MAX_COLUMN_BYTES + 1).check()
+
+
+@pytest.mark.law("wire")
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [
+        (PREFIX.pack(1, 0, 0, 0, 0) + bytes(8), "without records"),
+        (PREFIX.pack(1, 1, 0, 0, 0), f"{PREFIX.size} bytes where its prefix says"),
+        (PREFIX.pack(1, 1, 0, 0, 0)[:-1], "shorter than its prefix"),
+    ],
+)
+def test_a_body_that_cannot_be_says_why(payload: bytes, says: str) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        parse_body(payload, 0)

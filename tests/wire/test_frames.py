@@ -196,6 +196,11 @@ def test_unknown_flags_and_reserved_bytes_are_protocol_errors(type_: MessageType
                 frames.parse_header(HEADER.pack(type_, flags, 0, 0))
 
 
+def test_the_bound_of_control_messages_is_not_that_of_a_body() -> None:
+    header = frames.parse_header(HEADER.pack(MessageType.BODY, 0, 0, frames.MAX_ACK_BYTES + 1))
+    assert header.payload_bytes == frames.MAX_ACK_BYTES + 1
+
+
 def test_a_body_is_no_message_of_this_table() -> None:
     with pytest.raises(ProtocolError):
         frames.decode(frames.Header(MessageType.BODY, 0, 0), b"")
@@ -319,6 +324,10 @@ OTHER = frames.RowCode(Outcome.UNKNOWN, "D")
         frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", code_rows=b"\0", codes=(LINE, OTHER)),
         frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", codes=(frames.RowCode(Outcome.STORED, "C"),)),
         frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", codes=(frames.RowCode(4, "C"),)),
+        frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", codes=(frames.RowCode(1, "C", "", 2),)),  # type: ignore[arg-type]
+        frames.Ack(1, 2, 2, 0, 0, 0, bitmap=b"\x00"),
+        frames.Ack(1, 2, 2, 0, 0, 0, code_rows=b"\0\0"),
+        frames.Ack(1, 2, 0, 2, 0, 0, bitmap=b"\x03", code_rows=b"\0\0\x02\0", codes=(LINE, OTHER)),
         frames.Ack(1, 600, 0, 600, 0, 0, bitmap=b"\xff" * 75, code_rows=b"\0\0" * 600, codes=(LINE,) * 257),
     ],
 )

@@ -166,6 +166,15 @@ def test_frame_0_is_no_frame(side: Side, type_: M) -> None:
 
 
 @pytest.mark.law("wire")
+def test_the_window_is_the_one_that_welcome_says() -> None:
+    machine = open_machine(Side.CLIENT, window_frames=4)
+    machine.set_window(1)
+    tell(machine, Side.CLIENT, M.RESERVE, 1)
+    with pytest.raises(ProtocolError, match="window of 1"):
+        tell(machine, Side.CLIENT, M.RESERVE, 2)
+
+
+@pytest.mark.law("wire")
 @pytest.mark.parametrize("side", Side)
 def test_the_window_bounds_the_frames_in_any_state_but_idle(side: Side) -> None:
     machine = open_machine(side, window_frames=3)
