@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tools import ROOT, mutate
-from tools.mutate import EQUIVALENTS, failure_in, faults, files_for, main
+from tools import ROOT
+from tools.mutation import trees
+from tools.mutation.command import EQUIVALENTS, main
+from tools.mutation.faults import faults
+from tools.mutation.trees import failure_in, files_for
 
 MODULE = "toy/limit.py"
 SOURCE = """
@@ -96,6 +99,60 @@ def test_a_test_that_fails_by_chance_notices_none_and_the_others_are_asked(
     assert verdicts(capsys) == {"9 -> 10": ("SURVIVED", ""), "min -> max": CAUGHT, "5 -> 6": ("SURVIVED", "")}
 
 
+IN_A_PROCESS = """
+import subprocess
+import sys
+
+
+def test_in_a_process():
+    code = "from toy.limit import limited; raise SystemExit(limited(3) != 3)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_nothing_of_the_module():
+    pass
+"""
+
+
+def test_a_process_that_a_test_starts_has_the_fault_too(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (toy / "tests/toy/test_limit.py").write_text(IN_A_PROCESS)
+    main(["toy", "--json", "--workers", "1"], toy)
+    found = verdicts(capsys)
+    assert found["min -> max"] == ("caught", "tests/toy/test_limit.py::test_in_a_process")
+    assert found["9 -> 10"] == ("SURVIVED", "")
+
+
+TWICE = """
+class Limit:
+    @property
+    def value(self):
+        return 1
+
+    @value.setter
+    def value(self, value):
+        self.set_to = [each * 2 for each in value]
+"""
+
+
+def test_a_fault_stands_in_the_function_of_its_line_and_in_what_is_inside_it(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A property's two functions have one name."""
+    (toy / MODULE).write_text(TWICE)
+    (toy / "tests/toy/test_limit.py").write_text(
+        "from toy.limit import Limit\n\n\ndef test_it_is_set():\n"
+        "    limit = Limit()\n    limit.value = [4]\n    assert limit.set_to == [8]\n"
+    )
+    main(["toy", "--json", "--workers", "1"], toy)
+    by = "tests/toy/test_limit.py::test_it_is_set"
+    assert verdicts(capsys) == {
+        "1 -> 2": ("SURVIVED", ""),
+        "deleted": ("caught", by),
+        "* -> //": ("caught", by),
+        "2 -> 3": ("caught", by),
+    }
+
+
 def test_tests_that_cannot_be_collected_catch_nothing(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (toy / "tests/toy/test_limit.py").write_text(f"import a_package_that_is_missing\n{TEST}")
     assert main(["toy", "--workers", "1"], toy) == 2
@@ -108,7 +165,7 @@ def test_an_interrupt_ends_the_tests(toy: Path) -> None:
     started = toy / "started"
     slow = f"import os, pathlib, time\npathlib.Path({str(started)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
     (toy / "tests/toy/test_limit.py").write_text(f"{TEST}    pass\n{slow}")
-    driver = f"from tools import mutate; mutate.run_alone(['toy'], mutate.Path({str(toy)!r}))"
+    driver = f"from tools.mutation import command; command.run_alone(['toy'], command.Path({str(toy)!r}))"
     with subprocess.Popen([sys.executable, "-c", driver], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
         while not started.exists() or not started.read_text():
             assert process.poll() is None
@@ -160,7 +217,7 @@ def test_the_tests_that_import_a_module_come_first() -> None:
 def test_a_test_that_hangs_is_named_too(
     toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(mutate, "TEST_SECONDS", 1)
+    monkeypatch.setattr(trees, "TEST_SECONDS", 1)
     (toy / MODULE).write_text(
         "def limited(value):\n    going = True\n    while not going:\n        pass\n    return value\n"
     )

@@ -65,7 +65,7 @@ COMMANDS = {
     ),
     "mutate": Command(
         "whether the tests notice small faults in the code [MODULE ..., --seed S, --count N, --json]",
-        lambda arguments: become("tools.mutate", arguments, variables()),
+        lambda arguments: become("tools.mutation.command", arguments, variables()),
     ),
     "lock": Command(
         "the lock files from pyproject.toml; --upgrade: with the newest versions [uv's options]", write_locks

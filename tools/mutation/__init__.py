@@ -1,0 +1,1 @@
+"""``./dev mutate``: whether the tests notice small faults."""
