@@ -40,7 +40,10 @@ exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     escape_unprintable()
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    parsed, stray = parser.parse_known_args(arguments)
+    if stray:
+        parser.error(_what_is_stray(stray))
     if sys.version_info < (3, 11):  # noqa: UP036 - the wheel installs on 3.9, for the client's side
         return _refuse(f"producerd: needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     run: Callable[[argparse.Namespace], int] = parsed.run
@@ -58,6 +61,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _what_is_stray(words: Sequence[str]) -> str:
+    """Name options that do not exist, and only count other words: one of them may be a secret."""
+    options = [word.partition("=")[0] for word in words if word.startswith("-")]
+    others = len(words) - len(options)
+    problems = [f"no such option: {' '.join(options)}"] if options else []
+    if others:
+        problems.append(
+            f"words that belong to no option: {others} (a setting is one word, as in --set region=eu-west-1)"
+        )
+    return "; ".join(problems)
 
 
 def _refuse(*lines: str) -> int:

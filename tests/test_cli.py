@@ -58,6 +58,24 @@ def test_wrong_usage_exits_2_and_shows_the_usage(arguments: list[str]) -> None:
     assert done.stderr.startswith("usage: producerd")
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--set", "external_id", "hunter2"], "words that belong to no option: 1 "),
+        (["--external_id=hunter2"], "no such option: --external_id"),
+        (
+            ["--external_id", "hunter2", "--fast"],
+            "no such option: --external_id --fast; words that belong to no option: 1 ",
+        ),
+    ],
+)
+def test_wrong_usage_does_not_show_what_may_be_a_secret(words: list[str], named: str) -> None:
+    wrong = producerd("check", *words)
+    assert wrong.returncode == 2
+    assert f"error: {named}" in wrong.stderr
+    assert "hunter2" not in wrong.stderr
+
+
 def test_a_number_of_the_demo_out_of_range_names_the_range() -> None:
     done = producerd("demo", "--records", "400000")
     assert done.returncode == 2
