@@ -288,6 +288,27 @@ def test_records_that_fail_are_noticed_by_their_share(tmp_path: Path) -> None:
     assert alerts(tmp_path, Fleet().on(0.025, failed_records_total="0+1x10 10x130")).pages == []
 
 
+@pytest.mark.parametrize("share", [0.04, 0.05, 0.4])
+def test_quiet_nodes_that_fail_are_noticed_next_to_busy_ones(tmp_path: Path, share: float) -> None:
+    """All of their records fail, and the others store 6,000 times as many."""
+    quiet = {"ingest_records_total": f"0+10{STEADY}", "delivered_records_total": f"5{STEADY}"}
+    fleet = (
+        Fleet(nodes=100)
+        .on(1.0, **dict.fromkeys(quiet, f"0+60000{STEADY}"))
+        .on(share, **quiet, failed_records_total=f"0+10{STEADY}")
+    )
+    ticket, page = Fired([], ["ProducerdNodesInTrouble a failing"]), Fired(["ProducerdRecordsFailed a flights"], [])
+    assert alerts(tmp_path, fleet) == (page if share >= 0.05 else ticket)
+
+
+def test_a_record_that_fails_now_and_then_is_a_ticket_in_a_small_fleet(tmp_path: Path) -> None:
+    """One in 14 minutes, on one node of four."""
+    fleet = Fleet(nodes=4).on(1.0, delivered_records_total=f"0+10{STEADY}")
+    fleet.on(0.25, failed_records_total=" ".join(f"{minute // 14}" for minute in range(140)))
+    fired = alerts(tmp_path, fleet)
+    assert (fired.pages, fired.tickets[-1]) == ([], "ProducerdNodesInTrouble a failing")
+
+
 def test_a_failed_record_of_a_quiet_stream_pages_nobody(tmp_path: Path) -> None:
     """The fleet stores 20 records in 10 minutes."""
     quiet = dict.fromkeys(("ingest_records_total", "delivered_records_total"), f"0+0.1{STEADY}")
