@@ -184,9 +184,10 @@ FLEET_PANELS: Final = (
     DashboardPanel(
         "Nodes in trouble",
         "Share of the nodes that have a trouble, in the worst cluster, or of those that use the worst stream. Each "
-        "trouble except busy pages from a twentieth of the nodes on. The row Node lists the nodes.",
+        "trouble except busy pages from a twentieth of the nodes on. Misspelt names are left out. The row Node lists "
+        "the nodes.",
         "percentunit",
-        {"{{trouble}}": "max by (trouble) (producerd:trouble:ratio{<fleet>})"},
+        {"{{trouble}}": f"max by (trouble) (producerd:trouble:ratio{{<fleet>, {NAMED}}})"},
         "producerdnodesintrouble",
         12,
         levels=[(PAGE_SHARE, "red")],

@@ -178,6 +178,23 @@ def test_a_typing_error_of_a_user_on_one_node_pages_nobody(tmp_path: Path) -> No
     assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a refused"])
 
 
+@pytest.mark.parametrize(("trouble", "page"), [("refused", "StreamRefused"), ("stuck", "RecordsStuck")])
+def test_streams_without_settings_page_from_a_quarter_of_all_nodes_on(tmp_path: Path, trouble: str, page: str) -> None:
+    """A misspelt name is on fewer; an outage that begins before anything is stored is on all."""
+    for share in (0.225, 0.25, 1.0):
+        fleet = Fleet(stream=NEVER_STORED).on(1.0, **IDLE)
+        fleet.on(share, **dict.fromkeys(IDLE, f"200{STEADY}") | SICK[trouble])
+        ticket = Fired([], [f"ProducerdNodesInTrouble a {trouble}"])
+        assert alerts(tmp_path, fleet) == (
+            Fired([f"Producerd{page} a {NEVER_STORED}"], []) if share >= 0.25 else ticket
+        )
+
+
+def test_a_misspelt_name_on_one_node_of_two_pages_nobody(tmp_path: Path) -> None:
+    fleet = Fleet(nodes=2, stream=NEVER_STORED).on(0.5, **SICK["refused"])
+    assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a refused"])
+
+
 def test_a_rolling_restart_pages_nobody(tmp_path: Path) -> None:
     """One node after the other, a minute each."""
     fleet = Fleet()
