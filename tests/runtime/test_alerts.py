@@ -254,9 +254,16 @@ def test_rules_without_any_daemon_are_silent(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_gets_another_name_pages_nobody(tmp_path: Path) -> None:
-    before, after = Fleet("").on(1.0, up=GONE), Fleet("named").on(1.0, up="_x90 1x300")
+    """A quarter of its nodes has gone meanwhile."""
+    before, after = Fleet("").on(1.0, up=GONE), Fleet("named", nodes=30).on(1.0, up="_x90 1x300")
     fired = alerts(tmp_path, before, after, at=("100m", "120m", "145m"))
     assert [name for name in fired.pages if "Absent" in name] == []
+
+
+def test_a_cluster_that_vanishes_is_noticed_though_a_small_one_comes(tmp_path: Path) -> None:
+    """Three of its 40 instances have names that the lost ones had."""
+    gone, job = Fleet("a").on(1.0, up=GONE), Fleet("job", nodes=3).on(1.0, up="_x85 1x300")
+    assert alerts(tmp_path, gone, job, at=("100m", "120m", "145m")).pages[0] == "ProducerdDaemonsAbsent a"
 
 
 def test_half_of_the_targets_gone_is_a_ticket(tmp_path: Path) -> None:
