@@ -135,8 +135,8 @@ FLEET_PANELS: Final = (
     ),
     DashboardPanel(
         "Acknowledged within 60 s",
-        "The worst stream in the last hour; the objective is 99 %. Below 85.6 % the alert ProducerdLateBurn pages. "
-        "See the row Stream for what holds the stream.",
+        "The worst stream in the last hour; the objective is 99 %. Below 85.6 % the alert ProducerdLateBurn pages, "
+        "unless callers wait for the shards. See the row Stream for what holds the stream.",
         "percentunit",
         {"": f"1 - max({LATE.replace('}', f', {NAMED}}}')})"},
         "producerdlateburn",

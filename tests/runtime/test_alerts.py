@@ -430,6 +430,33 @@ def test_records_that_are_late_are_noticed(tmp_path: Path) -> None:
     assert alerts(tmp_path, fleet).pages == ["ProducerdLateBurn a flights"]
 
 
+FULL: Final = {
+    "queue_oldest_record_age_seconds": "700x80 1x60",
+    "delivery_latency_seconds_bucket": "0x80 600+600x60",
+}
+"""What a node shows whose queue is full and holds 700 seconds of its part of the shards, until it is empty."""
+
+
+def waits_for(cause: str) -> tuple[str, str]:
+    """Return the series of a node whose callers wait until 20 minutes before its queue is empty."""
+    return f'producerd_backpressure_cause_seconds_total{{stream="flights", cause="{cause}"}}', "0+60x60 3600x80"
+
+
+def test_a_fleet_that_writes_as_fast_as_the_shards_store_pages_nobody(tmp_path: Path) -> None:
+    fleet = Fleet().on(1.0, **FULL).also(*waits_for("shard_rate"))
+    assert alerts(tmp_path, fleet, at=("60m", "80m", "90m", "110m", "120m")).pages == []
+
+
+def test_records_that_are_late_for_another_reason_are_noticed(tmp_path: Path) -> None:
+    fleet = Fleet().on(1.0, **FULL).also(*waits_for("service"))
+    assert alerts(tmp_path, fleet, at=("60m",)).pages == ["ProducerdLateBurn a flights"]
+
+
+def test_nodes_that_store_nothing_are_noticed_in_a_fleet_with_full_queues(tmp_path: Path) -> None:
+    fleet = Fleet().on(1.0, **FULL).on(0.05, delivered_records_total=f"5{STEADY}").also(*waits_for("hot_shard"))
+    assert alerts(tmp_path, fleet, at=("60m",)).pages == ["ProducerdRecordsStuck a flights"]
+
+
 def test_two_clusters_with_a_stream_of_the_same_name_are_kept_apart(tmp_path: Path) -> None:
     """The sick one is an eighth of the other, which would hide it."""
     sick = Fleet("b", nodes=5).on(1.0, stream_up="1x90 0x300", delivered_records_total="0+600x90 54000x300")
