@@ -184,8 +184,8 @@ FLEET_PANELS: Final = (
     DashboardPanel(
         "Nodes in trouble",
         "Share of the nodes that have a trouble, in the worst cluster, or of those that use the worst stream. Each "
-        "trouble except busy pages from a twentieth of the nodes on. Misspelt names are left out. The row Node lists "
-        "the nodes.",
+        "trouble except busy and restarts_slowly pages from a twentieth of the nodes on. Misspelt names are left out. "
+        "The row Node lists the nodes.",
         "percentunit",
         {"{{trouble}}": f"max by (trouble) (producerd:trouble:ratio{{<fleet>, {NAMED}}})"},
         "producerdnodesintrouble",

@@ -409,6 +409,18 @@ def test_loops_that_hang_are_a_ticket_however_many_they_are(tmp_path: Path) -> N
         assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a busy"])
 
 
+@pytest.mark.parametrize("share", [0.025, 1.0])
+def test_daemons_that_restart_every_16_minutes_are_a_ticket(tmp_path: Path, share: float) -> None:
+    """That is too seldom for the page."""
+    fleet = Fleet().on(share, process_start_time_seconds=" ".join(str(minute // 16) for minute in range(140)))
+    assert alerts(tmp_path, fleet, at=("135m",)) == Fired([], ["ProducerdNodesInTrouble a restarts_slowly"])
+
+
+def test_restarts_that_have_ended_an_hour_ago_are_no_trouble(tmp_path: Path) -> None:
+    fleet = Fleet().on(1.0, process_start_time_seconds=f"0+240x40 9999{STEADY}")
+    assert alerts(tmp_path, fleet, at=("135m",)) == Fired([], [])
+
+
 def test_a_page_is_not_a_ticket_too(tmp_path: Path) -> None:
     fleet = Fleet().on(0.9, stream_up=f"0{STEADY}")
     assert alerts(tmp_path, fleet).tickets == []
