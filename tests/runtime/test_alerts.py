@@ -266,9 +266,9 @@ def test_a_cluster_that_vanishes_is_noticed_though_a_small_one_comes(tmp_path: P
     assert alerts(tmp_path, gone, job, at=("100m", "120m", "145m")).pages[0] == "ProducerdDaemonsAbsent a"
 
 
-def test_half_of_the_targets_gone_is_a_ticket(tmp_path: Path) -> None:
-    assert alerts(tmp_path, Fleet().on(0.5, up=GONE)).tickets == ["ProducerdDaemonsFewer a"]
-    assert alerts(tmp_path, Fleet().on(0.2, up=GONE)).tickets == []
+def test_more_than_a_tenth_of_the_targets_gone_is_a_ticket(tmp_path: Path) -> None:
+    assert alerts(tmp_path, Fleet().on(0.125, up=GONE)).tickets == ["ProducerdDaemonsFewer a"]
+    assert alerts(tmp_path, Fleet().on(0.1, up=GONE)).tickets == []
 
 
 def test_a_stream_that_most_nodes_are_refused_is_noticed(tmp_path: Path) -> None:
