@@ -59,7 +59,7 @@ SCRAPED_LATELY_SECONDS: Final = 120.0
 LAST_SCRAPE_SECONDS: Final = 20.0
 """Longest time that a daemon which has lost records waits for the scrape that shows them.
 
-With the default drain of 60 s it ends before the units' TimeoutStopSec and the chart's grace period, both 90 s.
+A daemon ends within `drain_timeout_seconds` and 25 s: this time, `LAST_WORDS_SECONDS`, and the end of the process.
 """
 
 
@@ -179,11 +179,11 @@ class Daemon:
             giving_back.cancel()
             await carrying
             await self._say_last_words()
-            await self._show_losses()
+            returned, undelivered = self._drained.returned_records, self._drained.undelivered_records
+            if undelivered:
+                log.error("records were lost: their callers had gone", records=undelivered)
+                await self._show_losses()
         self.state = State.STOPPED
-        returned, undelivered = self._drained.returned_records, self._drained.undelivered_records
-        if undelivered:
-            log.error("records were lost: their callers had gone", records=undelivered)
         log.info("stopped", records_returned=returned, records_without_a_caller_undelivered=undelivered)
         return 1 if undelivered else 0
 
@@ -393,7 +393,7 @@ class Daemon:
         """Let Prometheus read how many records were lost, if it scrapes this daemon: its counters end with it."""
         now = time.monotonic()
         is_scraped = now < self._rendered[0] + SCRAPED_LATELY_SECONDS
-        if self._drained.undelivered_records and is_scraped and self._owner is None:
+        if is_scraped and self._owner is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_SCRAPE_SECONDS):
                     while self._rendered[0] < now and self._signals < 2:

@@ -249,10 +249,11 @@ def test_rows_that_nobody_can_be_given_back_make_the_exit_code_1(kinesis: FakeKi
         client.close()
         until(lambda: running.metrics()["client_connections"] == 0)
         running.signal()
-        until(lambda: running.metrics()["discarded_records_total[abandoned]"] == 1_200)  # the daemon waits for that
+        lost = "ERROR   producerd: records were lost: their callers had gone records=1200"
+        until(lambda: lost in running.log, "the log has it before the daemon waits for a scrape")
+        assert running.metrics()["discarded_records_total[abandoned]"] == 1_200
         assert running.wait() == 1
         assert "stopped records_returned=0 records_without_a_caller_undelivered=1200" in running.log
-        assert "ERROR   producerd: records were lost: their callers had gone records=1200" in running.log
 
 
 def test_the_blocking_client_is_told_to_come_back(kinesis: FakeKinesis, server: FakeServer) -> None:

@@ -66,7 +66,7 @@ def test_the_units_fit_the_daemon() -> None:
     config = load(UNITS / "producerd.toml", environ={})
     assert service["RestartPreventExitStatus"] == str(EXIT_CONFIGURATION)
     assert f'"$EXIT_STATUS" != {EXIT_CONFIGURATION} ' in service["ExecStopPost"]
-    assert float(service["TimeoutStopSec"]) > config.node.drain_timeout_seconds + 10
+    assert float(service["TimeoutStopSec"]) >= config.node.drain_timeout_seconds + 25
     assert socket["ListenStream"] == str(config.node.socket) == "/run/producerd/producerd.sock"
     assert service["ReadWritePaths"] == str(config.node.admin_path.parent)
     assert socket["SocketMode"] == f"{config.node.socket_mode:04o}"
