@@ -75,6 +75,9 @@ REFUSED: Final = (
     'mood="sidecar"',
     'mode="deployment"',
     "daemonset.maxSurge=1",
+    'daemonset.hostPath="/run"',
+    'daemonset.hostPath="/var/lib/kubelet"',
+    'daemonset.hostPath="/etc/../producerd"',
     'metricsListen=""',
     'metricsListen="127.0.0.1:9474"',
     'metricsListen="localhost:9474"',
@@ -272,9 +275,9 @@ def test_the_grace_must_be_longer_than_the_time_to_drain(drain: str, grace: int,
 
 
 def test_a_directory_of_the_node_may_have_any_name() -> None:
-    manifests = rendered("--set-literal", "daemonset.hostPath=/a{b: #c")
+    manifests = rendered("--set-literal", "daemonset.hostPath=/a/producerd{b: #c")
     for pod in (daemon_pod(manifests), yaml.safe_load(executor(manifests))):
-        assert pod["spec"]["volumes"][0]["hostPath"]["path"] == "/a{b: #c"
+        assert pod["spec"]["volumes"][0]["hostPath"]["path"] == "/a/producerd{b: #c"
 
 
 @pytest.mark.parametrize("mode", EXAMPLES)
