@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from producerd.config.cgroup import MemoryLimit, memory_limit, memory_limit_bytes
+from producerd.config.cgroup import NO_LIMIT_BYTES, MemoryLimit, memory_limit
 from producerd.config.values import MIB
 
-V2 = "35 24 0:30 {root} {point} rw,nosuid,nodev,noexec,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+V2 = "35 24 0:30 {root} {point} rw,nosuid,nodev,noexec,relatime shared:9 - cgroup2 cgroup rw,nsdelegate\n"
 V1 = "42 32 0:36 {root} {point} rw,nosuid,nodev,noexec,relatime shared:18 - cgroup cgroup rw,memory\n"
 V1_CPU = "33 32 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:10 - cgroup cgroup rw,cpu,cpuacct\n"
 OTHER = "24 29 0:22 / /sys rw,nosuid,nodev,noexec,relatime shared:7 - sysfs sysfs rw\nan odd line\n"
@@ -92,9 +92,18 @@ def test_a_container_of_version_1_is_mounted_from_its_own_directory_on(system: S
     assert limit.bytes == 300 * MIB
 
 
+@pytest.mark.parametrize("peers", ["", "shared:1 master:2 "])
+def test_a_mount_may_share_what_is_mounted_in_it_or_not(system: System, peers: str) -> None:
+    """A container's mount has none of these fields, a host's has one, and some have two."""
+    assert "shared:9 " in V2
+    files = {"/sys/fs/cgroup/memory.max": "104857600"}
+    assert system.limit("0::/\n", v2().replace("shared:9 ", peers), files).bytes == 100 * MIB
+
+
 def test_a_systemd_unit_under_version_1_and_what_has_no_limit(system: System) -> None:
     memory = "/sys/fs/cgroup/memory"
     cgroup = "9:memory:/system.slice/producerd.service\n"
+    (system.path / "sys/fs/cgroup/cpu,cpuacct/system.slice/producerd.service").mkdir(parents=True)
     files = {
         f"{memory}/memory.limit_in_bytes": NO_LIMIT,
         f"{memory}/system.slice/memory.limit_in_bytes": NO_LIMIT,
@@ -103,9 +112,8 @@ def test_a_systemd_unit_under_version_1_and_what_has_no_limit(system: System) ->
     assert system.limit(cgroup, v1(), files).bytes == 300 * MIB
     files[f"{memory}/system.slice/memory.limit_in_bytes"] = "209715200"
     assert system.limit(cgroup, v1(), files).bytes == 200 * MIB
-    without = dict.fromkeys(files, NO_LIMIT)
-    assert system.limit(cgroup, v1(), without) == MemoryLimit()
-    assert system.limit(cgroup, v1(), dict.fromkeys(files, "9223372036854710272")) == MemoryLimit(), "pages of 64 KiB"
+    for text in (NO_LIMIT, "9223372036854710272", str(NO_LIMIT_BYTES)):  # pages of 4 KiB, of 64 KiB, and the least
+        assert system.limit(cgroup, v1(), dict.fromkeys(files, text)) == MemoryLimit()
 
 
 def test_a_hybrid_system_has_its_limits_in_version_1(system: System) -> None:
@@ -123,13 +131,20 @@ def test_a_hybrid_system_has_its_limits_in_version_1(system: System) -> None:
     assert memory_limit(system.path).bytes == 100 * MIB, "and whichever is less counts"
 
 
-def test_a_mount_whose_name_has_a_space_and_one_of_another_part_of_the_hierarchy(system: System) -> None:
-    limit = system.limit(
-        "0::/a/b\n",
-        v2(root="/other", point="/mnt") + v2(root="/a", point="/my\\040groups"),
-        {"/mnt/memory.max": "1", "/my groups/b/memory.max": "104857600", "/my groups/memory.max": "max"},
-    )
-    assert limit.bytes == 100 * MIB
+@pytest.mark.parametrize(("cgroup", "limit_mib"), [("/a", 200), ("/a/b", 100)])
+def test_a_mount_whose_name_has_a_space_and_one_of_another_part_of_the_hierarchy(
+    system: System, cgroup: str, limit_mib: int
+) -> None:
+    files = {f"/mnt/{name}memory.max": "1" for name in ("", "a/", "a/b/")}
+    files |= {"/my groups/b/memory.max": "104857600", "/my groups/memory.max": "209715200"}
+    mounts = v2(root="/other", point="/mnt") + v2(root="/a", point="/my\\040groups")
+    assert system.limit(f"0::{cgroup}\n", mounts, files).bytes == limit_mib * MIB
+
+
+def test_a_mount_may_lie_over_another_one_and_hide_it(system: System) -> None:
+    """A container that gets the host's /sys and its own mount sees the second alone, and mountinfo names both."""
+    files = {"/sys/fs/cgroup/b/memory.max": "104857600", "/sys/fs/cgroup/memory.max": "209715200"}
+    assert system.limit("0::/a/b\n", v2() + v2(root="/a"), files).bytes == 100 * MIB
 
 
 def test_no_limit_at_all(system: System) -> None:
@@ -166,5 +181,4 @@ def test_a_system_without_cgroups_is_unknown_and_said(tmp_path: Path) -> None:
 
 def test_this_process_has_a_limit_or_none() -> None:
     limit = memory_limit()
-    assert limit.bytes == memory_limit_bytes()
     assert limit.bytes is None or limit.bytes > 10 * MIB

@@ -11,11 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 NO_LIMIT_BYTES: Final = 2**62
 """The least number that means "no limit".  Version 1 writes the largest whole number of pages below 2^63 bytes."""
+_MOUNT: Final = re.compile("[^ ]+ [^ ]+ [^ ]+ ([^ ]+) ([^ ]+) [^ ]+ (?:[^ ]+ )*- (cgroup2?) [^ ]+ ([^ ]+)")
+"""A mounted hierarchy in mountinfo: its root, its point, its kind and, for version 1, its controllers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +54,13 @@ def memory_limit(system: Path = Path("/")) -> MemoryLimit:
     return found
 
 
-def memory_limit_bytes() -> int | None:
-    """Return the lowest limit in bytes, or None if there is no limit or it cannot be read."""
-    return memory_limit().bytes
-
-
 def _paths(cgroups: str) -> Iterator[tuple[int, str]]:
     """Yield the version and the process's path of each hierarchy that may limit its memory."""
     for line in cgroups.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, colon, path = rest.partition(":")
-        if colon and path.startswith("/"):
-            if number == "0" and not controllers:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if path.startswith("/"):
+            if not controllers:
                 yield 2, path.removesuffix(" (deleted)")
             elif "memory" in controllers.split(","):
                 yield 1, path.removesuffix(" (deleted)")
@@ -71,15 +68,12 @@ def _paths(cgroups: str) -> Iterator[tuple[int, str]]:
 
 def _mounts(mountinfo: str) -> Iterator[_Mount]:
     for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kinds = before.split(" "), after.split(" ")
-        if len(fields) < 6 or len(kinds) < 3:
-            continue
-        root, point = map(_unescaped, fields[3:5])
-        if kinds[0] == "cgroup2":
-            yield _Mount(root, point, 2)
-        elif kinds[0] == "cgroup" and "memory" in kinds[2].split(","):
-            yield _Mount(root, point, 1)
+        if found := _MOUNT.fullmatch(line):
+            root, point, kind, options = map(_unescaped, found.groups())
+            if kind == "cgroup2":
+                yield _Mount(root, point, 2)
+            elif "memory" in options.split(","):
+                yield _Mount(root, point, 1)
 
 
 def _unescaped(path: str) -> str:
@@ -102,12 +96,12 @@ def _directories(system: Path, paths: dict[int, str], mounts: list[_Mount]) -> I
                 yield system / of_version[0].point.lstrip("/"), version
 
 
-def _below(path: str, root: str) -> str | None:
-    """Return the path relative to a mount's root, or None if it does not lie below it."""
-    if ".." in path.split("/"):  # the process is outside its own namespace
+def _below(cgroup: str, root: str) -> PurePosixPath | None:
+    """Return a cgroup's path relative to a mount's root, or None if it does not lie below it."""
+    path = PurePosixPath(cgroup)
+    if ".." in path.parts:  # the process is outside its own namespace
         return None
-    prefix = root.rstrip("/")
-    return path.removeprefix(prefix).lstrip("/") if path == prefix or path.startswith(f"{prefix}/") else None
+    return path.relative_to(root) if path.is_relative_to(root) else None
 
 
 def _limit_of(directory: Path, version: int) -> MemoryLimit:
@@ -121,11 +115,11 @@ def _limit_of(directory: Path, version: int) -> MemoryLimit:
     if text == "max":
         return MemoryLimit()
     if not re.fullmatch("[0-9]{1,20}", text):
-        return MemoryLimit(problem=f"{path}: not a number of bytes: {text[:40]!r}")
+        return MemoryLimit(problem=f"{path}: not a number of bytes: {text!r}")
     return MemoryLimit(int(text), str(path)) if int(text) < NO_LIMIT_BYTES else MemoryLimit()
 
 
 def _lesser(one: MemoryLimit, other: MemoryLimit) -> MemoryLimit:
-    limited = [each for each in (one, other) if each.bytes is not None]
-    least = min(limited, key=lambda each: each.bytes or 0, default=one)
-    return MemoryLimit(least.bytes, least.path, one.problem or other.problem)
+    limited = [(each.bytes, each.path) for each in (one, other) if each.bytes is not None]
+    least, path = min(limited, default=(None, ""))
+    return MemoryLimit(least, path, one.problem or other.problem)
