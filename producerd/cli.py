@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Final
 
 from producerd import __version__
-from producerd.errors import ConfigurationError
+from producerd.errors import ConfigurationError, PlaceTaken
 from producerd.printing import escape_unprintable, print_file
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+EXIT_TAKEN: Final = 75
+"""EX_TEMPFAIL of sysexits.h.  The unit waits before the next start, because systemd gives up after 20 in a minute."""
 EXIT_CONFIGURATION: Final = 78
 """EX_CONFIG of sysexits.h.  Starting again would not help, so systemd must not (RestartPreventExitStatus=78)."""
 EXIT_INTERRUPTED: Final = 130
@@ -33,6 +35,7 @@ exit codes:
   0    serve: every row was settled or given back to its caller; other commands: done
   1    serve: stopped with rows undelivered that have no caller any more; check --online, demo: something did not hold
   2    wrong usage of the command line
+  75   serve: another process has the socket or the port; starting again helps when that process has ended
   78   configuration: a setting, a missing package or too old a Python; starting again does not help
   130  interrupted
 """
@@ -50,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(parsed)
     except ConfigurationError as error:
-        return _refuse(*(f"producerd: configuration: {problem}" for problem in error.problems))
+        code = EXIT_TAKEN if isinstance(error, PlaceTaken) else EXIT_CONFIGURATION
+        return _refuse(*(f"producerd: configuration: {problem}" for problem in error.problems), code=code)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] in OURS:
             raise
@@ -75,15 +79,15 @@ def _what_is_stray(words: Sequence[str]) -> str:
     return "; ".join(problems)
 
 
-def _refuse(*lines: str) -> int:
-    """Print the lines to stderr, with the priority of errors if the journal reads it (sd-daemon(3))."""
+def _refuse(*lines: str, code: int = EXIT_CONFIGURATION) -> int:
+    """Print the lines to stderr, for the journal with the priority of errors (sd-daemon(3)).  Return the code."""
     from producerd.runtime.journal import leads_to_journal
 
     # Not by the journal's socket, as the daemon's lines go: the journal looks up the unit of such a line when it reads
     # it, and this process may have ended by then.
     prefix = "<3>" if leads_to_journal(2) else ""
     print(*(f"{prefix}{line}" for line in lines), sep="\n", file=sys.stderr)
-    return EXIT_CONFIGURATION
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:

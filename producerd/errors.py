@@ -4,6 +4,7 @@
 
     ProducerdError                 .code, and a message that says what to do
     |-- ConfigurationError         invalid settings; .problems has one line for each (exit code 78)
+    |   `-- PlaceTaken             another process has the socket or the port, and may end (exit code 75)
     |-- ProtocolError              bytes or messages that docs/protocol.md does not allow
     |-- ConnectionFailed           DAEMON_ABSENT, DAEMON_LOST, VERSION_MISMATCH, NOT_AUTHORIZED
     |-- Refused                    the daemon refused a stream or a frame; .code says why
@@ -106,6 +107,10 @@ class ConfigurationError(ProducerdError):
     def __init__(self, problems: Sequence[str], message: str | None = None) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(self.problems) if message is None else message)
+
+
+class PlaceTaken(ConfigurationError):
+    """Another process has the socket or the port of the settings.  Starting again helps once that process has ended."""
 
 
 class ProtocolError(ProducerdError):

@@ -183,7 +183,7 @@ def test_a_daemon_whose_admin_socket_is_taken_does_not_start() -> None:
         other = DaemonProcess(
             path, {"endpoint_url": server.url, "admin_socket": admin_socket(running)}, {}, socket_path=None
         )
-        assert other.wait() == 78
+        assert other.wait() == 75
         assert f"admin_socket = {admin_socket(running)}: in use by another producerd" in other.log
         with WireClient(running.socket) as client:
             assert client.hello().welcome is not None

@@ -11,6 +11,7 @@ requests, and all answers are JSON.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import json
 import logging
@@ -26,7 +27,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from producerd import __version__
-from producerd.errors import ConfigurationError
+from producerd.errors import ConfigurationError, PlaceTaken
 from producerd.runtime import logs
 from producerd.runtime.acceptor import Acceptor
 from producerd.runtime.aside import begin_aside
@@ -165,7 +166,8 @@ async def serve(
         try:
             listening = await asyncio.get_running_loop().create_server(accept, host, port)
         except OSError as error:
-            raise ConfigurationError([f"metrics_listen = {host}:{port}: {error.strerror or error}"]) from None
+            kind = PlaceTaken if error.errno == errno.EADDRINUSE else ConfigurationError
+            raise kind([f"metrics_listen = {host}:{port}: {error.strerror or error}"]) from None
         try:
             bound = listening.sockets[0].getsockname()
             yield bound[0], bound[1]

@@ -62,8 +62,8 @@ def _run(config: Config, load: Callable[[], Config], owner: tuple[int, int] | No
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             exit_code = runner.run(live(config, load, OwnerProcess(*owner) if owner else None))
     except* ConfigurationError as group:
-        problems = [problem for error in _leaves(group) for problem in error.problems]
-        raise ConfigurationError(problems) from None
+        errors = _leaves(group)
+        raise type(errors[0])([problem for error in errors for problem in error.problems]) from None
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # all is done, and a late signal must not change the exit code
     return exit_code

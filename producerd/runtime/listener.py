@@ -19,7 +19,7 @@ import stat
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from producerd.errors import ConfigurationError
+from producerd.errors import ConfigurationError, PlaceTaken
 
 BACKLOG: Final = 1024
 """Most connections that wait in the kernel to be accepted."""
@@ -27,6 +27,10 @@ BACKLOG: Final = 1024
 
 class PathProblem(Exception):
     """The reason why no client can connect at a path."""
+
+
+class TakenProblem(PathProblem):
+    """Another process has the path, and may end."""
 
 
 class AccessProblem(PathProblem):
@@ -64,7 +68,8 @@ class Listener:
     ``bound`` holds the sockets to accept connections from, the oldest first.  ``remedy`` says what a person can do when
     `look` raises PathProblem.  ``reminder`` says what a person should do after `look` has bound the path again.
 
-    The constructor raises ConfigurationError, which names the path by its ``setting``.
+    The constructor raises ConfigurationError, which names the path by its ``setting``: PlaceTaken if another process
+    has it.
     """
 
     def __init__(self, path: Path, mode: int, group: str | None = None, *, setting: str = "socket") -> None:
@@ -79,7 +84,8 @@ class Listener:
         except AccessProblem as problem:
             raise ConfigurationError([f"socket_group = {group}: {problem}"]) from None
         except PathProblem as problem:
-            raise ConfigurationError([f"{setting} = {path}: {problem}; set {setting} to another path"]) from None
+            kind = PlaceTaken if isinstance(problem, TakenProblem) else ConfigurationError
+            raise kind([f"{setting} = {path}: {problem}; set {setting} to another path"]) from None
 
     def look(self) -> bool:
         """Bind the path again if it does not lead to one of these sockets, and return whether that happened.
@@ -223,7 +229,7 @@ def _lock(path: Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise PathProblem("in use by another producerd: stop that one") from None
+        raise TakenProblem("in use by another producerd: stop that one") from None
     return handle
 
 
@@ -244,7 +250,7 @@ def _remove_stale(path: Path) -> None:
         except OSError as error:
             raise PathProblem(f"in use, or this process may not replace it ({error.strerror or error})") from None
         else:
-            raise PathProblem("in use: another process answers on it")
+            raise TakenProblem("in use: another process answers on it")
 
 
 def _is_alive(path: Path) -> bool:

@@ -126,6 +126,17 @@ def test_a_wrong_configuration_is_tried_once_though_clients_wait(node: Machine, 
         own.put("row", "key").result(30)
 
 
+def test_a_port_that_another_process_has_is_waited_for(node: Machine, kinesis: Kinesis) -> None:
+    """Here systemd would give up at a second start within 3 s."""
+    limit = "[Unit]\nStartLimitIntervalSec=3\nStartLimitBurst=1"
+    node.configure(limit, region="us-east-1", endpoint_url=kinesis.url)
+    node.run("systemd-run --unit=other --socket-property=ListenStream=127.0.0.1:9474 true")
+    node.run("systemctl start --no-block producerd.service")
+    until(lambda: "address already in use" in node.log())
+    node.run("systemctl stop other.socket")
+    until(lambda: node.show()["ActiveState"] == "active", seconds=SYSTEM_SECONDS)
+
+
 def test_a_reload_is_systemctls_and_fails_where_the_settings_do(node: Machine, kinesis: Kinesis) -> None:
     """Nobody is disturbed by either."""
     serve(node, kinesis, defaults={"queue_limit": 1_000})

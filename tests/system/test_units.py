@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from producerd.cli import EXIT_CONFIGURATION
+from producerd.cli import EXIT_CONFIGURATION, EXIT_TAKEN
 from producerd.config import load
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def test_the_units_fit_the_daemon() -> None:
     service, socket = unit("producerd.service"), unit("producerd.socket")
     config = load(UNITS / "producerd.toml", environ={})
     assert service["RestartPreventExitStatus"] == str(EXIT_CONFIGURATION)
-    assert f'"$EXIT_STATUS" != {EXIT_CONFIGURATION} ' in service["ExecStopPost"]
+    assert all(f" {code}) " in service["ExecStopPost"] for code in (EXIT_CONFIGURATION, EXIT_TAKEN))
     assert float(service["TimeoutStopSec"]) >= config.node.drain_timeout_seconds + 25
     assert socket["ListenStream"] == str(config.node.socket) == "/run/producerd/producerd.sock"
     assert service["ReadWritePaths"] == str(config.node.admin_path.parent)

@@ -148,7 +148,7 @@ def _ended(daemons: list[DaemonProcess]) -> list[DaemonProcess]:
 
 
 def _says_why(stage: Stage, second: DaemonProcess) -> None:
-    refused = second.process.returncode == 78 and "in use" in second.log
+    refused = second.process.returncode == 75 and "in use" in second.log
     second.process.kill()
     what = f"a second daemon ended with exit code {second.process.returncode}: {second.log[-500:]}"
     stage.must(Law.REFUSED, refused, what)
