@@ -9,7 +9,7 @@ import pytest
 
 from producerd import ctl
 from producerd.config import load
-from producerd.ctl.address import admin_paths
+from producerd.ctl.address import admin_paths, client_path
 from tests.admin_stub import admin_socket
 from tests.daemon import directory
 
@@ -36,6 +36,8 @@ def test_it_looks_where_the_daemon_s_settings_put_the_socket(
     given = {**environ, "PRODUCERD_CONFIG": str(file)}
     assert admin_paths(given) == [str(load(environ=given).node.admin_path)]
     assert admin_paths(environ) == [str(load(environ=environ).node.admin_path)]
+    default = str(load(environ={}).node.socket)
+    assert (client_path(given) or default) == str(load(environ=given).node.socket)
 
 
 @pytest.mark.parametrize("text", ["socket = ", "socket = 7", 'socket = "/"', "\udcff", "[" * 100_000, None])

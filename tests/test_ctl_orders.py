@@ -411,11 +411,15 @@ def test_put_sends_each_line_as_a_record(
     monkeypatch: pytest.MonkeyPatch,
     server: FakeServer,
     fake: FakeKinesis,
+    tmp_path: Path,
 ) -> None:
+    """By the socket that the settings name."""
     with daemon(server.url) as running:
+        (tmp_path / "producerd.toml").write_text(f"socket = '{running.socket}'")
+        monkeypatch.setenv("PRODUCERD_CONFIG", str(tmp_path / "producerd.toml"))
         text = "".join(f"line {number}\n" for number in range(2_500)) + "the last has no end"
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-        done = asked(capsys, running, "put", "flights", "--key", "k", "--socket", str(running.socket))
+        done = asked(capsys, running, "put", "flights", "--key", "k")
         assert done == (0, "flights: 2,501 records stored\n", "")
         found = fake.streams["flights"].entries()
         assert {record.partition_key for record in found} == {"k"}

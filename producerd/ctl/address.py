@@ -1,4 +1,4 @@
-"""Where the daemon's admin socket is: the place that the daemon finds in the same environment and the same file.
+"""Where the daemon's sockets are: the places that the daemon finds in the same environment and the same file.
 
 `NodeSettings.admin_path` of the daemon's configuration has the same rule.  This module repeats it because reading
 settings takes packages that producerctl may lack.  A test compares both.
@@ -28,6 +28,11 @@ def admin_paths(environ: Mapping[str, str] = os.environ) -> list[str]:
         return [str(Path(given["socket"]).with_suffix(SUFFIX))]
     user = environ.get("XDG_RUNTIME_DIR")
     return [f"{folder}/producerd/producerd{SUFFIX}" for folder in ("/run", user) if folder]
+
+
+def client_path(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the path of the socket for clients if the settings name it."""
+    return environ.get(f"{PREFIX}SOCKET") or _in_file(environ.get(f"{PREFIX}CONFIG")).get("socket")
 
 
 def _in_file(path: str | None) -> dict[str, str]:

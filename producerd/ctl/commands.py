@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from producerd import __version__
 from producerd.ctl import tables
+from producerd.ctl.address import client_path
 from producerd.ctl.bundle import bundle
 from producerd.ctl.daemon import AdminClient, Failed, path_of
 from producerd.ctl.live import top
@@ -117,7 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     put = command("put", _put, "put each line of the standard input into a stream, as a record")
     of_stream(put)
     put.add_argument("--key", metavar="KEY", help="partition key of all records (default: spread over all shards)")
-    put.add_argument("--socket", metavar="PATH", help="the daemon's socket for clients (default: the default paths)")
+    put.add_argument(
+        "--socket", metavar="PATH", help="the daemon's socket for clients (default: as for --admin-socket)"
+    )
     command(
         "dump", _dump, "print the daemon's whole state as JSON, for a report of a fault; it has no records or secrets"
     )
@@ -241,7 +244,7 @@ def _put(_daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
         print("one record a line; Ctrl-D ends", file=sys.stderr)
     records = 0
     try:
-        with KinesisClient(parsed.stream, socket=parsed.socket) as client:
+        with KinesisClient(parsed.stream, socket=parsed.socket or client_path()) as client:
             while chunk := lines.readlines(BYTES_AT_ONCE):
                 client.put_many([(line.rstrip(b"\n"), parsed.key) for line in chunk])
                 records += len(chunk)
