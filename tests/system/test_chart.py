@@ -88,16 +88,23 @@ REFUSED: Final = (
     "resources=null",
     "image=null",
     'resources.limits.memory="1 GiB"',
+    'resources.limits.memory="512mi"',
     "securityContext.runAsUser=0",
     "securityContext.bogus=true",
     'securityContext.readOnlyRootFilesystem="yes"',
     'extraEnv=[{"name": "PRODUCERD_METRICS_LISTEN", "value": "[::]:1"}]',
     'extraEnv=[{"name": "PRODUCERD_SOCKET", "value": "/tmp/a.sock"}]',
+    'extraEnv=[{"name": "PRODUCERD_DRAIN_TIMEOUT_SECONDS", "value": "600"}]',
     'extraEnv=[{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]',
     'extraEnv=[{"name": "A", "value": 1}]',
     'extraEnv=[{"nam": "A", "value": "1"}]',
+    'extraVolumes=[{"name": "producerd", "emptyDir": {}}]',
+    'extraVolumes=[{"name": "a", "emptyDir": {}}, {"name": "a", "emptyDir": {}}]',
     'extraVolumeMounts=[{"name": "a", "path": "/a"}]',
     'daemonset.tolerations=[{"key": "spark", "value": true}]',
+    'daemonset.tolerations=[{"key": "spark", "operator": "Exist"}]',
+    'daemonset.tolerations=[{"key": "spark", "effect": "NoStart"}]',
+    'monitoring.podMonitor.interval="5m"',
     'monitoring.dashboard.labels={"app.kubernetes.io/name": "mine"}',
 )
 """Values that would fail in the cluster, or do something else than they say."""
@@ -265,13 +272,27 @@ def test_what_need_not_be_there_may_be_taken_away() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drain", "grace", "holds"), [("60", 85, True), ("60", 84, False), ("5", 30, True), ("1_200.5", 1225, False)]
+    ("drain", "grace", "holds"),
+    [
+        ("drain_timeout_seconds = 60", 85, True),
+        ("drain_timeout_seconds = 60", 84, False),
+        ("drain_timeout_seconds=5.5#", 31, True),
+        ("'drain_timeout_seconds' = 1_200.5", 1225, False),
+        ("# drain_timeout_seconds = 1000", 90, True),
+    ],
 )
 def test_the_grace_must_be_longer_than_the_time_to_drain(drain: str, grace: int, holds: bool) -> None:
-    config = f"config=region = 'a-1'\ndrain_timeout_seconds = {drain}\n"
+    config = f"config=region = 'a-1'\n{drain}\n"
     done = render(f"--set=terminationGracePeriodSeconds={grace}", f"--set={config}")
     assert (done.returncode == 0) == holds
     assert ("killed before it has ended" in done.stderr) != holds
+
+
+@pytest.mark.parametrize("seconds", ["1e2", "0x10", "0b11"])
+def test_a_time_to_drain_that_the_chart_cannot_read_is_refused(seconds: str) -> None:
+    done = render("--set-json", f'config="drain_timeout_seconds = {seconds}"')
+    assert done.returncode != 0
+    assert f"config: drain_timeout_seconds = {seconds}: write it as" in done.stderr
 
 
 def test_a_directory_of_the_node_may_have_any_name() -> None:
