@@ -52,7 +52,9 @@ def labels_of_metrics() -> dict[str, frozenset[str]]:
         labels |= {sample.name: OF_THE_SCRAPE for sample in metric.samples}
     recorded = re.findall(r"^ +- record: (\S+)$", RULES, re.MULTILINE)
     of_rules = {name: frozenset({"cluster", "region", "stream"}) for name in recorded}
-    return labels | of_rules | {"producerd:trouble:ratio": frozenset({"cluster", "region", "stream", "trouble"})}
+    of_troubles = {name: labels | {"trouble"} for name, labels in of_rules.items() if ":trouble" in name}
+    of_nodes = {"producerd:trouble": OF_THE_SCRAPE | {"stream", "trouble"}}
+    return labels | of_rules | of_troubles | of_nodes
 
 
 def unknown(expression: str) -> set[str]:
@@ -126,6 +128,12 @@ def test_a_panel_aggregates_over_nodes_or_shows_the_worst_of_them(panel: dict[st
             outermost = AGGREGATES.match(target["expr"])
             assert outermost, target["expr"]
             assert "instance" not in (outermost["by"] or "")
+
+
+def test_the_table_of_nodes_in_trouble_is_the_alerts_list_with_some_of_each_trouble() -> None:
+    """Of all troubles together, many refused nodes would hide one that is down."""
+    ((target,),) = [panel["targets"] for panel in PANELS if panel["title"] == "Nodes with a trouble now"]
+    assert re.match(r"topk\(\d+, producerd:trouble\{[^}]*\} or .*\) by \(trouble\)$", target["expr"])
 
 
 def test_each_panel_says_what_to_do_and_links_to_a_heading_that_helps() -> None:

@@ -196,7 +196,8 @@ FLEET_PANELS: Final = (
     DashboardPanel(
         "Acknowledged late",
         "Share of the records of the last hour that were acknowledged later than after 60 s, for the ten worst "
-        "streams. 1 % is the objective; 14.4 % pages. Why callers wait says what holds the stream.",
+        "streams. 1 % is the objective; 14.4 % pages, unless callers wait for the shards. Why callers wait says what "
+        "holds the stream.",
         "percentunit",
         {"{{stream}} {{cluster}} {{region}}": worst(LATE, "cluster, region, stream")},
         "producerdlateburn",
@@ -519,21 +520,12 @@ def _trouble(name: str, expression: str) -> str:
 
 TROUBLES: Final = " or ".join(
     (
-        _trouble("daemon does not answer", 'up{job="producerd", <node>} == 0'),
-        _trouble("stream is refused", "producerd_stream_up{<node>} == 0"),
-        _trouble(
-            "record waits for 10 minutes",
-            "producerd_queue_oldest_record_age_seconds{<node>} > 600"
-            f" unless on ({A_NODE}, stream) producerd_stream_paused{{<node>}} == 1",
-        ),
-        _trouble(
-            "nobody can connect",
-            f'producerd_ready{{<node>}} == 0 and on ({A_NODE}) producerd_state{{<node>, state="serving"}} == 1',
-        ),
-        _trouble("drains", 'producerd_state{<node>, state="draining"} == 1'),
-        _trouble("refused its settings", "producerd_config_last_reload_successful{<node>} == 0"),
+        "producerd:trouble{<node>}",
+        _trouble("draining", 'producerd_state{<node>, state="draining"} == 1'),
+        _trouble("settings", "producerd_config_last_reload_successful{<node>} == 0"),
     )
 )
+"""The troubles of the alerts, and two of nodes that are not ready, or would not start again."""
 
 
 def _of_nodes(title: str, does: str, unit: str, expression: str, section: str, *levels: Level) -> DashboardPanel:
@@ -547,14 +539,15 @@ def _of_nodes(title: str, does: str, unit: str, expression: str, section: str, *
 NODE_PANELS: Final = (
     DashboardPanel(
         "Nodes with a trouble now",
-        "Nodes, and streams on nodes, that need a look, at most 100. Click a node to see only its numbers. Then run "
-        "producerctl status there, or open its page.",
+        "Nodes, and streams on nodes, in a trouble of the alerts, at most 50 for each. draining: the daemon ends. "
+        "settings: it refused them. Click a node to see only its numbers. Then run producerctl status there, or open "
+        "its page.",
         "short",
-        {"": f"topk(100, {TROUBLES})"},
+        {"": f"topk(50, {TROUBLES}) by (trouble)"},
         "producerdnodesintrouble",
         COLUMNS,
         "table",
-        none="No node is in trouble",
+        none="No node is in trouble, or alerts.yml is not loaded",
     ),
     DashboardPanel(
         "Ended connections",
