@@ -34,6 +34,8 @@ from tools.mutation.faults import Planted, changes, sites
 
 DATA_BYTES: Final = 6 << 30
 """Most memory of a fork: a loop that a fault keeps from ending may fill a list."""
+Functions = dict[tuple[str, str, int], list[FunctionType]]
+"""Functions by the file, name and line of their code."""
 STARTS_PROCESSES: Final = "(starts processes)"
 """Stands among the functions that a test reaches if more of them may be reached in another process."""
 
@@ -118,10 +120,11 @@ class Server:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
+        functions = _functions_of_tree()
         self._say({"tests": list(items)})
         for line in self._questions:
             question = json.loads(line)
-            self._say(asdict(_answered([items[test] for test in question["tests"]], question)))
+            self._say(asdict(_answered([items[test] for test in question["tests"]], question, functions)))
         return True
 
     def _say(self, answer: dict[str, Any]) -> None:
@@ -129,7 +132,7 @@ class Server:
         self._answers.flush()
 
 
-def _answered(items: list[pytest.Item], question: dict[str, Any]) -> Ran:
+def _answered(items: list[pytest.Item], question: dict[str, Any], functions: Functions) -> Ran:
     """Run tests in a fork, and end everything that it has started."""
     ours, forks = os.pipe()
     pid = os.fork()
@@ -137,7 +140,7 @@ def _answered(items: list[pytest.Item], question: dict[str, Any]) -> Ran:
         os.close(ours)
         os.setpgid(0, 0)
         with contextlib.suppress(BaseException), os.fdopen(forks, "w", buffering=1) as report:
-            _run(items, question, report)
+            _run(items, question, functions, report)
         os._exit(0)
     os.close(forks)
     with contextlib.suppress(OSError):
@@ -182,7 +185,7 @@ def _lines(descriptor: int, seconds: float) -> Iterator[str]:
             yield from (line.decode() for line in lines)
 
 
-def _run(items: list[pytest.Item], question: dict[str, Any], report: TextIO) -> None:
+def _run(items: list[pytest.Item], question: dict[str, Any], functions: Functions, report: TextIO) -> None:
     """Be the fork: plant the fault, run the tests, and report each."""
 
     def say(**said: Any) -> None:
@@ -192,7 +195,7 @@ def _run(items: list[pytest.Item], question: dict[str, Any], report: TextIO) -> 
         signal.signal(name, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_DATA, (DATA_BYTES, DATA_BYTES))
     if fault := question.get("fault"):
-        planted = _plant(**fault)
+        planted = _plant(functions, **fault)
         say(planted=planted)
         if not planted:
             say(ends=True)
@@ -243,7 +246,7 @@ class _Tracer:
             self.reached.add((STARTS_PROCESSES, ""))
 
 
-def _plant(module: str, text: str, site_number: int, change: int) -> int:
+def _plant(functions_of_tree: Functions, module: str, text: str, site_number: int, change: int) -> int:
     """Give each loaded function in whose code the fault stands its faulty code.  Return how many there are.
 
     There is none where the fault stands in a module or a class itself, or in an argument's default.  ``text`` is the
@@ -266,19 +269,25 @@ def _plant(module: str, text: str, site_number: int, change: int) -> int:
     if without == with_it:
         return 0
 
-    def is_there(code: CodeType) -> bool:
-        return (code.co_filename, code.co_qualname, code.co_firstlineno) == (
-            place.co_filename,
-            place.co_qualname,
-            place.co_firstlineno,
-        )
-
-    gc.unfreeze()
-    found = [each for each in gc.get_objects() if isinstance(each, FunctionType) and is_there(each.__code__)]
-    gc.freeze()
+    found = functions_of_tree.get(_place(place), [])
     for function in found:
         function.__code__ = with_it
     return len(found)
+
+
+def _functions_of_tree() -> Functions:
+    """Return all functions that are loaded, by their places.  Forks that looked would copy all memory."""
+    gc.unfreeze()  # what tests/conftest.py took out of sight
+    by_place: Functions = {}
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType):
+            by_place.setdefault(_place(each.__code__), []).append(each)
+    gc.freeze()
+    return by_place
+
+
+def _place(code: CodeType) -> tuple[str, str, int]:
+    return code.co_filename, code.co_qualname, code.co_firstlineno
 
 
 def _outermost(function: str, code: CodeType) -> Iterator[CodeType]:
