@@ -120,6 +120,40 @@ def test_each_stream_has_room_for_two_frames_and_for_two_requests(frame_bytes: i
     assert (by_requests < by_frames) is (frame_bytes < MIB)
 
 
+def test_all_limits_get_the_same_share() -> None:
+    config = settings("max_connections=10000", "node_queue_limit_bytes=1000 MiB", "node_max_in_flight_bytes=100 MiB")
+    lower = lowered(config, 800 * MIB)
+    assert lower is not None
+    percent = lower.node.node_max_in_flight_bytes // MIB
+    assert 0 < percent < 100
+    assert lower.node.node_queue_limit_bytes == percent * 10 * MIB
+    assert lower.node.max_connections == percent * 100
+
+
+@pytest.mark.parametrize("limit_mib", [245, 300])
+def test_lower_limits_are_settings_that_hold_however_little_there_is(limit_mib: int) -> None:
+    """A small queue reaches the least that is allowed before the requests are low enough."""
+    lower = lowered(settings("max_frame_bytes=4 KiB", "node_queue_limit_bytes=1 MiB"), limit_mib * MIB)
+    assert lower is not None
+    node = lower.node
+    again = settings(
+        f"node_queue_limit_bytes={node.node_queue_limit_bytes}",
+        f"node_max_in_flight_bytes={node.node_max_in_flight_bytes}",
+        f"max_streams={node.max_streams}",
+        "max_frame_bytes=4 KiB",
+    )
+    assert again.node.floor_bytes >= 4 * KIB
+
+
+def test_a_memory_is_used_to_the_byte() -> None:
+    config = settings("streams.a.queue_limit=5")
+    need = needed_bytes(config).bytes
+    assert needed_bytes(settings(f"memory={need}", "streams.a.queue_limit=5")).bytes == need
+    lower = lowered(config, need - 1)
+    assert lower is not None
+    assert lowered(config, needed_bytes(lower).bytes) == lower
+
+
 def test_settings_within_a_memory_hold_fit_and_say_why_they_are_lower() -> None:
     config = settings("memory=320 MiB", "streams.a.aggregation=kpl", "queue_limit_bytes=1 MiB")
     assert 0.9 * 320 * MIB < needed_bytes(config).bytes <= 320 * MIB
@@ -127,7 +161,9 @@ def test_settings_within_a_memory_hold_fit_and_say_why_they_are_lower() -> None:
     assert config.origins["node_queue_limit_bytes"] == 'lowered for memory = "320 MiB"'
     assert config.origins["defaults.queue_limit_bytes"] == "--set", "as it was low enough"
     assert settings("memory=1 GiB").node.node_queue_limit_bytes == NodeSettings().node_queue_limit_bytes
-    assert settings("memory=320 MiB").origins["defaults.queue_limit_bytes"].startswith("lowered")
+    origins = settings("memory=320 MiB", "streams.a.queue_limit=5").origins
+    assert origins["defaults.queue_limit_bytes"].startswith("lowered")
+    assert origins['streams."a".queue_limit_bytes'].startswith("lowered")
 
 
 @pytest.mark.parametrize("given", ["10 MiB", "244 MiB"])

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from producerd.config.cgroup import MemoryLimit, memory_limit
-from producerd.config.settings import LEAST_REQUEST_BYTES, Config, StreamSettings
+from producerd.config.settings import LEAST_NODE_BYTES, LEAST_REQUEST_BYTES, Config, StreamSettings
 from producerd.config.text import assignment
 from producerd.config.values import KIB, MIB, Bytes, size
 from producerd.errors import ConfigurationError
@@ -72,7 +72,7 @@ def needed_bytes(config: Config) -> Need:
     """Return the resident memory that a daemon with these settings needs at most."""
     node = config.node
     streams = [*config.streams.values()]
-    if node.streams_allowed == "any" or not streams:
+    if node.streams_allowed == "any":
         streams.append(config.defaults)
     # Filling closes a batch at a quarter of the stream's limit, after the frame that reached the quarter.
     job_bytes = min(node.node_queue_limit_bytes, max(s.queue_limit_bytes for s in streams) // 4 + node.max_frame_bytes)
@@ -179,10 +179,10 @@ def lowered(config: Config, limit_bytes: int) -> Config | None:
 
 
 def _lower(config: Config) -> Iterator[Config]:
-    """Yield the settings with lower and lower limits, as long as they agree."""
+    """Yield the settings with lower and lower limits, as long as each listed stream has its floor."""
     for percent in range(99, 0, -1):
         candidate = _scaled(config, percent)
-        if candidate.node.max_streams < max(1, len(config.streams)) or any(candidate.node.conflicts()):
+        if candidate.node.max_streams < max(1, len(config.streams)):
             return
         yield candidate
 
@@ -191,7 +191,8 @@ def _scaled(config: Config, percent: int) -> Config:
     """Return the settings with the node's limits at this percentage, and with the settings that depend on them."""
     node = config.node
     queue_bytes, in_flight_bytes = (
-        _rounded(limit * percent // 100) for limit in (node.node_queue_limit_bytes, node.node_max_in_flight_bytes)
+        max(LEAST_NODE_BYTES, _rounded(limit * percent // 100))
+        for limit in (node.node_queue_limit_bytes, node.node_max_in_flight_bytes)
     )
     floors = (queue_bytes // (2 * node.max_frame_bytes), in_flight_bytes // (2 * LEAST_REQUEST_BYTES))
 

@@ -40,6 +40,8 @@ from producerd.config.values import (
 RECORDS: Final = 2**32 - 1
 STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 """Pattern of a stream's name, from the API reference of Kinesis."""
+LEAST_NODE_BYTES: Final = 64 * KIB
+"""Smallest limit of the node's queues, and of its unanswered requests."""
 LEAST_REQUEST_BYTES: Final = 64 * KIB
 """Smallest size to which the daemon cuts a PutRecords when there is little room."""
 
@@ -159,9 +161,9 @@ class NodeSettings(Settings):
     sixteenth of ``max_streams``."""
     streams_allowed: Literal["any", "listed"] = "any"
     """Streams that a client may open; "listed": only streams with a table of their own."""
-    node_queue_limit_bytes: Bytes = _in(64 * KIB, 1024 * GIB, default=256 * MIB)
+    node_queue_limit_bytes: Bytes = _in(LEAST_NODE_BYTES, 1024 * GIB, default=256 * MIB)
     """Bytes that the queues of all streams may hold together, in addition to each stream's own limit."""
-    node_max_in_flight_bytes: Bytes = _in(64 * KIB, 1024 * GIB, default=64 * MIB)
+    node_max_in_flight_bytes: Bytes = _in(LEAST_NODE_BYTES, 1024 * GIB, default=64 * MIB)
     """Bytes of unanswered PutRecords of all streams: any stream may use one half; the other half is divided
     equally among ``max_streams``."""
     memory: MaybeBytes = Field(
@@ -319,7 +321,7 @@ class StreamSettings(Settings):
             yield Conflict("record_ttl_seconds must be longer than linger_seconds, or 0", _KEYS_OF_AGE)
         if self.stream_arn is not None and self.stream_name is not None:
             yield Conflict("give stream_arn or stream_name, not both", ("stream_arn", "stream_name"))
-        if self.stream_arn is not None and self.region not in (None, self.stream_region):
+        if self.region not in (None, self.stream_region):
             yield Conflict("region differs from the region in stream_arn; leave it out", ("stream_arn", "region"))
 
     @property
