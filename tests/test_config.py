@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
+import jsonschema
 import pytest
 from botocore.utils import is_valid_uri, validate_region_name
 from pydantic import ValidationError
@@ -17,7 +19,7 @@ from producerd.config.settings import OF_ONE_STREAM, needs_restart
 from producerd.config.sources import as_file
 from producerd.config.summary import in_seconds
 from producerd.config.text import allowed, as_toml, is_size, schema
-from producerd.config.values import KIB, MIB, default_socket
+from producerd.config.values import KIB, MIB, SOCKET_PATH_BYTES, default_socket
 from producerd.errors import ConfigurationError
 from tests.settings import random_settings
 
@@ -172,6 +174,8 @@ class TestValues:
         environ = {"XDG_RUNTIME_DIR": "/run/user/1000"}
         assert load(environ=environ).node.socket == Path("/run/user/1000/producerd/producerd.sock")
         assert default_socket(NOBODY) == Path("/run/producerd/producerd.sock")
+        monkeypatch.setattr("os.access", lambda *_: True)
+        assert default_socket(environ) == Path("/run/producerd/producerd.sock"), "as this user may write there"
 
     def test_the_socket_of_root_is_in_the_system_directory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("os.geteuid", lambda: 0)
@@ -337,8 +341,8 @@ class TestProblems:
             assert line.endswith("this setting is gone; every request goes the one way now, so delete it")
 
     def test_an_unknown_variable_is_a_problem_too(self) -> None:
-        line = problem(environ={"PRODUCERD_QUEUE_LIMITS": "5"})
-        assert line.endswith("no such setting; the nearest is PRODUCERD_QUEUE_LIMIT")
+        for name in ("PRODUCERD_QUEUE_LIMIT", "PRODUCERD_MAX_STREAMS"):
+            assert problem(environ={f"{name}X": "5"}).endswith(f"no such setting; the nearest is {name}")
 
     def test_a_setting_in_the_wrong_table_is_told_where_it_belongs(self, tmp_path: Path) -> None:
         path = tmp_path / "p.toml"
@@ -360,6 +364,8 @@ class TestProblems:
         assert load(None, ["socket=/x/a.sock"], NOBODY).node.admin_path == Path("/x/a.admin.sock")
         assert load(None, ["socket=/x/a", "admin_socket="], NOBODY).node.admin_path == Path("/x/a.admin.sock")
         assert load(None, ["admin_socket=/y/b"], NOBODY).node.admin_path == Path("/y/b")
+        longest = load(None, ["socket=/" + "x" * 95], NOBODY).node.admin_path
+        assert len(str(longest)) == SOCKET_PATH_BYTES
         assert problem("socket=/" + "x" * 96).endswith("longer than a socket's path may be: give admin_socket")
         line = problem("socket=/s", "admin_socket=/s")
         assert line.endswith("admin_socket must be another path than socket")
@@ -370,9 +376,17 @@ class TestProblems:
             'aggregate_max_bytes = "512 KiB" (--set), PRODUCERD_REQUEST_MAX_BYTES = "256 KiB" (environment): '
             "aggregate_max_bytes must not be larger than request_max_bytes"
         )
+        alike = load(None, ["aggregate_max_bytes=512 KiB", "request_max_bytes=512 KiB"], NOBODY).defaults
+        assert alike.aggregate_max_bytes == alike.request_max_bytes
 
     def test_each_stream_owns_room_for_a_request_on_its_way(self) -> None:
         assert load(environ=NOBODY).node.in_flight_floor_bytes == 512 * KIB
+        line = problem("node_queue_limit_bytes=134217727")
+        assert line.endswith(
+            "each stream owns node_queue_limit_bytes / (2 x max_streams) = 1,048,575 of the node's queues, which must "
+            "hold one frame of max_frame_bytes = 1 MiB"
+        )
+        assert load(None, ["node_queue_limit_bytes=128 MiB"], NOBODY).node.floor_bytes == MIB
         line = problem("node_max_in_flight_bytes=8388607")
         assert line == (
             'node_max_in_flight_bytes = "8388607" (--set), max_streams = 64 (default): each stream owns '
@@ -382,8 +396,9 @@ class TestProblems:
         assert load(None, ["node_max_in_flight_bytes=8 MiB"], NOBODY).node.in_flight_floor_bytes == 64 * KIB
 
     def test_a_record_lives_longer_than_it_lingers(self) -> None:
-        line = problem("linger_seconds=5", "record_ttl_seconds=5")
-        assert line.endswith("record_ttl_seconds must be longer than linger_seconds, or 0")
+        for seconds in (0.5, 1, 5):
+            line = problem(f"linger_seconds={seconds}", f"record_ttl_seconds={seconds}")
+            assert line.endswith("record_ttl_seconds must be longer than linger_seconds, or 0")
         assert load(None, ["linger_seconds=5"], NOBODY).defaults.record_ttl_seconds == 0
 
     def test_a_bad_default_is_told_once_however_many_streams_have_it(self, file: Path) -> None:
@@ -391,6 +406,11 @@ class TestProblems:
 
     def test_listed_streams_must_exist_and_fit(self, file: Path) -> None:
         assert "no stream is listed" in problem("streams_allowed=listed")
+        threads, unlisted = problems("streams_allowed=listed", "worker_threads=17")
+        assert "no stream is listed" in unlisted
+        assert threads.endswith("allowed: 1 to 16")
+        file.write_text("[streams.orders]\n")
+        assert load(file, ["streams_allowed=listed"], NOBODY).streams == {"orders": StreamSettings()}
         assert load(file, ["streams_allowed=listed"], NOBODY).node.streams_allowed == "listed"
         assert "at least 2" in problem("max_streams=1", "streams.second.queue_limit=1", path=file)
 
@@ -431,6 +451,7 @@ class TestProblems:
             ("log_level", "loud"),
             ("socket", ""),
             ("socket_mode", "0999"),
+            ("socket_mode", "0o660"),
             ("request_max_records", "501"),
         ],
     )
@@ -444,6 +465,12 @@ class TestProblems:
     def test_a_text_that_no_file_or_name_could_hold_is_refused(self, key: str, text: str) -> None:
         """A zero byte ends a text for the system, and Python writes U+DCFF for a byte 0xFF that is not UTF-8."""
         assert ": allowed: " in problem(f"streams.x.{key}={text}" if key in OF_ONE_STREAM else f"{key}={text}")
+
+    @pytest.mark.parametrize("key", sorted({*NodeSettings.model_fields, *StreamSettings.model_fields}))
+    def test_a_table_is_not_the_value_of_any_setting(self, key: str, tmp_path: Path) -> None:
+        path = tmp_path / "p.toml"
+        path.write_text(f"{key}.a = 1" if key in NodeSettings.model_fields else f"[streams.x]\n{key}.a = 1")
+        assert ": allowed: " in problem(path=path)
 
     @pytest.mark.parametrize("listen", ["my_host:1", "bücher.example:1", "node-1.:1", "[::1]:1"])
     def test_metrics_listen_takes_any_name_that_a_resolver_may_know(self, listen: str) -> None:
@@ -461,12 +488,18 @@ class TestProblems:
             "http://localhost:4566",
             "http://LocalHost.:1/",
             "http://10.0.0.1:4567/kinesis/a%20b",
+            "http://" + "a." * 126 + "a",
             "http://[::1]:4567",
         ],
     )
     def test_an_endpoint_is_an_address_or_a_name_that_botocore_sends_to_with_its_path(self, url: str) -> None:
         assert is_valid_uri(url)
         assert load(None, [f"endpoint_url={url}"], NOBODY).node.endpoint_url == url
+
+    @pytest.mark.parametrize("nothing", ["", None])
+    def test_an_address_or_a_name_that_is_empty_is_not_set(self, nothing: str | None) -> None:
+        assert StreamSettings(endpoint_url=nothing, region=nothing, role_arn=nothing) == StreamSettings()
+        assert NodeSettings(admin_socket=nothing, memory=nothing) == NodeSettings()  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("key", ["endpoint_url", "streams.x.endpoint_url", "endpoint"])
     @pytest.mark.parametrize("user", ["http://user:secret@", "https://user:se/cret@x@", "user:secret@", "//u:secret@"])
@@ -482,14 +515,23 @@ class TestProblems:
 
     @pytest.mark.parametrize(
         "text",
-        ["queue_limit", "=5", "a b=5", "streams.a.b.queue_limit=5", "x.y=1", 'a\n"=1', "[streams.x]\nlinger_seconds=5"],
+        [
+            "queue_limit",
+            "=5",
+            "a b=5",
+            "streams.a.b.queue_limit=5",
+            "x.y=1",
+            "#a=1",
+            'a\n"=1',
+            "[streams.x]\nlinger_seconds=5",
+        ],
     )
     def test_a_set_that_is_no_setting_shows_the_form(self, text: str) -> None:
         assert "(--set): allowed: KEY=VALUE or streams.NAME.KEY=VALUE" in problem(text)
 
     def test_a_stream_of_an_impossible_name(self, tmp_path: Path) -> None:
         path = tmp_path / "p.toml"
-        path.write_text('[streams."a b"]\n')
+        path.write_text('[streams."a b"]\nqueue_limit = 0\n')
         assert "not a stream's name" in problem(path=path)
 
     def test_a_file_that_cannot_be_read_does_not_hide_other_problems(self, tmp_path: Path) -> None:
@@ -633,6 +675,25 @@ def test_settings_as_text_say_where_each_came_from(file: Path, tmp_path: Path) -
     assert load(printed, environ=NOBODY) == config
 
 
+def test_the_schema_holds_for_a_file_of_all_settings_and_names_the_defaults(file: Path) -> None:
+    described = json.loads(json.dumps(schema()))
+    sets = ["socket_mode=0600", "streams.s.queue_limit_bytes=5000", "memory=900 MiB"]
+    text = as_toml(load(file, sets, NOBODY))
+    assert "queue_limit_bytes = 5000\n" in text
+    jsonschema.validate(tomllib.loads(text), described)
+    for place in ("", "[defaults]\n", "[streams.s]\n"):
+        with pytest.raises(jsonschema.ValidationError, match="'quue_limit' was unexpected"):
+            jsonschema.validate(tomllib.loads(f"{place}quue_limit = 5"), described)
+    tables = {"": described["properties"], "defaults.": described["properties"]["defaults"]["properties"]}
+    defaults = {
+        place: {name: one["default"] for name, one in of.items() if "default" in one} for place, of in tables.items()
+    }
+    assert NodeSettings.model_validate(defaults[""]) == NodeSettings()
+    assert StreamSettings.model_validate(defaults["defaults."]) == StreamSettings()
+    assert tables[""].keys() - defaults[""].keys() == {"socket", "defaults", "streams"}
+    jsonschema.validate({**defaults[""], "defaults": defaults["defaults."]}, described)
+
+
 def test_the_schema_allows_what_is_allowed_and_no_more() -> None:
     """Every range and every choice of the JSON Schema, asked of the settings themselves."""
     told = schema()
@@ -678,6 +739,14 @@ def test_the_schema_and_the_table_say_what_a_change_needs() -> None:
     of_streams = {name for name, info in StreamSettings.model_fields.items() if needs_restart(info)}
     where = {"stream_name", "stream_arn", "region", "endpoint_url", "role_arn", "external_id"}
     assert of_streams == where | {"connect_timeout_seconds", "wire_format", "aggregation", "ordering"}
+
+
+def test_a_user_has_all_but_a_sixteenth_of_streams_and_connections_unless_told_otherwise() -> None:
+    for count, most in ((1, 1), (15, 15), (16, 15), (512, 480)):
+        node = NodeSettings(max_streams=count, max_connections=count, max_frame_bytes=4 * KIB)
+        assert (node.most_streams_of_a_user, node.most_connections_of_a_user) == (most, most)
+    node = NodeSettings(max_streams_per_user=7, max_connections_per_user=9)
+    assert (node.most_streams_of_a_user, node.most_connections_of_a_user) == (7, 9)
 
 
 @pytest.mark.parametrize(

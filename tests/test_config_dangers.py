@@ -34,6 +34,7 @@ def refused(*sets: str, environ: Mapping[str, str] = NOBODY) -> list[str]:
         ("endpoint_url=http://127.0.0.1:4567",),
         ("endpoint_url=http://[::1]:4567",),
         ("endpoint_url=http://localhost:4567", "streams.a.queue_limit=5"),
+        ("endpoint_url=http://kinesis.localhost.:4567",),
         ("socket_mode=0666", "allowed_uids=7"),
         ("metrics_listen=10.0.0.1:9474",),
         ("metrics_listen=",),
@@ -80,7 +81,8 @@ def test_a_variable_of_aws_that_redirects_all_records_is_named() -> None:
     both = {"AWS_ENDPOINT_URL": "https://other.example", "AWS_ENDPOINT_URL_KINESIS": url}
     (line,) = found(environ=both)
     assert line.startswith("AWS_ENDPOINT_URL_KINESIS")
-    assert not found("endpoint_url=https://ours.example", environ=both)
+    for table in ("", "defaults."):
+        assert not found(f"{table}endpoint_url=https://ours.example", environ=both)
     assert not found(environ={**both, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "TRUE"})
     assert len(found(environ={"AWS_ENDPOINT_URL": "http://elsewhere.example"})) == 2, "it is not encrypted either"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from producerd.config.redaction import MAX_SHOWN, redacted_url, shown
+from producerd.config.redaction import MAX_LEVELS, MAX_SHOWN, redacted_url, shown
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,20 @@ def test_values_are_shown_without_what_secret_keys_hold_at_any_depth() -> None:
     )
     assert shown("kept", 'streams."a".external_id') == shown(["kept"], "Password") == "(set, not shown)"
     assert shown(7, "max_streams") == shown(7, 'streams."tokens".queue_limit') == "7"
+    assert shown("kept", 'streams."a".streams."token".x') == "(set, not shown)", "only the first is a stream's name"
+
+
+def test_a_value_of_many_levels_is_cut_at_the_same_level_whatever_they_are() -> None:
+    lists: object = "x"
+    tables: object = "x"
+    for _ in range(3 * MAX_LEVELS):
+        lists, tables = [lists], {"k": tables}
+    assert shown(lists) == "[" * MAX_LEVELS + '"..."' + "]" * MAX_LEVELS
+    assert shown(tables) == '{"k": ' * MAX_LEVELS + '"..."' + "}" * MAX_LEVELS
 
 
 def test_a_long_value_is_cut_after_its_secrets_are_gone() -> None:
+    whole = "x" * (MAX_SHOWN - 2)
+    assert shown(whole) == f'"{whole}"'
     assert shown("x" * 1_000) == f'"{"x" * (MAX_SHOWN - 1)}...'
     assert "kept" not in shown("http://" + "x" * MAX_SHOWN + ":kept@host")

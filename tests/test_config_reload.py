@@ -121,6 +121,7 @@ def test_old_and_new_settings_that_do_not_agree_are_refused_and_named() -> None:
 def test_tables_that_stay_count_against_max_streams() -> None:
     with pytest.raises(ConfigurationError, match="max_streams = 1: 2 streams have settings of their own"):
         reloaded(["streams.a.aggregation=kpl"], ["streams.b.queue_limit=5", "max_streams=1"], "a")
+    assert len(reloaded([], ["streams.b.queue_limit=5", "max_streams=1"], "b").config.streams) == 1
 
 
 def test_each_value_comes_from_where_it_is_given() -> None:

@@ -13,6 +13,7 @@ NOBODY: Mapping[str, str] = {}
 ARN = "arn:aws:kinesis:eu-west-1:111122223333:stream/flights"
 OF_ANOTHER_ACCOUNT = "arn:aws:kinesis:eu-west-1:999999999999:stream/flights"
 ROLE = "arn:aws:iam::111122223333:role/writer"
+ROLE_OF_ANOTHER = "arn:aws:iam::999999999999:role/writer"
 ETL, ADS, ROOT = 7, 8, 0
 
 
@@ -53,6 +54,7 @@ def test_who_may_not_write_to_a_stream_may_not_by_its_other_names(
         ([f"stream_arn={ARN}"], ["region=us-east-1"]),
         ([f"stream_arn={OF_ANOTHER_ACCOUNT}"], ["region=eu-west-1", f"role_arn={ROLE}"]),
         ([f"stream_arn={OF_ANOTHER_ACCOUNT}"], [f"streams.flights.stream_arn={ARN}"]),
+        (["stream_name=flights", f"role_arn={ROLE_OF_ANOTHER}"], [f"role_arn={ROLE}"]),
         (["stream_name=other"], []),
     ],
 )
@@ -60,6 +62,13 @@ def test_a_stream_of_another_region_or_account_has_lists_of_its_own(etl: list[st
     sets = [f"streams.etl.{each}" for each in [*etl, f"allowed_uids={ETL}"]] + node
     assert not allowed("etl", ROOT, *sets)
     assert allowed("flights", ROOT, *sets)
+
+
+def test_where_only_listed_streams_are_allowed_any_other_name_of_a_stream_is_refused() -> None:
+    lists = UserLists(load(sets=["streams_allowed=listed", "streams.etl.queue_limit=5"], environ=NOBODY))
+    assert lists.why_not("etl", ROOT) is None
+    assert lists.why_not("ads", ROOT) == ('the daemon takes listed streams only, and ads is not: add [streams."ads"]')
+    assert lists.why_not("a/b", ROOT) is None, "no table could have this name: it is refused for that"
 
 
 def test_where_several_tables_lead_to_one_stream_each_goes_by_its_own_list() -> None:

@@ -87,16 +87,16 @@ def is_of_aws(url: str) -> bool:
     return _host(url).endswith(HOSTS_OF_AWS)
 
 
-def _split(url: str) -> SplitResult | None:
+def _split(url: str) -> SplitResult:
+    """Return the parts of a URL, which are all empty if it is not one."""
     try:
         return urlsplit(url)
     except ValueError:
-        return None
+        return urlsplit("")
 
 
 def _host(url: str) -> str:
-    parts = _split(url)
-    return "" if parts is None else (parts.hostname or "").rstrip(".")
+    return (_split(url).hostname or "").rstrip(".")
 
 
 def _endpoints(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -109,7 +109,7 @@ def _endpoints(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str
         if url is not None:
             yield place + assignment("endpoint_url", url), url
     for name in (_redirect(environ), "" if _ignores_redirects(environ) else REDIRECT_OF_STS):
-        if name and environ.get(name):
+        if environ.get(name):
             yield _shown(name, environ), environ[name]
 
 
@@ -128,8 +128,7 @@ def _ignores_redirects(environ: Mapping[str, str]) -> bool:
 
 
 def _is_unencrypted(url: str) -> bool:
-    parts = _split(url)
-    return parts is not None and parts.scheme == "http"
+    return _split(url).scheme == "http"
 
 
 def _is_this_machine(url: str) -> bool:

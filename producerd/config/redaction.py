@@ -17,14 +17,14 @@ MAX_LEVELS: Final = 8
 """Most levels of tables and lists that a message shows.  A dotted key can make thousands, and Python would give up."""
 _SECRET_NAME: Final = re.compile("external|secret|passw|token|credential|access_?key", re.IGNORECASE)
 """Pattern of the keys whose values are not shown, also misspelt: our ``external_id``, and the keys of AWS."""
-_TABLE: Final = re.compile(r'streams\.("[^"]*"|[^."]*)\.')
+_TABLE: Final = re.compile(r'^streams\.("[^"]*"|[^."]*)\.')
 """Table of a stream in a key: a stream's own name says nothing about its settings."""
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
 
 
 def shown(value: object, key: str = "") -> str:
     """Return the value of a key for a message, without secrets and at most `MAX_SHOWN` characters long."""
-    if _SECRET_NAME.search(_TABLE.sub("", key, count=1)):
+    if _SECRET_NAME.search(_TABLE.sub("", key)):
         return NOT_SHOWN
     text = json.dumps(_redacted(value), ensure_ascii=False, default=str)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -252,7 +252,7 @@ def _known(model: type[Settings], name: str, given: _Given, problems: list[str],
     near = (
         [ELSEWHERE[plain]]
         if plain in ELSEWHERE
-        else difflib.get_close_matches(plain, [*model.model_fields, *also], n=1, cutoff=0.5)
+        else difflib.get_close_matches(plain, [*model.model_fields, *also], cutoff=0.5)
     )
     as_written = [PREFIX + n.upper() for n in near] if given.origin == "environment" else near
     nearest = f"the nearest is {as_written[0]}" if near else "`producerd config print` shows all"
@@ -290,15 +290,14 @@ def _origins(sheet: _Sheet) -> Iterator[tuple[str, str]]:
 def _build(
     model: type[_S], given: Mapping[str, _Given], problems: list[str], without: Collection[str] = ()
 ) -> _S | None:
-    """Return the settings, or None if some are invalid, and append every problem.
+    """Return the settings that are valid, or None if some contradict each other, and append every problem.
 
     An invalid value hides conflicts between the others, so a second pass checks those ``without`` the invalid ones.
     """
     try:
-        built = model.model_validate({name: item.value for name, item in given.items() if name not in without})
-        return None if without else built
+        return model.model_validate({name: item.value for name, item in given.items() if name not in without})
     except ValidationError as error:
-        faults = error.errors(include_url=False)
+        faults = error.errors()
     if faults[0]["type"] == "conflict":
         found: list[Conflict] = faults[0]["ctx"]["conflicts"]
         problems.extend(_explained(model, given, each) for each in found if not set(each.keys) & set(without))

@@ -19,9 +19,12 @@ class Destination(NamedTuple):
     account: str | None
 
     def may_be(self, other: Destination) -> bool:
-        """Return whether both may be the same stream.  An endpoint proves nothing, as a stream may have several."""
+        """Return whether both may be the same stream, if both have the same name.
+
+        An endpoint proves nothing, as a stream may have several.
+        """
         places = ((self.region, other.region), (self.account, other.account))
-        return self.name == other.name and all(None in place or place[0] == place[1] for place in places)
+        return all(None in place or place[0] == place[1] for place in places)
 
 
 class UserLists:
@@ -58,7 +61,7 @@ def destination_of(name: str, node: NodeSettings, settings: StreamSettings) -> D
     belong to is not known.
     """
     if settings.stream_arn is not None:
-        _, _, _, region, account, resource = settings.stream_arn.split(":", 5)
+        _, _, _, region, account, resource = settings.stream_arn.split(":")
         return Destination(resource.removeprefix("stream/"), region, account)
     role = settings.role_arn or node.role_arn
     return Destination(settings.stream_name or name, settings.region or node.region, role and role.split(":")[4])

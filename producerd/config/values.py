@@ -41,8 +41,7 @@ def _to_bytes(value: object) -> object:
     match = re.fullmatch(r"\s*([\d_]+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
     if match is None or match[2].upper() not in UNITS:
         raise ValueError("not a size")
-    size = float(match[1]) * UNITS[match[2].upper()]
-    return int(match[1]) * UNITS[match[2].upper()] if match[1].replace("_", "").isdigit() else size
+    return float(match[1]) * UNITS[match[2].upper()]
 
 
 def _to_mode(value: object) -> int:
@@ -77,7 +76,7 @@ def _to_uid(user: object) -> int:
 
 
 def _to_path(value: object) -> Path:
-    if not isinstance(value, str | Path) or not str(value):
+    if not isinstance(value, str | Path):
         raise ValueError("not a path")
     if len(os.fsencode(value)) > SOCKET_PATH_BYTES:
         raise ValueError("too long")
@@ -170,6 +169,6 @@ def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
 def size(count: int) -> str:
     """Return a number of bytes in the largest unit that divides it."""
     for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if count and count % factor == 0:
+        if count % factor == 0:
             return f"{count // factor:,} {unit}"
     return f"{count:,}"
