@@ -67,8 +67,9 @@ class NodeBudget:
         self.has_freed = True
 
     def _claim_of(self, stream: QueueBudget) -> int:
-        wanted = 0 if stream.used_bytes else self.wanted_by.get(stream, 0)
-        return max(0, max(self.floor_bytes, wanted) - stream.used_bytes)
+        if stream.used_bytes:
+            return max(0, self.floor_bytes - stream.used_bytes)
+        return max(self.floor_bytes, self.wanted_by.get(stream, self.floor_bytes))
 
 
 class QueueBudget:

@@ -12,6 +12,7 @@ from producerd.core.budget import NodeBudget, NodeInFlight, QueueBudget
 @pytest.mark.law("QueueBudget")
 def test_a_limit_may_be_reached_and_not_passed_in_records_or_bytes() -> None:
     budget = QueueBudget(10, 1_000)
+    assert (budget.peak_records, budget.peak_bytes) == (0, 0)
     assert budget.fits(10, 1_000)
     assert not budget.fits(11, 1)
     assert not budget.fits(1, 1_001)
@@ -20,6 +21,9 @@ def test_a_limit_may_be_reached_and_not_passed_in_records_or_bytes() -> None:
     budget.release(1, 0)
     assert budget.fits(1, 600)
     assert not budget.fits(1, 601)
+    budget.take(1, 100)
+    budget.release(10, 500)
+    assert (budget.peak_records, budget.peak_bytes) == (10, 500)
 
 
 @pytest.mark.law("QueueBudget")
@@ -29,6 +33,8 @@ def test_taking_past_a_limit_and_releasing_what_was_not_taken_are_refused_loudly
         with pytest.raises(AssertionError, match="past the limit"):
             budget.take(records, charge)
     assert (budget.used_records, budget.used_bytes) == (0, 0)
+    with pytest.raises(AssertionError, match="past the node's limit"):
+        QueueBudget(10, 1_000, NodeBudget(500, 0)).take(1, 501)
     for records, charge in ((1, 0), (0, 1)):
         budget = QueueBudget(10, 1_000)
         with pytest.raises(AssertionError, match="more than was taken"):
@@ -54,6 +60,7 @@ def test_after_a_limit_was_lowered_use_only_falls() -> None:
     assert not budget.fits(1, 1)
     budget.release(1, 0)
     assert budget.fits(1, 100)
+    assert not budget.fits(1, 101)
 
 
 @pytest.mark.law("QueueBudget")
@@ -153,6 +160,32 @@ def test_a_stream_that_holds_nothing_may_take_one_frame_of_any_size_and_others_l
     node.want(second, 0)
     assert not node.fits(second, 51)
     assert node.fits(first, 50)
+    second.release(1, 500)
+    assert node.fits(first, 350), "only the floor of 200 stays free again"
+
+
+@pytest.mark.law("QueueBudget")
+def test_a_stream_that_holds_rows_has_only_its_floor_left_free_whatever_it_waits_for() -> None:
+    node = NodeBudget(1_000, 200)
+    first, second = streams_of(node, 2)
+    first.take(1, 300)
+    second.take(1, 100)
+    node.want(second, 500)
+    assert node.fits(first, 500)
+    assert not node.fits(first, 501)
+
+
+@pytest.mark.law("QueueBudget")
+def test_a_node_reports_room_that_came_free_once() -> None:
+    node = NodeBudget(1_000, 200)
+    (stream,) = streams_of(node, 1)
+    stream.take(2, 200)
+    stream.release(1, 0)
+    assert not node.take_freed(), "a row that settles frees no bytes"
+    stream.release(1, 100)
+    assert [node.take_freed(), node.take_freed()] == [True, False]
+    node.leave(stream)
+    assert [node.take_freed(), node.take_freed()] == [True, False]
 
 
 @pytest.mark.law("QueueBudget")
@@ -277,5 +310,6 @@ def test_after_the_limit_was_lowered_nothing_is_sent_beside_the_floors_until_use
     node.take(first, 500)
     node.set_limits(400, 40)
     assert (node.room(first), node.room(second)) == (-260, 40)
+    assert node.limit_bytes == 400, "the status names it"
     node.release(first, 460)
     assert (node.room(first), node.room(second)) == (200, 240)
