@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
+from itertools import count
 from typing import Final, Protocol
 
 from producerd.core.budget import QueueBudget
@@ -152,7 +153,7 @@ class AdmissionGate:
         self._exempt_uid: int | None = None  # who had the last frame that is larger than the unreceived share
         self._others_since = OTHERS_BETWEEN  # grants to others since then
         self.withholding: dict[Caller, None] = {}  # sessions whose window is full, so that they send nothing
-        self._numbers = 0
+        self._numbers = count()
         self._closed: Refusal | None = None
         self._active_seconds = 0.0
         self._active_since: float | None = None
@@ -234,8 +235,7 @@ class AdmissionGate:
 
     def ask(self, member: Member, frame_id: int, layout: Layout, now: float) -> Ticket:
         """Queue a RESERVE.  `Caller.granted` or `Caller.refused` answers it, perhaps before this returns."""
-        self._numbers += 1
-        ticket = Ticket(member, frame_id, layout, self._numbers, now)
+        ticket = Ticket(member, frame_id, layout, next(self._numbers), now)
         refusal = self._closed or self._too_large(ticket)
         if refusal is not None:
             member.caller.refused(ticket, refusal)

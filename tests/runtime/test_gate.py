@@ -254,6 +254,23 @@ def test_a_limit_of_one_record_lets_one_in_at_a_time() -> None:
 
 
 @LAW
+def test_a_session_that_asks_again_each_time_it_is_refused_does_not_exhaust_the_stack() -> None:
+    left = 1_000
+
+    def again() -> None:
+        nonlocal left
+        left -= 1
+        caller.when_told = again if left else None
+        caller.ask(2_000)
+
+    end = RowEnd(Outcome.NOT_STORED, "KMS", "no key")
+    caller = Caller(make_gate(refuses=lambda _, patient, probes=True, owner=None: end))
+    caller.when_told = again
+    caller.ask(2_000)
+    assert len(caller.refusals) == 1_001
+
+
+@LAW
 def test_a_record_larger_than_an_eighth_or_than_half_is_let_in() -> None:
     for charge in (20_000, 50_000, 80_000):
         gate = make_gate(limit_bytes=80_000)
@@ -275,6 +292,10 @@ def test_a_record_larger_than_the_limit_is_refused_by_the_setting_s_name() -> No
     caller.ask(80_001)
     assert caller.refusals[1].code == Code.RECORD_TOO_LARGE
     assert "queue_limit_bytes = 80000" in caller.refusals[1].message
+    caller.open[2] = None
+    ticket = gate.ask(caller.member, 2, layout(80_001), 0.0)
+    gate.cancel(ticket, 0.0)
+    assert not ticket.waiting
     assert is_empty(gate)
 
 
@@ -422,7 +443,7 @@ def test_nobody_waits_behind_a_queue_that_outlasts_a_stream_which_takes_nothing(
 
     def refuses(now: float, *, patient: bool, probes: bool = True, owner: object = None) -> RowEnd | None:
         assert not probes, "there is no room for a probe"
-        return None if patient or not ends else ends[0]
+        return ends[patient] if len(ends) > patient else None
 
     gate = make_gate(limit_bytes=20_000, refuses=refuses)
     fresh, resumed = Caller(gate), Caller(gate)
@@ -438,6 +459,9 @@ def test_nobody_waits_behind_a_queue_that_outlasts_a_stream_which_takes_nothing(
     assert fresh.refusals[2].message == "no such host"
     assert resumed.refusals == {}
     assert gate.blocked_callers == 1
+    ends.append(RowEnd(Outcome.NOT_STORED, "KMS", "no key"))
+    gate.pump(3.0)
+    assert resumed.refusals[1].code == "KMS"
 
 
 def test_who_has_room_and_cannot_receive_a_body_yet_waits_and_may_be_the_probe() -> None:
@@ -491,6 +515,20 @@ def test_it_says_whether_room_is_wanted_and_how_long_callers_waited() -> None:
     assert gate.active_seconds(100.0) == 5.0
 
 
+@LAW
+def test_room_is_wanted_for_a_frame_that_fits_nowhere_and_not_while_only_a_body_is_awaited() -> None:
+    gate = make_gate(limit_bytes=20_000)
+    caller, other = Caller(gate, window_bytes=4_000), Caller(gate)
+    caller.ask(2_000)
+    caller.ask(3_000)
+    assert not gate.wants_room(), "its own body comes first"
+    other.ask(19_000)
+    assert gate.wants_room()
+    other.cancel(1)
+    caller.receive()
+    assert gate.wants_room(), "its window is full until rows settle"
+
+
 def receives(caller: Caller, now: float) -> None:
     caller.ask(2_000, now=now)
     caller.receive(now)
@@ -525,6 +563,7 @@ def test_a_session_with_a_full_window_that_leaves_or_cancels_is_blocked_no_more(
         gate.window(each.member, 1.0, is_full=True)
     assert gate.blocked_callers == 2
     caller.vanish(3.0)
+    assert list(gate.withholding) == [other]
     assert (gate.blocked_callers, gate.active_seconds(4.0)) == (1, 3.0)
     other.settle(5.0)
     frame_id = other.ask(2_000, now=6.0)
@@ -767,6 +806,21 @@ def test_a_full_node_makes_callers_wait_and_names_who_does() -> None:
 
 
 @LAW
+def test_a_stream_that_nobody_has_open_any_more_leaves_its_floor_to_others() -> None:
+    node, (hot, cold) = node_gates(20_000, 5_000)
+    greedy, modest = Caller(hot), [Caller(cold), Caller(cold)]
+    greedy.ask(15_000)
+    greedy.receive()
+    greedy.ask(5_000)
+    for caller in modest:
+        assert greedy.grants == [1]
+        caller.vanish()
+        assert node.take_freed() is (caller is modest[-1])
+        hot.pump(0.0)
+    assert greedy.grants == [1, 2]
+
+
+@LAW
 def test_room_that_comes_free_in_one_stream_is_there_for_another() -> None:
     node, (first, second) = node_gates(20_000, 1_000)
     one, other = Caller(first), Caller(second)
@@ -850,7 +904,9 @@ def test_a_user_whose_bodies_do_not_come_holds_an_equal_part_of_what_may_be_on_i
     for caller in mute:
         caller.ask(2_000)
     assert sum(len(caller.grants) for caller in mute) == 10, "the whole quarter, as long as nobody else is there"
+    assert (gate.users, gate.has_user(2)) == ([1], False)
     honest = Caller(gate, uid=2)
+    assert (gate.users, gate.has_user(2)) == ([1, 2], True)
     honest.ask(2_000)
     assert not honest.grants
     for caller in mute[:5]:
