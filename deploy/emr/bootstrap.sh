@@ -50,6 +50,34 @@ configure() { # by the daemon's own code, which knows how to quote: with the com
     "$bin/producerd" check -c "$work/settings"
 }
 
+place() { # the units, the client and the link of the environment $1, and the settings in the file $2
+    cp --recursive "$1/etc/." /etc
+    systemd-sysusers producerd.conf
+    systemd-tmpfiles --create producerd.conf
+    install -D --mode=400 --owner=producerd "$2" "$settings"
+    ln --symbolic --force --no-target-directory "$1" "$home"
+    mkdir -p "${client%/*}"
+    echo "$1/client.zip" >"$client"
+    python3 -c "import spark_client"
+}
+
+start() {
+    systemctl daemon-reload
+    systemctl reset-failed 'producerd.*'
+    systemctl enable --quiet producerd.socket producerd.service
+    systemctl stop producerd.service # apart from the start, as it drains for as long as its settings and systemd allow
+    if ! timeout "$ready_seconds" systemctl start producerd.service; then # Type=notify: it returns when it is ready
+        journalctl --unit=producerd.service --no-pager --lines=30 >&2
+        fail "the daemon is not ready after $ready_seconds s, or ended: its log stands above"
+    fi
+}
+
+go_back() { # to the environment and the settings before
+    echo "producerd: back to $before" >&2
+    place "$before" "$work/before"
+    start
+}
+
 install_bundle() {
     local bundle=$1 sha256=${2,,} region=$3 environment
     environment=$home-${sha256:0:16}
@@ -60,23 +88,13 @@ install_bundle() {
     configure "$environment/bin" "$region" "$@"
 
     getent group yarn >/dev/null || groupadd --system yarn # EMR installs Hadoop later
-    cp --recursive "$environment/etc/." /etc
-    systemd-sysusers producerd.conf
-    systemd-tmpfiles --create producerd.conf
-    install -D --mode=400 --owner=producerd "$work/settings" "$settings"
-    ln --symbolic --force --no-target-directory "$environment" "$home"
-    mkdir -p "${client%/*}"
-    echo "$environment/client.zip" >"$client"
-    python3 -c "import spark_client"
-
-    systemctl daemon-reload
-    systemctl reset-failed 'producerd.*'
-    systemctl enable --quiet producerd.socket producerd.service
-    systemctl stop producerd.service # apart from the start, as it drains for as long as its settings and systemd allow
-    if ! timeout "$ready_seconds" systemctl start producerd.service; then # Type=notify: it returns when it is ready
-        journalctl --unit=producerd.service --no-pager --lines=30 >&2
-        fail "the daemon is not ready after $ready_seconds s, or ended: its log stands above"
+    if before=$(readlink "$home"); then
+        cp "$settings" "$work/before"
+        trap '(go_back) || true; rm -rf "$work"' EXIT # in a shell of its own, which may fail
     fi
+    place "$environment" "$work/settings"
+    start
+    trap 'rm -rf "$work"' EXIT
     "$home/bin/producerd" --version
 }
 

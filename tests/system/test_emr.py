@@ -84,14 +84,22 @@ def test_a_bundle_that_does_not_fit_installs_nothing(emr: EmrNode, tmp_path: Pat
 
 
 def test_a_daemon_that_does_not_start_fails_the_node_with_the_reason(
-    emr: EmrNode, bundle: str, kinesis: Kinesis
+    emr: EmrNode, bundle: str, tmp_path: Path, kinesis: Kinesis
 ) -> None:
-    taken = kinesis.url.removeprefix("http://")
+    """And the daemon before runs again, with its settings and its client."""
+    node, taken = emr.machine, kinesis.url.removeprefix("http://")
+    emr.bootstrap(bundle, REGION, "aggregation=kpl")
+    first, settings = used(emr), (node.root / "etc/producerd/producerd.toml").read_text()
     began = time.monotonic()
-    told = emr.bootstrap(bundle, REGION, f"metrics_listen={taken}", code=1)
+    told = emr.bootstrap(emr.light_bundle(tmp_path, "b"), REGION, f"metrics_listen={taken}", code=1)
     assert time.monotonic() - began < 30
     assert "address already in use" in told.lower()
     assert "the daemon is not ready" in told
+    assert node.ready() == "200 ready\n\n"
+    assert "-work." not in node.run(ENVIRONMENTS), "it holds settings"
+    assert (used(emr), (node.root / "etc/producerd/producerd.toml").read_text()) == (first, settings)
+    (path,) = node.root.glob("usr/local/lib/python3*/dist-packages/producerd.pth")
+    assert path.read_text() == f"{first}/client.zip\n"
 
 
 def test_an_upgrade_fails_nobody_and_leaves_the_version_before_and_no_older_one(
@@ -123,8 +131,8 @@ def test_an_upgrade_waits_for_a_drain_longer_than_a_start_may_take(
     """As in an outage: the daemon before has requests without an answer, and ends at its own deadline."""
     node, settings = emr.machine, f"endpoint_url={kinesis.url}"
     emr.give_credentials()
-    emr.bootstrap(bundle, REGION, settings, "drain_timeout_seconds=25", "request_timeout_seconds=60")
-    node.run("sed --in-place s/^ready_seconds=.*/ready_seconds=15/ /srv/bootstrap.sh")
+    emr.bootstrap(bundle, REGION, settings, "drain_timeout_seconds=10", "request_timeout_seconds=60")
+    node.run("sed --in-place s/^ready_seconds=.*/ready_seconds=8/ /srv/bootstrap.sh")
     kinesis.hang()
     with KinesisClient("flights", socket=str(node.socket), reconnect_timeout_seconds=120) as client:
         row = client.put("row", "key")
