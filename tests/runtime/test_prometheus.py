@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import yaml
 
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
 from producerd.testing import FakeKinesis, Fault
@@ -131,6 +132,21 @@ def test_a_real_prometheus_scrapes_the_daemon(kinesis: FakeKinesis, server: Fake
 def test_the_rules_and_the_example_of_a_scrape_are_right() -> None:
     assert f"{len(ALERTS) + len(RECORDED)} rules found" in promtool("check", "rules", "--lint-fatal", RULES)
     promtool("check", "config", SCRAPE)
+
+
+@needs_promtool
+def test_prometheus_finds_the_nodes_of_emr_as_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/emr.md").read_text()
+    example = page.partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "prometheus.yml").write_text(example)
+    promtool("check", "config", tmp_path / "prometheus.yml")
+    (scrape,) = yaml.safe_load(example)["scrape_configs"]
+    (sd,) = scrape["ec2_sd_configs"]
+    tag = sd["filters"][0]["values"][0]
+    assert (scrape["job_name"], f"--tags {tag}=" in page) == ("producerd", True)
+    assert f"metrics_listen=0.0.0.0:{sd['port']}" in page
+    labels = {each["target_label"]: each.get("source_labels") for each in scrape["relabel_configs"]}
+    assert labels == {"cluster": [f"__meta_ec2_tag_{tag}"], "region": None, "instance": ["__meta_ec2_instance_id"]}
 
 
 @needs_promtool
