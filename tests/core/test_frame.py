@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import numpy as np
@@ -88,7 +89,8 @@ def test_a_row_that_settles_twice_is_refused_loudly() -> None:
 def test_bad_rows_end_with_their_own_reason_and_refuse_the_others_unless_the_good_are_taken(take_good: bool) -> None:
     checked = rows_of([(b"k", b"d", None), (b"\xff", None, None), (b"k", b"d", b"x"), (b"k", b"d", None)])
     frame = Frame(None, 1, checked, 5_000)
-    frame.end_bad_rows(take_good=take_good)
+    ended = frame.end_bad_rows(take_good=take_good)
+    assert ended == {Code.RECORD_INVALID: 2} | ({} if take_good else {Code.FRAME_REFUSED: 2})
     assert frame.unsettled == (2 if take_good else 0)
     assert frame.open_rows().tolist() == ([0, 3] if take_good else [])
     if take_good:
@@ -103,23 +105,38 @@ def test_bad_rows_end_with_their_own_reason_and_refuse_the_others_unless_the_goo
     assert codes == {row: Code.RECORD_INVALID if row in (1, 2) else Code.FRAME_REFUSED for row in found}
 
 
+@pytest.mark.parametrize("take_good", [False, True])
 @pytest.mark.parametrize("records", [1, 8, 9])
-def test_a_frame_of_nothing_but_bad_rows_is_finished_at_once(records: int) -> None:
+def test_a_frame_of_nothing_but_bad_rows_is_finished_at_once(records: int, take_good: bool) -> None:
     frame = Frame(None, 1, rows_of([(b"k", None, None)] * records), 5_000)
-    frame.end_bad_rows(take_good=True)
+    assert frame.end_bad_rows(take_good=take_good) == {Code.RECORD_INVALID: records}
     assert frame.finished
-    assert len(dict(on_the_wire(frame.result()).failed_rows())) == records
+    ack = on_the_wire(frame.result())
+    assert len(dict(ack.failed_rows())) == records
+    assert [code.code for code in ack.codes] == [Code.RECORD_INVALID], "no row was good and refused"
+
+
+def test_bad_rows_are_ended_only_before_the_frame_has_given_its_rows_away() -> None:
+    frame = a_frame(3)
+    assert not frame.end_bad_rows(take_good=False), "none is bad, so none is refused"
+    assert (frame.unsettled, frame.open_rows().tolist()) == (3, [0, 1, 2])
+    frame.release_rows()
+    with pytest.raises(AssertionError, match="before"):
+        frame.end_bad_rows(take_good=False)
 
 
 @pytest.mark.law("Frame")
 def test_messages_beyond_the_code_table_are_folded_and_outcomes_and_codes_are_kept() -> None:
     records = 2_000
-    frame = a_frame(records)
+    frame = a_frame(records + 1)
     for row in range(records):
         frame.end(rows(row), RowEnd(OUTCOMES[row % 3], f"C{row % 7}", f"message {row}", row % 2 == 0))
+    frame.end(rows(records), RowEnd(OUTCOMES[0], "C0", "message 0", True))
     result = frame.result()
     assert len(result.codes) <= MAX_CODES
     found = dict(on_the_wire(result).failed_rows())
+    messages = {row for row, code in found.items() if "left out" not in code.message}
+    assert messages == {*range(MAX_CODES // 2), records}, "a message with a line is named again"
     for row in range(records):
         code = found[row]
         assert (code.outcome, code.code, code.maybe_stored) == (OUTCOMES[row % 3], f"C{row % 7}", row % 2 == 0)
@@ -128,12 +145,14 @@ def test_messages_beyond_the_code_table_are_folded_and_outcomes_and_codes_are_ke
 @pytest.mark.law("Frame")
 def test_even_more_codes_than_lines_fit_the_table_and_outcomes_are_kept() -> None:
     records = 3_000
-    frame = a_frame(records)
+    frame = a_frame(records + 1)
     for row in range(records):
         frame.end(rows(row), RowEnd(OUTCOMES[row % 3], f"C{row}", f"message {row}", row // 3 % 2 == 0))
+    frame.end(rows(records), RowEnd(OUTCOMES[0], "C150", "another message", True))
     result = frame.result()
-    assert len(result.codes) <= MAX_CODES
+    assert len(result.codes) == MAX_CODES
     found = dict(on_the_wire(result).failed_rows())
+    assert (found[records].code, found[records - 1].code) == ("C150", "OTHER"), "a code with a line is named again"
     for row in range(records):
         assert (found[row].outcome, found[row].maybe_stored) == (OUTCOMES[row % 3], row // 3 % 2 == 0)
 
@@ -142,6 +161,46 @@ def test_a_frame_counts_its_null_keys() -> None:
     frame = Frame(None, 1, rows_of([(None, b"d", None), (b"", b"d", None), (b"k", b"d", None)]), 5_000)
     assert frame.spread_keys == 2
     assert frame.row_charge_bytes == 5_000 - 1_024
+
+
+def test_an_acknowledgement_counts_rows_sent_again_throttled_and_maybe_stored_twice() -> None:
+    frame = a_frame(2)
+    for records in (1, 2):
+        frame.add_retries(records)
+        frame.add_throttles(10 * records)
+        frame.add_copies(100 * records)
+    frame.store(2)
+    ack = on_the_wire(frame.result())
+    assert (ack.retries, ack.throttled, ack.possible_duplicates) == (3, 30, 300)
+    quiet = a_frame(1)
+    quiet.store(1)
+    ack = on_the_wire(quiet.result())
+    assert (ack.retries, ack.throttled, ack.possible_duplicates) == (0, 0, 0)
+
+
+def test_rows_expire_after_their_time_from_when_they_were_accepted() -> None:
+    frame = a_frame(1)
+    assert frame.expires_at == inf
+    frame.accept(100.0, 30.0)
+    assert frame.expires_at == 130.0
+
+
+def test_only_rows_that_an_earlier_daemon_had_outlast_a_service_that_is_away() -> None:
+    away, other = (RowEnd(Outcome.NOT_STORED, code, "m") for code in (Code.UNREACHABLE, Code.STREAM_NOT_FOUND))
+    for patient in (False, True):
+        frame = Frame(object(), 1, good_rows(1), 5_000, patient=patient)
+        assert (frame.outlasts(away), frame.outlasts(other)) == (patient, False)
+
+
+def test_of_several_withdrawals_the_earliest_row_counts_and_for_one_row_the_first_call() -> None:
+    """The rows that were queued have ended so already, and those in a request end like them."""
+    first, second = (RowEnd(Outcome.RETURNED, code, "m") for code in ("FIRST", "SECOND"))
+    frame = a_frame(9)
+    found = []
+    for row, end in ((5, first), (7, second), (5, second), (3, None), (3, first)):
+        frame.withdraw(row, end)
+        found.append((frame.withdrawn_from, frame.withdrawn_as))
+    assert found == [(5, first)] * 3 + [(3, None)] * 2
 
 
 def test_copies_beyond_what_an_acknowledgement_holds_are_told_as_that_many() -> None:
