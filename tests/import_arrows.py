@@ -66,7 +66,9 @@ RULES: dict[str, Rule] = {
     # An executor has the standard library; pyarrow and pyspark are loaded by the calls that need them.
     "spark_client/": Rule(ours=("spark_client", "producerd.wire", "producerd.errors"), others=SPARK, lazily=SPARK),
     "pyspark_producerd.py": Rule(ours=("spark_client",), others=frozenset({"pyspark"})),
-    # It runs before anything is installed.
+    # It has the tests loaded.
+    "tools/mutation/loaded.py": Rule(ours=("tools",), others=frozenset({"pytest"})),
+    # The others run before anything is installed.
     "tools/": Rule(ours=("tools",)),
 }
 
