@@ -41,7 +41,7 @@ needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason
 def promtool(*arguments: str | Path, stdin: str = "") -> str:
     """What it says; nothing may be wrong."""
     done = subprocess.run(
-        ["promtool", *arguments], input=stdin, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+        ["promtool", *arguments], input=stdin, capture_output=True, text=True, timeout=300, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
