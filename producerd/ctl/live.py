@@ -206,10 +206,18 @@ def _table(head: Sequence[str], rows: Sequence[dict[str, Cell]], width: int) -> 
         if sum(widths[name] + 2 for name in columns) - 2 > width and dropped in columns:
             columns.remove(dropped)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    room = width - sum(widths[name] + 2 for name in columns[1:])
     for place, name in enumerate(columns):
         is_text = name in ("STREAM", "SHARD", "HEALTH", "QUEUE", "WAITS FOR")
-        least = None if place == 0 else widths[name]
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="crop", min_width=least)
+        least, most = (None, max(1, room)) if place == 0 else (widths[name], None)
+        table.add_column(
+            name,
+            justify="left" if is_text else "right",
+            no_wrap=True,
+            overflow="crop",
+            min_width=least,
+            max_width=most,
+        )
     for row in rows:
         table.add_row(*(Text(*row[name]) for name in columns))
     return table
