@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 from random import Random
 
 import pytest
@@ -15,6 +16,74 @@ from producerd.core.shards.reading_times import (
     SummaryReadings,
     about,
 )
+
+
+class Least(Random):
+    """Draws the least of all times, so that a test can name them."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return a
+
+
+def times_of(readings: ShardReadings, count: int, *, fails: bool, unreachable: bool = False) -> list[float]:
+    """When a list is read that rows want all the time, if every reading ends at once in the same way."""
+    now, times = 0.0, []
+    for _ in range(count):
+        now = max(now, readings.next_time(wanted=True, awaited=False))
+        times.append(now)
+        readings.began(now, awaited=False)
+        if fails:
+            readings.failed(now, denied=False, unreachable=unreachable)
+        else:
+            readings.succeeded(now)
+    return times
+
+
+@pytest.mark.law("RetryPolicy")
+def test_a_list_that_is_wanted_all_the_time_is_read_ever_later_and_six_times_a_minute() -> None:
+    assert times_of(ShardReadings(Least()), 9, fails=False) == [0.0, 2.5, 7.5, 15.0, 25.0, 37.5, 60.0, 75.0, 85.0]
+    for unreachable in (False, True):
+        times = times_of(ShardReadings(Least()), 8, fails=True, unreachable=unreachable)
+        assert times == [0.0, 0.5, 1.5, 3.5, 7.5, 15.5, 60.0, 75.0]
+
+
+@pytest.mark.law("RetryPolicy")
+def test_a_list_that_nobody_wants_is_read_a_minute_after_the_last_reading_until_it_is_forgotten() -> None:
+    readings = ShardReadings(Least())
+    readings.began(0.0, awaited=True)
+    readings.failed(0.0, denied=False, unreachable=False)
+    assert readings.next_time(wanted=False, awaited=False) == 0.5 + 45.0
+    readings.began(45.5, awaited=False)
+    readings.succeeded(45.5)
+    assert readings.next_time(wanted=False, awaited=False) == 45.5 + 2 * 2.5 + 45.0
+    readings.forgotten()
+    assert readings.next_time(wanted=False, awaited=False) == inf
+    assert readings.next_time(wanted=True, awaited=True) == 45.5 + 2 * 2.5, "no failure makes it more urgent"
+
+
+@pytest.mark.law("RetryPolicy")
+def test_readings_of_more_than_a_minute_ago_delay_nothing() -> None:
+    readings = ShardReadings(Least())
+    for now in (0.0, 60.0):
+        readings.began(now, awaited=False)
+        readings.succeeded(now)
+        assert readings.next_time(wanted=True, awaited=False) == now + 2.5
+
+
+@pytest.mark.law("RetryPolicy")
+@pytest.mark.parametrize("end", ["it is read", "the service is back"])
+def test_a_list_is_read_again_soon_after_the_end_of_a_row_of_failures(end: str) -> None:
+    readings = ShardReadings(Least())
+    for _ in range(6):
+        readings.failed(0.0, denied=False, unreachable=True)
+    assert readings.next_time(wanted=True, awaited=False) == 15.0
+    if end == "it is read":
+        readings.succeeded(15.0)
+    delays = []
+    for _ in range(3):
+        readings.failed(100.0, denied=False, unreachable=False)
+        delays.append(readings.next_time(wanted=True, awaited=False) - 100.0)
+    assert delays == [0.5, 1.0, 2.0]
 
 
 @pytest.mark.law("RetryPolicy")
@@ -65,3 +134,13 @@ def test_a_summary_that_cannot_be_read_is_read_again_later_each_time() -> None:
             first, second = readings.failed(), readings.failed()
             assert SUMMARY_SPREAD_SECONDS <= first <= 2 * SUMMARY_SPREAD_SECONDS <= second <= 4 * SUMMARY_SPREAD_SECONDS
             readings.succeeded()
+
+
+@pytest.mark.law("RetryPolicy")
+def test_a_summary_is_read_at_once_where_a_map_waits_for_it_and_else_spread_over_a_fleet() -> None:
+    fleet = [SummaryReadings(Random(seed)) for seed in range(300)]
+    assert {node.first_seconds(aggregates=True) for node in fleet} == {0.0}
+    times = sorted(node.first_seconds(aggregates=False) for node in fleet)
+    assert 0.0 <= times[0] < 0.5
+    assert SUMMARY_SPREAD_SECONDS - 0.5 < times[-1] <= SUMMARY_SPREAD_SECONDS
+    assert SummaryReadings(Least()).succeeded() == 450.0

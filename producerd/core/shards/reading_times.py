@@ -59,7 +59,7 @@ class ShardReadings:
 
     def succeeded(self, now: float) -> None:
         """Note that a reading brought a map."""
-        self._failures, self._unreachable = 0, False
+        self._failures = 0
         readings = sum(began > now - 60.0 for began in self._began)
         self._wanted_at = now + AFTER_READING_SECONDS * readings * self._random.uniform(1.0, 1.5)
         self._refresh_at = self._wanted_at + about(REFRESH_SECONDS, self._random)
