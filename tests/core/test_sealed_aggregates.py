@@ -64,7 +64,9 @@ def test_in_kpl_mode_an_aggregate_is_taken_and_elsewhere_it_is_refused_with_what
     assert not taken.bad
     assert taken.aggregates is not None
     assert taken.aggregates.tolist() == [1, 2]
-    (refused,) = intake.check(body_of(payloads), 1 << 20).bad
+    checked = intake.check(body_of(payloads), 1 << 20)
+    assert checked.aggregates is None, "what is refused is not split"
+    (refused,) = checked.bad
     assert (refused.rows.tolist(), refused.code) == ([1, 2], Code.RECORD_INVALID)
     assert 'aggregation = "kpl"' in refused.message
     assert 'ordering = "none"' in refused.message

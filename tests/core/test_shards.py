@@ -374,10 +374,13 @@ def test_a_shard_says_whether_its_range_holds_all_of_some_hash_keys() -> None:
     for _ in range(300):
         start, end = sorted(random.choice([random.getrandbits(128), *EDGES_64, MAX_HASH_KEY]) for _ in range(2))
         near = [max(0, start - 1), start, end, min(MAX_HASH_KEY, end + 1), random.randint(start, end)]
-        numbers = random.choices(near, [1, 3, 3, 1, 3], k=random.choice([0, 1, 3]))
+        anywhere = random.getrandbits(128)
+        numbers = random.choices([*near, anywhere], [1, 3, 3, 1, 3, 1], k=random.choice([0, 1, 3]))
         high = np.array([number >> 64 for number in numbers], np.uint64)
         low = np.array([number & 2**64 - 1 for number in numbers], np.uint64)
-        assert Shard("s", start, end).holds(high, low) == all(start <= number <= end for number in numbers)
+        inside = all(start <= number <= end for number in numbers)
+        assert Shard("s", start, end).holds(high, low) == inside
+        assert not numbers or Shard("s", start, end).covers(min(numbers), max(numbers)) == inside
 
 
 @pytest.mark.parametrize(("silence_seconds", "doubted"), [(20.0, False), (20.001, True)])

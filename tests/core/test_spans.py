@@ -12,7 +12,7 @@ import pytest
 from producerd.core.rows import sorting
 from producerd.core.rows.buffers import JOB_CHARGE_BYTES
 from producerd.core.rows.frame import Frame
-from producerd.core.rows.job import Job
+from producerd.core.rows.job import IN_REQUEST, QUEUED, SETTLED, Job
 from producerd.core.rows.sorting import SHARED_BYTES, SPAN_BYTES, SortedRows
 from producerd.core.rows.spans import RAW_FROM_STRAYS, Span, place
 from producerd.core.shards import hash_keys as hash_keys_module
@@ -204,6 +204,17 @@ def test_a_job_counts_its_rows_by_buffer() -> None:
     assert charge == sum(charges) - sum(buffer.charge_bytes for buffer in job.buffers)
     for buffer, before in zip(job.buffers, live, strict=True):
         assert before - buffer.live == sum(buffer.first <= at < buffer.first + before for at in picked)
+
+
+def test_only_rows_in_a_request_settle_and_each_of_them_once() -> None:
+    job, _, _ = a_job(1, 50)
+    job.begin(10, 30)
+    job.settle(10, 20)
+    for first, last in ((19, 21), (29, 31), (0, 50)):
+        with pytest.raises(AssertionError, match="twice"):
+            job.settle(first, last)
+    job.settle(20, 30)
+    assert [job.count(0, 50, state) for state in (QUEUED, IN_REQUEST, SETTLED)] == [30, 0, 20]
 
 
 def test_a_buffer_that_is_let_go_holds_nothing_and_tells_its_charge_once() -> None:

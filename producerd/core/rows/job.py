@@ -88,12 +88,11 @@ class Job:
     def release(self, buffer: SpanBuffer, records: int) -> int:
         """Release the memory of settled rows.  Returns the charged bytes that come free."""
         charge_bytes = buffer.settle(records)
-        if buffer.live:
-            return 0
-        self.live_buffers -= 1
-        if not self.live_buffers:
-            charge_bytes += self.charge_bytes
-            self.charge_bytes = 0
+        if not buffer.live:
+            self.live_buffers -= 1
+            if not self.live_buffers:
+                charge_bytes += self.charge_bytes
+                self.charge_bytes = 0
         return charge_bytes
 
     def end_queued(self, positions: npt.NDArray[np.intp]) -> int:
