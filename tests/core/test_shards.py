@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from math import inf
 from random import Random
 from typing import Any
 
@@ -119,6 +120,35 @@ def test_gaps_and_overlaps_are_refused(shards: list[Shard]) -> None:
         ShardMap(shards)
 
 
+def test_a_map_that_ends_early_is_refused_with_its_last_hash_key() -> None:
+    with pytest.raises(ValueError, match=r"end at hash key 41$"):
+        ShardMap([Shard("a", 0, 41)])
+
+
+def listing_of(shard_id: object = "a", start: object = "0", end: object = str(MAX_HASH_KEY)) -> list[dict[str, Any]]:
+    keys = {"StartingHashKey": start, "EndingHashKey": end}
+    return [{"Shards": [{"ShardId": shard_id, "HashKeyRange": keys}]}]
+
+
+@pytest.mark.parametrize("shard_id", ["a", "a" * 128])
+def test_a_listing_names_shards_by_texts_of_up_to_128_characters(shard_id: str) -> None:
+    assert map_from_listing(listing_of(shard_id)) == ShardMap([Shard(shard_id, 0, MAX_HASH_KEY)])
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        *({"shard_id": shard_id} for shard_id in ("", "a" * 129, None, 7, ["a"])),
+        *({"start": start} for start in ("", "+0", " 0", "0_0", "-0", "\u0660", 0, None)),
+        {"end": f"+{MAX_HASH_KEY}"},
+    ],
+    ids=repr,
+)
+def test_a_listing_with_other_ids_or_hash_keys_is_refused(listed: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="in what is listed"):
+        map_from_listing(listing_of(**listed))
+
+
 def test_the_stand_in_while_the_shards_are_not_known_owns_everything() -> None:
     assert locate(ONE_LANE, [0, 2**127, MAX_HASH_KEY]) == [0, 0, 0]
     assert ONE_LANE.shards[0].shard_id == ""
@@ -129,6 +159,7 @@ def test_maps_are_values_and_know_their_shards_by_id() -> None:
     assert shard_map == map_of([0, 2**127])
     assert hash(shard_map) == hash(map_of([0, 2**127]))
     assert shard_map != map_of([0, 2**126])
+    assert shard_map != shard_map.shards
     assert shard_map.get("shard-1") == Shard("shard-1", 2**127, MAX_HASH_KEY)
     assert shard_map.get("shard-2") is None
     assert len(shard_map) == 2
@@ -212,9 +243,44 @@ def known_from(shard_map: ShardMap, now: float = 0.0) -> KnownShards:
     return known
 
 
-def test_nothing_is_known_before_a_map_was_read() -> None:
+def test_nothing_is_known_before_a_map_was_read_and_a_map_is_wanted() -> None:
     known = KnownShards(Random(1), aggregates=True)
-    assert (known.map, known.get("shard-0"), known.doubted) == (None, None, False)
+    assert (known.map, known.get("shard-0"), known.doubted, known.wanted) == (None, None, False, True)
+    known.learn(halves(), 0.0, asked_at=0.0, in_flight=())
+    assert not known.wanted
+    known.want()
+    assert known.wanted
+
+
+@pytest.mark.parametrize("aggregates", [False, True])
+def test_rows_are_sorted_by_the_map_once_there_is_one_and_a_denial_matters_only_without(aggregates: bool) -> None:
+    known = KnownShards(Random(1), aggregates=aggregates)
+    assert known.for_sorting(0.0, 9.0) is None
+    assert known.waits(0.0)
+    known.not_read("AccessDeniedException", "m", 1.0, 9.0)
+    assert known.next_time(of_refusal=True) == (10.0 if aggregates else 0.0)
+    assert known.is_denied(10.0) is aggregates
+    assert known.for_sorting(10.0, 9.0) is ONE_LANE
+    shard_map = halves()
+    known.learn(shard_map, 11.0, asked_at=11.0, in_flight=())
+    known.not_read("AccessDeniedException", "m", 12.0, 9.0)
+    assert known.for_sorting(30.0, 9.0) is shard_map
+    assert (known.is_denied(30.0), known.waits(12.0), known.next_time(of_refusal=False)) == (False, False, inf)
+
+
+@pytest.mark.parametrize(("end", "wanted"), [(KnownShards.forget, True), (KnownShards.rest, False)])
+def test_a_map_is_gone_with_its_stream_or_after_an_idle_time(end: Callable[[KnownShards], None], wanted: bool) -> None:
+    known = known_from(map_of([0]))
+    known.learn(halves(), 1.0, asked_at=1.0, in_flight=["old"])
+    known.refute()
+    known.not_read("InternalFailure", "m", 2.0, 9.0)
+    assert known.is_blind
+    end(known)
+    assert (known.map, known.get("shard-0"), known.doubted, known.is_blind) == (None, None, False, False)
+    assert known.wanted is wanted
+    assert known.error == ("InternalFailure: m" if wanted else "")
+    known.stored(100.0, 200.0)
+    assert not known.doubted, "there is nothing to doubt"
 
 
 @pytest.mark.law("ShardMap")
