@@ -14,7 +14,16 @@ from producerd.core.rows.buffers import JOB_CHARGE_BYTES
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.job import IN_REQUEST, QUEUED, SETTLED, Job
 from producerd.core.rows.sorting import SHARED_BYTES, SPAN_BYTES, SortedRows
-from producerd.core.rows.spans import RAW_FROM_STRAYS, Span, place
+from producerd.core.rows.spans import (
+    FAULTS_TO_SUSPECT,
+    RAW_FROM_STRAYS,
+    Span,
+    explicit_hash_key_of,
+    hash_key_of,
+    place,
+    records_of,
+    runs_of,
+)
 from producerd.core.shards import hash_keys as hash_keys_module
 from producerd.core.shards import md5
 from producerd.core.shards.hash_keys import I32, MAX_HASH_KEY, U64
@@ -227,6 +236,47 @@ def test_a_buffer_that_is_let_go_holds_nothing_and_tells_its_charge_once() -> No
     assert not buffer.data
     assert not buffer.keys
     assert len(buffer.hashes[0]) == 0
+
+
+def test_a_span_finds_its_rows_wherever_they_lie_in_a_buffer_and_its_buffer_in_a_job() -> None:
+    random, shard_map = Random(1), even_map(2)
+    hash_keys = [random.choice([None, b"%d" % random.getrandbits(128)]) for _ in range(40)]
+    result = sorted_of([rows_of([(b"k", bytes(20_000 + i), key) for i, key in enumerate(hash_keys)])], shard_map)
+    assert any(span.buffer.first for _, span in result.spans)
+    for shard, whole in result.spans:
+        for span in whole.cut(whole.first + whole.records // 2):
+            rows = [content(span, at) for at in range(span.first, span.last)]
+            numbers = [number for _, _, number, _ in rows]
+            sizes = [0, *accumulate(len(key) + len(data) for key, data, _, _ in rows)]
+            assert [span.sizes(most).tolist() for most in (None, 2, 99)] == [sizes, sizes[:3], sizes]
+            assert [span.bytes_to(at) for at in range(span.first, span.last + 1)] == sizes
+            assert span.bytes == sizes[-1]
+            assert span.hash_range() == (min(numbers), max(numbers))
+            assert [span.lies_in(other) for other in shard_map.shards] == [shard == 0, shard == 1]
+            places = range(span.first, span.last)
+            assert [hash_key_of(span, at) for at in places] == [b"%d" % number for number in numbers]
+            given = [b"%d" % number if explicit else None for _, _, number, explicit in rows]
+            assert [explicit_hash_key_of(span, at) for at in places] == given
+            span.reorder(np.arange(span.records)[::-1])
+            assert [content(span, at) for at in places] == rows[::-1]
+            assert all(part.lies_in(even_map(7).shards[index]) for index, part in place(span, even_map(7)))
+            assert sorted(content(span, at) for at in places) == sorted(rows)
+
+
+def test_neighbouring_spans_are_one_run_if_they_are_of_one_job() -> None:
+    (job, one, _), (other, two, _) = a_job(1, 50), a_job(1, 50)
+    (a, b, _, d), (_, f, g, _) = [[span for _, span in result.spans] for result in (one, two)]
+    assert a.last == f.first, "neighbours of two jobs"
+    assert runs_of([]) == []
+    assert runs_of([d, a, b, d]) == [(job, d.first, d.last), (job, 0, b.last), (job, d.first, d.last)]
+    assert runs_of([a, f, g]) == [(job, 0, a.last), (other, f.first, g.last)]
+    assert records_of([a, f, g]) == a.records + f.records + g.records
+
+
+@pytest.mark.parametrize("faults", range(FAULTS_TO_SUSPECT + 2))
+def test_rows_are_suspected_after_some_faults_of_kinesis(faults: int) -> None:
+    _, result, _ = a_job(1, 3, shards=1)
+    assert result.spans[0][1]._replace(faults=faults).failing is (faults >= FAULTS_TO_SUSPECT)
 
 
 def test_a_span_is_cut_in_two_without_a_row_lost() -> None:
