@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import pytest
@@ -43,18 +44,98 @@ def test_what_nothing_waits_for_any_more_counts_against_the_limit_and_not_agains
     assert in_flight.bytes_left == in_flight.window.bytes - 70 - 60
     in_flight.look(PROBE_SECONDS)
     assert in_flight.bytes_left == in_flight.window.bytes - 60
+    in_flight.look(5.0 + PROBE_SECONDS)
+    assert in_flight.bytes_left == 10_000 - 70 - 60
+    assert in_flight.has_room(for_one=True)
+    in_flight.set_rules(make_rules(request_max_bytes=1_000, max_in_flight_bytes=10_000, max_in_flight_requests=2))
+    assert not in_flight.has_room(for_one=True), "two requests are the limit whatever they hold back"
+    in_flight.end(next(iter(in_flight)))
+    in_flight.start(request_of(50))
+    assert in_flight.bytes_left == in_flight.window.bytes - 50
+    assert not in_flight.has_room(for_one=True)
+
+
+def test_it_is_looked_at_when_a_request_becomes_slow_and_once_when_it_holds_others_back_no_more() -> None:
+    rules = make_rules()
+    in_flight, requests = InFlight(rules, RetryPolicy(Random(1))), [request_of(70), request_of(60)]
+    for request, sent_at in zip(requests, (0.0, 5.0), strict=True):
+        in_flight.start(request)
+        request.sent(encode(ADDRESS, request.numbered, rules.entries), sent_at, 60.0)
+        in_flight.sent(request)
+    assert in_flight.next_time() == SLOW_SECONDS
+    assert in_flight.look(SLOW_SECONDS) == list(requests[0].lanes)
+    assert [request.slow for request in requests] == [True, False]
+    assert in_flight.next_time() == 5.0 + SLOW_SECONDS
+    assert in_flight.look(5.0 + SLOW_SECONDS) == list(requests[1].lanes)
+    assert in_flight.next_time() == inf
+    for _ in range(FAILURES_TO_HOLD):
+        in_flight.failed(request_of(1), RequestFailed(Code.UNREACHABLE, "", maybe_stored=False), 5.0)
+    assert in_flight.next_time() == PROBE_SECONDS
+    assert in_flight.look(PROBE_SECONDS) == list(requests[0].lanes)
+    assert in_flight.look(PROBE_SECONDS) == []
+    assert in_flight.next_time() == 5.0 + PROBE_SECONDS
+
+
+def test_there_is_room_for_one_more_request_within_each_limit_also_after_a_reload() -> None:
+    rules = make_rules(request_max_bytes=1_000, max_in_flight_bytes=10_000, max_in_flight_requests=3)
+    in_flight = InFlight(rules, RetryPolicy(Random(1)))
+    in_flight.window._size = 2.0
+    assert in_flight.has_room(for_one=True)
+    in_flight.start(request_of(70))
+    assert not in_flight.has_room(for_one=True)
+    assert in_flight.has_room(for_one=False)
+    in_flight.start(request_of(70))
+    assert not in_flight.has_room(for_one=False), "the window is full"
+    in_flight.window._size = 3.0
+    in_flight.start(large := request_of(8_860))
+    assert not in_flight.has_room(for_one=False), "three requests are the limit"
+    in_flight.set_rules(make_rules(request_max_bytes=1_000, max_in_flight_bytes=10_000, max_in_flight_requests=9))
+    in_flight.window._size = 9.0
+    assert in_flight.has_room(for_one=False, row_bytes=1_000)
+    assert not in_flight.has_room(for_one=False, row_bytes=1_001)
+    in_flight.set_rules(make_rules(request_max_bytes=1_001, max_in_flight_bytes=10_000, max_in_flight_requests=9))
+    assert not in_flight.has_room(for_one=False), "a full request has no room"
+    in_flight.end(large)
+    assert in_flight.request_bytes == 1_001
+
+
+def test_a_request_is_slow_after_four_times_what_answers_need() -> None:
+    rules = make_rules()
+    in_flight, request = InFlight(rules, RetryPolicy(Random(1))), request_of(1)
+    in_flight.answered(request_of(1), 16.0)  # a sixteenth of it counts
+    in_flight.answered(request_of(1), 1.0)
+    request.sent(encode(ADDRESS, request.numbered, rules.entries), 100.0, 60.0)
+    in_flight.sent(request)
+    assert in_flight.next_time() == 104.0
 
 
 def test_a_failure_counts_for_some_seconds_or_until_an_answer() -> None:
     in_flight, unreachable = InFlight(make_rules(), RetryPolicy(Random(1))), RequestFailed(Code.UNREACHABLE, "", False)
     assert not in_flight.fails(0.0)
-    in_flight.failed(request_of(1), unreachable, 5.0)
+    assert in_flight.may_send(0.0)
+    for _ in range(FAILURES_TO_HOLD - 1):
+        in_flight.failed(request_of(1), unreachable, 4.0)
+    assert not in_flight.nothing_passes
+    in_flight.answered(request_of(1), 5.0)
+    assert not in_flight.fails(5.0)
+    for _ in range(FAILURES_TO_HOLD - 1):
+        assert in_flight.may_send(5.0)
+        in_flight.failed(request_of(1), unreachable, 5.0)
+    assert not in_flight.nothing_passes
     assert in_flight.fails(5.0)
     assert in_flight.fails(5.0 + PROBE_SECONDS - 0.001)
     assert not in_flight.fails(5.0 + PROBE_SECONDS)
     for _ in range(FAILURES_TO_HOLD):
         in_flight.failed(request_of(1), unreachable, 5.0)
     assert in_flight.fails(1_000.0)
+    assert in_flight.window.size == 1
+    assert not in_flight.may_send(5.0)
+    in_flight.stop_holding()
+    assert in_flight.may_send(0.0)
+    in_flight.hold(5.0)
+    assert not in_flight.may_send(5.0)
+    assert in_flight.may_send(in_flight.hold_until)
+    assert in_flight.hold_until == 0.0, "a time that is past hides no later one"
     in_flight.answered(request_of(1), 1_000.0)
     assert not in_flight.fails(1_000.0)
 
@@ -67,3 +148,28 @@ def test_an_answer_is_late_from_the_moment_at_which_others_wait_for_it_no_more(s
     lane.slowed()
     in_flight.answered(request, seconds)
     assert lane.alone is is_late
+
+
+@pytest.mark.parametrize(
+    ("sent_at", "timed_out", "counts"), [(0.9, True, False), (1.0, True, True), (0.9, False, True)]
+)
+def test_a_time_out_counts_unless_a_later_request_was_answered_in_time(
+    sent_at: float, timed_out: bool, counts: bool
+) -> None:
+    in_flight, request, prompt = InFlight(make_rules(), RetryPolicy(Random(1))), request_of(1), request_of(1)
+    request.sent_at, prompt.sent_at = sent_at, 1.0
+    in_flight.answered(prompt, 1.5)
+    size = in_flight.window.size
+    in_flight.failed(request, RequestFailed(Code.UNREACHABLE, "", maybe_stored=True, timed_out=timed_out), 9.0)
+    assert in_flight.fails(9.0) is counts
+    assert in_flight.window.size == (size // 2 if counts and timed_out else size)
+
+
+def test_a_request_that_was_slow_answers_late_even_if_answers_need_longer_by_now() -> None:
+    lane = Lane(Shard("s", 0, 2**128 - 1), None)
+    in_flight, request = InFlight(make_rules(), RetryPolicy(Random(1))), request_of(1, lane)
+    in_flight.start(request)
+    lane.slowed()
+    request.slowed()
+    in_flight.answered(request, 0.5)
+    assert lane.alone

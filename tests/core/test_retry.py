@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import pytest
 from botocore.loaders import Loader
 
 from producerd.core.failures import Kind, meaning_of
+from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.backoff import InFlightWindow, RetryPolicy
 from producerd.core.sending.health import HealthState, StreamHealth
 from producerd.errors import Code
@@ -212,6 +214,33 @@ def test_the_first_stored_record_mends_everything() -> None:
         assert stream.admits(1.0)
         stream.looks_permanent("KMS", "no", 90.0)
         assert stream.state is H.SUSPECT, "patience starts again"
+
+
+def test_what_refused_a_stream_is_taken_back_and_the_next_row_finds_out() -> None:
+    stream = StreamHealth(60.0, Random(1), first_contact_seconds=300.0)
+    stream.forget_refusal()
+    assert stream.state is H.UNPROVEN
+    stream.tried(RequestFailed(Code.UNREACHABLE, "no such host", maybe_stored=False, wrong_endpoint=True), 0.0)
+    assert stream.gives_up_at == 300.0
+    stream.stored()
+    stream.looks_permanent("KMS", "no", 10.0)
+    stream.forget_refusal()
+    assert (stream.state, stream.code) == (H.WORKING, "")
+    stream.looks_permanent("KMS", "no", 20.0)
+    stream.looks_permanent("KMS", "no", 80.0)
+    assert stream.state is H.BROKEN
+    stream.forget_refusal()
+    assert (stream.state, stream.code) == (H.UNPROVEN, "")
+    assert stream.gives_up_at == inf, "it has worked since the endpoint looked wrong"
+
+
+def test_rows_that_fail_in_a_broken_stream_do_not_put_its_next_probe_off() -> None:
+    stream = health()
+    stream.stored()
+    for at in (0.0, 60.0, 64.0):
+        stream.looks_permanent("KMS", "no", at)
+    assert not stream.admits(60.0)
+    assert stream.admits(60.0 + 1.2 * StreamHealth.PROBE_SECONDS)
 
 
 @pytest.mark.law("RetryPolicy")

@@ -34,6 +34,29 @@ def test_values_added_together_count_as_each_alone() -> None:
     assert together.counts[2] == apart.counts[2] + 3, "a value that is a bound is within it"
 
 
+def test_two_histograms_merged_count_what_each_of_them_did() -> None:
+    one, other = Histogram((1, 2)), Histogram((1, 2))
+    one.add(1)
+    one.add(7)
+    other.add(2, 3)
+    one.merge(other)
+    assert (one.counts, one.sum) == ([1, 3, 1], 14)
+
+
+def test_stored_records_are_in_as_many_kinesis_records_as_those_that_were_sent() -> None:
+    counted = stats.StreamStats()
+    assert counted.delivered_kinesis_records == 0
+    counted.user_records.add(20, 4)
+    counted.delivered(60, 6_000, 1.0)
+    assert counted.delivered_kinesis_records == 3
+
+
+def test_of_a_record_that_was_split_each_part_counts_as_an_entry_and_one_as_the_record() -> None:
+    counted = stats.StreamStats()
+    counted.request_ended(100, np.array([1, 1, 3], np.int32), 0.1, split=True)
+    assert (counted.user_records.counts[:2], counted.user_records.sum) == ([2, 1], 3)
+
+
 @pytest.mark.parametrize("name", [name for name in vars(stats) if name.endswith("_BOUNDS")])
 def test_the_bounds_of_a_histogram_rise_by_at_most_five_times(name: str) -> None:
     """Prometheus estimates quantiles between two bounds, so a gap among them would hide much."""
@@ -44,13 +67,14 @@ def test_the_bounds_of_a_histogram_rise_by_at_most_five_times(name: str) -> None
 
 def test_a_request_counts_once_with_its_kinesis_records_and_the_records_in_them() -> None:
     desk = Desk(aggregate=True, aggregate_max_bytes=200)
-    desk.submit(40)
+    frame = desk.submit(40)
+    stats = desk.pipeline.stats
+    assert (stats.ingest_records, stats.ingest_bytes) == (40, frame.charge_bytes)
     desk.sort()
     sent = desk.send()
     encoded = sent.request.encoded
     assert encoded is not None
     assert encoded.entries > 2
-    stats = desk.pipeline.stats
     assert told(stats.request_seconds) == (0, 0), "it has no answer yet"
     desk.now += 0.7
     sent.stored()
