@@ -62,6 +62,7 @@ def test_it_is_looked_at_when_a_request_becomes_slow_and_once_when_it_holds_othe
         in_flight.start(request)
         request.sent(encode(ADDRESS, request.numbered, rules.entries), sent_at, 60.0)
         in_flight.sent(request)
+    in_flight.start(request_of(50))  # which is not encoded yet
     assert in_flight.next_time() == SLOW_SECONDS
     assert in_flight.look(SLOW_SECONDS) == list(requests[0].lanes)
     assert [request.slow for request in requests] == [True, False]
@@ -73,6 +74,7 @@ def test_it_is_looked_at_when_a_request_becomes_slow_and_once_when_it_holds_othe
     assert in_flight.next_time() == PROBE_SECONDS
     assert in_flight.look(PROBE_SECONDS) == list(requests[0].lanes)
     assert in_flight.look(PROBE_SECONDS) == []
+    assert [request.lanes[0].overdue_in_flight for request in requests] == [1, 0]
     assert in_flight.next_time() == 5.0 + PROBE_SECONDS
 
 
@@ -162,7 +164,18 @@ def test_a_time_out_counts_unless_a_later_request_was_answered_in_time(
     size = in_flight.window.size
     in_flight.failed(request, RequestFailed(Code.UNREACHABLE, "", maybe_stored=True, timed_out=timed_out), 9.0)
     assert in_flight.fails(9.0) is counts
+    assert request.lanes[0].silent is timed_out
     assert in_flight.window.size == (size // 2 if counts and timed_out else size)
+
+
+def test_one_request_of_a_slow_lane_may_always_be_sent_and_no_second_one_in_a_window_of_one() -> None:
+    lane, in_flight = Lane(Shard("s", 0, 2**128 - 1), None), InFlight(make_rules(), RetryPolicy(Random(1)))
+    in_flight.window.hold()
+    assert in_flight.takes_slow
+    in_flight.start(request_of(1, lane))
+    assert in_flight.takes_slow, "the lane is not slow yet"
+    lane.slowed()
+    assert not in_flight.takes_slow
 
 
 def test_a_request_that_was_slow_answers_late_even_if_answers_need_longer_by_now() -> None:
