@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from producerd import __version__
+from producerd import __version__, cli
 
 MIB = 1024 * 1024
 CGROUPS = Path("/sys/fs/cgroup/memory")
@@ -259,6 +259,52 @@ def test_a_bare_installation_is_told_what_to_install() -> None:
     done = producerd("demo", code=without("pyspark"))
     assert done.returncode == 78
     assert done.stderr == 'producerd: the package pyspark is missing: pip install "producerd[demo]"\n'
+
+
+def test_a_module_of_its_own_that_is_missing_is_no_package_to_install() -> None:
+    done = producerd("check", code=without("producerd.config"))
+    assert done.returncode == 1
+    assert "ModuleNotFoundError" in done.stderr
+    assert "pip install" not in done.stderr
+
+
+def test_an_output_that_nobody_reads_ends_the_command_quietly() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as output:
+        command = [sys.executable, "-m", "producerd", "check"]
+        environ = os.environ | {"PYTHONUNBUFFERED": ""}  # with it nothing is left to be written at the end
+        done = subprocess.run(
+            command, stdout=output, stderr=subprocess.PIPE, text=True, env=environ, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_exits_130_and_says_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("producerd.config.load", interrupted)
+    assert cli.main(["check"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_where_the_demo_is_not_installed_it_names_its_wheel(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producerd.cli.find_spec", lambda _: None)
+    assert cli.main(["demo"]) == 78
+    assert capsys.readouterr().err == (
+        f"producerd: configuration: the demo is in a wheel of its own: install producerd_demo-{__version__}\n"
+    )
+
+
+@pytest.mark.parametrize("owner", ["17", "17:", "17:a", "1:2:3"])
+def test_an_owner_is_a_process_and_its_start(owner: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--owner", owner])
+    assert ended.value.code == 2
+    assert f"{owner!r}: allowed: PID:START" in capsys.readouterr().err
 
 
 def test_the_schema_of_the_file_is_json() -> None:
