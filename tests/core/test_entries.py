@@ -150,6 +150,16 @@ def test_a_request_holds_500_entries_and_hands_the_rest_back() -> None:
     assert (encoded.entries, encoded.ends[-1]) == (500, 500)
 
 
+@pytest.mark.parametrize("lanes", [1, 2, 4, 40])
+def test_a_request_counts_the_entries_and_bytes_of_each_lane(lanes: int) -> None:
+    pieces = pieces_of([(b"k%d" % i, bytes(i), None) for i in range(40)], lanes)
+    encoded = encode(ADDRESS, pieces, make_rules(request_max_records=30).entries)
+    lane_of_row = [lane for lane, span in pieces for _ in range(span.records)]
+    sent = [*zip(lane_of_row, users_of(pieces), strict=True)][:30]
+    sizes = [[len(key) + len(data) for at, (key, data, _, _) in sent if at == lane] for lane in range(lanes)]
+    assert encoded.of_lanes(lanes) == [(len(each), sum(each)) for each in sizes]
+
+
 def test_a_request_stops_at_its_bytes_and_an_entry_larger_than_that_goes_alone() -> None:
     rules = make_rules(request_max_bytes=1_000).entries
     encoded = encode(ADDRESS, pieces_of([(b"k", b"x" * 332, None)] * 4), rules)

@@ -286,6 +286,7 @@ def test_a_span_is_cut_in_two_without_a_row_lost() -> None:
     assert (left.first, left.last, right.first, right.last) == (0, 20, 20, 50)
     assert (left.attempts, right.attempts, left.raw, right.raw) == (3, 3, True, True)
     assert int(left.sizes()[-1] + right.sizes()[-1]) == int(span.sizes()[-1])
+    assert explicit_hash_key_of(right, 20) is None, "its hash key is its partition key's"
 
 
 # ---- rows in another order, in place
