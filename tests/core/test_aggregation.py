@@ -10,6 +10,7 @@ import pytest
 from aws_kinesis_agg.deaggregator import iter_deaggregate_records
 
 from producerd.core.kpl.aggregation import MAGIC, Aggregate, InnerRecord, Undeliverable, parse, varint
+from producerd.testing import hash_of
 from producerd.testing.aggregates import deaggregate
 from tests.core.mutants import mutants
 
@@ -49,6 +50,15 @@ def test_every_reader_finds_the_records_that_were_added(seed: int) -> None:
     for user, (_, hash_key, _) in zip(users, records, strict=True):
         if hash_key is not None:  # to others this reader gives the table's first
             assert user["explicitHashKey"] == hash_key.decode()
+
+
+@pytest.mark.parametrize(
+    ("key", "as_read"),
+    [(b"", ""), (b"k", "k"), ("é€😀".encode(), "é€😀"), (b"k\xff\xfe", "k\ufffd\ufffd"), (b"\xed\xa0\x80k", "\ufffdk")],
+)
+def test_a_record_lies_where_a_consumer_looks_for_its_key(key: bytes, as_read: str) -> None:
+    assert InnerRecord(key, None, b"").hash_key == hash_of(as_read, None)
+    assert InnerRecord(key, b"7", b"").hash_key == 7
 
 
 @pytest.mark.parametrize("seed", range(60))
