@@ -96,11 +96,11 @@ def test_tables_hold_each_key_once_in_order_of_first_use() -> None:
 
 def test_the_bytes_of_a_known_aggregate_never_change() -> None:
     aggregate, _ = filled(
-        [InnerRecord(b"a", None, b"one"), InnerRecord(b"b", b"7", b"two"), InnerRecord(b"a", b"7", b"")]
+        [InnerRecord(b"a", b"7", b"one"), InnerRecord(b"b", None, b"two"), InnerRecord(b"a", b"7", b"")]
     )
     message = b"\x0a\x01a\x0a\x01b" + b"\x12\x017"
     message += (
-        b"\x1a\x07\x08\x00\x1a\x03one" + b"\x1a\x09\x08\x01\x10\x00\x1a\x03two" + b"\x1a\x06\x08\x00\x10\x00\x1a\x00"
+        b"\x1a\x09\x08\x00\x10\x00\x1a\x03one" + b"\x1a\x07\x08\x01\x1a\x03two" + b"\x1a\x06\x08\x00\x10\x00\x1a\x00"
     )
     assert aggregate.to_bytes() == MAGIC + message + hashlib.md5(message, usedforsecurity=False).digest()
 
