@@ -139,6 +139,7 @@ def test_long_keys_are_taken_up_to_64_kib_as_each_part_repeats_them(count: int, 
     """A key may be longer in an aggregate than the service takes.  Without a bound, 500 parts would repeat a MiB."""
     key = b"k" * 2_048
     users = [InnerRecord(key, b"%d" % (i * 2**120), b"%d" % i) for i in range(count)]
+    users.append(InnerRecord(b"k", None, bytes(64 * 1024)))  # its data does not count
     rows = intake.check(body_of([aggregate_of(users)]), 1 << 20, takes_aggregates=True)
     assert [bad.rows.tolist() for bad in rows.bad] == ([] if taken else [[0]])
     if taken:
