@@ -124,6 +124,8 @@ def test_a_request_s_time_out_grows_with_its_size_and_with_each_time_out_before_
     assert policy.timeout(1 << 20, 1) == 20.0
     assert policy.timeout(1 << 20, 9) == 60.0, "at most a minute"
     assert policy.timeout(32 << 20, 3) == 134.0, "unless its size alone needs more"
+    policy.set_timeout(2.0)
+    assert policy.timeout(1 << 20, 0) == 6.0
 
 
 @pytest.mark.law("RetryPolicy")
@@ -165,6 +167,22 @@ def test_the_window_never_falls_below_one_request() -> None:
         assert window.size >= 1
         window.hold()
         assert window.size == 1
+        window.timed_out()
+        assert window.size == 1
+    window.hold()
+    for _ in range(3):
+        window.answered(2.0, 6.0)
+    assert window.size == 2, "from one it grows by one with each window of answers, also after a third of the time-out"
+
+
+@pytest.mark.law("RetryPolicy")
+def test_the_window_allows_full_requests_or_its_share_of_the_bytes_if_that_is_more() -> None:
+    window = InFlightWindow(10, 10_000, 500)
+    assert (window.size, window.bytes) == (4, 4_000)
+    window.set_limits(10, 10_000, 2_000)
+    assert window.bytes == 8_000
+    window.set_limits(10, 10_000, 3_000)
+    assert window.bytes == 10_000
 
 
 @pytest.mark.law("RetryPolicy")

@@ -67,6 +67,18 @@ def test_rows_do_not_linger_while_a_caller_waits_for_room() -> None:
 
 
 @pytest.mark.law("AdmissionGate")
+@pytest.mark.parametrize("is_full", [False, True])
+def test_rows_of_a_session_do_not_linger_while_its_window_is_full(is_full: bool) -> None:
+    desk, caller = Desk(linger_seconds=60.0), Caller()
+    gate = AdmissionGate(desk.budget, desk.pipeline.refuses, max_frame_bytes=1 << 20, max_frame_records=10_000)
+    member = gate.join(caller)
+    desk.submit(9, caller)
+    gate.window(member, desk.now, is_full=is_full)
+    assert settle(desk.pipeline, gate, desk.now) is is_full
+    assert (take(desk.pipeline, desk.now) is not None) is is_full
+
+
+@pytest.mark.law("AdmissionGate")
 def test_the_room_of_an_acknowledged_frame_goes_to_the_caller_that_waits_in_the_same_turn() -> None:
     desk = Desk(limit_records=40)
     gate, caller, frame = full(desk)
