@@ -237,7 +237,7 @@ def test_the_first_stored_record_mends_everything() -> None:
 def test_what_refused_a_stream_is_taken_back_and_the_next_row_finds_out() -> None:
     stream = StreamHealth(60.0, Random(1), first_contact_seconds=300.0)
     stream.forget_refusal()
-    assert stream.state is H.UNPROVEN
+    assert (stream.state, stream.code) == (H.UNPROVEN, "")
     stream.tried(RequestFailed(Code.UNREACHABLE, "no such host", maybe_stored=False, wrong_endpoint=True), 0.0)
     assert stream.gives_up_at == 300.0
     stream.stored()
@@ -246,7 +246,7 @@ def test_what_refused_a_stream_is_taken_back_and_the_next_row_finds_out() -> Non
     assert (stream.state, stream.code) == (H.WORKING, "")
     stream.looks_permanent("KMS", "no", 20.0)
     stream.looks_permanent("KMS", "no", 80.0)
-    assert stream.state is H.BROKEN
+    assert (stream.state, stream.code) == (H.BROKEN, "KMS")
     stream.forget_refusal()
     assert (stream.state, stream.code) == (H.UNPROVEN, "")
     assert stream.gives_up_at == inf, "it has worked since the endpoint looked wrong"
