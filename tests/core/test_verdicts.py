@@ -198,6 +198,14 @@ def test_a_row_that_was_an_aggregate_is_delivered_if_all_of_its_parts_are(
 
 
 @pytest.mark.law("ShardMap")
+def test_in_doubt_no_part_is_believed() -> None:
+    known = known_from(even_map(2))
+    known.refute()
+    request = request_of_aggregates([TWO_AND_ONE], even_map(2))
+    assert judge(request, answer("shard-0", "shard-1"), known).classes.tolist() == [UNSURE] * 2
+
+
+@pytest.mark.law("ShardMap")
 @pytest.mark.parametrize("shard_id", ["low", "high"])
 def test_a_part_is_looked_at_as_a_whole(shard_id: str) -> None:
     request = request_of_aggregates([TWO_AND_ONE], even_map(1))
