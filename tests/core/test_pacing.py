@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from producerd.core.lanes import pacing
-from producerd.core.lanes.pacing import Pacer
+from producerd.core.lanes.pacing import ROW_SECONDS, Pacer
 from producerd.testing.streams import FakeShard, TokenBucket
 
 MIB: Final = 1024 * 1024
@@ -398,7 +398,10 @@ def test_it_backs_off_from_a_shard_that_throttles_whatever_the_pace() -> None:
         pacer.answered(0, 1, now, now)
         now += 0.5
     assert pacer.backs_off
-    pacer.answered(1, 0, now + 10.0, now + 10.0)
+    last = now - 0.5
+    pacer.answered(1, 0, last, last + ROW_SECONDS)
+    assert pacer.backs_off
+    pacer.answered(1, 0, last, last + ROW_SECONDS + 0.01)
     assert not pacer.backs_off
 
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from botocore.loaders import Loader
 
-from producerd.core.failures import Kind, meaning_of
+from producerd.core.failures import Kind, meaning_of, refuses
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.backoff import InFlightWindow, RetryPolicy
 from producerd.core.sending.health import HealthState, StreamHealth
@@ -71,6 +71,22 @@ def test_every_code_of_the_service_s_model_for_put_records_has_its_decision_here
 @pytest.mark.parametrize(("code", "decision"), [*PUT_RECORDS.items(), *COMMON.items()])
 def test_a_code_s_decision(code: str, decision: tuple[Kind, str]) -> None:
     assert meaning_of(code) == decision
+
+
+@pytest.mark.law("RetryPolicy")
+@pytest.mark.parametrize(
+    ("status", "code", "is_certain"),
+    [
+        (400, "AccessDeniedException", True),
+        (499, "ProvisionedThroughputExceededException", True),
+        (399, "AccessDeniedException", False),
+        (500, "AccessDeniedException", False),
+        (400, "400", False),
+        (400, "ProxyException", False),
+    ],
+)
+def test_only_kinesis_s_own_refusal_proves_that_nothing_was_stored(status: int, code: str, is_certain: bool) -> None:
+    assert refuses(status, code) is is_certain
 
 
 @pytest.mark.law("RetryPolicy")
