@@ -53,9 +53,9 @@ def test(arguments: list[str]) -> int:
 
 
 def workers() -> int:
-    """Return how many processes run the tests: two more than cores, as tests also wait, if the memory suffices."""
+    """Return how many processes run the tests: one more than cores, as tests also wait, if the memory suffices."""
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) + 2, int(memory_gib / WORKER_GIB)))
+    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) + 1, int(memory_gib / WORKER_GIB)))
 
 
 def install_packages() -> None:
