@@ -66,7 +66,7 @@ def slow_bytes(stage: Stage) -> None:
 
 @abuse("1,000 connections at once, for 20 s", settings={"max_connections": 256}, connections=256)
 def crowd(stage: Stage) -> None:
-    _abused(stage, "crowd", [], connections=256)
+    _abused(stage, "crowd", [], connections=256, short_seconds=5)
     made_place = stage.daemon.metrics()["client_disconnects_total[table_full]"]
     stage.must(Law.CALM, made_place, "no idle client made place for another")
 
