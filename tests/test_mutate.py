@@ -103,6 +103,8 @@ IN_A_PROCESS = """
 import subprocess
 import sys
 
+import toy.limit
+
 
 def test_in_a_process():
     code = "from toy.limit import limited; raise SystemExit(limited(3) != 3)"
@@ -112,6 +114,7 @@ def test_in_a_process():
 def test_nothing_of_the_module():
     pass
 """
+"""The module is loaded, so that faults are planted in memory, and only the process calls its function."""
 
 
 def test_a_process_that_a_test_starts_has_the_fault_too(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ DATA_BYTES: Final = 6 << 30
 Functions = dict[tuple[str, str, int], list[FunctionType]]
 """Functions by the file, name and line of their code."""
 STARTS_PROCESSES: Final = "(starts processes)"
-"""Stands among the functions that a test reaches if more of them may be reached in another process."""
+"""Stands for a module among what a test reaches, if the test starts processes, which may reach any function."""
 
 # ------------------------------------------------------------------------------------------------------ who asks
 
@@ -148,7 +148,7 @@ def _answered(items: list[pytest.Item], question: dict[str, Any], functions: Fun
     ran, begun, ended = Ran(), "", False
 
     def terminated(*_: object) -> None:
-        end(pid)
+        kill(pid)
         os._exit(1)
 
     signal.signal(signal.SIGTERM, terminated)
@@ -166,12 +166,12 @@ def _answered(items: list[pytest.Item], question: dict[str, Any], functions: Fun
                 ended = True
     if not ended:
         ran.failed.append(begun)
-    end(pid)
+    kill(pid)
     os.waitpid(pid, 0)
     return ran
 
 
-def end(group: int) -> None:
+def kill(group: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # all of it has ended
         os.killpg(group, signal.SIGKILL)
 
@@ -268,7 +268,6 @@ def _plant(functions_of_tree: Functions, module: str, text: str, site_number: in
     without, with_it = (functions(ast.unparse(each))[number] for each in (tree, faulty))
     if without == with_it:
         return 0
-
     found = functions_of_tree.get(_place(place), [])
     for function in found:
         function.__code__ = with_it

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +16,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from tools.mutation.faults import Planted
-from tools.mutation.loaded import STARTS_PROCESSES, Loaded, Ran
+from tools.mutation.loaded import STARTS_PROCESSES, Loaded, Ran, kill
 
 NOT_ASKED = ("tests/benchmarks/", "tests/end_to_end/", "tests/faults/", "tests/releases/", "tests/system/")
 """Tests that are too slow, or whose subject is another."""
@@ -27,7 +25,7 @@ DAEMON = ("producerd/", "tests/runtime/")
 DOCUMENTS = "tests/test_docs.py"
 """It compares the documents with the settings, options and metrics of every package."""
 TEST_SECONDS, FAULT_SECONDS = 180, 1_800
-"""Longest time for one test, and for all tests of one fault.  A fault that makes them take longer is caught."""
+"""Longest time for one test, and for one run of pytest.  A fault that makes them take longer is caught."""
 
 
 def files_for(module: str, root: Path) -> tuple[list[str], list[str], list[str]]:
@@ -77,7 +75,7 @@ class Reach:
 
         def may_notice(reached: list[tuple[str, str]]) -> bool:
             return any(
-                name == STARTS_PROCESSES or (where == module and f"{function}.".startswith(f"{name}."))
+                where == STARTS_PROCESSES or (where == module and f"{function}.".startswith(f"{name}."))
                 for where, name in reached
             )
 
@@ -224,8 +222,3 @@ def write(path: Path, text: str) -> None:
     """Write a module.  Byte code is known by the second of the last change, and many runs are shorter."""
     path.write_text(text)
     os.utime(path, (0, random.randrange(2**31)))
-
-
-def kill(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # all of it has ended
-        os.killpg(group, signal.SIGKILL)
