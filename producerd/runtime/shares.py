@@ -39,10 +39,10 @@ MOST_DEBT_SECONDS: Final = 0.05
 """Most time beyond the share that is counted: a connection that is accepted cannot wait, so it may exceed the share."""
 FRAME_SECONDS: Final = 0.000_25
 RECORD_SECONDS: Final = 0.000_001
-"""Time that counts for the delivery of a frame, and for each of its records.  Many small frames, which go to Kinesis
-together, were measured to take 0.24 ms each (`./dev bench abuse`)."""
+"""Time that counts for the delivery of a frame, and for each of its records.  They are chosen, not
+measured, so that floods of frames slow other users by less than twice (`./dev bench abuse`)."""
 BREACH_SECONDS: Final = 0.005
-"""Time that counts for a breach of the protocol, which no honest client commits."""
+"""Time that counts for a breach of the protocol, which no honest client commits.  It is chosen likewise."""
 FLOOD_MESSAGES: Final = frozenset({MessageType.STATUS, MessageType.CANCEL, MessageType.OPEN})
 """Messages that bring no record closer to its stream.  Clients need few of them."""
 MOST_MESSAGES: Final = 60_000
@@ -74,8 +74,8 @@ class LoopShares:
 
     def spend(self, peer: Peer | None, began: float) -> None:
         """Count that the loop has served a client since ``began``."""
-        now = self.clock()
-        self._add(_uid(peer), now - began, now)
+        uid, now = _uid(peer), self.clock()
+        self._add(uid, self._share_of(uid, now), now - began, now)
         self._forget_silent(now)
 
     def put_off(self, peer: Peer | None, go_on: Callable[[], None]) -> None:
@@ -111,11 +111,10 @@ class LoopShares:
     def _expect(self, uid: int | None, seconds: float) -> None:
         """Count time that `spend` will not measure, if others may have to wait for it."""
         now = self.clock()
-        if self._share_of(uid, now) is WITH_OTHERS:
-            self._add(uid, seconds, now)
+        if (share := self._share_of(uid, now)) is WITH_OTHERS:
+            self._add(uid, share, seconds, now)
 
-    def _add(self, uid: int | None, seconds: float, now: float) -> None:
-        share = self._share_of(uid, now)
+    def _add(self, uid: int | None, share: Share, seconds: float, now: float) -> None:
         used = min(share.at_once_seconds + MOST_DEBT_SECONDS, self._used_at(uid, now, share) + seconds)
         self._used.pop(uid, None)
         self._used[uid] = used, now
