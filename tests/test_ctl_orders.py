@@ -166,6 +166,28 @@ def test_a_paused_stream_sends_nothing_blocks_its_callers_and_goes_on(
         assert isinstance(message, frames.Grant)
 
 
+def test_a_stream_with_settings_can_be_paused_before_its_first_client(
+    capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
+) -> None:
+    fake.create_stream("other", shards=1)
+    listed: dict[str, Any] = {"streams.flights.linger_seconds": 0.0, "max_streams": 1}
+    with daemon(server.url, **listed) as running:
+        with session(running, "other"):
+            refused = (1, "", "producerctl: max_streams = 1 streams are in use\n")
+            assert asked(capsys, running, "pause", "flights") == refused
+        unknown = (1, "", "producerctl: flight: no client has opened a stream of that name\n")
+        assert asked(capsys, running, "pause", "flight") == unknown
+        until(lambda: not running.metrics()["client_connections"])
+        assert asked(capsys, running, "pause", "flights")[0] == 0
+        with session(running) as client:
+            client.put(rows(5))
+            until(lambda: status(capsys, running)["streams"][0]["queue_records"] == 5)
+            assert stored(fake) == 0
+            assert asked(capsys, running, "resume", "flights")[0] == 0
+            client.acks(1)
+            assert stored(fake) == 5
+
+
 # ---- drain
 
 

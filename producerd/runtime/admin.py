@@ -27,7 +27,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from producerd import __version__
-from producerd.errors import ConfigurationError, PlaceTaken
+from producerd.errors import ConfigurationError, PlaceTaken, Refused
 from producerd.runtime import logs
 from producerd.runtime.acceptor import Acceptor
 from producerd.runtime.aside import begin_aside
@@ -260,6 +260,8 @@ def _in_json(handler: _Handler) -> Callable[[web.Request], Awaitable[web.Respons
             return web.json_response({"error": str(error)}, status=404)
         except ConfigurationError as error:
             return web.json_response({"error": "; ".join(error.problems), "problems": error.problems}, status=409)
+        except Refused as error:
+            return web.json_response({"error": str(error)}, status=409)
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=400)
 

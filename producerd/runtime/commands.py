@@ -174,7 +174,8 @@ class Commands:
         return await self._node.reload()
 
     def pause(self, name: str) -> JsonObject:
-        stream = self._stream(name)
+        """Send nothing of a stream, from its first record on if it has settings.  Raise Refused for one too many."""
+        stream = self._streams.open_listed(name) or self._stream(name)
         stream.pause(self._loop.time())
         return {"stream": name, "paused": True}
 

@@ -93,28 +93,17 @@ class Streams:
         if stream is None:
             self._check_new(name)
         self._check_share(name, stream, uid)
-        if stream is None:
-            node = self.config.node
-            settings = self.config.stream(name)
-            client = self._clients.of(access_of(node, settings))
-            stream = self._known[name] = Stream(
-                name,
-                settings,
-                node.max_frame_bytes,
-                node.max_frame_records,
-                self.budget,
-                self.in_flight,
-                touched=self._dispatcher.look_at,
-                credentials=client.credentials,
-            )
-            self._openers[stream] = uid
-            kinesis = AioKinesis(client, self._executor)
-            calls = SparingCalls(
-                kinesis, self._allowance, lambda: [*stream.gate.users, uid], partial(self._is_known, stream)
-            )
-            self._askings[stream] = Asking(stream, calls, self._tasks)
-            self._watches[stream] = self._tasks.create_task(ShardWatch(stream, calls).run())
-            self._dispatcher.add(stream, kinesis)
+        return stream or self._make(name, uid)
+
+    def open_listed(self, name: str) -> Stream | None:
+        """Return a stream, also before its first client if it has settings of its own.
+
+        Raise Refused if the daemon may not take one more.
+        """
+        stream = self._known.get(name)
+        if stream is None and name in self.config.streams:
+            self._check_new(name)
+            stream = self._make(name, None)
         return stream
 
     def ask_service(self, stream: Stream, receive: Callable[[ServiceAnswer], None]) -> None:
@@ -144,6 +133,30 @@ class Streams:
             stream.reload(config.stream(stream.name), now)
 
     # ---- inside
+
+    def _make(self, name: str, uid: int | None) -> Stream:
+        node = self.config.node
+        settings = self.config.stream(name)
+        client = self._clients.of(access_of(node, settings))
+        stream = self._known[name] = Stream(
+            name,
+            settings,
+            node.max_frame_bytes,
+            node.max_frame_records,
+            self.budget,
+            self.in_flight,
+            touched=self._dispatcher.look_at,
+            credentials=client.credentials,
+        )
+        self._openers[stream] = uid
+        kinesis = AioKinesis(client, self._executor)
+        calls = SparingCalls(
+            kinesis, self._allowance, lambda: [*stream.gate.users, uid], partial(self._is_known, stream)
+        )
+        self._askings[stream] = Asking(stream, calls, self._tasks)
+        self._watches[stream] = self._tasks.create_task(ShardWatch(stream, calls).run())
+        self._dispatcher.add(stream, kinesis)
+        return stream
 
     def _is_known(self, stream: Stream) -> bool:
         return stream.name in self.config.streams or _works(stream)
