@@ -5,7 +5,6 @@ A version that this machine lacks is skipped, with what to install as the reason
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,8 +17,7 @@ from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import serve_in_thread
 from tests.daemon import CREDENTIALS, QUICK, directory, until
 from tests.locked import locked
-from tools import ROOT
-from tools.environments import LANES, OWN, choose_pip, find_python, stamp
+from tools.environments import choose_pip, find_python
 
 pytestmark = pytest.mark.slow
 
@@ -121,15 +119,3 @@ def test_the_daemon_says_which_python_it_needs_and_producerctl_runs(
     assert said.startswith(f"producerd: needs Python 3.11 or newer; this is {version}.")
     code, said = run("producerctl", "--admin-socket", "/nonexistent/s", "status")
     assert (code, "Traceback" in said) == (1, False)
-
-
-def test_the_spark_side_holds_on_spark_3_5_and_python_3_9() -> None:
-    """The short lane of `./dev test --spark 3.5`: what EMR 7 has."""
-    if not find_python(LANES["3.5"].version):
-        pytest.skip("no Python 3.9 on PATH or among pyenv's versions: `pyenv install 3.9` brings it")
-    stale = "./dev would make .venv again, under this test: run it by ./dev test"
-    assert (OWN.folder / "stamp").read_text() == stamp(OWN), stale
-    lane = [sys.executable, str(ROOT / "dev"), "test", "--spark", "3.5", "-m", "spark_lane", "-p", "no:xdist"]
-    done = subprocess.run(lane, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=900)
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"=+ \d+ passed\b", done.stdout), done.stdout
