@@ -12,9 +12,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import structlog
 
+from producerd.runtime import acceptor as module
 from producerd.runtime.acceptor import Acceptor
 from producerd.runtime.listener import Listener
 from producerd.testing import FakeKinesis
@@ -40,6 +44,12 @@ def ctl(running: DaemonProcess, *words: str) -> subprocess.CompletedProcess[str]
     admin = running.socket.with_name(f"{running.socket.stem}.admin.sock")
     command = [sys.executable, "-m", "producerd.ctl", f"--admin-socket={admin}", *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def replace(path: Path, aside: Path) -> None:
+    """Move a socket's file away, and leave a file that is not a socket in its place."""
+    path.rename(aside)
+    path.write_text("mine")
 
 
 def stores(client: WireClient) -> bool:
@@ -86,6 +96,85 @@ async def test_a_daemon_that_stops_does_not_bind_again(path: Path) -> None:
     await acceptor.look()
     assert listener.bound[-1] is listener.bound[0]
     assert acceptor.problem is None
+    listener.close()
+
+
+async def test_a_daemon_that_stops_listens_no_more(path: Path) -> None:
+    listener = Listener(path, 0o600)
+    acceptor = Acceptor(listener, Greeting)
+    await acceptor.start()
+    acceptor.close()
+    await until_on_loop(lambda: listener.bound[0].socket.fileno() < 0)
+    listener.close()
+
+
+async def test_what_happens_to_the_path_is_logged_once(path: Path) -> None:
+    listener = Listener(path, 0o600)
+    acceptor = Acceptor(listener, Greeting)
+    await acceptor.start()
+    assert acceptor.problem is None
+    aside, why = path.with_name("aside"), "there is a file of that name which is not a socket: remove it"
+    problem = f"nobody can connect to {path}: {why}: {listener.remedy}"
+    with structlog.testing.capture_logs() as log:
+        await acceptor.look()
+        assert log == []
+        replace(path, aside)
+        for _ in range(2):
+            await acceptor.look()
+            assert acceptor.problem == problem
+        os.replace(aside, path)
+        for _ in range(2):
+            await acceptor.look()
+            assert acceptor.problem is None
+        os.unlink(path)
+        for _ in range(2):
+            await acceptor.look()
+    of = {"socket": str(path)}
+    gone = "the socket's file was gone; it is bound again"
+    assert log == [
+        {"event": "nobody can connect any more", "log_level": "error", **of, "why": why, "do": listener.remedy},
+        {"event": "clients can connect again", "log_level": "info", **of},
+        {"event": gone, "log_level": "warning", **of, "do": f"see what deletes files in {path.parent}"},
+    ]
+    acceptor.close()
+    listener.close()
+
+
+async def test_a_daemon_whose_path_is_lost_at_its_start_serves_who_has_connected_before(path: Path) -> None:
+    listener = Listener(path, 0o600)
+    acceptor = Acceptor(listener, Greeting)
+    with socket.socket(socket.AF_UNIX) as early:
+        early.connect(os.fspath(path))
+        replace(path, path.with_name("aside"))
+        await acceptor.start()
+        assert acceptor.problem is not None
+        early.setblocking(False)
+        assert await asyncio.get_running_loop().sock_recv(early, 5) == b"hello"
+    acceptor.close()
+    listener.close()
+
+
+async def test_the_path_is_looked_at_every_two_seconds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class EnoughError(Exception):
+        pass
+
+    done: list[Any] = []
+
+    async def sleep(seconds: float) -> None:
+        if len(done) == 4:
+            raise EnoughError
+        done.append(seconds)
+
+    async def look() -> None:
+        done.append("look")
+
+    listener = Listener(path, 0o600)
+    acceptor = Acceptor(listener, Greeting)
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(acceptor, "look", look)
+    with pytest.raises(EnoughError):
+        await acceptor.run()
+    assert done == [2.0, "look", 2.0, "look"]
     listener.close()
 
 

@@ -33,6 +33,23 @@ class Library:
         return 1
 
 
+class EnoughError(Exception):
+    """Ends what would go on forever."""
+
+
+class Slept:
+    """Stands in for asyncio: sleeps this many times without waiting."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.seconds: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        if len(self.seconds) > self.times:
+            raise EnoughError
+
+
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
@@ -74,6 +91,7 @@ def test_this_glibc_takes_the_numbers() -> None:
         ([0, 5, 5, 5, 5], 1),
         ([0, None, 5, 5], 1),
         ([0, 5, None, 5], 0),
+        ([0, None, None], 0),
         ([0, 5, 6, 7], 0),
         ([0, 5, 5, 9, 9], 2),
         ([5, 5, 3, 3, 3], 1),  # streams that are forgotten take their counts along
@@ -82,8 +100,18 @@ def test_this_glibc_takes_the_numbers() -> None:
 async def test_what_was_kept_is_given_back_once_after_each_time_of_work(
     library: Library, monkeypatch: pytest.MonkeyPatch, looks: list[int | None], times: int
 ) -> None:
-    monkeypatch.setattr(allocator, "QUIET_SECONDS", 0.001)
+    slept = Slept(len(looks) - 1)
+    monkeypatch.setattr(allocator, "asyncio", slept)
     left = iter(looks)
-    with pytest.raises(RuntimeError, match="StopIteration"):
+    with pytest.raises(EnoughError):
         await allocator.give_back_when_quiet(lambda: next(left))
     assert library.trimmed == times
+    assert slept.seconds == [10.0] * len(looks)
+
+
+async def test_nothing_is_given_back_where_the_c_library_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
+    monkeypatch.setattr(allocator, "asyncio", Slept(3))
+    left = iter([0, 5, 5, 5])
+    with pytest.raises(EnoughError):
+        await allocator.give_back_when_quiet(lambda: next(left))

@@ -97,6 +97,8 @@ async def test_first_goes_who_has_no_stream_then_the_longest_idle_of_the_user_wi
         table.come(name, 8)
     table.come("silent", 9, greets=False)
     table.speak("a", frames.Status(1))
+    assert len(table.connections) == 5
+    assert list(table.connections) == [session for session, _ in table.clients.values()]
     table.come("first", 10)
     assert table.gone() == {"silent": Code.TABLE_FULL}
     table.come("second", 10)
@@ -235,3 +237,35 @@ async def test_clients_of_users_that_the_kernel_does_not_name_share_a_part(table
     table.come("one", None)
     table.come("two", None)
     assert table.gone() == {"one": Code.TABLE_FULL}
+
+
+async def test_each_client_that_goes_leaves_its_user_with_one_less(table: Any) -> None:
+    table = table(max_connections=5)
+    for name, uid in (("a", 7), ("b", 7), ("c", 7), ("x", 8), ("y", 8)):
+        table.come(name, uid)
+    table.connections.fit(NodeSettings(max_connections=3))
+    assert list(table.gone()) == ["a", "b"], "then each user has as many, and b is idle for longer than x"
+
+
+@pytest.mark.parametrize(("seconds", "goes"), [(0.75, "old"), (1.0, "new")])
+async def test_a_client_without_a_stream_has_just_come_for_one_second(table: Any, seconds: float, goes: str) -> None:
+    table = table(max_connections=2)
+    table.come("old", 7)
+    table.come("new", 7, opens=False)
+    table.seconds += seconds - 1.0
+    table.come("next", 7)
+    assert list(table.gone()) == [goes]
+
+
+async def test_while_there_is_a_place_nobody_is_looked_for(table: Any) -> None:
+    """It takes a millisecond."""
+    table = table(max_connections=2, max_connections_per_user=2)
+    table.come("one", 7)
+
+    def looks(*_: Any) -> Any:
+        raise AssertionError
+
+    table.monkeypatch.setattr(table.connections, "_by_dispensability", looks)
+    table.come("two", 7)
+    assert table.gone() == {}
+    assert table.host.failures == []

@@ -11,11 +11,13 @@ import socket
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from producerd.errors import ConfigurationError
-from producerd.runtime.listener import Listener, Passed, PathProblem
+from producerd.errors import ConfigurationError, PlaceTaken
+from producerd.runtime import listener as module
+from producerd.runtime.listener import Listener, Passed, PathProblem, Permissions
 from tests.daemon import directory
 
 UNIT = "producerd.socket"
@@ -69,6 +71,17 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
+def descriptors() -> int:
+    """How many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def umask() -> int:
+    current = os.umask(0o22)
+    os.umask(current)
+    return current
+
+
 @contextlib.contextmanager
 def somebody(path: Path) -> Iterator[None]:
     """Another program listens at the path; it leaves its file there."""
@@ -80,11 +93,19 @@ def somebody(path: Path) -> Iterator[None]:
 
 
 def test_mode_file_and_lock_come_and_go(path: Path) -> None:
+    before = umask()
     listener = Listener(path, 0o640, None)
-    assert mode_of(path) == 0o640
-    with pytest.raises(ConfigurationError, match="in use by another producerd"):
+    assert umask() == before
+    assert (mode_of(path), mode_of(path.with_name("daemon.sock.lock"))) == (0o640, 0o600)
+    assert not listener.bound[0].socket.getblocking()
+    open_before = descriptors()
+    with pytest.raises(PlaceTaken) as caught:
         Listener(path, 0o640, None)
+    why = "in use by another producerd: stop that one"
+    assert str(caught.value) == f"socket = {path}: {why}; set socket to another path"
+    assert descriptors() == open_before
     listener.close()
+    assert listener.bound[0].socket.fileno() == -1
     assert not path.exists()
     Listener(path, 0o640, None).close()
 
@@ -97,7 +118,7 @@ def test_a_stale_file_is_replaced(path: Path) -> None:
 
 
 def test_a_group_that_does_not_exist_leaves_no_file(path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="socket_group = nobody-of-that-name"):
+    with pytest.raises(ConfigurationError, match=r"^socket_group = nobody-of-that-name: there is no such group$"):
         Listener(path, 0o600, "nobody-of-that-name")
     assert not path.exists()
     Listener(path, 0o600, None).close()
@@ -183,9 +204,11 @@ def test_a_lock_whose_file_was_deleted_is_taken_again(path: Path) -> None:
     """Also where the socket's file is still there."""
     lock = path.with_name("daemon.sock.lock")
     with listening(path) as listener:
+        before = descriptors()
         lock.unlink()
         assert not listener.look()
         assert lock.exists()
+        assert descriptors() == before
         with pytest.raises(ConfigurationError, match="in use by another producerd"):
             Listener(path, 0o640)
 
@@ -296,6 +319,8 @@ def test_a_socket_that_was_deaf_when_it_was_passed_is_bound_with_the_mode_of_the
         assert passed.look()
         assert mode_of(path) == 0o600
         assert not passed.look()
+        assert len(passed.bound) == 2
+        assert reaches(path, passed)
 
 
 def test_a_passed_socket_that_cannot_be_bound_again_says_why_until_it_can(path: Path) -> None:
@@ -346,14 +371,174 @@ def test_a_lock_that_is_a_link_is_not_followed(path: Path) -> None:
     assert not theirs.exists()
 
 
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(OSError(errno.EMFILE, "Too many open files"), "Too many open files"), (OSError("not today"), "not today")],
+)
 def test_a_path_that_cannot_be_bound_for_the_system_s_own_reasons_is_a_problem_of_the_path(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, why: str
 ) -> None:
     def fails(*_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
+        raise error
 
     with listening(path) as listener:
         os.unlink(path)
         monkeypatch.setattr("producerd.runtime.listener._bind", fails)
-        with pytest.raises(PathProblem, match="Too many open files"):
+        with pytest.raises(PathProblem) as caught:
             listener.look()
+        assert str(caught.value) == why
+
+
+def test_folders_that_are_missing_are_made(path: Path) -> None:
+    deeper = path.parent / "deeper" / path.name
+    with listening(deeper) as listener:
+        assert reaches(deeper, listener)
+
+
+def test_a_path_on_which_another_program_answers_is_taken(path: Path) -> None:
+    with somebody(path):
+        with pytest.raises(PlaceTaken) as caught:
+            Listener(path, 0o600)
+        why = "in use: another process answers on it"
+        assert str(caught.value) == f"socket = {path}: {why}; set socket to another path"
+        assert path.exists()
+
+
+def test_a_program_that_accepts_nobody_is_not_waited_for(path: Path) -> None:
+    """Its backlog is full."""
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as other, contextlib.ExitStack() as ends:
+        other.bind(os.fspath(path))
+        other.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                client = ends.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(os.fspath(path))
+        with pytest.raises(ConfigurationError) as caught:
+            Listener(path, 0o600)
+        why = "in use, or this process may not replace it (Resource temporarily unavailable)"
+        assert str(caught.value) == f"socket = {path}: {why}; set socket to another path"
+        assert path.exists()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_path_that_is_too_long_for_a_socket_is_named_so(path: Path, is_there: bool) -> None:
+    longer = path.parent / ("x" * 100) / path.name
+    longer.parent.mkdir(parents=True)
+    why = "cannot be bound: AF_UNIX path too long"
+    if is_there:
+        with somebody(path):
+            path.rename(longer)
+        why = "in use, or this process may not replace it (AF_UNIX path too long)"
+    before = descriptors()
+    with pytest.raises(ConfigurationError) as caught:
+        Listener(longer, 0o600)
+    assert str(caught.value) == f"socket = {longer}: {why}; set socket to another path"
+    assert descriptors() == before
+
+
+def test_no_client_may_connect_before_the_file_has_its_mode(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int] = []
+    chmod = os.chmod
+
+    def watched(file: Path, mode: int) -> None:
+        modes.append(mode_of(file))
+        chmod(file, mode)
+
+    monkeypatch.setattr(os, "chmod", watched)
+    with listening(path):
+        assert (modes, mode_of(path)) == ([0], 0o640)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "changes"),
+    [
+        (Permissions(0o640), []),
+        (Permissions(0o640, os.geteuid(), os.getegid()), []),
+        (Permissions(0o640, uid=4711), [(4711, -1)]),
+        (Permissions(0o640, gid=4712), [(-1, 4712)]),
+    ],
+)
+def test_the_owner_and_the_group_are_changed_if_one_of_them_is_not_right_by_itself(
+    path: Path, monkeypatch: pytest.MonkeyPatch, permissions: Permissions, changes: list[tuple[int, int]]
+) -> None:
+    changed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "chown", lambda _, uid, gid: changed.append((uid, gid)))
+    path.parent.mkdir()
+    module._bind(path, permissions).socket.close()
+    assert changed == changes
+
+
+@pytest.mark.usefixtures("may_not_chown")
+def test_a_group_that_the_file_cannot_get_leaves_no_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grp, "getgrnam", lambda _: SimpleNamespace(gr_gid=os.getegid() + 1))
+    before = descriptors()
+    with pytest.raises(ConfigurationError) as caught:
+        Listener(path, 0o600, "others")
+    why = "its owner or group cannot be set: Operation not permitted"
+    assert str(caught.value) == f"socket_group = others: {why}"
+    assert (path.exists(), descriptors()) == (False, before)
+    Listener(path, 0o600).close()
+
+
+def test_a_mode_that_the_manager_changes_later_is_kept_as_well(path: Path) -> None:
+    with manager(path, 0o660) as give:
+        passed = give()
+        assert not passed.look()
+        path.chmod(0o666)
+        assert not passed.look()
+        path.unlink()
+        assert passed.look()
+        assert mode_of(path) == 0o666
+
+
+def test_a_file_that_is_not_a_socket_does_not_decide_who_may_connect(path: Path) -> None:
+    with manager(path, 0o660) as give:
+        path.unlink()
+        path.write_text("mine")
+        path.chmod(0o644)
+        passed = give()
+        with pytest.raises(PathProblem, match=r"^there is a file of that name which is not a socket: remove it$"):
+            passed.look()
+        path.unlink()
+        assert passed.look()
+        assert mode_of(path) == 0o600
+
+
+def test_an_abstract_name_is_not_taken_for_a_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its path, which is for people, would be one in the folder of the process."""
+    path.parent.mkdir()
+    monkeypatch.chdir(path.parent)
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(f"\0producerd-{os.getpid()}")
+        held.listen()
+        passed = Passed(held, 0o600, unit=UNIT)
+        assert str(passed.path) == f"@producerd-{os.getpid()}"
+        assert not passed.look()
+        assert os.listdir() == []
+        passed.close()
+
+
+S_IFSOCK, S_IFREG = stat.S_IFSOCK, stat.S_IFREG
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "expected"),
+    [
+        (S_IFSOCK | 0o660, 4711, Permissions(0o660, 4711, 4712)),
+        (S_IFSOCK | 0o660, 1000, Permissions(0o660, -1, 4712)),  # the daemon itself
+        (S_IFSOCK | 0o660, 0, Permissions(0o660, -1, 4712)),  # root needs no permission
+        (S_IFSOCK | 0o640, 4711, Permissions(0o640, 4711, -1)),  # the group may not connect anyway
+        (S_IFSOCK | 0o662, 4711, Permissions(0o662, -1, -1)),  # everybody may
+        (S_IFREG | 0o660, 4711, None),
+    ],
+)
+def test_a_replacement_needs_the_owners_who_decide_who_may_connect(
+    monkeypatch: pytest.MonkeyPatch, path: Path, mode: int, uid: int, expected: Permissions | None
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lambda _: SimpleNamespace(st_mode=mode, st_uid=uid, st_gid=4712))
+        patch.setattr(os, "geteuid", lambda: 1000)
+        found = module._permissions_of(path)
+    assert found == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,12 +91,12 @@ def test_the_tasks_of_the_largest_machine_find_a_place() -> None:
 
 @pytest.mark.parametrize("peer", [PEER, None])
 def test_a_user_next_to_others_has_a_short_time_at_once(loop: Loop, peer: Peer | None) -> None:
-    assert loop.serve(peer, 1.0) == pytest.approx(WITH_OTHERS.at_once_seconds)
+    assert loop.serve(peer, 1.0) == pytest.approx(1 * MS)
     assert loop.serve(peer, 1.0) == 0.0
-    assert loop.serve(OTHER, 1.0) == pytest.approx(WITH_OTHERS.at_once_seconds), "another user has their own"
+    assert loop.serve(OTHER, 1.0) == pytest.approx(1 * MS), "another user has their own"
     loop.now += 1 * MS
     later = loop.serve(peer, 1.0)  # after 2 ms in all, of which its part has come back, and a little meanwhile
-    assert 2 * MS * WITH_OTHERS.part <= later + 1e-9 < 0.8 * WITH_OTHERS.at_once_seconds
+    assert 2 * MS / 4 <= later + 1e-9 < 0.8 * MS
 
 
 def test_in_the_long_run_it_has_a_part_of_the_time_however_many_clients_it_has(loop: Loop) -> None:
@@ -112,7 +113,7 @@ def test_in_the_long_run_it_has_a_part_of_the_time_however_many_clients_it_has(l
     loop.serve = counted  # type: ignore[method-assign]
     loop.floods(PEER, 20, went)
     loop.run(10.0)
-    assert used / 10.0 == pytest.approx(WITH_OTHERS.part, rel=0.2)
+    assert used / 10.0 == pytest.approx(1 / 4, rel=0.2)
     counts = [went.count(number) for number in range(20)]
     assert max(counts) - min(counts) <= 2, "they take turns"
 
@@ -126,21 +127,25 @@ def test_a_body_that_took_long_is_counted_against_its_user(loop: Loop) -> None:
     assert loop.serve(PEER, 1.0) > 0.0
 
 
-@pytest.mark.parametrize(("frames_", "records"), [(4, 1), (1, 1_000)])
-def test_frames_count_for_their_delivery_next_to_others(loop: Loop, frames_: int, records: int) -> None:
+@pytest.mark.parametrize(
+    ("frames_", "records", "has_time"), [(3, 1, True), (4, 1, False), (1, 740, True), (1, 760, False)]
+)
+def test_frames_count_for_their_delivery_next_to_others(loop: Loop, frames_: int, records: int, has_time: bool) -> None:
     loop.shares.spend(THIRD, loop.now)
     for _ in range(frames_):
         assert loop.shares.has_time(PEER, loop.now)
         loop.shares.will_deliver(PEER, records)
-    assert not loop.shares.has_time(PEER, loop.now)
+    assert loop.shares.has_time(PEER, loop.now) is has_time
     assert loop.shares.has_time(THIRD, loop.now)
 
 
 def test_a_breach_of_the_protocol_counts_next_to_others(loop: Loop) -> None:
     loop.shares.spend(THIRD, loop.now)
     loop.shares.broke_the_protocol(PEER)
-    loop.now += 0.9 * (module.BREACH_SECONDS - WITH_OTHERS.at_once_seconds) / WITH_OTHERS.part
+    loop.now += 15.9 * MS  # of 5 ms, a quarter of this time has come back
     assert not loop.shares.has_time(PEER, loop.now)
+    loop.now += 0.2 * MS
+    assert loop.shares.has_time(PEER, loop.now)
 
 
 def test_delivery_and_breaches_do_not_count_for_the_only_user(loop: Loop) -> None:
@@ -153,7 +158,7 @@ def test_delivery_and_breaches_do_not_count_for_the_only_user(loop: Loop) -> Non
 
 def test_the_only_user_has_longer_at_once_and_no_limit_in_the_long_run(loop: Loop) -> None:
     loop.users = 1
-    assert loop.serve(PEER, 1.0) == pytest.approx(ALONE.at_once_seconds, rel=0.1)
+    assert loop.serve(PEER, 1.0) == pytest.approx(12 * MS, abs=0.06 * MS)
     went: list[int] = []
     began = loop.now
     loop.floods(PEER, 4, went, of_each=ALONE.at_once_seconds / 4)
@@ -188,10 +193,82 @@ def test_who_waits_a_little_does_not_wait_for_who_waits_long(loop: Loop) -> None
     loop.serve(OTHER, 1.0)
     loop.shares.put_off(PEER, lambda: went.append(1))
     loop.shares.put_off(OTHER, lambda: went.append(2))
+    assert len(loop.due) == 1
     loop.run(3 * WITH_OTHERS.at_once_seconds)
     assert went == [2]
     loop.run(1.0)
     assert went == [2, 1]
+    assert loop.due == []
+
+
+def test_the_first_who_may_go_on_sets_the_one_timer(loop: Loop) -> None:
+    went: list[int] = []
+    loop.shares.spend(OTHER, loop.now - 1 * MS)
+    loop.shares.spend(PEER, loop.now - 51 * MS)
+    loop.shares.put_off(OTHER, lambda: went.append(2))
+    ((at, _),) = first = list(loop.due)
+    assert at == pytest.approx(loop.now + 2 * MS), "when half of its 1 ms has come back, a quarter of the time"
+    loop.shares.put_off(OTHER, lambda: went.append(2))
+    loop.shares.put_off(PEER, lambda: went.append(1))
+    assert len(loop.due) == 1
+    assert loop.due[0] is first[0]
+    loop.run(2.1 * MS)
+    assert (went, len(loop.due)) == ([2, 2], 1)
+    loop.run(1.0)
+    assert (went, len(loop.due)) == ([2, 2, 1], 0)
+
+
+def test_the_only_user_waits_until_half_of_its_time_has_come_back(loop: Loop) -> None:
+    went: list[int] = []
+    loop.shares.spend(PEER, loop.now - 12 * MS)
+    loop.shares.put_off(PEER, lambda: went.append(1))
+    loop.run(5.9 * MS)
+    assert went == []
+    loop.run(0.2 * MS)
+    assert went == [1]
+
+
+def test_who_has_used_all_of_a_share_has_no_time_and_waits(loop: Loop) -> None:
+    """Also if another user is served meanwhile."""
+    loop.now = 0.0
+    went: list[int] = []
+    loop.shares.spend(OTHER, 0.0)
+    loop.shares.spend(PEER, -WITH_OTHERS.at_once_seconds)
+    assert not loop.shares.has_time(PEER, 0.0)
+    loop.shares.put_off(PEER, lambda: went.append(1))
+    loop.shares.put_off(OTHER, lambda: went.append(2))
+    loop.run(0.0)
+    assert went == [2]
+    loop.run(2.1 * MS)
+    assert went == [2, 1]
+
+
+def test_who_has_spoken_last_counts_though_they_came_before_others(loop: Loop) -> None:
+    for peer in (PEER, OTHER, THIRD):
+        loop.shares.spend(peer, loop.now)
+    loop.now += 11.0
+    for peer in (PEER, OTHER):
+        loop.shares.spend(peer, loop.now)
+    assert not loop.shares.has_time(PEER, loop.now - 2 * MS), "OTHER has just spoken"
+
+
+@pytest.mark.parametrize(("seconds", "is_alone"), [(9.75, False), (10.0, True)])
+def test_who_has_said_nothing_for_ten_seconds_is_forgotten(loop: Loop, seconds: float, is_alone: bool) -> None:
+    loop.shares.spend(OTHER, loop.now)
+    loop.now += seconds
+    assert loop.shares.has_time(PEER, loop.now - 2 * MS) is is_alone
+    loop.shares.spend(PEER, loop.now)
+    assert list(loop.shares._used) == ([PEER.uid] if is_alone else [OTHER.uid, PEER.uid])
+
+
+def test_a_debt_is_never_longer_than_a_fifth_of_a_second(loop: Loop) -> None:
+    """Next to others, 51 ms count at most, and 50 ms of them come back in 200 ms."""
+    loop.shares.spend(OTHER, loop.now)
+    loop.shares.spend(PEER, loop.now - 10.0)
+    loop.now += 199 * MS
+    assert not loop.shares.has_time(PEER, loop.now)
+    loop.now += 2 * MS
+    assert loop.shares.has_time(PEER, loop.now)
 
 
 def test_who_has_said_nothing_for_long_takes_nothing_from_who_speaks(loop: Loop) -> None:
@@ -276,12 +353,38 @@ def test_a_flood_is_reported_once_a_minute_with_its_process(
     say(PEER, MessageType.OPEN, 200)
     (line,) = log
     assert line["event"] == "clients flood the daemon"
-    assert (line["uid"], line["pid"], line["log_level"]) == (1, os.getpid(), "warning")
-    assert line["command"]
+    assert (line["uid"], line["pid"], line["log_level"]) == (1, PEER.pid, "warning")
+    assert line["command"] == Path(f"/proc/{PEER.pid}/comm").read_text().strip()
     loop.now += module.FLOOD_SECONDS
     say(PEER, MessageType.STATUS, 99)
     say(None, MessageType.STATUS, 100)
     assert [(line["uid"], line["command"]) for line in log[1:]] == [(None, "")]
+
+
+def test_the_minutes_in_which_messages_are_counted_follow_each_other(
+    log: list[Any], loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_MESSAGES", 100)
+
+    def say(times: int, now: float) -> None:
+        loop.now = now
+        for _ in range(times):
+            loop.shares.count(PEER, MessageType.STATUS)
+
+    say(99, 59.75)
+    say(99, 60.0)
+    assert not log
+    say(1, 119.75)
+    assert len(log) == 1
+    say(99, 120.0)
+    assert len(log) == 1
+
+
+def test_a_thousand_messages_a_second_are_a_flood(log: list[Any], loop: Loop) -> None:
+    loop.shares._messages[PEER.uid] = 60_000 - 2
+    for lines in (0, 1, 1):
+        loop.shares.count(PEER, MessageType.STATUS)
+        assert len(log) == lines
 
 
 async def test_a_session_without_time_reads_on_later() -> None:
