@@ -474,7 +474,7 @@ class Stream:
             return
         self._told_health = health.state
         request = request_values(health.request_id)
-        if health.state is HealthState.BROKEN and health.code == Code.UNREACHABLE:
+        if health.code == Code.UNREACHABLE:  # which is BROKEN
             log.error("stream cannot be reached", stream=self.name, message=health.message)
         elif health.state is HealthState.BROKEN:
             log.error(

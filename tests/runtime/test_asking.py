@@ -9,6 +9,7 @@ import pytest
 
 from producerd.config import StreamSettings
 from producerd.core.sending.answers import RequestFailed
+from producerd.core.sending.health import WHERE_TO_LOOK
 from producerd.errors import Code
 from producerd.runtime import asking
 from producerd.runtime.asking import Asking, ServiceAnswer, answer_of
@@ -16,6 +17,7 @@ from producerd.runtime.kinesis import Address, StreamSummary, Tried
 from producerd.runtime.stream import Stream
 from producerd.wire.frames import Service
 from tests.daemon import until_on_loop
+from tests.runtime.virtual_time import VirtualLoop
 
 DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False)
 SLOW = RequestFailed("LimitExceededException", "slow down", maybe_stored=False)
@@ -75,25 +77,76 @@ async def test_a_question_of_a_stream_that_is_forgotten_ends() -> None:
     assert heard == []
 
 
+def test_an_answer_holds_for_two_seconds() -> None:
+    async def story() -> list[int]:
+        service, heard = StandInService(), list[ServiceAnswer]()
+        service.answers.set()
+        asked = []
+        async with asyncio.TaskGroup() as tasks:
+            one = Asking(stream_of(), service, tasks)
+            one.ask(heard.append)
+            await asyncio.sleep(0)
+            for until in (1.75, 2.0):
+                await asyncio.sleep(until - asyncio.get_running_loop().time())
+                one.ask(heard.append)
+                await asyncio.sleep(0)
+                asked.append(service.asked)
+        assert len(heard) == 3
+        return asked
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(story()) == [1, 2]
+
+
+DRY_RUN = "a dry run of PutRecords is allowed, at there"
+LISTED = "ListShards answers; PutRecords was not tried, at there"
+MAY_NOT_LIST = "the daemon may not list the stream's shards: AccessDeniedException: no"
+NEEDS_LIST = 'AccessDeniedException: no; aggregation = "kpl" needs kinesis:ListShards'
+NO_HOST = f"no such host: {WHERE_TO_LOOK}"
+
+
 @pytest.mark.parametrize(
-    ("failed", "by_put_records", "aggregation", "service", "code"),
+    ("failed", "by_put_records", "aggregation", "answer"),
     [
-        (None, True, "none", Service.READY, ""),
-        (None, False, "none", Service.READY, ""),
-        (SLOW, False, "kpl", Service.READY, ""),
-        (DENIED, True, "none", Service.FAILED, Code.ACCESS_DENIED),
-        (DENIED, False, "none", Service.NOT_VERIFIED, Code.ACCESS_DENIED),
-        (DENIED, False, "kpl", Service.FAILED, Code.ACCESS_DENIED),
-        (NOWHERE, False, "none", Service.FAILED, Code.UNREACHABLE),
-        (FAULT, False, "none", Service.FAILED, Code.SERVICE_FAULT),
+        (None, True, "none", (Service.READY, "", DRY_RUN)),
+        (None, False, "none", (Service.READY, "", LISTED)),
+        (SLOW, False, "kpl", (Service.READY, "", LISTED)),
+        (DENIED, True, "none", (Service.FAILED, Code.ACCESS_DENIED, "AccessDeniedException: no")),
+        (DENIED, True, "kpl", (Service.FAILED, Code.ACCESS_DENIED, "AccessDeniedException: no")),
+        (DENIED, False, "none", (Service.NOT_VERIFIED, Code.ACCESS_DENIED, MAY_NOT_LIST)),
+        (DENIED, False, "kpl", (Service.FAILED, Code.ACCESS_DENIED, NEEDS_LIST)),
+        (NOWHERE, False, "none", (Service.FAILED, Code.UNREACHABLE, NO_HOST)),
+        (FAULT, False, "none", (Service.FAILED, Code.SERVICE_FAULT, "ServiceUnavailable: 503")),
     ],
 )
 def test_what_an_answer_means_for_a_stream(
-    failed: RequestFailed | None, by_put_records: bool, aggregation: str, service: Service, code: str
+    failed: RequestFailed | None, by_put_records: bool, aggregation: str, answer: tuple[Service, str, str]
 ) -> None:
-    word = answer_of(Tried(failed, by_put_records, "there"), stream_of(aggregation=aggregation))
-    assert (word.service, word.code) == (service, code)
-    assert word.message
+    assert answer_of(Tried(failed, by_put_records, "there"), stream_of(aggregation=aggregation)) == answer
+
+
+@pytest.mark.parametrize(
+    ("works", "code", "by_put_records", "service"),
+    [
+        (False, Code.ACCESS_DENIED, False, Service.NOT_VERIFIED),
+        (False, Code.KMS, False, Service.NOT_VERIFIED),
+        (False, Code.KMS, True, Service.READY),
+        (False, Code.CREDENTIALS, False, Service.READY),
+        (True, Code.KMS, False, Service.READY),
+    ],
+)
+def test_a_list_does_not_show_that_records_are_taken_that_were_refused(
+    works: bool, code: str, by_put_records: bool, service: Service
+) -> None:
+    """Only a dry run, or the next records, would."""
+    stream = stream_of()
+    if works:
+        stream.pipeline.health.stored()
+    stream.pipeline.health.looks_permanent(code, "no", 0.0)
+    answer = answer_of(Tried(None, by_put_records, "there"), stream)
+    refused = ServiceAnswer(Service.NOT_VERIFIED, code, f"the last records were refused: {code}: no")
+    ready = ServiceAnswer(Service.READY, message=DRY_RUN if by_put_records else LISTED)
+    assert answer == (refused if service is Service.NOT_VERIFIED else ready)
 
 
 def test_a_stream_whose_shards_do_not_follow_the_keys_is_not_ready() -> None:

@@ -16,6 +16,7 @@ from producerd.runtime.leaving import IdleTime, OwnerProcess
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 from tests.daemon import daemon, rows, session, until
+from tests.runtime.virtual_time import VirtualLoop
 
 
 def start_of(pid: int) -> int:
@@ -44,6 +45,14 @@ def server() -> Iterator[FakeServer]:
 def test_it_is_seen_that_a_process_ends(
     process: subprocess.Popen[bytes], has_pidfd: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened: list[int] = []
+    pidfd_open = os.pidfd_open
+
+    def note(pid: int) -> int:
+        opened.append(pidfd_open(pid))
+        return opened[0]
+
+    monkeypatch.setattr(os, "pidfd_open", note)
     if not has_pidfd:
         monkeypatch.setattr(os, "pidfd_open", lambda _: os.open("/no such file", os.O_RDONLY))
         monkeypatch.setattr(leaving, "LOOK_SECONDS", 0.01)
@@ -55,9 +64,30 @@ def test_it_is_seen_that_a_process_ends(
         assert not ending.done()
         process.kill()
         await asyncio.wait_for(ending, 10)
+        for descriptor in opened:
+            assert not asyncio.get_running_loop().remove_reader(descriptor)
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(descriptor)
 
     asyncio.run(watch())
     assert not owner.lives, "though nobody has waited for it yet"
+    process.wait()
+    assert not owner.lives
+
+
+def test_without_a_pidfd_a_process_is_looked_at_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_pidfd(_pid: int) -> int:
+        raise OSError
+
+    async def watch() -> float:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(OwnerProcess, "lives", property(lambda _: loop.time() < 2.5))
+        await OwnerProcess(1, 1).ends()
+        return loop.time()
+
+    monkeypatch.setattr(os, "pidfd_open", no_pidfd)
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(watch()) == 3.0
 
 
 @pytest.mark.parametrize("later", [0, 1])
@@ -119,19 +149,22 @@ def test_a_client_and_its_records_keep_a_daemon(server: FakeServer) -> None:
 
 
 def test_an_idle_time_begins_again_when_something_uses_the_daemon() -> None:
-    async def watch() -> list[float]:
-        loop, idle, times = asyncio.get_running_loop(), IdleTime(), []
-        begin = loop.time()
-        waiting = asyncio.create_task(idle.lasts(0.2))
-        idle.look(is_idle=True, now=begin)
-        await asyncio.sleep(0.1)
-        idle.look(is_idle=False, now=loop.time())
-        await asyncio.sleep(0.2)
+    async def watch() -> None:
+        loop, idle = asyncio.get_running_loop(), IdleTime()
+        waiting = asyncio.create_task(idle.lasts(8.0))
+        idle.look(is_idle=True, now=0.0)
+        await asyncio.sleep(4.0)
+        idle.look(is_idle=False, now=4.0)
+        await asyncio.sleep(12.0)
         assert not waiting.done()
-        idle.look(is_idle=True, now=loop.time())
-        idle.look(is_idle=True, now=loop.time() + 100)
-        await asyncio.wait_for(waiting, 10)
-        times.append(loop.time() - begin)
-        return times
+        idle.look(is_idle=True, now=16.0)
+        idle.look(is_idle=True, now=17.0)
+        await asyncio.sleep(7.75)
+        assert not waiting.done()
+        await waiting
+        assert loop.time() == 24.0
+        await idle.lasts(8.0)
+        assert loop.time() == 24.0
 
-    assert asyncio.run(watch())[0] >= 0.49
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(watch())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -32,35 +31,15 @@ from producerd.testing.streams import FakeStream
 from producerd.wire import columns
 from tests.daemon import rows
 from tests.runtime.odd_answers import mutated
+from tests.runtime.virtual_time import VirtualLoop
 
 DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False, request_id="d3f1")
 THROTTLED = RequestFailed("LimitExceededException", "slower", maybe_stored=False)
 MISSING = RequestFailed("ResourceNotFoundException", "no such stream", maybe_stored=False)
+UNREACHABLE = RequestFailed(Code.UNREACHABLE, "no answer within 6 s", maybe_stored=False)
 BY_KEY = StreamSummary("arn", 10_485_760, mode="PROVISIONED")
 AUTO = StreamSummary("arn", 1_048_576, "AUTO")
 KPL = StreamSettings(aggregation="kpl")
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time passes when nothing is left to do, and then at once."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        super().__init__(_Jumping(self))
-
-    def time(self) -> float:
-        return self.now
-
-
-class _Jumping(selectors.SelectSelector):
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "nothing is scheduled any more"
-        self._loop.now += timeout
-        return super().select(0)
 
 
 @dataclass
@@ -160,7 +139,7 @@ def test_the_map_does_not_wait_for_the_summary(
     summary: StreamSummary | RequestFailed | None, settings: StreamSettings
 ) -> None:
     async def story(watched: Watched) -> None:
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(2.5 if summary is None else 0.2)
         assert watched.shards == 4
 
     watch(StandInKinesis(summary=summary), story, settings)
@@ -177,6 +156,7 @@ def test_a_listing_that_fails_or_does_not_fit_together_is_asked_again_and_the_ol
         await asyncio.sleep(30)
         assert watched.shards == 4
         assert len(kinesis.listed_at) == 5
+        assert len(kinesis.described_at) == 1, "it is the same stream"
         before = watched.stream.pipeline.shard_map
         kinesis.listing = lambda: holed
         watched.suspect()
@@ -351,16 +331,19 @@ def test_while_rows_wait_the_list_is_read_again_at_most_once_in_two_seconds_and_
     watch(kinesis, story, KPL)
 
 
-def test_a_list_that_alone_cannot_be_reached_is_not_waited_for_longer_than_one_that_fails() -> None:
+@pytest.mark.parametrize(("summary", "goes_plain"), [(BY_KEY, True), (THROTTLED, True), (UNREACHABLE, False)])
+def test_a_list_that_alone_cannot_be_reached_is_not_waited_for_longer_than_one_that_fails(
+    summary: StreamSummary | RequestFailed, goes_plain: bool
+) -> None:
     """The summary shows that the service can be reached."""
-    kinesis = StandInKinesis()
-    kinesis.listing = lambda: RequestFailed(Code.UNREACHABLE, "no answer within 6 s", maybe_stored=False)
+    kinesis = StandInKinesis(summary=summary)
+    kinesis.listing = lambda: UNREACHABLE
 
     async def story(watched: Watched) -> None:
         rows_wait(watched)
         await asyncio.sleep(10.5)
-        assert watched.stream.pipeline.take_job(asyncio.get_running_loop().time()) is not None
-        assert watched.stream.pipeline.goes_plain
+        job = watched.stream.pipeline.take_job(asyncio.get_running_loop().time())
+        assert (job is not None, watched.stream.pipeline.goes_plain) == (goes_plain, goes_plain)
 
     watch(kinesis, story, KPL)
 
@@ -379,6 +362,19 @@ def test_a_stream_that_is_idle_is_not_read_and_its_next_row_has_it_read_at_once(
         assert watched.shards == 4
 
     watch(kinesis, story, KPL)
+
+
+def test_a_stream_that_is_idle_is_read_once_if_its_shards_are_in_doubt() -> None:
+    kinesis = StandInKinesis()
+
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(10_000)
+        before = len(kinesis.listed_at)
+        watched.suspect()
+        await asyncio.sleep(0.1)
+        assert (len(kinesis.listed_at), watched.shards) == (before + 1, 4)
+
+    watch(kinesis, story)
 
 
 # ---- the summary

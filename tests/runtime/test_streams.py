@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from structlog.testing import capture_logs
 
 from producerd.config import Config, NodeSettings, StreamSettings
+from producerd.core.rows.frame import Frame
 from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Refused
 from producerd.runtime import streams as module
+from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
-from tests.daemon import until_on_loop
+from tests.daemon import one, until_on_loop
+from tests.runtime.virtual_time import VirtualLoop
+from tests.simulation.setting import make_body
 
 
 class Watch:
@@ -129,12 +136,24 @@ async def test_a_name_that_never_worked_makes_place_for_another_one() -> None:
 
 async def test_with_fewer_streams_allowed_than_there_are_their_parts_still_fit() -> None:
     """Of what is in flight, else the bound on memory would be none; of the queues, else who comes last has none."""
+
+    def parts() -> set[int]:
+        queues, in_flight = streams.budget, streams.in_flight
+        return {limits.limit_bytes // limits.floor_bytes for limits in (queues, in_flight)}
+
     async with streams_of(Config(node=NodeSettings(max_streams=8))) as streams:
         for number in range(8):
             streams.open(f"stream-{number}")
-        streams.reload(Config(node=NodeSettings(max_streams=2)), 0.0)
-        assert 8 * streams.in_flight.floor_bytes <= streams.in_flight.limit_bytes / 2
-        assert 8 * streams.budget.floor_bytes <= streams.budget.limit_bytes / 2
+        assert parts() == {16}
+        streams.reload(Config(node=NodeSettings(max_streams=32)), 0.0)
+        assert parts() == {64}
+        settings = StreamSettings(linger_seconds=7)
+        streams.reload(Config(node=NodeSettings(max_streams=2), defaults=settings), 0.0)
+        assert parts() == {16}
+        assert {stream.settings for stream in streams} == {settings}
+        with pytest.raises(Refused):
+            streams.open("one-more")
+        assert (len(streams), parts()) == (7, {14})
 
 
 def opens(streams: Streams, name: str, uid: int) -> None:
@@ -204,3 +223,175 @@ async def test_names_that_a_user_left_behind_still_count_until_they_work() -> No
         assert first is not None
         first.pipeline.health.stored()
         opens(streams, "d", 7)
+
+
+def test_when_streams_are_forgotten_that_nobody_uses() -> None:
+    """The daemon looks once a minute."""
+
+    async def story() -> None:
+        config = Config(streams={"listed": StreamSettings(), "refused": StreamSettings()})
+        async with streams_of(config) as streams:
+            for name in ("listed", "works"):
+                streams.open(name).pipeline.health.stored()
+            refused = streams.open("refused")
+            refused.pipeline.health.looks_permanent("ACCESS_DENIED", "not allowed", 0.0)
+            streams.open("typo")
+
+            async def names_at(now: float) -> list[str]:
+                await asyncio.sleep(now - asyncio.get_running_loop().time())
+                return [stream.name for stream in streams]
+
+            assert await names_at(61.0) == ["listed", "works", "refused", "typo"]
+            streams.open("late")
+            assert await names_at(599.0) == ["listed", "works", "refused", "typo", "late"]
+            assert [stream.is_up for stream in streams] == [True, True, False, True, True]
+            assert await names_at(601.0) == ["listed", "works", "refused", "late"]
+            assert all(stream.is_up for stream in streams)
+            assert await names_at(719.0) == ["listed", "works", "refused", "late"]
+            assert await names_at(721.0) == ["listed", "works", "refused"]
+            assert await names_at(86_399.0) == ["listed", "works", "refused"]
+            assert await names_at(86_401.0) == ["listed", "refused"]
+
+    with capture_logs() as log, asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(story())
+    events = [(line["event"], line["stream"], line.get("idle_seconds")) for line in log if "forgotten" in line["event"]]
+    assert events == [
+        ("a refusal is forgotten, as nobody uses the stream", "refused", None),
+        ("stream forgotten", "typo", 600),
+        ("stream forgotten", "late", 659),
+        ("stream forgotten", "works", 86_400),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["open", "with rows", "paused", "worked", "listed"])
+async def test_a_stream_that_is_used_makes_no_place(kind: str) -> None:
+    config = Config(node=NodeSettings(max_streams=1), streams={"listed": StreamSettings()})
+    async with streams_of(config) as streams:
+        stream = streams.open(kind if kind == "listed" else "used")
+        caller: Any = SimpleNamespace()
+        match kind:
+            case "open":
+                stream.join(caller, patient=False)
+            case "with rows":
+                frame = Frame(None, 1, stream.check(make_body(one())), one().layout.charge_bytes)
+                stream.budget.take(1, frame.charge_bytes)
+                stream.pipeline.submit(frame, 0.0)
+            case "paused":
+                stream.pause(0.0)
+            case "worked":
+                stream.pipeline.health.stored()
+        with pytest.raises(Refused) as refused:
+            streams.open("one-more")
+        assert refused.value.code == Code.STREAM_LIMIT
+        assert list(streams) == [stream]
+        stream.pipeline.abandon()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 129])
+async def test_a_name_that_no_stream_can_have_is_refused(name: str) -> None:
+    async with streams_of(Config()) as streams:
+        with pytest.raises(Refused) as refused:
+            streams.open(name)
+        assert len(streams) == 0
+    assert (refused.value.code, str(refused.value)) == (
+        Code.STREAM_NOT_FOUND,
+        f"{name!r} cannot be a stream's name: 1 to 128 of a-z A-Z 0-9 _ . -",
+    )
+
+
+async def test_nothing_is_left_of_a_stream_that_is_forgotten_and_its_question_is_not_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor does a question keep the daemon from its end."""
+
+    class Kinesis:
+        asked: ClassVar[list[object]] = []
+
+        def __init__(self, client: object, executor: object) -> None:
+            pass
+
+        async def ready(self) -> None:
+            pass
+
+        async def try_storing(self, address: object, *, aggregates: bool) -> None:
+            self.asked.append(address)
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(module, "AioKinesis", Kinesis)
+    heard: list[ServiceAnswer] = []
+    async with streams_of(Config(node=NodeSettings(max_streams=1))) as streams:
+        stream = streams.open("typo")
+        streams.ask_service(stream, heard.append)
+        await until_on_loop(lambda: Kinesis.asked == [{"StreamName": "typo"}])
+        last = streams.open("last")
+        await until_on_loop(lambda: Watch.ended == ["typo"])
+        streams.ask_service(stream, heard.append)
+        left = weakref.ref(stream)
+        del stream
+        gc.collect()
+        assert left() is None
+        streams.ask_service(last, heard.append)
+        await until_on_loop(lambda: len(Kinesis.asked) == 2)
+    assert (heard, Kinesis.asked) == ([], [{"StreamName": "typo"}, {"StreamName": "last"}])
+
+
+async def test_the_records_of_streams_are_counted_while_none_is_left() -> None:
+    """Memory is given back when this number has changed and nothing is queued."""
+    async with streams_of(Config()) as streams:
+        one_, other = streams.open("one"), streams.open("other")
+        assert (streams.are_quiet, streams.taken_records()) == (True, 0)
+        one_.pipeline.stats.ingest_records, other.pipeline.stats.ingest_records = 3, 4
+        other.budget.take(1, 100)
+        assert (streams.are_quiet, streams.taken_records()) == (False, None)
+        other.budget.release(1, 100)
+        assert (streams.are_quiet, streams.taken_records()) == (True, 7)
+
+
+async def test_room_that_came_free_is_offered_to_those_that_wait_and_others_send_what_lingers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that hold least come first."""
+    told: list[tuple[str, str]] = []
+    async with streams_of(Config()) as streams:
+        holds, waits = streams.open("holds"), streams.open("waits")
+        holds.budget.take(1, 100)
+        for stream in streams:
+            monkeypatch.setattr(stream, "take_room", lambda name=stream.name: told.append(("room", name)))
+            monkeypatch.setattr(stream, "press", lambda _, name=stream.name: told.append(("press", name)))
+
+        def handed_on() -> list[tuple[str, str]]:
+            told.clear()
+            streams.hand_room_on(0.0)
+            return told
+
+        budget = streams.budget
+        budget.has_freed = True
+        assert (handed_on(), budget.has_freed) == ([], True)
+        budget.want(waits.budget, 10)
+        assert (handed_on(), budget.has_freed) == ([("room", "waits"), ("press", "holds")], False)
+        assert handed_on() == [("press", "waits"), ("press", "holds")]
+        budget.want(waits.budget, 0)
+
+
+async def test_calls_about_a_stream_are_spared_until_it_is_listed_or_has_worked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They take from the allowance of who has it open, and of who opened it first."""
+    made: list[tuple[Any, Any]] = []
+
+    def sparing(calls: object, allowance: object, users: object, is_known: object) -> object:
+        made.append((users, is_known))
+        return calls
+
+    monkeypatch.setattr(module, "SparingCalls", sparing)
+    async with streams_of(Config(streams={"listed": StreamSettings()})) as streams:
+        streams.open("listed", 7)
+        new = streams.open("new", 7)
+        caller: Any = SimpleNamespace()
+        new.join(caller, patient=False, uid=8)
+        assert [is_known() for _, is_known in made] == [True, False]
+        assert [users() for users, _ in made] == [[7], [8, 7]]
+        new.pipeline.health.stored()
+        assert [is_known() for _, is_known in made] == [True, True]
+        streams.reload(Config(), 0.0)
+        assert [is_known() for _, is_known in made] == [False, True]

@@ -40,7 +40,7 @@ class Clock:
     """The loop's time, which passes when somebody sleeps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
+        self.now = 0.0
         self.slept: list[float] = []
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
         monkeypatch.setattr("producerd.runtime.unknown_names.asyncio.sleep", self.sleep)
@@ -61,19 +61,33 @@ async def ask(calls: SparingCalls, times: int) -> None:
         await calls.describe_stream_summary({})
 
 
-async def test_invented_names_of_a_user_make_a_few_calls_a_minute(clock: Clock) -> None:
+async def test_invented_names_of_a_user_make_32_calls_and_then_4_in_a_minute(clock: Clock) -> None:
+    """Another user may have the stream open in a second's time, so each second is looked who has."""
     service, allowance = Service(NOT_FOUND), CallAllowance()
-    of_one = [SparingCalls(service, allowance, lambda: [7], lambda: False) for _ in range(CALLS_AT_ONCE // 2)]
+    of_one = [SparingCalls(service, allowance, lambda: [7], lambda: False) for _ in range(16)]
     for calls in of_one:
         await ask(calls, 2)
-    assert (service.calls, clock.slept) == (CALLS_AT_ONCE, [])
+    assert (service.calls, clock.slept) == (32, [])
     assert (await of_one[0].try_storing({}, aggregates=False)).failed is NOT_FOUND
-    assert sum(clock.slept) == pytest.approx(60 / CALLS_A_MINUTE)
-    await ask(of_one[1], 2 * CALLS_A_MINUTE)
-    assert sum(clock.slept) == pytest.approx(60 / CALLS_A_MINUTE + 120)
+    assert clock.slept == pytest.approx([1.0] * 15)
+    await ask(of_one[1], 8)
+    assert clock.slept == pytest.approx([1.0] * 135)
     slept = len(clock.slept)
     await ask(SparingCalls(service, allowance, lambda: [8], lambda: False), CALLS_AT_ONCE)
     assert len(clock.slept) == slept, "another user has an allowance of their own"
+
+
+async def test_a_call_that_finds_its_stream_gives_back_itself_and_no_other(clock: Clock) -> None:
+    service, allowance = Service(NOT_FOUND), CallAllowance()
+    calls = SparingCalls(service, allowance, lambda: [7], lambda: False)
+    await ask(calls, CALLS_AT_ONCE - 2)
+    service.answer = None
+    await ask(calls, 10)
+    service.answer = NOT_FOUND
+    await ask(calls, 2)
+    assert clock.slept == []
+    await calls.list_shards({})
+    assert clock.slept == pytest.approx([1.0] * 15)
 
 
 @pytest.mark.parametrize("answer", [None, DOWN])
