@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,6 +24,7 @@ from producerd.core.rows import intake, sorting
 from producerd.core.rows.frame import Frame
 from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.core.sending.backoff import RetryPolicy
+from producerd.core.turn import take
 from producerd.errors import Code, Outcome
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.kinesis import Address, StreamSummary
@@ -41,18 +44,21 @@ def _no_tracebacks() -> Iterator[None]:
 
 
 class StandInKinesis:
-    """Stores all, or waits forever, or raises.  Its endpoint is known once ``known`` is set."""
+    """Stores all, or waits forever, or fails, or raises.  Its endpoint is known once ``known`` is set."""
 
     def __init__(self) -> None:
+        self.readied = 0
         self.known = asyncio.Event()
         self.known.set()
         self.hangs = False
         self.raises: Exception | None = None
         self.fails: RequestFailed | None = None
+        self.put: Callable[[], object] = lambda: None  # called with each request
         self.records = 0
         self.requests = 0
 
     async def ready(self) -> None:
+        self.readied += 1
         await self.known.wait()
 
     @property
@@ -63,6 +69,7 @@ class StandInKinesis:
         self, address: Address, request: EncodedRequest, timeout_seconds: float
     ) -> Answer | RequestFailed:
         self.requests += 1
+        self.put()
         if self.raises is not None:
             raise self.raises
         if self.fails is not None:
@@ -105,13 +112,19 @@ class Bench:
     """A dispatcher and one stream, and an owner that counts how often each frame is finished."""
 
     def __init__(
-        self, dispatcher: Dispatcher, kinesis: StandInKinesis, stopped: asyncio.Event, settings_: dict[str, Any]
+        self,
+        dispatcher: Dispatcher,
+        kinesis: StandInKinesis,
+        stopped: asyncio.Event,
+        settings_: dict[str, Any],
+        *,
+        in_flight: NodeInFlight | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self.kinesis = kinesis
         self.stopped = stopped
         settings = StreamSettings(linger_seconds=0, max_in_flight_requests=2).model_copy(update=settings_)
-        self.stream = Stream("flights", settings, 1 << 20, 10_000)
+        self.stream = Stream("flights", settings, 1 << 20, 10_000, in_flight=in_flight)
         dispatcher.add(self.stream, kinesis)
         self.stream.pipeline.shard_map_failed("AccessDeniedException", "no", 0.0)  # nobody waits for it
         self.finishes: Counter[int] = Counter()
@@ -153,10 +166,12 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(workers: int = 1, **settings: Any) -> AsyncIterator[Bench]:
+async def bench(
+    workers: int = 1, *, settled: Callable[[], None] = lambda: None, **settings: Any
+) -> AsyncIterator[Bench]:
     kinesis, stopped = StandInKinesis(), asyncio.Event()
     with ThreadPoolExecutor(workers) as pool:
-        dispatcher = Dispatcher(pool, workers)
+        dispatcher = Dispatcher(pool, workers, settled)
         async with asyncio.TaskGroup() as group:
             group.create_task(dispatcher.run(stopped))
             await asyncio.sleep(0)
@@ -249,10 +264,15 @@ async def test_a_frame_that_cannot_be_sorted_fails_alone(
         return sort_rows(parts, *rest)
 
     monkeypatch.setattr(module, "sort_rows", poisoned)
-    async with bench() as on:
-        good, bad, other = on.submit(rows(records)), on.submit(rows(records, name="poison")), on.submit(rows(records))
-        await on.until_finished()
-        on.assert_all_ended_once()
+    with capture_logs() as logs:
+        async with bench() as on:
+            good, bad = on.submit(rows(records)), on.submit(rows(records, name="poison"))
+            other = on.submit(rows(records))
+            await on.until_finished()
+            on.assert_all_ended_once()
+    told = {"event": "a job could not be sorted", "log_level": "error", "stream": "flights", "frames": 3}
+    assert logs[0] == {**told, "exc_info": True, "exc_text": False}
+    assert [line["event"] for line in logs[1:]] == ["stream works"]
     assert good.tallies[Outcome.STORED] == other.tallies[Outcome.STORED] == records
     (line,) = bad.result().codes
     assert (line.outcome, line.code) == (Outcome.NOT_STORED, Code.INTERNAL)
@@ -278,7 +298,9 @@ async def test_a_row_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.Monk
         on.assert_all_ended_once()
     assert frame.tallies[Outcome.STORED] == records - 1
     result = frame.result()
-    assert [(line.outcome, line.code) for line in result.codes] == [(Outcome.NOT_STORED, Code.INTERNAL)]
+    assert [(line.outcome, line.code, line.maybe_stored) for line in result.codes] == [
+        (Outcome.NOT_STORED, Code.INTERNAL, False)
+    ]
     assert int.from_bytes(result.bitmap, "little") == 1 << records // 3
 
 
@@ -289,8 +311,10 @@ async def test_a_transport_that_raises_fails_rows_and_not_the_daemon() -> None:
             frame = on.submit(rows(4))
             await on.until_finished()
             on.assert_all_ended_once()
-    assert {(line["event"], line["log_level"]) for line in logs} == {("a request could not be made", "error")}
-    assert {line.code for line in frame.result().codes} == {Code.INTERNAL}
+    told = {"event": "a request could not be made", "log_level": "error", "stream": "flights", "records": 4}
+    assert logs[0] == {**told, "exc_info": True, "exc_text": False}
+    assert {line["event"] for line in logs} == {"a request could not be made"}
+    assert {(line.code, line.maybe_stored) for line in frame.result().codes} == {(Code.INTERNAL, True)}
 
 
 async def test_what_one_stream_has_on_its_way_holds_another_back_no_longer_than_that_lasts() -> None:
@@ -456,3 +480,260 @@ async def test_the_fifth_time_out_of_the_same_rows_makes_a_line_and_no_other(mon
                     on.kinesis.fails = None
             await on.until_finished()
     assert lines_at == [5]
+
+
+async def test_four_time_outs_and_other_failures_of_the_same_rows_make_no_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for wait in ("delay", "hold"):
+        monkeypatch.setattr(RetryPolicy, wait, lambda *_: 0.0)
+    timed_out = RequestFailed(Code.UNREACHABLE, "no answer", maybe_stored=True, timed_out=True)
+    no_route = RequestFailed(Code.UNREACHABLE, "no route", maybe_stored=False)
+    failures = [timed_out] * 4 + [no_route] * 2
+    with capture_logs() as logs:
+        async with bench() as on:
+
+            def fail_for_a_while() -> None:
+                on.kinesis.fails = failures.pop(0) if failures else None
+
+            on.kinesis.put = fail_for_a_while
+            on.submit(rows(1))
+            await on.until_finished()
+    assert on.kinesis.requests == 7
+    assert [line for line in logs if line["log_level"] == "error"] == []
+
+
+# ---- when it looks, and what it leaves
+
+
+async def test_the_endpoint_of_a_stream_is_asked_for_as_soon_as_the_stream_is_there() -> None:
+    async with bench() as on:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert on.kinesis.readied == 1
+
+
+async def test_a_stream_to_which_much_happens_in_one_turn_is_looked_at_once() -> None:
+    looks: list[int] = []
+    async with bench(settled=lambda: looks.append(1)) as on:
+        await until_on_loop(lambda: on.kinesis.readied == 1)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        looks.clear()
+        for _ in range(3):
+            on.dispatcher.look_at(on.stream)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert looks == [1]
+
+
+async def test_a_stream_whose_work_must_wait_is_not_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are due now, and its endpoint is not known."""
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 100.0)
+    looks: list[int] = []
+    async with bench(settled=lambda: looks.append(1)) as on:
+        on.kinesis.known.clear()
+        on.submit(rows(4))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert on.stream.pipeline.next_time() == 100.0
+        assert looks == [1]
+        on.kinesis.known.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        on.assert_all_ended_once()
+
+
+async def test_a_request_that_is_on_its_way_has_its_stream_looked_at() -> None:
+    """Rows may have come back that did not fit, and the stream waits for the time when the request is slow."""
+    async with bench() as on:
+        on.kinesis.hangs = True
+        settle, settled, before = on.stream.settle, 0, 0
+
+        def count(now: float) -> bool:
+            nonlocal settled
+            settled += 1
+            return settle(now)
+
+        def note() -> None:
+            nonlocal before
+            before = settled
+
+        on.stream.settle = count  # type: ignore[method-assign]
+        on.kinesis.put = note
+        on.submit(rows(4))
+        await until_on_loop(lambda: on.kinesis.requests == 1)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert settled > before > 0
+
+
+async def test_work_that_comes_before_it_runs_waits() -> None:
+    errors: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    stopped = asyncio.Event()
+    with ThreadPoolExecutor(1) as pool:
+        on = Bench(Dispatcher(pool, 1), StandInKinesis(), stopped, {})
+        on.submit(rows(4))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert errors == []
+        async with asyncio.TaskGroup() as group:
+            group.create_task(on.dispatcher.run(stopped))
+            await asyncio.sleep(0)
+            on.dispatcher.look_at(on.stream)
+            await on.until_finished()
+            stopped.set()
+
+
+async def test_giving_up_takes_no_time_where_nothing_is_on_its_way() -> None:
+    async with bench() as on:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        giving_up = asyncio.create_task(on.dispatcher.give_up())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert giving_up.done()
+
+
+async def test_nothing_is_left_of_a_stream_that_is_forgotten() -> None:
+    """Not a timer either, though rows of it waited for their end, and for requests of other streams."""
+    in_flight = NodeInFlight(100, 10)
+    in_flight.take("another stream", 1_000)  # one record that is larger than all that is shared
+    async with bench() as on:
+        gone = Bench(on.dispatcher, on.kinesis, on.stopped, {"record_ttl_seconds": 600.0}, in_flight=in_flight)
+        gone.submit(rows(4))
+        for _ in range(5):
+            on.dispatcher.look_at(gone.stream)
+            await asyncio.sleep(0)
+        assert gone.stream.pipeline.held_by_node
+        left = weakref.ref(gone.stream)
+        on.dispatcher.forget(gone.stream)
+        del gone
+        gc.collect()
+        assert left() is None
+
+
+async def test_a_stream_that_was_held_back_is_not_looked_at_for_others_any_more() -> None:
+    in_flight = NodeInFlight(100, 10)
+    in_flight.take("another stream", 1_000)
+    async with bench() as on:
+        held = Bench(on.dispatcher, on.kinesis, on.stopped, {}, in_flight=in_flight)
+        held.submit(rows(4))
+        await until_on_loop(lambda: held.stream.pipeline.held_by_node)
+        in_flight.release("another stream", 1_000)
+        on.submit(rows(4))
+        await held.until_finished()
+        await on.until_finished()
+        looked: list[float] = []
+        held.stream.settle = lambda now: bool(looked.append(now))  # type: ignore[func-returns-value, method-assign]
+        on.submit(rows(4))
+        await on.until_finished()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert looked == []
+
+
+# ---- where work is done
+
+
+@pytest.mark.parametrize(("more_bytes", "beside"), [(0, False), (256, True)])
+async def test_a_batch_of_16_ms_is_sorted_on_the_loop_and_a_larger_one_beside_it(
+    monkeypatch: pytest.MonkeyPatch, more_bytes: int, beside: bool
+) -> None:
+    """A row counts as a microsecond, and so do 256 bytes."""
+    threads: list[threading.Thread] = []
+    sort_rows = sorting.sort_rows
+
+    def note(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return sort_rows(*arguments)
+
+    monkeypatch.setattr(module, "sort_rows", note)
+    async with bench() as on:
+        on.kinesis.hangs = True
+        on.submit(lay_out([b"k"] * 8_000, [b"x" * (256 + more_bytes), *[b"x" * 256] * 7_999]))
+        await until_on_loop(lambda: bool(threads))
+    assert [thread is not threading.main_thread() for thread in threads] == [beside]
+
+
+@pytest.mark.parametrize(("turn_microseconds", "turns"), [(20, 1), (21, 0)])
+async def test_a_turn_begins_no_more_work_when_its_time_is_used_up(
+    monkeypatch: pytest.MonkeyPatch, turn_microseconds: int, turns: int
+) -> None:
+    """Ten rows in 2,560 bytes are sorted in 20 microseconds, as it is counted."""
+    monkeypatch.setattr(module, "TURN_MICROSECONDS", turn_microseconds)
+    at: list[int] = []
+    turn = 0
+    sort_rows = sorting.sort_rows
+
+    def note_sorted(*arguments: Any) -> Any:
+        at.append(turn)
+        return sort_rows(*arguments)
+
+    def note_taken(*arguments: Any) -> Any:
+        work = take(*arguments)
+        if work is not None:
+            at.append(turn)
+        return work
+
+    monkeypatch.setattr(module, "sort_rows", note_sorted)
+    async with bench() as on:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        monkeypatch.setattr(module, "take", note_taken)
+        on.submit(lay_out([b"k"] * 10, [b"x" * 256] * 10))
+        for turn in range(5):  # noqa: B007 - the notes have it
+            await asyncio.sleep(0)
+        await on.until_finished()
+    taken, sorted_, sent = at
+    assert (sorted_ - taken, sent - sorted_) == (0, turns)
+
+
+@pytest.mark.parametrize("what", ["sort_rows", "encode"])
+async def test_while_all_workers_are_busy_nothing_is_begun_and_rows_are_acknowledged(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """And nothing is looked at for the sake of what waits."""
+    monkeypatch.setattr(module, "INLINE_MICROSECONDS", 64)
+    monkeypatch.setattr(module, "TURN_MICROSECONDS", 1)
+    work, begun, may_end = getattr(module, what), threading.Event(), threading.Event()
+    may_end.set()
+
+    def wait(*arguments: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            may_end.wait()
+        return work(*arguments)
+
+    monkeypatch.setattr(module, what, wait)
+    # Many rows are sorted in a worker.  Rows without a key are encoded there.
+    large = rows(1_000) if what == "sort_rows" else lay_out([b""] * 10, [b"x"] * 10)
+    looks: list[int] = []
+    answered, waiting = Holding(), StandInKinesis()
+    async with bench(settled=lambda: looks.append(1)) as on:
+        sent, late = (Bench(on.dispatcher, kinesis, on.stopped, {}) for kinesis in (answered, waiting))
+        on.submit(large)
+        await on.until_finished()
+        sent.submit(rows(10))
+        await until_on_loop(lambda: len(answered.waiting) == 1)
+        await until_on_loop(lambda: waiting.readied == 1)
+        begun.clear()
+        may_end.clear()
+        try:
+            on.submit(large)
+            await until_on_loop(begun.is_set)
+            late.submit(rows(10))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            looks.clear()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert looks == []
+            assert late.stream.pipeline.census()["filling"] == 10
+            answered.waiting.pop().set()
+            await sent.until_finished()
+        finally:
+            may_end.set()
+        await late.until_finished()
+        await on.until_finished()
