@@ -1,0 +1,832 @@
+"""A daemon goes through its states in order, and each step of its end lasts no longer than it may.
+
+It runs on the loop of its test, whose time passes when nothing is left to do, with stand-ins for Kinesis and systemd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+import pytest
+from structlog.testing import capture_logs
+
+import producerd.runtime.daemon as module
+from producerd import __version__
+from producerd.config import Config, NodeSettings, StreamSettings
+from producerd.config.cgroup import MemoryLimit
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
+from producerd.errors import Code, ConfigurationError, Refused
+from producerd.runtime import allocator, logs
+from producerd.runtime import streams as streams_module
+from producerd.runtime.asking import ServiceAnswer
+from producerd.runtime.commands import Drained
+from producerd.runtime.daemon import Daemon, State
+from producerd.runtime.kinesis import Tried
+from producerd.runtime.listener import Listener
+from producerd.runtime.session import Session
+from producerd.runtime.shares import LoopShares
+from producerd.runtime.stream import Stream
+from producerd.wire import frames
+from tests.daemon import directory, one, rows, until_on_loop
+from tests.runtime.stand_ins import StandInTransport, body, reserve, tell
+from tests.runtime.virtual_time import VirtualLoop
+
+CONFIG: Final = Config(
+    node=NodeSettings(region="us-east-1", drain_timeout_seconds=30, max_streams=8),
+    defaults=StreamSettings(linger_seconds=0, max_in_flight_requests=1),
+)
+
+
+class Service:
+    """Stores each request once ``answers`` is set."""
+
+    is_aws = False
+
+    def __init__(self) -> None:
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.requests = 0
+
+    async def ready(self) -> None:
+        pass
+
+    async def put_records(
+        self, address: object, request: EncodedRequest, timeout_seconds: float
+    ) -> Answer | RequestFailed:
+        self.requests += 1
+        await self.answers.wait()
+        results = b",".join([b'{"ShardId":"s"}'] * request.entries)
+        return parse_answer(b'{"Records":[' + results + b"]}", request.entries)
+
+    async def try_storing(self, address: object, *, aggregates: bool) -> Tried:
+        return Tried(None, by_put_records=True, endpoint="there")
+
+
+class Watch:
+    """Of a service whose shards may not be listed, so that no row waits for them."""
+
+    def __init__(self, stream: Stream, kinesis: object) -> None:
+        stream.shards_not_read("AccessDeniedException", "no", 0.0)
+
+    async def run(self) -> None:
+        pass
+
+
+class Systemd:
+    """Notes what the daemon reports."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.status: Callable[[], str] = str
+
+    def ready(self, status: Callable[[], str]) -> None:
+        self.told.append("ready")
+        self.status = status
+
+    def stopping(self) -> None:
+        self.told.append("stopping")
+
+
+class AdminSocket:
+    """Notes how often somebody looked after the operator's socket."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.looks = 0
+
+    async def run(self) -> None:
+        self.runs += 1
+        await asyncio.Event().wait()
+
+    async def look(self) -> None:
+        self.looks += 1
+
+
+class Owner:
+    """A process that ends when the test says so."""
+
+    pid = 77
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def ends(self) -> None:
+        await self.ended.wait()
+
+
+class Transport(StandInTransport):
+    """Its connection ends soon after the daemon has closed it, unless its client reads nothing."""
+
+    def __init__(self, protocol: Session, *, reads: bool) -> None:
+        self.reads = reads
+        super().__init__(protocol)
+
+    def close(self) -> None:
+        super().close()
+        if self.reads:
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+
+class Life:
+    """A daemon at work, and what is around it."""
+
+    def __init__(
+        self, config: Config, load: Callable[[], Config], path: Path, executor: ThreadPoolExecutor, *, owned: bool
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.service = Service()
+        self.systemd = Systemd()
+        self.admin = AdminSocket()
+        self.owner = Owner()
+        self.listener = Listener(path, 0o600)
+        self.handlers: dict[int, Callable[[], None]] = {}
+        self.serving: asyncio.Task[int]
+        clients: Any = SimpleNamespace(
+            of=lambda access: SimpleNamespace(credentials=None), clock_offset_seconds=0.0, credential_refreshes={}
+        )
+        self.daemon = Daemon(
+            config,
+            load,
+            clients=clients,
+            executor=executor,
+            notifier=cast("Any", self.systemd),
+            listener=self.listener,
+            owner=cast("Any", self.owner) if owned else None,
+        )
+        self.daemon.shares = LoopShares(lambda: 0.0)  # the time that a loaded machine takes changes nothing
+
+    def client(self, stream: str = "flights", *, deliver: bool = False, reads: bool = True) -> Transport:
+        """Connect a client that opens a stream."""
+        session = cast("Session", self.daemon._make_session())
+        transport = Transport(session, reads=reads)
+        if not transport.closed:
+            tell(session, frames.encode(frames.Hello(1, 1, int(deliver), client="test", comes_back=1)))
+            tell(session, frames.encode(frames.Open(1, stream)))
+        return transport
+
+    def put(self, client: Transport, number: int = 1, records: int = 5) -> None:
+        frame = rows(records)
+        tell(client.protocol, reserve(number, frame) + body(number, frame))
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.handlers[number]()
+
+    @property
+    def stream(self) -> Stream:
+        (stream,) = self.daemon._streams
+        return stream
+
+    async def ends(self) -> tuple[int, float]:
+        """Return the exit code, and when the daemon ended."""
+        return await self.serving, self.loop.time()
+
+
+async def turns(count: int = 10) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+Story = Callable[[Life], Awaitable[None]]
+Live = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> Live:
+    """Live through a story, in its own time.  Returns what was logged of the daemon and is not for debugging.
+
+    A daemon that still serves at the end of the story gets a signal.
+    """
+    garbage = SimpleNamespace(**dict.fromkeys(("collect", "freeze", "enable"), lambda: None))
+    monkeypatch.setattr(module, "gc", garbage)
+    monkeypatch.setattr(module, "memory_limit", MemoryLimit)
+    monkeypatch.setattr(module, "check_accesses", lambda _accesses: None)
+    monkeypatch.setattr(streams_module, "ShardWatch", Watch)
+
+    async def at_once(work: Callable[..., Any], *arguments: Any) -> Any:
+        return work(*arguments)
+
+    monkeypatch.setattr(module, "aside", at_once)
+    monkeypatch.setattr(allocator, "aside", at_once)
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+
+    async def whole(story: Story, config: Config, load: Callable[[], Config], owned: bool) -> None:
+        with directory() as folder, ThreadPoolExecutor(1) as executor:
+            life = Life(config, load, folder / "daemon.sock", executor, owned=owned)
+
+            def handle(number: int, call: Callable[..., None], *arguments: Any) -> None:
+                life.handlers[number] = lambda: call(*arguments)
+
+            monkeypatch.setattr(life.loop, "add_signal_handler", handle)
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=life.loop.time))
+            monkeypatch.setattr(streams_module, "AioKinesis", lambda client, executor: life.service)
+            life.daemon.watch()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    life.serving = group.create_task(life.daemon.serve(cast("Any", life.admin)))
+                    await turns()
+                    assert life.daemon.state is State.SERVING
+                    await story(life)
+                    if not life.serving.done():
+                        life.signal()
+            finally:
+                life.daemon._acceptor.close()
+                life.daemon.close()
+                life.listener.close()
+
+    def run(
+        story: Story, config: Config = CONFIG, *, load: Callable[[], Config] | None = None, owned: bool = False
+    ) -> list[Any]:
+        with capture_logs() as log, asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(whole(story, config, load or (lambda: config), owned))
+        return [line for line in log if line["log_level"] != "debug" and "stream" not in line]
+
+    return run
+
+
+def with_node(**settings: Any) -> Config:
+    return Config(node=CONFIG.node.model_copy(update=settings), defaults=CONFIG.defaults)
+
+
+def events(log: list[Any], *wanted: str) -> list[Any]:
+    """Return the lines with these events."""
+    return [line for line in log if line["event"] in wanted]
+
+
+def stopped(returned: int = 0, lost: int = 0) -> dict[str, Any]:
+    """The last line of a daemon."""
+    counts = {"records_returned": returned, "records_without_a_caller_undelivered": lost}
+    return {"event": "stopped", "log_level": "info", **counts}
+
+
+def codes_of(client: Transport) -> list[tuple[str, int, str]]:
+    """What the daemon told a client at its end."""
+    told = []
+    for message in client.drain():
+        match message:
+            case frames.Draining(seconds):
+                told.append(("draining", int(seconds), ""))
+            case frames.Ack():
+                told.append(("returned" if message.returned else "stored", message.records, ""))
+            case frames.Refused():
+                told.append(("refused", message.frame_id, message.code))
+            case frames.Close():
+                told.append(("close", 0, message.code))
+    return told
+
+
+# ---- from the start to a signal
+
+
+@pytest.mark.parametrize("region", ["us-east-1", None])
+def test_a_daemon_serves_until_a_signal_and_reports_each_step(
+    live: Live, monkeypatch: pytest.MonkeyPatch, region: str | None
+) -> None:
+    steps: list[str] = []
+    garbage = {name: lambda name=name: steps.append(name) for name in ("collect", "freeze", "enable")}
+    monkeypatch.setattr(module, "gc", SimpleNamespace(**garbage))
+    path = ""
+
+    async def story(life: Life) -> None:
+        nonlocal path
+        path = str(life.listener.path)
+        assert set(life.handlers) == {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+        assert (life.daemon.state_name, life.daemon.unready) == ("serving", None)
+        assert (life.systemd.told, life.admin.runs) == (["ready"], 1)
+        assert steps == ["collect", "freeze", "enable"]
+        assert life.systemd.status() == "serving: 0 streams, 0 records queued"
+        await asyncio.sleep(7.0)
+        assert sum(life.daemon._metrics.loop_lag.seconds.counts) > 0
+        life.signal()
+        assert await life.ends() == (0, 7.0)
+        assert life.daemon.unready == "stopped"
+        assert life.systemd.told == ["ready", "stopping"]
+        counts = list(life.daemon._metrics.loop_lag.seconds.counts)
+        life.daemon.close()
+        await asyncio.sleep(10.0)
+        assert life.daemon._metrics.loop_lag.seconds.counts == counts
+
+    log = live(story, with_node(region=region))
+    assert log == [
+        {
+            "event": "serving",
+            "log_level": "info",
+            "version": __version__,
+            "socket": path,
+            "region": region or "-",
+        },
+        {"event": "draining", "log_level": "info", "signal": "SIGTERM", "seconds": 30.0},
+        stopped(),
+    ]
+
+
+def test_clients_connect_at_the_socket_until_the_daemon_drains(live: Live) -> None:
+    async def story(life: Life) -> None:
+        _, writer = await asyncio.open_unix_connection(life.listener.path)
+        await until_on_loop(lambda: life.daemon.connections == 1)
+        writer.close()
+        await until_on_loop(lambda: life.daemon.connections == 0)
+        life.service.answers.clear()
+        client = life.client()
+        life.put(client)
+        await turns()
+        life.signal()
+        await turns()
+        assert life.daemon.state is State.DRAINING
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_unix_connection(life.listener.path)
+        life.service.answers.set()
+
+    live(story)
+
+
+def test_a_session_has_the_next_number_and_its_end_is_counted_and_makes_place(live: Live) -> None:
+    async def story(life: Life) -> None:
+        life.service.answers.clear()
+        first = life.client()
+        (welcome, _) = first.drain()
+        assert isinstance(welcome, frames.Welcome)
+        assert welcome.session_id == 1
+        life.put(first)
+        await turns()
+        second = life.client()
+        (close,) = second.drain()
+        assert isinstance(close, frames.Close)
+        why = "max_connections = 1 clients are connected, and none of them makes place now"
+        assert (close.code, close.message) == (Code.CONNECTION_LIMIT, why)
+        await turns()
+        assert life.daemon.connections == 1
+        first.protocol.connection_lost(None)
+        assert life.daemon.connections == 0
+        third = life.client()
+        (welcome, _) = third.drain()
+        assert isinstance(welcome, frames.Welcome)
+        assert welcome.session_id == 3
+        assert life.daemon._metrics.disconnects == {"connection_limit": 1, "lost": 1}
+        life.service.answers.set()
+
+    live(story, with_node(max_connections=1))
+
+
+def test_the_service_is_asked_while_the_daemon_serves(live: Live) -> None:
+    async def story(life: Life) -> None:
+        heard: list[ServiceAnswer] = []
+        client = life.client()
+        life.daemon.ask_service(life.stream, heard.append)
+        await turns()
+        ready = ServiceAnswer(frames.Service.READY, message="a dry run of PutRecords is allowed, at there")
+        assert heard == [ready]
+        life.service.answers.clear()
+        life.put(client)
+        await turns()
+        life.signal()
+        await turns()
+        life.daemon.ask_service(life.stream, heard.append)
+        assert heard == [ready, ServiceAnswer(frames.Service.FAILED, Code.DRAINING, "the daemon stops")]
+        with pytest.raises(Refused, match="the daemon stops") as refused:
+            life.daemon.open_stream("flights", None)
+        assert refused.value.code == Code.DRAINING
+        life.service.answers.set()
+
+    live(story)
+
+
+def test_an_owner_of_state_that_fails_ends_the_daemon(live: Live) -> None:
+    async def story(life: Life) -> None:
+        life.daemon.failed(ZeroDivisionError("a bug"))
+        await asyncio.sleep(60.0)
+
+    with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True, allow_unwrapped=True):
+        live(story)
+
+
+# ---- draining
+
+
+def test_rows_that_hang_are_returned_at_the_deadline(live: Live) -> None:
+    async def story(life: Life) -> None:
+        life.service.answers.clear()
+        client = life.client()
+        for number in (1, 2):
+            life.put(client, number)
+            await turns()
+        client.drain()
+        life.signal()
+        await asyncio.sleep(1.0)
+        assert life.daemon.unready == "draining"
+        assert life.systemd.status() == "draining: 5 records left, at most 30 s"
+        tell(client.protocol, reserve(3, one()))
+        told = [("draining", 30, ""), ("returned", 5, ""), ("refused", 3, Code.DRAINING)]
+        assert codes_of(client) == told
+        assert await life.ends() == (0, 30.0)
+        assert codes_of(client) == [("returned", 5, ""), ("close", 0, Code.DRAINING)]
+
+    log = live(story)
+    passed = {"event": "the deadline of draining has passed", "log_level": "warning", "seconds": 30.0}
+    assert log[-2:] == [passed, stopped(returned=10)]
+
+
+def test_draining_ends_with_the_last_answer(live: Live) -> None:
+    async def story(life: Life) -> None:
+        life.service.answers.clear()
+        client = life.client()
+        life.put(client)
+        await turns()
+        client.drain()
+        life.signal()
+        await asyncio.sleep(12.0)
+        life.service.answers.set()
+        assert await life.ends() == (0, 12.0)
+        assert codes_of(client) == [("draining", 30, ""), ("stored", 5, ""), ("close", 0, Code.DRAINING)]
+
+    assert live(story)[-1] == stopped()
+
+
+def test_a_second_signal_ends_the_daemon_at_once(live: Live) -> None:
+    async def story(life: Life) -> None:
+        life.service.answers.clear()
+        client = life.client()
+        life.put(client)
+        await turns()
+        life.signal()
+        await asyncio.sleep(1.0)
+        life.signal(signal.SIGINT)
+        assert await life.ends() == (0, 1.0)
+
+    assert live(story)[1:] == [
+        {"event": "draining", "log_level": "info", "signal": "SIGTERM", "seconds": 30.0},
+        {"event": "stopping at once", "log_level": "warning", "signal": "SIGINT"},
+        stopped(returned=5),
+    ]
+
+
+@pytest.mark.parametrize(("reads", "ends_at"), [(True, 5.0), (False, 6.0)])
+def test_a_client_that_does_not_read_the_last_words_has_a_second(live: Live, reads: bool, ends_at: float) -> None:
+    async def story(life: Life) -> None:
+        life.client().protocol.connection_lost(None)
+        assert life.daemon.connections == 0
+        client = life.client(reads=reads)
+        await asyncio.sleep(5.0)
+        life.signal()
+        assert await life.ends() == (0, ends_at)
+        if not reads:
+            client.protocol.connection_lost(None)
+
+    live(story)
+
+
+# ---- draining by the operator
+
+
+def test_the_operator_has_the_queues_emptied_first_and_then_the_rest_returned(live: Live) -> None:
+    drained: list[Drained] = []
+
+    async def story(life: Life) -> None:
+        life.service.answers.clear()
+        client, gone = life.client(), life.client(deliver=True)
+        life.put(client)
+        await turns()
+        life.put(gone)
+        gone.protocol.connection_lost(None)
+        await turns()
+        client.drain()
+        asked = asyncio.create_task(life.daemon.drain(10.0))
+        await turns()
+        assert codes_of(client) == [("draining", 40, "")]
+        assert life.systemd.status() == "draining: 10 records left, at most 40 s"
+        assert not asked.done()
+        assert await life.ends() == (1, 40.0)
+        drained.append(await asked)
+
+    log = live(story)
+    assert drained == [Drained(10.0, returned_records=5, undelivered_records=5)]
+    assert log[1:] == [
+        {"event": "draining", "log_level": "info", "by": "producerctl", "seconds": 10.0},
+        {"event": "the deadline of draining has passed", "log_level": "warning", "seconds": 30.0},
+        {"event": "records were lost: their callers had gone", "log_level": "error", "records": 5},
+        stopped(returned=5, lost=5),
+    ]
+
+
+def test_without_a_time_the_queues_are_emptied_for_as_long_as_the_daemon_drains(live: Live) -> None:
+    async def story(life: Life) -> None:
+        life.service.answers.clear()
+        life.put(life.client())
+        await turns()
+        asked = asyncio.create_task(life.daemon.drain(None))
+        assert await life.ends() == (0, 60.0)
+        await asked
+
+    assert live(story)[1] == {"event": "draining", "log_level": "info", "by": "producerctl", "seconds": 30.0}
+
+
+def test_what_lingers_is_delivered_when_the_queues_are_emptied(live: Live) -> None:
+    async def story(life: Life) -> None:
+        client = life.client()
+        life.put(client)
+        await turns()
+        client.drain()
+        assert await life.daemon.drain(10.0) == Drained(10.0, 0, 0)
+        assert await life.ends() == (0, 0.0)
+        assert codes_of(client) == [("draining", 40, ""), ("stored", 5, ""), ("close", 0, Code.DRAINING)]
+
+    live(story, Config(node=CONFIG.node, defaults=StreamSettings(linger_seconds=3_600)))
+
+
+@pytest.mark.parametrize(("seconds", "ends_at", "told"), [(3.0, 35.0, [10.0, 3.0]), (8.0, 40.0, [10.0])])
+def test_a_second_drain_can_only_shorten_the_first(
+    live: Live, seconds: float, ends_at: float, told: list[float]
+) -> None:
+    async def story(life: Life) -> None:
+        life.service.answers.clear()
+        life.put(life.client())
+        await turns()
+        asked = [asyncio.create_task(life.daemon.drain(10.0))]
+        await asyncio.sleep(2.0)
+        asked += [asyncio.create_task(life.daemon.drain(given)) for given in (seconds, None)]
+        assert await life.ends() == (0, ends_at)
+        assert [drained.returned_records for drained in await asyncio.gather(*asked)] == [5, 5, 5]
+
+    assert [line["seconds"] for line in events(live(story), "draining")] == told
+
+
+def test_a_signal_ends_the_emptying_and_then_a_drain_shortens_nothing(live: Live) -> None:
+    async def story(life: Life) -> None:
+        life.service.answers.clear()
+        life.put(life.client())
+        await turns()
+        asked = [asyncio.create_task(life.daemon.drain(10.0))]
+        await asyncio.sleep(2.0)
+        life.signal()
+        await asyncio.sleep(1.0)
+        asked.append(asyncio.create_task(life.daemon.drain(3.0)))
+        assert await life.ends() == (0, 32.0)
+        await asyncio.gather(*asked)
+
+    log = events(live(story), "draining", "stopping at once")
+    assert [line.get("by", line.get("signal")) for line in log] == ["producerctl", "SIGTERM"]
+
+
+# ---- lost records
+
+
+def lose_records(life: Life) -> None:
+    """A client wants its rows delivered, and leaves; Kinesis does not answer."""
+    life.service.answers.clear()
+    client = life.client(deliver=True)
+    life.put(client)
+    client.protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize(
+    ("age", "owned", "ends_at"), [(119.0, False, 170.0), (120.0, False, 150.0), (119.0, True, 150.0)]
+)
+def test_a_daemon_that_is_scraped_and_loses_records_waits_for_a_last_scrape(
+    live: Live, age: float, owned: bool, ends_at: float
+) -> None:
+    """It is scraped if that happened within two minutes.  Nobody scrapes a daemon that belongs to a task."""
+
+    async def story(life: Life) -> None:
+        await asyncio.sleep(150.0 - age)
+        assert b"\nproducerd_ready 1.0\n" in await life.daemon.render_metrics()
+        await asyncio.sleep(120.0 - life.loop.time())
+        lose_records(life)
+        await turns()
+        life.signal()
+        assert await life.ends() == (1, ends_at)
+
+    lost = {"event": "records were lost: their callers had gone", "log_level": "error", "records": 5}
+    assert live(story, owned=owned)[-2:] == [lost, stopped(lost=5)]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
+@pytest.mark.parametrize("how", ["by a scrape", "by a signal"])
+def test_a_scrape_or_another_signal_ends_the_wait_for_the_last_scrape(live: Live, how: str, seconds: float) -> None:
+    async def story(life: Life) -> None:
+        await life.daemon.render_metrics()
+        lose_records(life)
+        await turns()
+        life.signal()
+        await asyncio.sleep(30.0)
+        await turns()
+        await asyncio.sleep(seconds)
+        assert not life.serving.done()
+        if how == "by a signal":
+            life.signal()
+        else:
+            await life.daemon.render_metrics()
+        assert await life.ends() == (1, 30.0 + seconds)
+
+    live(story)
+
+
+# ---- the end by itself
+
+
+def test_a_daemon_outlives_its_owner_by_three_seconds(live: Live) -> None:
+    async def story(life: Life) -> None:
+        life.service.answers.clear()
+        life.put(life.client())
+        await asyncio.sleep(4.0)
+        life.owner.ended.set()
+        assert await life.ends() == (0, 7.0)
+
+    draining = {"event": "draining", "log_level": "info", "owner_ended": 77, "seconds": 3.0}
+    assert live(story, owned=True)[1:] == [draining, stopped(returned=5)]
+
+
+def test_a_daemon_that_empties_its_queues_outlives_its_owner_no_longer(live: Live) -> None:
+    async def story(life: Life) -> None:
+        life.service.answers.clear()
+        life.put(life.client())
+        await turns()
+        asked = asyncio.create_task(life.daemon.drain(20.0))
+        await turns()
+        life.owner.ended.set()
+        code, ended_at = await life.ends()
+        assert (code, round(ended_at, 6)) == (0, 3.1)
+        await asked
+
+    live(story, owned=True)
+
+
+def test_a_signal_ends_a_daemon_whose_owner_lives(live: Live) -> None:
+    async def story(life: Life) -> None:
+        life.signal()
+        assert await life.ends() == (0, 0.0)
+
+    live(story, owned=True)
+
+
+def test_a_daemon_that_nobody_uses_ends_when_its_time_is_over(live: Live) -> None:
+    async def story(life: Life) -> None:
+        assert await life.ends() == (0, 30.0)
+
+    idle = {"event": "draining", "log_level": "info", "idle_for_seconds": 30.0}
+    assert live(story, with_node(exit_when_idle_seconds=30.0))[1:] == [idle, stopped()]
+
+
+def test_a_client_or_its_records_keep_a_daemon_that_ends_when_it_is_idle(live: Live) -> None:
+    async def story(life: Life) -> None:
+        await asyncio.sleep(10.0)
+        client = life.client()
+        await asyncio.sleep(100.0)
+        client.protocol.connection_lost(None)
+        await asyncio.sleep(20.0)
+        lose_records(life)
+        await asyncio.sleep(100.0)
+        life.service.answers.set()
+        assert await life.ends() == (0, 260.0)
+
+    live(story, with_node(exit_when_idle_seconds=30.0))
+
+
+# ---- other settings
+
+
+REGION: Final = 'region: "us-east-1" -> "us-west-2"'
+
+
+def reloaded(**changes: Any) -> Config:
+    node = CONFIG.node.model_copy(update={"max_connections": 1, "log_level": "debug", **changes})
+    return Config(node=node, defaults=StreamSettings(linger_seconds=7, max_in_flight_requests=1))
+
+
+def test_a_reload_takes_other_settings_into_effect_everywhere(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[str] = []
+    monkeypatch.setattr(logs, "reconfigure", levels.append)
+    monkeypatch.setattr(module, "dangers", lambda config: ["a danger"])
+    loads = 0
+
+    def load() -> Config:
+        nonlocal loads
+        loads += 1
+        return reloaded(allowed_uids=frozenset({7}), region="us-west-2")
+
+    async def story(life: Life) -> None:
+        clients = [life.client(), life.client()]
+        await turns()
+        hash_before = life.daemon._metrics.config_hash
+        (life.listener.path).unlink()
+        answer = await life.daemon.reload()
+        assert life.listener.path.exists()
+        assert life.admin.looks == 1
+        assert [client.closed for client in clients] == [True, False]
+        assert answer["needs_restart"] == (REGION,)
+        assert answer["unready"] is None
+        assert life.daemon.config.node.max_connections == 1
+        assert life.daemon.rules.allowed_uids == {7}
+        assert life.stream.settings.linger_seconds == 7
+        assert life.daemon._metrics.config_hash != hash_before
+        assert levels == ["debug"]
+        await turns()
+        life.signal(signal.SIGHUP)
+        await turns()
+        assert loads == 2
+        life.signal(signal.SIGHUP)
+        await turns()
+        assert loads == 3
+        life.daemon._acceptor.problem = "nobody can connect"
+        assert life.systemd.status() == "nobody can connect"
+
+    log = live(story, load=load)
+    danger = {"event": "a setting exposes something to others", "log_level": "warning", "what": "a danger"}
+    read: dict[str, Any] = {
+        "event": "settings read again",
+        "log_level": "info",
+        "changed": [
+            "allowed_uids: [] -> [7]",
+            "max_connections: 512 -> 1",
+            'log_level: "info" -> "debug"',
+            "defaults.linger_seconds: 0 -> 7",
+        ],
+        "needs_restart": [REGION],
+    }
+    told = events(log, "a setting exposes something to others", "settings read again")
+    assert told[:2] == [danger, read]
+    assert told[2:] == [danger, {**read, "changed": []}] * 2
+
+
+def test_while_nobody_can_connect_a_reload_says_so(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(life: Life) -> None:
+        async def look() -> None:
+            life.daemon._acceptor.problem = "nobody can connect"
+
+        monkeypatch.setattr(life.daemon._acceptor, "look", look)
+        assert await life.daemon.reload() == {"changed": (), "needs_restart": (), "unready": "nobody can connect"}
+        assert life.systemd.status() == life.daemon.unready == "nobody can connect"
+
+    (line,) = events(live(story), "settings read again")
+    read = {"event": "settings read again", "log_level": "info", "changed": [], "needs_restart": []}
+    assert line == {**read, "unready": "nobody can connect"}
+
+
+@pytest.mark.parametrize("fails", ["load", "check_possible", "check_accesses", "check_fits", "something else"])
+def test_settings_that_do_not_hold_change_nothing_and_are_named(
+    live: Live, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def refuse(*_: object) -> Any:
+        raise ConfigurationError(["one is wrong", "another one, too"])
+
+    def load() -> Config:
+        if fails == "load":
+            refuse()
+        if fails == "something else":
+            raise RecursionError("too deep")
+        return reloaded()
+
+    async def story(life: Life) -> None:
+        if fails.startswith("check"):
+            monkeypatch.setattr(module, fails, refuse)
+        with pytest.raises(ConfigurationError) as refused:
+            await life.daemon.reload()
+        assert list(refused.value.problems) == problems
+        assert life.daemon.config is CONFIG
+        assert not life.daemon._metrics.reload_succeeded
+        life.signal(signal.SIGHUP)
+        await turns()
+
+    problems = ["one is wrong", "another one, too"]
+    if fails == "something else":
+        problems = ["settings cannot be read: RecursionError: too deep"]
+    told = {"event": "settings are refused, the old ones stay", "log_level": "error", "problems": problems}
+    assert live(story, load=load)[1:-2] == [told, told]
+
+
+# ---- metrics
+
+
+def test_scrapes_at_the_same_time_share_one_rendering(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[bytes] = []
+    may_end = asyncio.Event()
+
+    async def text(_render: object, _snapshot: object) -> bytes:
+        texts.append(b"text %d" % len(texts))
+        text_of_this = texts[-1]
+        await may_end.wait()
+        return text_of_this
+
+    async def story(life: Life) -> None:
+        life.client()
+        rendered = (await life.daemon.render_metrics()).decode()
+        assert "\nproducerd_ready 1.0\n" in rendered
+        assert "\nproducerd_client_connections 1.0\n" in rendered
+        monkeypatch.setattr(asyncio, "to_thread", text)
+        assert (await life.daemon.render_metrics()).decode() == rendered, "of this moment"
+        await asyncio.sleep(1.0)
+        first = asyncio.create_task(life.daemon.render_metrics())
+        await asyncio.sleep(1.0)
+        others = [asyncio.create_task(life.daemon.render_metrics()) for _ in range(3)]
+        await asyncio.sleep(1.0)
+        may_end.set()
+        assert await first == b"text 0"
+        assert await asyncio.gather(*others) == [b"text 1"] * 3
+        assert len(texts) == 2
+
+    live(story)
