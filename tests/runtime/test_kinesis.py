@@ -22,7 +22,7 @@ from producerd.core.shards.shard_map import map_from_listing
 from producerd.errors import Code
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.connections import Sending
-from producerd.runtime.aws.kinesis import MAX_PAGES, AioKinesis
+from producerd.runtime.aws.kinesis import MAX_PAGES, AioKinesis, most_answer_bytes
 from producerd.runtime.kinesis import StreamSummary
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
@@ -171,9 +171,8 @@ async def test_a_listing_without_an_end_fails() -> None:
 
     async with recording(listing) as (url, requests), reaching(url) as kinesis:
         failed = await kinesis.list_shards(FLIGHTS)
-    assert isinstance(failed, RequestFailed)
-    assert "no end" in failed.message
-    assert len(requests) == MAX_PAGES
+    assert failed == RequestFailed("InternalFailure", "ListShards has no end: 64 pages", maybe_stored=False)
+    assert len(requests) == 64
 
 
 @pytest.mark.parametrize("times", [1, 1_000])
@@ -355,3 +354,57 @@ async def test_a_record_size_beyond_any_reason_is_no_summary(kib: int, is_taken:
     async with recording(answer) as (url, _), reaching(url) as kinesis:
         summary = await kinesis.describe_stream_summary(FLIGHTS)
     assert isinstance(summary, StreamSummary) is is_taken
+
+
+# ---- what is read of an answer, and where
+
+
+@pytest.mark.parametrize(
+    ("entries", "size"), [(0, 65_536), (2, 67_584), (500, 577_536), (8_128, 8 << 20), (8_129, 8 << 20)]
+)
+def test_how_much_of_an_answer_is_read_grows_with_its_entries(entries: int, size: int) -> None:
+    assert most_answer_bytes(entries) == size
+
+
+@pytest.mark.parametrize(("size", "beside"), [(65_536, False), (65_537, True)])
+async def test_a_large_answer_is_read_beside_the_loop(size: int, beside: bool) -> None:
+    class Pool(ThreadPoolExecutor):
+        works = 0
+
+        def submit(self, *arguments: Any, **options: Any) -> Any:
+            self.works += 1
+            return super().submit(*arguments, **options)
+
+    async def put_records(*_: Any) -> bytes:
+        return b'{"Records":[{"ShardId":"s"},{"ShardId":"s"}]}'.ljust(size)
+
+    with Pool(1) as pool:
+        behind = MagicMock(clock=ServiceClock(), put_records=put_records)
+        assert isinstance(await AioKinesis(behind, pool).put_records(FLIGHTS, request_of(), 5), Answer)
+        assert pool.works == beside
+
+
+async def test_an_answer_whose_status_is_no_success_is_none() -> None:
+    async with recording(b'{"Records":[{"ShardId":"s"},{"ShardId":"s"}]}', 300) as (url, _), reaching(url) as kinesis:
+        assert isinstance(await kinesis.put_records(FLIGHTS, request_of(), 5), RequestFailed)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, StreamSummary("arn", 1_048_576)),
+        ({"MaxRecordSizeInKiB": 1}, StreamSummary("arn", 1_024)),
+        ({"MaxRecordSizeInKiB": 0}, StreamSummary("arn", 1_048_576)),
+        ({"KeyId": "alias/aws/kinesis", "EncryptionType": "NONE"}, StreamSummary("arn", 1_048_576)),
+        (
+            {"KeyId": "alias/aws/kinesis", "EncryptionType": "KMS", "StreamStatus": "UPDATING"},
+            StreamSummary("arn", 1_048_576, status="UPDATING", kms_key="alias/aws/kinesis"),
+        ),
+        ({"EncryptionType": "KMS"}, StreamSummary("arn", 1_048_576)),
+        ({"StreamModeDetails": {"StreamMode": "ON_DEMAND"}}, StreamSummary("arn", 1_048_576, mode="ON_DEMAND")),
+    ],
+)
+async def test_what_a_summary_leaves_out_is_as_usual(more: dict[str, Any], expected: StreamSummary) -> None:
+    answer = json.dumps({"StreamDescriptionSummary": {"StreamARN": "arn", **more}}).encode()
+    async with recording(answer) as (url, _), reaching(url) as kinesis:
+        assert await kinesis.describe_stream_summary(FLIGHTS) == expected

@@ -22,8 +22,10 @@ import pytest
 
 from producerd.core.holding import ADVICE, Cause
 from producerd.runtime.page.page import HEADERS, KEPT_SECONDS, LOOK_SECONDS, Page
-from producerd.runtime.page.pictures import SAMPLES
-from producerd.runtime.page.text import TEXT_CHARACTERS, count_of
+from producerd.runtime.page.pictures import SAMPLES, line, round_above, shares_picture
+from producerd.runtime.page.standing import NO_SAMPLE, Sample, Standing, sample_of, standing_of, verdict_of
+from producerd.runtime.page.text import TEXT_CHARACTERS, count_of, duration_of, number_of
+from producerd.runtime.page.text import text_of as as_html
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire.columns import lay_out
@@ -414,6 +416,146 @@ def test_it_looks_at_once_and_every_few_seconds_until_it_is_stopped() -> None:
 
 def test_it_may_be_stopped_before_it_watches() -> None:
     Node().page.stop()
+
+
+# ---- its parts
+
+
+BLOCKED: Final = Sample(0.0, 0.0, 0.0, 0.1, 0)
+
+
+@pytest.mark.parametrize(
+    ("differently", "history", "standing"),
+    [
+        ({"health": "broken"}, [], Standing(0, "bad", "broken: the service refuses it, or cannot be reached")),
+        ({"health": "suspect"}, [], Standing(1, "bad", "suspect: it worked, and now the service refuses it")),
+        ({"health": "outage"}, [], Standing(2, "bad", "the service does not answer, or takes nothing")),
+        (
+            {"cause": "service", "queue_records": 1},
+            [],
+            Standing(2, "bad", "the service does not answer, or takes nothing"),
+        ),
+        (
+            {"failed_reasons": {"A": 1, "B": 3, "C": 2}},
+            [NO_SAMPLE._replace(failed_records=1)] * 2,
+            Standing(3, "bad", "2 records failed in the last ten minutes: B and C"),
+        ),
+        ({"paused": True}, [], Standing(4, "slow", "paused")),
+        ({}, [BLOCKED], Standing(5, "slow", "callers blocked for 10% of the last minute")),
+        ({"oldest_record_seconds": 30.0}, [], Standing(6, "slow", "a record has waited for 30.0 s")),
+        (
+            {"last_error": "no", "queue_records": 1},
+            [],
+            Standing(7, "slow", "sends fail, and are tried again"),
+        ),
+        ({}, [], Standing(8, "good", "working")),
+        ({"oldest_record_seconds": 29.9}, [BLOCKED] * 11 + [NO_SAMPLE], Standing(8, "good", "working")),
+        ({}, [BLOCKED._replace(blocked_share=9.0)] * 9 + [NO_SAMPLE] * 12, Standing(8, "good", "working")),
+        ({"health": "unproven"}, [], Standing(9, "idle", "unproven: nothing was stored yet")),
+    ],
+)
+def test_how_a_stream_stands(differently: Told, history: list[Sample], standing: Standing) -> None:
+    assert standing_of(stream_of(**differently), history) == standing
+
+
+@pytest.mark.parametrize(
+    ("streams", "troubled", "said"),
+    [
+        (0, 0, "no client has opened a stream yet"),
+        (4, 0, "no stream is in trouble"),
+        (1, 1, "1 of 1 stream in trouble: s0"),
+        (4, 3, "3 of 4 streams in trouble: s0, s1, s2"),
+        (4, 4, "4 of 4 streams in trouble: s0, s1, s2 and 1 more"),
+    ],
+)
+def test_the_verdict_names_three_streams_in_trouble(streams: int, troubled: int, said: str) -> None:
+    status: Told = {"streams": [{}] * streams, "unready": None}
+    assert verdict_of(status, [f"s{number}" for number in range(troubled)]) == said
+
+
+def test_a_sample_is_of_the_time_that_has_passed() -> None:
+    before = stream_of(ingest_records=10, delivered_records=20, blocked_seconds=1.0, failed_records=2)
+    now: Told = {"ingest_records": 20, "delivered_records": 25, "blocked_seconds": 8.5, "failed_records": 5}
+    assert sample_of(stream_of(**now, queue_records=250), before, 5.0) == Sample(2.0, 1.0, 0.25, 1.0, 3)
+    assert sample_of(stream_of(**now, queue_limit_records=0, queue_limit_bytes=0), {}, 50.0) == Sample(
+        0.4, 0.5, 0.0, 0.17, 5
+    )
+
+
+def test_two_looks_at_the_same_time_are_one() -> None:
+    node = Node(stream_of())
+    node.page.look()
+    node.passes(0.0, ingest_records=5)
+    node.passes(5.0, ingest_records=5)
+    assert "accepted 1/s" in text_of(node.html())
+
+
+def test_a_stream_without_a_history_has_pictures_of_nothing() -> None:
+    html = Node(stream_of()).html()
+    assert "flights: records accepted and stored a second, now 0 and 0, at most 0, in the last ten minutes" in html
+    assert "flights: how full the queue is, now 0%, at most 0%, in the last ten minutes" in html
+    assert NO_SAMPLE == (0.0, 0.0, 0.0, 0.0, 0)
+
+
+def test_a_history_is_of_ten_minutes_and_a_page_of_a_second() -> None:
+    assert (LOOK_SECONDS * SAMPLES, KEPT_SECONDS) == (600.0, 1.0)
+
+
+def test_a_picture_is_one_path_to_its_right_edge() -> None:
+    assert shares_picture("How full", "queue", [0.5, 1.0, 0.25]) == (
+        '<svg role="img" viewBox="0 -100 119 100" preserveAspectRatio="none">'
+        "<title>How full, now 25%, at most 100%, in the last ten minutes</title>"
+        '<path class="area queue" d="M117 -50l1 -50 1 75V0H117z"/></svg>'
+    )
+    assert line("accepted", [5.0, 10.0], 20.0) == '<path class="line accepted" d="M118 -25l1 -25"/>'
+    assert line("accepted", [5.0], 20.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "end"),
+    [
+        *((value, 1.0) for value in (0.0, 0.3, 1.0)),
+        *((value, 1.5) for value in (1.01, 1.5)),
+        *((value, 2.0) for value in (1.51, 2.0)),
+        *((value, 3.0) for value in (2.01, 3.0)),
+        *((value, 4.0) for value in (3.01, 4.0)),
+        *((value, 6.0) for value in (4.01, 6.0)),
+        *((value, 8.0) for value in (6.01, 8.0)),
+        *((value, 10.0) for value in (8.01, 10.0)),
+        *((value, 1_500.0) for value in (1_001.0, 1_500.0)),
+    ],
+)
+def test_an_axis_ends_at_a_round_number(value: float, end: float) -> None:
+    assert round_above(value) == end
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.0, "0.0 s"),
+        (59.9, "59.9 s"),
+        (60.0, "1 min 0 s"),
+        (3_599.0, "59 min 59 s"),
+        (3_600.0, "1 h 0 min"),
+        (86_399.0, "23 h 59 min"),
+        (86_400.0, "1 d 0 h"),
+        (1_000 * 86_400.0 + 3_600.0, "1,000 d 1 h"),
+    ],
+)
+def test_a_duration_is_said_in_its_two_largest_units(seconds: float, said: str) -> None:
+    assert duration_of(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(0.0, "0"), (7.0, "7"), (9.5, "9.5"), (0.25, "0.2"), (10.0, "10"), (10.4, "10"), (2e3, "2,000")]
+)
+def test_a_number_has_a_decimal_place_if_that_tells_something(value: float, said: str) -> None:
+    assert number_of(value) == said
+
+
+@pytest.mark.parametrize(("length", "shown"), [(600, "x" * 600), (601, "x" * 600 + " …")])
+def test_a_text_is_cut_where_it_is_long(length: int, shown: str) -> None:
+    assert as_html("x" * length) == shown
 
 
 # ---- in a browser

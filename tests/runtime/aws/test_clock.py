@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
+from botocore import UNSIGNED
 from botocore.exceptions import ClientError
 from structlog.testing import capture_logs
 
@@ -190,3 +192,43 @@ async def test_no_credentials_are_no_question_of_the_clock(kinesis: FakeKinesis)
         assert isinstance(failed, RequestFailed)
         assert meaning_of(failed.code).code == Code.CREDENTIALS
         assert behind.clock.offset == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "signed_with", "learns", "offset"),
+    [
+        (50, 0, False, 0),
+        (90, 0, True, 90),
+        (-90, 0, True, -90),
+        (10, 3_600, True, 0),
+        (3_590, 3_600, False, 0),
+        (99 * 365 * 86_400, 0, True, 99 * 365 * 86_400),
+        (101 * 366 * 86_400, 0, False, 0),
+    ],
+)
+def test_a_difference_of_more_than_a_minute_and_less_than_a_century_is_learnt(
+    seconds: int, signed_with: int, learns: bool, offset: int
+) -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+    told = {"Error": {"Code": "InvalidSignatureException"}, "ResponseMetadata": {"HTTPHeaders": {"date": date}}}
+    clock = ServiceClock()
+    assert clock.learn(ClientError(told, "PutRecords"), timedelta(seconds=signed_with)) is learns
+    assert abs(clock.offset.total_seconds() - offset) < (5 if offset else 1e-9)
+
+
+def test_what_is_learnt_already_is_not_told_again() -> None:
+    date = format_datetime(datetime.now(UTC) + HOUR, usegmt=True)
+    told = {"Error": {"Code": "InvalidSignatureException"}, "ResponseMetadata": {"HTTPHeaders": {"date": date}}}
+    clock = ServiceClock()
+    clock.offset = HOUR
+    with capture_logs() as log:
+        assert clock.learn(ClientError(told, "PutRecords"), timedelta(0))
+    assert log == []
+
+
+def test_only_a_signature_by_a_clock_that_is_off_is_ours() -> None:
+    clock = ServiceClock()
+    assert clock.choose_signer("v4", {}) is None
+    clock.offset = HOUR
+    assert clock.choose_signer(UNSIGNED, {}) is None
+    assert clock.choose_signer("v4", {}) == "producerd-v4"

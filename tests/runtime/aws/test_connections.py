@@ -729,6 +729,19 @@ async def test_a_full_name_is_that_of_its_certificate(
         assert (await put(connections)).body == b"{}"
 
 
+@linux_only
+def test_a_socket_resets_when_it_is_closed_and_gives_up_a_peer_that_says_nothing_for_half_a_minute() -> None:
+    with (
+        socket.socket() as plain,
+        opening.make_socket((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 1))) as made,
+    ):
+        assert not made.getblocking()
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8) == b"\x01\0\0\0\0\0\0\0"
+        assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+        buffers = [one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for one in (plain, made)]
+        assert buffers[0] < buffers[1]
+
+
 @pytest.mark.parametrize("url", ["ftp://kinesis.test/", "http://kinesis.test:99999/"])
 def test_what_is_no_url_of_a_service_cannot_be_reached(url: str) -> None:
     with pytest.raises(boto_errors.EndpointConnectionError):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -366,3 +367,20 @@ async def test_keys_that_do_not_expire_say_so(kinesis: FakeKinesis) -> None:
     async with local_aws(kinesis) as aws, reached(aws.url) as (client, of):
         assert isinstance(await put(client), Answer)
         assert (of.credentials.expires_at, of.credentials.method) == (None, "env")
+
+
+@pytest.mark.parametrize(("draw", "seconds"), [(min, 4.0), (max, 6.0)])
+async def test_between_two_renewals_are_five_seconds_give_or_take_a_fifth(
+    monkeypatch: pytest.MonkeyPatch, draw: Callable[[float, float], float], seconds: float
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(module, "uniform", draw)
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: SimpleNamespace(time=lambda: now))
+    chain = Chain()
+    async with renewed(chain) as credentials:
+        for later, walks in ((0.0, 1), (seconds - 0.01, 1), (seconds, 2)):
+            credentials.doubt()
+            now = 100.0 + later
+            asked = asyncio.create_task(credentials.get_frozen_credentials())
+            await asyncio.sleep(0.01)
+            assert (chain.walks, asked.done()) == (walks, True)

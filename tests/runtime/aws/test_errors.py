@@ -17,7 +17,7 @@ from aiohttp import (
 )
 
 from producerd.errors import Code
-from producerd.runtime.aws.errors import failure_of, shows_wrong_endpoint
+from producerd.runtime.aws.errors import failure_of, is_answer, shows_wrong_endpoint
 
 
 def client_error(
@@ -149,3 +149,28 @@ def test_a_login_in_a_url_is_left_out(login: str) -> None:
 def test_words_are_one_line_of_what_can_be_shown() -> None:
     message = failure_of(client_error("X", 400, "a\x1b[31m\nb\x9b\u202ec\ud800"), body_written=True).message
     assert message == "a [31m b c"
+
+
+def test_a_failure_has_the_status_of_the_answer_and_the_reason_of_a_failed_connection() -> None:
+    assert failure_of(client_error("X", 400), body_written=True).status == 400
+    assert failure_of(boto_errors.ClientError({"Error": {"Code": "X"}}, "PutRecords"), body_written=True).status == 0
+    away = boto_errors.EndpointConnectionError(endpoint_url="http://x", error=NO_NAME)
+    assert failure_of(away, body_written=False).message == (
+        'Could not connect to the endpoint URL: "http://x" ([Errno -2] Name or service not known)'
+    )
+    assert failure_of(boto_errors.ConnectTimeoutError(endpoint_url="http://x"), body_written=False).message == (
+        'Connect timeout on endpoint URL: "http://x"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (client_error("X", 400), True),
+        (ValueError("an answer that nobody can read"), True),
+        (boto_errors.ConnectTimeoutError(endpoint_url="http://x"), False),
+        (ConnectionResetError(104, "Connection reset by peer"), False),
+    ],
+)
+def test_an_error_shows_that_somebody_answered(error: Exception, is_one: bool) -> None:
+    assert is_answer(error) is is_one
