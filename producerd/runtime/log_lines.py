@@ -159,7 +159,7 @@ class LogLines(logging.Handler):
             else:
                 self._lines.append(Line(data, record.levelno, _fields_of(record)))
                 self._held_bytes += len(data)
-                self._changed.notify()
+            self._changed.notify()  # also to report what was dropped while nothing waits to be written
 
     def _keep(self, line: bytes) -> None:
         self._recent.append(line)

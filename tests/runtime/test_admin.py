@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
+import logging
+import os
 import platform
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
+import structlog
 
 from producerd import __version__
-from producerd.errors import ConfigurationError
+from producerd.errors import ConfigurationError, PlaceTaken
 from producerd.runtime import admin
-from tests.daemon import until_on_loop
+from producerd.runtime.commands import JsonObject, NoSuchStream
+from producerd.runtime.listener import Listener
+from producerd.runtime.peers import Peer
+from tests.daemon import directory, until_on_loop
 
 
 async def a_metric() -> bytes:
@@ -142,6 +152,38 @@ async def test_the_page_answers_to_names_of_this_machine_alone() -> None:
                 assert answer.status == 200, "Prometheus may know the machine by any name"
 
 
+async def test_a_name_of_this_machine_may_be_short_or_end_with_a_dot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Node-7.Example")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "node-7.example.com")
+    async with (
+        admin.serve(
+            ("127.0.0.1", 0), render_metrics=a_metric, render_page=lambda: "the page", unready=lambda: None
+        ) as (host, port),
+        aiohttp.ClientSession(f"http://{host}:{port}") as http,
+    ):
+        for own in ("node-7", "node-7.example", "node-7.example.", "node-7.example.com"):
+            async with http.get("/", headers={"Host": own}) as answer:
+                assert (answer.status, await answer.text()) == (200, "the page"), own
+        for other in ("example", "."):
+            async with http.get("/", headers={"Host": other}) as answer:
+                assert (answer.status, await answer.text()) == (
+                    421,
+                    f"this page answers to an IP address, localhost and Node-7.Example, not to {other}\n",
+                )
+
+
+async def test_a_machine_that_is_renamed_is_known_by_its_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = iter(["old.example", "new.example"])
+    monkeypatch.setattr(socket, "getfqdn", lambda: next(names))
+    async with (
+        admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, unready=lambda: None) as (host, port),
+        aiohttp.ClientSession(f"http://{host}:{port}", headers={"Host": "new.example"}) as http,
+    ):
+        for status in (421, 200):
+            async with http.get("/") as answer:
+                assert answer.status == status
+
+
 async def test_a_resolver_that_hangs_has_one_thread_and_delays_no_other_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads that render and compress are not its own, and the end does not wait for it."""
     answers, asking = threading.Event(), list[threading.Thread]()
@@ -179,9 +221,35 @@ async def test_a_resolver_that_hangs_has_one_thread_and_delays_no_other_answer(m
 
 async def test_an_address_that_is_taken_is_a_configuration_error() -> None:
     async with admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, unready=lambda: None) as taken:
-        with pytest.raises(ConfigurationError, match=f"metrics_listen = 127.0.0.1:{taken[1]}"):
+        with pytest.raises(PlaceTaken) as raised:
             async with admin.serve(taken, render_metrics=a_metric, render_page=str, unready=lambda: None):
                 pass
+    (problem,) = raised.value.problems
+    assert problem.startswith(f"metrics_listen = 127.0.0.1:{taken[1]}: ")
+    assert "[Errno" not in problem
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError("nothing to bind"), "nothing to bind"),
+        (OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), "Cannot assign requested address"),
+    ],
+)
+async def test_an_address_that_cannot_be_bound_is_a_configuration_error(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, why: str
+) -> None:
+    """No other process has it, so that nothing is gained by another start."""
+
+    async def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_server", refuse)
+    with pytest.raises(ConfigurationError) as raised:
+        async with admin.serve(("192.0.2.1", 9), render_metrics=a_metric, render_page=str, unready=lambda: None):
+            pass
+    assert raised.type is ConfigurationError
+    assert list(raised.value.problems) == [f"metrics_listen = 192.0.2.1:9: {why}"]
 
 
 async def test_whoever_stays_connected_for_nothing_makes_place_for_others() -> None:
@@ -190,7 +258,7 @@ async def test_whoever_stays_connected_for_nothing_makes_place_for_others() -> N
         host,
         port,
     ):
-        idle = [await asyncio.open_connection(host, port) for _ in range(admin.MOST_CONNECTIONS + 5)]
+        idle = [await asyncio.open_connection(host, port) for _ in range(64 + 5)]
         async with aiohttp.ClientSession() as client, client.get(f"http://{host}:{port}/-/ready") as answer:
             assert answer.status == 200
         async with asyncio.timeout(10):
@@ -211,3 +279,263 @@ async def test_what_is_no_http_is_no_error_of_ours(caplog: pytest.LogCaptureFixt
         assert b"400" in await reader.readline()
         writer.close()
     assert not caplog.records
+
+
+async def test_an_error_of_ours_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def no_metrics() -> bytes:
+        raise RuntimeError("no numbers")
+
+    async with (
+        admin.serve(("127.0.0.1", 0), render_metrics=no_metrics, render_page=str, unready=lambda: None) as (host, port),
+        aiohttp.ClientSession(f"http://{host}:{port}") as http,
+        http.get("/metrics") as answer,
+    ):
+        assert answer.status == 500
+    logging.getLogger("aiohttp.server").warning("a line without an error")
+    of_error, plain = caplog.records
+    assert of_error.exc_info is not None
+    assert repr(of_error.exc_info[1]) == "RuntimeError('no numbers')"
+    assert plain.message == "a line without an error"
+
+
+async def test_at_the_end_connections_are_closed_and_none_is_accepted() -> None:
+    async with admin.serve(("127.0.0.1", 0), render_metrics=a_metric, render_page=str, unready=lambda: None) as (
+        host,
+        port,
+    ):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await reader.readuntil(b"healthy\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+    async with asyncio.timeout(10):
+        assert await reader.read() == b""
+    writer.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(host, port)
+
+
+# ---- the socket of `producerctl`
+
+
+class Echo:
+    """Stands for the commands, and answers with what it is asked."""
+
+    def __init__(self) -> None:
+        self.profiles = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    def status(self) -> JsonObject:
+        return {"asked": "status"}
+
+    def dump(self) -> JsonObject:
+        return {"asked": "dump"}
+
+    async def bundle(self) -> JsonObject:
+        return {"asked": "bundle"}
+
+    def shards(self, name: str) -> JsonObject:
+        if name == "gone":
+            raise NoSuchStream("gone: it is not known")
+        return {"asked": ["shards", name]}
+
+    async def flush(self, name: str | None, timeout_seconds: float | None) -> JsonObject:
+        return {"asked": ["flush", name, timeout_seconds]}
+
+    def pause(self, name: str) -> JsonObject:
+        return {"asked": ["pause", name]}
+
+    def resume(self, name: str) -> JsonObject:
+        return {"asked": ["resume", name]}
+
+    async def drain(self, timeout_seconds: float | None) -> JsonObject:
+        return {"asked": ["drain", timeout_seconds]}
+
+    async def reload(self) -> JsonObject:
+        raise ConfigurationError(["this is wrong", "and that"])
+
+    def log_level(self, level: str, seconds: float | None) -> JsonObject:
+        return {"asked": ["loglevel", level, seconds]}
+
+    async def profile(self, seconds: float | None) -> JsonObject:
+        if seconds is not None:
+            return {"asked": ["profile", seconds]}
+        self.profiles.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+        return {}
+
+
+@pytest.fixture
+def echo() -> Any:
+    return Echo()
+
+
+@asynccontextmanager
+async def operated(commands: Any) -> AsyncIterator[str]:
+    """The path of a socket that serves these commands."""
+    with directory() as folder:
+        listener = Listener(folder / "admin.sock", 0o600)
+        try:
+            async with admin.serve_socket(listener, commands):
+                yield str(listener.path)
+        finally:
+            listener.close()
+
+
+async def asked(path: str, method: str, target: str, body: str | None = None) -> tuple[int, Any]:
+    """Status and answer."""
+    async with (
+        aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(path)) as http,
+        http.request(method, target, data=body) as answer,
+    ):
+        return answer.status, await answer.json()
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "answer"),
+    [
+        ("GET", "/status", None, "status"),
+        ("GET", "/dump", None, "dump"),
+        ("GET", "/bundle", None, "bundle"),
+        ("GET", "/streams/a%2Fb/shards", None, ["shards", "a/b"]),
+        ("POST", "/flush", None, ["flush", None, None]),
+        ("POST", "/flush", "{}", ["flush", None, None]),
+        ("POST", "/flush", '{"timeout_seconds": 0}', ["flush", None, 0]),
+        ("POST", "/streams/a%2Fb/flush", '{"timeout_seconds": 31536000}', ["flush", "a/b", 31_536_000]),
+        ("POST", "/streams/a%2Fb/pause", None, ["pause", "a/b"]),
+        ("POST", "/streams/a%2Fb/resume", None, ["resume", "a/b"]),
+        ("POST", "/loglevel", '{"level": "debug"}', ["loglevel", "debug", None]),
+        ("POST", "/loglevel", '{"level": "error", "seconds": 90.5}', ["loglevel", "error", 90.5]),
+        ("POST", "/profile", '{"seconds": 0.5}', ["profile", 0.5]),
+    ],
+)
+async def test_each_command_is_asked_for_by_its_path(
+    echo: Any, method: str, target: str, body: str | None, answer: Any
+) -> None:
+    async with operated(echo) as path:
+        assert await asked(path, method, target, body) == (200, {"asked": answer})
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "status", "reply"),
+    [
+        ("GET", "/streams/gone/shards", None, 404, {"error": "gone: it is not known"}),
+        (
+            *("POST", "/reload", None, 409),
+            {"error": "this is wrong; and that", "problems": ["this is wrong", "and that"]},
+        ),
+        ("POST", "/flush", "{", 400, {"error": "the body is not JSON"}),
+        ("POST", "/flush", "[]", 400, {"error": "the body is not a JSON object"}),
+        *(
+            (
+                *("POST", "/flush", f'{{"timeout_seconds": {given}}}', 400),
+                {"error": f"timeout_seconds = {shown}: allowed: 0 to 31,536,000 seconds"},
+            )
+            for given, shown in {"-1": "-1", "31536001": "31536001", '"5"': "'5'", "true": "True"}.items()
+        ),
+        (
+            *("POST", "/loglevel", '{"level": "loud"}', 400),
+            {"error": "level = 'loud': allowed: debug, info, warning, error"},
+        ),
+    ],
+)
+async def test_what_cannot_be_done_is_answered_with_the_reason(
+    echo: Any, method: str, target: str, body: str | None, status: int, reply: JsonObject
+) -> None:
+    async with operated(echo) as path:
+        assert await asked(path, method, target, body) == (status, reply)
+
+
+async def test_a_drain_holds_its_connection_until_the_process_ends(echo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel closes it then, and whoever asked sees that."""
+    kept: list[int] = []
+
+    def keep(descriptor: int, dup: Callable[[int], int] = os.dup) -> int:
+        kept.append(dup(descriptor))
+        return kept[-1]
+
+    monkeypatch.setattr(os, "dup", keep)
+    async with operated(echo) as path:
+        reader, writer = await asyncio.open_unix_connection(path)
+        body = b'{"timeout_seconds": 5}'
+        writer.write(b"POST /drain HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        assert (await reader.readuntil(b"}")).endswith(b'\r\n\r\n{"asked": ["drain", 5.0]}')
+    (descriptor,) = kept
+    assert not reader.at_eof()
+    os.close(descriptor)
+    async with asyncio.timeout(10):
+        assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("transport", [None, SimpleNamespace(get_extra_info=lambda _: None)])
+def test_a_caller_that_has_gone_needs_no_connection(transport: Any) -> None:
+    admin._hold_until_the_end(transport)
+
+
+async def test_a_command_is_cancelled_when_its_caller_has_gone(echo: Any) -> None:
+    async with operated(echo) as path, asyncio.timeout(10):
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"POST /profile HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await echo.profiles.wait()
+        writer.close()
+        await echo.cancelled.wait()
+
+
+async def test_orders_are_logged_with_who_gave_them_and_questions_are_not(echo: Any) -> None:
+    async with operated(echo) as path:
+        with structlog.testing.capture_logs() as logged:
+            await asked(path, "GET", "/status")
+            await asked(path, "POST", "/flush")
+    assert logged == [
+        {"event": "order", "path": "/flush", "uid": os.getuid(), "pid": os.getpid(), "log_level": "info"},
+    ]
+
+
+async def test_where_the_kernel_says_nobody_orders_are_logged_all_the_same(
+    echo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "peer_of", lambda _: None)
+    async with operated(echo) as path:
+        with structlog.testing.capture_logs() as logged:
+            assert (await asked(path, "POST", "/flush"))[0] == 200
+    assert logged == [{"event": "order", "path": "/flush", "uid": None, "pid": None, "log_level": "info"}]
+
+
+@pytest.mark.parametrize("peer", [Peer(7, os.geteuid() + 1, 9), None])
+async def test_another_user_is_refused_and_the_log_says_who(
+    echo: Any, monkeypatch: pytest.MonkeyPatch, peer: Peer | None
+) -> None:
+    monkeypatch.setattr(admin, "peer_of", lambda _: peer)
+    if peer is None:  # where the kernel does not say who asks, all may
+        monkeypatch.setattr(admin, "may_administer", lambda _: False)
+    uid, pid = (peer.uid, peer.pid) if peer is not None else (None, None)
+    async with operated(echo) as path:
+        with structlog.testing.capture_logs() as logged:
+            for method, target in (("GET", "/status"), ("POST", "/flush")):
+                assert await asked(path, method, target) == (
+                    403,
+                    {"error": f"uid {uid} may not: only the daemon's own user and root"},
+                )
+    assert logged == [
+        {
+            "event": "who may not administer tried to",
+            "uid": uid,
+            "pid": pid,
+            "path": target,
+            "log_level": "warning",
+        }
+        for target in ("/status", "/flush")
+    ]
+
+
+async def test_the_socket_accepts_nobody_after_the_end(echo: Any) -> None:
+    with directory() as folder:
+        listener = Listener(folder / "admin.sock", 0o600)
+        async with admin.serve_socket(listener, echo):
+            assert await asked(str(listener.path), "GET", "/status") == (200, {"asked": "status"})
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_unix_connection(str(listener.path))
+        listener.close()

@@ -50,7 +50,7 @@ def test_an_entry_has_the_text_as_it_is_with_priority_and_fields(journald: socke
             "PRODUCERD_CODE": b"KMS",
         }
     assert journal.write(b"x" * (1 << 20), 40, {})
-    assert len(entry_of(journald.recv(1 << 20))["MESSAGE"]) == MAX_MESSAGE_BYTES
+    assert len(entry_of(journald.recv(1 << 20))["MESSAGE"]) == MAX_MESSAGE_BYTES == 49_152
     journal.close()
 
 
@@ -106,4 +106,14 @@ def test_the_daemon_s_lines_go_there_and_to_standard_error_where_they_cannot(
         journald.close()
         logs.get_logger("producerd").warning("the journal is gone")
     structlog.reset_defaults()
-    assert "the journal is gone" in capfd.readouterr().err
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.endswith("Z WARNING producerd: the journal is gone")
+
+
+def test_the_end_of_a_log_closes_the_journal(journald: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(journald.getsockname())
+    monkeypatch.setattr(logs, "journal_of", lambda _: journal)
+    with logs.running("info", "text"):
+        assert journal.write(b"open", logging.INFO, {})
+    structlog.reset_defaults()
+    assert not journal.write(b"closed", logging.INFO, {})

@@ -16,7 +16,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -56,10 +58,24 @@ def lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_when_a_log_ends_what_was_there_before_writes_again() -> None:
     root = logging.getLogger()
-    before = list(root.handlers)
+    before, shows_warnings = list(root.handlers), warnings.showwarning
     with logs.running("info", "text"):
         assert root.handlers != before
+        assert warnings.showwarning is not shows_warnings
     assert root.handlers == before
+    assert warnings.showwarning is shows_warnings
+
+
+def test_a_log_that_runs_can_be_asked_for_its_last_lines_and_for_how_many_were_lost(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with logs.running("info", "text"):
+        assert logs.lost_lines() == {"full": 0, "failed": 0}
+        assert logs.recent_lines() == []
+        logs.get_logger("x").info("event")
+        recent = logs.recent_lines()
+    assert recent == lines(capfd)
+    assert len(recent) == 1
 
 
 # ---- lines
@@ -102,6 +118,15 @@ def test_a_text_with_a_line_break_cannot_look_like_two_messages(capfd: pytest.Ca
         logs.get_logger("x").info("first\nERROR second", client="a\nb")
     (line,) = lines(capfd)
     assert line.endswith(r'first\nERROR second client="a\nb"')
+
+
+def test_only_what_could_be_misread_is_quoted(capfd: pytest.CaptureFixture[str]) -> None:
+    with logs.running("info", "text"):
+        logs.get_logger("x").info('a \\ and a "quote"', empty="", path="a\\b", none=None, words="a b", pair="a=b")
+    (line,) = lines(capfd)
+    head, text = line.split(" x: ", 1)
+    assert head.endswith("Z INFO   ")
+    assert text == r'a \ and a "quote" empty="" path=a\b none=None words="a b" pair="a=b"'
 
 
 @pytest.mark.parametrize("character", ["\x1b", "\x7f", "\x85", "\x9b", "\u2028", "\u202e"])
@@ -312,8 +337,10 @@ def test_of_libraries_the_template_is_what_repeats_and_tracebacks_are_no_differe
                 raise RuntimeError(number)
             except RuntimeError:
                 logs.get_logger("x").exception("job failed")
-    told = [repeated(line) for line in lines(capfd)]
+    written = lines(capfd)
+    told = [repeated(line) for line in written]
     assert told[-2:] == [("%s took %d ms", 2), ("job failed", 2)]
+    assert "stream" not in json.loads(written[-1])
     assert len(told) == 2 * 5 + 2
 
 
@@ -322,6 +349,14 @@ def test_who_asks_for_debug_has_all_of_it(capfd: pytest.CaptureFixture[str]) -> 
         for number in range(100):
             logs.get_logger("x").debug("session opened", session=number)
     assert [json.loads(line)["session"] for line in lines(capfd)] == list(range(100))
+
+
+def test_of_orders_each_is_written_however_many_repeat(capfd: pytest.CaptureFixture[str]) -> None:
+    """The log is the record of who ordered what."""
+    with logs.running("info", "json"):
+        for number in range(8):
+            logs.get_logger("producerd.orders").info("order", path="/flush", pid=number)
+    assert [json.loads(line)["pid"] for line in lines(capfd)] == list(range(8))
 
 
 class Reader:
@@ -397,6 +432,45 @@ def test_the_next_message_of_its_kind_tells_the_count(reader: Reader) -> None:
         assert [reader.line(), reader.line()] == ["slow", "slow repeated=1"]
 
 
+def test_a_count_is_told_before_the_line_that_follows_its_window(reader: Reader) -> None:
+    now = 0.0
+    with writing(reader, Repeats(1), lambda: now) as log:
+        log.warning("slow")
+        log.warning("slow")
+        assert reader.line() == "slow"
+        now = 60.0
+        log.warning("other")
+        assert [reader.line(), reader.line()] == ["slow repeated=1", "other"]
+
+
+@pytest.mark.parametrize(("written_at", "waited"), [(45.0, 15.0), (70.0, 0.0)])
+def test_the_writer_waits_until_the_first_window_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_at: float, waited: float
+) -> None:
+    """It does not wait where the line took longer to write."""
+    path, waits = tmp_path / "log", list[float]()
+
+    class Condition(threading.Condition):
+        """A wait for a time ends at once, and that much later."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal written_at
+            if timeout is None:
+                return super().wait()
+            waits.append(timeout)
+            written_at += timeout or 60.0
+            return False
+
+    monkeypatch.setattr(log_lines, "threading", SimpleNamespace(Condition=Condition, Thread=threading.Thread))
+    with path.open("wb") as file:
+        handler = LogLines(file.fileno(), Repeats(1), lambda: written_at if path.stat().st_size else 0.0)
+        handler.handle(logging.LogRecord("x", logging.WARNING, "", 0, "slow", None, None))
+        until(lambda: waits)
+        handler.close()
+    assert waits == [waited]
+    assert path.read_text() == "slow\n"
+
+
 # ---- nobody reads
 
 
@@ -410,7 +484,7 @@ def test_who_logs_does_not_wait_for_a_reader_and_what_was_dropped_is_told(reader
         while (read := reader.line()).endswith(line):
             numbers.append(int(read.split()[0]))
         assert numbers == list(range(len(numbers)))
-        assert len(numbers) * 1_000 < log_lines.MAX_HELD_BYTES + 2 * PIPE_BYTES
+        assert 1_000_000 < len(numbers) * 1_000 < (1 << 20) + 2 * PIPE_BYTES
         assert read == f"log lines were dropped lines={3_001 - len(numbers)}"
         handler = log.handlers[0]
         assert handler.lost == {"full": 3_001 - len(numbers), "failed": 0}  # type: ignore[attr-defined]
@@ -426,13 +500,51 @@ def test_the_last_lines_are_kept_within_bounds_whether_written_or_not(reader: Re
             log.debug("line %d", number)
         assert handler.recent() == [f"line {number}" for number in range(2_500, 3_000)]
         log.debug("x" * 1_000_000)
-        assert len(handler.recent()[-1]) == log_lines.RECENT_LINE_BYTES
+        assert len(handler.recent()[-1]) == 8_192
         for _ in range(1_000):
             log.debug("y" * 5_000)
         kept = handler.recent()
-        assert 250_000 < sum(map(len, kept)) <= log_lines.RECENT_BYTES
+        assert 250_000 < sum(map(len, kept)) <= 262_144
         assert handler.lost["full"] > 0
         assert set(kept) == {"y" * 5_000}
+
+
+def test_of_short_lines_256_kibibytes_are_kept_to_the_byte() -> None:
+    with open(os.devnull, "wb") as nowhere:
+        handler = LogLines(nowhere.fileno())
+        texts = [f"{number:08191}" for number in range(32)]
+        for text in texts:
+            handler.note(text)
+        assert handler.recent() == texts
+        handler.note("")
+        assert handler.recent() == [*texts[1:], ""]
+        handler.close()
+
+
+def test_a_line_of_a_mebibyte_is_held(reader: Reader) -> None:
+    with writing(reader) as log:
+        log.debug("x" * 1_048_575)
+        assert reader.line() == "x" * 1_048_575
+
+
+def test_a_longer_line_is_dropped_at_once_and_the_next_is_written(reader: Reader) -> None:
+    with writing(reader) as log:
+        log.debug("x" * 1_048_576)
+        assert reader.line() == "log lines were dropped lines=1"
+        log.debug("next")
+        assert reader.line() == "next"
+
+
+def test_the_end_of_a_log_is_the_end_of_its_thread(tmp_path: Path) -> None:
+    path, before = tmp_path / "log", set(threading.enumerate())
+    with path.open("wb") as file:
+        handler = LogLines(file.fileno())
+        (thread,) = set(threading.enumerate()) - before
+        handler.note("event")
+        until(lambda: path.read_text() == "event\n")
+        handler.close()
+        assert not thread.is_alive()
+    assert thread.daemon, "the interpreter does not wait for it"
 
 
 def test_the_end_does_not_wait_for_ever(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,12 +565,22 @@ def test_the_last_lines_are_written_before_the_end(reader: Reader) -> None:
     assert reader.line() == "last"
 
 
-def test_a_pipe_that_somebody_has_made_non_blocking_loses_nothing(reader: Reader) -> None:
+def test_a_pipe_that_somebody_has_made_non_blocking_loses_nothing(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[tuple[Any, ...]]()
+
+    def wait_for(*descriptors: Any) -> Any:
+        asked.append(descriptors)
+        return select.select(*descriptors)
+
+    monkeypatch.setattr(log_lines, "select", SimpleNamespace(select=wait_for))
     os.set_blocking(reader.descriptor, False)
     with writing(reader) as log:
         for number in range(100):
             log.debug("%d %s", number, "x" * 200)
-        until(lambda: full(reader))
+        until(lambda: asked)
+        assert asked[0] == ([], [reader.descriptor], [])
         assert [int(reader.line().split()[0]) for _ in range(100)] == list(range(100))
 
 
@@ -596,13 +718,17 @@ def test_a_logger_made_before_follows_the_newest_configuration(capfd: pytest.Cap
         log.info("no")
     with logs.running("debug", "json"):
         log.debug("yes")
+        with structlog.testing.capture_logs() as captured:
+            log.debug("for a test")
     (line,) = lines(capfd)
     assert json.loads(line)["event"] == "yes"
+    assert captured == [{"event": "for a test", "log_level": "debug"}]
 
 
 def test_another_level_holds_for_its_period_and_each_change_is_told(
     capfd: pytest.CaptureFixture[str], timers: Timers
 ) -> None:
+    began = datetime.now(UTC)
     with logs.running("error", "json"):
         log = logs.get_logger("x")
         log.debug("before")
@@ -617,6 +743,7 @@ def test_another_level_holds_for_its_period_and_each_change_is_told(
     changed, within, back = [json.loads(line) for line in lines(capfd)]
     assert (changed["event"], changed["to"], changed["before"]) == ("log level changed", "debug", "error")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", changed["until"])
+    assert 599 < (datetime.fromisoformat(changed["until"]) - began).total_seconds() < 600 + PATIENCE_SECONDS
     assert within["event"] == "within"
     assert (back["event"], back["to"], back["before"]) == ("log level changed", "error", "debug")
 
@@ -625,7 +752,7 @@ def test_each_change_is_told_however_many_there_are(capfd: pytest.CaptureFixture
     with logs.running("error", "json"):
         for level in ("warning", "error") * 10:
             logs.set_level(level)
-    assert len(lines(capfd)) == 20
+    assert [json.loads(line)["until"] for line in lines(capfd)] == ["the next change"] * 20
 
 
 def test_a_new_call_takes_the_place_of_the_last_one(timers: Timers) -> None:
@@ -649,6 +776,8 @@ def test_a_reload_within_a_period_takes_effect_at_its_end(timers: Timers) -> Non
         assert logs.level() == "debug"
         timers.go_on(600.0)
         assert logs.level() == "warning"
+        logs.reconfigure("error")
+        assert logs.level() == "error", "no period is under way any more"
 
 
 def test_a_reload_without_a_period_takes_effect_if_it_says_something_new() -> None:
@@ -682,9 +811,13 @@ def test_a_bounded_file_goes_on_in_a_new_one_and_the_last_is_kept(
     path = tmp_path / "log"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     handler = LogLines(descriptor, file=path)
+    open_files = len(os.listdir("/proc/self/fd"))
     for number in range(100):
         handler.note(f"line {number:060}")
     handler.close()
+    assert len(os.listdir("/proc/self/fd")) == open_files
+    assert os.get_inheritable(descriptor), "as standard error is"
+    assert path.stat().st_mode & 0o7777 == 0o600
     os.close(descriptor)
     assert {found.name for found in tmp_path.iterdir()} == {"log", "log.1"}
     kept = [(tmp_path / name).read_bytes() for name in ("log.1", "log")]
@@ -704,3 +837,24 @@ def test_a_bounded_file_that_somebody_deletes_is_made_again(tmp_path: Path, monk
     handler.close()
     os.close(descriptor)
     assert "event" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("size", "is_bounded", "sizes"),
+    [
+        (4_194_298, True, {"log": 4_194_304}),
+        (4_194_299, True, {"log": 6, "log.1": 4_194_299}),
+        (4_194_299, False, {"log": 4_194_305}),
+    ],
+)
+def test_a_bounded_file_has_at_most_four_mebibytes(
+    tmp_path: Path, size: int, is_bounded: bool, sizes: dict[str, int]
+) -> None:
+    path = tmp_path / "log"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.truncate(descriptor, size)
+    handler = LogLines(descriptor, file=path if is_bounded else None)
+    handler.note("event")
+    handler.close()
+    os.close(descriptor)
+    assert {found.name: found.stat().st_size for found in tmp_path.iterdir()} == sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +21,8 @@ from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.core import failures
 from producerd.core.failures import meaning_of
 from producerd.core.gate import Refusal, Ticket
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code
 from producerd.runtime import logs
 from producerd.runtime.daemon import State
@@ -79,6 +82,8 @@ def test_every_label_of_a_stream_is_there_before_anything_happened() -> None:
         assert found["producerd_failed_records_total", frozenset(("flights", reason))] == 0
     for reason in DISCARD_REASONS:
         assert found["producerd_discarded_records_total", frozenset(("flights", reason))] == 0
+    for cause in ("timeout", "connection", "service", "result_count", "reshard"):
+        assert found["producerd_possible_duplicate_records_total", frozenset(("flights", cause))] == 0
     assert found["producerd_client_connections", frozenset()] == 3
     assert found["producerd_ready", frozenset()] == 1
 
@@ -192,13 +197,13 @@ def test_a_label_begins_without_failures_though_records_failed_before() -> None:
     failed = [("producerd_failed_records_total", frozenset((label, "EXPIRED"))) for label in ("late", NEVER_STORED)]
     accepted = [("producerd_ingest_records_total", frozenset((label,))) for label in ("late", NEVER_STORED)]
     for begin in (0.0, 1_000.0):
-        for now in (begin, begin + 1.0, begin + BIRTH_SECONDS - 0.1):
+        for now in (begin, begin + 1.0, begin + 119.9):
             found = samples(metrics, late, now=now)
             assert [found[name] for name in failed] == [0, 2 if begin == 0.0 else 4]
             assert [found[name] for name in accepted] == [0, 3 if begin == 0.0 else 6], "the sums hold"
         late.pipeline.stats.delivered_records += 1
         late.pipeline.stats.ingest_records += 1
-        found = samples(metrics, late, now=begin + BIRTH_SECONDS)
+        found = samples(metrics, late, now=begin + 120.0)
         assert found[failed[0]] == 2
         late.pipeline.stats.delivered_records, late.pipeline.stats.ingest_records = 1, 3
         samples(metrics, now=begin + 500.0)  # it is forgotten
@@ -283,6 +288,69 @@ def test_a_process_to_which_proc_shows_processes_alone_has_its_metrics(tmp_path:
     assert seen["process_start_time_seconds"] == pytest.approx(whole["process_start_time_seconds"], abs=2.0)
 
 
+def test_the_start_of_a_process_counts_from_the_boot_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1_000_000.0)
+    monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 400.0}.__getitem__)
+    seen = {metric.name: metric.samples[0].value for metric in OwnProcess(registry=None).collect()}
+    ticks_since_boot = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    assert seen["process_start_time_seconds"] == 999_600.0 + ticks_since_boot / os.sysconf("SC_CLK_TCK")
+
+
+def test_the_node_shows_its_settings_limit_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 2_000_000_000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    metrics = Metrics(LISTED, 1 << 30)
+
+    def told() -> list[float]:
+        found = samples(metrics)
+        reload = ("config_last_reload_successful", "config_last_reload_success_timestamp_seconds")
+        return [
+            *(found[f"producerd_{name}", frozenset()] for name in (*reload, "memory_limit_bytes")),
+            *(value for (name, _), value in found.items() if name in ("producerd_build_info", "producerd_config_info")),
+        ]
+
+    assert told() == [1, 2_000_000_000.0, 1 << 30, 1, 1]
+    now = 2_000_000_060.0
+    metrics.reload_failed()
+    assert told() == [0, 2_000_000_000.0, 1 << 30, 1, 1]
+    metrics.reload(LISTED, None)
+    assert told() == [1, 2_000_000_060.0, inf, 1, 1]
+
+
+def test_without_services_the_clock_is_shown_as_right() -> None:
+    assert samples(Metrics(LISTED))["producerd_clock_offset_seconds", frozenset()] == 0.0
+
+
+def test_open_shards_are_counted_once_they_are_known() -> None:
+    flights, orders = stream("flights"), stream("orders")
+    flights.pipeline.set_shard_map(ShardMap([Shard("shard-0", 0, MAX_HASH_KEY)]), 0.0)
+    found = samples(Metrics(LISTED), flights, orders)
+    assert [found["producerd_shards_open", frozenset((name,))] for name in ("flights", "orders")] == [1, 0]
+
+
+def test_a_scrape_shows_its_moment_though_numbers_change_before_it_is_rendered() -> None:
+    """A thread renders it, while the loop goes on."""
+    metrics, flights = Metrics(LISTED), stream("flights")
+    metrics.disconnects["lost"] = 1
+    metrics.loop_lag.seconds.add(0.02)
+    flights.pipeline.stats.failed_records["EXPIRED"] = 2
+    flights.gate.wait_seconds.add(1.0)
+    taken = metrics.snapshot([flights], state="serving", is_ready=True, connections=0, now=0.0)
+
+    def shown() -> dict[tuple[str, frozenset[str]], float]:
+        found = samples_of(text_of(taken).decode())
+        return {key: value for key, value in found.items() if key[0].startswith("producerd_")}
+
+    before = shown()
+    metrics.disconnects["lost"] += 1
+    metrics.loop_lag.seconds.add(0.02)
+    flights.pipeline.stats.failed_records["EXPIRED"] += 1
+    flights.gate.wait_seconds.add(1.0)
+    assert shown() == before
+    assert before["producerd_client_disconnects_total", frozenset(("lost",))] == 1
+    assert before["producerd_event_loop_lag_seconds_count", frozenset()] == 1
+
+
 def test_waits_of_seconds_are_told_apart() -> None:
     """A caller notices each of these."""
     gate = stream("flights").gate
@@ -305,7 +373,7 @@ def test_nodes_of_the_same_settings_have_the_same_hash() -> None:
 def test_the_last_delivery_is_told_in_seconds_since_1970(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 2_000_000_000.0)
     flights, never = stream("flights"), stream("never")
-    flights.pipeline.stats.delivered_at = 40.0
+    flights.pipeline.stats.delivered_at = 40.0004  # shown in whole milliseconds
     found = samples(Metrics(LISTED), flights, never, now=100.0)
     assert found["producerd_last_delivery_timestamp_seconds", frozenset(("flights",))] == 1_999_999_940.0
     assert found["producerd_last_delivery_timestamp_seconds", frozenset(("never",))] == 0
@@ -325,7 +393,7 @@ def test_the_loops_lag_is_by_how_much_its_timers_are_late(monkeypatch: pytest.Mo
         """Its one timer fires when the test says so."""
 
         def call_later(self, delay: float, look: Callable[[], None]) -> Any:
-            assert delay == LAG_LOOK_SECONDS
+            assert delay == LAG_LOOK_SECONDS == 0.25
             self.look, self.cancelled = look, False
             return self
 
@@ -431,13 +499,14 @@ def test_streams_that_never_stored_a_record_share_a_label() -> None:
     empty = len(rendered(metrics, []))
     for number, one in enumerate(streams):
         one.pipeline.stats.ingest_records = number
-        one.pipeline.stats.failed_records["EXPIRED"] = 1
+        if number > 0:
+            one.pipeline.stats.failed_records["EXPIRED"] = 1
         one.gate.wait_seconds.add(1.0)
     streams[7].pipeline.pause()
     found = samples(metrics, *streams)
     shared = frozenset((NEVER_STORED,))
     assert found["producerd_ingest_records_total", shared] == sum(range(50))
-    assert found["producerd_failed_records_total", frozenset((NEVER_STORED, "EXPIRED"))] == 50
+    assert found["producerd_failed_records_total", frozenset((NEVER_STORED, "EXPIRED"))] == 49
     assert found["producerd_failed_records_total", frozenset((NEVER_STORED, "INTERNAL"))] == 0
     assert found["producerd_backpressure_wait_seconds_count", shared] == 50
     assert found["producerd_queue_limit_records", shared] == 50 * StreamSettings().queue_limit, (

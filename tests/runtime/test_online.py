@@ -7,18 +7,21 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from aiohttp import web
 
 from producerd.config import load
 from producerd.errors import ConfigurationError
+from producerd.runtime import online
 from producerd.runtime.aws.clients import AwsClient
+from producerd.runtime.aws.credentials import RenewedCredentials
 from producerd.runtime.online import check, masked, why_there_are_none
 from producerd.testing import FakeKinesis, FakeStream, Fault, fake_kinesis, rules
 from producerd.testing.certificate import self_signed
@@ -221,9 +224,9 @@ async def test_a_stream_that_is_missing_does_not_hide_the_next(kinesis: FakeKine
     async with serve(kinesis) as server:
         sets = [f"endpoint_url={server.url}", "streams.away.queue_limit=5000", FLIGHTS]
         lines = await checked(*sets, holds=False)
-    assert [line for line in lines if "away" in line][1].startswith(
-        "FAILED   stream away: DescribeStreamSummary: ResourceNotFoundException: "
-    )
+    reached, failed = [line for line in lines if "away" in line]
+    assert reached.startswith("OK       streams away, flights: region us-east-1, ")
+    assert failed.startswith("FAILED   stream away: DescribeStreamSummary: ResourceNotFoundException: ")
     assert any("flights: 4 open shards" in line for line in lines)
 
 
@@ -263,11 +266,31 @@ async def test_a_stream_whose_shards_do_not_follow_keys_cannot_be_aggregated_for
         url = f"endpoint_url={server.url}"
         plain = await checked(url, names=("auto",))
         assert any("ACTIVE ON_DEMAND" in line for line in plain)
+        followed = await checked(url, "aggregation=kpl", FLIGHTS)
+        assert not any("refused" in line for line in followed)
         lines = await checked(url, "aggregation=kpl", names=("auto",), holds=False)
     assert 'FAILED   stream auto: aggregation = "kpl" is refused: its shards do not follow keys (AUTO)' in lines
 
 
-def describe_with(over: dict[str, str]) -> Any:
+async def test_a_stream_of_which_little_is_said_exists(kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeStream, "describe", describe_with({"StreamStatus": "", "StreamModeDetails": {}}))
+    async with serve(kinesis) as server:
+        lines = await checked(f"endpoint_url={server.url}", FLIGHTS)
+    assert "OK       stream flights: it exists, records of at most 1 MiB, not encrypted" in lines
+
+
+async def test_the_queue_of_a_stream_with_one_shard_is_told_in_its_seconds(kinesis: FakeKinesis) -> None:
+    kinesis.create_stream("one", shards=1)
+    async with serve(kinesis) as server:
+        lines = await checked(f"endpoint_url={server.url}", f"streams.one.queue_limit_bytes={128 << 20}")
+    warning = "a full queue is 128 s of its 1 shards: records may wait that long; lower queue_limit_bytes"
+    assert [line for line in lines if "queue" in line] == [
+        "OK       stream one: 1 open shards; its queue, 1,000,000 records, 128 MiB, is 128 s of them",
+        f"WARNING  stream one: {warning}",
+    ]
+
+
+def describe_with(over: dict[str, Any]) -> Any:
     describe = FakeStream.describe
     return lambda stream: describe(stream) | over
 
@@ -318,6 +341,19 @@ async def test_where_there_are_no_credentials_it_says_where_they_were_looked_for
     assert not kinesis.requests
 
 
+async def test_credentials_that_do_not_come_are_waited_for_as_long_as_an_answer(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(_: RenewedCredentials) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(RenewedCredentials, "get_frozen_credentials", late)
+    async with serve(kinesis) as server:
+        lines = await checked(f"endpoint_url={server.url}", FLIGHTS, holds=False)
+    assert lines[1:] == ["FAILED   credentials: none within 10 s"]
+    assert not kinesis.requests
+
+
 async def test_metadata_that_does_not_answer_a_container_is_explained(
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,7 +377,8 @@ def test_a_container_is_told_by_its_marks(tmp_path: Path) -> None:
 
 def test_a_key_is_masked() -> None:
     assert masked("AKIAABCDEFGHIJKLMNOP") == "AKIA...MNOP"
-    assert masked("testing") == "..."
+    assert masked("AKIA" + 8 * "B" + "MNOP") == "AKIA...MNOP"
+    assert masked("AKIA" + 7 * "B" + "MNOP") == "..."
 
 
 # ---- endpoints
@@ -403,7 +440,40 @@ async def test_an_access_that_cannot_work_is_a_configuration_error() -> None:
         await check(load(None, (), {}), (), print)
 
 
+async def test_a_client_that_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ready(_: AwsClient) -> None:
+        raise OSError("a file of AWS cannot be read")
+
+    monkeypatch.setattr(AwsClient, "ready", ready)
+    assert await checked(FLIGHTS, holds=False) == ["FAILED   streams flights: a file of AWS cannot be read"]
+
+
 # ---- the command
+
+
+@pytest.fixture
+def log_of_the_command() -> Iterator[None]:
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("log_of_the_command")
+def test_each_line_is_printed_at_once_and_the_result_says_whether_nothing_failed(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And nothing of a log: the lines say it."""
+    printed: list[tuple[str, bool]] = []
+    monkeypatch.setattr(online, "print", lambda line, *, flush: printed.append((line, flush)), raising=False)
+    config = load(None, ["region=us-east-1", f"endpoint_url={server.url}", FLIGHTS], {})
+    assert online.run(config, ("flights",)) is True
+    assert [line.split()[0] for line, _ in printed] == ["OK", "OK", "OK", "OK", "WARNING"]
+    assert all(flushed for _, flushed in printed)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    printed.clear()
+    assert online.run(config) is False
+    assert [line.split()[0] for line, _ in printed] == ["OK", "FAILED"]
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from producerd.runtime.repeats import MAX_EVENT_CHARACTERS, MessageKind, Repeats
+from producerd.runtime.repeats import MessageKind, Repeats
 
 BLOCKED = MessageKind("producerd.session", 30, "caller blocked", "flights")
 
@@ -67,9 +67,20 @@ def test_it_remembers_no_more_kinds_than_it_may_and_forgets_no_count() -> None:
     assert told + repeats.ended() == [(kind, 1) for kind in kinds]
 
 
+def test_by_default_five_pass_in_a_minute_and_a_thousand_kinds_are_remembered() -> None:
+    repeats = Repeats()
+    assert [repeats.passes(BLOCKED, 0.0) for _ in range(7)] == [0, 0, 0, 0, 0, None, None]
+    assert repeats.next_end == 60.0
+    for number in range(999):
+        assert repeats.passes(BLOCKED._replace(event=f"text {number}"), 0.0) == 0
+    assert repeats.ended(0.0) == []
+    assert repeats.passes(BLOCKED._replace(event="one more"), 0.0) == 0
+    assert repeats.ended(0.0) == [(BLOCKED, 2)]
+
+
 def test_of_a_long_text_the_beginning_is_kept() -> None:
     repeats = Repeats(most=1)
     assert repeats.passes(BLOCKED._replace(event="x" * 1_000_000), 0.0) == 0
     assert repeats.passes(BLOCKED._replace(event="x" * 1_000_000), 0.0) is None
     ((kind, _),) = repeats.ended()
-    assert len(kind.event) == MAX_EVENT_CHARACTERS
+    assert kind.event == "x" * 200

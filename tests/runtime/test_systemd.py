@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import pytest
+import structlog
 
 from producerd.errors import ConfigurationError
 from producerd.runtime import systemd
@@ -153,6 +154,106 @@ async def test_nobody_who_listens_is_told_nothing_and_children_inherit_nothing()
         notifier.close()
 
 
+class Loop:
+    """A loop whose one timer fires when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.timers: list[Loop.Timer] = []
+        monkeypatch.setattr(asyncio, "get_running_loop", lambda: self)
+
+    class Timer:
+        def __init__(self, of: Loop, seconds: float, call: Callable[[], None]) -> None:
+            self.of, self.seconds, self.call = of, seconds, call
+
+        def cancel(self) -> None:
+            if self in self.of.timers:
+                self.of.timers.remove(self)
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> Timer:
+        self.timers.append(self.Timer(self, seconds, call))
+        return self.timers[-1]
+
+    def fire(self) -> None:
+        (timer,) = self.timers
+        self.timers.clear()
+        timer.call()
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    return Loop(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("usec", "of", "is_fed", "seconds"),
+    [
+        ("", "", False, 5.0),
+        ("4000000", "", True, 2.0),
+        ("4000000", "this process", True, 2.0),
+        ("4000000", "another process", False, 5.0),
+        ("60000000", "", True, 5.0),
+        ("1", "", True, 0.000_000_5),
+        ("0", "", False, 5.0),
+        ("none", "", False, 5.0),
+    ],
+)
+def test_it_reports_every_five_seconds_and_twice_in_a_period_of_the_watchdog(
+    loop: Loop, usec: str, of: str, is_fed: bool, seconds: float
+) -> None:
+    pids = {"this process": str(os.getpid()), "another process": "1"}
+    watchdog = {"WATCHDOG_USEC": usec, **({"WATCHDOG_PID": pids[of]} if of else {})}
+    report = {**({"WATCHDOG": "1"} if is_fed else {}), "STATUS": "well"}
+    with directory() as path, Ear(f"{path}/notify") as ear:
+        notifier = Notifier({"NOTIFY_SOCKET": ear.address, **watchdog})
+        notifier.ready(lambda: "well")
+        assert ear.hear() == {"READY": "1", **report}
+        assert [timer.seconds for timer in loop.timers] == [seconds]
+        loop.fire()
+        assert ear.hear() == report
+        notifier.close()
+        assert loop.timers == []
+
+
+@pytest.mark.parametrize("kind", ["a path", "an abstract name"])
+def test_a_daemon_that_stops_is_given_half_a_minute_with_each_report(loop: Loop, kind: str) -> None:
+    with directory() as path, Ear(f"{'@' if kind == 'an abstract name' else ''}{path}/notify") as ear:
+        open_files = len(os.listdir("/proc/self/fd"))
+        notifier = Notifier({"NOTIFY_SOCKET": ear.address})
+        notifier.ready(lambda: "well")
+        assert ear.hear() == {"READY": "1", "STATUS": "well"}
+        notifier.stopping()
+        report = {"EXTEND_TIMEOUT_USEC": "30000000", "STATUS": "well"}
+        assert ear.hear() == {"STOPPING": "1", **report}
+        loop.fire()
+        assert ear.hear() == report
+        notifier.close()
+        assert loop.timers == []
+        assert ear.hears_nothing()
+        assert len(os.listdir("/proc/self/fd")) == open_files
+
+
+def test_a_manager_that_is_behind_is_told_later_and_holds_nothing_up(loop: Loop) -> None:
+    with directory() as path, Ear(f"{path}/notify") as ear, structlog.testing.capture_logs() as logged:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other, contextlib.suppress(BlockingIOError):
+            other.setblocking(False)
+            while True:
+                other.sendto(b"STATUS=of another", ear.address)
+        notifier = Notifier({"NOTIFY_SOCKET": ear.address})
+        notifier.ready(lambda: "well")
+        assert logged == [
+            {
+                "event": "systemd was not told",
+                "error": "[Errno 11] Resource temporarily unavailable",
+                "log_level": "debug",
+            }
+        ]
+        while not ear.hears_nothing():
+            pass
+        loop.fire()
+        assert ear.hear() == {"READY": "1", "STATUS": "well"}
+        notifier.close()
+
+
 # ---- sockets that are passed
 
 
@@ -196,7 +297,9 @@ def test_sockets_are_taken_by_name_and_no_child_inherits_them(passed: Any, liste
     with taken.records, taken.admin:
         assert taken.records.getsockname() == records.getsockname()
         assert taken.admin.getsockname() == admin.getsockname()
-        assert not taken.records.get_inheritable()
+        for one in (taken.records, taken.admin):
+            assert not one.get_inheritable()
+            assert not one.getblocking()
 
 
 def test_one_socket_without_a_name_is_that_of_the_clients(passed: Any, listening: Any) -> None:
@@ -250,12 +353,38 @@ def test_what_is_no_socket_for_clients_is_named(passed: Any, kind: str, came: st
         with pytest.raises(ConfigurationError) as raised:
             take_sockets(environ)
     (problem,) = raised.value.problems
-    assert problem.startswith(f"the socket that was passed as descriptor 200 ({came}) is not a listening AF_UNIX")
+    assert problem == (
+        f"the socket that was passed as descriptor 200 ({came}) is not a listening AF_UNIX, SOCK_STREAM socket: "
+        "give its unit ListenStream=PATH and Accept=no"
+    )
+    assert os.path.exists("/proc/self/fd/200") is (kind == "a file")
 
 
-def test_two_sockets_for_clients_are_too_many(passed: Any, listening: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"too many sockets were passed: 200 \(a\), 201 \(b\)"):
-        take_sockets(passed(listening(), listening(), names="a:b"))
+@pytest.mark.parametrize(
+    ("names", "passed_were"),
+    [
+        ("a:b", "200 (a), 201 (b)"),
+        ("", "200 (no name), 201 (no name)"),
+        ("admin:admin", "200 (admin), 201 (admin)"),
+    ],
+)
+def test_two_sockets_of_one_kind_are_too_many(passed: Any, listening: Any, names: str, passed_were: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        take_sockets(passed(listening(), listening(), names=names))
+    assert list(raised.value.problems) == [
+        f"too many sockets were passed: {passed_were}: one for clients, and one named admin"
+    ]
+
+
+def test_a_number_of_sockets_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        take_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "two"})
+    assert list(raised.value.problems) == ["LISTEN_FDS = two: not a number"]
+
+
+def test_the_first_socket_has_the_number_that_systemd_gives_it() -> None:
+    """SD_LISTEN_FDS_START of sd_listen_fds(3)."""
+    assert systemd.FIRST_DESCRIPTOR == 3
 
 
 @pytest.mark.system

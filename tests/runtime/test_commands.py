@@ -1,0 +1,275 @@
+"""Commands answer what an operator asks, and what was ordered has happened when they return."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import platform
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from producerd import __version__
+from producerd.config import Config, StreamSettings
+from producerd.config.text import as_toml
+from producerd.core.budget import NodeBudget
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.shard_map import Shard, ShardMap
+from producerd.runtime import commands as module
+from producerd.runtime import logs
+from producerd.runtime.commands import LIBRARIES, Commands, Drained, NoSuchStream
+from producerd.runtime.stream import Stream
+
+
+class Node:
+    """Stands for the daemon, and keeps what it is asked to do."""
+
+    def __init__(self) -> None:
+        self.config = Config(streams={"orders": StreamSettings(queue_limit=777)})
+        self.state_name = "serving"
+        self.unready = "it lacks a role"
+        self.connections = 3
+        self.drains: list[float | None] = []
+
+    async def drain(self, seconds: float | None) -> Drained:
+        self.drains.append(seconds)
+        return Drained(returned_records=7, undelivered_records=2)
+
+    async def reload(self) -> dict[str, Any]:
+        return {"changed": ["a"]}
+
+    async def render_metrics(self) -> bytes:
+        return b"a_metric 1\n"
+
+
+class Streams:
+    """The streams that clients have opened."""
+
+    def __init__(self, *streams: Any) -> None:
+        self._known = {stream.name: stream for stream in streams}
+        self.budget = NodeBudget(1 << 30, 1 << 20)
+        self.budget.used_bytes = 12_345
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._known.values())
+
+    def get(self, name: str) -> Any:
+        return self._known.get(name)
+
+
+class Flushed:
+    """Stands for a stream whose rows end when the test says so."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.flushes = 0
+        self.done = asyncio.Event()
+
+    def flush_all(self) -> Flushed:
+        self.flushes += 1
+        return self
+
+    def counts(self) -> dict[str, int]:
+        return {"open": 0 if self.done.is_set() else 5}
+
+
+def commands_of(*streams: Any) -> Commands:
+    node: Any = Node()
+    known: Any = Streams(*streams)
+    return Commands(node, known)
+
+
+def flights() -> Stream:
+    stream = Stream("flights", StreamSettings(), 1 << 20, 10_000)
+    stream.pipeline.set_shard_map(ShardMap([Shard("shard-0", 0, MAX_HASH_KEY)]), 0.0)
+    return stream
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon has run for 12.34 s."""
+    monkeypatch.setattr(module, "STARTED", 100.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 112.34))
+
+
+# ---- questions
+
+
+@pytest.mark.usefixtures("clock")
+async def test_the_status_has_the_node_and_each_stream_with_its_totals() -> None:
+    stream = flights()
+    stats = stream.pipeline.stats
+    stats.ingest_records, stats.ingest_bytes = 40, 4_000
+    stats.delivered_records, stats.delivered_bytes, stats.retried_records = 30, 3_000, 6
+    stats.failed_records.update({"KMS": 2, "EXPIRED": 3})
+    stats.discarded_records.update({"returned": 4, "disconnected": 1})
+    status = commands_of(stream).status()
+    (of_stream,) = status.pop("streams")
+    assert status == {
+        "version": __version__,
+        "state": "serving",
+        "unready": "it lacks a role",
+        "uptime_seconds": 12.3,
+        "log_level": logs.level(),
+        "connections": 3,
+        "node_queue_bytes": 12_345,
+        "node_queue_limit_bytes": 1 << 30,
+    }
+    totals = {
+        "stream": "flights",
+        "ingest_records": 40,
+        "ingest_bytes": 4_000,
+        "delivered_records": 30,
+        "delivered_bytes": 3_000,
+        "failed_records": 5,
+        "failed_reasons": {"KMS": 2, "EXPIRED": 3},
+        "discarded_records": 5,
+        "record_retries": 6,
+        "oldest_record_seconds": 0.0,
+        "blocked_seconds": 0.0,
+    }
+    assert {name: of_stream[name] for name in totals} == totals
+
+
+async def test_a_stream_that_no_client_has_opened_is_named() -> None:
+    orders = commands_of(flights())
+    for ask in (orders.shards, orders.pause, orders.resume):
+        with pytest.raises(NoSuchStream, match=r"^orders: no client has opened a stream of that name$"):
+            ask("orders")
+    with pytest.raises(NoSuchStream, match=r"^orders: no client has opened a stream of that name$"):
+        await orders.flush("orders", None)
+    told = orders.shards("flights")
+    assert (told["stream"], [shard["shard_id"] for shard in told["shards"]]) == ("flights", ["shard-0"])
+
+
+@pytest.mark.usefixtures("clock")
+async def test_the_dump_has_settings_with_their_origin_and_where_threads_and_tasks_are() -> None:
+    orders = commands_of(flights())
+    event = asyncio.Event()
+    waiting = asyncio.create_task(event.wait(), name="waits")
+    own = asyncio.current_task()
+    assert own is not None
+    await asyncio.sleep(0)
+    told = orders.dump()
+    assert told["status"] == orders.status()
+    assert {name: [shard["shard_id"] for shard in shards] for name, shards in told["shards"].items()} == {
+        "flights": ["shard-0"]
+    }
+    assert told["settings"] == as_toml(Node().config, origins=True).splitlines()
+    memory, open_files = told["process"].pop("memory"), told["process"].pop("open_files")
+    assert told["process"] == {
+        "pid": os.getpid(),
+        "python": sys.version,
+        "platform": platform.platform(),
+        "garbage_collections": [generation["collections"] for generation in gc.get_stats()],
+    }
+    assert re.fullmatch(r" *\d+ kB", memory["VmRSS"])
+    assert {re.match("Vm|Rss|Threads", name)[0] for name in memory} == {"Vm", "Rss", "Threads"}  # type: ignore[index]
+    assert open_files == len(os.listdir("/proc/self/fd"))
+    assert re.fullmatch(rf"{re.escape(module.__file__)}:\d+ dump", told["threads"][str(threading.get_ident())][-1])
+    assert re.fullmatch(r"/.*/asyncio/locks\.py:\d+ wait", told["tasks"]["waits"][-1])
+    here = rf"{re.escape(__file__)}:\d+ test_the_dump_has_settings_with_their_origin_and_where_threads_and_tasks_are"
+    assert re.fullmatch(here, told["tasks"][own.get_name()][-1])
+    event.set()
+    await waiting
+
+
+@pytest.mark.usefixtures("clock")
+async def test_a_bundle_is_the_dump_with_metrics_log_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "recent_lines", lambda: ["a line"])
+    orders = commands_of(flights())
+    told = await orders.bundle()
+    assert told.keys() == {*orders.dump(), "metrics", "log", "versions"}
+    assert told["status"] == orders.status()
+    assert (told["metrics"], told["log"]) == ("a_metric 1\n", ["a line"])
+    versions = told["versions"]
+    assert versions.keys() == {"producerd", "python", "platform", *LIBRARIES}
+    assert versions["producerd"] == __version__
+    assert versions["python"] == platform.python_version()
+    assert versions["platform"] == platform.platform()
+
+
+# ---- orders
+
+
+@pytest.mark.parametrize(
+    ("seconds", "refusal"),
+    [
+        (None, "seconds = None: allowed: more than 0, at most 300"),
+        (0.0, "seconds = 0.0: allowed: more than 0, at most 300"),
+        (0.5, ""),
+        (300.0, ""),
+        (300.5, "seconds = 300.5: allowed: more than 0, at most 300"),
+    ],
+)
+async def test_a_profile_takes_up_to_five_minutes(
+    monkeypatch: pytest.MonkeyPatch, seconds: float | None, refusal: str
+) -> None:
+    async def sample(asked: float) -> dict[str, Any]:
+        return {"seconds": asked}
+
+    orders = commands_of()
+    monkeypatch.setattr(orders._sampler, "sample", sample)
+    if refusal:
+        with pytest.raises(ValueError, match=f"^{re.escape(refusal)}$"):
+            await orders.profile(seconds)
+    else:
+        assert await orders.profile(seconds) == {"seconds": seconds}
+
+
+async def test_a_flush_of_all_streams_waits_for_each() -> None:
+    a, b = Flushed("a"), Flushed("b")
+    flushing = asyncio.create_task(commands_of(a, b).flush(None, None))
+    for stream in (a, b):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not flushing.done()
+        stream.done.set()
+    assert await flushing == {"streams": {"a": {"open": 0}, "b": {"open": 0}}}
+    assert (a.flushes, b.flushes) == (1, 1)
+
+
+async def test_a_flush_of_one_stream_that_takes_too_long_says_what_is_open() -> None:
+    a, b = Flushed("a"), Flushed("b")
+    assert await commands_of(a, b).flush("b", 0.0) == {"streams": {"b": {"open": 5}}}
+    assert (a.flushes, b.flushes) == (0, 1)
+
+
+async def test_a_stream_is_paused_and_resumed() -> None:
+    stream = flights()
+    orders = commands_of(stream)
+    assert orders.pause("flights") == {"stream": "flights", "paused": True}
+    assert stream.pipeline.paused
+    assert orders.resume("flights") == {"stream": "flights", "paused": False}
+    assert not stream.pipeline.paused
+
+
+async def test_drain_and_reload_are_the_nodes() -> None:
+    node: Any = Node()
+    known: Any = Streams()
+    orders = Commands(node, known)
+    assert await orders.drain(5.0) == {"returned_records": 7, "undelivered_records": 2}
+    assert node.drains == [5.0]
+    assert await orders.reload() == {"changed": ["a"]}
+
+
+async def test_the_log_level_is_set_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[tuple[str, float | None]] = []
+    monkeypatch.setattr(logs, "set_level", lambda *level: levels.append(level))
+    assert commands_of().log_level("debug", 90.0) == {"log_level": "debug", "seconds": 90.0}
+    assert levels == [("debug", 90.0)]
+
+
+def test_a_drain_has_returned_and_lost_nothing_until_it_ends() -> None:
+    drained = Drained()
+    assert drained == Drained(empties_for_seconds=None, returned_records=0, undelivered_records=0)
+    drained.empty_for(5.0)
+    assert drained == Drained(5.0, 0, 0)
+    drained.end(returned_records=3, undelivered_records=1)
+    assert drained == Drained(5.0, 3, 1)
