@@ -9,7 +9,7 @@ from producerd.wire import frames
 from producerd.wire.columns import FLAG_RESENT, lay_out
 from spark_client.backlog import Backlog, UnackedFrame
 from spark_client.tally import Tally
-from tests.spark_client.fake_daemon import RETURNED
+from tests.spark_client.fake_daemon import INVALID, RETURNED
 
 
 def backlog_of(*sizes: int) -> tuple[Backlog, Tally]:
@@ -33,6 +33,7 @@ def test_what_came_back_and_what_was_lost_is_sent_again_in_the_order_of_put() ->
     backlog.settle(returned(3, 3, 0, 2))
     backlog.settle(returned(1, 2, 1))
     assert str(backlog) == "3 frames with 7 records are not acknowledged"
+    assert backlog.returned_records == 3
     backlog.lose()
     assert [list(frame.rows) for frame in backlog.again] == [[1], [2, 3, 4, 5], [6, 8]]
     assert all(frame.columns.layout.flags & FLAG_RESENT for frame in backlog.again)
@@ -48,6 +49,12 @@ def test_a_session_goes_on_with_an_earlier_one_that_stored_rows_or_left_some() -
         assert not backlog.is_resumed
         backlog.settle(returned(1, 2, *places))
         assert backlog.is_resumed
+    backlog, _ = backlog_of(1, 1)
+    is_resumed = []
+    for ack in (frames.Ack(1, 1, 0, 1, 0, 0, bitmap=b"\1", codes=(INVALID,)), returned(2, 1)):
+        backlog.settle(ack)
+        is_resumed.append(backlog.is_resumed)
+    assert is_resumed == [False, True], "not where all rows of the earlier one have failed"
     backlog, _ = backlog_of(2)
     backlog.lose()
     assert backlog.is_resumed
@@ -76,4 +83,5 @@ def test_rows_that_come_back_after_the_client_gave_up_end_as_failures() -> None:
     backlog.send_no_more()
     backlog.settle(returned(1, 3, 0, 2))
     assert (backlog.again, backlog.given_up_records) == ([], 2)
+    assert backlog.returned_records == 2
     assert (tally.records, tally.stored, sum(failure.records for failure in tally.failures)) == (3, 1, 2)

@@ -13,6 +13,7 @@ import pytest
 from producerd.errors import BadColumn
 from producerd.wire.columns import Columns, parse_body
 from spark_client.batches import Batch, PlainRows, by_stream
+from spark_client.connection import Cuttable
 from tests.spark_client.fake_daemon import Row, rows_of
 
 KEYS = ["N101", None, "", "schlüssel", "N2", "a much longer key than the others", None, "k"]
@@ -111,6 +112,7 @@ def test_offsets_beyond_2_gib_fit_a_frame() -> None:
         )
         assert [data for _, data, _ in received(batch.columns(0, 2))] == [b"a" * 10, b"b" * 20]
         assert [data for _, data, _ in received(batch.columns(1, 2))] == [b"b" * 20]
+        assert memoryview(batch.columns(1, 2).parts[1]).tolist() == [*b"\0\0\0\0\x14\0\0\0"], "from 0 on"
         del batch
 
 
@@ -124,6 +126,12 @@ def test_a_null_in_a_dictionary_is_a_null() -> None:
 def test_bytes_of_one_size_are_bytes(kind: pa.DataType) -> None:
     (frame,) = cut_up(Batch(batch_of(data=array([b"ab", None, b"cd"], kind))))
     assert [data for _, data, _ in received(frame)] == [b"ab", None, b"cd"]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.dictionary(pa.int8(), pa.binary())], ids=str)
+def test_a_key_may_be_any_bytes(kind: pa.DataType) -> None:
+    (frame,) = cut_up(Batch(batch_of(partition_key=array([b"\xff\x00", None], kind), data=pa.array(["a", "b"]))))
+    assert received(frame) == [(b"\xff\x00", b"a", None), (b"", b"b", None)]
 
 
 def test_without_a_key_column_every_key_is_empty() -> None:
@@ -159,6 +167,17 @@ def test_frames_are_as_large_as_the_bounds_allow() -> None:
             full = stop == 500 or frame.layout.records == max_records
             assert full or batch.charge_bytes(start, stop + 1) > max_bytes
             start = stop
+
+
+def test_a_frame_may_be_as_large_as_the_bound_and_no_larger() -> None:
+    batch = Batch(batch_of(data=pa.array([b"x" * 10] * 5)))
+    three = 1_024 + 3 * (32 + 10)
+    assert batch.charge_bytes(0, 3) == batch.charge_bytes(1, 4) == three
+    both: list[Cuttable] = [batch, PlainRows([(b"x" * 10, None, None)] * 5)]
+    for rows in both:
+        assert [rows.cut(0, three + more, 100) for more in (-1, 0, 41, 42)] == [2, 3, 3, 4]
+        assert [rows.cut(1, three, most) for most in (1, 2, 3, 4)] == [2, 3, 4, 4]
+        assert [rows.cut(3, 1 << 20, most) for most in (0, 1, 2, 3)] == [4, 4, 5, 5]
 
 
 def test_a_record_larger_than_the_bound_goes_alone() -> None:

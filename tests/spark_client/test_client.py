@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import os
 import pickle
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,14 +23,16 @@ from producerd.errors import (
     ConfigurationError,
     ConnectionFailed,
     FlushTimeout,
+    Outcome,
     ProducerdError,
     RecordsFailed,
     Refused,
+    RowFailure,
 )
 from producerd.wire import frames
 from producerd.wire.columns import Body
 from spark_client import KinesisClient, Record
-from spark_client.connection import MOST_FRUITLESS_SESSIONS
+from spark_client.connection import MOST_FRUITLESS_SESSIONS, Connection
 from tests.spark_client.fake_daemon import (
     INVALID,
     FakeDaemon,
@@ -62,10 +67,16 @@ def test_a_record_is_stored_when_its_future_is_done(daemon: FakeDaemon) -> None:
     with client_of(daemon) as client:
         assert client.put("ünï", "k", 2**127).result(10) is None
         assert client.put(b"raw").result(10) is None
+        assert client.put(b"raw", "k").result(10) is None
+        assert client.put(b"raw", "ü").result(10) is None
+        assert client.put(b"raw", "k", 0).result(10) is None
         assert client.put(memoryview(b"view"), explicit_hash_key="7", stream="other").result(10) is None
     assert daemon.rows_of_streams == [
         ("s", (b"k", "ünï".encode(), b"%d" % 2**127)),
         ("s", (b"", b"raw", None)),
+        ("s", (b"k", b"raw", None)),
+        ("s", ("ü".encode(), b"raw", None)),
+        ("s", (b"k", b"raw", b"0")),
         ("other", (b"", b"view", b"7")),
     ]
     (hello,) = daemon.hellos
@@ -117,8 +128,8 @@ def test_many_records_are_cut_into_frames_and_stay_in_order(daemon: FakeDaemon) 
     records[501] = ("just data",)
     with client_of(daemon) as client:
         future = client.put_many(records)
-        assert client.put_many([]).result(0) is None
         assert future.result(10) is None
+        assert client.put_many([]).result(10) is None
     assert [data for _, data, _ in daemon.rows[:500]] == [b"x" * (i % 90) for i in range(500)]
     assert daemon.rows[500:502] == [(b"large", b"y" * 20_000, None), (b"", b"just data", None)]
     assert len(daemon.rows) == 1_000
@@ -142,6 +153,25 @@ def test_records_that_fail_are_named_by_place_and_told_once_more_by_flush(daemon
         client.flush()
     assert client.put("d", "good").result(10) is None
     client.flush()  # each failure is raised once
+    assert isinstance(client.put("e", "bad").exception(10), RecordsFailed)
+    with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[RECORD_INVALID\]: 1 records failed since the last flush: "):
+        client.flush()
+    client.close()
+
+
+def test_a_flush_counts_all_failures_and_names_the_first_kinds(daemon: FakeDaemon) -> None:
+    def fails(row: Any) -> frames.RowCode:
+        return frames.RowCode(Outcome.NOT_STORED, row[0].decode(), "no")
+
+    daemon.runs(in_turn(Session.welcome, lambda session: session.serve(fails)))
+    client = client_of(daemon)
+    for number in range(7):
+        assert isinstance(client.put("x", f"Code{number}").exception(10), RecordsFailed)
+    with pytest.raises(RecordsFailed) as caught:
+        client.flush()
+    named = "; ".join(f"Code{number} 1 (no)" for number in range(5))
+    assert str(caught.value) == f"PRODUCERD[Code0]: 7 records failed since the last flush: {named}"
+    assert [failure.code for failure in caught.value.failures] == [f"Code{number}" for number in range(5)]
     client.close()
 
 
@@ -159,10 +189,11 @@ def waits_for_room(session: Session) -> None:
 def test_a_time_out_leaves_nothing_half_taken_and_says_where_to_go_on(daemon: FakeDaemon) -> None:
     daemon.runs(waits_for_room)
     client = client_of(daemon)
-    with pytest.raises(BackpressureTimeout, match=r"^PRODUCERD\[BACKPRESSURE_TIMEOUT\]: .*the queue is full") as caught:
+    no_room = r"^PRODUCERD\[BACKPRESSURE_TIMEOUT\]: no room for stream s within 0\.\d+ s: the queue is full; "
+    with pytest.raises(BackpressureTimeout, match=no_room) as caught:
         client.put_many([(b"x" * 600_000,)] * 3, timeout_seconds=0.3)
     assert caught.value.taken == 1
-    with pytest.raises(BackpressureTimeout) as caught:
+    with pytest.raises(BackpressureTimeout, match=no_room) as caught:
         client.put("y", timeout_seconds=0.1)
     assert caught.value.taken == 0
     client.flush(10)
@@ -193,6 +224,25 @@ def test_a_caller_behind_another_one_that_waits_is_let_go_in_time(daemon: FakeDa
         client.put("b", timeout_seconds=0.1)
     waiting.join()
     client.close()
+
+
+def test_a_caller_behind_another_one_that_waits_has_its_whole_time_out(daemon: FakeDaemon) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        reserve = session.expect(frames.Reserve)
+        time.sleep(0.2)  # more than the shortest time-out
+        session.send(frames.Grant(reserve.frame_id))
+        session.ack(session.expect(Body))
+        session.serve()
+
+    daemon.runs(script)
+    with client_of(daemon) as client:
+        waiting = threading.Thread(target=client.put, args=("a",), kwargs={"timeout_seconds": 10})
+        waiting.start()
+        while not daemon.sessions[-1].machine.outstanding:
+            pass
+        assert client.put("b", timeout_seconds=10).result(10) is None
+        waiting.join(10)
 
 
 def test_a_flush_that_takes_too_long_says_why_and_can_be_repeated(daemon: FakeDaemon) -> None:
@@ -234,8 +284,12 @@ def test_without_a_daemon_one_line_says_where_it_was_looked_for(daemon: FakeDaem
         KinesisClient("s", socket=daemon.path + ".nobody", connect_timeout_seconds=0)
 
 
-def test_a_lost_daemon_fails_what_it_had_and_the_next_call_finds_the_next_one(daemon: FakeDaemon) -> None:
+@pytest.mark.parametrize("timeout_seconds", [None, 10], ids=["gathered", "put"])
+def test_a_lost_daemon_fails_what_it_had_and_the_next_call_finds_the_next_one(
+    daemon: FakeDaemon, caplog: pytest.LogCaptureFixture, timeout_seconds: float | None
+) -> None:
     lost = threading.Event()
+    gone = f"the daemon on host {socket.gethostname()} is gone: 1 frames with 1 records are not acknowledged"
 
     def dies(session: Session) -> None:
         session.start()
@@ -244,14 +298,53 @@ def test_a_lost_daemon_fails_what_it_had_and_the_next_call_finds_the_next_one(da
 
     daemon.runs(dies, serve)
     with client_of(daemon, reconnect_timeout_seconds=0) as client:
-        future = client.put("x")
+        future = client.put("x", timeout_seconds=timeout_seconds)
         lost.set()
         with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: .*1 frames with 1 records are not ack"):
             future.result(10)
         with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: 1 records failed") as caught:
             client.flush()
-        assert caught.value.failures[0].maybe_stored
+        assert caught.value.failures == (RowFailure(Code.DAEMON_LOST, gone, 1, True, (), "s"),)
         assert client.put("y").result(10) is None
+    assert [record.message for record in caplog.records] == [f"the session has ended: {gone}"]
+
+
+def test_a_lost_daemon_is_looked_for_when_somebody_calls(daemon: FakeDaemon) -> None:
+    daemon.runs(in_turn(Session.start, Session.take_frame), close_with(Code.NOT_AUTHORIZED), serve)
+    client = client_of(daemon, reconnect_timeout_seconds=0)
+    assert isinstance(client.put("x").exception(10), ConnectionFailed)
+    client._owner._wake()
+    while select.select([client._owner._woken], [], [], 0)[0]:
+        pass
+    with pytest.raises(ConnectionFailed, match="because of NOT_AUTHORIZED"):
+        client.put("y")
+    assert client.put("z").result(10) is None
+    client._owner.end()
+
+
+def test_a_client_that_has_lost_its_daemon_ends_too(daemon: FakeDaemon) -> None:
+    daemon.runs(in_turn(Session.start, Session.take_frame))
+    client = client_of(daemon, reconnect_timeout_seconds=0)
+    assert isinstance(client.put("x").exception(10), ConnectionFailed)
+    time.sleep(0.05)  # so that its thread sleeps
+    client._owner.end()
+    client._owner._thread.join(10)
+    assert not client._owner._thread.is_alive()
+
+
+def test_what_was_stored_before_the_daemon_was_lost_is_no_failure(daemon: FakeDaemon) -> None:
+    def dies(session: Session) -> None:
+        session.start(max_frame_records=1)
+        session.ack(session.take_frame())
+        session.expect(frames.Reserve)
+
+    daemon.runs(dies)
+    client = client_of(daemon, reconnect_timeout_seconds=0)
+    with pytest.raises(ConnectionFailed, match="0 frames with 0 records are not acknowledged") as caught:
+        client.put_many([("x",), ("y",)])
+    assert caught.value.taken == 1
+    client.flush()
+    client.close()
 
 
 def test_a_lost_daemon_is_waited_for_and_what_it_had_is_sent_again(daemon: FakeDaemon) -> None:
@@ -327,7 +420,7 @@ def test_an_error_in_the_block_is_not_kept_waiting(daemon: FakeDaemon) -> None:
         future.result(10)
 
 
-def test_a_closed_client_and_one_of_another_process_say_so(daemon: FakeDaemon) -> None:
+def test_a_closed_client_and_one_of_another_process_say_so(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_of(daemon)
     client.put("x").result(10)
     client._owner._pid += 1
@@ -338,42 +431,112 @@ def test_a_closed_client_and_one_of_another_process_say_so(daemon: FakeDaemon) -
     with pytest.raises(ProducerdError, match="this client is closed"):
         client.put("x")
     client.close()
+    client._owner._thread.join(10)
+    with monkeypatch.context() as patched:  # the system gives the thread's number to a later one
+        patched.setattr("spark_client.client.threading", SimpleNamespace(get_ident=lambda: client._owner._thread.ident))
+        with pytest.raises(ProducerdError, match="this client is closed"):
+            client.put("x")
+
+
+def test_a_client_that_ends_takes_no_more_while_its_thread_is_busy(daemon: FakeDaemon) -> None:
+    go_on, is_called, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def back(_: Future[None]) -> None:
+        is_called.set()
+        ended.wait(10)
+
+    daemon.runs(holds_back(go_on))
+    client = client_of(daemon)
+    client.put("x").add_done_callback(back)
+    go_on.set()
+    assert is_called.wait(10)
+    client._owner.end()
+    try:
+        with pytest.raises(ProducerdError, match=r"^PRODUCERD\[INTERNAL\]: this client is closed$"):
+            client.put("y")
+    finally:
+        ended.set()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_client_whose_thread_has_died_is_closed(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call waits for it, whatever ended it."""
+
+    def dies() -> None:
+        raise SystemExit
+
+    client = client_of(daemon)
+    monkeypatch.setattr(client._owner, "_next", dies)
+    for _ in range(2):
+        with pytest.raises(ProducerdError, match=r"^PRODUCERD\[INTERNAL\]: this client is closed$"):
+            client.put("x", timeout_seconds=10)
+    client._owner._thread.join(10)
+
+
+def test_an_error_that_is_not_the_daemons_is_raised_as_it_is_also_at_the_end(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        client._owner.end()
+        raise ValueError("not ours")
+
+    monkeypatch.setattr(Connection, "open", fails)
+    client = client_of(daemon)
+    with pytest.raises(ValueError, match=r"^not ours$"):
+        client.put("x", timeout_seconds=10)
 
 
 @pytest.mark.parametrize(
     ("record", "said"),
     [
         ((5,), "record 1: data is int: give text or bytes"),
-        ((None,), "record 1: data is NoneType"),
+        ((None,), "record 1: data is NoneType: give text or bytes"),
         (("d", b"k"), "record 1: partition_key is bytes: give text or None"),
         (("d", "k", 1.5), "record 1: explicit_hash_key is float: give a number or None"),
-        (("d", "k", True), "record 1: explicit_hash_key is bool"),
+        (("d", "k", True), "record 1: explicit_hash_key is bool: give a number or None"),
         (("d", "k", 1, 2), r"record 1: give a Record or a tuple \(data, partition_key, explicit_hash_key\)"),
-        ("data", "record 1: give a Record"),
+        ((), r"record 1: give a Record or a tuple \(data, partition_key, explicit_hash_key\)"),
+        ("abc", r"record 1: give a Record or a tuple \(data, partition_key, explicit_hash_key\)"),
     ],
 )
 def test_a_record_of_another_type_is_named_by_place_and_nothing_is_taken(
     daemon: FakeDaemon, record: Any, said: str
 ) -> None:
-    with client_of(daemon) as client, pytest.raises(TypeError, match=f"^{said}"):
-        client.put_many([("good",), record])
+    with client_of(daemon) as client:
+        with pytest.raises(TypeError, match=f"^{said}$"):
+            client.put_many([("good",), record])
+        with pytest.raises(TypeError, match=r"^record 0: data is int: give text or bytes$"):
+            client.put(5)  # type: ignore[arg-type]
     assert daemon.rows == []
 
 
 def test_no_stream_is_no_call(daemon: FakeDaemon) -> None:
-    with client_of(daemon, None) as client, pytest.raises(ValueError, match="stream: name one"):
-        client.put("x")
+    with client_of(daemon, None) as client:
+        calls: list[Callable[[], object]] = [lambda: client.put("x"), lambda: client.put_many([("x",)])]
+        for call in calls:
+            with pytest.raises(ValueError, match=r"^stream: name one, here or for the whole client$"):
+                call()
 
 
-def test_options_that_do_not_hold_are_named_at_once() -> None:
+@pytest.mark.parametrize("stream", ["", 5])
+def test_options_that_do_not_hold_are_named_at_once(stream: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        KinesisClient("", on_disconnect="hope", connect_timeout_seconds=-1, reconnect_timeout_seconds=float("nan"))
-    assert [problem.split("=")[0] for problem in caught.value.problems] == [
-        "connect_timeout_seconds",
-        "reconnect_timeout_seconds",
-        "on_disconnect",
-        "stream",
-    ]
+        KinesisClient(
+            stream,
+            on_disconnect="hope",
+            connect_timeout_seconds=-1,
+            reconnect_timeout_seconds=float("nan"),
+            socket="/s",
+            daemon={"socket": "/d"},
+        )
+    assert caught.value.problems == (
+        "connect_timeout_seconds=-1: give a number of seconds, 0 to 1,000,000",
+        "reconnect_timeout_seconds=nan: give a number of seconds, 0 to 1,000,000",
+        "on_disconnect='hope': give 'deliver' or 'discard'",
+        f"stream={stream!r}: give the Kinesis stream's name",
+        "daemon.socket='/d': a daemon that tasks start has its own; leave it out",
+        "socket='/s': of a daemon that runs already, and daemon= starts one",
+    )
 
 
 def test_on_disconnect_may_be_discard(daemon: FakeDaemon) -> None:
@@ -399,7 +562,7 @@ def test_a_daemon_that_breaks_the_protocol_fails_the_call(daemon: FakeDaemon) ->
         client.close()
 
 
-@pytest.mark.parametrize("call", ["put", "flush", "close"])
+@pytest.mark.parametrize("call", ["put", "put_many", "flush", "close"])
 def test_a_callback_that_would_wait_for_its_own_thread_is_told_so(daemon: FakeDaemon, call: str) -> None:
     """A future's callbacks run in the thread that all calls wait for: an error at once, and no call hangs."""
     go_on, told = threading.Event(), threading.Event()
@@ -413,7 +576,10 @@ def test_a_callback_that_would_wait_for_its_own_thread_is_told_so(daemon: FakeDa
         session.serve()
 
     def back(_: Future[None]) -> None:
-        calls: dict[str, Callable[[], object]] = {"put": lambda: client.put("y")}
+        calls: dict[str, Callable[[], object]] = {
+            "put": lambda: client.put("y"),
+            "put_many": lambda: client.put_many([("y",)]),
+        }
         try:
             {**calls, "flush": client.flush, "close": client.close}[call]()
         except ProducerdError as error:
@@ -734,15 +900,22 @@ def test_a_time_out_of_years_is_as_good_as_any(daemon: FakeDaemon) -> None:
 
 @pytest.mark.parametrize("record", [("SECRET\udc80",), ("d", "SECRET\udc80"), ("d", "k", "\udc80")])
 def test_a_record_that_is_no_text_is_named_by_place_and_not_quoted(daemon: FakeDaemon, record: Any) -> None:
-    with client_of(daemon) as client, pytest.raises(ValueError, match=r"^record 1: its text cannot be"):
-        client.put_many([("good",), record])
+    with client_of(daemon) as client:
+        with pytest.raises(
+            ValueError, match=r"^record 1: its text cannot be written as UTF-8, or its number not at all$"
+        ):
+            client.put_many([("good",), record])
+        with pytest.raises(
+            ValueError, match=r"^record 0: its text cannot be written as UTF-8, or its number not at all$"
+        ):
+            client.put(b"d", "SECRET\udc80")
 
 
 def test_in_a_child_process_nothing_touches_the_parent_s_session(daemon: FakeDaemon) -> None:
     """Neither a call, nor leaving the block there."""
     client = client_of(daemon)
     client._owner._pid += 1
-    for call in (lambda: client.put("x"), client.flush, client.close):
+    for call in (lambda: client.put("x"), lambda: client.put_many([("x",)]), client.flush, client.close):
         with pytest.raises(ProducerdError, match="after a fork, make one in the child"):
             call()
     client.__exit__(KeyError, KeyError(), None)
@@ -778,12 +951,14 @@ def test_nothing_is_left_of_a_client_that_is_closed(daemon: FakeDaemon) -> None:
     for _ in range(10):
         with client_of(daemon) as client:
             client.put("x")
-        owner, connection = client._owner, client._owner._connection
+            owner, connection = client._owner, client._owner._connection
+        assert owner._thread.daemon, "a program that does not close its client ends, too"
         owner._thread.join(10)
         assert not owner._thread.is_alive()
         descriptors = [owner._waker.fileno(), owner._woken.fileno()]
         assert descriptors == [-1, -1]
-        assert connection is None or connection.fileno() == -1
+        assert connection is not None
+        assert connection.fileno() == -1
 
 
 def test_the_mark_of_an_error_stands_once_in_its_line(daemon: FakeDaemon) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_client.costs import LEAST_RECORDS, LEAST_SECONDS, MONTH_SECONDS, Traffic, monthly
+from spark_client.costs import MONTH_SECONDS, Traffic, monthly
 
 DAY = 86_400.0
 
@@ -41,6 +41,14 @@ DAY = 86_400.0
             Traffic("ON_DEMAND", False, 8_640_000, 864_000_000, 8_640_000, DAY),
             '100 records/s of 100 bytes until now are about 247 GiB a month; with aggregation = "kpl" at best 28 GiB',
         ),
+        # From 100 on there are no decimals.
+        (
+            Traffic("PROVISIONED", False, 385_686_728, 385_686_728, 385_686_728, 1e6),
+            (
+                "386 records/s of 1 bytes until now are about 1,000 million PUT payload units a month; "
+                'with aggregation = "kpl" at best 0.664 million PUT payload units'
+            ),
+        ),
         # 20 in one: 2,320 bytes with what the format adds, 3 KiB.
         (
             Traffic("ON_DEMAND", True, 8_640_000, 864_000_000, 432_000, DAY),
@@ -63,11 +71,17 @@ def test_daemons_that_began_at_other_times_add_up_by_their_pace() -> None:
 
 @pytest.mark.parametrize(
     ("records", "seconds", "says"),
-    [(LEAST_RECORDS - 1, DAY, False), (LEAST_RECORDS, LEAST_SECONDS - 1, False), (LEAST_RECORDS, LEAST_SECONDS, True)],
+    [(999, DAY, False), (1_000, 59.9, False), (1_000, 60.0, True)],
 )
 def test_too_few_records_or_seconds_say_nothing(records: int, seconds: float, says: bool) -> None:
     assert bool(monthly([Traffic("", False, records, 100_000, records, seconds)])) is says
     assert monthly([]) == ""
+
+
+def test_a_daemon_that_says_nothing_of_records_of_kinesis_is_left_out() -> None:
+    """As one does that knows nothing yet."""
+    assert Traffic() == ("", False, 0, 0, 0, 0.0)
+    assert monthly([Traffic("", True, 2_000, 200_000, 0, DAY)]) == ""
 
 
 def test_where_nothing_could_be_aggregated_yet_it_is_not_advised_again() -> None:

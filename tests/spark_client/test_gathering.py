@@ -16,11 +16,20 @@ from typing import Any
 
 import pytest
 
-from producerd.errors import Code, ConnectionFailed, FlushTimeout, Outcome, ProducerdError, RecordsFailed, Refused
+from producerd.errors import (
+    Code,
+    ConnectionFailed,
+    FlushTimeout,
+    Outcome,
+    ProducerdError,
+    RecordsFailed,
+    Refused,
+    RowFailure,
+)
 from producerd.wire import frames
 from producerd.wire.columns import Body, lay_out
 from spark_client import KinesisClient
-from spark_client.gathering import Gathered, PutFuture
+from spark_client.gathering import Gathered, PutFuture, RecordFuture, Row
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Script, Session, refuses_the_first_stream, serve
 
 
@@ -67,6 +76,7 @@ def test_what_is_put_while_a_frame_is_on_its_way_goes_with_the_next_one(daemon: 
     with client_of(daemon) as client:
         second = put_behind_a_reserve(client, daemon)
         others = [client.put(f"other {number}", "k") for number in range(500)]
+        assert len(client._owner._woken.recv(4_096)) <= 2, "the first of them wakes the thread for all"
         assert not second.done()
         assert [future.taken for future in (second, *others)] == [0] * 501
         go_on.set()
@@ -100,8 +110,20 @@ def test_each_stream_s_records_go_together(daemon: FakeDaemon) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_frame_records": 10}, {"max_frame_bytes": 1024 + 10 * (32 + 68)}])
-def test_put_waits_when_the_next_frame_is_full_too(daemon: FakeDaemon, limits: dict[str, int]) -> None:
+def test_put_waits_when_the_next_frame_is_full_too(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+) -> None:
     go_on = threading.Event()
+    add = Gathered.add
+    found_no_room: list[Row] = []
+
+    def adds(gathered: Gathered, row: Row) -> RecordFuture | None:
+        future = add(gathered, row)
+        if future is None:
+            found_no_room.append(row)
+        return future
+
+    monkeypatch.setattr(Gathered, "add", adds)
     daemon.runs(grants_when(go_on, **limits))
     client = client_of(daemon)
     put_behind_a_reserve(client, daemon)
@@ -115,9 +137,10 @@ def test_put_waits_when_the_next_frame_is_full_too(daemon: FakeDaemon, limits: d
 
     putting = threading.Thread(target=puts)
     putting.start()
-    until(lambda: done >= 10)
+    until(lambda: found_no_room)
     time.sleep(0.05)
     assert done == 10, "one frame, in this process"
+    assert len(found_no_room) == 1, "it sleeps until there is room"
     go_on.set()
     putting.join(10)
     client.close()
@@ -194,8 +217,9 @@ def test_a_frame_that_is_refused_is_its_records_error_and_the_next_call_asks_aga
     client.put("first").result(10)
     with pytest.raises(Refused, match=r"^PRODUCERD\[ACCESS_DENIED\]: no right"):
         client.put("x").result(10)
-    with pytest.raises(RecordsFailed, match="1 records failed since the last flush: ACCESS_DENIED 1"):
+    with pytest.raises(RecordsFailed, match="1 records failed since the last flush: ACCESS_DENIED 1") as caught:
         client.flush()
+    assert caught.value.failures == (RowFailure(Code.ACCESS_DENIED, "no right", 1, False, (), "s"),)
     assert client.put("y").result(10) is None
     client.close()
 
@@ -213,14 +237,21 @@ def test_what_a_lost_daemon_had_and_what_waited_fail_where_nobody_sends_them_aga
     client = client_of(daemon, reconnect_timeout_seconds=0)
     first = client.put("first")
     until(lambda: daemon.sessions[-1].bodies)
-    others = [client.put("x") for _ in range(5)]
+    others = [client.put("x")]
+    until(lambda: daemon.sessions[-1].machine.outstanding == 2)
+    others += [client.put("x") for _ in range(4)]
     all_are_put.set()
     for future in (first, *others):
         with pytest.raises(ConnectionFailed, match="is gone"):
             future.result(10)
     assert [future.taken for future in (first, *others)] == [1, 0, 0, 0, 0, 0]
-    with pytest.raises(RecordsFailed, match="6 records failed"):
+    with pytest.raises(RecordsFailed, match="6 records failed") as caught:
         client.flush()
+    assert [(failure.records, failure.maybe_stored) for failure in caught.value.failures] == [
+        (1, True),
+        (1, True),
+        (4, False),
+    ]
     assert client.put("y").result(10) is None
     client.close()
 
@@ -263,6 +294,10 @@ def test_closing_ends_every_future_and_every_call(daemon: FakeDaemon) -> None:
         client.close(0.2)
     putting.join(10)
     assert len(errors) == 1
+    client._owner._thread.join(10)
+    with pytest.raises(RecordsFailed, match="3 records failed since the last flush"):
+        client.close()
+    client.close()
     for future in (waiting, *gathered):
         with pytest.raises(ConnectionFailed, match="closed before the acknowledgement"):
             future.result(10)
@@ -439,6 +474,14 @@ def test_a_signal_s_handler_in_the_middle_of_a_call_is_told_so(
                 with pytest.raises(ProducerdError, match="called in a signal's handler"):
                     call()
         assert client.put("z").result(10) is None
+
+
+def test_a_call_waits_while_another_thread_is_in_the_middle_of_one(daemon: FakeDaemon) -> None:
+    with client_of(daemon) as client:
+        client.put("x").result(10)
+        client._owner._lock.acquire()
+        threading.Timer(0.05, client._owner._lock.release).start()
+        assert client.put("y").result(10) is None
 
 
 def test_an_interrupt_in_the_middle_of_put_leaves_every_other_record_its_own_future(

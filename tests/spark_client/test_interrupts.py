@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_client.interrupts import ATTEMPTS, cancelled_on_interrupt
+from spark_client.interrupts import cancelled_on_interrupt
 
 
 class LostConnectionError(Exception):
@@ -51,6 +51,16 @@ def collect_as_pyspark_does() -> None:
         raise LostConnectionError("Answer from Java side is empty")
 
 
+class ConnectSession:
+    """Stands in for a session of Spark Connect, which has no SparkContext."""
+
+    def __init__(self, context: Context) -> None:
+        self.addTag, self.removeTag, self.interruptTag = context.add, context.remove, context.cancel
+
+
+ConnectSession.__module__ = "pyspark.sql.connect.session"
+
+
 def run(context: Context, block: Any) -> None:
     calls = {"addJobTag": context.add, "removeJobTag": context.remove, "cancelJobsWithTag": context.cancel}
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(**calls))
@@ -67,18 +77,18 @@ def test_an_error_that_hides_an_interruption_cancels_the_job_and_the_interruptio
 
 
 def test_the_calls_are_made_again_where_their_connection_is_lost() -> None:
-    context = Context(failures=ATTEMPTS - 1)
+    context = Context(failures=2)
     with pytest.raises(KeyboardInterrupt):
         run(context, collect_as_pyspark_does)
-    assert context.calls == ["cancel"] * ATTEMPTS + ["remove"] * ATTEMPTS
+    assert context.calls == ["cancel"] * 3 + ["remove"] * 3
     assert not context.tags
 
 
 def test_a_spark_that_has_ended_hides_no_interruption() -> None:
-    context = Context(failures=ATTEMPTS)
+    context = Context(failures=3)
     with pytest.raises(KeyboardInterrupt):
         run(context, collect_as_pyspark_does)
-    assert context.calls == ["cancel"] * ATTEMPTS + ["remove"] * ATTEMPTS
+    assert context.calls == ["cancel"] * 3 + ["remove"] * 3
 
 
 def test_a_job_that_fails_is_not_cancelled_also_while_an_earlier_interruption_is_handled() -> None:
@@ -95,4 +105,47 @@ def test_a_job_that_fails_is_not_cancelled_also_while_an_earlier_interruption_is
         with pytest.raises(ValueError, match="a task's error"):
             run(context, fails)
     assert context.calls == ["remove", "remove"]
+    assert not context.tags
+
+
+def test_an_interruption_is_raised_as_it_is_unless_an_error_hides_it() -> None:
+    """Its traceback shows what the block was doing, and not PySpark's lost connection."""
+
+    def interrupted_while_it_handles_another_error() -> None:
+        try:
+            raise ValueError("the block's own")
+        except ValueError:
+            raise KeyboardInterrupt  # noqa: B904 - as it comes
+
+    for block, hides in ((interrupted_while_it_handles_another_error, False), (collect_as_pyspark_does, True)):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            run(Context(), block)
+        assert caught.value.__suppress_context__ is hides
+
+
+def test_an_error_that_was_handled_before_hides_no_interruption_of_the_block() -> None:
+    context = Context()
+
+    def fails() -> None:
+        raise ValueError("a task's error")
+
+    try:
+        collect_as_pyspark_does()
+    except LostConnectionError:
+        with pytest.raises(ValueError, match="a task's error"):
+            run(context, fails)
+    assert context.calls == ["remove"]
+
+
+def test_under_spark_connect_the_session_has_the_tags() -> None:
+    context = Context()
+
+    def is_interrupted() -> None:
+        with cancelled_on_interrupt(ConnectSession(context)) as tag:
+            assert context.tags == {tag}
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        is_interrupted()
+    assert context.calls == ["cancel", "remove"]
     assert not context.tags

@@ -95,6 +95,52 @@ def test_an_idle_client_sleeps_until_it_has_rows_and_counts_no_daemon_as_lost(
     assert not caplog.records
 
 
+def test_who_comes_back_to_no_daemon_looks_for_it(daemon: FakeDaemon) -> None:
+    path = f"{daemon.path}.link"
+    os.link(daemon.path, path)
+    first = MakesPlace()
+    daemon.runs(first, serve)
+    with Connection(HELLO, [path], connect_timeout_seconds=5) as session:
+        session.put("s", rows(b"a"))
+        session.flush(10)
+        first.tell()
+        session.settle_arrived()
+        os.unlink(path)
+        threading.Timer(0.2, os.link, (daemon.path, path)).start()
+        session.put("s", rows(b"b"))
+        session.flush(10)
+    assert data_of(daemon) == [b"a", b"b"]
+
+
+def test_a_client_that_gives_up_while_it_comes_back_stays_ended(daemon: FakeDaemon) -> None:
+    asked, given_up = threading.Event(), threading.Event()
+
+    def welcomes_late(session: Session) -> None:
+        asked.set()
+        given_up.wait(10)
+        session.welcome()
+        session.await_end()
+
+    def gives_up() -> None:
+        asked.wait(10)
+        connection.abandon()
+        given_up.set()
+
+    first = MakesPlace()
+    daemon.runs(first, welcomes_late)
+    with connect(daemon) as connection:
+        connection.put("s", rows(b"a"))
+        connection.flush(10)
+        first.tell()
+        connection.settle_arrived()
+        giving_up = threading.Thread(target=gives_up)
+        giving_up.start()
+        with pytest.raises(ConnectionFailed, match="is gone: 0 frames with 0 records are not acknowledged"):
+            connection.put("s", rows(b"b"))
+        giving_up.join()
+    assert len(daemon.sessions) == 2
+
+
 def test_a_reserve_that_crossed_the_close_is_repeated(daemon: FakeDaemon) -> None:
     def makes_place(session: Session) -> None:
         session.start()

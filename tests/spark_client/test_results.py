@@ -1,0 +1,206 @@
+"""A batch's result adds up its tasks, and its error is one line: how many rows failed, which, and what helps."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from producerd.errors import Code, ConnectionFailed, RecordsFailed, RowFailure
+from spark_client.results import DaemonFigures, PartitionResult, SkippedRow, as_line, error_in, marked, merge, names_of
+
+INVALID = RowFailure(Code.RECORD_INVALID, "no <data>", 1, False, (3,), "s")
+STARTED = DaemonFigures("h1", 7, 2.5, 50 << 20, 1.0, "/tmp/log")
+LATER = STARTED._replace(started_seconds=None, peak_rss_bytes=60 << 20, cpu_seconds=3.0)
+
+
+def result(partition: int = 0, *failures: RowFailure) -> PartitionResult:
+    return PartitionResult(partition, f"h{partition}", 1_500, 2_000, 0, 0, 0, 0, 0, 1.25, 0.5, failures)
+
+
+def error_of(*failures: RowFailure, stream: str | None = "s", skip: bool = False) -> RecordsFailed:
+    """The error of a batch, each of whose tasks has one of these failures."""
+    with pytest.raises(RecordsFailed) as caught:
+        merge(None, stream, [result(n, one) for n, one in enumerate(failures)], skip_bad_records=skip)
+    return caught.value
+
+
+# ---- what a task reports
+
+
+def test_a_report_travels_with_the_figures_of_its_daemon_and_its_file() -> None:
+    for daemon in (STARTED, LATER):
+        report = result(3, INVALID)._replace(daemon=daemon, diverted="file:///bad/3.parquet")
+        assert PartitionResult.from_line(report.to_line()) == report
+
+
+def test_the_figures_of_a_daemon_are_one_line() -> None:
+    assert str(STARTED) == "daemon 7 on h1: started in 2.5 s, 1.0 s of CPU, at most 50 MiB, log /tmp/log"
+    assert str(LATER) == "daemon 7 on h1: 3.0 s of CPU, at most 60 MiB, log /tmp/log"
+
+
+@pytest.mark.parametrize(("skip", "left"), [(False, [INVALID]), (True, [])])
+def test_bad_records_fail_a_batch_that_may_not_skip_them(skip: bool, left: list[RowFailure]) -> None:
+    assert result(0, INVALID).failed(skip) == left
+
+
+# ---- the result of a batch
+
+
+def test_each_daemon_counts_once_with_its_latest_figures_and_its_start() -> None:
+    other = LATER._replace(host="h2")
+    seen = [LATER, None, other, STARTED]
+    merged = merge(
+        None,
+        "s",
+        [result(n)._replace(daemon=daemon) for n, daemon in enumerate(seen)],
+        skip_bad_records=False,
+    )
+    assert merged.daemons == (LATER._replace(started_seconds=2.5), other)
+    started_late = [result(0)._replace(daemon=LATER._replace(cpu_seconds=0.5)), result(1)._replace(daemon=STARTED)]
+    assert merge(None, "s", started_late, skip_bad_records=False).daemons == (STARTED,)
+
+
+def test_a_result_is_one_line() -> None:
+    one = merge(None, "s", [result()], skip_bad_records=False)
+    assert str(one) == "1500 records, 2000 bytes in 1 task, 1.2 s blocked, 0.5 s flushing"
+    many = merge(7, "s", [result(0)._replace(retries=2, resent=3), result(1)], skip_bad_records=False)
+    assert (
+        str(many) == "batch 7: 3000 records, 4000 bytes in 2 tasks, 2.5 s blocked, 1.0 s flushing, 2 retries, 3 resent"
+    )
+
+
+def test_what_a_prompt_shows_counts_the_files_and_the_daemons() -> None:
+    tasks = [result(0)._replace(daemon=STARTED, diverted="file:///a"), result(1)._replace(diverted="file:///b")]
+    assert repr(merge(None, "s", tasks, skip_bad_records=False)).endswith(
+        ", seconds_flushing=1.0, skipped_rows=(), partitions=<2>, daemons=<1>, diverted=<2>)"
+    )
+
+
+def test_a_notebook_shows_a_table_of_all_figures() -> None:
+    tasks = [result(0, INVALID)._replace(daemon=STARTED, diverted="file:///a?b&c")]
+    rows = {
+        "batch id": "7",
+        "records": "1,500",
+        "bytes": "2,000",
+        "skipped": "1",
+        "retries": "0",
+        "throttled": "0",
+        "possible duplicates": "0",
+        "spread keys": "0",
+        "resent": "0",
+        "seconds blocked": "1.2",
+        "seconds flushing": "0.5",
+        "tasks": "1 on h0",
+        "skipped row": "0:3 RECORD_INVALID",
+        "diverted to": "file:///a?b&amp;c",
+        "daemon": "daemon 7 on h1: started in 2.5 s, 1.0 s of CPU, at most 50 MiB, log /tmp/log",
+    }
+    table = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
+    assert merge(7, "s", tasks, skip_bad_records=True)._repr_html_() == f"<table>{table}</table>"
+
+
+def test_a_batch_without_tasks_is_shown_too() -> None:
+    shown = merge(None, "s", [], skip_bad_records=True)._repr_html_()
+    assert shown.startswith("<table><tr><th>batch id</th><td>-</td></tr>")
+    assert shown.endswith("<tr><th>tasks</th><td>0 on -</td></tr></table>")
+
+
+def test_a_result_lists_the_first_20_skipped_rows_and_files() -> None:
+    bad = INVALID._replace(records=21, rows=tuple(range(21)))
+    tasks = [result(0, bad)] + [result(n)._replace(diverted=f"file:///{n}") for n in range(1, 22)]
+    merged = merge(None, "s", tasks, skip_bad_records=True)
+    assert merged.skipped_rows == tuple(SkippedRow(0, row, Code.RECORD_INVALID) for row in range(20))
+    shown = merged._repr_html_()
+    assert "<td>file:///20</td>" in shown
+    assert "file:///21" not in shown
+
+
+def test_the_log_has_a_line_for_the_batch_and_one_for_each_daemon(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    line = "1500 records, 2000 bytes in 1 task, 1.2 s blocked, 0.5 s flushing"
+    rows = "0:3 RECORD_INVALID, 0:5 RECORD_INVALID"
+    plain = merge(None, "s", [result()._replace(daemon=STARTED)], skip_bad_records=True)
+    plain.log(logging.getLogger("producerd.client"))
+    skipped = merge(None, "s", [result(0, INVALID._replace(records=2, rows=(3, 5)))], skip_bad_records=True)
+    skipped._replace(diverted=("file:///a", "file:///b")).log(logging.getLogger("producerd.client"))
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", line),
+        ("INFO", str(STARTED)),
+        (
+            "WARNING",
+            f"{line}, 2 skipped; skipped (partition:row): {rows}; 2 files have them, such as file:///a",
+        ),
+    ]
+
+
+def test_hosts_are_named_once_in_order_and_only_the_first_20() -> None:
+    names = [f"h{n:02}" for n in range(21)]
+    assert names_of(["b", "a", "b"]) == "a, b"
+    assert names_of(names[:20]) == ", ".join(names[:20])
+    assert names_of(names) == ", ".join(names[:20]) + ", ..."
+
+
+# ---- the error of a batch
+
+
+def test_failures_of_one_kind_add_up_whichever_task_has_them() -> None:
+    for maybe_stored in ((True, False), (False, True)):
+        failures = [RowFailure(Code.EXPIRED, "too old", 3, maybe, (4,), "s") for maybe in maybe_stored]
+        error = error_of(*failures)
+        assert str(error) == (
+            "PRODUCERD[EXPIRED]: host h0, partition 0, stream s: 6 records failed; named as partition:row: "
+            "EXPIRED 6 (too old), rows 0:4, 1:4"
+        )
+        assert error.failures == (RowFailure(Code.EXPIRED, "too old", 6, True, (4,), "s"),)
+
+
+def test_a_stream_is_named_with_its_failure_where_each_row_has_its_own() -> None:
+    of_many = RowFailure("OTHER", "more kinds", 1, False, ())
+    assert str(error_of(of_many, INVALID, stream=None)) == (
+        "PRODUCERD[OTHER]: host h0, partition 0: 2 records failed; named as partition:row: OTHER 1 (more kinds); "
+        "RECORD_INVALID 1 of stream s (no <data>), rows 1:3"
+    )
+
+
+def test_an_error_names_the_first_five_kinds_and_20_rows_of_each() -> None:
+    kinds = [RowFailure(f"Code{n}", "no", 30 + n, False, tuple(range(21)), "s") for n in range(6)]
+    rows = [", ".join(f"{n}:{row}" for row in range(20)) for n in range(5)]
+    listed = "; ".join(f"Code{n} {30 + n} (no), rows {rows[n]}" for n in range(5))
+    error = error_of(*reversed([one._replace(rows=()) for one in kinds]))
+    assert str(error) == (
+        "PRODUCERD[Code0]: host h0, partition 0, stream s: 195 records failed; named as partition:row: "
+        "Code0 30 (no); Code1 31 (no); Code2 32 (no); Code3 33 (no); Code4 34 (no)"
+    )
+    assert [failure.code for failure in error.failures] == [f"Code{n}" for n in range(6)]
+    assert str(error_of(*kinds)).endswith(f"named as partition:row: {listed}")
+
+
+def test_what_may_be_skipped_is_not_listed_with_what_fails_the_batch() -> None:
+    error = error_of(INVALID, RowFailure(Code.KMS, "no key", 1, False, (0,), "s"), skip=True)
+    assert str(error) == (
+        "PRODUCERD[KMS]: host h1, partition 1, stream s: 1 record failed; named as partition:row: "
+        "KMS 1 (no key), rows 1:0; allow the stream's key to the role that the daemon runs with"
+    )
+
+
+# ---- a marked line
+
+
+def test_a_line_has_2000_characters_at_most() -> None:
+    assert marked("X", "x" * 2_000) == f"PRODUCERD[X]: {'x' * 2_000}"
+    assert marked("X", "x" * 2_001) == f"PRODUCERD[X]: {'x' * 2_000} ..."
+
+
+def test_an_error_is_marked_once() -> None:
+    error = ConnectionFailed("no\n daemon", code=Code.DAEMON_ABSENT)
+    for _ in range(2):
+        assert as_line(error) is error
+        assert str(error) == "PRODUCERD[DAEMON_ABSENT]: no daemon"
+
+
+def test_an_error_is_found_with_its_kind_and_code() -> None:
+    found = error_in("pyspark: producerd.errors.ProducerdError: PRODUCERD[DAEMON_LOST]: gone \n\tat java.base")
+    assert type(found) is ConnectionFailed
+    assert (str(found), found.code) == ("PRODUCERD[DAEMON_LOST]: gone", "DAEMON_LOST")
+    assert error_in("PRODUCERD[DAEMON_LOST]: in a row") is None

@@ -1,0 +1,90 @@
+"""A tally's counts are exact, however many rows and kinds of failure there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from producerd.errors import Code, Outcome, RowFailure
+from producerd.wire.columns import lay_out
+from producerd.wire.frames import Ack, RowCode
+from spark_client.tally import Tally
+
+INVALID = RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "data is null")
+ONE = lay_out([b"k"], [b"x"])
+
+
+def settle(tally: Tally, *codes: RowCode, first: int = 0) -> Sequence[int]:
+    """Settle a frame in which every row failed, and nothing is sent again."""
+    records = len(codes)
+    kinds = tuple(dict.fromkeys(codes))
+    places = b"".join(kinds.index(code).to_bytes(2, "little") for code in codes)
+    ends = [code.outcome for code in codes]
+    not_stored, unknown, returned = (ends.count(end) for end in Outcome if end != Outcome.STORED)
+    bitmap = ((1 << records) - 1).to_bytes((records + 7) // 8, "little")
+    ack = Ack(1, records, 0, not_stored, unknown, returned, bitmap=bitmap, code_rows=places, codes=kinds)
+    return tally.settle(ack, range(first, first + records), "s", lay_out([b"k"] * records, [b"x"] * records))
+
+
+def test_a_tally_begins_at_nothing() -> None:
+    assert Tally() == Tally(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, {})
+
+
+def test_waits_add_up() -> None:
+    tally = Tally()
+    for seconds in (0.5, 0.25):
+        tally.add_blocked(seconds)
+        tally.add_flushing(2 * seconds)
+    assert (tally.seconds_blocked, tally.seconds_flushing) == (0.75, 1.5)
+
+
+def test_rows_that_come_back_and_are_not_sent_again_are_failures() -> None:
+    tally = Tally()
+    back = [RowCode(Outcome.RETURNED, "", "the daemon stops", maybe) for maybe in (True, False)]
+    assert settle(tally, *back, INVALID) == []
+    assert tally.failures == (
+        RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (2,), "s"),
+        RowFailure(Code.DRAINING, "the daemon stops", 2, True, (0, 1), "s"),
+    )
+    assert (tally.records, tally.returned, tally.possible_duplicates) == (3, 2, 0)
+
+
+def test_bad_rows_come_before_the_good_ones_that_were_refused_with_them() -> None:
+    tally = Tally()
+    settle(tally, RowCode(Outcome.NOT_STORED, Code.FRAME_REFUSED, "refused"), INVALID, INVALID)
+    assert [(failure.code, failure.records) for failure in tally.failures] == [
+        (Code.RECORD_INVALID, 2),
+        (Code.FRAME_REFUSED, 1),
+    ]
+
+
+@pytest.mark.parametrize(("named", "stream"), [(None, "s"), ("", ""), ("another", "another")])
+def test_a_row_that_is_refused_before_it_is_sent_has_ended(named: str | None, stream: str) -> None:
+    tally = Tally()
+    for row in (7, 9):
+        tally.refuse(row, INVALID, "s", ONE, 0, named=named)
+    assert tally.failures == (RowFailure(Code.RECORD_INVALID, "data is null", 2, False, (7, 9), stream),)
+    assert (tally.records, tally.taken, tally.stored) == (2, 0, 0)
+
+
+def test_more_than_64_kinds_of_failure_are_counted_together() -> None:
+    """Those that may be skipped are counted apart, and a kind that is known already stays itself."""
+    tally = Tally()
+    settle(tally, *[RowCode(Outcome.NOT_STORED, f"Code{n}", "no") for n in range(64)])
+    settle(tally, INVALID, RowCode(Outcome.NOT_STORED, "Code64", "no"), INVALID, first=64)
+    settle(tally, RowCode(Outcome.NOT_STORED, "Code0", "no"), first=67)
+    more = "more kinds of failure than can be told apart here"
+    assert tally.failures[-3:] == (
+        RowFailure("OTHER", more, 1, False, (65,)),
+        RowFailure("Code0", "no", 2, False, (0, 67), "s"),
+        RowFailure(Code.RECORD_INVALID, more, 2, False, (64, 66)),
+    )
+    assert len(tally.failures) == 66
+    assert sum(failure.records for failure in tally.failures) == tally.records == 68
+
+
+def test_a_failure_names_its_first_20_rows() -> None:
+    tally = Tally()
+    settle(tally, *[INVALID] * 21)
+    assert tally.failures == (RowFailure(Code.RECORD_INVALID, "data is null", 21, False, tuple(range(20)), "s"),)
