@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -230,7 +229,7 @@ def _is_name(value: Any) -> bool:
 def is_seconds(value: Any) -> bool:
     """Return whether a value can be a time-out."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 <= value <= MOST_SECONDS
+    return number and 0 <= value <= MOST_SECONDS
 
 
 def _one_of(*choices: str) -> tuple[str, Callable[[Any], bool]]:

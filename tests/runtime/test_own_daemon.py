@@ -400,7 +400,7 @@ def test_a_name_that_is_taken_is_left_alone(
     if what == "symlink":
         taken.symlink_to(folders.parent)
     elif what == "file":
-        taken.touch()
+        taken.touch(0o600)
     else:
         taken.mkdir()
         taken.chmod(0o777)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib
+import inspect
 import json
 import os
+import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +22,9 @@ from producerd.errors import Code, ConfigurationError, ConnectionFailed, Produce
 from producerd.wire import frames
 from spark_client import __version__, checks
 from spark_client.checks import ClusterCheck, ExecutorCheck, Installed, Problem, check, probe
+from spark_client.costs import Traffic, monthly
 from spark_client.daemon_settings import DaemonSettings
+from spark_client.options import WriterOptions
 from spark_client.own_daemon import jvm_pid
 from spark_client.task import Plan
 from tests.spark_client.fake_daemon import FakeDaemon, Session, close_with, in_turn
@@ -52,15 +58,14 @@ def check_of(reports: Sequence[Any], monkeypatch: pytest.MonkeyPatch, **conf: st
 def status(session: Session) -> None:
     """Opens a stream and tells of its queue."""
     session.welcome(daemon="producerd 9")
-    session.opened(max_frame_bytes=1 << 19, max_record_bytes=1 << 20)
-    assert session.expect(frames.Status).asks_service
+    session.opened(max_frame_bytes=1 << 19, max_frame_records=9_000, max_record_bytes=1 << 20)
+    asked = session.expect(frames.Status)
+    assert (session.streams, asked) == ({1: "flights"}, frames.Status(1, asks_service=1))
     session.send(frames.Draining(60.0))  # nobody asked for this one
     queue = (12, 1_000_000, 2_048, 64 << 20)
-    session.send(
-        frames.Blocked(
-            1, 0.0, "", *queue, last_error="AccessDenied", service=frames.Service.READY, service_message="a dry run"
-        )
-    )
+    service: Any = (frames.Service.READY, "", "a dry run")
+    traffic: Any = ("ON_DEMAND", 1, 7, 70, 2, 3.5)
+    session.send(frames.Blocked(1, 0.0, "", *queue, 0, "AccessDenied", "", 0.0, *service, *traffic))
     session.await_end()
 
 
@@ -123,6 +128,44 @@ def test_a_stream_that_the_daemon_refuses_is_told(daemon: FakeDaemon, spark: Spa
         check(spark, stream="f l", socket=daemon.path)
 
 
+class Here:
+    """A Spark of one slot, which runs a check's task in this process."""
+
+    def __init__(self) -> None:
+        self.conf = AnyConf()
+        self._task: Callable[[int], str] = lambda _: ""
+
+    def range(self, _: int) -> Here:
+        return self
+
+    def where(self, _: str) -> Here:
+        return self
+
+    def select(self, task: Callable[[int], str]) -> Here:
+        self._task = task
+        return self
+
+    def collect(self) -> list[tuple[str]]:
+        return [(self._task(0),)]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("kind", "other"), [("sql", "sql.connect"), ("sql.connect", "sql")])
+def test_the_task_is_a_plain_udf_of_the_session_s_own_kind(
+    daemon: FakeDaemon, kind: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def udf(task: Callable[[int], str], returns: str, *, useArrow: bool) -> Any:  # noqa: N803 - Spark's name
+        assert (returns, useArrow) == ("string", False), "Arrow may be missing"
+        return lambda column: task
+
+    checks.installed()  # it imports the modules that these stand in for
+    monkeypatch.setitem(sys.modules, f"pyspark.{kind}.functions", SimpleNamespace(udf=udf))
+    monkeypatch.setitem(sys.modules, f"pyspark.{other}.functions", SimpleNamespace())
+    session: Any = type("Session", (Here,), {"__module__": f"pyspark.{kind}.session"})()
+    (executor,) = check(session, socket=daemon.path).executors
+    assert executor.socket == daemon.path
+
+
 # ------------------------------------------------------------------------------------------------------- on an executor
 
 
@@ -133,7 +176,7 @@ def says(last_error: str = "", **service: Any) -> Any:
         session.start()
         with contextlib.suppress(EOFError):
             while True:
-                session.expect(frames.Status)
+                assert session.expect(frames.Status).stream_id in session.streams
                 session.send(frames.Blocked(1, 0.0, "", last_error=last_error, **service))
 
     return script
@@ -155,11 +198,16 @@ def test_what_the_service_may_not_be_asked_is_not_verified(daemon: FakeDaemon, n
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_daemon_of_version_0_1_tells_its_last_error_alone(daemon: FakeDaemon) -> None:
+def test_a_daemon_of_version_0_1_tells_its_last_error_alone(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(checks, "time", SimpleNamespace(sleep=waited.append))
     daemon.runs(says("ResourceNotFoundException: of another sort"))
     told = told_by(daemon.path, "s")
     assert told["problems"] == []
     assert ExecutorCheck(*told["executor"]).service.startswith("not verified: this daemon is of a version that cannot")
+    assert len(waited) == 2, "for the stream's shards, and for the other tasks"
     daemon.runs(says("STREAM_NOT_FOUND: no such stream"))
     assert problems_of(daemon, "s") == [[Code.STREAM_NOT_FOUND, "stream s: no such stream"]]
 
@@ -172,6 +220,97 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def problems_of(daemon: FakeDaemon, stream: str | None = None) -> list[list[str]]:
     problems: list[list[str]] = told_by(daemon.path, stream)["problems"]
     return problems
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_a_daemon_says_of_itself_and_of_a_stream_is_reported_whole(daemon: FakeDaemon) -> None:
+    daemon.runs(status)
+    told = told_by(daemon.path, "flights")
+    assert told["problems"] == []
+    assert [hello.application_id for hello in daemon.hellos] == ["app"]
+    assert told["executor"][4:] == [
+        *(daemon.path, "producerd 9", 8 << 20, 64),
+        *(1 << 19, 9_000, 1 << 20),
+        *(12, 1_000_000, 2_048, 64 << 20),
+        *("AccessDenied", "ready: a dry run", ""),
+        ["ON_DEMAND", True, 7, 70, 2, 3.5],
+    ]
+
+
+def test_a_task_holds_its_slot_and_reports_its_jvm_even_without_a_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[float] = []
+    monkeypatch.setattr(checks, "time", SimpleNamespace(sleep=held.append))
+    monkeypatch.setattr(checks, "jvm_pid", lambda: 4711)
+    told = told_by(str(tmp_path / "nobody.sock"), seconds=0)
+    assert held == [checks.HOLD_SECONDS]
+    has = [*checks.installed()[0]]
+    who = [os.uname().nodename, 4711, checks._user(), has]
+    assert told["executor"] == [*who, "", "", *[0] * 9, "", "", "", [*Traffic()]]
+    assert [code for code, _ in told["problems"]] == [Code.DAEMON_ABSENT]
+
+
+def test_the_versions_are_those_of_this_process() -> None:
+    pyspark, pyarrow, pandas = map(importlib.import_module, ("pyspark", "pyarrow", "pandas"))
+    ours = __version__, str(Path(checks.__file__).parent)
+    versions = (platform.python_version(), pyspark.__version__, *ours, pyarrow.__version__, pandas.__version__)
+    assert checks.installed() == (versions, [])
+
+
+def test_a_library_that_is_too_old_for_spark_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pandas.__version__", "0.1")
+    has, (problem,) = checks.installed()
+    assert (has.pandas, problem.code) == (None, Code.ARROW_MISSING)
+    assert has.pyarrow is not None
+    assert problem.text.startswith("pandas cannot be used (")
+
+
+@pytest.mark.parametrize(
+    ("heap_bytes", "container_bytes", "said"),
+    [
+        (1 << 30, 0, "spark.executor.memoryOverhead=768m, 384 MiB of it for the daemon"),
+        # A tenth of the heap is more.
+        (8 << 30, 0, "spark.executor.memoryOverhead=1203m, 384 MiB of it for the daemon"),
+        (1 << 30, 1_792 << 20, "spark.executor.memoryOverhead=768m, 384 MiB of it for the daemon"),
+        (
+            1 << 30,
+            (1_792 << 20) - 1,
+            (
+                "TOO LITTLE: the container has 1792 MiB, of which 1024 MiB are the heap's; "
+                "give spark.executor.memoryOverhead=768m, 384 MiB of it for the daemon"
+            ),
+        ),
+    ],
+)
+def test_what_a_daemon_that_tasks_start_needs_of_the_executor_s_memory(
+    heap_bytes: int, container_bytes: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "container_limit_bytes", lambda: container_bytes)
+    own: Any = SimpleNamespace(memory_bytes=384 << 20, heap_bytes=lambda: heap_bytes)
+    assert checks.memory_of(own) == said
+
+
+@pytest.mark.parametrize(
+    ("files", "limit_bytes"),
+    [
+        ({"memory.max": "1073741824\n"}, 1 << 30),
+        ({"memory.max": "max\n"}, 0),
+        ({"memory.max": "5", "memory/memory.limit_in_bytes": "6"}, 5),
+        ({"memory/memory.limit_in_bytes": "6\n"}, 6),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, 0),
+        ({"memory.max": str(1 << 62)}, 0),
+        ({"memory.max": str((1 << 62) - 1)}, (1 << 62) - 1),
+        ({}, 0),
+    ],
+)
+def test_the_limit_of_a_container_is_read_of_either_version_of_cgroups(
+    files: dict[str, str], limit_bytes: int, tmp_path: Path
+) -> None:
+    (tmp_path / "memory").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert checks.container_limit_bytes(str(tmp_path)) == limit_bytes
 
 
 @pytest.mark.usefixtures("quick")
@@ -353,6 +492,12 @@ def test_an_option_that_does_not_hold_is_told_before_any_job(options: dict[str, 
         check(spark, **options)
 
 
+def test_its_options_have_the_defaults_of_a_writer_s() -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(WriterOptions)}
+    asked = {name: its.default for name, its in inspect.signature(check).parameters.items() if name != "spark"}
+    assert asked == {name: defaults[name] for name in asked}
+
+
 def broken_spark(text: str) -> Any:
     def range_(_: int) -> Any:
         raise RuntimeError(text)
@@ -413,6 +558,36 @@ def test_a_streams_queue_and_its_last_error_are_shown() -> None:
     assert "queue           12 of 1,000,000 records, 2 KiB of 64 MiB" in shown.splitlines()
     assert "last error      AccessDenied" in shown.splitlines()
     assert "largest record  1 MiB" in shown.splitlines()
+
+
+def test_the_traffic_of_each_daemon_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = GOOD._replace(traffic=Traffic("PROVISIONED", False, 86_400, 8_640_000, 86_400, 86_400.0))
+    told = check_of([report(busy), report(busy._replace(pid=8))], monkeypatch)
+    assert told.executors == (busy, busy._replace(pid=8))
+    said = monthly([busy.traffic])
+    assert said.startswith("1 records/s of 100 bytes until now are ")
+    assert f"traffic        {said}" in str(told).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "shown"),
+    [
+        (1 << 10, "1 KiB"),
+        ((1 << 20) - 1_024, "1023 KiB"),
+        (3 << 19, "1.5 MiB"),
+        (10 << 20, "10 MiB, or not known yet"),
+        (11 << 20, "11 MiB"),
+    ],
+)
+def test_the_largest_record_is_shown_unless_it_is_any_stream_s(size_bytes: int, shown: str) -> None:
+    lines = str(ClusterCheck("s", HAS, (GOOD._replace(max_record_bytes=size_bytes),))).splitlines()
+    assert f"largest record  {shown}" in lines
+
+
+def test_a_library_that_is_missing_is_shown_as_missing() -> None:
+    _, driver, *_ = str(ClusterCheck(None, HAS._replace(pyarrow=None, pandas=None), (GOOD,))).splitlines()
+    software = f"Python 3.11.7, Spark 4.3.0, client {__version__} ({PLACE}), pyarrow missing, pandas missing"
+    assert driver == f"driver         {software}"
 
 
 def test_without_a_stream_it_says_that_kinesis_was_not_asked() -> None:

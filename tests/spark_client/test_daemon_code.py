@@ -49,7 +49,7 @@ def pex(folder: Path, minor: int, version: str = __version__, machine: str = MAC
 def interpreter(folder: Path, minor: int, code: int = 0) -> str:
     """A stand-in for an interpreter: it starts, or as pyenv's for a version that is not there, it does not."""
     made = folder / f"python3.{minor}"
-    made.write_text(f"#!/bin/sh\nexit {code}\n")
+    made.write_text(f"#!/bin/sh\necho noise; echo noise >&2; exit {code}\n")
     made.chmod(0o755)
     return str(made)
 
@@ -80,12 +80,14 @@ def test_the_one_for_this_python_comes_first(files: Path, path: Path) -> None:
     assert find((), files) == from_pex(sys.executable, own, files)
 
 
-def test_else_the_newest_whose_python_starts(files: Path, path: Path) -> None:
+def test_else_the_newest_whose_python_starts(files: Path, path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (files / "producerd-of-somebody.pex").touch()
     _, newer, _ = (pex(files, minor) for minor in (OTHER, NEWER, NEWER + 1))
     interpreter(path, OTHER)
     interpreter(path, NEWER + 1, code=127)
     works = interpreter(path, NEWER)
     assert find((), files) == from_pex(works, newer, files)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_it_may_be_in_an_archive(files: Path) -> None:

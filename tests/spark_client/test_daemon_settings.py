@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,14 @@ def test_settings_that_hold_are_taken(holds: dict[str, Any]) -> None:
         ({"endpoint_url": "http://a\0b"}, "daemon.endpoint_url='http://a\\x00b': allowed"),
         ({"streams": {"a": {"max_streams": 1}}}, "daemon.streams.a.max_streams: is not a setting of the daemon"),
         ({"streams": {"a": 5}}, "daemon.streams.a.: is not a setting"),
+        ({"streams": 5}, "daemon.streams: is not a setting of the daemon; "),
+        ({"region": {"a": {}}}, "daemon.region={'a': {}}: allowed: an AWS region"),
+        ({"endpoint_url": 5}, "daemon.endpoint_url=5: allowed: a URL"),
+        ({"queue_limit": ""}, "daemon.queue_limit='': allowed: 1 to"),
+        ({"memory": "x"}, "daemon.memory='x': allowed: bytes, text such as"),
+        ({"memory": "1 MiB 2"}, "daemon.memory='1 MiB 2': allowed: bytes, text such as"),
+        ({"command": [5]}, "daemon.command=[5]: give the command"),
+        ({"command": ["x", ""]}, "daemon.command=['x', '']: give the command"),
     ],
 )
 def test_what_does_not_hold_is_named(given: Any, problem: str) -> None:
@@ -100,6 +109,11 @@ def test_a_size_is_read_as_the_daemon_reads_it(text: str, count: int) -> None:
     assert DaemonSettings.of({"memory": text}).memory_bytes == count
 
 
+@pytest.mark.parametrize("settings", [DaemonSettings(), DaemonSettings.of({"memory": ""})])
+def test_without_a_bound_there_is_none(settings: DaemonSettings) -> None:
+    assert settings.memory_bytes == 0
+
+
 @pytest.mark.parametrize("name", ["daemon.queue_limit", "daemon.queuelimit", "DAEMON.queueLimit"])
 def test_the_data_source_reads_an_option_for_each(name: str) -> None:
     assert from_text({"stream": "s", name: "5"}).daemon == {"queue_limit": "5"}
@@ -125,10 +139,22 @@ def test_spark_s_configuration_has_a_socket_or_a_daemon() -> None:
     assert configured(fake_spark(**off)) == {"configured_socket": "/s", "configured_daemon": None}
 
 
+def test_on_spark_3_5_its_names_come_from_sql_and_their_values_do_not() -> None:
+    """SQL hides the value of any name with "url" in it."""
+    conf = {"spark.producerd.daemon.endpoint_url": "http://a", "spark.app.name": "x"}
+    rows = [(name, "*********(redacted)") for name in conf]
+    spark: Any = SimpleNamespace(
+        conf=SimpleNamespace(get=conf.get), sql={"SET": SimpleNamespace(collect=lambda: rows)}.get
+    )
+    its_own = DaemonSettings.of({"endpoint_url": "http://a"})
+    assert configured(spark) == {"configured_socket": None, "configured_daemon": its_own}
+
+
 @pytest.mark.parametrize(
     ("conf", "problem"),
     [
         ({"producerd.daemon": "yes"}, "spark.producerd.daemon='yes': give true or false"),
+        ({"producerd.daemon": "yes", "producerd.socket": "/s"}, "spark.producerd.daemon='yes': give true or false"),
         ({"producerd.daemon.regoin": "x"}, "spark.producerd.daemon.regoin: is not a setting"),
         (
             {"producerd.daemon.queue_limit": "1", "producerd.daemon.queueLimit": "2"},
@@ -168,4 +194,6 @@ def test_a_plan_travels_as_plain_values() -> None:
     plan = Plan("s", daemon=DaemonSettings.of({"region": "a"}), batch_id=4)
     plain = plan.plain()
     assert type(plain["daemon"]) is tuple
+    again = Plan.of_plain({**plain, "configured_daemon": (("region=b",), ())})
+    assert type(again.daemon) is type(again.configured_daemon) is DaemonSettings
     assert Plan.of_plain(plain) == plan

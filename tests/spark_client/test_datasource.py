@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark.sql.datasource", reason="Spark's data sources in Python begin with Spark 4")
 
-from producerd.errors import BadColumn, ConfigurationError
+from pyspark.sql.types import (
+    BinaryType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from producerd.errors import BadColumn, Code, ConfigurationError, ProducerdError, RecordsFailed, RowFailure
 from spark_client import datasource
 from spark_client.datasource import ProducerdDataSource
 from spark_client.options import WriterOptions
+from spark_client.results import PartitionResult
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session, in_turn
 from tests.spark_client.shipped import run_with_zip
 
@@ -22,14 +36,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-pytestmark = pytest.mark.spark
+TYPES = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "double": DoubleType(),
+    "decimal(38,0)": DecimalType(38, 0),
+    "decimal(38,2)": DecimalType(38, 2),
+    "struct<a: int>": StructType([StructField("a", IntegerType())]),
+}
+
+
+def schema_of(text: str) -> Any:
+    fields = (field.split(" ", 1) for field in text.split(", "))
+    return StructType([StructField(name, TYPES[kind]) for name, kind in fields])
 
 
 def source(schema: str, **options: str) -> Any:
-    from pyspark.sql.types import StructType
-
-    parsed: Any = StructType.fromDDL(schema)
-    return ProducerdDataSource(options).writer(parsed, overwrite=False)
+    return ProducerdDataSource(options).writer(schema_of(schema), overwrite=False)
 
 
 @pytest.mark.parametrize(
@@ -40,30 +65,27 @@ def source(schema: str, **options: str) -> Any:
         ("partition_key string", {"stream": "s"}, "data='data': no such column"),
         ("partition_key string, data long", {"stream": "s"}, "data=data has type bigint: give a string or binary"),
         ("partition_key double, data string", {"stream": "s"}, "is of type double: cast it to string"),
+        ("partition_key decimal(38,2), data string", {"stream": "s"}, "is of type decimal(38,2): cast it to string"),
         ("partition_key struct<a: int>, data string", {"stream": "s"}, "is of type struct<a:int>: cast it to string"),
         ("partition_key string, data string", {}, "no stream: give its name with the option stream, or a column"),
         ("partition_key string, data string", {"stream": "s", "explicithashkey": "h"}, "explicitHashKey='h'"),
         ("partition_key string, data string", {"streamcolumn": "to"}, "streamColumn='to': no such column"),
     ],
 )
-def test_a_column_that_cannot_be_sent_is_named_on_the_driver(
-    spark: SparkSession, schema: str, options: dict[str, str], said: str
-) -> None:
+def test_a_column_that_cannot_be_sent_is_named_on_the_driver(schema: str, options: dict[str, str], said: str) -> None:
     with pytest.raises(BadColumn) as caught:
         source(schema, **options)
     assert said in str(caught.value)
     assert str(caught.value).startswith("PRODUCERD[BAD_COLUMN]: ")
 
 
-def test_options_are_read_when_a_writer_is_made(spark: SparkSession) -> None:
+def test_options_are_read_when_a_writer_is_made() -> None:
     with pytest.raises(ConfigurationError, match="did you mean onBadRecord"):
         source("partition_key string, data string", onbadrecords="skip")
 
 
-def test_overwriting_is_refused_with_the_mode_to_give(spark: SparkSession) -> None:
-    from pyspark.sql.types import StructType
-
-    schema: Any = StructType.fromDDL("partition_key string, data string")
+def test_overwriting_is_refused_with_the_mode_to_give() -> None:
+    schema = schema_of("partition_key string, data string")
     with pytest.raises(ConfigurationError, match=r'\.mode\("append"\)'):
         ProducerdDataSource({"stream": "s"}).writer(schema, True)
 
@@ -72,6 +94,7 @@ READS = 'PRODUCERD[CONFIGURATION]: format("producerd") writes and does not read:
 
 
 @pytest.mark.slow
+@pytest.mark.spark
 def test_reading_is_refused_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
     """Batch and streaming, with a schema and without one."""
 
@@ -93,6 +116,7 @@ def test_reading_is_refused_in_one_line(spark: SparkSession, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.spark
 def test_a_table_takes_rows_and_is_never_read_or_written_over(daemon: FakeDaemon, spark: SparkSession) -> None:
     with pytest.raises(Exception, match="A table USING producerd needs its columns, and each INSERT INTO its options"):
         spark.sql("CREATE TABLE flights USING producerd")
@@ -110,6 +134,7 @@ def test_a_table_takes_rows_and_is_never_read_or_written_over(daemon: FakeDaemon
 
 
 @pytest.mark.slow
+@pytest.mark.spark
 def test_tasks_refuse_speculation_before_they_send_a_row(
     daemon: FakeDaemon, kinesis_rows: DataFrame, tmp_path: Path
 ) -> None:
@@ -150,12 +175,14 @@ def expected(stream: str | None = None) -> Counter[Any]:
     )
 
 
+@pytest.mark.spark
 def test_what_a_kinesis_source_produced_is_written_back_unchanged(daemon: FakeDaemon, kinesis_rows: DataFrame) -> None:
     kinesis_rows.write.format("producerd").option("socket", daemon.path).mode("append").save()
     assert Counter(daemon.rows_of_streams) == expected()
     assert len(daemon.sessions) == 2
 
 
+@pytest.mark.spark
 def test_rows_go_back_to_the_source_of_aws_only_where_that_is_asked_for(
     daemon: FakeDaemon, kinesis_rows: DataFrame
 ) -> None:
@@ -166,17 +193,20 @@ def test_rows_go_back_to_the_source_of_aws_only_where_that_is_asked_for(
     assert Counter(daemon.rows_of_streams) == expected()
 
 
+@pytest.mark.spark
 def test_the_option_goes_before_the_column(daemon: FakeDaemon, kinesis_rows: DataFrame) -> None:
     kinesis_rows.write.format("producerd").options(socket=daemon.path, stream="all").mode("append").save()
     assert Counter(daemon.rows_of_streams) == expected("all")
 
 
+@pytest.mark.spark
 def test_keys_may_be_whole_numbers(daemon: FakeDaemon, spark: SparkSession) -> None:
     df = spark.range(3).selectExpr("id", "'x' AS data", "CAST(id + 5 AS DECIMAL(38,0)) AS explicit_hash_key")
     df.write.format("producerd").options(socket=daemon.path, stream="s", partitionKey="id").mode("append").save()
     assert Counter(daemon.rows) == Counter((b"%d" % i, b"x", b"%d" % (i + 5)) for i in range(3))
 
 
+@pytest.mark.spark
 def test_a_streaming_query_commits_what_is_acknowledged(
     daemon: FakeDaemon, kinesis_rows: DataFrame, tmp_path: Path
 ) -> None:
@@ -196,6 +226,7 @@ def started(df: DataFrame, folder: Path, **options: str) -> Any:
     return writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
 
 
+@pytest.mark.spark
 def test_failed_rows_fail_the_batch_in_one_line_and_no_task_is_repeated(
     daemon: FakeDaemon, kinesis_rows: DataFrame, tmp_path: Path
 ) -> None:
@@ -210,12 +241,14 @@ def test_failed_rows_fail_the_batch_in_one_line_and_no_task_is_repeated(
     assert not list(tmp_path.glob("checkpoint/commits/[0-9]*"))
 
 
+@pytest.mark.spark
 def test_bad_rows_may_be_skipped(daemon: FakeDaemon, kinesis_rows: DataFrame) -> None:
     daemon.runs(in_turn(Session.welcome, lambda s: s.serve(lambda row: INVALID if row[0] == b"k8" else None)))
     kinesis_rows.write.format("producerd").options(socket=daemon.path, onBadRecord="skip").mode("append").save()
     assert len(daemon.rows) == 1_000
 
 
+@pytest.mark.spark
 def test_a_wrong_option_is_one_line_of_the_querys_exception(kinesis_rows: DataFrame, tmp_path: Path) -> None:
     query = started(kinesis_rows, tmp_path, strem="s")
     with pytest.raises(Exception, match="strem"):
@@ -226,14 +259,14 @@ def test_a_wrong_option_is_one_line_of_the_querys_exception(kinesis_rows: DataFr
     )
 
 
-def test_rows_one_by_one_become_the_same_batches(spark: SparkSession) -> None:
+def test_rows_one_by_one_become_the_same_batches() -> None:
     """Spark 4.0 hands rows to its streaming sinks: null keys and data stay null, numbers become text."""
-    from pyspark.sql.types import StructType
-
-    schema: Any = StructType.fromDDL("extra int, partitionKey long, data binary, stream string")
+    schema = schema_of("extra int, partitionKey long, data binary, stream string")
     sink = datasource._Sink.of(WriterOptions(), schema)
     rows = [(1, 7, bytearray(b"a"), "s"), (2, None, None, None)] * 1_100
-    batches = [sink._sent(batch) for batch in sink.batches(iter(rows))]
+    whole = [*sink.batches(iter(rows))]
+    assert {batch.num_columns for batch in whole} == {4}
+    batches = [*map(sink._sent, whole)]
     assert [batch.num_rows for batch in batches] == [1_000, 1_000, 200]
     assert batches[0].slice(0, 2).to_pydict() == {
         "partition_key": ["7", None],
@@ -243,6 +276,7 @@ def test_rows_one_by_one_become_the_same_batches(spark: SparkSession) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.spark
 def test_it_works_from_a_zip_after_one_line(daemon: FakeDaemon, tmp_path: Path) -> None:
     """Shipped by --py-files to a cluster's executors, where nothing is installed: both ways to write find it."""
     script = (
@@ -265,7 +299,7 @@ def test_it_works_from_a_zip_after_one_line(daemon: FakeDaemon, tmp_path: Path) 
 @pytest.mark.parametrize(
     "schema", ["partition_key string, data string, data string", "partition_key string, DATA int, Data string"]
 )
-def test_a_name_that_several_columns_have_is_refused(spark: SparkSession, schema: str) -> None:
+def test_a_name_that_several_columns_have_is_refused(schema: str) -> None:
     """Never the first of them."""
     with pytest.raises(
         BadColumn, match=r"^PRODUCERD\[BAD_COLUMN\]: data='(data|DATA)': several columns have this name"
@@ -273,6 +307,89 @@ def test_a_name_that_several_columns_have_is_refused(spark: SparkSession, schema
         source(schema, stream="s")
 
 
-def test_where_names_have_case_the_one_that_is_written_so_is_taken(spark: SparkSession) -> None:
+def test_where_names_have_case_the_one_that_is_written_so_is_taken() -> None:
     writer = source("DATA int, data string, partition_key string", stream="s")
     assert writer._sink.places == {"partition_key": 2, "data": 1}
+
+
+def test_whole_numbers_are_keys_whatever_their_type() -> None:
+    writer = source("data binary, explicit_hash_key decimal(38,0), partition_key long", stream="s")
+    assert writer._sink.places == {"partition_key": 2, "data": 0, "explicit_hash_key": 1}
+    assert writer._sink.binary == {"data"}
+
+
+# ---- what Spark calls
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda asked: asked.schema(), f"{datasource.ONLY_WRITES}. {datasource.OF_TABLES}"),
+        (lambda asked: asked.reader(schema_of("data string")), datasource.ONLY_WRITES),
+        (lambda asked: asked.streamReader(schema_of("data string")), datasource.ONLY_WRITES),
+    ],
+    ids=["schema", "batch", "stream"],
+)
+def test_to_read_is_refused(ask: Callable[[Any], object], said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        ask(ProducerdDataSource({}))
+    assert str(caught.value) == f"PRODUCERD[CONFIGURATION]: {said}"
+
+
+def writers(**options: str) -> Iterator[Any]:
+    """What a task of a batch and one of a query write with."""
+    schema, its = schema_of("partition_key string, data string"), ProducerdDataSource({"stream": "s", **options})
+    yield its.writer(schema, False)
+    yield its.streamWriter(schema, False)
+
+
+ROW = pa.RecordBatch.from_pydict({"partition_key": ["k"], "data": ["d"]})
+
+
+def rows_for(writer: Any) -> Iterator[Any]:
+    """One row, as Spark hands it over."""
+    takes_rows = isinstance(writer, datasource._StreamWriter) and not datasource.STREAMS_ARROW
+    return iter([("k", "d")] if takes_rows else [ROW])
+
+
+def test_a_task_s_commit_has_its_report_unless_it_had_no_rows(daemon: FakeDaemon) -> None:
+    for writer in writers(socket=daemon.path):
+        line = writer.write(rows_for(writer)).line
+        assert PartitionResult.from_line(line).records == 1
+        assert writer.write(iter([])).line is None
+    assert daemon.rows == [(b"k", b"d", None)] * 2
+
+
+def test_a_task_under_speculation_sends_no_row_unless_that_is_allowed(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasource, "local_property", {"spark.speculation": "true"}.get)
+    for writer in writers(socket=daemon.path):
+        with pytest.raises(ProducerdError) as caught:
+            writer.write(rows_for(writer))
+        assert caught.value.code == Code.SPECULATION_ENABLED
+    assert daemon.sessions == []
+    for writer in writers(socket=daemon.path, allowspeculation="true"):
+        writer.write(rows_for(writer))
+    assert len(daemon.rows) == 2
+
+
+def commit(writer: Any, *lines: str | None) -> None:
+    """Commit as the driver does, with None for a task that has not committed."""
+    batch_id = () if isinstance(writer, datasource._BatchWriter) else (7,)
+    writer.commit([None, *map(datasource._CommitMessage, lines)], *batch_id)
+
+
+def test_the_driver_s_commit_logs_the_sum_and_raises_for_rows_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "producerd.client")
+    bad = RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (2,))
+    line = PartitionResult(0, "h", 3, 30, 0, 0, 0, 0, 0, 0.0, 0.0, (bad,)).to_line()
+    for writer in writers():
+        with pytest.raises(RecordsFailed) as caught:
+            commit(writer, line)
+        assert caught.value.failures == (bad,)
+    assert caplog.messages == []
+    for writer in writers(onbadrecord="skip"):
+        commit(writer, line, None)
+    said = "3 records, 30 bytes in 1 task, 0.0 s blocked, 0.0 s flushing, 1 skipped; skipped (partition:row): 0:2 "
+    assert caplog.messages == [f"{batch}{said}RECORD_INVALID" for batch in ("", "batch 7: ")]

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import resource
 import signal
+import tempfile
 import threading
 import tracemalloc
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from producerd.errors import Code, ProducerdError, RecordsFailed
+from producerd.errors import Code, Outcome, ProducerdError, RecordsFailed
 from producerd.wire import frames
 from producerd.wire.columns import lay_out
-from spark_client.diverting import COLUMNS, ROW_GROUP_BYTES, DivertedRows, Place, name_of_call
+from spark_client import diverting
+from spark_client.diverting import COLUMNS, ROW_GROUP_BYTES, DivertedRows, DivertingTally, Place, name_of_call
 from spark_client.results import PartitionResult, error_in, merge
 from spark_client.tally import MAX_FAILURES
 from spark_client.task import ODD_STREAM, Plan, send_partition
@@ -165,6 +169,9 @@ def test_a_file_that_cannot_be_written_fails_the_batch_and_not_the_task(
         monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "nowhere"))
     result = send(picky, place.as_uri(), batch(partition_key=["k", "k"], data=["invalid", "good"]))
     assert result.diverted is None
+    failure, skipped = result.failures
+    assert (failure.code, failure.records, failure.maybe_stored, failure.rows) == (Code.DIVERT_FAILED, 1, False, ())
+    assert (skipped.code, skipped.records) == (Code.RECORD_INVALID, 1)
     with pytest.raises(RecordsFailed) as caught:
         merge(7, "s", [result], skip_bad_records=True)
     text = str(caught.value)
@@ -203,6 +210,81 @@ def test_however_many_rows_are_bad_a_task_holds_a_row_group_of_them(tmp_path: Pa
         assert file.metadata.num_rows == bad_rows.records == 8_193
     assert 16 < len(sizes) < 20
     assert max(sizes[:-1]) <= ROW_GROUP_BYTES < sizes[-1]
+
+
+def content_of(path: Path, content: bytes) -> Any:
+    path.write_bytes(content)
+    return path.open("rb")
+
+
+def test_a_file_is_on_the_disk_whole_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[int, bool]] = []
+    target = tmp_path / "bad" / FILE
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_size, target.exists())))
+    with content_of(tmp_path / "content", b"the rows") as source:
+        Place.of((tmp_path / "bad").as_uri()).copy(source.fileno(), FILE)
+    assert synced == [(8, False)]
+    assert target.read_bytes() == b"the rows"
+
+
+def test_the_folder_may_be_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(os, "makedirs", lambda path, exist_ok: made.append(path))
+    monkeypatch.setattr(diverting, "_write", lambda path, _: made.append(path))
+    with content_of(tmp_path / "content", b"the rows") as source:
+        Place.of("file:///").copy(source.fileno(), "f")
+    assert made == ["/", "/f"]
+
+
+def test_a_group_of_rows_is_written_when_one_more_would_be_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row counts with its code's message, its stream, its key, its hash key and its data."""
+    monkeypatch.setattr(diverting, "ROW_GROUP_BYTES", 100)
+    before = len(os.listdir("/proc/self/fd"))
+    bad_rows = DivertedRows(tmp_path.as_uri(), NAME, 0)
+    place, rest = 0, 50 - len(INVALID.message) - len("s") - len("key")
+    sizes = [150 + rest, rest, rest, rest, rest, rest + 1, rest]
+    data = [bytes(size) for size in sizes]
+    for row, one in enumerate(data):
+        bad_rows.keep(row, INVALID, "s", lay_out([b"key"], [one]), place)
+    bad_rows.keep(7, INVALID, "s", lay_out([b"key"], [bytes(rest - 3)], [b"123"]), place)
+    assert bad_rows.records == 8
+    bad_rows.write()
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pq.ParquetFile(tmp_path / FILE) as file:
+        groups = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+    assert groups == [1, 2, 2, 1, 2]
+
+
+@pytest.mark.parametrize(("folders", "scratch"), [(None, None), ("", None), ("{}/a,{}/b", "{}/a")])
+def test_the_first_of_spark_s_own_folders_has_the_rows_until_the_end(
+    folders: str | None, scratch: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
+    if folders is not None:
+        monkeypatch.setenv("SPARK_LOCAL_DIRS", folders.format(tmp_path, tmp_path))
+    used: list[str | None] = []
+    made = tempfile.TemporaryFile
+
+    def makes(*, dir: str | None) -> Any:  # noqa: A002 - tempfile's name
+        used.append(dir)
+        return made(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", makes)
+    bad_rows = DivertedRows(tmp_path.as_uri(), NAME, 0)
+    bad_rows.keep(0, INVALID, "s", lay_out([b"k"], [b"data"]), 0)
+    bad_rows.write()
+    assert used == [scratch and scratch.format(tmp_path)]
+
+
+def test_rows_that_the_daemon_gave_back_are_not_kept(tmp_path: Path) -> None:
+    bad_rows = DivertedRows(tmp_path.as_uri(), NAME, 0)
+    tally, columns = DivertingTally(bad_rows), lay_out([b"k"], [b"data"])
+    for outcome in (Outcome.RETURNED, Outcome.NOT_STORED):
+        tally.refuse(3, frames.RowCode(outcome, Code.RECORD_INVALID, "why"), "s", columns, 0)
+    assert (tally.records, bad_rows.records) == (2, 1)
 
 
 def test_a_file_has_the_columns_of_which_the_last_can_be_written_again(picky: FakeDaemon, tmp_path: Path) -> None:
@@ -259,6 +341,70 @@ def files(parameters: str) -> Any:
     from pyarrow import fs
 
     return fs.S3FileSystem(**Place.of(f"s3://any/{parameters}").parameters, allow_bucket_creation=True)
+
+
+class Upload:
+    """A stream to S3, which may fail when it is written to."""
+
+    def __init__(self, fails: bool) -> None:
+        self._fails = fails
+        self.calls: list[object] = []
+
+    def write(self, content: Any) -> None:
+        self.calls.append(content[:])
+        if self._fails:
+            raise OSError("no right")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@pytest.mark.parametrize(("to", "path"), [("s3://b/a/p", "b/a/p/f"), ("s3://b", "b/f")])
+def test_an_upload_is_completed_only_if_all_of_it_was_taken(
+    to: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that failed is kept, as to let it go would complete it."""
+    kept: list[Any] = []
+    monkeypatch.setattr(diverting, "_FAILED_UPLOADS", kept)
+    good, bad = Upload(False), Upload(True)
+    with content_of(tmp_path / "content", b"rows") as source:
+        for upload in (good, bad):
+            files = SimpleNamespace(open_output_stream={path: upload}.get)
+            monkeypatch.setattr(Place, "_s3", lambda _, files=files: files)
+            if upload is good:
+                Place.of(to).copy(source.fileno(), "f")
+            else:
+                with pytest.raises(OSError, match="no right"):
+                    Place.of(to).copy(source.fileno(), "f")
+    assert (good.calls, bad.calls, kept) == ([b"rows", "close"], [b"rows"], [bad])
+
+
+@pytest.mark.parametrize(
+    ("uri", "asked", "region"),
+    [
+        ("s3://b/p", ["b"], "eu-west-1"),
+        ("s3://b/p?region=us-east-2", [], "us-east-2"),
+        ("s3://b/p?region=", ["b"], "eu-west-1"),
+        ("s3://b/p?endpoint_override=h", [], None),
+        ("s3://unknown/p", ["unknown"], None),
+    ],
+)
+def test_a_bucket_s_region_is_looked_up_unless_the_place_has_one_or_an_endpoint(
+    uri: str, asked: list[str], region: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, buckets = [], []
+
+    def resolved(bucket: str) -> str:
+        buckets.append(bucket)
+        if bucket == "unknown":
+            raise OSError("no answer")
+        return "eu-west-1"
+
+    monkeypatch.setattr("pyarrow.fs.resolve_s3_region", resolved)
+    monkeypatch.setattr("pyarrow.fs.S3FileSystem", lambda **given: made.append(given))
+    place = Place.of(uri)
+    place._s3()
+    assert (buckets, made) == (asked, [{**place.parameters, "region": region, "background_writes": False}])
 
 
 def test_s3_has_the_file_under_its_prefix(s3: str, picky: FakeDaemon) -> None:
@@ -322,6 +468,7 @@ def test_an_upload_that_fails_half_way_leaves_the_file_that_was_there(s3: str, f
         ("s3a://bucket/a/b/?region=eu-west-1", "s3://bucket/a/b/f"),
         ("file:///folder/with%20space/", "file:///folder/with space/f"),
         ("file:///", "file:///f"),
+        ("s3://b.c-1/p?region=r&endpoint_override=h&scheme=http", "s3://b.c-1/p/f"),
     ],
 )
 def test_a_place_is_a_uri_of_s3_or_of_a_folder(uri: str, file: str) -> None:
@@ -332,7 +479,7 @@ def test_a_place_is_a_uri_of_s3_or_of_a_folder(uri: str, file: str) -> None:
     "uri",
     [
         *("", "/folder", "folder", "file://host/folder", "file:folder", "s3://", "s3:///prefix", "hdfs://n/p"),
-        *("s3://id:secret@b/p", "s3://b?access_key=x", "file:///f?region=x", "s3://Bucket_/p"),
+        *("s3://id:secret@b/p", "s3://b?access_key=x", "s3://b?access_key=", "file:///f?region=x", "s3://Bucket_/p"),
         *("file:///bad#1", "s3://b/p#x", "s3://AKIA:abc/SECRET@bucket/p"),
     ],
 )
@@ -349,9 +496,10 @@ def test_a_repeated_batch_has_the_names_that_it_had_and_no_other_write_has() -> 
         return [name_of_call("the-query", run, batch_id, "app", write) for write in writes]
 
     first = names(RUNS[0], 7, "a", "a", "b")
-    assert [name.rpartition("-")[2] for name in first] == ["0", "1", "0"]
+    assert [re.sub("-[0-9a-f]{8}-", "-DIGEST-", name) for name in first] == [
+        f"the-query-7-DIGEST-{number}" for number in (0, 1, 0)
+    ]
     assert len({*first}) == 3
-    assert all(name.startswith("the-query-7-") for name in first)
     assert not {*first} & {*names(RUNS[0], 8, "a", "a", "b")}
     assert names(RUNS[1], 7, "a", "a", "b") == first
     assert names(RUNS[0], 7, "b") == first[2:], "a write of the batch may be left out when it is repeated"
@@ -367,4 +515,10 @@ def test_where_nobody_can_say_which_write_repeats_which_no_two_have_one_name(
 ) -> None:
     names = [name_of_call(query_id, run, batch_id, "app", "a") for _ in range(3)]
     assert len({*names}) == 3
-    assert all(name.startswith("app-") for name in names)
+    assert all(re.fullmatch(rf"app-[0-9a-f]{{8}}-{os.getpid()}-[0-9]+", name) for name in names)
+    assert name_of_call(None, None, None, None, "a").startswith("python-")
+
+
+def test_other_writes_of_this_process_are_numbered() -> None:
+    calls = diverting._Calls()
+    assert [calls.other() for _ in range(3)] == [1, 2, 3]

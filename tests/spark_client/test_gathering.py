@@ -27,9 +27,10 @@ from producerd.errors import (
     RowFailure,
 )
 from producerd.wire import frames
-from producerd.wire.columns import Body, lay_out
+from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Body, lay_out
 from spark_client import KinesisClient
-from spark_client.gathering import Gathered, PutFuture, RecordFuture, Row
+from spark_client.gathering import CallFuture, Gathered, PutFuture, RecordFuture, Row, end, records_failed
+from spark_client.tally import Tally
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Script, Session, refuses_the_first_stream, serve
 
 
@@ -518,3 +519,110 @@ def test_where_a_frame_is_given_up_half_way_only_what_has_not_ended_fails() -> N
     gathered.end(lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
     ends = [type(future.exception(0)) for future in futures if future is not None]
     assert ends == [type(None), ConnectionFailed, type(None), ConnectionFailed]
+
+
+ROW_BYTES = RECORD_CHARGE_BYTES + 15
+FULL = (b"x" * 10, b"key", b"12")
+"""A record that is charged `ROW_BYTES`."""
+
+
+@pytest.mark.parametrize(
+    ("largest", "fit"),
+    [
+        ((FRAME_CHARGE_BYTES + 2 * ROW_BYTES, 100), 2),
+        ((FRAME_CHARGE_BYTES + 2 * ROW_BYTES - 1, 100), 1),
+        ((1 << 20, 3), 3),
+        ((0, 0), 1),
+    ],
+)
+def test_records_are_gathered_up_to_the_largest_frame_and_one_in_any_case(largest: tuple[int, int], fit: int) -> None:
+    gathered = Gathered("s", largest)
+    futures = [gathered.add(FULL) for _ in range(5)]
+    assert [future is not None for future in futures] == [True] * fit + [False] * (5 - fit)
+    assert (gathered.rows, gathered.owed_records, gathered.is_announced) == ([FULL] * fit, fit, False)
+
+
+def test_a_record_counts_with_its_data_its_key_and_its_hash_key() -> None:
+    rows: list[Row] = [
+        (b"x" * 10, None, None),
+        (b"x" * 7, b"key", None),
+        (b"x" * 8, None, b"12"),
+        (b"x" * 10, b"", b""),
+    ]
+    largest = FRAME_CHARGE_BYTES + 4 * (RECORD_CHARGE_BYTES + 10)
+    for most, taken in ((largest, 4), (largest - 1, 3)):
+        gathered = Gathered("s", (most, 100))
+        assert sum(gathered.add(row) is not None for row in rows) == taken
+
+
+def test_records_behind_a_place_can_be_split_off_with_their_futures() -> None:
+    gathered = Gathered("s", (1 << 20, 3))
+    rows: list[Row] = [(b"%d" % number, None, None) for number in range(3)]
+    futures = [gathered.add(row) for row in rows]
+    rest = gathered.split(1)
+    assert (gathered.rows, rest.rows, rest.stream) == (rows[:1], rows[1:], "s")
+    gathered.end()
+    assert [future.done() for future in futures if future is not None] == [True, False, False]
+    rest.end(lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
+    assert [type(future.exception(0)) for future in futures if future is not None] == [
+        *(type(None), ConnectionFailed, ConnectionFailed)
+    ]
+
+
+def test_each_failed_record_s_error_says_why_whatever_happens_to_the_others() -> None:
+    gathered = Gathered("s", (1 << 20, 100))
+    futures = [gathered.add((b"x", None, None)) for _ in range(6)]
+    columns = lay_out([b""] * 6, [b"x"] * 6)
+    gathered.tally.add_taken(5)
+    codes = (
+        frames.RowCode(Outcome.RETURNED, Code.INTERNAL, "it stops"),
+        frames.RowCode(Outcome.UNKNOWN, Code.INTERNAL, "no answer"),
+        frames.RowCode(Outcome.NOT_STORED, Code.INTERNAL, "tried again", maybe_stored=True),
+        INVALID,
+    )
+    places = b"".join(place.to_bytes(2, "little") for place in range(4))
+    ack = frames.Ack(1, 5, 1, 2, 1, 1, bitmap=b"\x0f", code_rows=places, codes=codes)
+    assert gathered.tally.settle(ack, range(5), "s", columns) == []
+    gathered.tally.refuse(5, INVALID, "s", columns, 5)
+    assert gathered.owed_records == 0
+    gathered.end(lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
+    errors = [future.exception(0) for future in futures if future is not None]
+    assert errors.pop(4) is None
+    failures = [error.failures for error in errors if isinstance(error, RecordsFailed)]
+    assert failures == [
+        (RowFailure(Code.DRAINING, "it stops", 1, False, (0,), "s"),),
+        (RowFailure(Code.INTERNAL, "no answer", 1, True, (0,), "s"),),
+        (RowFailure(Code.INTERNAL, "tried again", 1, True, (0,), "s"),),
+        *[(RowFailure(Code.RECORD_INVALID, INVALID.message, 1, False, (0,), "s"),)] * 2,
+    ]
+    assert str(errors[4]) == (
+        "PRODUCERD[RECORD_INVALID]: 1 of 1 records of one call for stream s failed, named by place: "
+        "RECORD_INVALID 1 (data is null), records 0"
+    )
+
+
+def test_the_first_kinds_of_failure_are_named_and_their_records_where_they_are_known() -> None:
+    kinds = [RowFailure(f"KIND{number}", "why", number, False, (1, 2) if number else ()) for number in range(6)]
+    assert str(records_failed("some failed", kinds)) == (
+        "PRODUCERD[KIND0]: some failed: KIND0 0 (why); KIND1 1 (why), records 1, 2; KIND2 2 (why), records 1, 2; "
+        "KIND3 3 (why), records 1, 2; KIND4 4 (why), records 1, 2"
+    )
+
+
+def test_a_callback_that_is_interrupted_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    future: Future[None] = Future()
+    future.add_done_callback(interrupted)
+    end(future, None)
+    assert caplog.messages == ["a callback of a future ended by"]
+    assert future.result(0) is None
+
+
+def test_the_future_of_a_call_cannot_be_cancelled_and_counts_what_was_taken() -> None:
+    tally = Tally()
+    future = CallFuture(tally)
+    assert (future.cancel(), future.running(), future.taken) == (False, True, 0)
+    tally.add_taken(3)
+    assert future.taken == 3

@@ -10,7 +10,11 @@ import pytest
 
 from producerd.errors import ConfigurationError
 from spark_client import KinesisBatchWriter, write_batch
+from spark_client.diverting import PLACES
 from spark_client.options import OPTIONS, WriterKeywords, WriterOptions, from_text, seconds
+
+JSON_OPTIONS = "give a mapping of names to texts, numbers or booleans, as for to_json"
+SECONDS = "give a number of seconds, 0 to 1,000,000"
 
 
 def test_the_writer_the_table_and_the_values_have_the_same_names_and_defaults() -> None:
@@ -18,6 +22,8 @@ def test_the_writer_the_table_and_the_values_have_the_same_names_and_defaults() 
     of_the_writer = {name: parameter.default for name, parameter in signature.items() if name != "unknown"}
     assert of_the_writer == {field.name: field.default for field in dataclasses.fields(WriterOptions)}
     assert list(of_the_writer) == [option.name for option in OPTIONS]
+    assert list(of_the_writer.values()) == [option.default for option in OPTIONS]
+    assert WriterKeywords.__required_keys__ == frozenset()
     typed = {field.name: field.type for field in dataclasses.fields(WriterOptions)}
     assert {name: kind.__forward_arg__ for name, kind in WriterKeywords.__annotations__.items()} == typed
     assert {name: parameter.annotation for name, parameter in signature.items() if name != "unknown"} == typed
@@ -34,6 +40,58 @@ def test_a_type_checker_refuses_what_is_no_option_and_what_has_the_wrong_type() 
         write_batch(frame, stream="s", put_timeout="5s")  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError):
         write_batch(frame, stream="s", put_timeout_seconds="5s")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"json_options": {"ignoreNullFields": False, "timeZone": "UTC", "n": 1, "x": 0.5}},
+        {"data": "d"},
+        {"stream_column": "to"},
+        {"socket": "/s"},
+        {"daemon": {}},
+        {"on_bad_record": "divert", "divert_to": "s3://b/p"},
+        {"put_timeout_seconds": 0, "flush_timeout_seconds": 1_000_000, "connect_timeout_seconds": 0.5},
+        {"reconnect_timeout_seconds": 0, "daemon_start_timeout_seconds": 1_000_000},
+    ],
+)
+def test_options_that_go_together_are_taken(options: dict[str, Any]) -> None:
+    taken = WriterOptions(**options)
+    assert dataclasses.asdict(taken) == {**dataclasses.asdict(WriterOptions()), **options}
+
+
+def test_a_column_may_be_given_as_such() -> None:
+    column: Any = type("Column", (), {})()
+    taken = WriterOptions(partition_key=column, data=column, explicit_hash_key=column, stream_column=column)
+    assert taken.partition_key is taken.data is taken.explicit_hash_key is taken.stream_column is column
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"stream": 5}, "stream=5: give the Kinesis stream's name, or None where a column has one for each row"),
+        ({"partition_key": 5}, "partition_key=5: give a column's name, an SQL expression or a Column"),
+        ({"partition_key": None}, "partition_key=None: give a column's name, an SQL expression or a Column"),
+        ({"null_key": "a@b?"}, "null_key='a@b?': give 'spread'"),
+        ({"divert_to": 5}, f"divert_to=5: {PLACES}"),
+        ({"json_options": "x"}, f"json_options='x': {JSON_OPTIONS}"),
+        ({"json_options": {5: "x"}}, f"json_options={{5: 'x'}}: {JSON_OPTIONS}"),
+        ({"put_timeout_seconds": 1_000_000.5}, f"put_timeout_seconds=1000000.5: {SECONDS}, or None to wait forever"),
+        ({"flush_timeout_seconds": -0.001}, f"flush_timeout_seconds=-0.001: {SECONDS}, or None to wait forever"),
+        ({"connect_timeout_seconds": 10**400}, f"connect_timeout_seconds={10**400}: {SECONDS}"),
+        ({"allow_speculation": 1}, "allow_speculation=1: give True or False"),
+    ],
+)
+def test_what_does_not_hold_is_one_problem(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        WriterOptions(**options)
+    assert caught.value.problems == (said,)
+
+
+@pytest.mark.parametrize(("on_bad_record", "skips"), [("fail", False), ("skip", True), ("divert", True)])
+def test_a_batch_succeeds_without_bad_records_unless_they_fail_it(on_bad_record: str, skips: bool) -> None:
+    options = WriterOptions(on_bad_record=on_bad_record, divert_to="s3://b" if on_bad_record == "divert" else None)
+    assert options.skips_bad_records is skips
 
 
 @pytest.mark.parametrize(

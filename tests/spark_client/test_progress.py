@@ -18,7 +18,7 @@ import pytest
 from producerd.wire import frames
 from spark_client import progress, write_batch
 from spark_client.daemon_settings import DaemonSettings
-from spark_client.progress import Progress, Running, cause_of_wait, running_tasks
+from spark_client.progress import Progress, Running, cause_of_wait, described, running_tasks
 from spark_client.task import Plan
 from tests.spark_client.fake_daemon import FakeDaemon, Session
 
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HELD = Running(3, 16, 34.4, ("h2", "h1"))
+OWN = DaemonSettings.of({})
 
 
 def says(session: Session) -> None:
     session.start()
-    session.expect(frames.Status)
+    assert session.expect(frames.Status).stream_id in session.streams
     session.send(frames.Blocked(1, 0.0, "the service cannot be reached", 12, 100, 2_048, 4_096, last_error="no name"))
     session.await_end()
 
@@ -69,6 +70,90 @@ def test_the_tasks_of_one_write_are_counted_with_their_hosts(spark: SparkSession
         assert (running.tasks, running.of) == (2, 2)
         assert 0 <= running.longest_seconds < 30
         assert running_tasks(spark, "theirs") == Running(0, 0, 0.0, [])
+
+
+class ScalaSequence:
+    """Scala's, of Python's values."""
+
+    def __init__(self, *values: Any) -> None:
+        self._values = values
+
+    def size(self) -> int:
+        return len(self._values)
+
+    def apply(self, place: int) -> Any:
+        return self._values[place]
+
+    def contains(self, value: Any) -> bool:
+        return value in self._values
+
+
+def stage(active: int, tasks: int, attempt: int) -> Any:
+    return SimpleNamespace(numActiveTasks=lambda: active, numTasks=lambda: tasks, attemptId=lambda: attempt)
+
+
+def job(tag: str, *stages: int) -> Any:
+    return SimpleNamespace(jobTags=lambda: ScalaSequence("other", tag), stageIds=lambda: ScalaSequence(*stages))
+
+
+def task(host: str, launched_ms: int) -> Any:
+    return SimpleNamespace(host=lambda: host, launchTime=lambda: SimpleNamespace(getTime=lambda: launched_ms))
+
+
+def test_the_tasks_of_all_stages_of_a_write_are_looked_up_and_of_no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "time", SimpleNamespace(time=lambda: 1_000.0))
+    jobs = {1: job("theirs", 10), 2: job("ours", 20, 21)}
+    stages = {10: stage(5, 5, 0), 20: stage(2, 3, 1), 21: stage(1, 4, 0)}
+    tasks = {20: ScalaSequence(task("h2", 990_000), task("h1", 985_500)), 21: ScalaSequence(task("h2", 999_000))}
+    asked = []
+
+    def listed(stage_id: int, attempt: int, first: int, most: int, by: str, status: list[str]) -> ScalaSequence:
+        asked.append((stage_id, attempt, first, most, by, status))
+        return tasks[stage_id]
+
+    store = SimpleNamespace(job=jobs.get, lastStageAttempt=stages.get, taskList=listed)
+    v1 = SimpleNamespace(TaskStatus=SimpleNamespace(RUNNING="running"), TaskSorting=SimpleNamespace(ID="by id"))
+    spark_of_jvm = SimpleNamespace(status=SimpleNamespace(api=SimpleNamespace(v1=v1)))
+    context = SimpleNamespace(
+        statusTracker=lambda: SimpleNamespace(getActiveJobsIds=lambda: [*jobs]),
+        _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(statusStore=lambda: store)),
+        _jvm=SimpleNamespace(
+            java=SimpleNamespace(util=SimpleNamespace(Collections=SimpleNamespace(singletonList=lambda one: [one]))),
+            org=SimpleNamespace(apache=SimpleNamespace(spark=spark_of_jvm)),
+        ),
+    )
+    spark: Any = SimpleNamespace(sparkContext=context)
+    assert running_tasks(spark, "ours") == Running(3, 7, 14.5, ["h1", "h2"])
+    assert asked == [(20, 1, 0, 200, "by id", ["running"]), (21, 0, 0, 200, "by id", ["running"])]
+    assert running_tasks(spark, "nobody's") == Running(0, 0, 0.0, [])
+
+
+def connected() -> Any:
+    """A session of Spark Connect, which has no context."""
+    return type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+
+
+@pytest.mark.parametrize(
+    ("stream", "batch_id", "name"),
+    [
+        ("s", 4, "producerd: batch 4 to stream s"),
+        ("s", None, "producerd: the write to stream s"),
+        (None, 0, "producerd: batch 0 to the streams of its rows"),
+    ],
+)
+def test_a_write_has_its_name_in_sparks_ui_until_it_ends(stream: str | None, batch_id: int | None, name: str) -> None:
+    properties = {"spark.job.description": "the user's own"}
+    context = SimpleNamespace(getLocalProperty=properties.get, setLocalProperty=properties.__setitem__)
+    spark: Any = SimpleNamespace(sparkContext=context)
+    with described(spark, Plan(stream, batch_id=batch_id)):
+        assert properties == {"spark.job.description": name}
+    assert properties == {"spark.job.description": "the user's own"}
+
+
+def test_under_spark_connect_nothing_is_named_and_no_task_is_seen() -> None:
+    with described(connected(), Plan("s")):
+        pass
+    assert running_tasks(connected(), "ours") is None
 
 
 class Telling(logging.Handler):
@@ -128,8 +213,7 @@ def test_a_daemon_at_the_driver_s_own_path_is_asked_for_the_cause(daemon: FakeDa
     assert word.startswith(f"the daemon at {daemon.path}: the service cannot be reached; queue 12 of 100 records")
     assert word.endswith("last error: no name")
     assert cause_of_wait(Plan(None, daemon.path)) == "", "the rows name their streams, and the driver knows none"
-    own = DaemonSettings.of({})
-    for plan in (Plan("flights", daemon=own), Plan("flights", configured_daemon=own)):
+    for plan in (Plan("flights", daemon=OWN), Plan("flights", configured_daemon=OWN)):
         assert cause_of_wait(plan._replace(socket=daemon.path)) == "", "the tasks have another one"
 
 
@@ -153,28 +237,67 @@ def test_the_line_has_the_numbers_and_the_cause(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     daemon.runs(says)
-    line = line_of(Plan("flights", daemon.path), lambda: HELD, monkeypatch, caplog)
+    threads = []
+
+    def look() -> Running:
+        threads.append(threading.current_thread())
+        return HELD
+
+    line = line_of(Plan("flights", daemon.path), look, monkeypatch, caplog)
+    assert [thread.daemon for thread in threads] == [True], "it does not keep the driver from ending"
     assert line.startswith("producerd: the write to stream flights has run for 0 s: 3 of 16 tasks still run, ")
     assert ", the longest for 34 s; the daemon at " in line
     assert "the service cannot be reached" in line
 
 
 @pytest.mark.parametrize(
-    ("found", "tells"),
+    ("found", "plan", "tells"),
     [
-        (HELD, "tasks still run, the longest for 34 s; `producerctl status` says what holds them, on h1, h2"),
-        (None, "not visible under Spark Connect; `producerctl status` says what holds them, on the executors' hosts"),
+        (
+            HELD,
+            Plan("flights"),
+            "3 of 16 tasks still run, the longest for 34 s; `producerctl status` says what holds them, on h1, h2",
+        ),
+        (
+            Running(0, 4, 0.0, ()),
+            Plan("flights"),
+            (
+                "0 of 4 tasks still run, the longest for 0 s; `producerctl status` says what holds them, "
+                "on the executors' hosts"
+            ),
+        ),
+        (
+            None,
+            Plan("flights"),
+            (
+                "its tasks are not visible under Spark Connect; `producerctl status` says what holds them, "
+                "on the executors' hosts"
+            ),
+        ),
+        *(
+            (
+                None,
+                plan,
+                (
+                    "its tasks are not visible under Spark Connect; the log of the tasks' daemon says what holds them, "
+                    "on the executors' hosts"
+                ),
+            )
+            for plan in (Plan("flights", daemon=OWN), Plan("flights", configured_daemon=OWN))
+        ),
     ],
 )
 def test_without_a_daemon_at_hand_it_names_the_hosts_and_the_command(
     found: Running | None,
+    plan: Plan,
     tells: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    line = line_of(Plan("flights", str(tmp_path / "nobody.sock")), lambda: found, monkeypatch, caplog)
-    assert line.endswith(tells)
+    plan = plan._replace(socket=str(tmp_path / "nobody.sock"))
+    line = line_of(plan, lambda: found, monkeypatch, caplog)
+    assert re.fullmatch(rf"producerd: the write to stream flights has run for \d+ s: {re.escape(tells)}", line)
 
 
 def test_a_write_that_ends_in_time_says_nothing(

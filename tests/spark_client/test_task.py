@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterator
+import os
+import platform
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +27,22 @@ from producerd.errors import (
 )
 from producerd.wire import frames
 from producerd.wire.columns import Body
-from spark_client.results import ADVICE, BatchResult, PartitionResult, SkippedRow, error_in, marked, merge
-from spark_client.task import Plan, send_partition
+from producerd.wire.frames import BadRows
+from spark_client import __version__
+from spark_client.daemon_settings import DaemonSettings
+from spark_client.options import WriterOptions
+from spark_client.results import (
+    ADVICE,
+    BatchResult,
+    DaemonFigures,
+    PartitionResult,
+    SkippedRow,
+    error_in,
+    marked,
+    merge,
+)
+from spark_client.tally import Tally
+from spark_client.task import Plan, _report, send_partition, speculates
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session
 
 
@@ -57,6 +76,110 @@ def test_a_task_says_which_batch_it_is_of(
     monkeypatch.setattr("spark_client.task.local_property", {"streaming.sql.batchId": "7"}.get)
     send(daemon, batch(["a"]), batch_id=batch_id)
     assert [hello.batch_id for hello in daemon.hellos] == [told]
+
+
+def test_a_plan_has_the_defaults_of_the_options() -> None:
+    assert Plan.of(WriterOptions("s")) == Plan("s")
+    assert Plan.of(WriterOptions("s", daemon={}), batch_id=4) == Plan("s", batch_id=4, daemon=DaemonSettings.of({}))
+
+
+@pytest.mark.parametrize(("setting", "does"), [("true", True), ("TRUE", True), ("false", False), (None, False)])
+def test_two_copies_of_a_task_may_run_at_once_where_spark_speculates(setting: str | None, does: bool) -> None:
+    assert speculates(setting) is does
+
+
+class Context:
+    """A task's, as far as a task asks it."""
+
+    properties: Mapping[str, str] = {"sql.streaming.queryId": "q", "spark.jobGroup.id": "r"}
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - Spark's name
+        return self.properties.get(name)
+
+    def stageId(self) -> int:  # noqa: N802 - Spark's name
+        return 3
+
+    def partitionId(self) -> int:  # noqa: N802 - Spark's name
+        return 5
+
+    def attemptNumber(self) -> int:  # noqa: N802 - Spark's name
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("context", "places"),
+    [(None, ("", "", 0, 0, 0, 0)), (Context(), ("q", "r", 0, 3, 5, 2))],
+    ids=["under Spark Connect", "in a query"],
+)
+@pytest.mark.parametrize(("skip", "bad_rows"), [(False, BadRows.REFUSE_FRAME), (True, BadRows.TAKE_GOOD)])
+def test_a_task_names_its_query_its_batch_and_itself(
+    context: Any,
+    places: tuple[Any, ...],
+    skip: bool,
+    bad_rows: BadRows,
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
+    send(daemon, batch(["a"]), application_id="app", skip_bad_records=skip)
+    (hello,) = daemon.hellos
+    client = f"spark_client {__version__}, Python {platform.python_version()}"
+    who: Any = frames.OnDisconnect.DISCARD, bad_rows, client, "app", *places, os.getpid()
+    assert dataclasses.replace(hello, comes_back=0) == frames.Hello(frames.VERSION, frames.VERSION, *who)
+
+
+class Own:
+    """A daemon that tasks start, which runs already."""
+
+    log = "/its.log"
+
+    def __init__(self, path: str) -> None:
+        self.paths = (path,)
+        self.started = 0
+
+    def start(self) -> None:
+        self.started += 1
+
+    def last_line(self) -> str:
+        return "its last line"
+
+    def figures(self, pid: int) -> DaemonFigures:
+        return DaemonFigures("h", pid, None, 1, 0.5, self.log)
+
+
+def test_a_task_s_result_has_what_its_own_daemon_has_used(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Own(daemon.path)
+    monkeypatch.setattr(Plan, "own_daemon", lambda _: own)
+    (report,) = send(daemon, batch(["a"]), socket="/not/this/one")
+    assert report.daemon == own.figures(os.getpid())
+    assert own.started == 0, "it answered"
+
+
+@pytest.mark.parametrize("code", [Code.DAEMON_LOST, Code.KMS])
+def test_the_log_of_its_own_daemon_is_quoted_where_that_is_lost(
+    code: str, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(session: Session) -> None:
+        session.start()
+        reserve = session.expect(frames.Reserve)
+        if code == Code.KMS:
+            session.refuse(reserve, code, "the key is disabled")
+            session.await_end()
+
+    daemon.runs(script)
+    own = Own(daemon.path)
+    monkeypatch.setattr(Plan, "own_daemon", lambda _: own)
+    with pytest.raises(ProducerdError) as caught:
+        send(daemon, batch(["x"]), reconnect_timeout_seconds=0)
+    assert caught.value.code == code
+    assert ("; its log /its.log ends with: its last line" in str(caught.value)) is (code == Code.DAEMON_LOST)
+
+
+def test_a_report_has_every_count_and_seconds_to_the_millisecond() -> None:
+    tally = Tally(5, 4, 3, 4, 0, 6, 7, 8, 9, 10, 1.23456, 6.54321)
+    connection: Any = SimpleNamespace(tally=tally)
+    report = _report(connection, frames.Hello(1, 1, partition=2))
+    assert report == PartitionResult(2, socket.gethostname(), 4, 3, 6, 7, 8, 9, 10, 1.235, 6.543)
 
 
 def test_an_empty_partition_opens_no_connection(daemon: FakeDaemon) -> None:

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,9 +20,12 @@ import pytest
 
 from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError, RecordsFailed, RowFailure
 from spark_client import BadColumn, KinesisBatchWriter, SkippedRow, selection, write_batch
+from spark_client.options import WriterOptions
 from spark_client.results import BatchResult, PartitionResult, merge
-from spark_client.writer import _bounded_arrow_batches
+from spark_client.task import Plan
+from spark_client.writer import _bounded_arrow_batches, _name_of_call
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Row, Session, in_turn, serve
+from tests.spark_client.fake_spark import AnyConf
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -527,7 +531,7 @@ def test_arrow_batches_are_bounded_while_a_batch_runs(daemon: FakeDaemon, spark:
     assert len(small) >= 9
 
 
-class Conf(dict[str, str]):
+class Conf(AnyConf):
     """A session's, as far as the writer uses it."""
 
     def set(self, name: str, value: str) -> None:
@@ -567,6 +571,113 @@ def test_of_two_batches_at_once_the_one_that_began_first_restores_what_the_user_
     with ExitStack() as second, _bounded_arrow_batches(spark, 0.0):
         second.enter_context(_bounded_arrow_batches(spark, 0.0))
     assert spark.conf == users
+
+
+class Connected:
+    """A session of Spark Connect, as far as a write uses it.  Its job yields the reports that a test names."""
+
+    def __init__(self, version: str = "4.3.0", **conf: str) -> None:
+        self.version = version
+        self.conf = Conf(conf)
+        self.reports: Any = []
+        self.ran: list[tuple[Any, str]] = []
+        self.bounds: list[str] = []
+
+    sparkSession = property(lambda self: self)  # noqa: N815 - Spark's name
+
+    def tags(self, _: str) -> None:
+        """Spark's calls that add, remove and cancel a job's tag."""
+
+    addTag = removeTag = interruptTag = tags  # noqa: N815 - Spark's names
+
+    def mapInArrow(self, task: Any, schema: str) -> Connected:  # noqa: N802 - Spark's name
+        self.ran.append((task.args[0], schema))
+        return self
+
+    def collect(self) -> list[tuple[str]]:
+        self.bounds += [self.conf[name] for name in self.conf if "arrow" in name]
+        if isinstance(self.reports, Exception):
+            raise self.reports
+        return [(report.to_line(),) for report in self.reports]
+
+
+Connected.__module__ = "pyspark.sql.connect.session"
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> Connected:
+    monkeypatch.setattr("spark_client.writer.select", lambda df, options: df)
+    return Connected(**{"spark.app.id": "app-1"})
+
+
+def report(records: int, stored_bytes: int, *failures: RowFailure) -> PartitionResult:
+    return PartitionResult(0, "h", records, stored_bytes, 0, 0, 0, 0, 0, 0.0, 0.0, failures)
+
+
+def test_a_write_returns_keeps_and_logs_its_result(connected: Connected, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "producerd.client")
+    connected.reports = [report(3, 30), report(2, 20)]
+    writer = KinesisBatchWriter("s", reconnect_timeout_seconds=7)
+    df: Any = connected
+    assert writer(df, 4) is None  # type: ignore[func-returns-value]
+    result = writer.last_result
+    assert result is not None
+    assert (result.batch_id, result.records, result.bytes) == (4, 5, 50)
+    assert caplog.messages == [str(result)]
+    plan = Plan("s", reconnect_timeout_seconds=7, application_id="app-1", batch_id=4)
+    assert connected.ran == [(plan, "result string")]
+
+
+def test_spark_s_configuration_is_read_once_and_a_task_gets_it(connected: Connected) -> None:
+    df: Any = connected
+    writer = KinesisBatchWriter("s")
+    for path in ("/first", "/second"):
+        connected.conf["spark.producerd.socket"] = path
+        writer.write(df)
+    assert [plan.configured_socket for plan, _ in connected.ran] == ["/first", "/first"]
+
+
+def test_on_spark_3_5_a_batch_is_bounded_by_the_size_of_the_stored_rows_before(connected: Connected) -> None:
+    connected.version = "3.5.9"
+    skipped = RowFailure(Code.RECORD_INVALID, "no data", 2, False, (0, 1))
+    df: Any = connected
+    writer = KinesisBatchWriter("s", on_bad_record="skip")
+    for reports in ([report(10, 24_000, skipped)], [report(2, 0, skipped)], [report(10, 1_000)], []):
+        connected.reports = reports
+        writer.write(df)
+    # 4 MiB in rows of 3,000 bytes, twice, as nothing was stored the second time; then in rows of 100.
+    assert connected.bounds == ["500", "1398", "1398", "10000"]
+
+
+def test_the_files_of_a_write_without_a_query_are_named_after_the_application(connected: Connected) -> None:
+    df: Any = connected
+    write_batch(df, 3, stream="s", on_bad_record="divert", divert_to="file:///f")
+    ((plan, _),) = connected.ran
+    assert plan.call.startswith("app-1-")
+
+
+def test_the_files_of_a_query_are_named_after_it_and_its_own_batch(
+    connected: Connected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller may count batches otherwise."""
+    its = {"sql.streaming.queryId": "q", "spark.jobGroup.id": str(uuid.uuid4()), "streaming.sql.batchId": "7"}
+    spark: Any = SimpleNamespace(conf=connected.conf, sparkContext=SimpleNamespace(getLocalProperty=its.get))
+    assert _name_of_call(spark, WriterOptions("s"), 3).startswith("q-7-")
+    del its["streaming.sql.batchId"]
+    assert _name_of_call(spark, WriterOptions("s"), 3).startswith("app-1-")
+
+
+def test_a_task_s_error_is_raised_as_its_line_and_every_other_as_it_is(connected: Connected) -> None:
+    line = "PRODUCERD[DAEMON_ABSENT]: host h, partition 0: no daemon"
+    df: Any = connected
+    for error, kind, said in (
+        (RuntimeError(f"Job aborted: x.ProducerdError: {line}\n\tat java"), ConnectionFailed, line),
+        (RuntimeError("Job 3 cancelled"), RuntimeError, "Job 3 cancelled"),
+    ):
+        connected.reports = error
+        with pytest.raises(kind) as caught:
+            KinesisBatchWriter("s")(df, 1)
+        assert (type(caught.value), str(caught.value)) == (kind, said)
 
 
 @pytest.mark.spark

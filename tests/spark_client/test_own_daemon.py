@@ -1,0 +1,395 @@
+"""What a task knows of processes, folders and logs, and how it starts a daemon of its own.
+
+tests/runtime/test_own_daemon.py starts real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from producerd.errors import Code, ConfigurationError, ConnectionFailed
+from spark_client import __version__, own_daemon
+from spark_client.daemon_code import INSTALL, DaemonCode
+from spark_client.daemon_settings import DaemonSettings
+from spark_client.own_daemon import OwnDaemon, Process
+from spark_client.results import DaemonFigures
+from tests.spark_client.fake_daemon import Session, fake_daemon, in_turn
+
+HOST = socket.gethostname()
+FIELDS = ["java", "S", *map(str, range(2, 52))]
+"""Fields of a process as `own_daemon._fields_of` has them: each number is its own place."""
+
+
+class Clock:
+    """A clock that only sleep() moves, by a second each time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert len(self.slept) < 10, "nothing ends the wait"
+        self.slept.append(seconds)
+        self.now += 1.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(own_daemon, "time", clock)
+    return clock
+
+
+@pytest.fixture(autouse=True)
+def folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the daemons' folders are.  This process stands in for the JVM above a task."""
+    monkeypatch.delenv("LOG_DIRS", raising=False)
+    monkeypatch.setattr(own_daemon, "jvm_pid", os.getpid)
+    with tempfile.TemporaryDirectory() as short:  # a socket's path has 107 bytes
+        monkeypatch.setattr(own_daemon, "FOLDERS", Path(short))
+        yield Path(short)
+
+
+def own(script: str = "exit 3", seconds: float = 20) -> OwnDaemon:
+    """A daemon in whose place a shell runs this script."""
+    return OwnDaemon(DaemonSettings.of({"command": ["sh", "-c", script], "memory": "1 MiB"}), seconds)
+
+
+def owner() -> Process:
+    found = Process.of(os.getpid())
+    assert found is not None
+    return found
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# ---- processes
+
+
+def test_a_process_is_known_by_its_id_and_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert owner().lives
+    assert not owner()._replace(started_at=0).lives
+    monkeypatch.setattr(own_daemon, "_fields_of", lambda pid: FIELDS)
+    assert Process.of(7) == Process(7, 20)
+    assert str(Process(7, 20)) == "7:20"
+
+
+def test_a_process_that_has_ended_does_not_live_even_if_nobody_has_waited_for_it() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert Process.of(process.pid) is None
+    assert Process.of(process.pid) is None
+
+
+def test_where_there_is_no_proc_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_daemon, "_fields_of", lambda *_: None)
+    with pytest.raises(ConfigurationError) as caught:
+        own()
+    assert str(caught.value) == f"daemon={{...}}: a task can start a daemon on Linux only, and this is {sys.platform}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heap_bytes"),
+    [
+        (["java", "-Xmx1g", "Main"], 1 << 30),
+        (["java", "-Xmx512M", "Main"], 512 << 20),
+        (["java", "-Xmx2048k"], 2_048 << 10),
+        (["java", "-Xmx1048576"], 1 << 20),
+        (["java", "-Xmx1g", "-Xmx32m", "-Xmx5x"], 32 << 20),
+        (["java", "Main"], 0),
+    ],
+)
+def test_the_heap_is_what_the_jvm_s_last_option_says(
+    arguments: list[str], heap_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = own()
+    monkeypatch.setattr(own_daemon, "PROC", tmp_path)
+    (tmp_path / str(os.getpid())).mkdir()
+    (tmp_path / str(os.getpid()) / "cmdline").write_bytes("\0".join([*arguments, ""]).encode())
+    assert (daemon.heap_bytes(), daemon.memory_bytes) == (heap_bytes, 1 << 20)
+
+
+def test_the_figures_are_the_kernel_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = own()
+    monkeypatch.setattr(own_daemon, "PROC", tmp_path)
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "status").write_text("Name:\tpython\nVmHWM:\t   1234 kB\nVmRSS:\t   1000 kB\n")
+    monkeypatch.setattr(own_daemon, "_fields_of", {7: FIELDS}.get)
+    monkeypatch.setattr(os, "sysconf", lambda _: 1_024)
+    cpu_seconds = 0.02  # 12 + 13 ticks
+    assert daemon.figures(7) == DaemonFigures(HOST, 7, None, 1_234 << 10, cpu_seconds, str(daemon.log))
+    assert daemon.figures(8) == DaemonFigures(HOST, 8, None, 0, 0.0, str(daemon.log)), "it has ended"
+
+
+# ---- its folder
+
+
+def test_the_first_of_ten_names_that_nobody_else_has_is_its_folder(folders: Path) -> None:
+    settings = DaemonSettings.of({})
+    name = own_daemon._name_of(owner(), settings)
+    assert re.fullmatch(rf"producerd-{os.geteuid()}-[0-9a-f]{{16}}", name)
+    daemon = OwnDaemon(settings, 1)
+    assert daemon.paths == (f"{folders}/{name}/producerd.sock",)
+    (folders / name).rmdir()
+    for place in [name, *(f"{name}-{number}" for number in range(1, 10))]:
+        (folders / place).touch(0o600)
+    with pytest.raises(ConfigurationError) as caught:
+        OwnDaemon(settings, 1)
+    assert str(caught.value) == f"daemon={{...}}: the first 10 names of {folders / name} belong to somebody else"
+    (folders / f"{name}-9").unlink()
+    assert OwnDaemon(settings, 1).paths == (f"{folders}/{name}-9/producerd.sock",)
+    assert stat.S_IMODE((folders / f"{name}-9").stat().st_mode) == 0o700
+
+
+def test_only_private_folders_of_owners_that_are_gone_are_deleted(folders: Path) -> None:
+    namespace = own_daemon._namespace()
+    for name, mode, line in (
+        ("gone", 0o700, f"1:2 {namespace}"),
+        ("elsewhere", 0o700, "1:2 pid:[7]"),
+        ("lives", 0o700, f"{owner()} {namespace}"),
+        ("open", 0o755, f"1:2 {namespace}"),
+        ("odd", 0o700, "odd"),
+    ):
+        folder = folders / f"producerd-{os.geteuid()}-{name}"
+        folder.mkdir(mode)
+        (folder / "lock").write_text(f"{line}\n5.0\nits error")
+    own_daemon.sweep()
+    assert {path.name.rpartition("-")[2] for path in folders.iterdir()} == {"elsewhere", "lives", "open", "odd"}
+
+
+def test_a_folder_of_logs_that_cannot_be_written_is_not_its_log_s(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOG_DIRS", f"{tmp_path}/nowhere,{tmp_path}")
+    daemon = own()
+    assert daemon.log == Path(daemon.paths[0]).parent / f"{Path(daemon.paths[0]).parent.name}.log"
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cwd").symlink_to(tmp_path)
+    monkeypatch.setattr(own_daemon, "PROC", tmp_path)
+    assert own_daemon._log_folder(Process(7, 20), folders) == folders, "it is not an executor's"
+    (tmp_path / "stderr").touch()
+    assert own_daemon._log_folder(Process(7, 20), folders) == tmp_path
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may always
+    assert own_daemon._log_folder(Process(7, 20), folders) == folders
+
+
+# ---- its log
+
+
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [
+        ("", ""),
+        ("\n \n", ""),
+        ("a\n\nb\n \n", "b"),
+        ("a\nproducerd: p\nx ERROR y\n", "producerd: p"),
+        ("a\nx ERROR y\nproducerd: p\nb", "x ERROR y"),
+        ("a\nFailed to find compatible interpreter on path\nb\n", "Failed to find compatible interpreter on path"),
+        ("ab" * 300, "ab" * 250),
+    ],
+)
+def test_the_first_error_behind_a_place_in_the_log_is_quoted(log: str, error: str, tmp_path: Path) -> None:
+    older = "producerd: of an older one\n"
+    (tmp_path / "log").write_text(older + log)
+    assert own_daemon._first_error(tmp_path / "log", len(older)) == error
+
+
+@pytest.mark.parametrize(
+    ("log", "last"),
+    [
+        (None, "nothing"),
+        (b"\n", "nothing"),
+        (b"only", "only"),
+        (b"a\nb\n", "b"),
+        (b"x" * 600, "x" * 500),
+        # Of a long log the last MiB is read.
+        (b"head" + b"A" + b"t" * ((1 << 20) - 1), "A" + "t" * 499),
+    ],
+)
+def test_its_last_line_is_what_it_has_logged_last(log: bytes | None, last: str) -> None:
+    daemon = own()
+    if log is not None:
+        daemon.log.write_bytes(log)
+    assert daemon.last_line() == last
+
+
+# ---- the right to start it
+
+
+def test_the_lock_s_file_has_the_owner_and_the_last_failure(clock: Clock, tmp_path: Path) -> None:
+    path, before = tmp_path / "lock", open_files()
+    with own_daemon._Lock(path, clock.now + 1) as lock:
+        assert (lock.held, lock.last_failure()) == (True, (0.0, ""))
+        lock.write(owner(), "why\nand where")
+        assert lock.last_failure() == (100.0, "why\nand where")
+        lock.write(owner())
+        assert path.read_text() == f"{owner()} {own_daemon._namespace()}"
+        assert lock.last_failure() == (0.0, "")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert clock.slept == []
+    assert open_files() == before
+
+
+def test_while_another_task_has_the_lock_it_is_tried_until_the_deadline(clock: Clock, tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with own_daemon._Lock(path, clock.now + 1) as first, own_daemon._Lock(path, clock.now + 2) as second:
+        assert (first.held, second.held) == (True, False)
+    assert clock.slept == [own_daemon.LOOK_SECONDS] * 2
+
+
+def test_an_interrupt_while_it_waits_for_the_lock_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with own_daemon._Lock(tmp_path / "lock", float("inf")):
+        before = open_files()
+        monkeypatch.setattr(own_daemon, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            own_daemon._Lock(tmp_path / "lock", 1.0)
+        assert open_files() == before
+
+
+def test_a_start_by_another_task_that_takes_too_long_names_the_time_out(clock: Clock) -> None:
+    daemon = own(seconds=2)
+    lock = own_daemon._Lock(Path(daemon.paths[0]).parent / "lock", clock.now + 1)
+    with lock, pytest.raises(ConnectionFailed) as caught:
+        daemon.start()
+    assert caught.value.code == Code.DAEMON_ABSENT
+    assert str(caught.value) == (
+        f"the daemon that a task started on host {HOST} does not answer within daemon_start_timeout_seconds=2: "
+        f"another task is starting it (its log: {daemon.log})"
+    )
+
+
+# ---- its start
+
+
+def test_a_start_is_given_its_time_and_says_how_long_it_took(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines = []
+
+    def launch(_: OwnDaemon, deadline: float) -> str:
+        deadlines.append(deadline)
+        clock.now += 1.23456
+        return ""
+
+    monkeypatch.setattr(OwnDaemon, "_launch", launch)
+    daemon = own(seconds=5)
+    daemon.start()
+    assert deadlines == [105.0]
+    assert daemon.figures(os.getpid()).started_seconds == 1.235
+
+
+def test_one_that_listens_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    time_outs = []
+
+    class Watched(socket.socket):
+        def connect(self, address: Any) -> None:
+            time_outs.append(self.gettimeout())
+            super().connect(address)
+
+    monkeypatch.setattr(OwnDaemon, "_launch", lambda *_: pytest.fail("it is started again"))
+    daemon = own()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(daemon.paths[0])
+        listener.listen(1)
+        monkeypatch.setattr(socket, "socket", Watched)
+        daemon.start()
+    assert time_outs == [1.0]
+
+
+def test_one_that_greets_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnDaemon, "_listens", lambda _: False)
+    daemon = own()
+    with fake_daemon(Path(daemon.paths[0])) as its:
+        its.runs(in_turn(Session.welcome, Session.await_end))
+        daemon.start()
+    assert [hello.client for hello in its.hellos] == [f"spark_client {__version__}, start"]
+
+
+def test_it_has_the_variables_of_its_code_and_none_that_are_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PYTHONPATH": "/nowhere", "PEX_ROOT": "/theirs", "KEPT": "kept"}.items():
+        monkeypatch.setenv(name, value)
+    code = {"PEX_ROOT": "/unpacked"}
+    monkeypatch.setattr("spark_client.daemon_code.find", lambda command, folder: DaemonCode(command, code))
+    daemon = own('echo "producerd: [$PEX_ROOT] [$PYTHONPATH] [$KEPT]" >&2')
+    with pytest.raises(ConnectionFailed) as caught:
+        daemon.start()
+    assert str(caught.value) == (
+        f"the daemon that a task started on host {HOST} has ended: producerd: [/unpacked] [] [kept] "
+        f"(its log: {daemon.log})"
+    )
+
+
+def test_what_is_not_installed_is_named_with_the_cure() -> None:
+    daemon = own("echo No module named x >&2")
+    with pytest.raises(ConnectionFailed) as caught:
+        daemon.start()
+    assert str(caught.value) == (
+        f"the daemon that a task started on host {HOST} has ended: No module named x: {INSTALL} (its log: {daemon.log})"
+    )
+
+
+def test_a_shell_that_cannot_start_it_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_daemon, "FORK_TWICE", "exit 3")
+    with pytest.raises(ConnectionFailed, match="has ended: the shell cannot start it: CalledProcessError ") as caught:
+        own().start()
+    assert caught.value.code == Code.DAEMON_ABSENT
+
+
+@pytest.mark.parametrize("serves", [True, False], ids=["another one serves", "none serves"])
+def test_one_that_has_ended_at_once_is_no_error_if_another_one_serves(
+    serves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that a task had started that was then killed."""
+    answers = iter([False, serves])
+    daemon = own()
+    daemon.log.write_text("producerd: of an older one\n")
+    monkeypatch.setattr(OwnDaemon, "_serves", lambda *_: next(answers))
+    monkeypatch.setattr(own_daemon, "sweep", lambda: None)  # it would find no owner that lives
+    monkeypatch.setattr(own_daemon, "_fields_of", lambda *_: None)
+    if serves:
+        daemon.start()
+    else:
+        with pytest.raises(ConnectionFailed, match=r"has ended: it said nothing \(its log: "):
+            daemon.start()
+    assert list(answers) == []
+
+
+@pytest.mark.parametrize("said", ["producerd: waiting for a place\n", ""])
+def test_one_that_is_late_is_ended_at_the_deadline(said: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = own("exec sleep 30", seconds=2)
+
+    def serves(*_: object) -> bool:
+        daemon.log.write_text(said)
+        return False
+
+    ended = []
+    monkeypatch.setattr(OwnDaemon, "_serves", serves)
+    monkeypatch.setattr(os, "kill", lambda pid, number, kill=os.kill: ended.append((number, kill(pid, 9))))
+    with pytest.raises(ConnectionFailed) as caught:
+        daemon.start()
+    assert str(caught.value) == (
+        f"the daemon that a task started on host {HOST} does not answer within daemon_start_timeout_seconds=2: "
+        f"{said.strip() or 'it has said nothing'} (its log: {daemon.log})"
+    )
+    assert clock.slept == [own_daemon.LOOK_SECONDS] * 2
+    assert ended == [(15, None)]
