@@ -400,3 +400,20 @@ def test_results_in_another_place_are_no_results_in_cbor(
     assert answers.stored(b"\xa1\x67Records" + results, 3) is not None
     assert answers.stored(before + results + after, 3) is None
     assert answers.stored(b"\xa1\x67Records" + results[:-1], 3) is None
+
+
+@pytest.mark.parametrize("write", WRITERS[1:])
+@pytest.mark.parametrize(
+    ("right", "wrong"), [(b"0000000009", b"000000000:"), (b"0000000009", b"000000000/"), (b"shard-9", b'shar"-9')]
+)
+def test_a_result_whose_number_or_shard_has_another_character_is_left_to_the_loop(
+    write: Callable[[object], bytes], right: bytes, wrong: bytes
+) -> None:
+    results = [{"SequenceNumber": f"{number:010}", "ShardId": f"shard-{number}"} for number in range(10)]
+    body = write({"Records": results})
+    found = answers.stored(body, 10)
+    assert found is not None
+    assert found.shards.tolist() == list(range(10))
+    assert found.shard_table == tuple([f"shard-{number}" for number in range(10)])
+    assert found.sequences == tuple(range(10))
+    assert answers.stored(body.replace(right, wrong), 10) is None

@@ -17,7 +17,15 @@ from producerd.core.encoding.entries import EncodedRequest, encode
 from producerd.core.encoding.formats import JSON, Format
 from producerd.core.kpl.aggregation import AGGREGATE_KEY, parse
 from producerd.core.rows.spans import RAW_FROM_STRAYS, Span
-from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed, parse_answer
+from producerd.core.sending.answers import (
+    NOT_KINESIS,
+    Answer,
+    RequestFailed,
+    error_text,
+    is_cbor,
+    loads,
+    parse_answer,
+)
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.errors import Code
 from producerd.testing import FakeKinesis, hash_of
@@ -226,7 +234,8 @@ def meanings(answer: Answer) -> list[str | tuple[str, str]]:
 def test_each_result_of_an_answer_is_a_shard_or_an_error() -> None:
     answer = answer_of(stored("a"), failed("X"), stored("b"), stored("a"), failed("X"), failed("X", "n"), failed("Y"))
     assert meanings(answer) == ["a", ("X", "m"), "b", "a", ("X", "m"), ("X", "n"), ("Y", "m")]
-    assert all((shard < 0) != (error < 0) for shard, error in zip(answer.shards, answer.errors, strict=True))
+    assert (answer.shards.tolist(), answer.shard_table) == ([0, -1, 2, 0, -1, -1, -1], ("a", "", "b"))
+    assert (answer.errors.tolist(), answer.sequences) == ([-1, 0, -1, -1, 0, 1, 2], (1, 0, 1))
     assert answer.error_table == (("X", "m"), ("X", "n"), ("Y", "m"))
 
 
@@ -239,22 +248,25 @@ def test_an_answer_is_read_by_its_results_and_not_by_its_count_of_failures() -> 
 
 @pytest.mark.parametrize(
     "result",
-    [{}, {"SequenceNumber": "1"}, {"ErrorMessage": "m"}, {"ErrorCode": 5}, {"ErrorCode": ["X"], "ShardId": "b"}],
+    [
+        {},
+        {"SequenceNumber": "1"},
+        {"ErrorMessage": "m"},
+        {"ErrorCode": ""},
+        {"ErrorCode": 5},
+        {"ErrorCode": ["X"], "ShardId": "b"},
+    ],
 )
 def test_a_result_that_names_neither_shard_nor_error_is_not_kinesis_s(result: object) -> None:
     """It is never a success.  Nor does it say that the entry is not stored."""
-    assert [meaning if meaning == "a" else meaning[0] for meaning in meanings(answer_of(stored("a"), result))] == [
-        "a",
-        NOT_KINESIS,
-    ]
+    error = (NOT_KINESIS, "a result with neither a shard nor an error")
+    assert meanings(answer_of(stored("a"), result)) == ["a", error]
 
 
 @pytest.mark.parametrize("results", [0, 1, 3])
 def test_another_number_of_results_makes_every_entry_unknown(results: int) -> None:
     found = parse_answer(orjson.dumps({"Records": [stored("a")] * results}), 2)
-    assert isinstance(found, RequestFailed)
-    assert (found.code, found.maybe_stored, found.timed_out) == (Code.RESULT_COUNT, True, False)
-    assert f"{results} results for 2 entries" in found.message
+    assert found == RequestFailed(Code.RESULT_COUNT, f"{results} results for 2 entries", True, False, False, 0, "")
 
 
 @pytest.mark.parametrize(
@@ -295,8 +307,7 @@ def test_another_number_of_results_makes_every_entry_unknown(results: int) -> No
 )
 def test_an_answer_that_is_none_makes_every_entry_unknown(body: bytes) -> None:
     found = parse_answer(body, 2)
-    assert isinstance(found, RequestFailed)
-    assert (found.code, found.maybe_stored) == (NOT_KINESIS, True)
+    assert found == RequestFailed(NOT_KINESIS, "an answer that is not PutRecords's", maybe_stored=True)
 
 
 @pytest.mark.parametrize("shard_id", ["", None, 0, False])
@@ -312,6 +323,34 @@ def test_a_sequence_number_that_is_none_says_nothing(number: object) -> None:
     found = parse_answer(orjson.dumps({"Records": [{"ShardId": "a", "SequenceNumber": number}]}), 1)
     assert isinstance(found, Answer)
     assert (found.shards.tolist(), found.sequences) == ([0], (0,))
+
+
+def test_an_error_of_any_length_is_kept_in_500_characters_and_without_a_sequence_number() -> None:
+    result = failed("X" * 501, "m" * 501) | {"SequenceNumber": "7"}
+    answer = answer_of(result, stored("a"), failed("Y" * 500, "n" * 500))
+    assert answer.error_table == (("X" * 500, "m" * 500), ("Y" * 500, "n" * 500))
+    assert (answer.shards.tolist(), answer.errors.tolist(), answer.sequences) == ([-1, 1, -1], [0, -1, 1], (0, 1))
+
+
+def test_the_first_byte_of_an_answer_tells_its_format() -> None:
+    assert [is_cbor(body) for body in (b"", b"{\xff", b"\x7f", b"\x80", b"\xbf")] == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(("levels", "is_read"), [(8, True), (9, False)])
+def test_no_answer_has_more_than_eight_levels(levels: int, is_read: bool) -> None:
+    """One of millions would take all of the stack."""
+    body = b"\xa1\x61a" * levels + b"\x01"
+    if is_read:
+        assert isinstance(loads(body), dict)
+    else:
+        with pytest.raises(ValueError, match=r"^not CBOR: "):
+            loads(body)
+
+
+def test_an_error_is_one_line_with_the_service_s_id_of_the_request_if_it_has_one() -> None:
+    assert error_text("X", "why") == str(RequestFailed("X", "why", maybe_stored=False)) == "X: why"
+    with_id = RequestFailed("X", "why", maybe_stored=False, request_id="r-1")
+    assert error_text("X", "why", "r-1") == str(with_id) == "X: why (request id r-1)"
 
 
 def test_thousands_of_damaged_answers_are_understood_or_unknown() -> None:

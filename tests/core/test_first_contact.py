@@ -12,7 +12,8 @@ from producerd.core.rows.frame import Frame
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Outcome
-from tests.core.stories import Desk
+from tests.core.rows import even_map
+from tests.core.stories import THROTTLED, Desk
 
 NO_SUCH_HOST = RequestFailed(Code.UNREACHABLE, "no such host", maybe_stored=False, wrong_endpoint=True)
 PASSES = [
@@ -201,6 +202,38 @@ def test_a_stream_that_waits_for_its_first_list_of_shards_gives_up_as_well() -> 
     assert desk.finished() == [frame]
     assert ends(frame) == (3, 0, {Code.UNREACHABLE})
     assert desk.is_empty()
+
+
+@pytest.mark.parametrize("what", ["a list of the shards", "entries that are throttled"])
+def test_an_answer_of_any_kind_shows_that_the_endpoint_is_right(what: str) -> None:
+    desk, _ = desk_with()
+    desk.send().fail(NO_SUCH_HOST)
+    assert desk.pipeline.health.gives_up_at == 160.0
+    if what == "a list of the shards":
+        desk.pipeline.set_shard_map(even_map(1), desk.now)
+    else:
+        desk.now += 6.0
+        desk.send().answer([{"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}] * 3)
+    assert desk.pipeline.health.gives_up_at == inf
+
+
+@pytest.mark.parametrize("wrong_endpoint", [None, False, True])
+def test_a_reading_of_the_shards_begins_the_wait_only_where_the_endpoint_is_wrong(wrong_endpoint: bool | None) -> None:
+    desk = Desk(known=False, first_contact_timeout_seconds=60.0)
+    told: dict[str, Any] = {} if wrong_endpoint is None else {"wrong_endpoint": wrong_endpoint}
+    desk.pipeline.shard_map_failed(Code.UNREACHABLE, "no such host", desk.now, **told)
+    assert desk.pipeline.health.gives_up_at == (160.0 if wrong_endpoint else inf)
+
+
+def test_in_a_pause_the_end_of_the_wait_is_no_time_to_look() -> None:
+    desk, _ = desk_with()
+    desk.send().fail(NO_SUCH_HOST)
+    desk.now += 6.0
+    desk.pipeline.pause()
+    assert desk.try_send() is None
+    assert desk.pipeline.next_time() is None
+    desk.pipeline.resume()
+    assert desk.pipeline.next_time() == 160.0
 
 
 def test_a_stream_that_worked_or_is_paused_or_has_no_such_time_never_gives_up() -> None:

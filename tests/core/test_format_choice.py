@@ -131,7 +131,12 @@ def test_rows_that_may_be_stored_are_said_so_when_they_go_in_json() -> None:
     desk = Desk(wire_format="cbor")
     frame = desk.submit(1)
     desk.sort()
-    desk.send().fail(RequestFailed("SerializationException", "", maybe_stored=True, status=400))
+    sent = desk.send()
+    (lane,) = desk.pipeline.lanes
+    assert lane.pacer is not None
+    left = lane.pacer.allowance(desk.now)
+    sent.fail(RequestFailed("SerializationException", "", maybe_stored=True, status=400))
+    assert lane.pacer.allowance(desk.now) == left, "its shard may have taken them"
     desk.send().stored()
     assert desk.finished() == [frame]
     assert frame.result().possible_duplicates == 1

@@ -12,7 +12,7 @@ import pytest
 
 from producerd.core.encoding.entries import encode
 from producerd.core.lanes.lane import MAX_REQUESTS_PER_LANE, Lane, Piece
-from producerd.core.lanes.lanes import Lanes, overlap
+from producerd.core.lanes.lanes import Lanes, ShardState, as_raw, overlap
 from producerd.core.lanes.pacing import Allowance, Pacer
 from producerd.core.rows.intake import CheckedRows
 from producerd.core.rows.job import Job
@@ -38,6 +38,19 @@ class Bucket(Pacer):
         self.full_at = 0.0
         self.left = (ANY, ANY)
         self.asked = 0
+        self.times_held = 0
+        self.used = 0.0
+        self.throttled = False
+
+    @property
+    def backs_off(self) -> bool:
+        return self.throttled
+
+    def use(self, now: float) -> float:
+        return self.used
+
+    def held(self) -> None:
+        self.times_held += 1
 
     def ready_at(self, now: float, entry_bytes: int = 0) -> float:
         self.asked += 1
@@ -93,6 +106,10 @@ class Line:
         for lane in request.lanes if request is not None else ():
             lane.sent()
         return request
+
+    def is_in_line(self) -> bool:
+        """Whether any lane is.  A question, as types take an attribute to stay what it was."""
+        return self.lanes.waiting
 
     def end(self, request: Request) -> None:
         for lane in request.lanes:
@@ -244,6 +261,7 @@ def test_a_row_larger_than_the_bucket_goes_alone_when_that_is_full_and_delays_no
     request = line.take(now=1.0)
     assert (request is None) == (not small_rows)
     assert line.lanes.next_time() == 7.0
+    assert line.bucket("shard-0").times_held == 1, "its pace may grow"
     line.bucket("shard-0").left = (10, MIB)
     request = line.take(now=7.0)
     assert shards_of(request) == ["shard-0"]
@@ -551,3 +569,296 @@ def test_the_lane_that_holds_most_is_found_by_its_bytes() -> None:
     assert 0.8 < hottest.share < 0.85
     hottest.lane.take_all()
     assert hottest.lane.bytes == 0
+
+
+# ---- how rows of several lanes share a request
+
+
+def rows_in(request: Request | None) -> dict[str, int]:
+    """How many rows of each shard a request has."""
+    assert request is not None
+    return dict(Counter(piece.lane.shard.shard_id for piece in request.pieces for _ in range(piece.span.records)))
+
+
+@pytest.mark.parametrize(
+    ("rules", "hash_key", "strays", "paid", "bytes_", "aggregate_bytes"),
+    [
+        ({}, None, 0, (3, 33), 3 * (11 + 40), 0),
+        ({"aggregate": True}, None, 0, (1, 108), 3 * (11 + 25), 51_200),
+        ({"aggregate": True}, b"0", 0, (1, 153), 3 * (11 + 40), 51_200),
+        ({"aggregate": True, "aggregate_max_bytes": 50}, None, 0, (3, 108), 3 * (11 + 25), 50),
+        ({"aggregate": True}, None, 2, (3, 33), 3 * (11 + 40), 0),
+    ],
+)
+def test_a_lane_is_charged_for_its_entries_and_bytes_and_the_request_has_room_for_what_they_add(
+    rules: dict[str, Any], hash_key: bytes | None, strays: int, paid: tuple[int, int], bytes_: int, aggregate_bytes: int
+) -> None:
+    line = Line(even_map(1), **rules)
+    line.add([(b"k", b"x" * 10, hash_key)] * 3)
+    lane = line.lane("shard-0")
+    lane.spans = type(lane.spans)([span._replace(strays=strays) for span in lane.spans])
+    request = line.take()
+    assert request is not None
+    assert (request.paid, request.bytes, request.aggregate_bytes) == ({lane: paid}, bytes_, (aggregate_bytes,))
+    assert line.bucket("shard-0").left == (ANY - paid[0], ANY - paid[1])
+
+
+def test_a_request_has_no_more_bytes_than_there_is_room_for() -> None:
+    line = Line(even_map(1))
+    line.fill(0, 10)
+    taken = line.lanes.take(0.0, ANY, request_bytes=3 * 51)
+    assert taken is not None
+    assert (taken.bytes, taken.entries, taken.max_bytes) == (3 * 51, 3, 3 * 51)
+    line = Line(even_map(1), request_max_bytes=3 * 51)
+    line.fill(0, 10)
+    taken = line.lanes.take(0.0, ANY, request_bytes=MIB)
+    assert taken is not None
+    assert taken.bytes == 3 * 51
+
+
+@pytest.mark.parametrize("left", [(30, ANY), (ANY, 30 * 51), (ANY, 31 * 51 - 1)])
+def test_what_a_pace_allows_in_entries_or_bytes_is_taken_and_the_others_fill_the_request(left: tuple[int, int]) -> None:
+    line = Line(even_map(2), request_max_records=100)
+    line.fill(0, 80)
+    line.fill(1, 80)
+    line.bucket("shard-0").left = left
+    assert rows_in(line.take()) == {"shard-0": 30, "shard-1": 70}
+
+
+@pytest.mark.parametrize("passes_larger", [False, True])
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_request_that_is_full_by_bytes_takes_no_small_row_of_a_later_lane(rows: int, passes_larger: bool) -> None:
+    line = Line(even_map(3), request_max_bytes=1_000)
+    line.fill(0, rows, size=600)
+    line.fill(1, 2)
+    line.fill(2, 2)
+    assert rows_in(line.take(passes_larger=passes_larger)) == {"shard-0": 1}
+    assert shards_of(line.take(passes_larger=passes_larger))[:2] == ["shard-1", "shard-2"]
+
+
+def test_a_request_that_is_full_of_aggregates_takes_no_small_row_of_a_later_lane() -> None:
+    line = Line(even_map(2), aggregate=True)
+    line.fill(0, 1_100, size=1_000)
+    line.fill(1, 5)
+    line.bucket("shard-0").left = (30, ANY)
+    assert shards_of(line.take()) == ["shard-0"]
+
+
+def test_aggregates_take_the_bytes_of_as_many_as_the_pace_allows() -> None:
+    line = Line(even_map(1), aggregate=True, aggregate_max_bytes=1_000)
+    line.fill(0, 100, size=59)
+    line.bucket("shard-0").left = (2, ANY)
+    assert rows_in(line.take()) == {"shard-0": 20}, "each with its key and 40 bytes"
+    line = Line(even_map(1), aggregate=True, aggregate_max_bytes=1_000, per_key=True)
+    line.fill(0, 100, size=59)
+    assert rows_in(line.take()) == {"shard-0": 10}, "one, where the order counts"
+
+
+def test_a_large_row_behind_a_small_one_of_another_lane_waits_for_its_bucket_and_delays_no_third() -> None:
+    line = Line(even_map(3))
+    line.fill(0, 2)
+    line.add([(b"k", b"x" * 300_000, b"%d" % even_map(3).shards[1].start)])
+    line.fill(2, 2)
+    line.bucket("shard-1").left = (10, 100_000)
+    line.bucket("shard-1").full_at = 7.0
+    assert shards_of(line.take(now=1.0)) == ["shard-0", "shard-2"]
+    assert line.lanes.next_time() == 7.0
+
+
+@pytest.mark.parametrize("left", [(10, ANY), (10, MIB - (1 + 999_000 + 40))])
+def test_a_row_for_which_only_the_request_has_no_room_does_not_wait_for_its_bucket(left: tuple[int, int]) -> None:
+    line = Line(even_map(2))
+    line.add([(b"k", b"x" * 999_000, b"0")])
+    line.add([(b"k", b"y" * 999_000, b"%d" % MAX_HASH_KEY)])
+    for shard in range(2):
+        line.bucket(f"shard-{shard}").full_at = 7.0
+    line.bucket("shard-1").left = left
+    assert shards_of(line.take(now=1.0)) == ["shard-0"]
+    assert line.lanes.next_time() == inf
+    assert line.is_in_line()
+
+
+def test_a_lane_is_not_held_back_because_a_request_was_full_before_it() -> None:
+    line = Line(even_map(2), request_max_records=5)
+    line.fill(0, 5)
+    line.fill(1, 5)
+    line.bucket("shard-1").left = (10, 100_000)
+    line.bucket("shard-1").full_at = 7.0
+    assert shards_of(line.take(now=1.0)) == ["shard-0"]
+    assert shards_of(line.take(now=1.0)) == ["shard-1"]
+
+
+def test_a_lane_that_goes_alone_and_has_to_wait_delays_no_other() -> None:
+    line = Line(even_map(2))
+    line.add([(b"k", b"x" * 300_000, b"0")])
+    line.fill(1, 5)
+    line.lane("shard-0").slowed()
+    line.bucket("shard-0").left = (10, 100_000)
+    line.bucket("shard-0").full_at = 7.0
+    assert shards_of(line.take(now=1.0)) == ["shard-1"]
+
+
+def test_a_lane_whose_rows_have_all_ended_waits_for_nothing() -> None:
+    line = Line(even_map(1))
+    job = line.fill(0, 5)
+    job.end_queued(np.arange(5))
+    line.bucket("shard-0").full_at = 7.0
+    assert line.take(now=1.0) is None
+    assert line.lanes.next_time() == inf
+    assert not line.is_in_line()
+
+
+# ---- which lanes are in line
+
+
+def test_a_lane_without_rows_is_not_in_line() -> None:
+    line = Line(even_map(1))
+    line.fill(0, 5)
+    assert line.is_in_line()
+    request = line.take()
+    assert request is not None
+    line.end(request)
+    assert not line.is_in_line()
+    assert line.lanes.next_time() == inf
+
+
+def test_an_answer_lists_no_lane_but_those_that_waited_for_it() -> None:
+    line = Line(even_map(3), request_max_records=1)
+    line.fill(0, 3)
+    line.fill(1, 1)
+    line.fill(2, MAX_REQUESTS_PER_LANE + 1)
+    requests: dict[str, list[Request]] = defaultdict(list)
+    while (request := line.take()) is not None:
+        requests[shards_of(request)[0]].append(request)
+    assert [len(found) for found in requests.values()] == [3, 1, MAX_REQUESTS_PER_LANE]
+    closed = line.lane("shard-0")
+    halves = even_map(6).shards[:2]
+    line.lanes.learn(ShardMap([*[Shard(f"half {s.start}", s.start, s.end) for s in halves], *even_map(3).shards[1:]]))
+    for shard_id in ("shard-1", "shard-0", "shard-0"):
+        line.end(requests[shard_id].pop())
+        assert not line.is_in_line(), "the last one has its rows on their way"
+    closed.put_aside()
+    line.end(requests["shard-0"].pop())
+    assert not line.is_in_line()
+    closed.take_up()
+    line.lanes.released([closed])
+    assert line.is_in_line()
+
+
+def test_a_merged_shard_waits_for_rows_that_its_parents_have_set_aside() -> None:
+    line = Line(even_map(2), per_key=True)
+    line.fill(0, 2)
+    line.fill(1, 2)
+    request = line.take()
+    assert request is not None
+    first = request.lanes[0]
+    first.put_aside()
+    line.lanes.learn(MERGED)
+    line.end(request)
+    assert line.take() is None
+    first.take_up()
+    line.lanes.released([first])
+    assert shards_of(line.take()) == ["merged"]
+
+
+def test_a_child_goes_on_when_its_parent_s_request_ends_also_if_another_shard_shared_it() -> None:
+    line = Line(even_map(2), per_key=True)
+    line.fill(0, 2)
+    line.fill(1, 2)
+    request = line.take()
+    assert request is not None
+    assert shards_of(request) == ["shard-0", "shard-1"]
+    low, high = even_map(2).shards
+    line.lanes.learn(ShardMap([Shard("a", 0, 9), Shard("b", 10, low.end), high]))
+    assert line.take() is None
+    line.end(request)
+    assert sorted(shards_of(line.take())) == ["a", "shard-1"]
+
+
+def test_only_lanes_of_shards_whose_rows_are_aggregated_gather_the_bytes_of_one() -> None:
+    for aggregate, shard_map, expected in ((True, even_map(1), 51_200), (False, even_map(1), 0), (True, ONE_LANE, 0)):
+        line = Line(shard_map, aggregate=aggregate)
+        line.fill(0, 1)
+        assert [lane.aggregate_max_bytes for lane in line.lanes] == [expected]
+    assert [lane.pacer is None for lane in line.lanes] == [False]
+    line = Line(ONE_LANE)
+    line.fill(0, 1)
+    assert [lane.pacer for lane in line.lanes] == [None]
+
+
+def test_rows_that_go_plain_keep_the_count_of_their_strays() -> None:
+    line = Line(even_map(1))
+    line.fill(0, 1)
+    (span,) = line.lane("shard-0").spans
+    assert [as_raw([span._replace(strays=strays)])[0].strays for strays in (0, 1, 2, 5)] == [2, 2, 2, 5]
+
+
+# ---- what lanes say of themselves
+
+
+def test_other_shards_have_room_while_their_mean_use_is_below_four_fifths_of_the_full_one_s() -> None:
+    line = Line(even_map(3))
+    for shard in range(3):
+        line.fill(shard, 1)
+    full, second, third = (line.bucket(f"shard-{shard}") for shard in range(3))
+
+    def have_room(of_full: float, of_second: float, of_third: float) -> bool:
+        full.used, second.used, third.used = of_full, of_second, of_third
+        return line.lanes.others_have_room(line.lane("shard-0"), 5.0)
+
+    assert have_room(0.5, 0.4, 0.39)
+    assert not have_room(0.5, 0.4, 0.4)
+    second.left = (100, ANY)  # less than half a second's
+    assert have_room(1.0, 0.0, 0.59)
+    assert not have_room(1.0, 0.0, 0.6)
+    second.left, second.throttled = (ANY, ANY), True
+    assert have_room(1.0, 0.0, 0.59)
+    assert not have_room(1.0, 0.0, 0.6)
+    second.throttled, full.throttled = False, True
+    assert have_room(0.0, 0.8, 0.79)
+    assert not have_room(0.0, 0.8, 0.8)
+    assert line.lanes.backing_off(5.0) == 1
+
+
+def test_the_busiest_shard_s_use_is_that_of_the_stream_and_unknown_shards_have_none() -> None:
+    line = Line(even_map(2))
+    assert line.lanes.most_used(5.0) == 0.0
+    for shard, used in enumerate((0.7, 0.2)):
+        line.fill(shard, 1)
+        line.bucket(f"shard-{shard}").used = used
+    assert line.lanes.most_used(5.0) == 0.7
+    line = Line(ONE_LANE, aggregate=True)
+    line.fill(0, 1)
+    line.bucket("").used = 0.9
+    assert line.lanes.most_used(5.0) == 0.0
+
+
+def test_each_open_shard_has_a_state_also_before_its_first_row() -> None:
+    line = Line(even_map(2))
+    line.add([(b"k", b"", b"0")])
+    line.bucket("shard-0").used = 0.3
+    line.bucket("shard-0").throttled = True
+    low, high = even_map(2).shards
+    assert list(line.lanes.states(5.0)) == [
+        ShardState(low, 1, 1, 1.0, 0, 250.0, MIB / 4, 0.3, True, ""),
+        ShardState(high, 0, 0, 0.0, 0, 0.0, 0.0, 0.0, False, ""),
+    ]
+
+
+def test_what_a_lane_waits_for_is_named() -> None:
+    line = Line(even_map(1))
+    line.fill(0, 5)
+    lane = line.lane("shard-0")
+
+    def waits_for(now: float) -> str:
+        (state,) = line.lanes.states(now)
+        return state.waits_for
+
+    line.bucket("shard-0").opens_at = 5.0
+    assert [waits_for(now) for now in (4.9, 5.0)] == ["pace", ""]
+    lane.await_map(8.0)
+    assert [waits_for(now) for now in (7.9, 8.0)] == ["shard map", ""]
+    lane.in_flight = MAX_REQUESTS_PER_LANE
+    assert [waits_for(now) for now in (7.9, 8.0)] == ["shard map", "answers"]
+    lane.take_all()
+    assert waits_for(7.9) == ""

@@ -191,8 +191,16 @@ def test_only_a_denial_refuses_aggregates_and_says_what_to_do() -> None:
         assert set(ends_of(ended).values()) == {(Outcome.NOT_STORED, Code.SHARD_MAP_MISSING, False)}
     refusal = desk.pipeline.refuses(desk.now)
     assert refusal is not None
-    assert "no ListShards for you" in refusal.message
-    assert "allow kinesis:ListShards" in refusal.message
+    assert refusal == (
+        Outcome.NOT_STORED,
+        Code.SHARD_MAP_MISSING,
+        (
+            'aggregation = "kpl" needs the stream\'s shards, and ListShards is denied '
+            "(AccessDeniedException: no ListShards for you); allow kinesis:ListShards, or set "
+            'aggregation = "none"'
+        ),
+        False,
+    )
     assert desk.is_empty()
     desk.fail(*THROTTLED)
     assert desk.pipeline.refuses(desk.now) is None, "the denial is over"
@@ -456,6 +464,23 @@ def test_a_denial_that_lasts_refuses_what_comes_and_what_went_plain_is_still_sen
         sent.stored("shard-0")
         desk.now += 1.0
     assert plain.result().stored == 2_000
+
+
+def test_what_went_plain_ends_as_well_where_shards_turn_out_not_to_follow_the_keys() -> None:
+    desk = Late()
+    plain = desk.submit(3)
+    desk.until_plain()
+    assert desk.begin()
+    desk.pipeline.set_cannot_aggregate("AUTO")
+    late = desk.submit(1)
+    desk.pipeline.flush("caller")
+    assert not desk.begin()
+    for frame in (plain, late):
+        assert {tuple(end) for end in frame.result().codes} == {
+            (Outcome.NOT_STORED, Code.SHARD_MAP_MISSING, "AUTO", False)
+        }
+    desk.finished()
+    assert desk.is_empty()
 
 
 # ---- the list is missed again

@@ -6,6 +6,7 @@ The end of this module is a model of many lanes on one shard, which takes entrie
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, count, pairwise
@@ -456,6 +457,225 @@ def test_a_lane_whose_every_entry_is_throttled_neither_stops_nor_runs_hot(entry_
     recovered = saturate(pacer, now, now + 60.0)
     assert recovered < now + 61.0
     assert pacer.rate_bytes == MIB
+
+
+# ---- its steps, in numbers
+
+
+def heard(pacer: Pacer, now: float, stored: int = 1) -> float:
+    """Note an answer to rows that used up the pace, sent when the last answer came.  Returns the rate as a share."""
+    pacer.held()
+    pacer.answered(stored, 0, now, now)
+    return pacer.rate_bytes / MIB
+
+
+def test_a_new_lane_has_a_second_s_tokens_of_a_quarter_of_the_quota() -> None:
+    pacer = Pacer()
+    assert not pacer.by_records, "both are full"
+    assert (pacer.rate_records, pacer.rate_bytes) == (250, MIB / 4)
+    assert pacer.ready_at(7.0) == 7.0
+    assert pacer.allowance(7.0) == (250, MIB // 4, True)
+    assert pacer.entry_bytes(LARGEST) == 52_428, "a fifth of a second's"
+    pacer.take(225, 1_000, 7.0)
+    assert pacer.ready_at(7.0) == 7.0, "a tenth of a second's is enough"
+    assert pacer.allowance(7.0) == (25, MIB // 4 - 1_000, False)
+    pacer.take(24, 0, 7.0)
+    assert pacer.ready_at(7.0) == pytest.approx(7.0 + 24 / 250)
+    assert pacer.allowance(7.0) == (1, MIB // 4 - 1_000, False)
+    pacer.take(1, 0, 7.0)
+    assert pacer.allowance(7.0) == (0, 0, False)
+
+
+def test_its_buckets_fill_by_its_rate_up_to_a_second_s() -> None:
+    pacer = Pacer()
+    pacer.take(250, MIB // 4, 0.0)
+    assert pacer.allowance(0.1) == (25, 26_214, False)
+    pacer.take(100, 0, 10.0)
+    assert pacer.allowance(10.0) == (150, MIB // 4, True)
+    pacer = Pacer()
+    pacer.take(250, MIB // 4, 0.0)
+    pacer.set_fraction(2.0, 0.1)
+    assert pacer.allowance(0.1) == (25, 26_214, False), "until now by the rate of before"
+    assert (pacer.rate_records, pacer.rate_bytes) == (500, MIB / 2)
+
+
+def test_a_debt_of_bytes_lets_a_small_entry_of_its_records_wait() -> None:
+    pacer = Pacer()
+    pacer.take(1, MIB // 2, 0.0)
+    assert pacer.allowance(0.0) == (249, 0, False)
+    assert pacer.ready_at(0.0) == pytest.approx(1.1)
+
+
+def test_a_lane_of_two_entries_a_second_waits_for_a_whole_one() -> None:
+    pacer = Pacer(0.002)
+    assert pacer.rate_records == 2
+    pacer.take(2, 100, 0.0)
+    assert pacer.ready_at(0.0) == 0.5
+    assert pacer.allowance(0.0) == (0, 0, False)
+
+
+def test_what_it_used_is_what_was_sent_and_not_given_back_or_throttled() -> None:
+    """A lane that is younger than a second counts as that old."""
+
+    def shares(seconds: float) -> float:
+        return 10.0 * (1.0 - math.exp(-seconds / 10.0))
+
+    pacer = Pacer()
+    assert (pacer.use(0.0), pacer.use(1.0)) == (0.0, 0.0)
+    pacer = Pacer()
+    pacer.take(100, 0, 3.0)
+    assert pacer.use(3.0) == pytest.approx(0.1 / shares(1.0))
+    assert pacer.use(8.0) == pytest.approx(0.1 * math.exp(-0.5) / shares(5.0))
+    pacer = Pacer()
+    pacer.take(100, 0, 3.0)
+    pacer.take(100, 0, 13.0)
+    pacer.give_back(60, 0)
+    assert pacer.use(13.0) == pytest.approx((0.1 * math.exp(-1.0) + 0.04) / shares(10.0))
+    pacer = Pacer()
+    pacer.take(4, MIB // 8, 0.0)
+    pacer.answered(2, 2, 0.0, 0.0)
+    assert pacer.use(0.0) == pytest.approx(1 / 16 / shares(1.0))
+    pacer.give_back(1, MIB // 32)
+    assert pacer.use(0.0) == pytest.approx(1 / 32 / shares(1.0))
+
+
+def test_a_new_lane_s_rate_doubles_in_a_tenth_of_a_second_or_with_one_answer() -> None:
+    pacer = Pacer()
+    pacer.allowance(0.0)
+    shares = [heard(pacer, now) for now in (0.05, 0.45, 0.95)]
+    assert shares == pytest.approx([2**-1.5, 2**-0.5, 1.0])
+
+
+@pytest.mark.parametrize(("entries", "grows"), [(225, False), (226, True)])
+def test_a_lane_used_its_rate_if_less_than_a_tenth_of_a_second_s_tokens_are_left(entries: int, grows: bool) -> None:
+    pacer = Pacer()
+    pacer.take(entries, 1, 0.0)
+    pacer.answered(1, 0, 0.0, 0.1)
+    assert pacer.rate_records == (500 if grows else 250)
+
+
+def test_after_a_throttle_the_rate_returns_in_steps_and_then_creeps() -> None:
+    pacer = at_full_rate()
+    pacer.answered(0, 1, 5.0, 5.0)
+    assert heard(pacer, 5.1) == pytest.approx(0.5 + 0.75 * 0.1 / 5.0)
+    assert heard(pacer, 6.1) == pytest.approx(0.515 + 0.75 * 0.35 / 5.0), "one answer adds a third of a second at most"
+    for now in (7.0, 8.0, 9.0):
+        assert pacer.backs_off
+        assert heard(pacer, now) < 0.75
+    assert heard(pacer, 10.0) == 0.75
+    assert not pacer.backs_off
+    share = 0.75 * math.exp(0.006 / math.sqrt(0.75) * (1 + (70 / 35) ** 4) * 0.1)
+    assert heard(pacer, 10.1, 64) == pytest.approx(share), "70 entries since the throttle"
+    assert heard(pacer, 10.2, 1_000) == pytest.approx(share * math.exp(0.5 * 0.1)), "the fastest growth"
+    pacer.answered(0, 1, 10.2, 10.2)
+    assert heard(pacer, 10.3) == pytest.approx((0.5 + 0.75 * 0.1 / 5.0) * share * math.exp(0.5 * 0.1))
+
+
+def test_a_new_lane_that_is_throttled_returns_to_what_it_had_and_not_to_the_quota() -> None:
+    pacer = Pacer()
+    pacer.answered(0, 1, 0.0, 0.0)
+    assert heard(pacer, 0.1) == pytest.approx(0.125 + 0.75 * 0.25 * 0.1 / 5.0)
+
+
+def test_a_throttle_of_what_was_sent_at_the_moment_of_a_cut_cuts_again() -> None:
+    pacer = at_full_rate()
+    rates = []
+    for sent_at, now in ((10.0, 10.0), (9.99, 10.1), (10.0, 10.2), (10.1, 10.3), (10.2, 10.4)):
+        pacer.answered(0, 1, sent_at, now)
+        rates.append(pacer.rate_records)
+    assert rates == [500, 500, 250, 250, 125]
+
+
+def test_the_debt_of_a_throttled_entry_is_paid_at_a_third_of_the_quota_or_the_lane_s_rate() -> None:
+    pacer = at_full_rate()
+    pacer.allowance(50.0)
+    pacer.take(1, 3 * MIB, 50.0)
+    pacer.answered(0, 1, 50.0, 50.05)
+    assert pacer.ready_at(50.05) == pytest.approx(52.1)
+    pacer = Pacer()
+    pacer.take(1, MIB * 5 // 4, 0.0)
+    pacer.answered(0, 1, 0.0, 0.0)
+    assert pacer.ready_at(0.0) == pytest.approx(3.1)
+    pacer = Pacer()
+    pacer.take(1, 0, 0.0)
+    pacer.give_back(-499, 0)
+    pacer.answered(0, 1, 0.0, 0.0)
+    assert pacer.ready_at(0.0) == pytest.approx(0.85), "and of records alike"
+
+
+def test_a_lane_that_is_always_throttled_keeps_two_entries_a_second_of_any_size() -> None:
+    pacer = slowed(10)
+    assert pacer.rate_records == pytest.approx(2)
+    pacer.take(2, 2 * MIB, 30.0)
+    assert pacer.rate_bytes == pytest.approx(MIB / 10), "a large one in ten seconds"
+
+
+@pytest.mark.parametrize(
+    ("cuts", "backs_off"),
+    [
+        ((10.0, 15.0), False),
+        ((10.0, 15.0, 20.0), True),
+        ((10.0, 15.01, 20.0), False),
+        ((10.0, 15.01, 20.0, 25.0), True),
+    ],
+)
+def test_three_cuts_within_five_seconds_of_each_other_show_a_shard_that_throttles_at_any_rate(
+    cuts: tuple[float, ...], backs_off: bool
+) -> None:
+    """The lane of a very small part of the quota has no lower rate to return from."""
+    pacer = Pacer(0.004)
+    for at in cuts:
+        pacer.answered(0, 1, at, at)
+        assert pacer.rate_records == 2
+    assert pacer.backs_off is backs_off
+    pacer.answered(1, 0, cuts[-1], cuts[-1] + 5.0)
+    assert pacer.backs_off is backs_off
+    pacer.answered(1, 0, cuts[-1], cuts[-1] + 5.01)
+    assert not pacer.backs_off
+
+
+@pytest.mark.parametrize(
+    ("cuts", "is_storm", "grown"), [(3, False, 0.03125 + 0.75**3 * 0.25 * 0.1 / 5.0), (4, True, 0.015625 * 2**0.5)]
+)
+def test_four_cuts_with_nothing_stored_between_them_are_a_storm(cuts: int, is_storm: bool, grown: float) -> None:
+    pacer = Pacer()
+    for at in range(cuts):
+        pacer.answered(0, 1, at, at)
+    pacer.answered(1, 0, cuts - 1.0, cuts + 5.0)  # sent at the moment of the last cut
+    assert pacer.backs_off is not is_storm
+    assert pacer.rate_bytes / MIB == 0.25 / 2**cuts
+    assert heard(pacer, cuts + 5.1) == pytest.approx(grown)
+
+
+def test_cuts_before_an_entry_that_was_stored_do_not_count_for_a_storm() -> None:
+    pacer = Pacer()
+    for at in (0, 1, 2, 4, 5, 6):
+        pacer.answered(0, 1, at, at)
+        if at == 2:
+            pacer.answered(1, 0, 3.0, 3.0)
+    pacer.answered(1, 0, 7.0, 20.0)
+    assert pacer.backs_off
+
+
+def test_after_a_storm_the_rate_goes_on_beyond_where_it_was() -> None:
+    pacer = at_full_rate()
+    pacer.answered(0, 1, 3.0, 3.0)
+    heard(pacer, 3.1)
+    for at in range(4, 8):
+        pacer.answered(0, 1, at, at)
+    pacer.answered(1, 0, 20.0, 20.0)
+    shares = [heard(pacer, 20.0 + second) for second in range(1, 8)]
+    assert shares[:4] == pytest.approx([0.515 / 2**number for number in (3, 2, 1)] + [0.515])
+    assert 0.75 < shares[-1] < 0.76
+
+
+def test_what_a_lane_knows_is_forgotten_after_more_than_a_minute() -> None:
+    pacer = slowed(1)
+    spend(pacer, 20.0)
+    pacer.allowance(80.0)
+    assert pacer.rate_records == 500
+    pacer.allowance(80.1)
+    assert pacer.rate_records == 250
 
 
 # ---- many lanes on one shard

@@ -71,6 +71,7 @@ def test_one_row_of_a_key_is_in_flight_and_other_keys_overtake_those_that_wait()
     sent = desk.send()
     assert names(sent) == "a1 b1 c1", "the first of each key, in the order of their first rows"
     assert desk.try_send() is None
+    assert desk.pipeline.next_time() == desk.now + 1.0, "when it would be slow"
     sent.stored()
     sent = desk.send()
     assert names(sent) == "a2 b2"
@@ -337,6 +338,50 @@ def test_a_shard_beside_those_that_split_does_not_wait() -> None:
     desk.pipeline.set_shard_map(ShardMap([Shard("c", 0, middle - 1), Shard("d", middle, low.end), high]), desk.now)
     assert desk.send().data == [b"1"]
     assert desk.try_send() is None
+
+
+@pytest.mark.law("Lane")
+def test_the_halves_of_a_refused_request_and_what_follows_go_on_after_their_shard_split() -> None:
+    desk = ordered()
+    frame = desk.submit(rows_named("a1 b1 c1 d1 a2"))
+    desk.sort()
+    desk.send().fail(INVALID)
+    desk.pipeline.set_shard_map(HALVES, desk.now)
+    for _ in until_finished(frame):
+        for sent in desk.send_all():
+            sent.stored_as_predicted()
+    assert frame.result().stored == 5
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Lane")
+def test_children_do_not_wait_for_rows_that_were_handed_back_before_they_were_sent() -> None:
+    desk = ordered(even_map(2))
+    desk.submit([(b"a", b"low", LOW), (b"b", b"high", HIGH)])
+    desk.sort()
+    request = desk.pipeline.take_request(desk.now)
+    assert request is not None
+    low, high = even_map(2).shards
+    middle = high.start + 2**126
+    children = [Shard("c", high.start, middle - 1), Shard("d", middle, high.end)]
+    desk.pipeline.set_shard_map(ShardMap([low, *children]), desk.now)
+    one_entry = make_rules(request_max_records=1).entries
+    desk.pipeline.encoded(request, encode(ADDRESS, request.numbered, one_entry), desk.now)
+    assert desk.send().data == [b"high"], "only the low shard's row is on its way"
+
+
+@pytest.mark.law("Lane")
+def test_children_wait_for_an_aggregate_of_their_parent_that_awaits_a_map() -> None:
+    desk = ordered(aggregate=True, aggregate_max_bytes=100)
+    desk.submit([(b"k", b"%02d" % i, LOW) for i in range(8)])
+    desk.sort()
+    sent = desk.send()
+    assert len(sent.users) < 8
+    sent.stored("unknown")
+    desk.pipeline.set_shard_map(HALVES, desk.now)
+    assert desk.try_send() is None
+    desk.pipeline.set_shard_map(ShardMap([Shard("unknown", 0, 2**127 - 1), HALVES.shards[1]]), desk.now)
+    assert desk.send().users[0] == b"%02d" % len(sent.users)
 
 
 @pytest.mark.law("Lane")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from math import inf
 from typing import Any
 
 import pytest
@@ -1171,3 +1172,387 @@ def test_lanes_of_a_request_that_has_no_answer_for_long_go_alone_until_they_answ
     for sent in (stuck, slow):
         sent.stored_as_predicted()
     assert [lane.alone for lane in (*quick.request.lanes, *slow.request.lanes)] == [False, True], "a late answer"
+
+
+# ---- the map, once more
+
+
+HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)])
+
+
+@pytest.mark.law("ShardMap")
+def test_two_aggregates_in_shards_that_are_not_known_wait_for_the_map_each_for_itself() -> None:
+    """They stand next to each other in one request."""
+    desk = Desk(even_map(1), aggregate=True, aggregate_max_records=5)
+    frame = desk.submit(spread(10))
+    desk.sort()
+    sent = desk.send()
+    assert [len(parse(data) or []) for data in sent.data] == [5, 5]
+    sent.answer([{"SequenceNumber": "1", "ShardId": shard_id} for shard_id in ("low", "high")])
+    assert not frame.finished
+    desk.pipeline.set_shard_map(HALVES, desk.now)
+    assert (frame.result().stored, frame.result().possible_duplicates) == (10, 0)
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+@pytest.mark.parametrize("shard_id", ["low", "high"])
+def test_an_aggregate_of_two_jobs_rows_that_awaits_a_map_is_looked_at_as_a_whole(shard_id: str) -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    frames = []
+    for hash_key in (b"%d" % MAX_HASH_KEY, b"0"):
+        frames.append(desk.submit([(b"k", b"x", hash_key)]))
+        desk.sort()
+    sent = desk.send()
+    assert (len(sent.entries), len(sent.request.pieces)) == (1, 2)
+    sent.stored(shard_id)
+    desk.pipeline.set_shard_map(HALVES, desk.now)
+    assert [frame.finished for frame in frames] == [False, False]
+    desk.send().stored_as_predicted()
+    assert [frame.result().possible_duplicates for frame in frames] == [1, 1]
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+def test_a_map_that_does_not_have_the_shard_that_answered_is_read_again_and_its_rows_wait_on() -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    frame = desk.submit(spread(4))
+    desk.sort()
+    desk.send().stored("unknown")
+    desk.pipeline.set_shard_map(HALVES, desk.now)
+    assert (desk.pipeline.wants_shard_map, desk.pipeline.census()["awaiting a map"]) == (True, 4)
+    desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
+    assert desk.pipeline.census()["awaiting a map"] == 4
+    desk.pipeline.set_shard_map(ShardMap([Shard("unknown", 0, MAX_HASH_KEY)]), desk.now)
+    assert (desk.pipeline.wants_shard_map, frame.result().stored) == (False, 4)
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+def test_a_map_is_read_again_while_a_lane_waits_because_a_plain_record_was_stored_elsewhere() -> None:
+    desk = Desk(even_map(2), aggregate=True)
+    desk.submit(1)
+    desk.sort()
+    desk.send().stored("unknown")
+    assert desk.pipeline.wants_shard_map
+    desk.pipeline.set_shard_map(even_map(2), desk.now)
+    assert desk.pipeline.wants_shard_map
+    assert not desk.pipeline.awaits_map, "no row does"
+
+
+@pytest.mark.law("ShardMap")
+@pytest.mark.parametrize("aggregates", [False, True])
+def test_an_answer_of_a_shard_that_nobody_knows_to_a_closed_one_s_request_wants_a_newer_map(aggregates: bool) -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    frame = desk.submit(spread(4 if aggregates else 1))
+    desk.sort()
+    sent = desk.send()
+    desk.pipeline.set_shard_map(HALVES, desk.now)
+    assert not desk.pipeline.wants_shard_map
+    sent.stored("unknown")
+    assert desk.pipeline.wants_shard_map is aggregates, "what is plain is delivered"
+    assert frame.finished is not aggregates
+
+
+@pytest.mark.law("ShardMap")
+def test_while_a_doubted_map_cannot_be_read_an_answer_to_a_closed_shard_s_request_wants_a_newer_one() -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    desk.submit(1)
+    desk.sort()
+    sent = desk.send()
+    desk.pipeline.set_shard_map(HALVES, desk.now)
+    desk.now += 30.0
+    desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
+    assert not desk.pipeline.wants_shard_map
+    sent.stored("shard-0")
+    assert desk.pipeline.wants_shard_map
+
+
+@pytest.mark.law("ShardMap")
+def test_a_closed_shard_is_believed_until_the_last_request_that_was_sent_before_has_its_answer() -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    first = desk.submit(spread(10))
+    desk.sort()
+    sent = desk.send()
+    desk.pipeline.set_shard_map(HALVES, desk.now)
+    sent.stored("shard-0")
+    assert first.finished
+    later = desk.submit([(b"k", b"x", b"0")] * 2)
+    desk.sort()
+    desk.send().stored("shard-0")
+    assert not later.finished, "no such shard is known any more"
+    assert desk.pipeline.wants_shard_map
+
+
+@pytest.mark.law("ShardMap")
+def test_an_aggregate_that_strayed_once_is_aggregated_again_by_the_next_map() -> None:
+    desk = Desk(HALVES, aggregate=True)
+    frame = desk.submit([(b"k", b"%d" % i, b"%d" % i) for i in range(2)])
+    desk.sort()
+    desk.send().stored("high")
+    assert not frame.finished
+    quarters = [Shard("a", 0, 2**126 - 1), Shard("b", 2**126, 2**127 - 1)]
+    desk.pipeline.set_shard_map(ShardMap([*quarters, HALVES.shards[1]]), desk.now)
+    again = desk.send()
+    assert [len(parse(data) or []) for data in again.data] == [2]
+    again.stored("a")
+    assert frame.result().possible_duplicates == 2
+    assert desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
+def test_rows_whose_map_was_late_stay_plain_also_by_the_map_that_comes_then() -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    desk.submit(spread(10))
+    desk.sort()
+    desk.send().stored("unknown")
+    desk.now += 10.0
+    desk.pipeline.pause()
+    assert desk.try_send() is None
+    desk.pipeline.set_shard_map(HALVES, desk.now)
+    desk.pipeline.resume()
+    assert len(desk.send().entries) == 10
+
+
+@pytest.mark.law("ShardMap")
+def test_rows_behind_an_aggregate_whose_doubt_no_map_settles_in_time_go_plain_with_it() -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    desk.submit(spread(10))
+    desk.sort()
+    desk.now += 60.0
+    desk.send().stored()
+    assert desk.pipeline.wants_shard_map, "after such a silence"
+    desk.pipeline.pause()
+    desk.submit(spread(10))
+    desk.sort()
+    desk.now += 10.0
+    assert desk.try_send() is None
+    desk.pipeline.resume()
+    assert [len(sent.entries) for sent in desk.send_all()] == [10, 10]
+
+
+@pytest.mark.law("ShardMap")
+def test_a_lane_waits_for_a_map_though_an_earlier_request_is_answered_by_its_own_shard() -> None:
+    desk = Desk(even_map(1), aggregate=True, aggregate_max_records=5, request_max_records=1)
+    desk.submit(spread(40))
+    desk.sort()
+    first, *others = desk.send_all()
+    first.stored("unknown")
+    for sent in others:
+        sent.stored()
+    assert desk.try_send() is None
+    desk.now += 10.0
+    for _ in range(5):
+        sent = desk.send()
+        assert [len(parse(data) or [data]) for data in sent.data] == [1], "no map came in time"
+        sent.stored()
+    assert [len(parse(data) or [data]) for data in desk.send().data] == [5], "its own shard has answered since"
+
+
+@pytest.mark.law("ShardMap")
+def test_an_answer_that_does_not_name_a_lane_s_shard_says_nothing_of_its_sequence_numbers() -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    frames = []
+    for results in ([("500", "shard-0")], None, [("501", "shard-0")]):
+        frames.append(desk.submit(spread(4)))
+        desk.sort()
+        sent = desk.send()
+        if results is None:
+            sent.throttle({0})
+            desk.now += 1.0
+        else:
+            sent.answer([{"SequenceNumber": number, "ShardId": shard_id} for number, shard_id in results])
+    assert [frame.finished for frame in frames] == [True, True, True]
+    assert not desk.pipeline.wants_shard_map
+
+
+@pytest.mark.law("ShardMap")
+def test_an_aggregate_whose_rows_lost_their_caller_is_no_delivery_when_the_map_comes() -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    desk.submit(spread(4))
+    desk.sort()
+    desk.send().stored("unknown")
+    desk.pipeline.discard("caller")
+    desk.pipeline.set_shard_map(ShardMap([Shard("unknown", 0, MAX_HASH_KEY)]), desk.now)
+    assert desk.pipeline.stats.delivered_at is None
+    assert desk.pipeline.census()["awaiting a map"] == 0
+    assert desk.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("code", "known", "rows", "state"),
+    [
+        ("ResourceNotFoundException", False, 1, HealthState.BROKEN),
+        ("ResourceNotFoundException", False, 0, HealthState.UNPROVEN),
+        ("ResourceNotFoundException", True, 0, HealthState.BROKEN),
+        ("UnrecognizedClientException", False, 1, HealthState.BROKEN),
+        ("UnrecognizedClientException", True, 1, HealthState.UNPROVEN),
+        ("RequestExpired", False, 1, HealthState.UNPROVEN),
+        ("AccessDeniedException", False, 1, HealthState.UNPROVEN),
+    ],
+)
+def test_a_reading_that_fails_speaks_against_the_stream_only_if_the_stream_is_the_cause(
+    code: str, known: bool, rows: int, state: HealthState
+) -> None:
+    desk = Desk(known=known)
+    if rows:
+        desk.submit(rows)
+    desk.pipeline.shard_map_failed(code, "no", desk.now, request_id="r-1")
+    assert desk.pipeline.health.state is state
+    assert desk.pipeline.health.request_id == ("r-1" if state is HealthState.BROKEN else "")
+    assert desk.pipeline.stats.shard_map_refreshes == ({"ok": 1, "failed": 1} if known else {"failed": 1})
+    if code.startswith("Resource") and known:
+        assert (desk.pipeline.shard_map, desk.pipeline.wants_shard_map) == (None, True)
+
+
+def test_shards_are_not_forgotten_while_requests_may_name_them() -> None:
+    desk = Desk()
+    desk.submit(1)
+    desk.sort()
+    sent = desk.send()
+    with pytest.raises(AssertionError, match="requests are in flight"):
+        desk.pipeline.sender.forget_shards()
+    sent.stored()
+    desk.pipeline.sender.forget_shards()
+    assert (desk.pipeline.shard_map, len(desk.pipeline.lanes)) == (None, 0)
+
+
+def test_shards_are_not_forgotten_while_rows_that_ended_are_still_being_sorted() -> None:
+    desk = Desk()
+    desk.submit(1)
+    desk.pipeline.flush("caller")
+    job = desk.job()
+    desk.pipeline.discard("caller")
+    assert desk.pipeline.idle
+    assert not desk.pipeline.forget_shards(desk.now)
+    assert not desk.pipeline.forget_shards(desk.now + 10_000.0)
+    desk.sorted(job)
+    assert not desk.pipeline.forget_shards(desk.now + 10_000.0)
+    assert desk.pipeline.forget_shards(desk.now + 10_600.0)
+
+
+def test_a_list_of_shards_is_read_at_most_six_times_a_minute() -> None:
+    desk = Desk(known=False)
+    assert desk.pipeline.next_reading() == -inf
+    for _ in range(6):
+        desk.pipeline.reading_began(desk.now)
+    assert desk.pipeline.next_reading() == desk.now + 60.0
+
+
+# ---- what it says of itself
+
+
+def is_in_outage(desk: Desk) -> bool:
+    return desk.pipeline.in_outage
+
+
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_a_stream_is_in_outage_while_nothing_passes_or_its_first_list_does_not_come(aggregate: bool) -> None:
+    desk = Desk(known=False, aggregate=aggregate)
+    desk.pipeline.shard_map_failed(Code.UNREACHABLE, "no route to host", desk.now)
+    assert desk.pipeline.map_error == "UNREACHABLE: no route to host"
+    assert not is_in_outage(desk), "no row waits"
+    desk.submit(4)
+    assert is_in_outage(desk) is aggregate
+    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    assert desk.pipeline.map_error == ""
+    assert not is_in_outage(desk)
+    desk = Desk(request_max_records=1, aggregate=aggregate, aggregate_max_records=1)
+    desk.submit(4)
+    desk.sort()
+    sents = desk.send_all()
+    for sent in sents[:FAILURES_TO_HOLD]:
+        assert not is_in_outage(desk)
+        sent.fail(UNSENT)
+    assert is_in_outage(desk)
+    sents[3].stored()
+    assert not is_in_outage(desk)
+
+
+def test_a_stream_whose_rows_go_plain_without_a_list_is_not_in_outage() -> None:
+    desk = Desk(known=False, aggregate=True)
+    desk.submit(4)
+    assert not is_in_outage(desk), "nothing has failed yet"
+    desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
+    assert is_in_outage(desk)
+    desk.now += 10.0
+    desk.sort()
+    assert desk.pipeline.goes_plain
+    assert not is_in_outage(desk)
+    assert desk.pipeline.holding(desk.now).cause == "shard_map"
+
+
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_rows_await_a_newer_map_only_if_they_become_aggregates(aggregate: bool) -> None:
+    desk = Desk(known=False, aggregate=aggregate)
+    assert desk.pipeline.wants_shard_map
+    assert not desk.pipeline.awaits_map
+    desk.submit(1)
+    assert desk.pipeline.awaits_map is aggregate
+    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    assert not desk.pipeline.awaits_map
+    assert not desk.pipeline.goes_plain
+
+
+def test_the_oldest_frame_that_is_not_finished_has_an_age() -> None:
+    desk = Desk(request_max_records=1)
+    assert desk.pipeline.oldest_seconds(desk.now) == 0.0
+    desk.submit(1)
+    desk.sort()
+    desk.now += 2.0
+    desk.submit(1)
+    assert desk.pipeline.oldest_seconds(desk.now + 1.0) == 3.0
+    desk.send().stored()
+    assert desk.pipeline.oldest_seconds(desk.now + 1.0) == 1.0
+
+
+def test_a_broken_stream_s_probe_is_not_spent_by_a_question() -> None:
+    desk = Desk()
+    desk.submit(1)
+    desk.sort()
+    desk.send().fail(REFUSED)
+    desk.now += 6.0
+    assert desk.pipeline.refuses(desk.now, probes=False) is not None
+    assert desk.pipeline.refuses(desk.now) is None
+    assert desk.pipeline.refuses(desk.now) is not None
+
+
+def test_a_stream_that_does_not_aggregate_is_not_refused_because_it_cannot() -> None:
+    desk = Desk()
+    desk.pipeline.set_cannot_aggregate("the stream distributes its records itself")
+    assert desk.pipeline.refuses(desk.now) is None
+    desk.submit(1)
+    desk.sort()
+    desk.send().stored()
+    assert desk.is_empty()
+    desk = Desk(aggregate=True)
+    desk.pipeline.set_cannot_aggregate("the stream distributes its records itself")
+    end = desk.pipeline.refuses(desk.now)
+    assert end == (Outcome.NOT_STORED, Code.SHARD_MAP_MISSING, "the stream distributes its records itself", False)
+    desk.pipeline.set_cannot_aggregate("")
+    assert desk.pipeline.refuses(desk.now) is None
+
+
+def test_a_batch_for_many_shards_may_have_a_large_aggregate_for_each() -> None:
+    desk = Desk(even_map(40))
+    for count in range(1, 20):
+        assert desk.pipeline.take_job(desk.now) is None, f"sealed before frame {count}"
+        desk.submit([(b"k", b"x" * 100_000, None)])
+    desk.submit([(b"k", b"x" * 100_000, None)])
+    assert len(desk.job().frames) == 20
+
+
+def test_of_a_stream_that_stops_nothing_lingers_and_what_comes_late_is_not_gathered() -> None:
+    desk = Desk(linger_seconds=3_600.0)
+    desk.submit(1, owner=None)
+    desk.pipeline.drain()
+    assert desk.pipeline.stats.flushes == {"drain": 1}
+    assert len(desk.job().frames) == 1
+    late = desk.submit(2, owner="here")
+    assert desk.finished() == [late]
+    assert desk.pipeline.next_time() is None
+    desk = Desk()
+    assert desk.pipeline.abandon() == 0
+    after = desk.submit(1)
+    assert desk.finished() == [after]
+    assert after.tallies[Outcome.RETURNED] == 1

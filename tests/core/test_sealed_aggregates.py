@@ -321,6 +321,22 @@ def test_a_part_that_an_unknown_shard_stored_waits_for_the_map(names: tuple[str,
 
 
 @pytest.mark.law("ShardMap")
+def test_of_two_rows_in_one_request_each_waits_for_the_shards_of_its_own_parts() -> None:
+    service = Service(2)
+    users = [InnerRecord(b"k", LOW, b"1"), InnerRecord(b"k", b"1", b"2"), InnerRecord(b"c", HIGH, b"3")]
+    frame = service.submit([aggregate_of(users)] * 2)
+    sent = service.desk.send()
+    assert sent.encoded.ends.tolist() == [1, 1, 2, 2]
+    low, high = service.map().shards
+    names = ["unknown", high.shard_id, low.shard_id, high.shard_id]
+    sent.answer([{"SequenceNumber": "1", "ShardId": shard_id} for shard_id in names])
+    assert frame.unsettled == 1
+    service.desk.pipeline.set_shard_map(ShardMap([Shard("unknown", 0, low.end), high]), service.desk.now)
+    assert (frame.result().stored, frame.result().possible_duplicates) == (2, 0)
+    assert service.desk.is_empty()
+
+
+@pytest.mark.law("ShardMap")
 def test_a_part_that_a_child_stored_of_which_some_is_the_other_child_s_is_not_believed() -> None:
     desk, frame, sent, _ = three_shards()
     first, second, third = desk.pipeline.shard_map.shards if desk.pipeline.shard_map else ()
@@ -362,15 +378,17 @@ def test_more_records_than_a_request_takes_stay_in_parts_and_are_given_up_as_unk
     service = Service(2)
     desk = service.desk
     frame = service.submit([aggregate_of([InnerRecord(b"k%d" % i, None, b"%d" % i) for i in range(600)])])
-    requests = 0
+    requests = sends = 0
     while not frame.finished:
         requests += 1
         assert requests < 20
         if (sent := desk.try_send()) is None:
             continue  # it has just ended
+        sends += 1
         assert len(sent.entries) == 2
         sent.answer([{"SequenceNumber": "1", "ShardId": "nobody knows"}] * 2)
         desk.now += 11
+    assert sends == 5
     assert {end[:2] for end in ends_of(frame).values()} == {(Outcome.UNKNOWN, Code.SHARD_MAP_MISSING)}
     assert desk.is_empty()
 

@@ -10,20 +10,23 @@ from typing import Any
 
 import pytest
 
-from producerd.core.lanes.lane import MAX_REQUESTS_OF_SLOW_LANE, MAX_REQUESTS_PER_LANE, SLOW_LANE_PAUSE_SECONDS
+from producerd.core.budget import NodeInFlight
+from producerd.core.holding import Holding
+from producerd.core.lanes.lane import MAX_REQUESTS_OF_SLOW_LANE, MAX_REQUESTS_PER_LANE, SLOW_LANE_PAUSE_SECONDS, Lane
 from producerd.core.lanes.pacing import Pacer
 from producerd.core.pipeline import _EXPIRED
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.job import MAYBE_CAUSES
 from producerd.core.sending.answers import RequestFailed, parse_answer
 from producerd.core.sending.backoff import RetryPolicy
+from producerd.core.sending.health import HealthState
 from producerd.core.sending.in_flight import SLOW_SECONDS, SLOW_SHARE
 from producerd.core.sending.sender import WRONG_COUNTS_TO_GIVE_UP
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
 from tests.core.rows import even_map
-from tests.core.stories import INVALID, LOST, THROTTLED, UNSENT, Desk, Sent, ends_of, go_on
+from tests.core.stories import INVALID, LOST, REFUSED, THROTTLED, UNSENT, Desk, Sent, ends_of, go_on
 
 GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
 SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
@@ -874,17 +877,6 @@ def test_a_lane_that_waits_for_a_map_is_named_so() -> None:
     assert [state.waits_for for state in desk.pipeline.shards(desk.now)] == ["shard map"]
 
 
-def test_a_refused_request_of_aggregates_is_halved_between_two_of_them() -> None:
-    """Else the rows of one aggregate would be sent in two halves, and each half would hold what was refused."""
-    desk = Desk(aggregate=True, aggregate_max_records=6, request_max_records=50)
-    desk.submit(12 + 2)
-    desk.sort()
-    sent = desk.send()
-    assert sent.encoded.ends.tolist() == [6, 12, 14]
-    sent.fail(INVALID)
-    assert [again.request.records for again in desk.send_all()] == [6, 8]
-
-
 def test_rows_wait_as_long_as_the_one_among_them_that_was_sent_most_often(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
@@ -904,3 +896,456 @@ def test_rows_wait_as_long_as_the_one_among_them_that_was_sent_most_often(monkey
     assert sorted(span.attempts for span in sent.request.spans) == [0, 1]
     sent.fail(UNSENT)
     assert asked == [0, 1]
+
+
+@pytest.mark.parametrize(("records", "halves"), [(14, [6, 8]), (24, [12, 12]), (5, [2, 3])])
+def test_a_refused_request_is_halved_by_its_entries_or_one_entry_by_its_rows(records: int, halves: list[int]) -> None:
+    """Else the rows of one aggregate would be sent in two halves, and each half would hold what was refused."""
+    desk = Desk(aggregate=True, aggregate_max_records=6, request_max_records=50)
+    desk.submit(records)
+    desk.sort()
+    desk.send().fail(INVALID)
+    assert [again.request.records for again in desk.send_all()] == halves
+
+
+def test_a_request_that_was_not_encoded_is_halved_by_its_rows_and_costs_its_lane_no_pace() -> None:
+    desk = Desk()
+    desk.submit(20)
+    desk.sort()
+    (lane,) = desk.pipeline.lanes
+    assert lane.pacer is not None
+    before = lane.pacer.allowance(desk.now)
+    request = desk.pipeline.take_request(desk.now)
+    assert request is not None
+    assert lane.pacer.allowance(desk.now) != before
+    internal = RequestFailed(Code.INTERNAL, "the daemon failed; see its log", maybe_stored=False)
+    desk.pipeline.complete(request, internal, desk.now)
+    assert lane.pacer.allowance(desk.now) == before
+    assert [again.request.records for again in desk.send_all()] == [10, 10]
+
+
+# ---- what holds the queue, one cause at a time
+
+
+def paced(rows: int, size: int, taken: int) -> Desk:
+    """One shard's lane that has sent this many rows of its first second's 250, or 256 KiB."""
+    desk = Desk(shard_rate_fraction=1.0, request_max_records=taken)
+    desk.submit([(b"k", b"x" * size, None)] * rows)
+    desk.sort()
+    assert len(desk.send().entries) == taken
+    return desk
+
+
+def test_a_lane_that_may_send_and_is_held_back_by_its_pace_names_what_it_has_less_of() -> None:
+    assert paced(400, 10, 150).pipeline.holding(100.0) == Holding("shard_rate", by_records=True)
+    assert paced(40, 10_000, 15).pipeline.holding(100.0) == Holding("shard_rate")
+    assert paced(400, 10, 100).pipeline.holding(100.0) == Holding("daemon")
+
+
+def test_one_failed_request_is_the_cause_for_six_seconds() -> None:
+    desk = Desk(max_in_flight_requests=1)
+    desk.submit(5)
+    desk.sort()
+    desk.send().fail(UNSENT)
+    for now, cause in ((100.0, "service"), (105.999, "service"), (106.0, "daemon")):
+        assert desk.pipeline.holding(now) == Holding(cause)  # type: ignore[arg-type]
+
+
+def test_a_stream_that_is_refused_is_held_by_the_service_until_something_is_stored() -> None:
+    desk = Desk()
+    desk.submit(1)
+    desk.sort()
+    desk.send().stored()
+    desk.submit(1)
+    desk.sort()
+    desk.send().fail(REFUSED)
+    assert desk.pipeline.health.state is HealthState.SUSPECT
+    hold_until = desk.pipeline.sender.in_flight.hold_until
+    assert desk.now < hold_until < desk.now + 5.0
+    for now in (desk.now, hold_until, hold_until + 100.0):
+        assert desk.pipeline.holding(now) == Holding("service")
+    desk.pipeline.health.forget_refusal()
+    assert desk.pipeline.holding(hold_until - 0.001) == Holding("service"), "it still waits"
+    assert desk.pipeline.holding(hold_until) == Holding("daemon")
+    desk = Desk()
+    desk.submit(1)
+    desk.sort()
+    desk.send().fail(REFUSED)
+    assert desk.pipeline.health.state is HealthState.BROKEN
+    assert desk.pipeline.holding(desk.now + 100.0) == Holding("service")
+
+
+def test_a_lane_waits_for_a_map_until_its_time_and_for_answers_after_it() -> None:
+    desk = Desk(aggregate=True, request_max_records=1, aggregate_max_records=1)
+    desk.submit(10)
+    desk.sort()
+    assert len(desk.send_all()) == MAX_REQUESTS_PER_LANE
+    assert desk.pipeline.holding(desk.now) == Holding("in_flight")
+    (lane,) = desk.pipeline.lanes
+    lane.await_map(desk.now + 1.0)
+    assert desk.pipeline.holding(desk.now + 0.9) == Holding("shard_map")
+    assert desk.pipeline.holding(desk.now + 1.0) == Holding("in_flight")
+
+
+def test_where_the_shards_are_unknown_throttles_show_that_they_are_too_few() -> None:
+    desk = Desk(known=False)
+    desk.pipeline.shard_map_failed("AccessDeniedException", "no", desk.now)
+    desk.submit(10)
+    desk.sort()
+    desk.send().answer([SLOW_DOWN] * 10)
+    assert desk.pipeline.holding(desk.now) == Holding("shard_rate", throttled=True)
+
+
+@pytest.mark.parametrize(
+    ("shards", "rows", "throttled", "expected"),
+    [
+        (3, (40, 40), 1, Holding("hot_shard", "shard-0", 0.5, throttled=True)),
+        (3, (49, 50), 1, Holding("daemon")),
+        (3, (40, 40, 1), 1, Holding("shard_rate", throttled=True)),
+        (4, (34, 33, 33), 1, Holding("shard_rate", throttled=True)),
+        (2, (90, 10), 2, Holding("shard_rate", throttled=True)),
+        (2, (90, 10), 1, Holding("hot_shard", "shard-0", 0.9, throttled=True)),
+    ],
+)
+def test_a_shard_is_hot_from_half_as_much_again_as_its_share_while_the_others_have_room(
+    shards: int, rows: tuple[int, ...], throttled: int, expected: Holding
+) -> None:
+    desk = Desk(even_map(shards), request_max_records=10)
+    starts = [b"%d" % shard.start for shard in even_map(shards).shards]
+    desk.submit([(b"k", b"x" * 99, start) for start, count in zip(starts, rows, strict=False) for _ in range(count)])
+    desk.sort()
+    for sent in [desk.send() for _ in range(throttled)]:
+        sent.answer([SLOW_DOWN] * len(sent.entries))
+    holding = desk.pipeline.holding(desk.now)
+    assert holding._replace(by_records=False) == expected
+
+
+# ---- where rows are
+
+
+def test_the_census_counts_each_row_where_it_is() -> None:
+    desk = Desk(even_map(1), aggregate=True, aggregate_max_records=5, request_max_records=1, max_in_flight_requests=3)
+    places = {"filling": 0, "sorting": 0, "queued": 0, "delayed": 0, "alone": 0, "in flight": 0, "awaiting a map": 0}
+    assert desk.pipeline.census() == places
+    assert repr(desk.pipeline) == "<Pipeline, unproven: no rows>"
+    desk.submit(25)
+    desk.sort()
+    assert desk.pipeline.census() == places | {"queued": 25}
+    first, second, third = desk.send_all()
+    assert desk.pipeline.census() == places | {"queued": 10, "in flight": 15}
+    first.fail(UNSENT)
+    second.fail(INVALID)
+    third.stored("unknown")
+    assert desk.pipeline.census() == places | {"queued": 10, "delayed": 5, "alone": 5, "awaiting a map": 5}
+    desk.submit(2)
+    desk.pipeline.flush("caller")
+    desk.job()
+    desk.submit(1)
+    assert desk.pipeline.census() == {
+        "filling": 1,
+        "sorting": 2,
+        "queued": 10,
+        "delayed": 5,
+        "alone": 5,
+        "in flight": 0,
+        "awaiting a map": 5,
+    }
+    assert desk.pipeline.queued_records == 28
+
+
+def test_a_lane_counts_its_rows_that_wait_outside_of_it() -> None:
+    desk = Desk(aggregate=True)
+    desk.submit(4)
+    desk.sort()
+    (lane,) = desk.pipeline.lanes
+    desk.send().fail(INVALID)
+    assert repr(lane) == "<Lane of shard-0: 0 rows in 0 spans, 0 requests in flight, 2 set aside>"
+    desk.send().stored("unknown")
+    assert repr(lane) == "<Lane of shard-0: 0 rows in 0 spans, 0 requests in flight, 2 set aside>"
+    desk.send().stored()
+    assert repr(lane) == "<Lane of shard-0: 0 rows in 0 spans, 0 requests in flight, 1 set aside>"
+    desk.pipeline.set_shard_map(ShardMap([Shard("unknown", 0, MAX_HASH_KEY)]), desk.now)
+    assert lane.set_aside == 0
+    assert desk.pipeline.queued_records == 0
+
+
+# ---- what a sent request costs its lanes
+
+
+@pytest.mark.parametrize("rules", [{}, {"aggregate": True, "aggregate_max_bytes": 200}])
+def test_a_lane_pays_for_the_entries_and_bytes_that_were_sent_of_it(rules: dict[str, Any]) -> None:
+    desk = Desk(even_map(2), **rules)
+    desk.submit([(b"key", b"x" * (20 + i), LOW if i % 3 else HIGH) for i in range(40)])
+    desk.sort()
+    lanes = list(desk.pipeline.lanes)
+    assert [lane.shard.shard_id for lane in lanes] == ["shard-0", "shard-1"]
+    pacers = [lane.pacer for lane in lanes if lane.pacer is not None]
+    before = [pacer.allowance(desk.now) for pacer in pacers]
+    sent = desk.send()
+    after = [pacer.allowance(desk.now) for pacer in pacers]
+    spent = [(b.records - a.records, b.bytes - a.bytes) for b, a in zip(before, after, strict=True)]
+    assert spent == sent.encoded.of_lanes(2)
+    assert len(sent.entries) == sum(entries for entries, _ in spent)
+
+
+def test_rows_of_a_request_that_is_refused_cost_as_many_entries_as_they_make_plain() -> None:
+    """Where no list of the shards came, rows go plain though the stream aggregates."""
+    desk = Desk(known=False, aggregate=True)
+    desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
+    desk.submit(20)
+    desk.now += 11.0
+    desk.sort()
+    desk.send().fail(INVALID)
+    request = desk.pipeline.take_request(desk.now)
+    assert request is not None
+    assert [paid for paid, _ in request.paid.values()] == [10]
+    assert request.aggregate_bytes == (0,)
+
+
+# ---- what an answer teaches
+
+
+def test_each_lane_learns_how_many_of_its_entries_were_stored_and_throttled(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, int, float, float]] = []
+
+    def pace(lane: Lane, stored: int, throttled: int, sent_at: float, now: float, _: object) -> None:
+        told.append((lane.shard.shard_id, stored, throttled, sent_at, now))
+
+    monkeypatch.setattr(Lane, "pace", pace)
+    desk = Desk(even_map(2))
+    desk.submit([(b"k", b"%d" % i, LOW if i < 4 else HIGH) for i in range(7)])
+    desk.sort()
+    sent = desk.send()
+    desk.now += 0.5
+    high = GOOD | {"ShardId": "shard-1"}
+    sent.answer([GOOD, BROKEN, GOOD, SLOW_DOWN, SLOW_DOWN, high, SLOW_DOWN])
+    assert told == [("shard-0", 2, 1, 100.0, 100.5), ("shard-1", 1, 2, 100.0, 100.5)]
+    told.clear()
+    desk.submit([(b"k", b"%d" % i, LOW if i < 4 else HIGH) for i in range(6)])
+    desk.sort()
+    sent = desk.send()
+    sent.stored_as_predicted()
+    assert told == [("shard-0", 5, 0, 100.5, 100.5), ("shard-1", 4, 0, 100.5, 100.5)]
+    assert desk.pipeline.queued_records == 1, "which waits out a delay"
+
+
+def test_requests_and_failed_sends_are_counted_by_how_they_ended() -> None:
+    desk = Desk()
+    stats = desk.pipeline.stats
+    desk.submit(6)
+    desk.sort()
+    desk.send().answer([GOOD, SLOW_DOWN, SLOW_DOWN, BROKEN, GOOD, GOOD])
+    assert stats.put_requests == {"partial": 1}
+    assert stats.record_errors == {Code.THROTTLED: 2, Code.SERVICE_FAULT: 1}
+    assert (stats.throttled_records, stats.delivered_records, stats.retried_records) == (2, 3, 3)
+    desk.now += 6.0
+    desk.send().fail(RequestFailed(THROTTLED, "slow down", maybe_stored=False, request_id="r-1"))
+    assert stats.last_error == f"{THROTTLED}: slow down (request id r-1)"
+    assert stats.put_requests == {"partial": 1, "failed": 1}
+    assert stats.record_errors == {Code.THROTTLED: 5, Code.SERVICE_FAULT: 1}
+    desk.now += 6.0
+    desk.send().stored()
+    assert stats.put_requests == {"partial": 1, "failed": 1, "ok": 1}
+    assert desk.is_empty()
+
+
+def test_an_answer_that_stores_or_throttles_rows_ends_what_spoke_against_them() -> None:
+    """Time-outs, faults and answers with a wrong number of results count in a row."""
+    desk = Desk()
+    desk.submit(5)
+    desk.sort()
+    counts = []
+
+    def again() -> Sent:
+        desk.now += 61.0
+        sent = desk.send()
+        (span,) = sent.request.spans
+        counts.append((span.timeouts, span.faults, span.wrong_counts))
+        return sent
+
+    wrong_count = RequestFailed(Code.RESULT_COUNT, "4 results for 5 entries", maybe_stored=True)
+    for failure in (TIMED_OUT, SERVICE_FAULT, TIMED_OUT, SERVICE_FAULT, wrong_count, wrong_count):
+        again().fail(failure)
+    again().answer([SLOW_DOWN] * 5)
+    again().fail(wrong_count)
+    again().fail(UNSENT)
+    again().stored()
+    assert counts == [
+        (0, 0, 0),
+        (1, 0, 0),
+        (1, 1, 0),
+        (2, 1, 0),
+        (2, 2, 0),
+        (2, 2, 1),
+        (2, 2, 2),
+        (0, 0, 0),
+        (0, 0, 1),
+        (0, 0, 0),
+    ]
+    assert desk.is_empty()
+
+
+def test_an_entry_that_is_refused_for_good_breaks_a_stream_that_never_worked() -> None:
+    desk = Desk()
+    frame = desk.submit(2)
+    desk.sort()
+    desk.send().answer([{"ErrorCode": "KMSDisabledException", "ErrorMessage": "the key is disabled"}] * 2)
+    assert desk.pipeline.health.state is HealthState.BROKEN
+    assert desk.pipeline.stats.last_error == "KMS: the key is disabled"
+    assert ends_of(frame) == dict.fromkeys((0, 1), (Outcome.NOT_STORED, Code.KMS, False))
+
+
+@pytest.mark.parametrize("message", ["", "1 validation error detected"])
+def test_eight_single_entries_that_are_refused_in_a_row_with_one_message_make_the_stream_doubtful(message: str) -> None:
+    desk = Desk(request_max_records=1)
+    refusal = RequestFailed("ValidationException", message, maybe_stored=False)
+    other = RequestFailed("ValidationException", "another", maybe_stored=False)
+    desk.submit(40)
+    desk.sort()
+    desk.send().stored()
+    for failure, count in ((refusal, 7), (None, 1), (refusal, 7), (other, 1), (refusal, 7), (None, 1), (refusal, 7)):
+        for _ in range(count):
+            sent = desk.send()
+            if failure is None:
+                sent.stored()
+            else:
+                sent.fail(failure)
+        assert desk.pipeline.health.state is HealthState.WORKING
+    desk.send().fail(refusal)
+    assert desk.pipeline.health.state is HealthState.SUSPECT
+    assert desk.pipeline.stats.last_error == f"RECORD_INVALID: {message}"
+
+
+def test_failures_of_our_own_do_not_make_the_stream_doubtful_or_a_record_too_large() -> None:
+    desk = Desk(request_max_records=1)
+    frame = desk.submit(10)
+    desk.sort()
+    for _ in range(10):
+        desk.send().fail(RequestFailed(Code.INTERNAL, "maximum record size", maybe_stored=False))
+    assert desk.pipeline.health.state is HealthState.UNPROVEN
+    assert set(ends_of(frame).values()) == {(Outcome.NOT_STORED, Code.INTERNAL, False)}
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("the record exceeds the maximum record size", Code.RECORD_TOO_LARGE),
+        ("Value at 'data': length less than or equal to 1048576", Code.RECORD_TOO_LARGE),
+        ("Value at 'partitionKey': length less than or equal to 256", Code.RECORD_INVALID),
+    ],
+)
+def test_the_message_of_a_refusal_tells_a_record_that_is_too_large(message: str, code: str) -> None:
+    desk = Desk()
+    frame = desk.submit(1)
+    desk.sort()
+    desk.send().fail(RequestFailed("ValidationException", message, maybe_stored=False))
+    assert ends_of(frame) == {0: (Outcome.NOT_STORED, code, False)}
+    assert frame.result().codes[0].message == message
+
+
+def test_a_stream_that_breaks_after_it_was_suspected_waits_for_its_probes_and_not_for_a_hold() -> None:
+    desk = Desk(request_max_records=1, permanent_error_grace_seconds=0.0)
+    desk.submit(3)
+    desk.sort()
+    desk.send().stored()
+    first, second = desk.send_all()
+    refused = RequestFailed("AccessDeniedException", "not authorized", maybe_stored=False, request_id="r-2")
+    first.fail(refused)
+    assert desk.pipeline.health.state.value == "suspect"
+    assert desk.pipeline.stats.last_error == "ACCESS_DENIED: not authorized (request id r-2)"
+    assert desk.pipeline.sender.in_flight.hold_until > desk.now
+    second.fail(refused)
+    assert desk.pipeline.health.state.value == "broken"
+    assert desk.pipeline.sender.in_flight.hold_until == 0.0
+    assert desk.pipeline.health.request_id == "r-2"
+
+
+@pytest.mark.parametrize("fails", ["its mate's request", "a reading of the shards"])
+def test_a_probe_of_a_broken_stream_does_not_end_because_something_else_fails_for_now(fails: str) -> None:
+    desk = Desk()
+    desk.submit(1)
+    desk.sort()
+    desk.send().fail(REFUSED)
+    desk.finished()
+    first = desk.submit(1)
+    desk.sort()
+    sent = desk.send()
+    probe = desk.submit(1)
+    desk.sort()
+    if fails == "its mate's request":
+        sent.fail(LOST)
+        assert first.finished
+    else:
+        desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
+        assert not first.finished
+    assert not probe.finished
+    for other in desk.send_all():
+        other.stored()
+    assert probe.result().stored == 1
+
+
+def test_rows_of_large_and_small_records_that_go_alone_wait_for_room_for_the_largest() -> None:
+    node = NodeInFlight(800_000, 100_000)
+    desk = Desk(even_map(2), in_flight=node)
+    frame = desk.submit([*[(b"k", b"small", LOW)] * 3, (b"k", b"x" * 150_000, HIGH)])
+    desk.sort()
+    sent = desk.send()
+    assert sent.request.records == 4
+    sent.fail(INVALID)
+    desk.send().stored_as_predicted()
+    assert frame.unsettled == 2, "a small one and the large one"
+    node.take("another", 900_000)
+    assert desk.try_send() is None
+    assert desk.pipeline.held_by_node
+    assert desk.pipeline.holding(desk.now) == Holding("in_flight")
+    node.release("another", 900_000)
+    for more in desk.send_all():
+        more.stored_as_predicted()
+    assert desk.finished() == [frame]
+
+
+# ---- when something is due
+
+
+def test_rows_that_may_be_sent_now_are_no_time_to_wait_for() -> None:
+    desk = Desk()
+    desk.submit(5)
+    desk.sort()
+    assert desk.pipeline.next_time() is None
+    assert not desk.pipeline.press(desk.now), "a batch gains nothing while they wait"
+    desk.send().fail(INVALID)
+    desk.submit(1)
+    assert not desk.pipeline.press(desk.now), "and while they wait for a request of their own"
+    desk.pipeline.sender.in_flight.hold_until = 101.0
+    desk.pipeline.flush("caller")
+    assert desk.pipeline.take_job(desk.now) is not None
+    assert desk.pipeline.next_time() == 101.0
+
+
+def test_a_hold_hides_no_later_time_of_a_lane() -> None:
+    desk = Desk()
+    desk.submit(5)
+    desk.sort()
+    desk.send().answer([SLOW_DOWN] * 5)
+    assert desk.try_send() is None
+    due = desk.pipeline.next_time()
+    assert due is not None
+    desk.pipeline.sender.in_flight.hold_until = due - 0.001
+    assert desk.pipeline.next_time() == due
+
+
+def test_two_aggregates_that_await_a_map_are_each_sent_again_in_time() -> None:
+    desk = Desk(even_map(2), aggregate=True)
+    for hash_key in (LOW, HIGH):
+        desk.submit([(b"k", b"x", hash_key)] * 2)
+        desk.sort()
+        desk.send().stored("unknown")
+        desk.now += 3.0
+    for due, shard_id in ((110.0, "shard-0"), (113.0, "shard-1")):
+        assert desk.pipeline.next_time() == due
+        desk.now = due
+        (sent,) = desk.send_all()
+        assert lanes_of(sent) == {shard_id}
+        assert len(sent.entries) == 2, "plain now"
+        sent.stored(shard_id)
+    assert desk.is_empty()
