@@ -120,6 +120,7 @@ class Desk:
         if not self.pipeline.idle:
             return False
         assert (self.budget.used_records, self.budget.used_bytes, self.pipeline.in_flight_bytes) == (0, 0, 0)
+        assert not self.pipeline.ledger._jobs, "a finished frame keeps no job"
         return True
 
 

@@ -483,6 +483,26 @@ def test_what_went_plain_ends_as_well_where_shards_turn_out_not_to_follow_the_ke
     assert desk.is_empty()
 
 
+def test_a_denial_leaves_alone_what_is_being_sorted_and_goes_plain() -> None:
+    desk = Late()
+    frame = desk.submit(20)
+    desk.until_plain()
+    desk.pipeline.press(desk.now)
+    job = desk.job()
+    desk.fail(*DENIED)
+    desk.now += 10.0
+    late = desk.submit(1)
+    desk.now += 1.0
+    assert not desk.begin()
+    assert desk.finished() == [late]
+    desk.sorted(job)
+    sent = desk.send()
+    assert inside(sent) == [1] * 20
+    sent.stored("shard-7")
+    assert frame.result().stored == 20
+    assert desk.is_empty()
+
+
 # ---- the list is missed again
 
 
@@ -566,3 +586,36 @@ def test_while_the_stream_itself_fails_its_health_decides(code: str) -> None:
     wait.failed("InternalFailure", "for now", 3.0)
     # A failure of our own credentials is not an answer of the service.
     assert wait.ends_at == (13.0 if code == Code.CREDENTIALS else 12.0)
+
+
+def test_credentials_that_fail_only_for_now_are_waited_for() -> None:
+    wait = MapWait(aggregates=True)
+    wait.begin(1.0, 10.0)
+    wait.failed("RequestExpired", "the clock is wrong", 2.0)
+    assert (wait.ends_at, wait.denied, wait.error) == (12.0, False, "RequestExpired: the clock is wrong")
+
+
+@pytest.mark.parametrize(("code", "message"), [DENIED, MISSING, THROTTLED])
+def test_nothing_of_a_wait_that_is_over_is_left(code: str, message: str) -> None:
+    wait = MapWait(aggregates=True)
+    wait.begin(1.0, 10.0)
+    wait.failed(code, message, 2.0)
+    wait.go_plain()
+    assert (wait.error, wait.plain) == (f"{code}: {message}", True)
+    wait.over()
+    assert (wait.error, wait.denied, wait.plain, wait.ends_at) == ("", False, False, float("inf"))
+    wait.begin(20.0, 10.0)
+    assert wait.ends_at == 30.0
+    assert not wait.refuses(30.0)
+
+
+def test_rows_are_refused_from_the_end_of_a_wait_on_in_which_the_list_was_always_denied() -> None:
+    wait = MapWait(aggregates=True)
+    wait.begin(1.0, 10.0)
+    wait.failed(*DENIED, 4.0)
+    wait.failed(*DENIED, 6.0)
+    assert [wait.refuses(now) for now in (13.9, 14.0)] == [False, True]
+    wait.failed(*THROTTLED, 15.0)
+    assert not wait.refuses(15.0)
+    wait.failed(*DENIED, 20.0)
+    assert [wait.refuses(now) for now in (29.9, 30.0)] == [False, True]

@@ -774,3 +774,12 @@ def test_a_frame_that_could_not_be_sorted_is_a_failure() -> None:
     assert desk.try_send() is None
     desk.finished()
     assert desk.is_empty()
+
+
+def test_however_many_frames_a_session_sent_after_a_failed_row_each_of_them_ends() -> None:
+    desk = ordered()
+    desk.submit(rows_named("a1"))
+    desk.sort()
+    later = [desk.submit(rows_named("b1")) for _ in range(1_000)]
+    fail_row(desk, b"a1")
+    assert [ends_of(frame) for frame in later] == [{0: PREDECESSOR}] * 1_000

@@ -953,6 +953,8 @@ def test_rows_in_a_request_that_fails_end_too_once_their_owner_is_gone(stage: st
             request = work.request if isinstance(work, Sent) else work
             desk.pipeline.complete(request, failure, desk.now)
     assert frame.finished
+    discarded = 20 - sum(frame.tallies.values())
+    assert desk.pipeline.stats.discarded_records == {"disconnected": discarded}
     assert go_on(desk, []) == 0
     assert desk.is_empty()
 
@@ -991,6 +993,7 @@ def test_a_drain_gives_back_what_is_in_no_request(stage: str, failure: RequestFa
         assert frame.tallies[Outcome.RETURNED] == 20 - stored
     maybe = sum(maybe_stored for _, _, maybe_stored in ends_of(frame).values())
     assert maybe == (in_request if failure is LOST else 0)
+    assert desk.pipeline.stats.discarded_records == {"returned": frame.tallies[Outcome.RETURNED]}
     assert desk.is_empty()
 
 
@@ -1000,12 +1003,12 @@ def test_a_drain_still_sends_rows_that_have_no_owner_and_returns_what_comes_late
     desk.pipeline.disown("gone")
     kept = desk.submit(5, owner="here")
     desk.pipeline.drain()
-    late = desk.submit(5, owner="here")
+    late, late_orphan = desk.submit(5, owner="here"), desk.submit(5, owner=None)
     assert desk.finished() == [kept, late]
     for frame in (kept, late):
         assert frame.tallies[Outcome.RETURNED] == 5
     go_on(desk, [])
-    assert orphan.tallies[Outcome.STORED] == 5
+    assert orphan.tallies[Outcome.STORED] == late_orphan.tallies[Outcome.STORED] == 5
     assert desk.is_empty()
 
 

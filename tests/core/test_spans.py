@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from random import Random
 
 import numpy as np
 import pytest
 
-from producerd.core.rows import sorting
+from producerd.core.kpl.aggregation import InnerRecord
+from producerd.core.rows import intake, sorting
 from producerd.core.rows.buffers import JOB_CHARGE_BYTES
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.job import IN_REQUEST, QUEUED, SETTLED, Job
@@ -29,6 +31,7 @@ from producerd.core.shards import md5
 from producerd.core.shards.hash_keys import I32, MAX_HASH_KEY, U64
 from producerd.testing import hash_of
 from producerd.wire.columns import RECORD_CHARGE_BYTES
+from tests.core.given import aggregate_of, body_of
 from tests.core.rows import Row, content, even_map, rows_of, sorted_of
 
 
@@ -132,8 +135,8 @@ def test_a_row_with_a_null_key_and_a_hash_key_goes_where_that_says() -> None:
     assert [place for place, _ in result.spans] == [15]
 
 
-def test_a_null_key_s_hash_key_lies_anywhere_in_128_bits() -> None:
-    result = sorted_of([rows_of([(None, b"d", None)] * 500)], even_map(1), 3)
+def test_null_keys_of_one_job_have_hash_keys_anywhere_in_128_bits_and_each_its_own() -> None:
+    result = sorted_of([rows_of([(None, b"d", None)] * 250)] * 2, even_map(1), 3)
     numbers = [content(span, at)[2] for _, span in result.spans for at in range(span.first, span.last)]
     assert len(set(numbers)) == 500
     assert max(number & 2**64 - 1 for number in numbers) > 2**63
@@ -401,3 +404,83 @@ def test_the_range_of_a_span_s_hash_keys_counts_both_halves() -> None:
     result = sorted_of([rows_of([(b"k", b"d", b"%d" % number) for number in numbers])], even_map(1))
     ((_, span),) = result.spans
     assert span.hash_range() == (min(numbers), max(numbers))
+
+
+def charged(charge_bytes: int, rows: int, hash_keys: list[bytes | None] | None = None) -> list[Row]:
+    """Rows that are charged this many bytes each."""
+    data = bytes(charge_bytes - RECORD_CHARGE_BYTES - len(b"k"))
+    return [(b"k", data, hash_key) for hash_key in hash_keys or [None] * rows]
+
+
+@pytest.mark.parametrize(("charge_bytes", "records"), [(32 << 10, [8, 8, 4]), ((32 << 10) + 1, [7, 7, 6])])
+def test_a_span_has_as_many_rows_as_fit_256_kib(charge_bytes: int, records: list[int]) -> None:
+    result = sorted_of([rows_of(charged(charge_bytes, 20))], even_map(1))
+    assert [span.records for _, span in result.spans] == records
+    assert [buffer.live for buffer in result.job.buffers] == records
+
+
+@pytest.mark.parametrize(("charge_bytes", "records"), [(32 << 10, [2, 2, 1]), ((32 << 10) + 1, [1] * 5)])
+def test_spans_of_several_shards_share_a_buffer_of_up_to_64_kib(charge_bytes: int, records: list[int]) -> None:
+    hash_keys: list[bytes | None] = [b"%d" % shard.start for shard in even_map(5).shards]
+    result = sorted_of([rows_of(charged(charge_bytes, 5, hash_keys))], even_map(5))
+    assert [(shard, span.records) for shard, span in result.spans] == [(shard, 1) for shard in range(5)]
+    assert [buffer.live for buffer in result.job.buffers] == records
+
+
+def test_two_rows_are_sorted_by_shard() -> None:
+    result = sorted_of([rows_of([(b"k", b"high", b"%d" % MAX_HASH_KEY), (b"k", b"low", b"0")])], even_map(2))
+    assert [content(span, span.first)[1] for _, span in result.spans] == [b"low", b"high"]
+
+
+def test_shards_are_told_apart_however_many_there_are() -> None:
+    for shards in (2, 255, 256, 257, 1_000):
+        shard_map = even_map(shards)
+        rows: list[Row] = [(b"k", b"d", b"%d" % shard.end) for shard in reversed(shard_map.shards)]
+        assert [shard for shard, _ in sorted_of([rows_of(rows)], shard_map).spans] == list(range(shards))
+
+
+def test_only_buffers_with_such_rows_have_marks_of_given_hash_keys_and_aggregates() -> None:
+    payload = aggregate_of([InnerRecord(b"k", b"0", b"inside")])
+    rows = intake.check(body_of([bytes(200_000), bytes(100_000), payload]), 1 << 20, takes_aggregates=True)
+    first, second = sorted_of([rows], even_map(1)).job.buffers
+    assert (first.explicit, first.aggregates) == (None, None)
+    for marks in (second.explicit, second.aggregates):
+        assert marks is not None
+        assert marks.tolist() == [False, True]
+    (plain,) = sorted_of([rows_of([(b"k", b"d", None)])], even_map(1)).job.buffers
+    assert (plain.explicit, plain.aggregates) == (None, None)
+
+
+def test_a_row_that_is_taken_for_an_aggregate_and_is_none_is_a_failure_of_ours() -> None:
+    rows = replace(rows_of([(b"k", b"plain", None)]), aggregates=np.array([0], np.int32))
+    with pytest.raises(AssertionError, match="intake names only rows that can be split"):
+        sorted_of([rows], even_map(1))
+
+
+def test_a_large_frame_and_small_ones_that_are_large_together_are_hashed_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashed: list[int] = []
+
+    def hash_keys(keys: memoryview, offsets: I32) -> tuple[U64, U64]:
+        hashed.append(len(offsets) - 1)
+        return hash_keys_module.hash_keys(keys, offsets)
+
+    monkeypatch.setattr(sorting, "hash_keys", hash_keys)
+    monkeypatch.setattr(sorting, "LEAST_TEXTS", 10)
+    sorted_of([rows_of([(b"k", b"d", None)] * records) for records in (9, 1, 2, 10, 9, 1, 5)], even_map(1))
+    assert hashed == [10, 2, 10, 10, 5]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_job_finds_the_runs_of_its_queued_rows(seed: int) -> None:
+    random = Random(seed)
+    job, _, _ = a_job(1, 30)
+    job.state[:] = [random.choice([QUEUED, QUEUED, IN_REQUEST, SETTLED]) for _ in range(30)]
+    first, last = sorted(random.sample(range(31), 2))
+    queued = [at for at in range(first, last) if job.state[at] == QUEUED]
+    starts = [at for at in queued if at - 1 not in queued]
+    ends = [at + 1 for at in queued if at + 1 not in queued]
+    assert job.queued_runs(first, last) == [*zip(starts, ends, strict=True)]
+    assert job.first_queued_run(first, last) == [*zip(starts, ends, strict=True), (last, last)][0]
+    assert job.count(first, last, QUEUED) == len(queued)
