@@ -9,7 +9,8 @@ from random import Random
 import pytest
 from aws_kinesis_agg.deaggregator import iter_deaggregate_records
 
-from producerd.core.kpl.aggregation import MAGIC, Aggregate, InnerRecord, Undeliverable, parse, varint
+from producerd.core.kpl.aggregation import MAGIC, Aggregate, InnerRecord, Undeliverable, parse, split, varint
+from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.testing import hash_of
 from producerd.testing.aggregates import deaggregate
 from tests.core.mutants import mutants
@@ -144,3 +145,70 @@ def test_damage_under_a_right_digest_is_a_plain_record_or_records_or_undeliverab
             continue
         assert found is None or found
         assert all(0 <= record.hash_key < 2**128 for record in found or ())
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (b"0", 0),
+        (b"-0", 0),
+        (b"00", 0),
+        (b"+7", 7),
+        (b"0" * 300 + b"7", 7),
+        ("\u0661\u0662".encode(), 12),
+        (b"%d" % MAX_HASH_KEY, MAX_HASH_KEY),
+        (b"+%d" % MAX_HASH_KEY, MAX_HASH_KEY),
+        (b"-5", -5),
+    ],
+)
+def test_an_explicit_hash_key_is_the_number_that_a_consumer_reads(text: bytes, number: int) -> None:
+    assert InnerRecord(b"k", text, b"").hash_key == number
+
+
+@pytest.mark.parametrize("text", [b"+" + b"9" * 40, b"9" * 45, b"0" + b"9" * 4_000])
+def test_a_number_of_too_many_digits_is_beyond_all_hash_keys_whatever_they_are(text: bytes) -> None:
+    assert InnerRecord(b"k", text, b"").hash_key > MAX_HASH_KEY
+
+
+@pytest.mark.parametrize("text", [b"", b"+", b"x", b"5 ", b"\xff", "\U0001d7d3".encode(), b"1" * 38 + b"x"], ids=repr)
+def test_a_hash_key_that_is_not_a_number_is_none(text: bytes) -> None:
+    with pytest.raises(ValueError, match="not a number"):
+        _ = InnerRecord(b"k", text, b"").hash_key
+
+
+@pytest.mark.parametrize(
+    ("record", "plain"),
+    [
+        (InnerRecord(b"k", None, b"d"), True),
+        (InnerRecord(b"", None, b"d"), False),
+        (InnerRecord(b"\xff", None, b"d"), False),
+        (InnerRecord("😀".encode() * 256, b"0", b""), True),
+        (InnerRecord(b"k" * 257, None, b"d"), False),
+        (InnerRecord(b"k", b"007", b"d"), False),
+        (InnerRecord(b"k", None, filled([InnerRecord(b"k", None, b"d")])[0].to_bytes()), False),
+    ],
+)
+def test_a_record_goes_plain_if_the_service_takes_it_and_it_is_no_aggregate_itself(
+    record: InnerRecord, plain: bool
+) -> None:
+    assert record.can_go_plain is plain
+    aggregate, _ = filled([record])
+    ((*inside, hash_keys),) = split(aggregate.to_bytes(), None)
+    assert (hash_keys is None) is plain
+    if plain:
+        assert tuple(inside) == record
+    else:
+        assert hash_keys == (record.hash_key, record.hash_key)
+
+
+def test_nothing_is_split_of_a_plain_record() -> None:
+    assert split(b"plain", None) == split(b"plain", lambda hash_key: 0) == []
+
+
+def test_an_aggregate_is_split_by_shard_in_the_order_of_first_records() -> None:
+    records = [InnerRecord(b"k", b"%d" % number, b"%d" % number) for number in (9, 1, 8, 2, 3)]
+    aggregate, _ = filled(records)
+    high, low = split(aggregate.to_bytes(), lambda hash_key: int(hash_key > 5))
+    assert (high.partition_key, high.explicit_hash_key, high.hash_keys) == (b"a", b"9", (8, 9))
+    assert (low.partition_key, low.explicit_hash_key, low.hash_keys) == (b"a", b"1", (1, 3))
+    assert (parse(high.data), parse(low.data)) == ([records[0], records[2]], [records[1], *records[3:]])

@@ -6,7 +6,7 @@ Both read the same results out of an answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from operator import itemgetter
@@ -214,7 +214,52 @@ def test_a_request_may_be_full_in_the_middle_of_a_lane(full: str, cut_at: int, t
     else:
         rules = replace(rules, request_max_bytes=int(whole.sizes[: cut_at + 1].sum()) - 1)
     assert encode(ADDRESS, lanes, rules).ends.tolist() == whole.ends[:cut_at].tolist()
+    if full == "bytes":
+        room = replace(rules, request_max_bytes=rules.request_max_bytes + 1)
+        assert encode(ADDRESS, lanes, room).ends.tolist() == whole.ends[: cut_at + 1].tolist()
     assert encode(ADDRESS, lanes, replace(rules, per_key=True)).ends.tolist() == [60]
+
+
+def test_which_twin_writes_plain_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns, if that suits, if all of them go plain, and if the format takes the keys."""
+    pieces = pieces_of([(b"k", b"data", None)] * 3)
+    raw = [(lane, span._replace(strays=RAW_FROM_STRAYS)) for lane, span in pieces]
+    plain, aggregated = make_rules().entries, make_rules(aggregate=True).entries
+    suits, found = True, (b"columns", np.full(3, 5, np.int32))
+    monkeypatch.setattr(columnar, "suits", lambda spans: suits)
+    monkeypatch.setattr(columnar, "raw_request", lambda *_: found)
+
+    def as_columns(pieces: Numbered, rules: EntryRules) -> bool:
+        return encode(ADDRESS, pieces, rules).body == b"columns"
+
+    assert as_columns(pieces, plain)
+    assert as_columns(raw, plain)
+    assert as_columns(raw, aggregated)
+    assert not as_columns(pieces, aggregated)
+    assert not as_columns([*raw, *pieces], aggregated)
+    suits = False
+    assert not as_columns(pieces, plain)
+    monkeypatch.setattr(columnar, "suits", lambda spans: True)
+    monkeypatch.setattr(columnar, "raw_request", lambda *_: None)
+    assert encode(ADDRESS, pieces, plain).entries == 3
+
+
+def test_which_twin_aggregates_a_lane(monkeypatch: pytest.MonkeyPatch, twins: Twins) -> None:
+    really = columnar.aggregates
+    made: list[int] = []
+
+    def aggregates(lanes: Sequence[columnar.LaneRows]) -> Iterator[list[columnar.AggregatedRows]]:
+        for found in really(lanes):
+            made.append(sum(each.rows for each in found))
+            yield found
+
+    monkeypatch.setattr(columnar, "aggregates", aggregates)
+    twins.by_columns()
+    lanes = [*enumerate(pieces_of([(b"k", b"data", hash_key)] * 9)[0][1] for hash_key in (None, b"1", None))]
+    assert encode(ADDRESS, lanes, make_rules(aggregate=True).entries).ends.tolist() == [9, 18, 27]
+    assert made == [9, 9], "a lane with explicit hash keys is left to the loop"
+    assert encode(ADDRESS, lanes, make_rules().entries).entries == 27
+    assert made == [9, 9], "and there is no other to aggregate"
 
 
 def lane_rows(rows: list[Row], most_bytes: int = 51_200, most_records: int = 1 << 32) -> columnar.LaneRows:
@@ -225,9 +270,11 @@ def test_it_writes_records_where_that_pays_and_can_be() -> None:
     """Many small rows, none of them an aggregate itself."""
     least = columnar.LEAST_ROWS
     row: Row = (b"k", b"data", None)
-    large: Row = (b"k", bytes(columnar.MOST_ROW_BYTES), None)
-    spans = [lane_rows(rows).spans for rows in ([row] * (least - 1), [row] * least, [large] * least)]
-    assert [columnar.suits(each) for each in spans] == [False, True, False]
+    large: Row = (b"k", bytes(columnar.MOST_ROW_BYTES - 1), None)
+    small: Row = (b"k", bytes(columnar.MOST_ROW_BYTES - 2), None)
+    rows = [[row] * (least - 1), [row] * least, [large] * least, [small] * least]
+    spans = [lane_rows(each).spans for each in rows]
+    assert [columnar.suits(each) for each in spans] == [False, True, False, True]
     spans[1][0].buffer.aggregates = np.zeros(least, np.bool_)
     assert not columnar.suits(spans[1])
 
@@ -242,12 +289,39 @@ def test_it_aggregates_lanes_where_that_pays_and_can_be() -> None:
         lane_rows([row] * least, most_bytes=5 * least),
         lane_rows([row] * least, most_records=least // 2),
         lane_rows([*[row] * least, (b"k", b"", b"1")]),
-        lane_rows([(b"k", bytes(columnar.MOST_AGGREGATED_BYTES), None)] * least, most_bytes=1 << 20),
+        lane_rows([(b"k", bytes(columnar.MOST_AGGREGATED_BYTES - 1), None)] * least, most_bytes=1 << 20),
         some._replace(spans=[span._replace(strays=RAW_FROM_STRAYS) for span in some.spans]),
     ]
-    enough = -(-columnar.LEAST_AGGREGATED_ROWS // least)
-    assert columnar.suited([*others, *[some] * enough]) == [False] * len(others) + [True] * enough
-    assert not any(columnar.suited([*others, *[some] * (enough - 1)]))
+    lanes, rest = divmod(columnar.LEAST_AGGREGATED_ROWS, least)
+    enough = [*[some] * (lanes - 1), lane_rows([row] * (least + rest))]
+    assert columnar.suited([*others, *enough]) == [False] * len(others) + [True] * lanes
+    one_too_few = [*[some] * (lanes - 1), lane_rows([row] * (least + rest - 1))]
+    assert not any(columnar.suited([*others, *one_too_few]))
+
+
+@pytest.mark.parametrize("fewer_bytes", [0, 1])
+def test_it_aggregates_rows_that_are_smaller_than_those_for_the_loop(fewer_bytes: int) -> None:
+    row: Row = (b"k", bytes(columnar.MOST_AGGREGATED_BYTES - 1 - fewer_bytes), None)
+    lane = lane_rows([row] * columnar.LEAST_AGGREGATED_ROWS, most_bytes=1 << 30)
+    assert columnar.suited([lane]) == [fewer_bytes == 1]
+
+
+def test_of_no_lanes_it_makes_no_aggregates() -> None:
+    assert columnar.suited([]) == []
+    assert list(columnar.aggregates([])) == []
+
+
+@pytest.mark.parametrize("format_", FORMATS.values())
+@pytest.mark.parametrize(
+    ("most", "most_bytes", "entries"), [(5, 50, 5), (9, 50, 5), (4, 50, 4), (5, 49, 4), (5, 9, 1), (5, 20, 2)]
+)
+def test_a_request_of_columns_has_as_many_rows_as_fit(
+    most: int, most_bytes: int, entries: int, format_: Format
+) -> None:
+    spans = lane_rows([(b"key", b"seven b", None)] * 5).spans
+    found = columnar.raw_request(spans, most, most_bytes, ADDRESS, format_)
+    assert found is not None
+    assert found[1].tolist() == [10] * entries
 
 
 def test_columns_have_the_data_of_their_rows_and_nothing_of_what_else_lies_in_the_buffers() -> None:
@@ -274,6 +348,15 @@ def test_rows_that_are_gone_are_not_read(format_: Format) -> None:
             setattr(spans[-1].buffer, name, b"" if "offsets" not in name else np.zeros(1, np.int32))
         with pytest.raises((ValueError, IndexError)):
             columnar.raw_request(spans, 500, 1 << 20, ADDRESS, format_)
+
+
+@pytest.mark.parametrize("name", ["keys", "data"])
+def test_a_single_row_that_is_gone_is_not_read(name: str) -> None:
+    ((_, span),) = pieces_of([(b"a key", b"data", None)])
+    assert columns_of([span]).rows == 1
+    setattr(span.buffer, name, b"")
+    with pytest.raises(ValueError, match="rows that are gone"):
+        columns_of([span])
 
 
 def test_a_key_that_json_must_escape_is_left_to_the_loop() -> None:

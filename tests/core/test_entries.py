@@ -168,13 +168,23 @@ def test_a_request_counts_the_entries_and_bytes_of_each_lane(lanes: int) -> None
     assert encoded.of_lanes(lanes) == [(len(each), sum(each)) for each in sizes]
 
 
-def test_a_request_stops_at_its_bytes_and_an_entry_larger_than_that_goes_alone() -> None:
-    rules = make_rules(request_max_bytes=1_000).entries
-    encoded = encode(ADDRESS, pieces_of([(b"k", b"x" * 332, None)] * 4), rules)
-    assert encoded.ends.tolist() == [1, 2, 3]
-    assert encoded.payload_bytes == 999
-    encoded = encode(ADDRESS, pieces_of([(b"k", b"x" * 2_000, None)] * 2), rules)
+@pytest.mark.parametrize("key", [b"k", b'"'], ids=["as it is", "escaped"])
+def test_a_request_stops_at_its_bytes_and_an_entry_larger_than_that_goes_alone(key: bytes) -> None:
+    for room, entries in ((1_000, 3), (999, 3), (998, 2), (333, 1)):
+        rules = make_rules(request_max_bytes=room).entries
+        encoded = encode(ADDRESS, pieces_of([(key, b"x" * 332, None)] * 4), rules)
+        assert encoded.ends.tolist() == [1, 2, 3][:entries]
+        assert encoded.payload_bytes == 333 * entries
+    encoded = encode(ADDRESS, pieces_of([(key, b"x" * 2_000, None)] * 2), rules)
     assert encoded.ends.tolist() == [1]
+
+
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_rows_behind_one_that_does_not_fit_go_back_though_they_are_small(aggregate: bool) -> None:
+    rules = make_rules(aggregate=aggregate, aggregate_max_bytes=100, request_max_bytes=100).entries
+    rows: list[list[Row]] = [[(b"k", b"x", None), (b"k", b"x" * 1_000, None)], [(b"k", b"x", None)]]
+    lanes = [(lane, pieces_of(each)[0][1]) for lane, each in enumerate(rows)]
+    assert encode(ADDRESS, lanes, rules).ends.tolist() == [1]
 
 
 def test_an_aggregate_that_no_longer_fits_is_handed_back_whole() -> None:

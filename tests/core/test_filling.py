@@ -112,6 +112,16 @@ def test_only_a_batch_with_frames_is_sealed_and_only_for_an_owner_of_one() -> No
     assert stats.flushes == Counter(flush=1)
 
 
+def test_once_it_hastens_nothing_lingers() -> None:
+    filling, stats = a_filling()
+    before, after = a_frame(), a_frame()
+    filling.add(before, 0.0, 0)
+    filling.hasten()
+    filling.add(after, 0.0, 0)
+    assert taken(filling) == [[before], [after]]
+    assert stats.flushes == Counter(drain=2)
+
+
 def test_batches_whose_rows_have_all_ended_are_dropped_and_the_others_keep_their_order() -> None:
     filling, _ = a_filling()
     first, second, third = a_frame(), a_frame(records=2), a_frame()

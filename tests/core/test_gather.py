@@ -70,9 +70,10 @@ def test_each_row_takes_one_of_some_texts(lengths: list[int]) -> None:
         assert bytes(cells.joined()) == b"".join(before + texts[at] for at in which)
 
 
-def test_short_texts_and_long_ones_do_not_mix() -> None:
+@pytest.mark.parametrize("short", [0, 5, INLINE_BYTES])
+def test_short_texts_and_long_ones_do_not_mix(short: int) -> None:
     with pytest.raises(ValueError, match="short texts and long ones"):
-        Texts([b"short", bytes(INLINE_BYTES + 1)].__getitem__, 2).table  # noqa: B018 - it is made on demand
+        Texts([bytes(short), bytes(INLINE_BYTES + 1)].__getitem__, 2).table  # noqa: B018 - it is made on demand
 
 
 def test_the_end_comes_behind_all_rows() -> None:

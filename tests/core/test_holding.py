@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import orjson
 import pytest
@@ -127,27 +127,126 @@ def test_the_only_shard_is_never_hot() -> None:
     assert {holding.cause for holding in looks(world, 2.0)} == {"shard_rate"}
 
 
+def facts(**known: Any) -> Facts:
+    unused = Limit(0, 1)
+    nothing: dict[str, Any] = {
+        "stream": "flights",
+        "refused_as": None,
+        "failed_as": "",
+        "map_error": "",
+        "aggregates": False,
+        "goes_plain": False,
+        "is_full": False,
+        "used_records": 1_000,
+        "used_bytes": 100_000,
+        "queues": unused,
+        "in_flight": None,
+    }
+    return Facts(**(nothing | known))
+
+
 @pytest.mark.parametrize(
-    ("failed_as", "words"),
+    ("holding", "known", "words"),
     [
-        (Code.UNREACHABLE, "the service cannot be reached: look at region, endpoint_url and this host's network"),
-        (Code.THROTTLED, "the service throttles whole requests: see what else calls it in this account"),
-        ("InternalFailure", "the service does not take them"),
+        (
+            Holding("service"),
+            {"failed_as": Code.UNREACHABLE},
+            "the service cannot be reached: look at region, endpoint_url and this host's network",
+        ),
+        (
+            Holding("service"),
+            {"failed_as": Code.THROTTLED},
+            "the service throttles whole requests: see what else calls it in this account",
+        ),
+        (Holding("service"), {"failed_as": "InternalFailure"}, "the service does not take them"),
+        (
+            Holding("hot_shard", "shard-7", 0.876),
+            {},
+            "shard-7 holds 88% of what waits: spread its keys, or split the shard",
+        ),
+        (
+            Holding("hot_shard", "shard-7", 0.5, throttled=True),
+            {},
+            (
+                "shard-7 holds 50% of what waits and throttles below 1 MiB/s and 1,000 records/s: see what else "
+                "writes to it, or split it"
+            ),
+        ),
+        (
+            Holding("shard_rate", by_records=True, throttled=True),
+            {},
+            "the shards throttle below 1 MiB/s and 1,000 records/s each, as if others wrote to them: add shards",
+        ),
+        (Holding("shard_rate"), {}, "the shards take no more, each 1 MiB/s and 1,000 records/s: add shards"),
+        (
+            Holding("shard_map"),
+            {"goes_plain": True, "map_error": "InternalFailure: m"},
+            (
+                "no list of the shards came (ListShards: InternalFailure: m): until one does, records go plain, at one "
+                "shard's pace"
+            ),
+        ),
+        (
+            Holding("shard_map"),
+            {"map_error": "InternalFailure: m"},
+            "the stream's shards are not known, or have changed (ListShards: InternalFailure: m)",
+        ),
+        (Holding("shard_map"), {}, "the stream's shards are not known, or have changed"),
+        (
+            Holding("in_flight"),
+            {"in_flight": Limit(1_234_567, 2_000_000)},
+            (
+                "the requests of all streams together are at their limit, 1,234,567 of node_max_in_flight_bytes = "
+                "2,000,000"
+            ),
+        ),
+        (Holding("in_flight"), {}, "records wait for their answers"),
+        (Holding("daemon"), {"in_flight": Limit(1, 2)}, "records are on their way"),
+        (Holding("daemon", throttled=True), {}, "records are on their way"),
+        (Holding("daemon"), {"is_full": True}, "the queue is at its limit: records are on their way"),
+        (Holding("paused"), {"is_full": True}, "paused by the operator: producerctl resume flights"),
+        (
+            Holding("node_limit"),
+            {"is_full": True, "queues": Limit(1_234_567, 2_000_000)},
+            (
+                "the queues of all streams together are at their limit, 1,234,567 of node_queue_limit_bytes = "
+                "2,000,000: `producerctl status` shows which streams hold most"
+            ),
+        ),
+        (
+            Holding("paused"),
+            {"refused_as": (Code.UNREACHABLE, "no route to host")},
+            "the stream cannot be reached: UNREACHABLE: no route to host",
+        ),
+        (
+            Holding("service"),
+            {"refused_as": (Code.ACCESS_DENIED, "not authorized"), "is_full": True},
+            "the stream is refused by the service: ACCESS_DENIED: not authorized",
+        ),
     ],
 )
-def test_a_service_that_takes_nothing_is_named_with_what_to_look_at(failed_as: str, words: str) -> None:
-    unused = Limit(0, 1)
-    facts = Facts(
-        stream="flights",
-        refused_as=None,
-        failed_as=failed_as,
-        map_error="",
-        aggregates=False,
-        goes_plain=False,
-        is_full=False,
-        used_records=1,
-        used_bytes=100,
-        queues=unused,
-        in_flight=None,
-    )
-    assert sentence(Holding("service"), facts) == words
+def test_each_cause_is_told_in_a_sentence_with_what_to_do(holding: Holding, known: dict[str, Any], words: str) -> None:
+    assert sentence(holding, facts(**known)) == words
+
+
+@pytest.mark.parametrize(
+    ("known", "advice"),
+    [
+        ({}, '; at 100 bytes a record aggregation = "kpl" would send up to 10 times more'),
+        (
+            {"used_records": 4, "used_bytes": 2_048},
+            '; at 512 bytes a record aggregation = "kpl" would send up to 2 times more',
+        ),
+        ({"used_records": 4, "used_bytes": 2_049}, ""),
+        ({"used_records": 0, "used_bytes": 0}, ""),
+        ({"aggregates": True}, ""),
+    ],
+)
+def test_aggregation_is_advised_if_it_sends_at_least_twice_as_much(known: dict[str, Any], advice: str) -> None:
+    """A shard takes 1,000 records a second, of 1 KiB each if it takes its 1 MiB."""
+    words = "the shards take no more, each 1 MiB/s and 1,000 records/s: add shards"
+    assert sentence(Holding("shard_rate", by_records=True), facts(**known)) == words + advice
+
+
+def test_a_cause_alone_names_no_shard() -> None:
+    assert Holding("daemon") == ("daemon", "", 0.0, False, False)

@@ -150,6 +150,22 @@ def test_long_keys_are_taken_up_to_64_kib_as_each_part_repeats_them(count: int, 
         assert "67584 bytes of keys" in rows.bad[0].message
 
 
+@pytest.mark.parametrize(("key_bytes", "count", "taken"), [(1_024, 65, True), (1_025, 63, True), (1_025, 64, False)])
+def test_keys_are_long_from_where_the_service_takes_none_in_utf_8(key_bytes: int, count: int, taken: bool) -> None:
+    users = [InnerRecord(b"k" * key_bytes, b"%d" % i, b"") for i in range(count)]
+    rows = intake.check(body_of([aggregate_of(users)]), 1 << 20, takes_aggregates=True)
+    assert [bad.message for bad in rows.bad] == (
+        []
+        if taken
+        else [
+            (
+                "data is an aggregated record that consumers are not handed: its records have 65600 bytes of keys and "
+                "hash keys that are over 1024 bytes each, and 65536 are taken. Send its records as rows of their own"
+            )
+        ]
+    )
+
+
 ODD_TEXTS = [
     *(InnerRecord(key, None, b"odd key") for key in (b"", b"\xff", b"\xed\xa0\x80", b"k\xe2\x82")),
     *(InnerRecord(b"k", text.encode(), b"odd number") for text in ("007", "+5", "-0", "\u0665", "\uff11" * 30)),
@@ -468,3 +484,44 @@ def test_as_many_records_as_a_request_takes_go_out_plain_where_the_map_is_not_be
     rules = make_rules(aggregate=True, request_max_records=3).entries
     encoded = encode(ADDRESS, [(0, plain)], rules, shard_map=even_map(1))
     assert encoded.entries == 3
+
+
+@pytest.mark.parametrize(("fewer_entries", "fewer_bytes", "fits"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+def test_the_parts_of_a_row_fill_a_request_to_its_last_entry_and_byte_or_go_with_the_next_one(
+    fewer_entries: int, fewer_bytes: int, fits: bool
+) -> None:
+    payload = aggregate_of([InnerRecord(b"k", LOW, b"low"), InnerRecord(b"key", HIGH, b"high")])
+    rows = intake.check(body_of([b"plain", payload]), 1 << 20, takes_aggregates=True)
+    spans = sorted_of([rows], even_map(1)).spans
+    whole = encode(ADDRESS, spans, make_rules(aggregate=True).entries, shard_map=even_map(2))
+    assert whole.sizes.tolist() == [10, 4, 7]
+    rules = make_rules(
+        aggregate=True, request_max_records=3 - fewer_entries, request_max_bytes=21 - fewer_bytes
+    ).entries
+    encoded = encode(ADDRESS, spans, rules, shard_map=even_map(2))
+    assert encoded.ends.tolist() == ([1, 2, 2] if fits else [1])
+    assert encoded.fragments == ({1: None, 2: None} if fits else {})
+
+
+def test_a_row_is_split_wherever_it_lies_in_its_buffer() -> None:
+    payload = aggregate_of([InnerRecord(b"k", LOW, b"low"), InnerRecord(b"k", HIGH, b"high")])
+    payloads = [bytes(100_000)] * 3 + [payload, b"after"]
+    spans = sorted_of([intake.check(body_of(payloads), 1 << 20, takes_aggregates=True)], even_map(1)).spans
+    assert [(span.buffer.first, span.first, span.last) for _, span in spans] == [(0, 0, 2), (2, 2, 5)]
+    encoded = encode(ADDRESS, spans, make_rules(aggregate=True).entries, shard_map=even_map(2))
+    assert encoded.ends.tolist() == [1, 2, 3, 4, 4, 5]
+    assert encoded.fragments == {3: None, 4: None}
+
+
+def test_records_that_do_not_fit_a_request_one_by_one_go_by_shard_with_an_entry_for_each() -> None:
+    users = [InnerRecord(b"k", b"%d" % number, b"%d" % number) for number in (0, 1, 2**127, 2**127 + 1)]
+    rows = intake.check(body_of([aggregate_of(users)]), 1 << 20, takes_aggregates=True)
+    ((lane, span),) = sorted_of([rows], even_map(1)).spans
+    (plain,) = as_raw([span])
+    for most, entries in ((4, 4), (3, 2), (2, 2)):
+        rules = make_rules(aggregate=True, request_max_records=most).entries
+        assert encode(ADDRESS, [(lane, plain)], rules, shard_map=even_map(2)).entries == entries
+        assert encode(ADDRESS, [(lane, span)], rules, shard_map=even_map(2)).entries == 2
+    rules = make_rules(aggregate=True, request_max_records=1).entries
+    with pytest.raises(ValueError, match=r"^an aggregate of 2 shards in a request of 1 entries$"):
+        encode(ADDRESS, [(lane, span)], rules, shard_map=even_map(2))

@@ -16,6 +16,7 @@ import pytest
 from producerd.core.shards import md5
 from producerd.core.shards.hash_keys import MAX_HASH_KEY, hash_keys, parse_hash_keys
 from producerd.core.shards.knowledge import KnownShards
+from producerd.core.shards.reading_times import ShardReadings
 from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap, map_from_listing
 from producerd.errors import Code
 from producerd.testing import FakeKinesis
@@ -259,7 +260,8 @@ def test_rows_are_sorted_by_the_map_once_there_is_one_and_a_denial_matters_only_
     assert known.waits(0.0)
     known.not_read("AccessDeniedException", "m", 1.0, 9.0)
     assert known.next_time(of_refusal=True) == (10.0 if aggregates else 0.0)
-    assert known.is_denied(10.0) is aggregates
+    assert [known.waits(now) for now in (9.9, 10.0)] == [aggregates, False]
+    assert [known.is_denied(now) for now in (9.9, 10.0)] == [False, aggregates]
     assert known.for_sorting(10.0, 9.0) is ONE_LANE
     shard_map = halves()
     known.learn(shard_map, 11.0, asked_at=11.0, in_flight=())
@@ -277,6 +279,7 @@ def test_a_map_is_gone_with_its_stream_or_after_an_idle_time(end: Callable[[Know
     assert known.is_blind
     end(known)
     assert (known.map, known.get("shard-0"), known.doubted, known.is_blind) == (None, None, False, False)
+    assert not known._awaited, "they would keep the requests' bodies"
     assert known.wanted is wanted
     assert known.error == ("InternalFailure: m" if wanted else "")
     known.stored(100.0, 200.0)
@@ -338,6 +341,11 @@ def test_a_map_that_contradicts_is_of_another_stream_and_nothing_of_the_first_is
     known.learn(map_of([0]), 1.0, asked_at=1.0, in_flight=["old"])
     assert known.get("shard-0") == Shard("shard-0", 0, MAX_HASH_KEY)
     assert known.get("shard-1") is None
+    known = known_from(map_of([0]))
+    known.learn(halves(), 1.0, asked_at=1.0, in_flight=["old"])
+    other = ShardMap([Shard("low", 0, 5), Shard("x", 6, MAX_HASH_KEY)])
+    known.learn(other, 2.0, asked_at=2.0, in_flight=["old"])
+    assert [known.get(shard_id) for shard_id in ("shard-0", "high", "low")] == [None, None, Shard("low", 0, 5)]
 
 
 def test_maps_contradict_only_if_an_id_means_another_range() -> None:
@@ -457,3 +465,139 @@ def test_a_map_is_doubted_after_a_longer_silence_than_a_stream_can_be_made_anew_
     known.learn(ONE_LANE, 100.0, asked_at=100.0, in_flight=[])
     known.stored(100.0, 100.0 + silence_seconds)
     assert known.doubted is doubted
+
+
+def test_a_doubted_map_is_blind_only_if_its_last_reading_failed_for_now() -> None:
+    new, known = KnownShards(Random(1), aggregates=True), known_from(halves())
+    new.refute()
+    blind = [new.is_blind, known.is_blind]
+    known.not_read(Code.UNREACHABLE, "", 1.0, wait_seconds=10.0)
+    blind.append(known.is_blind)
+    known.refute()
+    blind.append(known.is_blind)
+    known.not_read("AccessDeniedException", "", 2.0, wait_seconds=10.0)
+    blind.append(known.is_blind)
+    assert blind == [False, False, False, True, False]
+
+
+@pytest.mark.law("ShardMap")
+def test_a_denied_reading_of_a_map_that_is_not_in_doubt_does_not_shorten_the_silence() -> None:
+    known = known_from(halves(), now=0.0)
+    known.not_read("AccessDeniedException", "", 15.0, wait_seconds=10.0)
+    known.stored(30.0, 30.0)
+    assert known.doubted
+
+
+def test_rows_go_plain_until_a_list_comes() -> None:
+    known = KnownShards(Random(1), aggregates=True)
+    plain = [known.goes_plain]
+    known.go_plain()
+    plain.append(known.goes_plain)
+    assert known.for_sorting(0.0, 9.0) is ONE_LANE
+    known.learn(halves(), 1.0, asked_at=1.0, in_flight=())
+    assert [*plain, known.goes_plain] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("tell", "due"),
+    [
+        (lambda known: None, inf),
+        (lambda known: known.service_answered(5.0), 29.0),
+        (lambda known: known.not_read(Code.UNREACHABLE, "m", 5.0, 9.0), inf),
+        (lambda known: known.not_read("LimitExceededException", "m", 5.0, 9.0), 14.0),
+        (lambda known: known.not_read("AccessDeniedException", "m", 5.0, 9.0), 29.0),
+    ],
+    ids=["no answer", "another call was answered", "it was not reached", "it failed for now", "it was denied"],
+)
+def test_rows_wait_from_a_failure_for_now_or_from_the_first_of_them_on(
+    tell: Callable[[KnownShards], None], due: float
+) -> None:
+    """And never from before the service was reached."""
+    known = KnownShards(Random(1), aggregates=True)
+    tell(known)
+    waits = known.for_sorting(20.0, 9.0) is None
+    assert (waits, known.next_time(of_refusal=False)) == (due > 20.0, due)
+    assert known.next_time(of_refusal=True) == (due if known._wait.denied else inf)
+
+
+def test_the_service_that_gave_a_list_has_answered() -> None:
+    known = known_from(halves(), now=0.0)
+    assert known.next_time(of_refusal=False) == inf
+    known.rest()
+    assert known.for_sorting(100.0, 10.0) is None
+    assert known.next_time(of_refusal=False) == 110.0
+
+
+def test_failures_to_read_a_list_that_is_known_begin_no_wait() -> None:
+    known = known_from(halves(), now=0.0)
+    known.not_read("LimitExceededException", "m", 1.0, 9.0)
+    assert known.next_time(of_refusal=False) == inf
+    known.forget()
+    assert known.for_sorting(100.0, 10.0) is None
+    assert known.next_time(of_refusal=False) == 110.0
+
+
+def test_a_list_is_read_when_its_readings_are_due() -> None:
+    known, readings = KnownShards(Random(1), aggregates=True), ShardReadings(Random(1))
+
+    def due() -> list[float]:
+        found = [known.next_reading(awaited=awaited) for awaited in (False, True)]
+        assert found == [readings.next_time(wanted=known.wanted, awaited=awaited) for awaited in (False, True)]
+        return found
+
+    assert due() == [-inf, -inf]
+    known.reading_began(1.0, awaited=False)
+    readings.began(1.0, awaited=False)
+    known.learn(halves(), 2.0, asked_at=1.0, in_flight=())
+    readings.succeeded(2.0)
+    assert 47.0 < due()[0] < 82.0
+    known.want()
+    assert 4.5 <= due()[0] <= 5.75
+    for now, code, unreachable, denied in (
+        (70.0, Code.UNREACHABLE, True, False),
+        (71.0, Code.UNREACHABLE, True, False),
+        (72.0, "LimitExceededException", False, False),
+        (73.0, "AccessDeniedException", False, True),
+    ):
+        known.reading_began(now, awaited=True)
+        readings.began(now, awaited=True)
+        known.not_read(code, "m", now, 10.0)
+        readings.failed(now, denied=denied, unreachable=unreachable)
+        assert now < due()[0] < now + 4.0
+    known.rest()
+    readings.forgotten()
+    assert due() == [inf, inf]
+
+
+@pytest.mark.parametrize(
+    ("count", "longest", "as_columns"),
+    [
+        (md5.LEAST_TEXTS - 1, 3, False),
+        (md5.LEAST_TEXTS, 3, True),
+        (md5.LEAST_TEXTS, md5.MOST_BYTES, True),
+        (md5.LEAST_TEXTS, md5.MOST_BYTES + 1, False),
+    ],
+)
+def test_many_keys_are_hashed_as_columns_if_they_are_short(
+    count: int, longest: int, as_columns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[int] = []
+    really = md5.digests
+
+    def digests(texts: Any, offsets: Any) -> Any:
+        hashed.append(len(offsets) - 1)
+        return really(texts, offsets)
+
+    monkeypatch.setattr(md5, "digests", digests)
+    keys = [b"k"] * (count - 1) + [b"k" * longest]
+    hash_keys(memoryview(b"".join(keys)), np.cumsum([0, *map(len, keys)]).astype(np.int32))
+    assert hashed == [count] * as_columns
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 51, 52, md5.MOST_BYTES])
+def test_texts_that_are_all_as_long_are_hashed_like_others(length: int) -> None:
+    random = Random(length)
+    texts = [random.randbytes(length) for _ in range(100)]
+    high, low = md5.digests(b"".join(texts), np.arange(0, 101 * length, length) if length else np.zeros(101, np.int32))
+    found = [int(h) << 64 | int(lo) for h, lo in zip(high, low, strict=True)]
+    assert found == [int.from_bytes(hashlib.md5(text, usedforsecurity=False).digest(), "big") for text in texts]
