@@ -142,11 +142,15 @@ class Pipeline:
         call spends nothing and may be made at any time.  A session ``owner`` whose rows would all fail spends nothing
         either, because no row of its frame would reach Kinesis.
         """
-        if self._cannot_sort(now):
-            return self._map_missing_end()
+        if (end := self.map_missing(now)) is not None:
+            return end
         if not self.health.admits(now, patient=patient, probes=probes and not self.ledger.has_failed(owner)):
             return self.health.end
         return None
+
+    def map_missing(self, now: float) -> RowEnd | None:
+        """Return how rows end that need the list of shards, while they are refused, or None."""
+        return self._map_missing_end() if self._cannot_sort(now) else None
 
     def next_time(self) -> float | None:
         """Return when something is due that no other call will cause, or None."""

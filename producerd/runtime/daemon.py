@@ -196,7 +196,11 @@ class Daemon:
     def open_stream(self, name: str, uid: int | None) -> Stream:
         if self.state is not State.SERVING:
             raise Refused("the daemon stops", code=Code.DRAINING)
-        return self._streams.open(name, uid)
+        try:
+            return self._streams.open(name, uid)
+        except Refused as error:
+            self._metrics.refused_opens[error.code] += 1
+            raise
 
     def ask_service(self, stream: Stream, receive: Callable[[ServiceAnswer], None]) -> None:
         if self.state is State.SERVING:

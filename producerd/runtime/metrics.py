@@ -82,6 +82,8 @@ RESULTS: Final = ("ok", "failed")
 """Results of reading the list of shards, and of getting credentials."""
 REJECT_REASONS: Final = (Code.RECORD_TOO_LARGE, Code.RECORD_INVALID, Code.FRAME_REFUSED)
 """Codes with which a record is not accepted."""
+NOT_OPENED_REASONS: Final = (Code.NOT_AUTHORIZED, Code.STREAM_LIMIT, Code.STREAM_NOT_FOUND)
+"""Codes with which a stream is not opened."""
 STATES: Final = ("starting", "serving", "draining", "stopped")
 """The daemon's states, in the order of its life."""
 
@@ -113,6 +115,7 @@ class NodeNumbers(NamedTuple):
     is_ready: bool
     connections: int
     disconnects: Mapping[str, float]
+    refused_opens: Mapping[str, float]
     loop_lag: Histogram
     config_hash: str
     reload_succeeded: bool
@@ -181,6 +184,7 @@ class Metrics:
         self._births: dict[Stream, _Birth] = {}
         self._shared = _SharedLabel()
         self.disconnects: Counter[str] = Counter()  # by `Session.ended_as`
+        self.refused_opens: Counter[str] = Counter()  # by code
         self.loop_lag = LoopLag()
 
     def reload(self, config: Config, memory_limit_bytes: int | None) -> None:
@@ -205,6 +209,7 @@ class Metrics:
             is_ready=is_ready,
             connections=connections,
             disconnects=self.disconnects,
+            refused_opens=self.refused_opens,
             loop_lag=self.loop_lag.seconds,
             config_hash=self.config_hash,
             reload_succeeded=self.reload_succeeded,
@@ -412,6 +417,13 @@ NODE_FAMILIES: Final[dict[Family, Callable[[NodeNumbers], Value]]] = {
         DISCONNECT_REASONS,
     ): lambda node: node.disconnects,
     Family(
+        "refused_opens_total",
+        "counter",
+        "Streams that the daemon did not open for a client: not allowed, too many, or no possible name.",
+        "reason",
+        NOT_OPENED_REASONS,
+    ): lambda node: node.refused_opens,
+    Family(
         "clock_offset_seconds",
         "gauge",
         "Seconds that the daemon adds to this machine's clock to sign requests; 0 unless a service refused its time.",
@@ -447,6 +459,11 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "reason",
         REJECT_REASONS,
     ): lambda s, _: s.rejected_records,
+    Family(
+        "refused_records_total",
+        "counter",
+        "Records of frames of which nothing was taken, because the whole stream is refused. Each try counts.",
+    ): lambda s, _: s.refused_records,
     Family("queue_records", "gauge", "Records accepted and not settled yet."): lambda s, _: s.pipeline.queued_records,
     Family("queue_bytes", "gauge", "Bytes granted and not settled yet, as the queue counts them."): lambda s, _: (
         s.budget.used_bytes
@@ -555,8 +572,8 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "cause",
         MAYBE_CAUSES[1:],
     ): lambda s, _: s.pipeline.stats.possible_duplicate_records,
-    Family("stream_up", "gauge", "0 while the service refuses the whole stream or does not answer.", together=min): (
-        lambda s, _: s.is_up
+    Family("stream_up", "gauge", "0 while the whole stream is refused, or the service does not answer.", together=min): (
+        lambda s, at: s.is_up and s.pipeline.map_missing(at.now) is None
     ),
     Family("stream_paused", "gauge", "1 while an operator has paused the stream.", together=max): lambda s, _: (
         s.pipeline.paused

@@ -166,6 +166,10 @@ class SessionStream:
 
     def refused(self, ticket: Ticket, refusal: Refusal) -> None:
         """Send the refusal of a ticket."""
+        if refusal.code == Code.RECORD_TOO_LARGE:
+            self.stream.rejected_records[refusal.code] += 1
+        elif refusal.code not in (Code.TOO_LARGE, Code.DRAINING):  # after which the client sends it otherwise
+            self.stream.refused_records += ticket.layout.records
         self.session.refuse(self, ticket.frame_id, refusal)
 
     def finished(self, frame: Frame) -> None:
@@ -367,8 +371,6 @@ class Session(asyncio.BufferedProtocol):
     def refuse(self, opened: SessionStream, frame_id: int, refusal: Refusal) -> None:
         """Send the refusal of a frame that the client reserved."""
         self._forget_waiting(frame_id)
-        if refusal.code == Code.RECORD_TOO_LARGE:  # one record, larger than the whole queue
-            opened.stream.rejected_records[refusal.code] += 1
         self._send(
             frames.Refused(
                 frame_id,

@@ -103,6 +103,7 @@ class Stream:
         )
         self.capacity_mode = ""
         self.rejected_records: Counter[str] = Counter()  # by code
+        self.refused_records = 0  # whose frames the gate refused, because of the stream and not of the frame
         self.credentials = credentials
         self.reading_changed = asyncio.Event()
         self._touched = touched
@@ -434,6 +435,7 @@ class Stream:
         """Return the state for `producerctl`, as JSON's values."""
         budget, pipeline = self.budget, self.pipeline
         cause, shard_id, share, *_ = holding = self._look(now)
+        map_missing = pipeline.map_missing(now)
         return {
             "stream": self.name,
             "health": self.health,
@@ -448,7 +450,9 @@ class Stream:
             "shards_open": len(pipeline.shard_map or ()),
             "wire_format": pipeline.wire_format,
             **(
-                {"cause": "", "shard_id": "", "share": 0.0, "reason": ""}
+                {"cause": "shard_map", "shard_id": "", "share": 0.0, "reason": f"refused: {map_missing.message}"}
+                if map_missing is not None
+                else {"cause": "", "shard_id": "", "share": 0.0, "reason": ""}
                 if pipeline.idle and not self._waits_for_node
                 else {"cause": cause, "shard_id": shard_id, "share": share, "reason": self._reason(holding)}
             ),

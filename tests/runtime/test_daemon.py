@@ -420,6 +420,7 @@ def test_streams_allowed_listed_takes_no_other(kinesis: FakeKinesis, server: Fak
         assert '[streams."clicks"]' in refused.message
         client.put(rows(4))
         assert client.acks()[0].stored == 4
+        assert running.metrics()["refused_opens_total[NOT_AUTHORIZED]"] == 1
 
 
 def test_each_session_has_a_number_of_its_own(kinesis: FakeKinesis, server: FakeServer) -> None:

@@ -102,7 +102,10 @@ def test_without_list_shards_plain_records_flow_and_aggregates_are_refused(
         assert "AccessDenied" in ack.codes[0].message
         client.reserve(one().layout)
         assert client.expect(frames.Refused).code == Code.SHARD_MAP_MISSING
-        assert idle(running.metrics())
+        metrics = running.metrics()
+        assert idle(metrics)
+        assert metrics["refused_records_total"] == 1
+        assert metrics["stream_up"] == 1, "of two streams, one is refused"
 
 
 @pytest.mark.slow
