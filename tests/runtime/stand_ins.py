@@ -114,6 +114,7 @@ def tell(session: Session, data: bytes, piece: int = 1 << 20) -> None:
     while data:
         buffer = session.get_buffer(-1)
         count = min(len(buffer), len(data), piece)
+        assert count, "a transport needs a buffer"
         buffer[:count] = data[:count]
         data = data[count:]
         session.buffer_updated(count)
