@@ -438,6 +438,14 @@ def test_a_path_that_is_too_long_for_a_socket_is_named_so(path: Path, is_there: 
     assert descriptors() == before
 
 
+def test_a_path_that_cannot_be_bound_says_why(path: Path) -> None:
+    before = descriptors()
+    with pytest.raises(PathProblem) as caught:
+        module._bind(path, Permissions(0o600))  # its directory is missing
+    assert str(caught.value) == "cannot be bound: No such file or directory"
+    assert descriptors() == before
+
+
 def test_no_client_may_connect_before_the_file_has_its_mode(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[int] = []
     chmod = os.chmod

@@ -996,6 +996,7 @@ async def test_a_client_that_has_greeted_may_be_silent_and_one_that_has_gone_is_
     tell(granted, reserve(1, one()) + reserve(2, one()))
     for gone in (silent, granted):
         gone.connection_lost(None)
+    await clock.run(5.0)
     await clock.run(3_600)
     assert not transport.closed
     assert (silent.ended_as, granted.ended_as, host.failures) == ("closed", "lost", [])

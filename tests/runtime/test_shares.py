@@ -55,12 +55,14 @@ class Loop:
 
     def run(self, seconds: float) -> None:
         """Let time pass, and call back what is due."""
-        end = self.now + seconds
+        end, calls = self.now + seconds, 0
         while self.due and min(at for at, _ in self.due) <= end:
             first = min(self.due, key=lambda each: each[0])
             self.due.remove(first)
             self.now = max(self.now, first[0])
             first[1]()
+            calls += 1
+            assert calls < 20_000, "it is called back without end"
         self.now = max(self.now, end)
 
     def floods(self, peer: Peer | None, clients: int, went: list[int], of_each: float = 10.0) -> None:
