@@ -163,12 +163,12 @@ class Life:
         self.daemon.shares = LoopShares(lambda: 0.0)  # the time that a loaded machine takes changes nothing
 
     def client(self, stream: str = "flights", *, deliver: bool = False, reads: bool = True) -> Transport:
-        """Connect a client that opens a stream."""
+        """Connect a client that opens a stream, unless its name is empty."""
         session = cast("Session", self.daemon._make_session())
         transport = Transport(session, reads=reads)
         if not transport.closed:
             tell(session, frames.encode(frames.Hello(1, 1, int(deliver), client="test", comes_back=1)))
-            tell(session, frames.encode(frames.Open(1, stream)))
+            tell(session, frames.encode(frames.Open(1, stream)) if stream else b"")
         return transport
 
     def put(self, client: Transport, number: int = 1, records: int = 5) -> None:
@@ -330,6 +330,7 @@ def test_clients_connect_at_the_socket_until_the_daemon_drains(live: Live) -> No
     async def story(life: Life) -> None:
         _, writer = await asyncio.open_unix_connection(life.listener.path)
         await until_on_loop(lambda: life.daemon.connections == 1)
+        assert life.loop.time() < 1.0, "it need not look after its socket first"
         writer.close()
         await until_on_loop(lambda: life.daemon.connections == 0)
         life.service.answers.clear()
@@ -479,6 +480,33 @@ def test_a_client_that_does_not_read_the_last_words_has_a_second(live: Live, rea
             client.protocol.connection_lost(None)
 
     live(story)
+
+
+def test_what_the_deadline_ends_is_acknowledged_before_anything_else_happens(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    async def story(life: Life) -> None:
+        life.client().protocol.connection_lost(None)
+        await turns()
+        abandon, settle = life.stream.pipeline.abandon, life.stream.settle
+
+        def note_abandon() -> int:
+            calls.append("abandon")
+            return abandon()
+
+        def note_settle(now: float) -> bool:
+            calls.append("settle")
+            return settle(now)
+
+        monkeypatch.setattr(life.stream.pipeline, "abandon", note_abandon)
+        monkeypatch.setattr(life.stream, "settle", note_settle)
+        life.signal()
+        await life.ends()
+
+    live(story)
+    assert calls[-2:] == ["abandon", "settle"]
 
 
 # ---- draining by the operator
@@ -670,6 +698,17 @@ def test_a_daemon_that_nobody_uses_ends_when_its_time_is_over(live: Live) -> Non
 
     idle = {"event": "draining", "log_level": "info", "idle_for_seconds": 30.0}
     assert live(story, with_node(exit_when_idle_seconds=30.0))[1:] == [idle, stopped()]
+
+
+def test_a_client_without_a_stream_keeps_a_daemon_that_ends_when_it_is_idle(live: Live) -> None:
+    async def story(life: Life) -> None:
+        await asyncio.sleep(10.0)
+        client = life.client("")
+        await asyncio.sleep(90.0)
+        client.protocol.connection_lost(None)
+        assert await life.ends() == (0, 130.0)
+
+    live(story, with_node(exit_when_idle_seconds=30.0))
 
 
 def test_a_client_or_its_records_keep_a_daemon_that_ends_when_it_is_idle(live: Live) -> None:
