@@ -165,6 +165,8 @@ def test_an_idle_time_begins_again_when_something_uses_the_daemon() -> None:
         assert loop.time() == 24.0
         await idle.lasts(8.0)
         assert loop.time() == 24.0
+        await idle.lasts(8.5)
+        assert loop.time() == 24.5
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(watch())

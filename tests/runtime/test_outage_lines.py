@@ -13,7 +13,6 @@ from tests.runtime.virtual_time import VirtualLoop
 
 async def story() -> None:
     outage = Outage("ListShards", stream="flights")
-    outage.ended()
     outage.failed("LimitExceededException", "slower", "d3f1")
     await asyncio.sleep(2.0)
     outage.failed("UNREACHABLE", "no route")

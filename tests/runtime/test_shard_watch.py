@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from random import Random
 from typing import Any
 
@@ -373,6 +374,25 @@ def test_a_stream_that_is_idle_is_read_once_if_its_shards_are_in_doubt() -> None
         watched.suspect()
         await asyncio.sleep(0.1)
         assert (len(kinesis.listed_at), watched.shards) == (before + 1, 4)
+
+    watch(kinesis, story)
+
+
+def test_a_list_is_not_read_before_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinesis = StandInKinesis()
+
+    async def story(watched: Watched) -> None:
+        def next_reading() -> float:
+            watched.stream.reading_changed.clear()
+            return 100.5 if len(kinesis.listed_at) < 2 else inf
+
+        await asyncio.sleep(1.0)
+        monkeypatch.setattr(watched.stream, "next_reading", next_reading)
+        watched.stream.reading_changed.set()
+        await asyncio.sleep(98.9)
+        watched.stream.reading_changed.set()
+        await asyncio.sleep(10.0)
+        assert kinesis.listed_at == [0.0, 100.5]
 
     watch(kinesis, story)
 
