@@ -392,6 +392,18 @@ async def test_an_owner_of_state_that_breaks_ends_the_dispatcher() -> None:
             await asyncio.sleep(5)
 
 
+async def test_an_owner_of_state_that_breaks_when_it_is_looked_at_ends_the_dispatcher() -> None:
+    with pytest.RaisesGroup(pytest.RaisesGroup(AssertionError)):
+        async with bench() as on:
+
+            def broken(_now: float) -> bool:
+                raise AssertionError("a row settled twice")
+
+            on.stream.settle = broken  # type: ignore[assignment, method-assign]
+            on.dispatcher.look_at(on.stream)
+            await asyncio.sleep(1)
+
+
 async def test_work_on_the_loop_thread_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """However much of it there is: in one turn no more than about INLINE_MICROSECONDS of it."""
     turns = 0
