@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import pytest
 import structlog
+from aiohttp.http_exceptions import BadStatusLine
 
 from producerd import __version__
 from producerd.errors import ConfigurationError, PlaceTaken
@@ -278,6 +279,7 @@ async def test_what_is_no_http_is_no_error_of_ours(caplog: pytest.LogCaptureFixt
         writer.write(b"\x00\xff this is no HTTP\r\n\r\n")
         assert b"400" in await reader.readline()
         writer.close()
+    logging.getLogger("aiohttp.server").error("Error handling request", exc_info=BadStatusLine("GET"))
     assert not caplog.records
 
 
