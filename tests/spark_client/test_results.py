@@ -155,6 +155,15 @@ def test_failures_of_one_kind_add_up_whichever_task_has_them() -> None:
         assert error.failures == (RowFailure(Code.EXPIRED, "too old", 6, True, (4,), "s"),)
 
 
+def test_bad_rows_come_before_the_good_ones_that_were_refused_with_them() -> None:
+    beside = RowFailure(Code.FRAME_REFUSED, "refused with the frame", 1, False, (0,), "s")
+    assert str(error_of(beside, INVALID._replace(records=2, rows=(3, 5)))).startswith(
+        "PRODUCERD[RECORD_INVALID]: host h0, partition 0, stream s: 2 records failed, 1 in the same frames were not "
+        "taken; named as partition:row: RECORD_INVALID 2 (no <data>), rows 1:3, 1:5; FRAME_REFUSED 1 (refused with the "
+        "frame); fix these rows, or leave them out "
+    )
+
+
 def test_a_stream_is_named_with_its_failure_where_each_row_has_its_own() -> None:
     of_many = RowFailure("OTHER", "more kinds", 1, False, ())
     assert str(error_of(of_many, INVALID, stream=None)) == (

@@ -201,6 +201,12 @@ def test_what_has_arrived_is_settled_without_waiting(session: DaemonSession, bac
     assert (reads.until, backlog.sent) == ([1_000.0] * 3, {})
 
 
+@pytest.mark.usefixtures("reads")
+def test_a_daemon_that_is_lost_while_nothing_is_sent_did_not_die_of_a_frame(session: DaemonSession) -> None:
+    session.settle_arrived()
+    assert session.has_progressed
+
+
 @pytest.mark.parametrize(("draining", "until"), [(frames.Draining(60.0), 1_062.0), (None, 1_002.0)])
 def test_a_daemon_that_stops_is_heard_until_its_deadline(
     session: DaemonSession, backlog: Backlog, reads: Reads, draining: frames.Draining | None, until: float
@@ -227,6 +233,27 @@ def test_a_long_wait_is_not_logged_while_nothing_is_sent(
     wait_time.add(40.0)
     session.log_long_wait()
     assert caplog.records == []
+
+
+# ---- which streams are open
+
+
+def test_an_open_stream_is_not_opened_again(session: DaemonSession, reads: Reads) -> None:
+    session.open("s", Deadline(1.0, 1_001.0))
+    assert reads.until == []
+
+
+def test_a_refusal_is_of_the_stream_that_it_names(session: DaemonSession, reads: Reads) -> None:
+    reads.come(frames.Refused(0, 9, Code.STREAM_LIMIT, "of another one"), frames.Opened(1, 5_000, 2))
+    session.open("late", FOREVER)
+    reads.come(frames.Refused(0, 2, Code.STREAM_LIMIT, "64 streams are open"))
+    with pytest.raises(Refused, match=r"^64 streams are open$") as caught:
+        session.open("refused", FOREVER)
+    assert caught.value.code == Code.STREAM_LIMIT
+    assert list(session.streams) == ["s", "late"]
+    reads.come(frames.Opened(3, 5_000, 2))
+    session.open("refused", Deadline(1.0, 1_001.0))
+    assert list(session.streams) == ["s", "late", "refused"]
 
 
 # ---- what the daemon takes
@@ -273,6 +300,18 @@ def test_a_frame_that_is_as_large_as_allowed_is_never_too_large(session: DaemonS
     reads.come(frames.Refused(1, 1, Code.TOO_LARGE, "too large", 1_092, 2))
     with pytest.raises(ProtocolError, match=r"^a frame of 1092 bytes was refused as larger than 1092$"):
         session.reserve(frame_of(2), FOREVER)
+
+
+def test_a_frame_may_fill_the_window(session: DaemonSession, backlog: Backlog, reads: Reads) -> None:
+    backlog.add(5, frame_of(1))
+    backlog.sent_bytes = (8 << 20) - rows(1).layout.charge_bytes
+    reads.come(frames.Grant(1))
+    assert session.reserve(frame_of(1), Deadline(1.0, 1_001.0)) == 1
+    backlog.sent_bytes += 1
+    reads.come(None, FULL)
+    with pytest.raises(BackpressureTimeout) as caught:
+        session.reserve(frame_of(1), Deadline(1.0, 1_001.0))
+    assert str(caught.value) == f"no room for stream s within 1 s: {SAID}"
 
 
 def test_a_record_that_exceeds_the_whole_queue_has_ended(session: DaemonSession, reads: Reads) -> None:
