@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -714,13 +715,13 @@ def test_a_record_that_is_too_large_alone_is_refused_wherever_it_stands(daemon: 
 
 @pytest.mark.parametrize(
     ("timeout_seconds", "together", "left"),
-    [(5, False, [5, 5, 5]), (5, True, [5.0, 2.0, 0.0]), (None, True, [None] * 3)],
+    [(5, {}, [5, 5, 5]), (5, {"together": True}, [5.0, 2.0, 0.0]), (None, {"together": True}, [None] * 3)],
 )
 def test_the_time_out_of_a_batch_is_that_of_each_frame_or_of_all_together(
     daemon: FakeDaemon,
     monkeypatch: pytest.MonkeyPatch,
     timeout_seconds: float | None,
-    together: bool,
+    together: dict[str, Any],
     left: list[float | None],
 ) -> None:
     now = 1_000.0
@@ -741,7 +742,7 @@ def test_the_time_out_of_a_batch_is_that_of_each_frame_or_of_all_together(
             for module in ("connection", "session"):
                 patched.setattr(f"spark_client.{module}.time", SimpleNamespace(monotonic=monotonic))
             patched.setattr(Connection, "put", put)
-            session.put_batch("s", plain(3), timeout_seconds, together=together)
+            session.put_batch("s", plain(3), timeout_seconds, **together)
     assert given == left
 
 

@@ -314,6 +314,12 @@ def test_a_frame_may_fill_the_window(session: DaemonSession, backlog: Backlog, r
     assert str(caught.value) == f"no room for stream s within 1 s: {SAID}"
 
 
+def test_a_late_answer_is_that_of_its_own_frame(session: DaemonSession, reads: Reads) -> None:
+    reads.come(frames.Refused(9, 1, Code.CANCELLED, "in time"), frames.Grant(8), frames.Grant(1))
+    assert session.reserve(frame_of(1), FOREVER) == 1
+    assert len(reads.until) == 3
+
+
 def test_a_record_that_exceeds_the_whole_queue_has_ended(session: DaemonSession, reads: Reads) -> None:
     seen: list[object] = []
 
