@@ -38,8 +38,11 @@ class Clock:
     def __init__(self) -> None:
         self.now = 100.0
         self.slept: list[float] = []
+        self._asked = 0
 
     def monotonic(self) -> float:
+        self._asked += 1
+        assert self._asked < 1_000, "nothing ends the wait"
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -135,6 +138,7 @@ def test_the_figures_are_the_kernel_s(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "sysconf", lambda _: 1_024)
     cpu_seconds = 0.02  # 12 + 13 ticks
     assert daemon.figures(7) == DaemonFigures(HOST, 7, None, 1_234 << 10, cpu_seconds, str(daemon.log))
+    monkeypatch.setattr(os, "sysconf", lambda _: 1)
     assert daemon.figures(8) == DaemonFigures(HOST, 8, None, 0, 0.0, str(daemon.log)), "it has ended"
 
 
@@ -283,6 +287,68 @@ def test_a_start_by_another_task_that_takes_too_long_names_the_time_out(clock: C
 # ---- its start
 
 
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The deadlines of starts, which all succeed at once."""
+    deadlines: list[float] = []
+    monkeypatch.setattr(OwnDaemon, "_launch", lambda _, deadline: deadlines.append(deadline) or "")
+    return deadlines
+
+
+def test_its_owner_is_the_jvm_above_this_process_or_else_this_process(
+    launched: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid, its in ((os.getppid(), os.getppid()), (None, os.getpid())):
+        monkeypatch.setattr(own_daemon, "jvm_pid", lambda pid=pid: pid)
+        daemon = own()
+        daemon.start()
+        said = (Path(daemon.paths[0]).parent / "lock").read_text()
+        assert said == f"{Process.of(its)} {own_daemon._namespace()}"
+
+
+def test_a_start_makes_its_folder_again_and_deletes_those_of_owners_that_are_gone(
+    launched: list[float], folders: Path
+) -> None:
+    gone = folders / f"producerd-{os.geteuid()}-gone"
+    gone.mkdir(0o700)
+    (gone / "lock").write_text(f"1:2 {own_daemon._namespace()}")
+    daemon = own()
+    folder = Path(daemon.paths[0]).parent
+    folder.rmdir()
+    daemon.start()
+    assert [*folders.iterdir()] == [folder]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(("failed_at", "starts"), [(99.0, True), (101.0, False)])
+def test_a_start_that_failed_while_this_task_waited_is_not_tried_again(
+    failed_at: float, starts: bool, clock: Clock, launched: list[float]
+) -> None:
+    daemon = own(seconds=5)
+    (Path(daemon.paths[0]).parent / "lock").write_text(f"1:2 x\n{failed_at}\nits error")
+    if starts:
+        daemon.start()
+    else:
+        with pytest.raises(ConnectionFailed, match=r"has ended: its error \(its log: "):
+            daemon.start()
+    assert launched == [105.0] * starts
+
+
+def test_a_start_that_fails_is_noted_for_the_tasks_that_wait(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnDaemon, "_launch", lambda *_: "its error")
+    daemon = own()
+    with pytest.raises(ConnectionFailed, match=r"has ended: its error \(its log: "):
+        daemon.start()
+    said = (Path(daemon.paths[0]).parent / "lock").read_text()
+    assert said == f"{owner()} {own_daemon._namespace()}\n100.0\nits error"
+
+
+def test_settings_that_the_daemon_refuses_are_a_configuration_error() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        own("echo producerd: configuration: no such limit >&2").start()
+    assert str(caught.value) == f"the daemon that tasks start, on host {HOST}: no such limit"
+
+
 def test_a_start_is_given_its_time_and_says_how_long_it_took(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     deadlines = []
 
@@ -330,13 +396,12 @@ def test_it_has_the_variables_of_its_code_and_none_that_are_for_this_process(mon
         monkeypatch.setenv(name, value)
     code = {"PEX_ROOT": "/unpacked"}
     monkeypatch.setattr("spark_client.daemon_code.find", lambda command, folder: DaemonCode(command, code))
-    daemon = own('echo "producerd: [$PEX_ROOT] [$PYTHONPATH] [$KEPT]" >&2')
+    daemon = own('echo "producerd: [$PEX_ROOT] [$PYTHONPATH] [$KEPT] $(cut -d " " -f 6 /proc/$$/stat)" >&2')
     with pytest.raises(ConnectionFailed) as caught:
         daemon.start()
-    assert str(caught.value) == (
-        f"the daemon that a task started on host {HOST} has ended: producerd: [/unpacked] [] [kept] "
-        f"(its log: {daemon.log})"
-    )
+    said = re.search(r" has ended: producerd: \[/unpacked\] \[\] \[kept\] (\d+) \(its log: ", str(caught.value))
+    assert said
+    assert int(said[1]) != os.getsid(0), "PySpark signals the group of this one"
 
 
 def test_what_is_not_installed_is_named_with_the_cure() -> None:
@@ -356,8 +421,9 @@ def test_a_shell_that_cannot_start_it_is_the_error(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("serves", [True, False], ids=["another one serves", "none serves"])
-def test_one_that_has_ended_at_once_is_no_error_if_another_one_serves(
-    serves: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("seen", [[None], [FIELDS, None]], ids=["at once", "later"])
+def test_one_that_has_ended_is_no_error_if_another_one_serves(
+    serves: bool, seen: list[Any], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that a task had started that was then killed."""
     answers = iter([False, serves])
@@ -365,13 +431,14 @@ def test_one_that_has_ended_at_once_is_no_error_if_another_one_serves(
     daemon.log.write_text("producerd: of an older one\n")
     monkeypatch.setattr(OwnDaemon, "_serves", lambda *_: next(answers))
     monkeypatch.setattr(own_daemon, "sweep", lambda: None)  # it would find no owner that lives
-    monkeypatch.setattr(own_daemon, "_fields_of", lambda *_: None)
+    fields = iter(seen)
+    monkeypatch.setattr(own_daemon, "_fields_of", lambda *_: next(fields))
     if serves:
         daemon.start()
     else:
         with pytest.raises(ConnectionFailed, match=r"has ended: it said nothing \(its log: "):
             daemon.start()
-    assert list(answers) == []
+    assert [*answers, *fields] == []
 
 
 @pytest.mark.parametrize("said", ["producerd: waiting for a place\n", ""])

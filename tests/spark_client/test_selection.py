@@ -202,6 +202,10 @@ def test_a_name_is_quoted_and_what_spark_may_know_is_left_to_it(given: str, text
     ]
 
 
+def test_a_default_name_that_no_column_has_is_refused_as_well() -> None:
+    assert error_of(frame("x", "data")) == error("partition_key='partition_key': no such column, columns: x, data")
+
+
 def test_a_name_may_have_backquotes_itself() -> None:
     assert texts(frame("a`b", "data"), partition_key="`a``b`")[0] == "CAST(`a``b` AS STRING) AS partition_key"
 
