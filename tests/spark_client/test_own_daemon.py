@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +163,13 @@ def test_the_first_of_ten_names_that_nobody_else_has_is_its_folder(folders: Path
     assert stat.S_IMODE((folders / f"{name}-9").stat().st_mode) == 0o700
 
 
+def test_a_folder_of_somebody_else_is_not_taken(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon, user = own(), os.geteuid()
+    assert own_daemon._is_private(Path(daemon.paths[0]).parent)
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    assert not own_daemon._is_private(Path(daemon.paths[0]).parent)
+
+
 def test_only_private_folders_of_owners_that_are_gone_are_deleted(folders: Path) -> None:
     namespace = own_daemon._namespace()
     for name, mode, line in (
@@ -184,6 +192,9 @@ def test_a_folder_of_logs_that_cannot_be_written_is_not_its_log_s(
     monkeypatch.setenv("LOG_DIRS", f"{tmp_path}/nowhere,{tmp_path}")
     daemon = own()
     assert daemon.log == Path(daemon.paths[0]).parent / f"{Path(daemon.paths[0]).parent.name}.log"
+    monkeypatch.setenv("LOG_DIRS", f"{tmp_path},{tmp_path}/nowhere")
+    assert own().log.parent == tmp_path
+    monkeypatch.delenv("LOG_DIRS")
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cwd").symlink_to(tmp_path)
     monkeypatch.setattr(own_daemon, "PROC", tmp_path)
@@ -251,6 +262,14 @@ def test_the_lock_s_file_has_the_owner_and_the_last_failure(clock: Clock, tmp_pa
     assert open_files() == before
 
 
+def test_a_copy_of_the_descriptor_as_a_forked_process_has_it_does_not_keep_the_lock(tmp_path: Path) -> None:
+    with own_daemon._Lock(tmp_path / "lock", float("inf")) as first:
+        copy = os.dup(first._descriptor)
+    with own_daemon._Lock(tmp_path / "lock", time.monotonic() + 0.01) as second:
+        assert second.held
+    os.close(copy)
+
+
 def test_while_another_task_has_the_lock_it_is_tried_until_the_deadline(clock: Clock, tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with own_daemon._Lock(path, clock.now + 1) as first, own_daemon._Lock(path, clock.now + 2) as second:
@@ -291,7 +310,12 @@ def test_a_start_by_another_task_that_takes_too_long_names_the_time_out(clock: C
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The deadlines of starts, which all succeed at once."""
     deadlines: list[float] = []
-    monkeypatch.setattr(OwnDaemon, "_launch", lambda _, deadline: deadlines.append(deadline) or "")
+
+    def launch(_: OwnDaemon, deadline: float) -> str:
+        deadlines.append(deadline)
+        return ""
+
+    monkeypatch.setattr(OwnDaemon, "_launch", launch)
     return deadlines
 
 
