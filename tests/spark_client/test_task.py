@@ -377,11 +377,11 @@ def test_a_stream_that_is_refused_fails_its_rows_and_not_the_task(daemon: FakeDa
 def test_what_cannot_be_a_stream_s_name_is_a_bad_record_and_is_not_quoted(daemon: FakeDaemon) -> None:
     daemon.runs(refuses(Code.STREAM_NOT_FOUND, "a"))
     odd = [b"PRODUCERD[X]: SECRET", b"a", "SECRET ü".encode(), b"SECRET\xff\n", b"SECRET" * 1_000, b"", None]
-    (report,) = send(daemon, streams(*odd), streams("a"), stream=None, skip_bad_records=True)
+    (report,) = send(daemon, streams(*odd), streams("a", ""), stream=None, skip_bad_records=True)
     assert {failure.code for failure in report.failures} == {Code.RECORD_INVALID}
-    assert sorted(row for failure in report.failures for row in failure.rows) == [0, 2, 3, 4, 5, 6]
+    assert sorted(row for failure in report.failures for row in failure.rows) == [0, 2, 3, 4, 5, 6, 8]
     assert "SECRET" not in report.to_line()
-    assert (report.records, len(daemon.rows)) == (8, 2)
+    assert (report.records, len(daemon.rows)) == (9, 2)
 
 
 def test_the_mark_in_a_row_that_another_error_quotes_is_not_taken_for_ours() -> None:
