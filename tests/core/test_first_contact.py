@@ -225,8 +225,8 @@ def test_a_reading_of_the_shards_begins_the_wait_only_where_the_endpoint_is_wron
     assert desk.pipeline.health.gives_up_at == (160.0 if wrong_endpoint else inf)
 
 
-def test_in_a_pause_the_end_of_the_wait_is_no_time_to_look() -> None:
-    desk, _ = desk_with()
+def test_in_a_pause_the_wait_does_not_end_and_nobody_looks() -> None:
+    desk, frame = desk_with()
     desk.send().fail(NO_SUCH_HOST)
     desk.now += 6.0
     desk.pipeline.pause()
@@ -234,6 +234,13 @@ def test_in_a_pause_the_end_of_the_wait_is_no_time_to_look() -> None:
     assert desk.pipeline.next_time() is None
     desk.pipeline.resume()
     assert desk.pipeline.next_time() == 160.0
+    desk.pipeline.pause()
+    desk.now = 161.0
+    assert desk.try_send() is None
+    assert desk.finished() == []
+    desk.pipeline.resume()
+    assert desk.try_send() is None
+    assert desk.finished() == [frame]
 
 
 def test_a_stream_that_worked_or_is_paused_or_has_no_such_time_never_gives_up() -> None:

