@@ -14,7 +14,7 @@ from producerd.core.kpl.aggregation import InnerRecord
 from producerd.core.rows import intake, sorting
 from producerd.core.rows.buffers import JOB_CHARGE_BYTES
 from producerd.core.rows.frame import Frame
-from producerd.core.rows.job import IN_REQUEST, QUEUED, SETTLED, Job
+from producerd.core.rows.job import IN_REQUEST, MAYBE_CAUSES, QUEUED, SETTLED, Job
 from producerd.core.rows.sorting import SHARED_BYTES, SPAN_BYTES, SortedRows
 from producerd.core.rows.spans import (
     FAULTS_TO_SUSPECT,
@@ -175,7 +175,7 @@ def a_job(frames: int, rows: int, shards: int = 4) -> tuple[Job, SortedRows, tup
     return result.job, result, result.job.frames
 
 
-@pytest.mark.parametrize("frames", [1, 3])
+@pytest.mark.parametrize("frames", [1, 2, 3])
 def test_a_job_counts_rows_of_several_runs_by_frame(frames: int) -> None:
     """However frames are mixed in each run; a frame without such rows is not told."""
     job, result, _ = a_job(frames, 50)
@@ -187,8 +187,9 @@ def test_a_job_counts_rows_of_several_runs_by_frame(frames: int) -> None:
     assert list(job.records_by_frame(last[:20], last[30:])) == [(job.frames[-1], 40)]
 
 
-def test_a_job_finds_each_row_s_frame_and_number_again() -> None:
-    job, result, frames = a_job(3, 50)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_job_finds_each_row_s_frame_and_number_again(count: int) -> None:
+    job, result, frames = a_job(count, 50)
     seen = []
     for _, span in result.spans:
         for at in range(span.first, span.last):
@@ -196,7 +197,7 @@ def test_a_job_finds_each_row_s_frame_and_number_again() -> None:
             assert content(span, at)[1] == b"%d/%d" % (frame.frame_id, rows[0])
         for frame, rows in job.frames_of(slice(span.first, span.last)):
             seen += [(frame.frame_id, row) for row in rows.tolist()]
-    assert sorted(seen) == [(frame, row) for frame in range(3) for row in range(50)]
+    assert sorted(seen) == [(frame, row) for frame in range(count) for row in range(50)]
     for frame in frames:
         positions = job.positions_of(frame)
         assert len(positions) == 50
@@ -216,6 +217,8 @@ def test_a_job_counts_its_rows_by_buffer() -> None:
     assert charge == sum(charges) - sum(buffer.charge_bytes for buffer in job.buffers)
     for buffer, before in zip(job.buffers, live, strict=True):
         assert before - buffer.live == sum(buffer.first <= at < buffer.first + before for at in picked)
+    assert np.flatnonzero(job.state == SETTLED).tolist() == picked.tolist()
+    assert job.has_gaps
 
 
 def test_only_rows_in_a_request_settle_and_each_of_them_once() -> None:
@@ -484,3 +487,22 @@ def test_a_job_finds_the_runs_of_its_queued_rows(seed: int) -> None:
     assert job.queued_runs(first, last) == [*zip(starts, ends, strict=True)]
     assert job.first_queued_run(first, last) == [*zip(starts, ends, strict=True), (last, last)][0]
     assert job.count(first, last, QUEUED) == len(queued)
+
+
+def test_a_job_finds_a_frame_s_rows_from_a_number_on_and_the_queued_ones_among_them() -> None:
+    job, _, frames = a_job(3, 20)
+    for frame in frames:
+        assert sorted(job.rows_of(frame, job.queued_positions_of(frame)).tolist()) == list(range(20))
+        positions = job.positions_of(frame, 15)
+        assert sorted(job.rows_of(frame, positions).tolist()) == list(range(15, 20))
+        assert job.queued_positions_of(frame, 15).tolist() == positions.tolist()
+        job.begin(int(positions[0]), int(positions[0]) + 1)
+        assert job.queued_positions_of(frame, 15).tolist() == positions[1:].tolist()
+
+
+@pytest.mark.parametrize("cause", MAYBE_CAUSES)
+def test_a_job_keeps_the_cause_for_which_each_row_may_be_stored(cause: str) -> None:
+    job, _, _ = a_job(1, 5)
+    job.mark_maybe_stored(1, 3, cause)
+    assert job.maybe_stored is not None
+    assert [MAYBE_CAUSES[at] for at in job.maybe_stored.tolist()] == ["", cause, cause, "", ""]
