@@ -13,7 +13,7 @@ from producerd.core.kpl.aggregation import MAGIC, Aggregate, InnerRecord, Undeli
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.testing import hash_of
 from producerd.testing.aggregates import deaggregate
-from tests.core.mutants import mutants
+from tests.core.mutants import field, framed, groups, mutants
 
 ANY = 2**40
 
@@ -212,3 +212,23 @@ def test_an_aggregate_is_split_by_shard_in_the_order_of_first_records() -> None:
     assert (high.partition_key, high.explicit_hash_key, high.hash_keys) == (b"a", b"9", (8, 9))
     assert (low.partition_key, low.explicit_hash_key, low.hash_keys) == (b"a", b"1", (1, 3))
     assert (parse(high.data), parse(low.data)) == ([records[0], records[2]], [records[1], *records[3:]])
+
+
+@pytest.mark.parametrize(
+    ("added", "read"),
+    [
+        (b"", True),
+        (groups(9, 99), True),
+        (groups(9, 100), False),
+        (field(9, field(2, b"value")), True),
+        (field(4, field(1, b"tag")), True),
+        (field(4, field(2, b"value")), False),
+        (field(4, field(1, b"tag") + groups(9, 98)), True),
+        (field(4, field(1, b"tag") + groups(9, 99)), False),
+    ],
+    ids=["nothing", "groups", "a group too deep", "unknown", "a tag", "no key", "groups in a tag", "one too deep"],
+)
+def test_a_record_is_read_with_all_that_it_may_have_next_to_its_data(added: bytes, read: bool) -> None:
+    """Protobuf reads messages and groups that are up to 100 levels deep."""
+    found = parse(framed(field(1, b"k") + field(3, field(1, 0) + field(3, b"d") + added)))
+    assert found == ([InnerRecord(b"k", None, b"d")] if read else None)

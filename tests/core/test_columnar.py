@@ -21,17 +21,19 @@ from producerd.core.encoding import columnar
 from producerd.core.encoding.entries import EncodedRequest, encode
 from producerd.core.encoding.formats import CBOR, JSON, Format
 from producerd.core.encoding.row_columns import columns_of
-from producerd.core.kpl.aggregation import AGGREGATE_KEY
+from producerd.core.kpl.aggregation import AGGREGATE_KEY, Aggregate
+from producerd.core.rows import intake
 from producerd.core.rows.spans import RAW_FROM_STRAYS
 from producerd.core.rules import EntryRules
 from producerd.core.sending import answers
 from producerd.core.sending.answers import Answer, parse_answer
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.wire.columns import lay_out
 from tests.core import sdk_bodies
 from tests.core.pieces import FORMATS, SPECIAL_KEYS, Numbered, drop, pieces_of
-from tests.core.rows import Row
+from tests.core.rows import Row, even_map, sorted_of
 from tests.runtime.odd_answers import mutated
-from tests.simulation.setting import ADDRESS, make_rules
+from tests.simulation.setting import ADDRESS, make_body, make_rules
 
 
 def random_rows(random: Random) -> list[Row]:
@@ -309,6 +311,19 @@ def test_it_aggregates_rows_that_are_smaller_than_those_for_the_loop(fewer_bytes
 def test_of_no_lanes_it_makes_no_aggregates() -> None:
     assert columnar.suited([]) == []
     assert list(columnar.aggregates([])) == []
+
+
+@pytest.mark.parametrize("data_bytes", [2_097_145, 2_097_146, 2_097_151, 2_097_152])
+def test_aggregates_of_rows_around_2_mib_have_the_bytes_of_the_loop(data_bytes: int) -> None:
+    """There the lengths of a record and of its data begin to take four bytes."""
+    data = bytes(data_bytes)
+    rows = intake.check(make_body(lay_out([b"k", b"l"], [data, data])), 10 << 20)
+    spans = [span for _, span in sorted_of([rows], even_map(1)).spans]
+    ((made,),) = columnar.aggregates([columnar.LaneRows(spans, 1 << 30, 1 << 30)])
+    by_loop = Aggregate()
+    for key in (b"k", b"l"):
+        by_loop.add(key, None, data, 1 << 30)
+    assert b"".join(made.chunks) == by_loop.to_bytes()
 
 
 @pytest.mark.parametrize("format_", FORMATS.values())

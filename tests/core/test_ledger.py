@@ -119,3 +119,19 @@ def test_rows_wait_while_they_are_in_no_request_and_have_not_ended() -> None:
     sent.stored()
     waiting.append(ledger.waiting_rows(frame))
     assert waiting == [5, 5, 3, 3]
+
+
+def test_rows_that_left_a_request_end_as_their_stream_does_unless_their_frame_outlasts_that() -> None:
+    desk = Desk()
+    fresh, patient = desk.submit(2), desk.submit(2, "resumed", patient=True)
+    desk.sort()
+    ledger = desk.pipeline.ledger
+    spans = [span for lane in desk.pipeline.lanes for span in lane.spans]
+    ledger.left_request(spans, None)
+    ended = [(fresh.finished, patient.finished)]
+    for end in (REFUSED_END._replace(code=Code.UNREACHABLE), REFUSED_END):
+        ledger.left_request(spans, end)
+        ended.append((fresh.finished, patient.finished))
+    assert ended == [(False, False), (True, False), (True, True)]
+    assert ledger.stats.failed_records == {Code.UNREACHABLE: 2, Code.ACCESS_DENIED: 2}
+    assert desk.is_empty()
