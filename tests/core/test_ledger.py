@@ -8,6 +8,7 @@ from math import inf
 import pytest
 
 from producerd.core.rows.frame import RowEnd
+from producerd.core.rows.job import SETTLED
 from producerd.errors import Code, Outcome
 from tests.core.stories import LOST, Desk, ends_of
 
@@ -79,6 +80,7 @@ def test_of_rows_refused_in_a_request_the_end_of_those_that_may_be_stored_is_unk
     ledger = desk.pipeline.ledger
     ledger.mark_maybe_stored(span.cut(1)[:1], cause)
     ledger.end(span, REFUSED_END)
+    assert span.job.count(span.first, span.last, SETTLED) == 4
     not_stored = dict.fromkeys(range(1, 4), (Outcome.NOT_STORED, Code.ACCESS_DENIED, False))
     assert ends_of(frame) == {0: (Outcome.UNKNOWN, Code.ACCESS_DENIED, True)} | not_stored
     assert ledger.stats.failed_records == {Code.ACCESS_DENIED: 4}
