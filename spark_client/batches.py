@@ -62,7 +62,7 @@ class Batch:
 
     def cut(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
         """Return where the frame that begins at ``start`` ends, as `Cuttable` asks."""
-        low, high = start + 1, min(self.records, start + max_frame_records)
+        low, high = start + 1, max(start + 1, min(self.records, start + max_frame_records))
         while low < high:
             middle = (low + high + 1) // 2
             if self.charge_bytes(start, middle) <= max_frame_bytes:

@@ -37,6 +37,8 @@ ADMIN_SUFFIX: Final = ".admin.sock"
 """The end of the admin socket's default name, if the clients' socket is NAME.sock."""
 UCRED: Final = struct.Struct("=iII")
 """The process, user and group at the other end of a unix socket (unix(7), SO_PEERCRED)."""
+MAX_PARTS: Final = 1024
+"""The most buffers that one sendmsg takes, which is IOV_MAX of Linux."""
 
 
 NO_PLACE: Final = (Code.CONNECTION_LIMIT, Code.TABLE_FULL)
@@ -189,7 +191,7 @@ class Channel:
         left = [memoryview(part).cast("B") for part in parts if len(part)]
         while left:
             try:
-                sent = self._socket.sendmsg(left)
+                sent = self._socket.sendmsg(left[:MAX_PARTS])
             except BlockingIOError:
                 self._wait(select.POLLIN | select.POLLOUT, None)
                 self._receive()
@@ -252,7 +254,7 @@ class Channel:
         self._received += data
 
     def _receive_rest(self) -> None:
-        before = None
+        before = -1
         while len(self._received) != before:
             before = len(self._received)
             self._receive()

@@ -116,7 +116,7 @@ class ClusterCheck:
 
     def __str__(self) -> str:
         alike, header, rows = self._table()
-        width = max(len(name) for name, _ in alike)
+        width = max((len(name) for name, _ in alike), default=0)
         widths = [max(map(len, column)) for column in zip(header, *rows)]
         lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths)).rstrip() for row in (header, *rows)]
         return "\n".join([self._title(), *(f"{name:{width}}  {cell}" for name, cell in alike), "", *lines])

@@ -152,11 +152,11 @@ class KinesisClient:
             record = Record(data, partition_key, explicit_hash_key)
             return self.put_many([record], stream=stream, timeout_seconds=timeout_seconds)
         name = stream or self._stream
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not name:
             raise _no_stream(name)
         row: Row
         if type(data) is bytes and type(partition_key) is str and explicit_hash_key is None and partition_key.isascii():
-            row = data, partition_key.encode(), None  # the usual one, in a fraction of the time
+            row = data, partition_key.encode() or None, None  # the usual one, in a fraction of the time
         else:
             row = _encoded(0, Record(data, partition_key, explicit_hash_key))
         return self._owner.gather(name, row)
@@ -175,7 +175,7 @@ class KinesisClient:
         were taken before, which are the first ones.  Go on with the next.  `flush` waits for those taken.
         """
         name = stream or self._stream
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not name:
             raise _no_stream(name)
         rows = PlainRows([_encoded(place, record) for place, record in enumerate(records)])
         return self._owner.put(name, rows, timeout_seconds)
@@ -340,6 +340,7 @@ class _ConnectionThread:
             return  # the session is the parent's
         with self._free_lock():
             self._ends = True
+            self._room.notify_all()
         connection = self._connection
         if connection is not None:
             connection.abandon()  # else the thread may wait for room there
@@ -477,6 +478,8 @@ class _ConnectionThread:
     def _send_gathered(self, connection: Connection) -> None:
         """Put one frame of what was gathered.  Meanwhile the next one is gathered."""
         with self._lock:
+            if not self._gathering:
+                return
             gathered = self._gathering.pop(next(iter(self._gathering)))
             self._puts.append(gathered)
             self._room.notify_all()

@@ -134,7 +134,7 @@ class Connection:
 
     def open(self, stream: str, timeout_seconds: float | None = None) -> None:
         """Open a stream unless it is open.  Raises Refused: STREAM_LIMIT, NOT_AUTHORIZED, ..."""
-        if stream not in self._session.streams:
+        if stream not in self._session.streams and stream not in self._to_open:
             self._lasting(lambda session, deadline: session.open(stream, deadline), timeout_seconds)
 
     def largest_frame(self, stream: str) -> tuple[int, int]:

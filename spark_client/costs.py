@@ -41,7 +41,7 @@ class Traffic(NamedTuple):
 
 def monthly(daemons: Iterable[Traffic]) -> str:
     """Return the traffic of all daemons together for a month, as it is and with or without aggregation; "" for none."""
-    seen = [one for one in daemons if one.kinesis_records and one.seconds >= LEAST_SECONDS]
+    seen = [one for one in daemons if one.records and one.kinesis_records and one.seconds >= LEAST_SECONDS]
     records = sum(one.records for one in seen)
     if records < LEAST_RECORDS:
         return ""

@@ -66,8 +66,9 @@ def find(command: Sequence[str], folder: Path) -> DaemonCode:
 
 def _spark_files() -> Path | None:
     """Return the folder of Spark's files, if there is a Spark in this process."""
-    with contextlib.suppress(Exception):  # no Spark, or a driver of Spark Connect, which says so by an assertion
-        return Path(sys.modules["pyspark.files"].SparkFiles.getRootDirectory()).absolute()
+    module = sys.modules.get("pyspark.files")
+    with contextlib.suppress(Exception):  # a driver of Spark Connect has none, and says so by an assertion
+        return None if module is None else Path(module.SparkFiles.getRootDirectory()).absolute()
     return None
 
 

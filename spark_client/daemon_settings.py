@@ -112,7 +112,9 @@ def _problems_of(place: str, name: str, value: Any, known: Mapping[str, Any]) ->
 
 
 def _holds(setting: Mapping[str, Any], value: Any) -> bool:
-    """Return whether a value's text, which the daemon is given, is of the setting's type and in its range."""
+    """Return whether a value, or its text, is of the setting's type and in its range."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return False
     text, kind = str(value), setting["type"]
     if kind == "string":
         pattern = setting.get("pattern", ".*").strip("^$")

@@ -266,7 +266,7 @@ class _Lock:
 def jvm_pid(proc: Path = PROC) -> int | None:
     """Return the id of the JVM above this process, or None if there is none, or if /proc does not say."""
     pid = os.getppid()
-    while (fields := _fields_of(pid, proc)) is not None:  # process 0 has none
+    while pid and (fields := _fields_of(pid, proc)) is not None:
         if fields[0] == "java":
             return pid
         pid = int(fields[2])
@@ -320,7 +320,7 @@ def _log_folder(owner: Process, folder: Path) -> Path:
     YARN names it in LOG_DIRS.  A standalone worker runs each executor in a folder of its own, with its stderr.
     """
     of_yarn = os.environ.get("LOG_DIRS", "").split(",")[0]
-    if os.access(of_yarn, os.W_OK):
+    if of_yarn and os.access(of_yarn, os.W_OK):
         return Path(of_yarn)
     with contextlib.suppress(OSError):
         of_executor = (PROC / str(owner.pid) / "cwd").readlink()

@@ -308,7 +308,7 @@ class DaemonSession:
             self._backlog.settle(message)
         elif isinstance(message, frames.Opened):
             self._opened(message)
-        elif isinstance(message, frames.Refused):  # of an OPEN, as a frame's stream is open
+        elif isinstance(message, frames.Refused) and not message.frame_id:
             self._opening = {name: number for name, number in self._opening.items() if number != message.stream_id}
         elif isinstance(message, frames.Blocked):
             name = next((name for name, stream in self.streams.items() if stream.number == message.stream_id), "?")
@@ -377,7 +377,7 @@ class DaemonSession:
 
 
 def _no_room(frame: UnackedFrame, deadline: Deadline, reason: str) -> BackpressureTimeout:
-    return BackpressureTimeout(f"no room for stream {frame.stream} within {deadline.seconds:.4g} s: {reason}")
+    return BackpressureTimeout(f"no room for stream {frame.stream} within {deadline.seconds or 0:.4g} s: {reason}")
 
 
 def describe(blocked: frames.Blocked) -> str:

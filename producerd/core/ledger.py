@@ -37,7 +37,7 @@ class Ledger:
     ``keeps_order``: after a row failed, the later rows of its session fail too.
     """
 
-    def __init__(self, budget: QueueBudget, stats: StreamStats, *, keeps_order: bool) -> None:
+    def __init__(self, budget: QueueBudget, stats: StreamStats, *, keeps_order: bool = False) -> None:
         self.budget = budget
         self.stats = stats
         self.draining = False
@@ -143,7 +143,9 @@ class Ledger:
                 if frame.withdrawn_from is not None:
                     end, from_row = frame.withdrawn_as, frame.withdrawn_from
                     self.withdraw(frame, end, "disconnected" if end is None else "returned", from_row)
-                elif otherwise is not None and not frame.outlasts(otherwise):
+                elif self.draining and frame.owner is not None and not frame.finished:
+                    self.withdraw(frame, RETURNED, "returned")
+                elif otherwise is not None and not frame.finished and not frame.outlasts(otherwise):
                     self.withdraw(frame, otherwise, "")
 
     def retried(self, span: Span) -> Span:
@@ -213,8 +215,7 @@ class Ledger:
         """
         if job.maybe_stored is None or not (maybe := job.maybe_stored[where]).any():
             return
-        counts = np.bincount(maybe, minlength=len(MAYBE_CAUSES)).tolist()
-        for cause, records in zip(MAYBE_CAUSES[1:], counts[1:], strict=False):
+        for cause, records in zip(MAYBE_CAUSES[1:], np.bincount(maybe, minlength=9).tolist()[1:], strict=False):
             self.stats.possible_duplicate_records[cause] += records
         for frame, records in job.records_by_frame(np.flatnonzero(maybe) + where.start):
             frame.add_copies(records)
@@ -315,7 +316,7 @@ class Ledger:
             self.withdraw(frame, end, "")
 
     def _finish(self, frame: Frame) -> None:
-        if frame.finished:
+        if frame.finished and frame in self.frames:
             del self.frames[frame]
             self._jobs.pop(frame, None)
             if (expiring := self._expiring.get(frame.ttl_seconds)) is not None:
@@ -337,7 +338,7 @@ def _by_maybe(
     end: RowEnd, causes: npt.NDArray[np.uint8] | None, rows: npt.NDArray[_N]
 ) -> list[tuple[npt.NDArray[_N], RowEnd]]:
     """Separate the rows that an earlier send may have stored.  Their outcome is UNKNOWN instead of NOT_STORED."""
-    if causes is None:
+    if causes is None or not causes.any():
         return [(rows, end)]
     maybe = causes != 0
     outcome = Outcome.UNKNOWN if end.outcome is Outcome.NOT_STORED else end.outcome

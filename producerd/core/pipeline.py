@@ -294,7 +294,7 @@ class Pipeline:
         self.ledger.drain()
         orphans = 0
         for frame in list(self.ledger.frames):
-            if frame.owner is None:
+            if frame.owner is None and frame.withdrawn_from != 0:
                 orphans += frame.unsettled
             self.ledger.withdraw(frame, RETURNED, "returned" if frame.owner is not None else "abandoned")
         return orphans

@@ -54,7 +54,7 @@ class Asking:
 
     def ask(self, receive: Callable[[ServiceAnswer], None]) -> None:
         """Call ``receive`` with the service's answer: at once if a recent one is there, otherwise when it arrives."""
-        if asyncio.get_running_loop().time() < self._asked_at + ASK_AGAIN_SECONDS:
+        if self.task is None and asyncio.get_running_loop().time() < self._asked_at + ASK_AGAIN_SECONDS:
             receive(self._answer)
             return
         self._waiting.append(receive)

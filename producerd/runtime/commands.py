@@ -221,7 +221,7 @@ def _memory() -> dict[str, str]:
     """Return the memory's numbers as Linux reports them."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
-    return dict(line.split(":\t") for line in lines if line.startswith(("Vm", "Rss", "Threads")))
+    return dict(line.split(":\t", 1) for line in lines if line.startswith(("Vm", "Rss", "Threads")))
 
 
 def _lines(stack: Iterable[traceback.FrameSummary]) -> list[str]:

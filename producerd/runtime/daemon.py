@@ -246,10 +246,9 @@ class Daemon:
 
     def _empty_sooner(self, seconds: float) -> None:
         """End the emptying of the queues after this long, if it is under way and would take longer."""
-        if self._emptying is None:
-            return
-        ends_at, sooner = self._emptying.when(), self._loop.time() + seconds
-        if ends_at is not None and sooner < ends_at:
+        ends_at = self._emptying.when() if self._emptying is not None else None
+        sooner = self._loop.time() + seconds
+        if self._emptying is not None and ends_at is not None and sooner < ends_at:
             log.info("draining", by="producerctl", seconds=seconds)
             self._emptying.reschedule(sooner)
 

@@ -78,6 +78,7 @@ class Dispatcher:
         async with asyncio.TaskGroup() as self._tasks:
             await stopped.wait()
             await self.give_up()
+        self._tasks = None
 
     async def give_up(self) -> None:
         """Start nothing more, and cancel requests.  Wait until each is completed as given up and each job is sorted."""

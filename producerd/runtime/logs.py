@@ -198,7 +198,7 @@ def render_text(_logger: object, _method: str, event: EventDict) -> str:
 
 
 def _plain(value: object) -> str:
-    text = str(value)
+    text = value if isinstance(value, str) else str(value)
     return text if text and text.isprintable() and not set(text) & set(' "=') else _quoted(text)
 
 

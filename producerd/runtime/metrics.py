@@ -572,9 +572,9 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "cause",
         MAYBE_CAUSES[1:],
     ): lambda s, _: s.pipeline.stats.possible_duplicate_records,
-    Family("stream_up", "gauge", "0 while the whole stream is refused, or the service does not answer.", together=min): (
-        lambda s, at: s.is_up and s.pipeline.map_missing(at.now) is None
-    ),
+    Family(
+        "stream_up", "gauge", "0 while the whole stream is refused, or the service does not answer.", together=min
+    ): (lambda s, at: s.is_up and s.pipeline.map_missing(at.now) is None),
     Family("stream_paused", "gauge", "1 while an operator has paused the stream.", together=max): lambda s, _: (
         s.pipeline.paused
     ),

@@ -149,7 +149,7 @@ class SessionStream:
 
     __slots__ = ("asks", "member", "session", "stream", "stream_id")
 
-    def __init__(self, session: Session, stream_id: int, stream: Stream, *, resumed: bool) -> None:
+    def __init__(self, session: Session, stream_id: int, stream: Stream, *, resumed: bool = False) -> None:
         self.session = session
         self.stream_id = stream_id
         self.stream = stream
@@ -182,10 +182,10 @@ class Waiting:
 
     __slots__ = ("opened", "ticket", "timer")
 
-    def __init__(self, opened: SessionStream, ticket: Ticket, timer: asyncio.TimerHandle) -> None:
+    def __init__(self, opened: SessionStream, ticket: Ticket) -> None:
         self.opened = opened
         self.ticket = ticket
-        self.timer = timer
+        self.timer: asyncio.TimerHandle | None = None
 
 
 class Session(asyncio.BufferedProtocol):
@@ -201,6 +201,7 @@ class Session(asyncio.BufferedProtocol):
         self._control_end = 0
         self._body: memoryview | None = None
         self._body_end = 0
+        self._body_flags = 0
         self._granted: tuple[SessionStream, Ticket] | None = None  # the one body that the client may send
         self._timer: asyncio.TimerHandle | None = None  # the deadline of HELLO, then of each body
         self._opened: dict[int, SessionStream] = {}
@@ -422,13 +423,10 @@ class Session(asyncio.BufferedProtocol):
         What exceeds one turn's number, or the share of the client's user, is left for the next turn.
         """
         at = messages = 0
-        self._reads_on = False
+        puts_off = False
         while self._transport is not None and not self._choked and self._control_end - at >= frames.HEADER.size:
             if messages == MESSAGES_OF_A_TURN or not self.host.shares.has_time(self.peer, began):
-                self._reads_on = True
-                if not self._transport.is_closing():
-                    self._transport.pause_reading()
-                    self.host.shares.put_off(self.peer, self._listen_again)
+                puts_off = True
                 break
             header = frames.parse_header(self._control, at)
             messages += 1
@@ -445,6 +443,10 @@ class Session(asyncio.BufferedProtocol):
             _HANDLERS[header.type](self, message)
         self._control[: self._control_end - at] = self._control[at : self._control_end]
         self._control_end -= at
+        self._reads_on = puts_off and not self._choked
+        if self._reads_on and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self.host.shares.put_off(self.peer, self._listen_again)
 
     def _hello(self, hello: frames.Hello) -> None:
         self._stop_timer()
@@ -515,8 +517,8 @@ class Session(asyncio.BufferedProtocol):
         now = self._loop.time()
         ticket = opened.stream.reserve(opened.member, message.frame_id, message.layout, now)
         if ticket.waiting:
-            timer = self._loop.call_later(FIRST_BLOCKED_SECONDS, self._report, message.frame_id)
-            self._waiting[message.frame_id] = Waiting(opened, ticket, timer)
+            waiting = self._waiting[message.frame_id] = Waiting(opened, ticket)
+            waiting.timer = self._loop.call_later(FIRST_BLOCKED_SECONDS, self._report, waiting)
 
     def _cancel(self, message: frames.Cancel) -> None:
         now = self._loop.time()
@@ -587,6 +589,7 @@ class Session(asyncio.BufferedProtocol):
         whole_seconds = self._rules.body_timeout_seconds + header.payload_bytes / BODY_BYTES_A_SECOND
         self._wait_for("a body", whole_seconds)
         self._body = np.empty(header.payload_bytes, np.uint8).data  # not bytearray, which would fill it with zeros
+        self._body_flags = header.flags
         here = min(self._control_end - at, header.payload_bytes)
         self._body[:here] = memoryview(self._control)[at : at + here]
         self._body_end = here
@@ -598,11 +601,11 @@ class Session(asyncio.BufferedProtocol):
         payload, self._body = self._body, None
         assert payload is not None
         opened, ticket = cast("tuple[SessionStream, Ticket]", self._granted)
-        body = _understood(columns.parse_body, payload, ticket.layout.flags)
+        body = _understood(columns.parse_body, payload, self._body_flags)
         layout = ticket.layout
-        if body.frame_id != ticket.frame_id:
+        if body.frame_id != ticket.frame_id or body.layout.charge_bytes != layout.charge_bytes:
             raise ProtocolError(f"the BODY of frame {body.frame_id} is not the one that was granted")
-        if body.layout.records != layout.records:  # else the charge is the same, too
+        if body.layout.records != layout.records:
             raise ProtocolError(f"a BODY of {body.layout.records} records where {layout.records} were granted")
         rows = _understood(opened.stream.check, body)
         self._machine.received(MessageType.BODY, ticket.frame_id)
@@ -676,11 +679,11 @@ class Session(asyncio.BufferedProtocol):
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     @_guarded
-    def _report(self, frame_id: int) -> None:
+    def _report(self, waiting: Waiting) -> None:
         """Report a caller that has been blocked for long, to the log and to the caller."""
-        waiting = self._waiting[frame_id]
         seconds = self._loop.time() - waiting.ticket.since
         stream = waiting.opened.stream
         if not self._choked:
@@ -693,7 +696,7 @@ class Session(asyncio.BufferedProtocol):
             seconds=round(seconds),
             why=stream.describe(self._loop.time()),
         )
-        waiting.timer = self._loop.call_later(NEXT_BLOCKED_SECONDS, self._report, frame_id)
+        waiting.timer = self._loop.call_later(NEXT_BLOCKED_SECONDS, self._report, waiting)
 
     # ---- inside
 
@@ -704,7 +707,8 @@ class Session(asyncio.BufferedProtocol):
         self._transport.write(frames.encode(message))
 
     def _forget_waiting(self, frame_id: int) -> None:
-        if (waiting := self._waiting.pop(frame_id, None)) is not None:
+        waiting = self._waiting.pop(frame_id, None)
+        if waiting is not None and waiting.timer is not None:
             waiting.timer.cancel()
 
     def _let_go(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from math import inf
 from random import Random
 from typing import Final
 
@@ -147,7 +148,7 @@ def _now() -> float:
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:
-    """Wait for an event, at most for this long, which may be ``inf``."""
+    """Wait for an event, at most for this long."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds if seconds < inf else None):
             await event.wait()

@@ -162,6 +162,7 @@ class LoopShares:
                 line.popleft()()
             if not line:
                 del self._put_off[uid]
+        self._forget_silent(self.clock())
         for uid in self._put_off:
             self._serve_later(uid)
 

@@ -478,7 +478,7 @@ class Stream:
             return
         self._told_health = health.state
         request = request_values(health.request_id)
-        if health.code == Code.UNREACHABLE:  # which is BROKEN
+        if health.state is HealthState.BROKEN and health.code == Code.UNREACHABLE:
             log.error("stream cannot be reached", stream=self.name, message=health.message)
         elif health.state is HealthState.BROKEN:
             log.error(

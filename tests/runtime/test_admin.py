@@ -450,7 +450,7 @@ async def test_what_cannot_be_done_is_answered_with_the_reason(
 
 
 async def test_a_drain_holds_its_connection_until_the_process_ends(echo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel closes it then, and whoever asked sees that."""
+    """The kernel closes it then, and the client that asked sees that."""
     kept: list[int] = []
 
     def keep(descriptor: int, dup: Callable[[int], int] = os.dup) -> int:

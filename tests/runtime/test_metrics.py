@@ -91,7 +91,8 @@ def test_every_label_of_a_stream_is_there_before_anything_happened() -> None:
 NAMES = """
 build_info{version} config_info{hash} config_last_reload_successful config_last_reload_success_timestamp_seconds
 memory_limit_bytes ready state{state} event_loop_lag_seconds client_connections
-client_disconnects_total{reason} refused_opens_total{reason} clock_offset_seconds credential_refreshes_total{result} log_lines_lost_total{reason}
+client_disconnects_total{reason} refused_opens_total{reason}
+clock_offset_seconds credential_refreshes_total{result} log_lines_lost_total{reason}
 ingest_records_total ingest_bytes_total ingest_rejected_records_total{reason} refused_records_total
 queue_records queue_bytes queue_limit_records queue_limit_bytes queue_peak_records queue_peak_bytes
 queue_oldest_record_age_seconds backpressure_blocked_clients backpressure_active_seconds_total

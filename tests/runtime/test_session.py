@@ -333,7 +333,7 @@ async def test_a_client_is_named_as_it_names_itself_once_it_has_greeted(
 
 
 async def test_a_session_holds_little_for_a_client_that_reads_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 KiB of answers, and two of the largest messages that are no bodies."""
+    """64 KiB of answers, and two of the largest messages other than a body."""
     limits: list[int | None] = []
     monkeypatch.setattr(StandInTransport, "set_write_buffer_limits", lambda _, high: limits.append(high))
     session, _ = connected(StandInHost())

@@ -71,7 +71,7 @@ def suited(lanes: Sequence[LaneRows]) -> list[bool]:
     """
     rows = [_suited_rows(lane) for lane in lanes]
     enough = sum(rows) >= LEAST_AGGREGATED_ROWS
-    return [bool(enough and count) for count in rows]
+    return [enough and count > 0 for count in rows]
 
 
 def _suited_rows(lane: LaneRows) -> int:

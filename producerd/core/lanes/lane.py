@@ -296,7 +296,7 @@ class Lane:
         while self.spans and records < max_records and len(kept) < LOOK_AHEAD_SPANS:
             if not self._first_is_live():
                 continue
-            if taken and not _alike(self.spans[0], taken[0]):
+            if (taken or kept) and not _alike(self.spans[0], (taken or kept)[0]):
                 break
             span = self.spans.popleft()
             keys = _keys_of(span)
@@ -376,7 +376,7 @@ def _rows_that_fit(
     sizes = span.sizes(max_records)
     sizes += overhead_bytes * np.arange(len(sizes))
     count = int(sizes.searchsorted(max_bytes, side="right")) - 1
-    return max(count, 1 if int(sizes[1]) <= first_row_bytes else 0)
+    return max(count, 1 if max_records and int(sizes[1]) <= first_row_bytes else 0)
 
 
 def spans_of(pieces: Iterable[Piece]) -> list[Span]:

@@ -310,7 +310,7 @@ class Pacer:
     def _forget(self, now: float) -> None:
         """Begin again as a new lane, with the debt that the buckets have."""
         self._return_to, self._doubles = 1.0, True
-        self._empty_cuts = 0
+        self._before, self._empty_cuts = 1.0, 0
         self._stored = 0
         self._limited = False
         self._cut_at, self._cuts = -math.inf, 0

@@ -198,6 +198,8 @@ def _bad_hash_keys(hash_keys: memoryview, offsets: I32) -> npt.NDArray[np.intp]:
     longest = np.flatnonzero(lengths == len(_MAX_HASH_KEY_TEXT))
     if len(longest):
         texts = octets[offsets[longest][:, None] + np.arange(len(_MAX_HASH_KEY_TEXT))]
-        first = (texts != _MAX_HASH_KEY_TEXT).argmax(axis=1)  # 0 if no digit differs
-        bad[longest] |= texts[np.arange(len(longest)), first] > _MAX_HASH_KEY_TEXT[first]
+        differs = texts != _MAX_HASH_KEY_TEXT
+        first = differs.argmax(axis=1)
+        beyond = texts[np.arange(len(longest)), first] > _MAX_HASH_KEY_TEXT[first]
+        bad[longest] |= beyond & differs.any(axis=1)
     return np.flatnonzero(bad)

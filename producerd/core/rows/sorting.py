@@ -48,7 +48,7 @@ def sort_rows(frames: Sequence[Frame], shard_map: ShardMap, seed: int) -> Sorted
     good = _good(checked)
     shards = shard_map.locate(high, low)
     if len(shard_map) > 1:
-        by_shard = np.argsort(shards.astype(np.min_scalar_type(len(shard_map))), kind="stable")
+        by_shard = np.argsort(shards.astype(np.uint16 if len(shard_map) < 65536 else np.uint32), kind="stable")
         order = (by_shard if good is None else by_shard[good[by_shard]]).astype(np.int32)
     else:
         order = (np.arange(len(high)) if good is None else np.flatnonzero(good)).astype(np.int32)

@@ -294,9 +294,11 @@ class Sender:
         concerns_stream = meaning.code == Code.STREAM_NOT_FOUND or unreadable
         if concerns_stream and (self.ledger.frames or self.known.map is not None):
             self._looks_permanent(meaning.code, message, now, request_id)
+        was_doubted = self.known.doubted
         wait_seconds = self.rules.shard_map_wait_seconds
         self.known.not_read(code, message, now, wait_seconds, concerns_stream=concerns_stream)
-        self._decide_all(now)
+        if was_doubted and not self.known.doubted:
+            self._decide_all(now)
 
     def go_plain(self) -> None:
         """Send rows through one lane as plain records until a list of the shards comes, because none came in time."""
@@ -577,8 +579,9 @@ class Sender:
             if self._refused_alone[1] >= INVALID_TO_DOUBT_STREAM and code != Code.INTERNAL:
                 self._looks_permanent(code, message, now, failed.request_id)
             return
-        middle = int(ends[len(ends) // 2 - 1]) if ends is not None else 0
-        if not 0 < middle < request.records:  # it has one entry, or the last row was cut into most of them
+        whole_entries = ends is not None and len(ends) > 1
+        middle = int(ends[len(ends) // 2 - 1]) if ends is not None and whole_entries else 0
+        if not 0 < middle < request.records:  # the last row may have been cut into most of the entries
             middle = request.records // 2
         first_half, second_half = list(request.pieces_of(0, middle)), list(request.pieces_of(middle, request.records))
         if self.rules.entries.per_key:
@@ -611,7 +614,7 @@ class Sender:
 
     def _looks_permanent(self, code: str, message: str, now: float, request_id: str = "") -> None:
         self.stats.failed(error_text(code, message, request_id))
-        if code == Code.STREAM_NOT_FOUND:
+        if code == Code.STREAM_NOT_FOUND and self.known.map is not None:
             self.known.forget()
         self.health.looks_permanent(code, message, now, request_id)
         if self.health.state is HealthState.BROKEN:
@@ -646,6 +649,7 @@ class Sender:
     def _requeue(self, pieces: list[Piece]) -> None:
         """Return rows of a request to the front of their lanes."""
         if pieces:
+            _requeue(pieces)
             self.lanes.put_back(pieces)
             self._left_request(pieces)
 

@@ -70,7 +70,7 @@ class KnownShards:
 
     def is_denied(self, now: float) -> bool:
         """Return whether rows that need the list are refused, because reading it was denied for long enough."""
-        return self._wait.refuses(now)
+        return self.map is None and self._wait.refuses(now)
 
     # ---- rows that need it
 
@@ -97,7 +97,7 @@ class KnownShards:
 
     def next_time(self, *, of_refusal: bool) -> float:
         """Return when rows stop waiting for the list.  ``of_refusal``: only if they are refused then."""
-        if of_refusal and not self._wait.denied:
+        if self.map is not None or (of_refusal and not self._wait.denied):
             return inf
         return self._wait.ends_at
 

@@ -89,7 +89,7 @@ def _hash(block: list[U32 | int], texts: int) -> list[U32]:
             np.bitwise_xor(f, c, out=f)
         np.add(f, a, out=f)
         if isinstance(word := block[_K[i]], int):
-            np.add(f, np.uint32(_T[i] + word), out=f)
+            np.add(f, np.uint32((_T[i] + word) % 2**32), out=f)
         else:
             np.add(f, np.uint32(_T[i]), out=f)
             np.add(f, word, out=f)

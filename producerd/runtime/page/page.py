@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
-from math import inf
 from string import Template
 from typing import Final
 
@@ -61,7 +60,7 @@ class Page:
         self._node_shares: deque[float] = deque(maxlen=SAMPLES)
         self._timer: asyncio.TimerHandle | None = None
         self._html = ""
-        self._html_until = -inf
+        self._html_until = 0.0
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take a sample every few seconds from now on, until `stop`."""
@@ -88,7 +87,7 @@ class Page:
     def html(self) -> str:
         """Return the page, rendered again if it is older than `KEPT_SECONDS`."""
         now = self._clock()
-        if now >= self._html_until:
+        if not self._html or now >= self._html_until:
             self._html, self._html_until = self._render(), now + KEPT_SECONDS
         return self._html
 
