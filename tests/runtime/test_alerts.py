@@ -217,18 +217,19 @@ def test_a_record_that_is_too_large_pages_nobody(tmp_path: Path) -> None:
     assert alerts(tmp_path, fleet).pages == []
 
 
-def test_a_paused_stream_pages_nobody(tmp_path: Path) -> None:
+def test_a_paused_stream_that_was_refused_pages_nobody(tmp_path: Path) -> None:
     """On every node, and for hours."""
     fleet = Fleet().on(
         1.0,
         stream_paused=f"1{STEADY}",
+        stream_up=f"0{STEADY}",
         queue_oldest_record_age_seconds=f"0+60{STEADY}",
         delivered_records_total=f"0{STEADY}",
         ingest_records_total="0+600x10 6000x130",
         delivery_latency_seconds_count=f"0{STEADY}",
         delivery_latency_seconds_bucket=f"0{STEADY}",
     )
-    assert alerts(tmp_path, fleet).pages == []
+    assert alerts(tmp_path, fleet) == Fired([], ["ProducerdStreamPaused a flights"])
 
 
 def test_a_lost_node_pages_nobody(tmp_path: Path) -> None:
@@ -426,9 +427,10 @@ def test_a_page_is_not_a_ticket_too(tmp_path: Path) -> None:
     assert alerts(tmp_path, fleet).tickets == []
 
 
-def test_a_paused_stream_on_one_node_is_no_trouble(tmp_path: Path) -> None:
-    fleet = Fleet().on(0.025, stream_paused=f"1{STEADY}", **SICK["stuck"])
-    assert alerts(tmp_path, fleet).tickets == []
+def test_a_paused_stream_on_one_node_is_a_ticket_and_no_trouble(tmp_path: Path) -> None:
+    """It was refused when somebody paused it, and no caller tries it again.  None waits for room either."""
+    fleet = Fleet().on(0.025, stream_paused=f"1{STEADY}", **SICK["stuck"], **SICK["refused"])
+    assert alerts(tmp_path, fleet) == Fired([], ["ProducerdStreamPaused a flights"])
 
 
 def test_a_refusal_that_nobody_has_tried_again_is_no_trouble(tmp_path: Path) -> None:
