@@ -63,6 +63,7 @@ class Fleet:
     cluster: str = "a"
     nodes: int = NODES
     stream: str = "flights"
+    release: str = ""
     changed: dict[tuple[str, int], str] = field(default_factory=dict)
     others: list[tuple[str, str]] = field(default_factory=list)
 
@@ -104,6 +105,7 @@ class Fleet:
         }
         for node in range(self.nodes):
             where = f'cluster="{self.cluster}", region="eu", job="producerd", instance="{node}"'
+            where += f', release="{self.release}"' * bool(self.release)
 
             def one(name: str, labels: str, values: str, node: int = node) -> dict[str, str]:
                 key = name.removeprefix("producerd_")
@@ -485,3 +487,27 @@ def test_credentials_that_end_while_a_stream_is_idle_page_nobody(tmp_path: Path)
     ends = {"credentials_expiry_timestamp_seconds": f"7100{STEADY}"}
     assert alerts(tmp_path, Fleet().on(1.0, **ends)).pages == ["ProducerdCredentialsExpire a flights"]
     assert alerts(tmp_path, Fleet().on(1.0, **ends, **IDLE)).pages == []
+
+
+def test_a_node_that_has_just_come_is_not_down_yet(tmp_path: Path) -> None:
+    """It is a target before its daemon answers, which takes two nodes four minutes, and two others forever."""
+    at_first, forever = "_x60 0x4 1x200", "_x60 0x200"
+    coming, broken = Fleet().on(0.05, up=at_first), Fleet("b").on(0.05, up=forever)
+    assert alerts(tmp_path, coming, broken, at=("65m", "70m")).pages == []
+    assert alerts(tmp_path, coming, broken, at=("80m",)).pages == ["ProducerdDaemonsDown b"]
+
+
+def test_nodes_that_come_and_go_are_no_trouble(tmp_path: Path) -> None:
+    """At every time another one is down, for ten minutes."""
+    fleet = Fleet()
+    for node in range(11):
+        fleet.changed["up", node] = f"1x{10 + 10 * node} 0x10 1x200"
+    assert alerts(tmp_path, fleet, at=("60m", "90m", "120m")).tickets == []
+
+
+def test_two_releases_on_a_node_with_a_stream_of_the_same_name_are_kept_apart(tmp_path: Path) -> None:
+    """One of them stores.  The other one's stream has stopped, or one of them is paused."""
+    stores, stops = Fleet(release="t/a"), Fleet(release="t/b").on(1.0, **SICK["stuck"], delivered_records_total="9x200")
+    assert alerts(tmp_path, stores, stops).pages == ["ProducerdRecordsStuck a flights"]
+    stores.on(1.0, stream_paused=f"1{STEADY}")
+    assert "ProducerdRecordsStuck a flights" in alerts(tmp_path, stores, stops).pages
