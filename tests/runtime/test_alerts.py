@@ -102,6 +102,7 @@ class Fleet:
             "failed_records_total": ('reason="INTERNAL"', f"0{STEADY}"),
             "discarded_records_total": ('reason="abandoned"', f"0{STEADY}"),
             "delivery_latency_seconds_bucket": ('le="60.0"', f"0+600{STEADY}"),
+            "backpressure_cause_seconds_total": ('cause="hot_shard"', f"0{STEADY}"),
         }
         for node in range(self.nodes):
             where = f'cluster="{self.cluster}", region="eu", job="producerd", instance="{node}"'
@@ -453,23 +454,20 @@ FULL: Final = {
 """What a node shows whose queue is full and holds 700 seconds of its part of the shards, until it is empty."""
 
 
-def waits_for(cause: str) -> tuple[str, str]:
-    """Return the series of a node whose callers wait until 20 minutes before its queue is empty."""
-    return f'producerd_backpressure_cause_seconds_total{{stream="flights", cause="{cause}"}}', "0+60x60 3600x80"
-
-
 def test_a_fleet_that_writes_as_fast_as_the_shards_store_pages_nobody(tmp_path: Path) -> None:
-    fleet = Fleet().on(1.0, **FULL).also(*waits_for("shard_rate"))
+    fleet = Fleet().on(1.0, **FULL, backpressure_cause_seconds_total="0+60x60 3600x80")
     assert alerts(tmp_path, fleet, at=("60m", "80m", "90m", "110m", "120m")).pages == []
 
 
 def test_records_that_are_late_for_another_reason_are_noticed(tmp_path: Path) -> None:
-    fleet = Fleet().on(1.0, **FULL).also(*waits_for("service"))
+    waits = 'producerd_backpressure_cause_seconds_total{stream="flights", cause="service"}'
+    fleet = Fleet().on(1.0, **FULL).also(waits, "0+60x60 3600x80")
     assert alerts(tmp_path, fleet, at=("60m",)).pages == ["ProducerdLateBurn a flights"]
 
 
 def test_nodes_that_store_nothing_are_noticed_in_a_fleet_with_full_queues(tmp_path: Path) -> None:
-    fleet = Fleet().on(1.0, **FULL).on(0.05, delivered_records_total=f"5{STEADY}").also(*waits_for("hot_shard"))
+    fleet = Fleet().on(1.0, **FULL, backpressure_cause_seconds_total="0+60x60 3600x80")
+    fleet.on(0.05, delivered_records_total=f"5{STEADY}")
     assert alerts(tmp_path, fleet, at=("60m",)).pages == ["ProducerdRecordsStuck a flights"]
 
 
@@ -511,3 +509,21 @@ def test_two_releases_on_a_node_with_a_stream_of_the_same_name_are_kept_apart(tm
     assert alerts(tmp_path, stores, stops).pages == ["ProducerdRecordsStuck a flights"]
     stores.on(1.0, stream_paused=f"1{STEADY}")
     assert "ProducerdRecordsStuck a flights" in alerts(tmp_path, stores, stops).pages
+
+
+def test_a_node_that_waits_for_a_shard_does_not_hide_late_records_of_others(tmp_path: Path) -> None:
+    late = {"delivery_latency_seconds_bucket": f"0{STEADY}"}
+    fleet = Fleet(nodes=10).on(1.0, **late).on(0.1, backpressure_cause_seconds_total="0x90 0+60x30")
+    assert alerts(tmp_path, fleet, at=("110m",)).pages == ["ProducerdLateBurn a flights"]
+
+
+def test_records_that_are_late_after_a_pause_page_nobody(tmp_path: Path) -> None:
+    """It takes ten minutes, and what waited meanwhile is stored within two."""
+    paused = {
+        "stream_paused": "0x60 1x9 0x100",
+        "delivered_records_total": "0+600x60 36000x9 36000+3300x2 43200+600x60",
+        "delivery_latency_seconds_count": "0+600x60 36000x9 36000+3300x2 43200+600x60",
+        "delivery_latency_seconds_bucket": "0+600x60 36000x9 36000+600x100",
+    }
+    fleet = Fleet(nodes=10).on(1.0, **paused)
+    assert alerts(tmp_path, fleet, at=("75m", "80m")).pages == []
