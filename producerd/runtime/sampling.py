@@ -29,7 +29,7 @@ MOST_STACKS: Final = 2_000
 OTHER_STACKS: Final = "(other stacks)"
 
 Stack = tuple[tuple[int, int], ...]
-"""The functions of a stack, by the ids of their code, and the instructions in them, the innermost first."""
+"""The functions of a stack, by the ids of their code, and the lines in them, the innermost first."""
 
 
 class StackSampler:
@@ -63,8 +63,7 @@ def _sample(thread_id: int, seconds: float, stop: threading.Event) -> Counter[st
     codes: dict[int, CodeType] = {}  # by its id, because Python computes the hash of a code from all that is in it
     others = 0
     began = time.monotonic()
-    while (passed := time.monotonic() - began) < seconds and not stop.is_set():
-        time.sleep(SAMPLE_SECONDS - passed % SAMPLE_SECONDS)
+    while (passed := time.monotonic() - began) < seconds and not stop.wait(SAMPLE_SECONDS - passed % SAMPLE_SECONDS):
         stack = _stack_of(sys._current_frames().get(thread_id), codes)
         if stack in stacks or len(stacks) < MOST_STACKS:
             stacks[stack] += 1
@@ -72,7 +71,7 @@ def _sample(thread_id: int, seconds: float, stop: threading.Event) -> Counter[st
             others += 1
     counted: Counter[str] = Counter()
     for stack, times in stacks.items():
-        counted[";".join([_place(codes[code], instruction) for code, instruction in reversed(stack)])] += times
+        counted[";".join([_place(codes[code], line) for code, line in reversed(stack)])] += times
     return counted + Counter({OTHER_STACKS: others})
 
 
@@ -82,14 +81,13 @@ def _stack_of(frame: FrameType | None, codes: dict[int, CodeType]) -> Stack:
     while frame is not None:
         code = frame.f_code
         codes.setdefault(id(code), code)
-        stack.append((id(code), frame.f_lasti))  # `f_lineno` reads a table from its start
+        stack.append((id(code), frame.f_lineno))
         frame = frame.f_back
     return tuple(stack)
 
 
-def _place(code: CodeType, instruction: int) -> str:
-    """Return an instruction's file, function and line, without the folder that everything is installed in."""
-    line = next((line for start, end, line in code.co_lines() if start <= instruction < end), None)
+def _place(code: CodeType, line: int) -> str:
+    """Return a place without the folder that everything is installed in."""
     folders = [folder for folder in sys.path if folder and code.co_filename.startswith(f"{folder}/")]
     file = code.co_filename[len(max(folders, key=len)) + 1 :] if folders else code.co_filename
     return f"{file}:{code.co_qualname}:{line}".replace(";", ",")
