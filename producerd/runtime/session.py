@@ -169,7 +169,7 @@ class SessionStream:
         if refusal.code == Code.RECORD_TOO_LARGE:
             self.stream.rejected_records[refusal.code] += 1
         elif refusal.code not in (Code.TOO_LARGE, Code.DRAINING):  # after which the client sends it otherwise
-            self.stream.refused_records += ticket.layout.records
+            self.stream.count_refused(ticket.layout.records)
         self.session.refuse(self, ticket.frame_id, refusal)
 
     def finished(self, frame: Frame) -> None:

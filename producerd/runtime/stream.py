@@ -103,7 +103,7 @@ class Stream:
         )
         self.capacity_mode = ""
         self.rejected_records: Counter[str] = Counter()  # by code
-        self.refused_records = 0  # whose frames the gate refused, because of the stream and not of the frame
+        self.refused_records = 0
         self.credentials = credentials
         self.reading_changed = asyncio.Event()
         self._touched = touched
@@ -290,6 +290,10 @@ class Stream:
         self.pipeline.health.forget_refusal()
         self._told_health = self.pipeline.health.state
         log.info("a refusal is forgotten, as nobody uses the stream", stream=self.name)
+
+    def count_refused(self, records: int) -> None:
+        """Count records whose frame the gate refused because of the stream."""
+        self.refused_records += records
 
     def pause(self, now: float) -> None:
         """Send nothing until `resume`.  The gate still admits callers until the queue is full."""

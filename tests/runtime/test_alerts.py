@@ -93,6 +93,7 @@ class Fleet:
             "queue_records": f"10{STEADY}",
             "queue_oldest_record_age_seconds": f"1{STEADY}",
             "ingest_records_total": f"0+600{STEADY}",
+            "refused_records_total": f"0{STEADY}",
             "delivered_records_total": f"0+600{STEADY}",
             "delivery_latency_seconds_count": f"0+600{STEADY}",
             "backpressure_active_seconds_total": f"0{STEADY}",
@@ -114,6 +115,7 @@ class Fleet:
 
             for name, values in of_node.items():
                 yield one(name, where, values)
+            yield one("producerd_refused_opens_total", f'{where}, reason="NOT_AUTHORIZED"', f"0{STEADY}")
             yield one("producerd_state", f'{where}, state="serving"', f"1{STEADY}")
             for name, values in of_stream.items():
                 yield one(f"producerd_{name}", f'{where}, stream="{self.stream}"', values)
@@ -278,6 +280,20 @@ def test_more_than_a_tenth_of_the_targets_gone_is_a_ticket(tmp_path: Path) -> No
 def test_a_stream_that_most_nodes_are_refused_is_noticed(tmp_path: Path) -> None:
     fleet = Fleet().on(0.9, stream_up="1x90 0x300")
     assert alerts(tmp_path, fleet).pages == ["ProducerdStreamRefused a flights"]
+
+
+def test_a_stream_that_refuses_each_frame_stays_noticed_though_none_is_taken(tmp_path: Path) -> None:
+    """As where ListShards is denied: no record is taken, and none fails."""
+    refusing = {"ingest_records_total": f"0{STEADY}", "queue_records": f"0{STEADY}"}
+    fleet = Fleet().on(0.9, stream_up=f"0{STEADY}", refused_records_total=f"0+600{STEADY}", **refusing)
+    assert alerts(tmp_path, fleet).pages == ["ProducerdStreamRefused a flights"]
+
+
+def test_a_stream_that_the_settings_lost_pages_and_one_job_s_mistake_does_not(tmp_path: Path) -> None:
+    assert alerts(tmp_path, Fleet().on(0.25, refused_opens_total=f"0+1{STEADY}")).pages == [
+        "ProducerdStreamsNotOpened a"
+    ]
+    assert alerts(tmp_path, Fleet().on(0.2, refused_opens_total=f"0+1{STEADY}")).pages == []
 
 
 def test_nothing_delivered_is_noticed_where_nobody_has_paused(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ class Streams:
     def get(self, name: str) -> Any:
         return self._known.get(name)
 
+    open_listed = get
+
 
 class Flushed:
     """Stands for a stream whose rows end when the test says so."""

@@ -659,7 +659,7 @@ def body_with(frame_id: int, records: int, key_bytes: int, data_bytes: int) -> b
             f"a BODY of {BYTES} bytes where {BYTES} were granted",
         ),
         (reserve(1, FRAME) + body_with(2, 1, 1, 20), "the BODY of frame 2 is not the one that was granted"),
-        (reserve(1, FRAME) + body_with(1, 2, 1, 12), "a BODY of 2 records where 1 were granted"),
+        (reserve(1, FRAME) + body_with(1, 2, 1, 12), "the BODY of frame 1 is not the one that was granted"),
     ],
 )
 async def test_what_a_client_may_not_send_ends_its_session_with_the_reason(
