@@ -15,7 +15,7 @@ import pytest
 from tools import ROOT
 from tools.mutation import trees
 from tools.mutation.command import EQUIVALENTS, main
-from tools.mutation.faults import faults
+from tools.mutation.faults import faults, read_equivalents
 from tools.mutation.trees import failure_in, files_for
 
 MODULE = "toy/limit.py"
@@ -233,3 +233,11 @@ def test_a_test_is_named_with_its_parameters() -> None:
     assert (
         failure_in("tests/a.py::test_b[1 2] PASSED [ 1%]\ntests/a.py::test_b[2 3] Timeout") == "tests/a.py::test_b[2 3]"
     )
+
+
+def test_each_fault_that_changes_nothing_has_a_reason_and_a_module() -> None:
+    """A file that a merge has spoilt would let no fault be planted."""
+    known = read_equivalents(ROOT / EQUIVALENTS)
+    assert known
+    assert all(known.values())
+    assert not [fault.module for fault in known if not (ROOT / fault.module).is_file()]
