@@ -574,7 +574,7 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     ): lambda s, _: s.pipeline.stats.possible_duplicate_records,
     Family(
         "stream_up", "gauge", "0 while the whole stream is refused, or the service does not answer.", together=min
-    ): (lambda s, at: s.is_up and s.pipeline.map_missing(at.now) is None),
+    ): (lambda s, at: s.takes_records(at.now)),
     Family("stream_paused", "gauge", "1 while an operator has paused the stream.", together=max): lambda s, _: (
         s.pipeline.paused
     ),

@@ -328,8 +328,12 @@ class Stream:
 
     @property
     def is_up(self) -> bool:
-        """Whether records get through, as far as the daemon knows."""
+        """Whether the service takes records, as far as the daemon knows."""
         return self.health not in ("suspect", "broken", "outage")
+
+    def takes_records(self, now: float) -> bool:
+        """Return whether records get through: the service takes them, and none fails because the shards are unknown."""
+        return self.is_up and self.pipeline.map_missing(now) is None
 
     @property
     def idle_since(self) -> float | None:
@@ -439,7 +443,12 @@ class Stream:
         """Return the state for `producerctl`, as JSON's values."""
         budget, pipeline = self.budget, self.pipeline
         cause, shard_id, share, *_ = holding = self._look(now)
-        map_missing = pipeline.map_missing(now)
+        if (end := pipeline.map_missing(now)) is not None:
+            holds = {"cause": "shard_map", "shard_id": "", "share": 0.0, "reason": f"refused: {end.message}"}
+        elif pipeline.idle and not self._waits_for_node:
+            holds = {"cause": "", "shard_id": "", "share": 0.0, "reason": ""}
+        else:
+            holds = {"cause": cause, "shard_id": shard_id, "share": share, "reason": self._reason(holding)}
         return {
             "stream": self.name,
             "health": self.health,
@@ -453,13 +462,7 @@ class Stream:
             "requests_in_flight": pipeline.requests_in_flight,
             "shards_open": len(pipeline.shard_map or ()),
             "wire_format": pipeline.wire_format,
-            **(
-                {"cause": "shard_map", "shard_id": "", "share": 0.0, "reason": f"refused: {map_missing.message}"}
-                if map_missing is not None
-                else {"cause": "", "shard_id": "", "share": 0.0, "reason": ""}
-                if pipeline.idle and not self._waits_for_node
-                else {"cause": cause, "shard_id": shard_id, "share": share, "reason": self._reason(holding)}
-            ),
+            **holds,
             "last_error": pipeline.stats.last_error,
         }
 

@@ -440,6 +440,16 @@ def test_a_stream_is_down_if_it_is_refused_or_nothing_gets_through(
     stream = stream_of()
     stream.pipeline.health.state = state
     assert (stream.health, stream.is_up) == (health, is_up)
+    assert stream.takes_records(1.0) == is_up
+
+
+def test_an_idle_stream_that_refuses_each_record_is_down_and_says_why() -> None:
+    stream = stream_of(aggregation="kpl")
+    stream.pipeline.set_cannot_aggregate("AUTO")
+    assert stream.is_up
+    assert not stream.takes_records(1.0)
+    told = stream.status(1.0)
+    assert (told["queue_records"], told["cause"], told["reason"]) == (0, "shard_map", "refused: AUTO")
 
 
 # ---- what is logged
