@@ -233,7 +233,7 @@ def is_seconds(value: Any) -> bool:
 
 
 def _one_of(*choices: str) -> tuple[str, Callable[[Any], bool]]:
-    return f"give {' or '.join(map(repr, choices))}", choices.__contains__
+    return f"give {' or '.join(map(repr, choices))}", lambda value: value in choices
 
 
 def _seconds_or_none(value: Any) -> bool:
