@@ -139,11 +139,16 @@ def ask(channel: Channel, question: frames.Message, wanted: type[T], seconds: fl
 
 
 class Channel:
-    """The client's socket in one session.  ``machine`` checks that each message may be sent or received now."""
+    """The client's socket in one session.  ``machine`` checks that each message may be sent or received now.
+
+    ``is_unread`` is whether it may hold a whole message that `read` has not returned, of which no poll of the socket
+    tells.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.machine = Machine(Side.CLIENT, 1)
+        self.is_unread = False
         self._received = bytearray()
         self._ended = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -210,6 +215,7 @@ class Channel:
         """Return the next message.  Raises Late if none comes before the deadline, and Lost if none can come."""
         while True:
             message = self._parse()
+            self.is_unread = message is not None and bool(self._received)
             if message is not None:
                 return message
             if self._ended:
@@ -252,6 +258,7 @@ class Channel:
             data = b""
         self._ended = not data
         self._received += data
+        self.is_unread |= bool(data)
 
     def _receive_rest(self) -> None:
         before = -1

@@ -124,13 +124,20 @@ class Connection:
         return self._session.daemon_pid
 
     def fileno(self) -> int:
-        """Return the socket's descriptor: when select or poll find it readable, call `settle_arrived`."""
+        """Return the socket's descriptor: when select or poll find it readable, call `settle_arrived`.
+
+        Before each select or poll ask `is_behind`.
+        """
         return self._session.fileno()
 
     @property
     def is_behind(self) -> bool:
-        """Whether the present daemon lacks streams or rows that the last one had.  If so, call `settle_arrived`."""
-        return not self.sleeps and bool(self._to_open or self._backlog.again)
+        """Whether `settle_arrived` has something to do although nothing more arrives.
+
+        The present daemon lacks streams or rows that the last one had, or a call stopped reading before the last
+        message that it had received.
+        """
+        return not self.sleeps and bool(self._to_open or self._backlog.again or self._session.is_unread)
 
     def open(self, stream: str, timeout_seconds: float | None = None) -> None:
         """Open a stream unless it is open.  Raises Refused: STREAM_LIMIT, NOT_AUTHORIZED, ..."""

@@ -117,6 +117,11 @@ class DaemonSession:
         return self._channel.fileno()
 
     @property
+    def is_unread(self) -> bool:
+        """Whether a message may have arrived that no call has read."""
+        return self._channel.is_unread
+
+    @property
     def daemon_pid(self) -> int:
         return self._channel.peer_pid
 

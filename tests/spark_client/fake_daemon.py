@@ -90,10 +90,12 @@ class Session:
         assert isinstance(message, kind), f"{kind.__name__} expected, {message} came"
         return message
 
-    def send(self, message: frames.Message) -> None:
-        data = frames.encode(message)
-        self.machine.sent(MessageType(data[0]), frame_id_of(message))
-        self.socket.sendall(data)
+    def send(self, *messages: frames.Message) -> None:
+        """Send messages at once."""
+        encoded = [frames.encode(message) for message in messages]
+        for message, data in zip(messages, encoded):
+            self.machine.sent(MessageType(data[0]), frame_id_of(message))
+        self.socket.sendall(b"".join(encoded))
 
     def welcome(self, **changes: Any) -> frames.Hello:
         self.hello = hello = self.expect(frames.Hello)

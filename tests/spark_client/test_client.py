@@ -104,6 +104,25 @@ def test_records_are_acknowledged_while_nobody_calls(daemon: FakeDaemon) -> None
         assert done.wait(10)
 
 
+def test_an_acknowledgement_that_came_with_another_answer_is_not_left_unread(daemon: FakeDaemon) -> None:
+    """The call that is refused reads no further, and the socket has nothing more to wake anybody for."""
+
+    def acknowledge_with_a_refusal(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        reserve = session.expect(frames.Reserve)
+        refused = frames.Refused(reserve.frame_id, reserve.stream_id, Code.CREDENTIALS, "no keys")
+        session.send(refused, frames.Ack(body.frame_id, 1, 1, 0, 0, 0))
+        session.await_end()
+
+    daemon.scripts = [acknowledge_with_a_refusal]
+    with client_of(daemon) as client:
+        first = client.put_many([Record(b"a", "k")])
+        with pytest.raises(Refused):
+            client.put_many([Record(b"b", "k")])
+        first.result(5)
+
+
 def test_leaving_the_block_flushes(daemon: FakeDaemon) -> None:
     """That includes records whose futures nobody keeps.  The client sends FLUSH, so that nothing lingers."""
     said: list[object] = []
