@@ -91,6 +91,16 @@ REFUSED: Final = (
     'resources.limits.memory="512mi"',
     "securityContext.runAsUser=0",
     "securityContext.bogus=true",
+    "securityContext.privileged=true",
+    "securityContext.allowPrivilegeEscalation=true",
+    "securityContext.readOnlyRootFilesystem=false",
+    "securityContext.runAsNonRoot=false",
+    "securityContext.runAsNonRoot=null",
+    'securityContext.procMount="Unmasked"',
+    'securityContext.seccompProfile.type="Unconfined"',
+    'securityContext.appArmorProfile={"type": "Unconfined"}',
+    'securityContext.capabilities.add=["SYS_ADMIN"]',
+    'securityContext.capabilities.drop=["NET_RAW"]',
     'securityContext.readOnlyRootFilesystem="yes"',
     'extraEnv=[{"name": "PRODUCERD_METRICS_LISTEN", "value": "[::]:1"}]',
     'extraEnv=[{"name": "PRODUCERD_SOCKET", "value": "/tmp/a.sock"}]',
@@ -108,6 +118,40 @@ REFUSED: Final = (
     'monitoring.dashboard.labels={"app.kubernetes.io/name": "mine"}',
 )
 """Values that would fail in the cluster, or do something else than they say."""
+NO_VOLUME: Final = "extraVolumeMounts: no volume is named a: add it to extraVolumes"
+NO_IDLE_END: Final = "leave it out, as the kubelet starts a daemon that has ended again, and waits longer each time"
+WHAT_TO_DO: Final = {
+    'image.repository="REGISTRY/producerd:0.2.0"': "REGISTRY/producerd:0.2.0 has a tag or a digest: move it to",
+    'image.repository="host:5000/producerd:0.2.0"': "move it to image.tag or image.digest",
+    'image.repository="REGISTRY/producerd@sha256:0"': "move it to image.tag or image.digest",
+    'extraVolumeMounts=[{"name": "a", "mountPath": "/a"}]': NO_VOLUME,
+    'mode="sidecar",extraVolumeMounts=[{"name": "a", "mountPath": "/a"}]': NO_VOLUME,
+    **{
+        f'extraVolumeMounts=[{{"name": "producerd", "mountPath": "{path}"}}]': f"{path} collides with {needed}"
+        for path, needed in {
+            "/etc/producerd": "/etc/producerd, which the daemon needs: take another path",
+            "etc//producerd/": "/etc/producerd",
+            "/etc/producerd/certificates": "/etc/producerd",
+            "/etc": "/etc/producerd",
+            "/": "/etc/producerd",
+            "/run/producerd": "/run/producerd",
+            "/opt": "/opt/producerd",
+        }.items()
+    },
+    'extraVolumeMounts=[{"name": "producerd", "mountPath": "/a"}, {"name": "producerd-config", "mountPath": "/a/"}]': (
+        "extraVolumeMounts: /a/ is there already"
+    ),
+    'config="exit_when_idle_seconds = 60"': f"config: exit_when_idle_seconds = 60: {NO_IDLE_END}",
+    'mode="sidecar",config="exit_when_idle_seconds = 0.5 # soon"': NO_IDLE_END,
+    'extraEnv=[{"name": "PRODUCERD_EXIT_WHEN_IDLE_SECONDS", "value": "60"}]': (
+        f"extraEnv: PRODUCERD_EXIT_WHEN_IDLE_SECONDS: {NO_IDLE_END}"
+    ),
+    'serviceAccount={"create": false, "annotations": {"eks.amazonaws.com/role-arn": "arn"}}': (
+        "serviceAccount.annotations: with create: false the chart makes no account to annotate: annotate default "
+        "yourself, or set create: true"
+    ),
+}
+"""More of these values, each with words of its refusal."""
 DASHBOARD: Final = "producerd-dashboard"
 PLANTED: Final[dict[str, Sequence[Any]]] = {
     "ServiceAccount": (),
@@ -241,6 +285,29 @@ def test_a_value_that_could_not_work_is_refused_by_its_name(setting: str) -> Non
     assert "nil pointer" not in done.stderr
 
 
+@pytest.mark.parametrize("setting", WHAT_TO_DO)
+def test_a_refusal_says_what_to_do(setting: str) -> None:
+    done = render("--set-json", setting)
+    assert done.returncode != 0
+    assert WHAT_TO_DO[setting] in done.stderr
+
+
+def test_what_only_resembles_a_mistake_is_rendered() -> None:
+    values = (
+        'image={"repository": "host:5000/data/producerd", "tag": "0.2.0"}',
+        'config="exit_when_idle_seconds = 0\\n# exit_when_idle_seconds = 60"',
+        'serviceAccount={"create": false, "name": "own"}',
+        'securityContext={"privileged": false, "seccompProfile": {"type": "Localhost", "localhostProfile": "a.json"}}',
+        'extraVolumes=[{"name": "a", "emptyDir": {}}]',
+        'extraVolumeMounts=[{"name": "a", "mountPath": "/etc/producerd-a"}, {"name": "a", "mountPath": "/etc/ssl"}]',
+    )
+    for mode in EXAMPLES:
+        manifests = rendered(f"--set=mode={mode}", *(f"--set-json={value}" for value in values))
+        container = daemon_container(manifests)
+        assert container["image"] == "host:5000/data/producerd:0.2.0"
+        assert [mount["mountPath"] for mount in container["volumeMounts"]][2:] == ["/etc/producerd-a", "/etc/ssl"]
+
+
 @pytest.mark.parametrize("mode", EXAMPLES)
 def test_no_label_of_the_pods_stands_twice(mode: str) -> None:
     (name, *_) = daemon_pod(example(mode))["metadata"]["labels"]
@@ -321,11 +388,14 @@ def test_what_only_the_user_knows_has_no_default_that_an_upgrade_could_bring_bac
 
 
 def test_the_commands_of_the_page_take_the_image_from_the_values() -> None:
-    commands = re.findall(r"helm upgrade [^`]*?[^\\]\n", (ROOT / "docs/kubernetes.md").read_text())
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    commands = re.findall(r"helm upgrade [^`]*?[^\\]\n", page)
     assert len(commands) > 2
     assert not [command for command in commands if "--values values.yaml" not in command or "--set " in command]
     for path in EXAMPLES.values():
         assert yaml.safe_load(path.read_text())["image"]["repository"] == "REGISTRY/producerd"
+    others = [" ".join(command.split()) for command in re.findall(r"helm (?:rollback|uninstall)[^`]*", page)]
+    assert set(others) == {f"helm {verb} producerd --namespace producerd" for verb in ("rollback", "uninstall")}
 
 
 def test_another_chart_may_depend_on_it(tmp_path: Path) -> None:

@@ -41,6 +41,12 @@ labels:
   helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{/* A setting at the top of producerd.toml as it is written there, or nothing. */}}
+{{- define "producerd.setting" -}}
+{{- $line := regexFind (printf `(?m)^[ \t]*["']?%s["']?[ \t]*=[^#\r\n]*` (last .)) (first .) }}
+{{- splitList "=" $line | last | trim | replace "_" "" }}
+{{- end }}
+
 {{- define "producerd.image" -}}
 {{- if .Values.image.digest }}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
