@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,18 +15,20 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "deploy/kubernetes/pod-templates"
 GRACE_SECONDS = 90
+GRACE = "spark.kubernetes.executor.terminationGracePeriodSeconds"
 Pod = dict[str, Any]
+EMPTY: Mapping[str, str] = MappingProxyType({})
 pytestmark = [pytest.mark.spark, pytest.mark.spark_lane]
 
 
 @pytest.fixture(scope="module")
-def executor(spark: SparkSession) -> Callable[[str], Pod]:
-    """The pod that Spark would ask a cluster for, from one of the templates."""
+def executor(spark: SparkSession) -> Callable[..., Pod]:
+    """The pod that Spark would ask a cluster for, from one of the templates and with these settings."""
     jvm: Any = spark.sparkContext._jvm
     model = jvm.io.fabric8.kubernetes.client
     none = jvm.scala.Option.empty()
 
-    def make(mode: str) -> Pod:
+    def make(mode: str, own: Mapping[str, str] = EMPTY) -> Pod:
         settings = {
             "spark.app.name": "flights",
             "spark.master": "k8s://https://127.0.0.1:1",
@@ -35,7 +38,8 @@ def executor(spark: SparkSession) -> Callable[[str], Pod]:
             "spark.kubernetes.executor.podNamePrefix": "flights",
             "spark.kubernetes.authenticate.driver.serviceAccountName": "the-drivers",
             "spark.kubernetes.executor.podTemplateFile": (TEMPLATES / f"{mode}.yaml").as_uri(),
-            "spark.kubernetes.executor.terminationGracePeriodSeconds": f"{GRACE_SECONDS}s",
+            GRACE: f"{GRACE_SECONDS}s",
+            **own,
         }
         conf = jvm.org.apache.spark.SparkConf(False)
         for name, value in settings.items():
@@ -60,7 +64,7 @@ def executor(spark: SparkSession) -> Callable[[str], Pod]:
 
 
 @pytest.mark.parametrize("mode", ["daemonset", "sidecar"])
-def test_executors_may_open_the_socket(executor: Callable[[str], Pod], mode: str) -> None:
+def test_executors_may_open_the_socket(executor: Callable[..., Pod], mode: str) -> None:
     spec = executor(mode)["spec"]
     assert spec["securityContext"]["supplementalGroups"] == [9474]
     (container,) = spec["containers"]
@@ -71,7 +75,7 @@ def test_executors_may_open_the_socket(executor: Callable[[str], Pod], mode: str
     assert kind in volume
 
 
-def test_the_daemon_is_a_native_sidecar_and_has_its_time_and_its_account(executor: Callable[[str], Pod]) -> None:
+def test_the_daemon_is_a_native_sidecar_and_has_its_time_and_its_account(executor: Callable[..., Pod]) -> None:
     """Without the older name of the account Spark puts the driver's there."""
     pod = executor("sidecar")
     assert pod["metadata"]["labels"]["producerd"] == "producerd"
@@ -81,3 +85,15 @@ def test_the_daemon_is_a_native_sidecar_and_has_its_time_and_its_account(executo
     assert pod["spec"]["restartPolicy"] == "Never"
     assert pod["spec"]["serviceAccountName"] == "producerd"
     assert pod["spec"]["terminationGracePeriodSeconds"] == GRACE_SECONDS
+
+
+def test_spark_puts_its_own_grace_and_a_hook_of_its_own_into_the_pod(
+    executor: Callable[..., Pod], spark: SparkSession
+) -> None:
+    """So the grace is named to Spark, too, and the hook's time comes out of it before the daemon's."""
+    pod = executor("sidecar", {GRACE: "150s", "spark.decommission.enabled": "true"})
+    keeps_the_templates = spark.version.startswith(("3.5.", "4.0."))
+    assert pod["spec"]["terminationGracePeriodSeconds"] == (GRACE_SECONDS if keeps_the_templates else 150)
+    (container,), (daemon,) = pod["spec"]["containers"], pod["spec"]["initContainers"]
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["/opt/decom.sh"]
+    assert "lifecycle" not in daemon
