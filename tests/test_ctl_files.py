@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import io
 import os
 import stat
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -87,3 +90,14 @@ def test_two_bundles_of_one_second_have_names_of_their_own(
     names = ["producerd-20260102T030405Z-17.tar.gz", "producerd-20260102T030405Z-18.tar.gz"]
     assert capsys.readouterr().out.splitlines() == names
     assert sorted(os.listdir(tmp_path)) == names
+
+
+def test_a_bundle_goes_to_the_standard_output_where_no_file_can_be_written(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    """As in a container whose root file system is read-only."""
+    with directory() as path, admin_socket(path / "s", {"/bundle": BUNDLE}):
+        assert ctl.main(["--admin-socket", str(path / "s"), "bundle", "--output", "-"]) == 0
+    unpacked = gzip.decompress(capsysbinary.readouterr().out)  # which refuses any text next to the archive
+    with tarfile.open(fileobj=io.BytesIO(unpacked)) as archive:
+        assert "producerd/log.txt" in archive.getnames()

@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
@@ -16,7 +17,10 @@ from producerd.ctl.files import whole_file
 
 
 def bundle(daemon: AdminClient, parsed: argparse.Namespace) -> Iterator[str]:
-    """Write the bundle, which only its owner may read, and yield its name."""
+    """Write the bundle, which only its owner may read, and yield its name.
+
+    The name "-" stands for the standard output, which then has nothing else.
+    """
     path = parsed.output or _own_name()
     reply = daemon.get("/bundle")
     reply["versions"]["producerctl"] = __version__
@@ -26,6 +30,10 @@ def bundle(daemon: AdminClient, parsed: argparse.Namespace) -> Iterator[str]:
         "metrics.txt": reply.pop("metrics"),
         **{f"{name}.json": json.dumps(part, indent=1) for name, part in reply.items()},
     }
+    if path == "-":
+        _write(sys.stdout.buffer, files)
+        sys.stdout.buffer.flush()
+        return
     with whole_file(path, 0o600) as file:
         _write(file, files)
     yield path

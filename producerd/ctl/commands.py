@@ -125,7 +125,9 @@ def _parser() -> argparse.ArgumentParser:
         "dump", _dump, "print the daemon's whole state as JSON, for a report of a fault; it has no records or secrets"
     )
     bundled = command("bundle", bundle, "write one file for a report of a fault, without records or secrets")
-    bundled.add_argument("--output", metavar="FILE.tar.gz", help="its name (default: one with the time)")
+    bundled.add_argument(
+        "--output", metavar="FILE.tar.gz", help="its name (default: one with the time); -: the standard output"
+    )
     profiled = command("profile", profile, "sample what the daemon works on, as stacks for a flame graph")
     profiled.add_argument("--seconds", type=_seconds, default=10.0, metavar="N", help="for how long (default: 10)")
     profiled.add_argument("--output", metavar="FILE", help="write the stacks there, not to the standard output")
