@@ -253,9 +253,9 @@ class Laws:
             for waits_for in session.flushes:
                 if not any(frame.unsettled for frame in waits_for):
                     raise LawBroken("flush", "all that it waits for has settled, and it has not returned")
-            for frame in session.unacked:
-                if not frame.unsettled:
-                    raise LawBroken("Frame", f"frame {frame.frame_id} has settled, and is not acknowledged")
+            settled = [frame.frame_id for frame in session.unacked if not frame.unsettled]
+            if settled:
+                raise LawBroken("Frame", f"frames {settled} have settled, and are not acknowledged")
 
     def row_settles(self, frame: WatchedFrame) -> None:
         """A row with a TTL settles no later than the TTL and one request's time-out."""
