@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.daemon import SERVICE_PYTHON
-from tests.spark.processes import SHORT_JVM
+from tests.spark.jvm import SHORT_JVM, short_jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,6 +64,8 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(trylast=True)  # what is left out has gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several processes, long modules come first: at the end all have work, and none has much."""
+    if any(item.get_closest_marker("spark") for item in items):
+        os.environ["SPARK_SUBMIT_OPTS"] = short_jvm()
     if hasattr(config, "workerinput"):
         long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("spark")}
         items.sort(key=lambda item: item.path not in long)

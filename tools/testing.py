@@ -22,6 +22,8 @@ SYSTEM_PACKAGES = [
     "libfaketime",  # for the fault scenario of the wall clock
     "tmux",  # a terminal for `producerctl top`
 ]
+HANGS = ["-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true"]
+"""A test that hangs for ten minutes ends its process with the stack of every thread.  Pytest of Python 3.9 cannot."""
 APT = shutil.which("apt-get")
 
 
@@ -37,9 +39,9 @@ def test(arguments: list[str]) -> int:
         install_kubernetes_tools()
     selection = ["-m", "system", "-rs"] if ours.system else [] if ours.all else ["-m", "not slow"]
     if not {"--pdb", "--trace", "no:xdist"} & set(options):
-        selection += [f"-n{workers()}", "--dist=loadfile", "--no-loadscope-reorder"]
+        selection += [f"-n{workers()}", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
     if not ours.spark:
-        return run([str(OWN.python), "-m", "pytest", *selection, *options], variables(), tidies_up=True)
+        return run([str(OWN.python), "-m", "pytest", *HANGS, *selection, *options], variables(), tidies_up=True)
     of = LANES[ours.spark]
     if not find_python(of.version):
         needed = f"Python {of.version}, which is neither on PATH nor among pyenv's versions"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.daemon import CREDENTIALS, ROOT
-from tests.spark.processes import SHORT_JVM, of_session
+from tests.spark.jvm import short_jvm
+from tests.spark.processes import of_session
 
 READY_SECONDS = 90
 ANSWER_SECONDS = 120
@@ -39,7 +40,7 @@ def spark_environ(folder: Path, **more: str) -> dict[str, str]:
         "TMPDIR": str(folder),
         **CREDENTIALS,  # which a daemon that tasks start would have from here
         "AWS_EC2_METADATA_DISABLED": "true",
-        "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={folder} {SHORT_JVM}",
+        "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={folder} {short_jvm()}",
     }
     return {**kept, **own, **more}
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from typing import Final, NamedTuple
-
-SHORT_JVM: Final = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)
-"""Options of a JVM that lives for seconds.  It has no second compiler and does not verify Spark's classes, and so needs
-little more than half of the CPU time."""
+from typing import NamedTuple
 
 
 class Process(NamedTuple):
