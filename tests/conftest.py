@@ -128,23 +128,23 @@ def dist(tree: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def dist_with_pex(tree: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+def dist_with_pex(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     """The folder in which `./dev build` put all that it makes with a pex for this machine: half a minute's work.
 
-    One process makes it for all.
+    One process makes it for all, also for later runs with the same PRODUCERD_TEST_BUILDS.
     """
     folder = tmp_path_factory.getbasetemp()
     # A run that a test starts inherits the worker's variables, so they do not say that it has workers itself.
     shared = folder.parent if hasattr(pytestconfig, "workerinput") else folder
-    with (shared / "dist_with_pex").open("a+") as made:
-        fcntl.flock(made, fcntl.LOCK_EX)
-        made.seek(0)
-        if not (dist := made.read()):
-            dist = f"{tree}/dist"
-            tag = f"cp3{daemon_minor()}-{platform.machine()}"
-            subprocess.run([SERVICE_PYTHON, "-c", BUILD, str(tree), tag], cwd=ROOT, check=True, timeout=300)
-            made.write(dist)
-    return Path(dist)
+    tag = f"cp3{daemon_minor()}-{platform.machine()}"
+    tree = Path(os.environ.get("PRODUCERD_TEST_BUILDS", shared), tag)
+    with tree.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not tree.exists():
+            copy_of_this_tree(new := tree.with_suffix(".new"))
+            subprocess.run([SERVICE_PYTHON, "-c", BUILD, str(new), tag], cwd=ROOT, check=True, timeout=300)
+            new.rename(tree)
+    return tree / "dist"
 
 
 def daemon_minor() -> int:
@@ -162,10 +162,13 @@ def daemon_minor() -> int:
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of this tree, in which an older build has left a file behind."""
-    copy = tmp_path_factory.mktemp("tree")
-    # Not what an earlier build made, nor what other tests are making: a file that goes meanwhile would be an error.
-    others = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "spark-warehouse", "artifacts")
-    shutil.copytree(ROOT, copy, ignore=others, dirs_exist_ok=True)
+    copy_of_this_tree(copy := tmp_path_factory.mktemp("trees") / "tree")
     (copy / "build" / "lib" / "producerd").mkdir(parents=True)
     (copy / "build" / "lib" / "producerd" / "of_another_day.py").touch()
     return copy
+
+
+def copy_of_this_tree(copy: Path) -> None:
+    # Not what an earlier build made, nor what other tests are making: a file that goes meanwhile would be an error.
+    others = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "spark-warehouse", "artifacts")
+    shutil.copytree(ROOT, copy, ignore=others)
