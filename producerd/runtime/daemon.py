@@ -57,7 +57,7 @@ LAST_WORDS_SECONDS: Final = 1.0
 SCRAPED_LATELY_SECONDS: Final = 120.0
 """Time for which a daemon whose metrics were read counts as one that Prometheus scrapes."""
 LAST_SCRAPE_SECONDS: Final = 20.0
-"""Longest time that a daemon which has lost records waits for the scrape that shows them.
+"""Time that a daemon which has lost records stays for the scrapes that show them.
 
 A daemon ends within `drain_timeout_seconds` and 25 s: this time, `LAST_WORDS_SECONDS`, and the end of the process.
 """
@@ -119,10 +119,10 @@ class Daemon:
         self._metrics = metrics.Metrics(config, memory_limit().bytes, clients)
         self._rendering = asyncio.Lock()
         self._rendered = -inf, b""  # when the rendering began, and its text
-        self._scraped = asyncio.Event()
         self._drained = Drained()
         self._emptying: asyncio.Timeout | None = None
         self._signals = 0
+        self._hurried = asyncio.Event()  # by a second signal
         self._drain_asked = asyncio.Event()
         self._quiet = asyncio.Event()
         self._settled = asyncio.Event()
@@ -257,11 +257,11 @@ class Daemon:
         name = signal.Signals(number).name
         if self._signals > 1:
             log.warning("stopping at once", signal=name)
+            self._hurried.set()
         else:
             log.info("draining", signal=name, seconds=self.config.node.drain_timeout_seconds)
         if self._drain_asked.is_set():
             self._quiet.set()  # ends the present step of draining
-            self._scraped.set()  # and the wait for a scrape
         self._drain_asked.set()
 
     async def _leave_with_owner(self) -> None:
@@ -394,15 +394,15 @@ class Daemon:
                     await self._all_gone.wait()
 
     async def _show_losses(self) -> None:
-        """Let Prometheus read how many records were lost, if it scrapes this daemon: its counters end with it."""
-        now = time.monotonic()
-        is_scraped = now < self._rendered[0] + SCRAPED_LATELY_SECONDS
+        """Let Prometheus read how many records were lost, if it scrapes this daemon: its counters end with it.
+
+        No scrape ends the wait, because another Prometheus may scrape the daemon, too.
+        """
+        is_scraped = time.monotonic() < self._rendered[0] + SCRAPED_LATELY_SECONDS
         if is_scraped and self._owner is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_SCRAPE_SECONDS):
-                    while self._rendered[0] < now and self._signals < 2:
-                        self._scraped.clear()
-                        await self._scraped.wait()
+                    await self._hurried.wait()
 
     # ---- questions
 
@@ -447,5 +447,4 @@ class Daemon:
                 )
                 text = await asyncio.to_thread(metrics.text, snapshot)
                 self._rendered = began_at, text
-            self._scraped.set()
             return text

@@ -634,8 +634,7 @@ def test_a_daemon_that_is_scraped_and_loses_records_waits_for_a_last_scrape(
 
 
 @pytest.mark.parametrize("seconds", [0.0, 5.0])
-@pytest.mark.parametrize("how", ["by a scrape", "by a signal"])
-def test_a_scrape_or_another_signal_ends_the_wait_for_the_last_scrape(live: Live, how: str, seconds: float) -> None:
+def test_another_signal_ends_the_wait_for_the_last_scrape(live: Live, seconds: float) -> None:
     async def story(life: Life) -> None:
         await life.daemon.render_metrics()
         lose_records(life)
@@ -645,11 +644,25 @@ def test_a_scrape_or_another_signal_ends_the_wait_for_the_last_scrape(live: Live
         await turns()
         await asyncio.sleep(seconds)
         assert not life.serving.done()
-        if how == "by a signal":
-            life.signal()
-        else:
-            await life.daemon.render_metrics()
+        life.signal()
         assert await life.ends() == (1, 30.0 + seconds)
+
+    live(story)
+
+
+def test_each_prometheus_reads_how_many_records_were_lost(live: Live) -> None:
+    """The first of two scrapes the daemon soon after the loss, and the other one 15 seconds later."""
+
+    async def story(life: Life) -> None:
+        await life.daemon.render_metrics()
+        lose_records(life)
+        await turns()
+        life.signal()
+        for seconds in (31.0, 15.0):
+            await asyncio.sleep(seconds)
+            assert not life.serving.done()
+            await life.daemon.render_metrics()
+        assert await life.ends() == (1, 50.0)
 
     live(story)
 

@@ -355,6 +355,16 @@ def test_the_grace_must_be_longer_than_the_time_to_drain(drain: str, grace: int,
     assert ("killed before it has ended" in done.stderr) != holds
 
 
+@pytest.mark.parametrize(
+    ("interval", "holds"), [("15s", True), ("20s", True), ("21s", False), ("60s", False), ("1m", False)]
+)
+def test_each_daemon_that_lost_records_is_scraped_before_it_ends(interval: str, holds: bool) -> None:
+    done = render(f"--set=monitoring.podMonitor.enabled=true,monitoring.podMonitor.interval={interval}")
+    assert LAST_SCRAPE_SECONDS == 20.0
+    assert (done.returncode == 0) == holds
+    assert (f"interval: {interval} is not 1s to 20s: a daemon that has lost records ends" in done.stderr) != holds
+
+
 @pytest.mark.parametrize("seconds", ["1e2", "0x10", "0b11"])
 def test_a_time_to_drain_that_the_chart_cannot_read_is_refused(seconds: str) -> None:
     done = render("--set-json", f'config="drain_timeout_seconds = {seconds}"')
