@@ -272,6 +272,11 @@ def test_a_cluster_that_vanishes_is_noticed_though_a_small_one_comes(tmp_path: P
     assert alerts(tmp_path, gone, job, at=("100m", "120m", "145m")).pages[0] == "ProducerdDaemonsAbsent a"
 
 
+def test_a_cluster_that_vanishes_soon_after_it_came_is_noticed(tmp_path: Path) -> None:
+    """It was there for 20 minutes."""
+    assert "ProducerdDaemonsAbsent a" in alerts(tmp_path, Fleet().on(1.0, up="_x60 1x20 _x300"), at=("100m",)).pages
+
+
 def test_more_than_a_tenth_of_the_targets_gone_is_a_ticket(tmp_path: Path) -> None:
     assert alerts(tmp_path, Fleet().on(0.125, up=GONE)).tickets == ["ProducerdDaemonsFewer a"]
     assert alerts(tmp_path, Fleet().on(0.1, up=GONE)).tickets == []

@@ -180,7 +180,17 @@ def test_alerts_are_never_by_node_and_name_metrics_that_are_there() -> None:
     assert used <= names, used - names
     for labels in re.findall(r"\bby \(([^)]*)\)", text):
         assert {"cluster", "region"} <= set(labels.split(", "))
-        assert set(labels.split(", ")) <= {"cluster", "region", "stream", "reason", "trouble", "le", "hash", "release"}
+        assert set(labels.split(", ")) <= {
+            "cluster",
+            "region",
+            "stream",
+            "reason",
+            "trouble",
+            "le",
+            "hash",
+            "release",
+            "version",
+        }
     assert len(ALERTS) + len(RECORDED) == text.count("expr: ")
     for kind, expression in re.findall(r"^ +- (alert|record): .*\n +expr: (.*(?:\n {10}.*)*)", text, re.MULTILINE):
         assert kind == "record" or " by (" in expression, expression
