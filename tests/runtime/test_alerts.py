@@ -350,6 +350,27 @@ def test_quiet_nodes_that_fail_are_noticed_next_to_busy_ones(tmp_path: Path, sha
     assert alerts(tmp_path, fleet) == (page if share >= 0.05 else ticket)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "stored", "failed", "pages"),
+    [
+        (4, 6000, 1000, ["ProducerdFailedBurn a flights"]),
+        (2, 6000, 2000, ["ProducerdFailedBurn a flights"]),
+        (4, 6000, 500, []),
+        (1, 60000, 60000, []),
+        (4, 2, 1, []),
+    ],
+)
+def test_a_tenth_of_all_records_that_fails_pages_from_the_second_node_on(
+    tmp_path: Path, nodes: int, stored: int, failed: int, pages: list[str]
+) -> None:
+    """A few of 100 nodes send nearly all records, and fail a seventh or a thirteenth of them.  One is a user's job."""
+    busy = {"ingest_records_total": f"0+{stored}{STEADY}", "delivered_records_total": f"0+{stored}{STEADY}"}
+    fleet = Fleet(nodes=100).on(1.0, **dict.fromkeys(busy, f"0+0.01{STEADY}"))
+    fleet.on(nodes / 100, **busy, failed_records_total=f"0+{failed}{STEADY}")
+    fired = alerts(tmp_path, fleet)
+    assert (fired.pages, "ProducerdNodesInTrouble a failing" in fired.tickets) == (pages, True)
+
+
 def test_a_record_that_fails_now_and_then_is_a_ticket_in_a_small_fleet(tmp_path: Path) -> None:
     """One in 14 minutes, on one node of four."""
     fleet = Fleet(nodes=4).on(1.0, delivered_records_total=f"0+10{STEADY}")
