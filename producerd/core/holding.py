@@ -12,6 +12,8 @@ from typing import Final, Literal, NamedTuple
 from producerd.errors import Code
 
 Cause = Literal["hot_shard", "shard_rate", "service", "shard_map", "in_flight", "node_limit", "paused", "daemon"]
+HeldBy = Literal["quota", "throttles", "other"]
+"""What makes records wait for long: see `Holding.held_by`."""
 
 ADVICE: Final[Mapping[Cause, str]] = {
     "hot_shard": "Other shards have room: spread the keys of the shard that is named, or split it. If it throttles "
@@ -45,6 +47,18 @@ class Holding(NamedTuple):
     share: float = 0.0
     by_records: bool = False
     throttled: bool = False
+
+    @property
+    def held_by(self) -> HeldBy:
+        """What makes records wait for long.
+
+        - "quota": shards store as much as this node may send, so there is more than they take.
+        - "throttles": shards throttle although this node sends less than their quota.  Others write to them, too.
+        - "other": the shards would store more.
+        """
+        if self.cause not in ("hot_shard", "shard_rate"):
+            return "other"
+        return "throttles" if self.throttled else "quota"
 
 
 class Limit(NamedTuple):

@@ -842,6 +842,28 @@ def test_a_shard_that_holds_more_than_its_share_is_named_with_it() -> None:
     assert desk.pipeline.lanes.most_used(desk.now) == 0.0, "nothing was stored"
 
 
+def test_a_shard_that_does_not_answer_is_not_hot_however_much_waits_for_it() -> None:
+    """It would take more, so its records wait for answers and not for its quota.  The other shards have room."""
+    desk = Desk(even_map(4), shard_rate_fraction=1.0, request_max_records=10)
+    desk.submit([(b"k", b"x" * 100, LOW)] * 90)
+    desk.sort()
+    assert desk.send_all()
+    assert holding_of(desk) == ("in_flight", "")
+    assert desk.pipeline.holding(desk.now).held_by == "other"
+
+
+def test_shards_are_silent_from_a_time_out_to_the_next_answer() -> None:
+    desk = Desk(even_map(4), request_max_records=10)
+    desk.submit([(b"k", b"x", LOW)] * 5)
+    desk.sort()
+    assert desk.pipeline.lanes.silent == 0
+    desk.send().fail(TIMED_OUT)
+    assert desk.pipeline.lanes.silent == 1
+    desk.now += 60.0
+    desk.send().stored()
+    assert desk.pipeline.lanes.silent == 0
+
+
 def test_shards_that_all_hold_their_share_are_too_few() -> None:
     desk = Desk(even_map(4), request_max_records=10)
     desk.submit([(b"k", b"x" * 100, b"%d" % shard.start) for shard in even_map(4).shards for _ in range(40)])
@@ -866,6 +888,7 @@ def test_shards_that_throttle_though_we_send_less_than_they_take_have_others_who
         sent.answer([SLOW_DOWN] * len(sent.entries))
     holding = desk.pipeline.holding(desk.now)
     assert (holding.cause, holding.throttled) == ("hot_shard" if hot else "shard_rate", throttled)
+    assert holding.held_by == ("throttles" if throttled else "quota")
 
 
 def test_a_lane_that_waits_for_a_map_is_named_so() -> None:

@@ -161,6 +161,8 @@ class Sender:
         lane, share = hottest
         if lane.map_until is not None and now < lane.map_until:
             return Holding("shard_map")
+        if lane.waits_for_answers and not lane.is_paced(now):  # the shard would take more, if it answered
+            return Holding("in_flight")
         by_records = lane.pacer is not None and lane.pacer.by_records
         throttled = lane.backs_off(now) and (lane.pacer is None or lane.pacer.use(now) < LOW_USE)
         holds_more = share >= max(HOT_FACTOR / len(self.lanes.map), HOT_SHARE)
