@@ -28,7 +28,7 @@ from prometheus_client.metrics_core import Metric
 from producerd import __version__
 from producerd.config import Config
 from producerd.config.text import as_toml
-from producerd.core.holding import Cause
+from producerd.core.holding import Cause, HeldBy
 from producerd.core.rows.job import MAYBE_CAUSES
 from producerd.core.stats import Histogram
 from producerd.errors import Code
@@ -502,6 +502,13 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "counter",
         "Time in which a caller waited and shards were at their limit of records, not bytes: aggregation helps.",
     ): lambda s, _: s.record_rate_bound_seconds,
+    Family(
+        "slow_seconds_total",
+        "counter",
+        "Time in which a record had waited for 30 s or more. quota: shards take no more; throttles: they take less.",
+        "held_by",
+        get_args(HeldBy),
+    ): lambda s, _: s.slow_seconds,
     Family("flushes_total", "counter", "Batches closed for sending, by what closed them.", "trigger", FLUSH_TRIGGERS): (
         lambda s, _: s.pipeline.stats.flushes
     ),
@@ -583,6 +590,9 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     ),
     Family("shards_backing_off", "gauge", "Shards to which the daemon sends less, because they throttled."): (
         lambda s, at: s.pipeline.lanes.backing_off(at.now)
+    ),
+    Family("shards_silent", "gauge", "Shards whose last request had no answer in time."): (
+        lambda s, _: s.pipeline.lanes.silent
     ),
     Family(
         "shard_utilization_max_ratio",

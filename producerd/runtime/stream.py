@@ -111,6 +111,8 @@ class Stream:
         self.cause_seconds: dict[str, float] = defaultdict(float)  # in which a caller waited, by the cause
         self.record_rate_bound_seconds = 0.0  # the part in which shards took no more records, but more bytes
         self._active_seconds = 0.0  # their sum
+        self.slow_seconds: dict[str, float] = defaultdict(float)  # in which a record waited, by `Holding.held_by`
+        self._oldest: tuple[float, float] | None = None  # when the stream settled last, and how old its oldest row was
         self._holding = Holding("daemon")  # since the stream settled last
         self._seen = Holding("daemon")  # as the last look found it
         self._idle_since: float | None = None
@@ -352,7 +354,16 @@ class Stream:
         if self._holding.by_records:
             self.record_rate_bound_seconds += active_seconds - self._active_seconds
         self._active_seconds = active_seconds
+        self._count_slow(now)
         self._holding = self._look(now)
+
+    def _count_slow(self, now: float) -> None:
+        """Count the time since the stream settled last in which its oldest row had waited for `SLOW_SECONDS`."""
+        if self._oldest is not None:
+            then, seconds = self._oldest
+            passed = now - then
+            self.slow_seconds[self._holding.held_by] += min(passed, max(0.0, seconds + passed - SLOW_SECONDS))
+        self._oldest = None if self.pipeline.idle else (now, self.pipeline.oldest_seconds(now))
 
     def _look_anew(self, now: float) -> None:
         self._looked_at = -inf

@@ -64,6 +64,7 @@ class Fleet:
     nodes: int = NODES
     stream: str = "flights"
     release: str = ""
+    held_by: str = "quota"
     changed: dict[tuple[str, int], str] = field(default_factory=dict)
     others: list[tuple[str, str]] = field(default_factory=list)
 
@@ -97,6 +98,8 @@ class Fleet:
             "delivered_records_total": f"0+600{STEADY}",
             "delivery_latency_seconds_count": f"0+600{STEADY}",
             "backpressure_active_seconds_total": f"0{STEADY}",
+            "shards_silent": f"0{STEADY}",
+            "shard_utilization_max_ratio": f"0{STEADY}",
             "credentials_expiry_timestamp_seconds": f"99999{STEADY}",
         }
         labelled = {
@@ -104,6 +107,7 @@ class Fleet:
             "discarded_records_total": ('reason="abandoned"', f"0{STEADY}"),
             "delivery_latency_seconds_bucket": ('le="60.0"', f"0+600{STEADY}"),
             "backpressure_cause_seconds_total": ('cause="hot_shard"', f"0{STEADY}"),
+            "slow_seconds_total": (f'held_by="{self.held_by}"', f"0{STEADY}"),
         }
         for node in range(self.nodes):
             where = f'cluster="{self.cluster}", region="eu", job="producerd", instance="{node}"'
@@ -501,6 +505,47 @@ def test_a_fleet_that_writes_as_fast_as_the_shards_store_pages_nobody(tmp_path: 
     assert alerts(tmp_path, fleet, at=("60m", "80m", "90m", "110m", "120m")).pages == []
 
 
+BATCHES: Final = {
+    "slow_seconds_total": " ".join(f"{(minute // 10) * 120 + min(120, minute % 10 * 60)}" for minute in range(140)),
+    "delivery_latency_seconds_bucket": f"0+300{STEADY}",
+}
+"""What a node shows that drains a batch in two and a half minutes, every ten minutes, while no caller waits."""
+
+
+@pytest.mark.parametrize(
+    ("held_by", "nodes", "use", "pages"),
+    [
+        ("quota", 1, 1.0, False),
+        ("quota", NODES, 0.3, False),
+        ("throttles", NODES, 0.025, False),
+        ("throttles", 3, 0.1, True),
+        ("other", NODES, 1.0, True),
+    ],
+)
+def test_a_batch_that_is_larger_than_a_minute_of_the_shards_quota_pages_nobody(
+    tmp_path: Path, held_by: str, nodes: int, use: float, pages: bool
+) -> None:
+    """Shards that store less than their quota page: others write to them, or answers are late."""
+    fleet = Fleet(nodes=nodes, held_by=held_by).on(1.0, **BATCHES, shard_utilization_max_ratio=f"{use}{STEADY}")
+    late = ["ProducerdLateBurn a flights"]
+    assert alerts(tmp_path, fleet, at=("75m", "90m", "120m")).pages == (late if pages else [])
+
+
+def test_a_single_batch_that_is_larger_than_a_minute_of_the_quota_pages_nobody(tmp_path: Path) -> None:
+    """It takes two and a half minutes."""
+    batch = {
+        "ingest_records_total": "0x60 9000x80",
+        "delivered_records_total": "0x60 3600 7200 9000x80",
+        "delivery_latency_seconds_count": "0x60 3600 7200 9000x80",
+        "delivery_latency_seconds_bucket": "0x60 3600x82",
+    }
+    shards, service = Fleet(nodes=2), Fleet("b", nodes=2, held_by="other")
+    for fleet in (shards, service):
+        fleet.on(1.0, **IDLE).on(0.5, **batch, slow_seconds_total="0x60 30 90 120x80")
+    at = tuple(f"{minute}m" for minute in (61, 62, 63, 64, 65, 70))
+    assert alerts(tmp_path, shards, service, at=at).pages == ["ProducerdLateBurn b flights"]
+
+
 def test_records_that_are_late_for_another_reason_are_noticed(tmp_path: Path) -> None:
     waits = 'producerd_backpressure_cause_seconds_total{stream="flights", cause="service"}'
     fleet = Fleet().on(1.0, **FULL).also(waits, "0+60x60 3600x80")
@@ -511,6 +556,28 @@ def test_nodes_that_store_nothing_are_noticed_in_a_fleet_with_full_queues(tmp_pa
     fleet = Fleet().on(1.0, **FULL, backpressure_cause_seconds_total="0+60x60 3600x80")
     fleet.on(0.05, delivered_records_total=f"5{STEADY}")
     assert alerts(tmp_path, fleet, at=("60m",)).pages == ["ProducerdRecordsStuck a flights"]
+
+
+HUNG: Final = {"shards_silent": "0x60 1x80", "queue_oldest_record_age_seconds": "1x59 0+60x80"}
+"""What a node shows of a stream with a shard that answers nothing any more, and others that do."""
+
+
+@pytest.mark.parametrize("share", [0.025, 1.0])
+def test_a_shard_that_does_not_answer_is_a_ticket_after_ten_minutes(tmp_path: Path, share: float) -> None:
+    fleet = Fleet().on(share, **HUNG)
+    assert alerts(tmp_path, fleet, at=("65m",)) == Fired([], [])
+    assert alerts(tmp_path, fleet, at=("75m",)) == Fired([], ["ProducerdShardSilent a flights"])
+
+
+def test_a_hot_shard_at_its_quota_is_not_silent(tmp_path: Path) -> None:
+    """Its queue holds more than ten minutes of its quota, and now and then an answer of another shard is late."""
+    fleet = Fleet().on(1.0, queue_oldest_record_age_seconds=f"700{STEADY}", shards_silent="0 0 0 1 " * 35)
+    assert alerts(tmp_path, fleet, at=("75m", "79m", "80m", "90m", "120m")) == Fired([], [])
+
+
+def test_an_outage_of_all_shards_is_not_a_silent_shard(tmp_path: Path) -> None:
+    fleet = Fleet().on(1.0, **HUNG, stream_up="1x60 0x80")
+    assert "ProducerdShardSilent a flights" not in alerts(tmp_path, fleet, at=("80m",)).tickets
 
 
 def test_two_clusters_with_a_stream_of_the_same_name_are_kept_apart(tmp_path: Path) -> None:

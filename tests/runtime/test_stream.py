@@ -330,6 +330,31 @@ def test_the_time_in_which_shards_refused_only_the_number_of_records_is_counted(
     assert stream.cause_seconds == {"daemon": 0.0, "shard_rate": 9.0}
 
 
+def test_the_time_in_which_a_record_waits_for_long_is_counted_though_no_caller_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From 30 seconds on, by what held the queue."""
+    stream, _ = with_a_frame()
+    holding = Holding("shard_rate")
+    monkeypatch.setattr(stream.pipeline, "holding", lambda _now: holding)
+    for now in (0.0, 20.0, 29.0):
+        stream.settle(now)
+        assert not sum(stream.slow_seconds.values())
+    stream.settle(40.0)
+    assert stream.slow_seconds == {"quota": 10.0}
+    holding = Holding("hot_shard", throttled=True)
+    stream.settle(41.0)
+    holding = Holding("in_flight")
+    stream.settle(43.0)
+    stream.settle(47.0)
+    assert stream.slow_seconds == {"quota": 11.0, "throttles": 2.0, "other": 4.0}
+    assert not any(stream.cause_seconds.values())
+    stream.pipeline.abandon()
+    stream.settle(50.0)
+    stream.settle(90.0)
+    assert sum(stream.slow_seconds.values()) == 20.0
+
+
 # ---- what clients and the operator read
 
 
