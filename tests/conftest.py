@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start each JVM with the options for a short life, and ignore the warnings of an older Spark itself."""
     gc.disable()  # until `pytest_collection_finish`: the collector would look through what is being loaded
     os.environ["SPARK_LAUNCHER_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"] = SHORT_JVM
+    os.environ["GOGC"] = "1000"  # promtool lives for a second, of which collecting garbage would take a fifth
     if importlib.metadata.version("pyspark").startswith(("3.5.", "4.0.")):
         for its_own in (
             "ignore:distutils Version classes are deprecated:DeprecationWarning",
