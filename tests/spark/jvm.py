@@ -24,7 +24,7 @@ QUIET: Final = "-Xlog:cds*=off"
 def short_jvm() -> str:
     """Return `SHORT_JVM` and the archive of Spark's classes, with which a JVM needs a third less CPU time again.
 
-    Whoever asks first in an environment has it made, in half a minute.  A Java that can make none goes without.
+    The first caller in an environment makes it, in half a minute.  A Java that can make none goes without.
     """
     archive = Path(sys.prefix, f"spark-classes-{_java()}.jsa")
     with archive.with_suffix(".lock").open("w") as lock:
