@@ -439,12 +439,13 @@ STREAM_PANELS: Final = (
     ),
     DashboardPanel(
         "Shards",
-        "Open shards, and the most that one node sends less to because they throttled. If most shards are backed off, "
-        "add shards. Few of many: spread hot keys.",
+        "Open shards, the most that one node sends less to because they throttled, and the most that did not answer it "
+        "in time. If most shards are backed off, add shards. Few of many: spread hot keys.",
         "short",
         {
             "open, largest stream": "max(producerd_shards_open{<stream>})",
             "backed off, worst node": "max(producerd_shards_backing_off{<stream>})",
+            "silent, worst node": "max(producerd_shards_silent{<stream>})",
         },
         "producerdthrottled",
     ),
