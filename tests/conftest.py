@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import cpu_times
 from tests.daemon import SERVICE_PYTHON
 from tests.spark.jvm import SHORT_JVM, short_jvm
 
@@ -31,12 +32,15 @@ BUILD = "import sys, pathlib, tools.packaging as its; sys.exit(its.build(pathlib
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """For soaks: ``./dev test --all -k stopped_while_it_is_blocked --stops 100``."""
+    cpu_times.pytest_addoption(parser)
     parser.addoption("--kills", type=int, default=2, help="how often the driver of a query is killed")
     parser.addoption("--stops", type=int, default=10, help="how often a blocked query is stopped")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start each JVM with the options for a short life, and ignore the warnings of an older Spark itself."""
+    if most := config.getoption("cpu_times"):
+        config.pluginmanager.register(cpu_times.CpuTimes(most))
     gc.disable()  # until `pytest_collection_finish`: the collector would look through what is being loaded
     os.environ["SPARK_LAUNCHER_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"] = SHORT_JVM
     os.environ["GOGC"] = "1000"  # promtool lives for a second, of which collecting garbage would take a fifth

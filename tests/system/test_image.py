@@ -23,6 +23,7 @@ from producerd.config.values import MIB
 from spark_client import KinesisClient
 from tests.daemon import ROOT, until
 from tests.licences import rows
+from tests.spark.jvm import short_jvm
 from tests.spark.service import Kinesis, fake_kinesis
 from tests.system.load import Load
 from tests.system.machine import SYSTEM_SECONDS, NotMade, bootstrap, missing
@@ -185,7 +186,10 @@ def test_a_spark_job_writes_through_the_shared_socket_of_a_hardened_container(
         assert (socket.st_uid, socket.st_gid, oct(socket.st_mode & 0o777)) == (UID, UID, "0o660")
         command = [str(OWN.python), str(ROOT / "deploy/container/job.py"), stream, "2000"]
         env = {**variables(), "PRODUCERD_SOCKET": str(container.socket), "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=SYSTEM_SECONDS)
+        env["SPARK_SUBMIT_OPTS"] = short_jvm()
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=3 * SYSTEM_SECONDS
+        )
         match = re.search(rf"^([\d,]+) rows are in {stream}$", done.stdout, re.MULTILINE)
         assert match is not None, done.stdout + done.stderr
         values = {json.loads(data)["value"] for data in kinesis.data(stream)}
