@@ -114,7 +114,7 @@ REFUSED: Final = (
     'daemonset.tolerations=[{"key": "spark", "value": true}]',
     'daemonset.tolerations=[{"key": "spark", "operator": "Exist"}]',
     'daemonset.tolerations=[{"key": "spark", "effect": "NoStart"}]',
-    'monitoring.podMonitor.interval="5m"',
+    'monitoring.podMonitor.interval=""',
     'monitoring.dashboard.labels={"app.kubernetes.io/name": "mine"}',
 )
 """Values that would fail in the cluster, or do something else than they say."""
@@ -363,6 +363,11 @@ def test_each_daemon_that_lost_records_is_scraped_before_it_ends(interval: str, 
     assert LAST_SCRAPE_SECONDS == 20.0
     assert (done.returncode == 0) == holds
     assert (f"interval: {interval} is not 1s to 20s: a daemon that has lost records ends" in done.stderr) != holds
+
+
+def test_the_interval_of_a_monitor_that_is_not_rendered_is_nobodys_concern() -> None:
+    done = render("--set=monitoring.podMonitor.enabled=false,monitoring.podMonitor.interval=60s")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("seconds", ["1e2", "0x10", "0b11"])
