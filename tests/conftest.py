@@ -31,7 +31,7 @@ BUILD = "import sys, pathlib, tools.packaging as its; sys.exit(its.build(pathlib
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """For soaks: ``./dev test --all -k stopped_while_it_is_blocked --stops 100``."""
+    """For soaks: ``./dev test --all -o faulthandler_timeout=0 -k stopped_while_it_is_blocked --stops 100``."""
     cpu_times.pytest_addoption(parser)
     parser.addoption("--kills", type=int, default=2, help="how often the driver of a query is killed")
     parser.addoption("--stops", type=int, default=10, help="how often a blocked query is stopped")
@@ -146,7 +146,8 @@ def dist_with_pex(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest
     with tree.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not tree.exists():
-            copy_of_this_tree(new := tree.with_suffix(".new"))
+            shutil.rmtree(new := tree.with_suffix(".new"), ignore_errors=True)  # of a build that failed
+            copy_of_this_tree(new)
             subprocess.run([SERVICE_PYTHON, "-c", BUILD, str(new), tag], cwd=ROOT, check=True, timeout=300)
             new.rename(tree)
     return tree / "dist"

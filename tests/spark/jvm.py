@@ -26,11 +26,14 @@ def short_jvm() -> str:
 
     The first caller in an environment makes it, in half a minute.  A Java that can make none goes without.
     """
-    archive = Path(sys.prefix, f"spark-classes-{_java()}.jsa")
-    with archive.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not archive.exists():
-            _make(archive)
+    try:
+        archive = Path(sys.prefix, f"spark-classes-{_java()}.jsa")
+        with archive.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not archive.exists():
+                _make(archive)
+    except (OSError, subprocess.SubprocessError):  # such as no Java at all, which is the concern of each test of Spark
+        return SHORT_JVM
     return f"{SHORT_JVM} {QUIET} -XX:SharedArchiveFile={archive}" if archive.stat().st_size else SHORT_JVM
 
 
@@ -49,8 +52,8 @@ def _make(archive: Path) -> None:
         SPARK_LOCAL_IP="127.0.0.1",
         SPARK_SUBMIT_OPTS=f"{SHORT_JVM} -XX:ArchiveClassesAtExit={new}",
     )
-    subprocess.run([sys.executable, "-c", JOB], env=env, capture_output=True, check=False, timeout=300)
-    if not new.exists():
+    subprocess.run([sys.executable, "-c", JOB], env=env, capture_output=True, check=True, timeout=300)
+    if not new.exists():  # Java cannot, and need not try again
         new.touch()
     new.replace(archive)
 
