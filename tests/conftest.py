@@ -136,13 +136,13 @@ def dist(tree: Path) -> Path:
 def dist_with_pex(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     """The folder in which `./dev build` put all that it makes with a pex for this machine: half a minute's work.
 
-    One process makes it for all, also for later runs with the same PRODUCERD_TEST_BUILDS.
+    One process makes it for all, also for later runs with the same TEST_BUILDS.
     """
     folder = tmp_path_factory.getbasetemp()
     # A run that a test starts inherits the worker's variables, so they do not say that it has workers itself.
     shared = folder.parent if hasattr(pytestconfig, "workerinput") else folder
     tag = f"cp3{daemon_minor()}-{platform.machine()}"
-    tree = Path(os.environ.get("PRODUCERD_TEST_BUILDS", shared), tag)
+    tree = Path(os.environ.get("TEST_BUILDS", shared), tag)
     with tree.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not tree.exists():

@@ -393,18 +393,19 @@ def pytests(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], d
     return test
 
 
-OURS, SPREAD = ".venv/bin/python", ["-n2", "--dist=loadfile", "--no-loadscope-reorder"]
+SPREAD = ["-n2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
+OURS = [".venv/bin/python", "-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true"]
 Started = tuple[list[str], dict[str, str]]
 
 
 def test_slow_tests_run_with_all_only(pytests: Callable[..., Started]) -> None:
-    assert pytests("-x", "tests/test_dev.py")[0] == [OURS, "-m", "not slow", *SPREAD, "-x", "tests/test_dev.py"]
-    assert pytests("--all", "-x")[0] == [OURS, *SPREAD, "-x"]
+    assert pytests("-x", "tests/test_dev.py")[0] == [*OURS, "-m", "not slow", *SPREAD, "-x", "tests/test_dev.py"]
+    assert pytests("--all", "-x")[0] == [*OURS, *SPREAD, "-x"]
 
 
 @pytest.mark.parametrize("options", [["--pdb"], ["--trace", "-x"], ["-p", "no:xdist"]])
 def test_who_debugs_has_one_process(pytests: Callable[..., Started], options: list[str]) -> None:
-    assert pytests("--all", *options)[0] == [OURS, *options]
+    assert pytests("--all", *options)[0] == [*OURS, *options]
 
 
 def test_another_spark_has_its_own_environment_and_a_daemon_of_ours(pytests: Callable[..., Started]) -> None:
