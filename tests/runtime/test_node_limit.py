@@ -15,6 +15,7 @@ from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.errors import BackpressureTimeout
+from producerd.runtime import shares
 from producerd.runtime import streams as streams_module
 from producerd.runtime.daemon import Daemon, State
 from producerd.runtime.session import Session
@@ -116,6 +117,7 @@ async def test_room_that_comes_free_wakes_a_stream_to_which_nothing_else_happens
         return session, transport
 
     kinesis, stopped, nothing = Kinesis(), asyncio.Event(), cast("Any", None)
+    monkeypatch.setattr(shares, "ALONE", shares.Share(60.0, 1.0))  # so that no busy machine pauses the reading
     monkeypatch.setattr(streams_module, "AioKinesis", lambda client, executor: kinesis)
     monkeypatch.setattr(streams_module, "ShardWatch", Watch)
     clients: Any = SimpleNamespace(of=lambda access: SimpleNamespace(credentials=None))
