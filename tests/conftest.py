@@ -175,6 +175,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy_of_this_tree(copy: Path) -> None:
+    """Copy the files of which a build is made."""
     # Not what an earlier build made, nor what other tests are making: a file that goes meanwhile would be an error.
     others = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "spark-warehouse", "artifacts")
     shutil.copytree(ROOT, copy, ignore=others)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections import defaultdict
+from typing import cast
 
 import pytest
 
@@ -32,11 +33,12 @@ class CpuTimes:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> None:
         now = self._now()
-        item.user_properties[:] = [(PROPERTY, now - self._before)]
+        item.user_properties.append((PROPERTY, now - self._before))
         self._before = now
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid] += float(str(dict(report.user_properties).get(PROPERTY, 0)))
+        of_phase = dict(report.user_properties).get(PROPERTY, 0.0)  # the last: earlier phases stand before it
+        self._seconds[report.nodeid] += cast("float", of_phase)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"most processor time, of {sum(self._seconds.values()):.0f} s")
