@@ -194,6 +194,11 @@ class Pipeline:
         """The rows that wait, by shard.  For reading only."""
         return self.sender.lanes
 
+    @property
+    def silent_shards(self) -> int:
+        """The number of shards for which rows wait, and whose last request had no answer in time."""
+        return self.sender.silent_shards
+
     def shards(self, now: float) -> list[ShardState]:
         """Return the state of each open shard, or nothing while the shards are unknown.  Reads every span."""
         return list(self.lanes.states(now)) if self.shard_map is not None else []

@@ -591,8 +591,8 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     Family("shards_backing_off", "gauge", "Shards to which the daemon sends less, because they throttled."): (
         lambda s, at: s.pipeline.lanes.backing_off(at.now)
     ),
-    Family("shards_silent", "gauge", "Shards whose last request had no answer in time."): (
-        lambda s, _: s.pipeline.lanes.silent
+    Family("shards_silent", "gauge", "Shards for which records wait, and whose last request had no answer in time."): (
+        lambda s, _: s.pipeline.silent_shards
     ),
     Family(
         "shard_utilization_max_ratio",

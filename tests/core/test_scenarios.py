@@ -230,7 +230,7 @@ def test_a_shard_that_never_answers_in_time_does_not_stop_the_others() -> None:
     world.stream.shards[0].delay_seconds = 30.0
     during = [world.rates(3)[1] for _ in range(6)]
     assert min(during) >= 0.9 * 15_000, f"{[round(rate) for rate in during]} of 15,000 rows/s"
-    assert (world.pipeline.lanes.silent, world.pipeline.in_outage) == (1, False)
+    assert (world.pipeline.silent_shards, world.pipeline.in_outage) == (1, False)
 
 
 # ---- 3. nothing gets through for ten minutes

@@ -856,12 +856,34 @@ def test_shards_are_silent_from_a_time_out_to_the_next_answer() -> None:
     desk = Desk(even_map(4), request_max_records=10)
     desk.submit([(b"k", b"x", LOW)] * 5)
     desk.sort()
-    assert desk.pipeline.lanes.silent == 0
+    assert desk.pipeline.silent_shards == 0
     desk.send().fail(TIMED_OUT)
-    assert desk.pipeline.lanes.silent == 1
+    assert desk.pipeline.silent_shards == 1
     desk.now += 60.0
-    desk.send().stored()
-    assert desk.pipeline.lanes.silent == 0
+    again = desk.send()
+    assert desk.pipeline.silent_shards == 1
+    again.stored()
+    assert desk.pipeline.silent_shards == 0
+
+
+def test_a_shard_for_which_no_row_is_left_is_not_silent() -> None:
+    """Nothing asks it again, so it would be silent until its stream closes."""
+    desk = Desk(even_map(4), request_max_records=10, record_ttl_seconds=5.0)
+    desk.submit([(b"k", b"x", LOW)] * 5)
+    desk.sort()
+    desk.send().fail(TIMED_OUT)
+    assert desk.pipeline.silent_shards == 1
+    desk.now += 60.0
+    assert desk.try_send() is None
+    assert desk.is_empty()
+    assert desk.pipeline.silent_shards == 0
+    (lane,) = [lane for lane in desk.pipeline.lanes if lane.silent]
+    lane.put_aside()
+    assert desk.pipeline.silent_shards == 1, "a row waits for a request of its own"
+    lane.take_up()
+    desk.submit([(b"k", b"x", LOW)] * 5)
+    desk.sort()
+    assert desk.pipeline.silent_shards == 1, "there is a row for it again, and it has not answered yet"
 
 
 def test_shards_that_all_hold_their_share_are_too_few() -> None:

@@ -132,11 +132,6 @@ class Lanes:
         """Return how many lanes send less than before because their shard throttled them."""
         return sum([lane.backs_off(now) for lane in self._lanes.values()])
 
-    @property
-    def silent(self) -> int:
-        """The number of lanes whose last request had no answer in time."""
-        return sum([lane.silent for lane in self._lanes.values()])
-
     def most_used(self, now: float) -> float:
         """Return the share of its quota that the busiest shard was sent recently."""
         return max([lane.use(now) for lane in self._lanes.values() if not lane.nameless], default=0.0)

@@ -182,6 +182,16 @@ class Sender:
             "awaiting a map": sum([_count(spans_of(waiting.pieces), QUEUED) for waiting in self._awaiting]),
         }
 
+    @property
+    def silent_shards(self) -> int:
+        """The number of shards for which rows wait, and whose last request had no answer in time.
+
+        A shard is not asked again before there is another row for it, so without one it may answer by now.
+        """
+        later = {piece.lane for _, _, pieces in self._later for piece in pieces}
+        silent = [lane for lane in self.lanes if lane.silent]
+        return sum([bool(lane.queued or lane.in_flight or lane.set_aside or lane in later) for lane in silent])
+
     # ---- requests
 
     def take_request(self, now: float) -> Request | None:
