@@ -1,4 +1,4 @@
-"""``./dev bench abuse [--json] [--seconds N] [--attack NAME]``"""
+"""``./dev bench abuse [--json] [--seconds N] [--passes N] [--attack NAME]``"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from benchmarks.abuse.attackers import ATTACKS
 from benchmarks.abuse.run import Figures, bench
-from benchmarks.arguments import seconds_at_least
+from benchmarks.arguments import at_least, seconds_at_least
 from benchmarks.interrupts import fails_by, interrupts
 from benchmarks.table import answer, say
 from producerd.demo.children import ChildFailed
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("producerd.client").setLevel(logging.ERROR)  # it would warn about the waits that we measure
     with interrupts(), bench(options.seconds, say) as running:
         say(running.conditions)
-        rows = list(running.figures(options.attack or list(ATTACKS)))
+        rows = list(running.figures(options.attack or list(ATTACKS), options.passes))
     print(answer(Figures, rows, as_json=options.json))
     return 0
 
@@ -37,6 +37,13 @@ def _parser() -> argparse.ArgumentParser:
         type=seconds_at_least(1),
         default=SECONDS,
         help="length of each measurement, three for each attack (%(default)g)",
+    )
+    parser.add_argument(
+        "--passes",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="how often all attacks are measured: the results have the median ratio of each (%(default)s)",
     )
     parser.add_argument(
         "--attack", action="append", choices=tuple(ATTACKS), metavar="NAME", help="one of several (default: all)"

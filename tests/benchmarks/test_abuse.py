@@ -10,10 +10,30 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.abuse.run import Figures
+from benchmarks.abuse.attackers import BUSY
+from benchmarks.abuse.run import Bench, Figures
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOOD = "flood of RESERVE and CANCEL"
+
+
+def test_an_attack_that_is_measured_several_times_has_the_figures_of_the_median_ratio(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No pass begins before all attacks of the last one are measured."""
+    measured: list[str] = []
+    ratios = {BUSY: iter([1.0, 1.2, 1.1]), FLOOD: iter([2.0, 1.5, 1.75])}
+
+    def measure(_: Bench, name: str, connections: int, uid: int) -> Figures:
+        measured.append(name)
+        return Figures(name, connections, uid == 0, 0.001, 0.002, 0.001, next(ratios[name]), 0)
+
+    monkeypatch.setattr(Bench, "_measured", measure)
+    monkeypatch.setattr("benchmarks.abuse.run.CONNECTIONS", (20,))
+    monkeypatch.setattr(os, "getuid", lambda: 1)
+    bench = Bench(None, None, "", 1.0, print)  # type: ignore[arg-type]  # which this does not ask
+    assert [(row.attack, row.ratio) for row in bench.figures([FLOOD], 3)] == [(BUSY, 1.1), (FLOOD, 1.75)]
+    assert measured == [BUSY, FLOOD] * 3
 
 
 @pytest.mark.slow
