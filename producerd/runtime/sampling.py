@@ -1,9 +1,12 @@
 """StackSampler: samples what the event loop's thread works on, for `producerctl profile`.
 
-A thread of its own looks at the stack 100 times a second.  It notes files, functions and lines, and never a value.  It
-gets the interpreter only where the loop's thread lets go of it.  So a call into C that keeps the interpreter counts for
-the line behind it.  Meanwhile the interpreter changes threads after a tenth of a millisecond: with Python's 5 ms, most
-samples would fall where the loop's thread lets go of itself, in calls that hash or send.
+A thread of its own looks at the stack once in each hundredth of a second, at a random time of it: looks at equal
+distances would meet the same moment of all work that a timer repeats.  It notes files, functions and lines, and never a
+value.
+
+It gets the interpreter only where the loop's thread lets go of it.  So a call into C that keeps the interpreter counts
+for the line behind it.  Meanwhile the interpreter changes threads after a tenth of a millisecond: with Python's 5 ms,
+most samples would fall where the loop's thread lets go of itself, in calls that hash or send.
 """
 
 from __future__ import annotations
@@ -12,14 +15,16 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
+from random import random
 from types import CodeType, FrameType
 from typing import Any, Final
 
 from producerd.runtime.aside import aside
 
 SAMPLE_SECONDS: Final = 0.01
-"""Time between two samples."""
+"""Time in which one sample is taken."""
 SWITCH_SECONDS: Final = 0.000_1
 """Time after which the loop's thread lets go of the interpreter for the sampler."""
 MOST_SECONDS: Final = 300
@@ -62,8 +67,7 @@ def _sample(thread_id: int, seconds: float, stop: threading.Event) -> Counter[st
     stacks: Counter[Stack] = Counter()
     codes: dict[int, CodeType] = {}  # by its id, because Python computes the hash of a code from all that is in it
     others = 0
-    began = time.monotonic()
-    while (passed := time.monotonic() - began) < seconds and not stop.wait(SAMPLE_SECONDS - passed % SAMPLE_SECONDS):
+    for _ in _times(seconds, stop):
         stack = _stack_of(sys._current_frames().get(thread_id), codes)
         if stack in stacks or len(stacks) < MOST_STACKS:
             stacks[stack] += 1
@@ -73,6 +77,18 @@ def _sample(thread_id: int, seconds: float, stop: threading.Event) -> Counter[st
     for stack, times in stacks.items():
         counted[";".join([_place(codes[code], line) for code, line in reversed(stack)])] += times
     return counted + Counter({OTHER_STACKS: others})
+
+
+def _times(seconds: float, stop: threading.Event) -> Iterator[None]:
+    """Sleep until each time of a sample.  Skip those that passed while the loop's thread kept the interpreter."""
+    began, passed, hundredth = time.monotonic(), 0.0, 0.0
+    while True:
+        hundredth = max(hundredth + 1, passed // SAMPLE_SECONDS)
+        time.sleep(max(0.0, (hundredth + random()) * SAMPLE_SECONDS - passed))
+        passed = time.monotonic() - began
+        if passed >= seconds or stop.is_set():
+            return
+        yield
 
 
 def _stack_of(frame: FrameType | None, codes: dict[int, CodeType]) -> Stack:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from random import Random
 from types import CodeType, SimpleNamespace
 from typing import Any
 
@@ -111,39 +112,68 @@ def frame(code: CodeType, line: int, caller: Any = None) -> Any:
 
 
 class Clock:
-    """The times of some looks, and the waits between them."""
+    """The times of some looks, and the sleeps between them."""
 
     def __init__(self, *times: float) -> None:
         self._times = iter(times)
-        self.waits: list[float] = []
-        self.stops_after = len(times)
+        self.sleeps: list[float] = []
 
     def monotonic(self) -> float:
         return next(self._times)
 
-    def wait(self, seconds: float) -> bool:
-        self.waits.append(seconds)
-        return len(self.waits) > self.stops_after
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
 
 
-def test_it_looks_at_every_hundredth_of_a_second_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that was late does not delay the next ones."""
-    clock: Any = Clock(100.0, 100.0, 100.25, 100.375, 101.0)
+class Slept:
+    """A clock that goes on by what is slept alone."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_it_looks_once_in_every_hundredth_of_a_second_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The random time within it is another for each look.  A late look delays no later one."""
+    clock: Any = Clock(100.0, 100.25, 100.8125, 100.8125, 101.8125, 102.0)
     monkeypatch.setattr(sampling, "time", clock)
+    monkeypatch.setattr(sampling, "random", iter([0.0, 0.5, 0.0, 0.75, 0.5]).__next__)
     assert sampling.SAMPLE_SECONDS == 0.01
     monkeypatch.setattr(sampling, "SAMPLE_SECONDS", 0.25)  # which has no rounding
-    stacks = _sample(threading.get_ident(), 1.0, clock)
-    assert clock.waits == [0.25, 0.25, 0.125]
+    stacks = _sample(threading.get_ident(), 2.0, threading.Event())
+    assert clock.sleeps == [0.25, 0.375, 0.0, 0.375, 0.0625]
     ((stack, times),) = stacks.items()
-    assert times == 3
+    assert times == 4
     assert ":_sample:" in stack.rpartition(";")[2]
 
 
-def test_it_looks_no_more_when_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock: Any = Clock(100.0, 100.0, 100.0, 100.0)
-    clock.stops_after = 2
+def test_work_that_a_timer_repeats_is_seen_as_often_as_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks at equal distances would fall always or never into a tenth of each hundredth of a second."""
+    busy, idle = frame(code_of("/loop.py", "busy"), 1), frame(code_of("/loop.py", "idle"), 1)
+    clock: Any = Slept()
     monkeypatch.setattr(sampling, "time", clock)
-    assert _sample(threading.get_ident(), 1.0, clock).total() == 2
+    monkeypatch.setattr(sampling, "random", Random(1).random)
+    monkeypatch.setattr(sys, "_current_frames", lambda: {1: busy if clock.now % 0.01 < 0.001 else idle})
+    stacks = _sample(1, 20.0, threading.Event())
+    assert stacks.total() == 1_999
+    assert 0.08 < stacks["/loop.py:busy:1"] / stacks.total() < 0.12
+
+
+def test_it_looks_no_more_when_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, clock = threading.Event(), Slept()
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        if clock.now > 0.03:
+            stop.set()
+
+    monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=sleep))
+    monkeypatch.setattr(sampling, "random", lambda: 0.5)
+    assert _sample(threading.get_ident(), 1.0, stop).total() == 2
 
 
 def test_stacks_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +188,7 @@ def test_stacks_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sampling, "time", clock)
     assert sampling.MOST_STACKS == 2_000
     monkeypatch.setattr(sampling, "MOST_STACKS", 3)
-    assert _sample(2, 1.0, clock) == {
+    assert _sample(2, 1.0, threading.Event()) == {
         "runner.py:run:7;pack,age/work.py:work:8": 2,
         "runner.py:run:7;/elsewhere/other.py:other:9": 2,
         "runner.py:run:10": 1,
@@ -169,4 +199,4 @@ def test_stacks_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyP
 def test_where_all_stacks_have_room_there_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     clock: Any = Clock(0.0, 0.0, 1.0)
     monkeypatch.setattr(sampling, "time", clock)
-    assert OTHER_STACKS not in _sample(threading.get_ident(), 1.0, clock)
+    assert OTHER_STACKS not in _sample(threading.get_ident(), 1.0, threading.Event())
