@@ -1,7 +1,4 @@
-"""A bundle of `./dev build` on a node of EMR.
-
-It is not marked `system`: with `./dev test --all` another module needs a pex as well, which takes half a minute.
-"""
+"""A bundle of `./dev build` on a node of EMR."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from tests.spark.service import Kinesis
 from tests.system.emr import EmrNode
 from tests.system.machine import missing
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.skipif(bool(missing()), reason=missing())]
 SEND = """\
 import sys
 from spark_client import KinesisClient
