@@ -322,6 +322,11 @@ class Session(asyncio.BufferedProtocol):
         stays_paused = self._choked or self._reads_on
         if not stays_paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+            self._may_receive_again()
+
+    def _may_receive_again(self) -> None:
+        """Have all streams look whether a frame that waits may be received now: only one body comes at a time."""
+        if self._waiting:
             for opened in self._opened.values():
                 opened.stream.listen_again()
 
@@ -388,6 +393,7 @@ class Session(asyncio.BufferedProtocol):
         self._active_at = self._loop.time()
         self._unacked_bytes -= self._unacked.pop(frame.frame_id)
         self._look_at_window()
+        self._may_receive_again()
         opened.stream.gate.settled(opened.member, frame.records, frame.charge_bytes)
         result = frame.result()
         self._send(
@@ -641,6 +647,7 @@ class Session(asyncio.BufferedProtocol):
         granted, self._granted = self._granted, None
         self._stop_timer()
         assert granted is not None
+        self._may_receive_again()
         return granted
 
     # ---- time

@@ -867,6 +867,35 @@ async def test_a_client_that_reads_nothing_is_granted_nothing_until_it_reads() -
 
 
 @pytest.mark.law("AdmissionGate")
+@pytest.mark.parametrize("ends_by", ["body", "cancel", "window"])
+async def test_a_frame_of_another_stream_is_looked_at_when_it_may_be_received(ends_by: str) -> None:
+    """A session receives one body at a time, of whatever stream, and as much as its window has room for."""
+    host = StandInHost()
+    host.rules = replace(RULES, max_frame_bytes=1_000)
+    touched: list[Stream] = []
+    names = ("flights", "orders")
+    host.streams = {name: Stream(name, host.stream.settings, 50_000, 10_000, touched=touched.append) for name in names}
+    host.stream = host.streams["flights"]
+    session, transport = opened(host)
+    tell(session, frames.encode(frames.Open(2, "orders")))
+    frame = charged(6_000) if ends_by == "window" else one()
+    tell(session, reserve(1, frame))
+    if ends_by == "window":
+        tell(session, body(1, frame))
+    tell(session, frames.encode(frames.Reserve(2, 2, frame.layout)))
+    assert [type(message) for message in transport.drain()] == [frames.Opened, frames.Grant]
+    touched.clear()
+    if ends_by == "window":
+        ends_all(host)
+    else:
+        tell(session, body(1, frame) if ends_by == "body" else frames.encode(frames.Cancel(1)))
+    assert host.streams["orders"] in touched
+    host.streams["orders"].gate.pump(0.0)
+    assert transport.drain()[-1] == frames.Grant(2)
+    session.connection_lost(None)
+
+
+@pytest.mark.law("AdmissionGate")
 async def test_a_stream_that_is_opened_while_the_window_is_full_is_told_of_it() -> None:
     """A small frame may still fit, and must not linger while its client withholds a larger one."""
     host = StandInHost(1_000, linger_seconds=3_600)
