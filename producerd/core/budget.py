@@ -41,6 +41,8 @@ class NodeBudget:
 
     def want(self, stream: QueueBudget, charge_bytes: int) -> None:
         """Note the charge of a stream's frame that waits for room in the node, or 0 if none does."""
+        if charge_bytes < self.wanted_by.get(stream, 0):
+            self.has_freed = True  # the others leave less free for it
         if charge_bytes:
             self.wanted_by[stream] = charge_bytes
         else:

@@ -59,8 +59,9 @@ def test_rows_leave_in_order_within_both_bounds_and_none_is_lost(seed: int) -> N
                 job.state[at] = SETTLED
                 job.has_gaps = True
         records, room = random.choice([1, 5, 1_000]), random.choice([100, 5_000, 100_000])
-        overhead_bytes = random.choice([ENTRY_OVERHEAD_BYTES, AGGREGATED_OVERHEAD_BYTES])
-        taken, used = lane.take(records, room, random.choice([0, ANY]), overhead_bytes)
+        aggregates = random.choice([False, True])
+        overhead_bytes = AGGREGATED_OVERHEAD_BYTES if aggregates else ENTRY_OVERHEAD_BYTES
+        taken, used = lane.take(records, room, random.choice([0, ANY]), aggregates=aggregates)
         assert used == size_of(taken, overhead_bytes)
         found = positions(taken)
         assert len(found) <= records

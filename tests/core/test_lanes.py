@@ -12,10 +12,11 @@ import pytest
 
 from producerd.core.encoding.entries import encode
 from producerd.core.lanes.lane import MAX_REQUESTS_PER_LANE, Lane, Piece
-from producerd.core.lanes.lanes import Lanes, ShardState, as_raw, overlap
+from producerd.core.lanes.lanes import FAULTY_ROWS, Lanes, ShardState, as_raw, overlap
 from producerd.core.lanes.pacing import Allowance, Pacer
 from producerd.core.rows.intake import CheckedRows
 from producerd.core.rows.job import Job
+from producerd.core.rows.spans import RAW_FROM_STRAYS
 from producerd.core.rules import EntryRules
 from producerd.core.sending.requests import Request
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
@@ -571,6 +572,46 @@ def test_the_lane_that_holds_most_is_found_by_its_bytes() -> None:
     assert hottest.lane.bytes == 0
 
 
+# ---- rows that have ended do not decide for those behind them
+
+
+@pytest.mark.law("Lane")
+def test_rows_behind_ended_ones_go_plain_one_of_each_key() -> None:
+    """They may not be aggregated any more, and of the rows of a key one may be throttled and the next stored."""
+    line = Line(even_map(1), aggregate=True, per_key=True)
+    ended = line.fill(0, 3)
+    line.fill(0, 4)
+    lane = line.lane("shard-0")
+    lane.spans[1] = lane.spans[1]._replace(strays=RAW_FROM_STRAYS)
+    ended.end_queued(np.arange(3))
+    request = line.take()
+    assert request is not None
+    assert request.records == 1
+
+
+@pytest.mark.law("Lane")
+def test_failing_rows_behind_ended_ones_go_alone_and_few_at_a_time() -> None:
+    line = Line(even_map(2))
+    ended = line.fill(0, 3)
+    line.fill(0, 100)
+    line.fill(1, 100)
+    lane = line.lane("shard-0")
+    lane.spans[1] = lane.spans[1]._replace(faults=5)
+    ended.end_queued(np.arange(3))
+    found = [rows_in(line.take()), rows_in(line.take())]
+    assert {"shard-1": 100} in found
+    assert {"shard-0": FAULTY_ROWS >> 5} in found
+
+
+def test_a_lane_of_ended_rows_alone_leaves_the_line() -> None:
+    line = Line(even_map(2))
+    line.fill(0, 3).end_queued(np.arange(3))
+    line.fill(1, 2)
+    assert rows_in(line.take()) == {"shard-1": 2}
+    assert line.lane("shard-0").queued == 0
+    assert not line.is_in_line()
+
+
 # ---- how rows of several lanes share a request
 
 
@@ -585,7 +626,7 @@ def rows_in(request: Request | None) -> dict[str, int]:
     [
         ({}, None, 0, (3, 33), 3 * (11 + 40), 0),
         ({"aggregate": True}, None, 0, (1, 108), 3 * (11 + 25), 51_200),
-        ({"aggregate": True}, b"0", 0, (1, 153), 3 * (11 + 40), 51_200),
+        ({"aggregate": True}, b"0", 0, (1, 213), 3 * (11 + 60), 51_200),
         ({"aggregate": True, "aggregate_max_bytes": 50}, None, 0, (3, 108), 3 * (11 + 25), 50),
         ({"aggregate": True}, None, 2, (3, 33), 3 * (11 + 40), 0),
     ],
@@ -646,11 +687,11 @@ def test_a_request_that_is_full_of_aggregates_takes_no_small_row_of_a_later_lane
 
 def test_aggregates_take_the_bytes_of_as_many_as_the_pace_allows() -> None:
     line = Line(even_map(1), aggregate=True, aggregate_max_bytes=1_000)
-    line.fill(0, 100, size=59)
+    line.fill(0, 100, size=39)
     line.bucket("shard-0").left = (2, ANY)
-    assert rows_in(line.take()) == {"shard-0": 20}, "each with its key and 40 bytes"
+    assert rows_in(line.take()) == {"shard-0": 20}, "each with its key and 60 bytes"
     line = Line(even_map(1), aggregate=True, aggregate_max_bytes=1_000, per_key=True)
-    line.fill(0, 100, size=59)
+    line.fill(0, 100, size=39)
     assert rows_in(line.take()) == {"shard-0": 10}, "one, where the order counts"
 
 

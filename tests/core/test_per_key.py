@@ -264,7 +264,7 @@ def test_an_aggregate_in_an_unknown_shard_holds_its_lane_until_a_map_tells() -> 
 @pytest.mark.law("Lane")
 def test_an_aggregate_that_is_in_doubt_holds_its_lane() -> None:
     """After a silence only a new reading of the map shows whether a consumer receives it."""
-    desk = ordered(even_map(1), aggregate=True, aggregate_max_bytes=100)
+    desk = ordered(even_map(1), aggregate=True, aggregate_max_bytes=200)
     desk.submit([(b"k", b"%02d" % i, LOW) for i in range(8)])
     desk.sort()
     sent = desk.send()
@@ -372,7 +372,7 @@ def test_children_do_not_wait_for_rows_that_were_handed_back_before_they_were_se
 
 @pytest.mark.law("Lane")
 def test_children_wait_for_an_aggregate_of_their_parent_that_awaits_a_map() -> None:
-    desk = ordered(aggregate=True, aggregate_max_bytes=100)
+    desk = ordered(aggregate=True, aggregate_max_bytes=200)
     desk.submit([(b"k", b"%02d" % i, LOW) for i in range(8)])
     desk.sort()
     sent = desk.send()

@@ -319,14 +319,20 @@ def test_a_full_frame_leaves_in_one_request_where_it_is_aggregated(data_bytes: i
     assert sent.encoded.payload_bytes <= sent.request.bytes
 
 
-def test_more_room_is_left_for_aggregates_with_explicit_hash_keys() -> None:
-    found = []
-    for hash_key in (None, b"7"):
-        desk = Desk(aggregate=True)
-        desk.submit([(b"k", b"data", hash_key)] * 10)
-        desk.sort()
-        found.append(desk.send().request.bytes)
-    assert found[0] < found[1]
+@pytest.mark.parametrize("data_bytes", [0, 10, 1_000])
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_no_request_has_more_than_was_taken_for_it_where_rows_have_hash_keys(earlier: int, data_bytes: int) -> None:
+    """Also behind a row without one, of an earlier frame."""
+    desk = Desk(aggregate=True, request_max_bytes=1 << 20, aggregate_max_bytes=51_200)
+    for rows in [
+        [(b"k", b"", None)] * earlier,
+        [(b"k", bytes(data_bytes), b"%d" % (MAX_HASH_KEY - at)) for at in range(1_000)],
+    ]:
+        if rows:
+            desk.submit(rows)
+            desk.sort()
+    for sent in desk.send_all():
+        assert sent.encoded.payload_bytes <= sent.request.bytes
 
 
 @pytest.mark.parametrize(("aggregate", "entries"), [(False, 50), (True, 10_000 // 1_024 + 1)])

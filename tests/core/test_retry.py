@@ -202,9 +202,12 @@ def test_the_window_allows_full_requests_or_its_share_of_the_bytes_if_that_is_mo
 
 
 @pytest.mark.law("RetryPolicy")
-def test_after_a_hold_the_window_doubles_until_half_of_where_it_was() -> None:
+@pytest.mark.parametrize("failures", [1, 6])
+def test_after_a_hold_the_window_doubles_until_half_of_where_it_was(failures: int) -> None:
+    """However many of its single requests failed meanwhile."""
     window = grown_window()
-    window.hold()
+    for _ in range(failures):
+        window.hold()
     sizes = []
     for _ in range(4):
         for _ in range(window.size):

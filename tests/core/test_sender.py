@@ -377,6 +377,36 @@ def test_a_row_whose_result_nobody_can_read_may_be_stored_and_its_mates_are_not_
     assert desk.is_empty()
 
 
+def test_a_row_whose_result_nobody_can_ever_read_ends_unknown() -> None:
+    """Each send may store one more copy of it.  A result that can be read begins the count again."""
+    desk = Desk()
+    frame = desk.submit(1)
+    desk.sort()
+    unreadable = {"ShardId": ""}
+    for result in [*[unreadable] * 9, SLOW_DOWN, *[unreadable] * 10]:
+        assert not frame.finished
+        desk.send().answer([result])
+        desk.now += 6
+    assert ends_of(frame) == {0: (Outcome.UNKNOWN, Code.RESULT_COUNT, True)}
+    assert desk.is_empty()
+
+
+def test_rows_that_are_sent_again_in_halves_or_in_json_count_as_retried() -> None:
+    desk = Desk(wire_format="cbor")
+    refused = desk.submit(3)
+    desk.sort()
+    desk.send().fail(RequestFailed("SerializationException", "what is this?", maybe_stored=False, status=400))
+    desk.send().stored()
+    assert refused.result().retries == 3
+    halved = desk.submit(2)
+    desk.sort()
+    desk.send().fail(INVALID)
+    for sent in desk.send_all():
+        sent.stored()
+    assert halved.result().retries == 2
+    assert desk.pipeline.stats.retried_records == 5
+
+
 def test_the_last_send_of_a_row_that_ends_unknown_is_no_surplus_copy() -> None:
     """One copy of the row is what its caller wants."""
     desk = Desk()

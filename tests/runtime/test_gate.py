@@ -844,6 +844,7 @@ def test_who_is_gone_or_refused_wants_nothing_of_the_node_any_more() -> None:
         one.ask(19_000)
         other.ask(6_000)
         assert node.wanted_by == {second.budget: 6_000}
+        node.take_freed()
         if end == "vanish":
             other.vanish()
         elif end == "close":
@@ -851,6 +852,7 @@ def test_who_is_gone_or_refused_wants_nothing_of_the_node_any_more() -> None:
         else:
             other.cancel(1)
         assert node.wanted_by == {}, end
+        assert node.take_freed(), "others left room free for it"
 
 
 @LAW

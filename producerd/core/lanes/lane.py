@@ -29,6 +29,8 @@ ENTRY_OVERHEAD_BYTES: Final = 40
 AGGREGATED_OVERHEAD_BYTES: Final = 25
 """Upper bound of the bytes that a row without an explicit hash key adds in an aggregate of at least two: tags, lengths
 and framing."""
+EXPLICIT_OVERHEAD_BYTES: Final = 60
+"""The same of a row with an explicit hash key in an aggregate of at least six: 41 of it are the hash key's."""
 LOOK_AHEAD_SPANS: Final = 32
 """Most spans that are searched for further rows behind rows that must wait for an earlier row of their key."""
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -249,11 +251,12 @@ class Lane:
         return spans
 
     def take(
-        self, max_records: int, max_bytes: int, first_row_bytes: int = 0, overhead_bytes: int = ENTRY_OVERHEAD_BYTES
+        self, max_records: int, max_bytes: int, first_row_bytes: int = 0, *, aggregates: bool = False
     ) -> tuple[list[Span], int]:
         """Take rows from the front within both limits.  Returns their spans and bytes (key + data + overhead a row).
 
-        If the first row is larger than ``max_bytes`` but not than ``first_row_bytes``, it is taken alone.
+        ``aggregates``: the rows share entries.  If the first row is larger than ``max_bytes`` but not than
+        ``first_row_bytes``, it is taken alone.
         """
         taken: list[Span] = []
         used = records = 0
@@ -265,6 +268,7 @@ class Lane:
             if taken and not _alike(span, taken[0]):
                 break
             count = span.last - span.first
+            overhead_bytes = _overhead_bytes(span) if aggregates else ENTRY_OVERHEAD_BYTES
             size = span.bytes + overhead_bytes * count
             if records + count <= max_records and used + size <= max_bytes:
                 spans.popleft()
@@ -325,6 +329,12 @@ class Lane:
         self.queued -= records
         return taken, used
 
+    def drop_ended(self) -> bool:
+        """Drop the rows at the front that have ended.  Returns whether others are left."""
+        while self.spans and not self._first_is_live():
+            pass
+        return bool(self.spans)
+
     def _first_is_live(self) -> bool:
         """Cut the first span to its first run of rows that have not ended.  Returns False if it had none."""
         span = self.spans[0]
@@ -349,6 +359,11 @@ class Piece(NamedTuple):
 
     lane: Lane
     span: Span
+
+
+def _overhead_bytes(span: Span) -> int:
+    """Return what each row of a span adds to its key and data in an aggregate."""
+    return AGGREGATED_OVERHEAD_BYTES if span.buffer.explicit is None else EXPLICIT_OVERHEAD_BYTES
 
 
 def _alike(one: Span, other: Span) -> bool:

@@ -15,7 +15,6 @@ from math import inf
 from typing import Final, NamedTuple
 
 from producerd.core.lanes.lane import (
-    AGGREGATED_OVERHEAD_BYTES,
     ENTRY_OVERHEAD_BYTES,
     SLOW_LANE_PAUSE_SECONDS,
     Lane,
@@ -276,6 +275,8 @@ class Lanes:
             if due > now or self._must_wait(lane):
                 self._hold(lane, due)
                 continue
+            if not lane.drop_ended():  # the first of those that are left decide how they are sent
+                continue
             alone = lane.alone or lane.spans[0].failing
             if (alone and taken.pieces) or (lane.alone and not takes_slow):
                 self._listed.add(lane)
@@ -314,8 +315,7 @@ class Lanes:
         if self._per_key and not aggregates:
             spans, size = lane.take_distinct(*bounds)
         else:
-            small = aggregates and front.buffer.explicit is None
-            spans, size = lane.take(*bounds, AGGREGATED_OVERHEAD_BYTES if small else ENTRY_OVERHEAD_BYTES)
+            spans, size = lane.take(*bounds, aggregates=aggregates)
         if spans:
             if no_map:
                 spans = as_raw(spans)

@@ -100,6 +100,7 @@ class InFlightWindow:
         self._slow_start_until = self._size
 
     def hold(self) -> None:
-        """Begin again with one request: no request succeeds."""
-        self._slow_start_until = max(self._slow_start_until / 2, 1.0)
+        """Begin again with one request: no request succeeds.  Another failure of that one changes nothing."""
+        if self._size > 1.0:
+            self._slow_start_until = max(self._slow_start_until / 2, 1.0)
         self._size = 1.0

@@ -458,8 +458,10 @@ class Sender:
         back: list[Piece] = []
         for first, last in pairwise([0, *(np.flatnonzero(cuts) + 1).tolist(), len(classes)]):
             rows = request.pieces_of(int(starts[first]), int(starts[last]))
-            pieces = [Piece(lane, span._replace(timeouts=0, wrong_counts=0, faults=0)) for lane, span in rows]
+            pieces = [Piece(lane, span._replace(timeouts=0, faults=0)) for lane, span in rows]
             verdict = int(classes[first])
+            if verdict <= STORED or answer.error_table[verdict - 1][0] != NOT_KINESIS:
+                pieces = [Piece(lane, span._replace(wrong_counts=0)) for lane, span in pieces]
             if verdict == STORED:
                 self.ledger.store(spans_of(pieces), now)
             elif verdict == UNSURE:
@@ -475,14 +477,15 @@ class Sender:
     def _entry_failed(self, pieces: list[Piece], code: str, message: str, now: float) -> list[Piece]:
         """Treat entries with an error.  Returns the rows that must return to the front of their lanes."""
         meaning = meaning_of(code)
-        if code == NOT_KINESIS:
-            self.ledger.mark_maybe_stored(spans_of(pieces), "service")
         self.stats.record_errors[meaning.code] += sum([piece.span.records for piece in pieces])
         self.stats.failed(f"{code}: {message}")
+        if code == NOT_KINESIS:
+            self.ledger.mark_maybe_stored(spans_of(pieces), "service")
+            pieces = self._count_wrong(pieces, message, NOT_KINESIS_TO_GIVE_UP)
         if meaning.kind is Kind.THROTTLED:
             self.ledger.throttled(spans_of(pieces))
             if not self.rules.fail_if_throttled:
-                return [Piece(lane, self.ledger.retried(span)) for lane, span in pieces]
+                return self._retried(pieces)
             for _, span in pieces:
                 self.ledger.end(span, RowEnd(Outcome.NOT_STORED, meaning.code, message))
             return []
@@ -539,7 +542,7 @@ class Sender:
         if request.encoded is not None and self.format.is_refused(request.encoded.content_type, failed):
             if not failed.maybe_stored:
                 self._give_back(request)
-            self._send_alone(request.pieces, refused=failed)
+            self._send_alone(self._retried(request.pieces), refused=failed)
             return
         self.stats.record_errors[meaning.code] += request.records
         if meaning.kind is Kind.INVALID:
@@ -596,6 +599,8 @@ class Sender:
         if not 0 < middle < request.records:  # the last row may have been cut into most of the entries
             middle = request.records // 2
         first_half, second_half = list(request.pieces_of(0, middle)), list(request.pieces_of(middle, request.records))
+        if request.encoded is not None:  # it was sent
+            first_half, second_half = self._retried(first_half), self._retried(second_half)
         if self.rules.entries.per_key:
             self._requeue(second_half)  # its lanes wait until the first half has ended
             self._send_alone(first_half)
@@ -648,7 +653,7 @@ class Sender:
         if not pieces:
             return
         due = now + self._policy.delay(max(piece.span.attempts for piece in pieces))
-        retried = [Piece(lane, self.ledger.retried(span)) for lane, span in pieces]
+        retried = self._retried(pieces)
         if self.rules.entries.per_key:
             retried = self.lanes.renewed(retried)
             for lane, _ in retried:
@@ -657,6 +662,10 @@ class Sender:
         else:
             heapq.heappush(self._later, (due, next(self._numbers), retried))
             self._left_request(retried)
+
+    def _retried(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Count rows that were sent and will be sent again.  Returns them with one more attempt."""
+        return [Piece(lane, self.ledger.retried(span)) for lane, span in pieces]
 
     def _requeue(self, pieces: list[Piece]) -> None:
         """Return rows of a request to the front of their lanes."""
