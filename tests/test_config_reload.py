@@ -158,3 +158,10 @@ def test_an_open_stream_whose_table_is_gone_is_not_open_to_everybody() -> None:
     assert reloaded(["streams.orders.allowed_uids=7"], ["streams.orders.allowed_uids=8"], "orders").config.stream(
         "orders"
     ).allowed_uids == {8}
+
+
+def test_a_new_list_of_users_holds_for_an_open_stream_that_never_had_a_table() -> None:
+    found = reloaded(["defaults.allowed_uids=7"], ["defaults.allowed_uids=8"], "unlisted")
+    assert found.config.stream("unlisted").allowed_uids == {8}
+    assert found.config.streams == {}
+    assert (found.changes, found.needs_restart) == (("defaults.allowed_uids: [7] -> [8]",), ())

@@ -46,7 +46,7 @@ def _mixed(current: Config, loaded: Config, open_streams: Collection[str]) -> Co
     streams = dict(loaded.streams)
     for name in open_streams:
         settings = _kept(current.stream(name), loaded.stream(name))
-        if name not in loaded.streams:  # a table that is taken away must not open the stream to everybody
+        if name in current.streams and name not in loaded.streams:  # a table taken away must not open it to everybody
             settings = settings.model_copy(update={"allowed_uids": current.stream(name).allowed_uids})
         if settings != streams.get(name, defaults):  # an open stream keeps its table even if the file lost it
             streams[name] = settings
