@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 LOOK_SECONDS: Final = 1.0
-"""Time between two looks at a process where the kernel has no pidfd (Linux before 5.3)."""
+"""Time between two looks at a process where the kernel (Linux before 5.3) or Python (some of conda) has no pidfd."""
 
 
 class OwnerProcess(NamedTuple):
@@ -34,7 +34,7 @@ class OwnerProcess(NamedTuple):
         """Return when the process has ended."""
         try:
             descriptor = os.pidfd_open(self.pid)
-        except OSError:  # it has ended, or this kernel has no pidfd
+        except (OSError, AttributeError):  # it has ended, or this kernel or a Python built on an older one has no pidfd
             while self.lives:  # noqa: ASYNC110 - the kernel has no event for it
                 await asyncio.sleep(LOOK_SECONDS)
             return

@@ -75,7 +75,8 @@ def test_it_is_seen_that_a_process_ends(
     assert not owner.lives
 
 
-def test_without_a_pidfd_a_process_is_looked_at_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lacks_it", ["the kernel", "Python"])
+def test_without_a_pidfd_a_process_is_looked_at_each_second(lacks_it: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_pidfd(_pid: int) -> int:
         raise OSError
 
@@ -85,7 +86,10 @@ def test_without_a_pidfd_a_process_is_looked_at_each_second(monkeypatch: pytest.
         await OwnerProcess(1, 1).ends()
         return loop.time()
 
-    monkeypatch.setattr(os, "pidfd_open", no_pidfd)
+    if lacks_it == "Python":
+        monkeypatch.delattr(os, "pidfd_open")
+    else:
+        monkeypatch.setattr(os, "pidfd_open", no_pidfd)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         assert runner.run(watch()) == 3.0
 
