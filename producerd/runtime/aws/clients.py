@@ -106,9 +106,7 @@ class AwsClient:
         if self._client is None:
             async with self._making:
                 if self._client is None:
-                    made = await self._make()
-                    self._check_encrypted(made.meta.endpoint_url)
-                    self._client = made
+                    self._client = await self._make()
         return self._client
 
     def _check_encrypted(self, endpoint_url: str) -> None:
@@ -167,7 +165,11 @@ class AwsClient:
             parameter_validation=False,
         )
         made = session.create_client("kinesis", endpoint_url=self._access.endpoint_url, config=config)
-        return await self._opened.enter_async_context(made)
+        async with AsyncExitStack() as opening:  # closes a client that is refused: each try makes another one
+            client = await opening.enter_async_context(made)
+            self._check_encrypted(client.meta.endpoint_url)
+            self._opened.push_async_exit(opening.pop_all())
+        return client
 
     def _open_transport(self, **options: Any) -> Transport:
         self._transport = Transport(**options)

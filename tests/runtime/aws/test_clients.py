@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import structlog
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, EndpointConnectionError
 
 from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
@@ -274,3 +274,25 @@ async def test_a_file_of_aws_that_names_an_unencrypted_endpoint_of_aws_sends_not
             assert meaning_of(tried.failed.code).code == Code.UNREACHABLE
             assert "must be encrypted" in tried.failed.message
         assert not client.is_aws
+
+
+async def test_a_client_whose_endpoint_is_refused_is_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each try makes another one, so that a corrected file is noticed."""
+
+    def is_closed() -> bool:
+        assert client._transport is not None
+        return client._transport._is_closed
+
+    config = tmp_path / "config"
+    config.write_text("[default]\nendpoint_url = http://kinesis.us-east-1.amazonaws.com\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    async with reached() as (_, client):
+        for _ in range(2):
+            with pytest.raises(EndpointConnectionError):
+                await client.ready()
+            assert is_closed()
+        config.write_text("[default]\n")
+        await client.ready()
+        assert client.is_aws
+        assert not is_closed()
+    assert is_closed()
