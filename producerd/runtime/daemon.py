@@ -349,7 +349,8 @@ class Daemon:
             self._emptying = asyncio.timeout(emptying_seconds)
             await self._quiet_within(self._emptying)
             self._emptying = None
-            self._quiet.clear()
+            if not self._hurried.is_set():  # a second signal, maybe in the loop's same turn, ends every step
+                self._quiet.clear()
         for stream in self._streams:
             stream.drain()
         if not await self._quiet_within(asyncio.timeout(seconds)):

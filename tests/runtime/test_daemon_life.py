@@ -601,6 +601,24 @@ def test_a_signal_ends_the_emptying_and_then_a_drain_shortens_nothing(live: Live
     assert [line.get("by", line.get("signal")) for line in log] == ["producerctl", "SIGTERM"]
 
 
+def test_two_signals_at_once_end_the_emptying_and_what_comes_after_it(live: Live) -> None:
+    """As when a service manager stops the daemon while somebody presses Ctrl-C: the loop has no turn between them."""
+
+    async def story(life: Life) -> None:
+        life.service.answers.clear()
+        life.put(life.client())
+        await turns()
+        asked = asyncio.create_task(life.daemon.drain(10.0))
+        await asyncio.sleep(2.0)
+        life.signal()
+        life.signal(signal.SIGINT)
+        assert await life.ends() == (0, 2.0)
+        await asked
+
+    log = events(live(story), "draining", "stopping at once")
+    assert [line.get("by", line.get("signal")) for line in log] == ["producerctl", "SIGTERM", "SIGINT"]
+
+
 # ---- lost records
 
 
