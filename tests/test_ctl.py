@@ -210,6 +210,42 @@ def test_whoever_else_answers_is_no_daemon(capsys: pytest.CaptureFixture[str], b
         assert err.startswith("producerctl: no daemon answers: ")
 
 
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 500 X\r\nContent-Length: 2\r\n\r\nno"])
+def test_an_order_that_one_daemon_has_received_goes_to_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    """The other one may be another user's.  A question goes on to it, and so does an order that nobody received."""
+    reloaded: dict[str, Any] = {"changed": [], "needs_restart": []}
+    replies = {"/reload": reloaded, "/status": {"state": "serving", "unready": None}}
+    with (
+        directory() as path,
+        socket.socket(socket.AF_UNIX) as first,
+        admin_stub.admin_socket(path / "second", replies),
+    ):
+        paths = [str(path / "first"), str(path / "second")]
+        monkeypatch.setattr("producerd.ctl.daemon.admin_paths", lambda: paths)
+        assert (ctl.main(["reload"]), capsys.readouterr().out) == (0, "nothing has changed\n")
+        first.bind(paths[0])
+        first.listen()
+
+        def receive_two() -> None:
+            for _ in range(2):
+                connection, _ = first.accept()
+                with connection:
+                    connection.recv(65_536)
+                    connection.sendall(answer)
+
+        receiving = Thread(target=receive_two)
+        receiving.start()
+        ordered, of_order = ctl.main(["reload"]), capsys.readouterr()
+        asked, of_question = ctl.main(["ready"]), capsys.readouterr()
+        receiving.join()
+        assert (asked, of_question.out) == (0, "ready\n")
+        assert (ordered, of_order.out) == (1, "")
+        assert of_order.err.startswith(f"producerctl: {paths[0]}: ")
+        assert of_order.err.endswith("; the order may have been carried out\n")
+
+
 def test_what_a_service_says_is_shown_without_what_a_terminal_would_obey() -> None:
     stream = {"stream": "flights", "reason": "no\x1b[2J", "last_error": "X: a\nb\x9b31m\ud800"}
     assert list(tables.why([stream])) == ["flights: no [2J", "flights: last error: X: a b 31m "]

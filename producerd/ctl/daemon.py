@@ -45,6 +45,8 @@ class AdminClient:
 
     Each request returns the JSON object of the answer.  It raises Failed with the daemon's error, or with the reason
     why no daemon answers.
+
+    An order that one daemon may have received goes to no other.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -78,9 +80,10 @@ class AdminClient:
     ) -> Any:
         problems = []
         for path in self._paths:
-            connection = _UnixConnection(path)
+            connection, is_order_sent = _UnixConnection(path), False
             try:
                 connection.connect()
+                is_order_sent = method == "POST"
                 connection.request(method, target, None if given is None else json.dumps(given))
                 if meanwhile is not None:
                     connection.wait(meanwhile)
@@ -89,22 +92,23 @@ class AdminClient:
                 if until_end and answer.status == 200:
                     connection.wait_for_end()
             except PermissionError:
-                problems.append(f"{path}: it answers only to the daemon's own user and to root: try sudo")
-                continue
+                problem = f"{path}: it answers only to the daemon's own user and to root: try sudo"
             except _NoObject as error:
                 if answer.status in _UNKNOWN and target != STATUS:  # else anybody answers
                     version = self.get(STATUS).get("version")
                     raise Failed(f"the daemon is of version {version}, which does not know this command") from None
-                problems.append(f"{path}: {error}")
-                continue
+                problem = f"{path}: {error}"
             except (OSError, http.client.HTTPException, ValueError) as error:
-                problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
-                continue
+                problem = f"{path}: {getattr(error, 'strerror', None) or error}"
+            else:
+                if answer.status != 200:
+                    raise Failed(body.get("error", f"status {answer.status}"))
+                return body
             finally:
                 connection.close()
-            if answer.status != 200:
-                raise Failed(body.get("error", f"status {answer.status}"))
-            return body
+            if is_order_sent:  # this daemon may have received it, and the next path leads to another one
+                raise Failed(f"{problem}; the order may have been carried out")
+            problems.append(problem)
         raise Failed("no daemon answers: " + "; ".join(problems) + "; --admin-socket names another place")
 
 
