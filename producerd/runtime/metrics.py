@@ -6,6 +6,7 @@ without a break, and nothing else changes them.
 Labels are the stream and closed enumerations.  A stream of the configuration has every label set, at 0, from the start.
 Another stream has them from its first stored record; until then it shares the label `NEVER_STORED`, because clients may
 invent any number of names.  Its label, too, begins with no failure, even if records failed before (`_Birth`).
+An open stream that a reload takes out of the configuration keeps its label.
 
 `NODE_FAMILIES` and `STREAM_FAMILIES` define all metrics, and docs/operations.md has a table generated from them.
 """
@@ -42,7 +43,7 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 PREFIX: Final = "producerd_"
 """Beginning of every metric's name."""
 NEVER_STORED: Final = "(never stored)"
-"""Label of all streams together that stored no record and are not in the settings.  No stream can have this name."""
+"""Label of all streams together that stored no record and were never in the settings.  No stream can have this name."""
 FAILURE_REASONS: Final = (
     Code.RECORD_TOO_LARGE,
     Code.RECORD_INVALID,
@@ -181,7 +182,7 @@ class Metrics:
     def __init__(self, config: Config, memory_limit_bytes: int | None = None, services: Services | None = None) -> None:
         self.reload(config, memory_limit_bytes)
         self._services = services
-        self._births: dict[Stream, _Birth] = {}
+        self._births: dict[Stream, _Birth] = {}  # of the open streams that have their own label
         self._shared = _SharedLabel()
         self.disconnects: Counter[str] = Counter()  # by `Session.ended_as`
         self.refused_opens: Counter[str] = Counter()  # by code
@@ -225,14 +226,17 @@ class Metrics:
         births = {}
         for stream in streams:
             if stream.name in shown:
+                # A reload may take it out of the settings.  Its label then goes on: a birth would look like a restart,
+                # and the shared label would count again what this one has shown.
+                births[stream] = _Birth(stream, -inf)
                 shown[stream.name] = [stream]
-            elif not stream.pipeline.stats.delivered_records:
-                sharing.append(stream)
-            else:
+            elif stream in self._births or stream.pipeline.stats.delivered_records:
                 born = births[stream] = self._births.get(stream) or _Birth(stream, now)
                 shown[stream.name] = [born.shown(stream, now)]
                 if shown[stream.name] != [stream]:
                     sharing.append(stream)  # until its own label shows its numbers, so that the sums hold
+            else:
+                sharing.append(stream)
         self._births = births
         self._shared.look(sharing, moment)
         if sharing:
@@ -268,15 +272,12 @@ class _Birth:
     """
 
     def __init__(self, stream: Stream, now: float) -> None:
-        self._ends_at = now + BIRTH_SECONDS
         has_failed = stream.pipeline.stats.failed_records.total()
-        self._stand_in = Stream(stream.name, stream.settings, 1, 1) if has_failed else None
+        self._ends_at = now + BIRTH_SECONDS if has_failed else -inf
 
     def shown(self, stream: Stream, now: float) -> Stream:
         """Return the stream, or what is shown in its place."""
-        if now >= self._ends_at:
-            self._stand_in = None
-        return self._stand_in or stream
+        return stream if now >= self._ends_at else Stream(stream.name, stream.settings, 1, 1)
 
 
 class _SharedLabel:

@@ -259,6 +259,46 @@ def test_queued_records_go_along_with_a_stream_that_leaves_the_shared_label(monk
     assert [found["producerd_ingest_records_total", name] for name in names] == [7, 2]
 
 
+@pytest.mark.parametrize("stored", [10, 0])
+def test_an_open_stream_keeps_its_label_when_a_reload_takes_its_settings_away(stored: int) -> None:
+    """Else its counters would fall and rise again, and `increase()` would count all of it a second time."""
+    metrics, flights = Metrics(LISTED), stream("flights")
+    flights.pipeline.stats.delivered_records = stored
+    flights.pipeline.stats.failed_records["EXPIRED"] = 2
+    failed = [("producerd_failed_records_total", frozenset((label, "EXPIRED"))) for label in ("flights", NEVER_STORED)]
+    for now in (0.0, 60.0, BIRTH_SECONDS, 1_000.0):
+        found = samples(metrics, flights, now=now)
+        assert [found.get(name) for name in failed] == [2, 0]
+        metrics.reload(Config(), None)
+    flights.pipeline.stats.failed_records["EXPIRED"] += 1
+    found = samples(metrics, flights, now=1_001.0)
+    assert [found.get(name) for name in failed] == [3, 0]
+    assert failed[0] not in samples(metrics, now=2_000.0), "it is forgotten"
+    found = samples(metrics, stream("flights"), now=2_001.0)
+    assert [found.get(name) for name in failed] == [None, 0], "a new one of its name begins as any other"
+
+
+@pytest.mark.parametrize("stored", [10, 0])
+def test_a_stream_that_reloads_list_and_unlist_is_counted_once_in_each_label(stored: int) -> None:
+    metrics, flights = Metrics(Config()), stream("flights")
+    stats = flights.pipeline.stats
+    stats.delivered_records, stats.failed_records["EXPIRED"], stats.discarded_records["returned"] = stored, 2, 1
+    stats.ingest_records = stored + 3
+
+    def total(found: dict[tuple[str, frozenset[str]], float], name: str, label: str) -> float:
+        return sum(value for key, value in found.items() if key[0] == f"producerd_{name}_total" and label in key[1])
+
+    shown = []
+    for config in (Config(), LISTED, Config(), LISTED, Config()):
+        metrics.reload(config, None)
+        found = samples(metrics, flights)
+        shown.append([total(found, "failed_records", label) for label in ("flights", NEVER_STORED)])
+        for label in ("flights", NEVER_STORED):
+            ended = sum(total(found, f"{how}_records", label) for how in ("delivered", "failed", "discarded"))
+            assert total(found, "ingest_records", label) == ended, "nothing is queued"
+    assert shown == [[0, 2], [2, 2], [2, 2], [2, 2], [2, 2]]
+
+
 def test_what_the_services_and_the_log_count_is_there_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     class Services:
         clock_offset_seconds = 0.0
