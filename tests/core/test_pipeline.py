@@ -324,13 +324,11 @@ def test_a_full_frame_leaves_in_one_request_where_it_is_aggregated(data_bytes: i
 def test_no_request_has_more_than_was_taken_for_it_where_rows_have_hash_keys(earlier: int, data_bytes: int) -> None:
     """Also behind a row without one, of an earlier frame."""
     desk = Desk(aggregate=True, request_max_bytes=1 << 20, aggregate_max_bytes=51_200)
-    for rows in [
-        [(b"k", b"", None)] * earlier,
-        [(b"k", bytes(data_bytes), b"%d" % (MAX_HASH_KEY - at)) for at in range(1_000)],
-    ]:
-        if rows:
-            desk.submit(rows)
-            desk.sort()
+    for _ in range(earlier):
+        desk.submit([(b"k", b"", None)])
+        desk.sort()
+    desk.submit([(b"k", bytes(data_bytes), b"%d" % (MAX_HASH_KEY - at)) for at in range(1_000)])
+    desk.sort()
     for sent in desk.send_all():
         assert sent.encoded.payload_bytes <= sent.request.bytes
 
