@@ -258,8 +258,8 @@ class Connection:
             finally:
                 self.tally.add_flushing(time.monotonic() - began)
 
-        if self.sleeps:
-            return  # all was acknowledged, or the session would not have ended so
+        if self.sleeps and not self._backlog.again:
+            return  # all was acknowledged
         try:
             self._lasting(step, timeout_seconds)
         except BackpressureTimeout as full:  # raised for a frame that is sent again
@@ -279,7 +279,8 @@ class Connection:
     ) -> None:
         """Do a step with the present daemon or, if it is lost, with the next one.  Each has the whole time-out.
 
-        A step that ``wakes`` the connection is repeated if the session ends with TABLE_FULL.
+        A step that ``wakes`` the connection is repeated if the session ends with TABLE_FULL.  While there are frames to
+        send again, every step is: nothing else would wake the connection for them.
         """
         while True:
             try:
@@ -293,7 +294,7 @@ class Connection:
             except ConnectionFailed as ended:
                 if ended.code == Code.TABLE_FULL and not self._backlog.sent:
                     self._sleep(ended)
-                    if not wakes:
+                    if not wakes and not self._backlog.again:
                         return
                 elif ended.code in _OF_A_LOST_DAEMON and self._reconnect_timeout_seconds:
                     self._find_next(ended)

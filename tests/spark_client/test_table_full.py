@@ -183,6 +183,42 @@ def test_a_daemon_that_owes_an_acknowledgement_is_lost_whatever_it_says(daemon: 
     assert data_of(daemon) == [b"a", b"a"]
 
 
+def dies(session: Session) -> None:
+    session.start()
+    session.take_frame()
+
+
+def makes_place_at_once(session: Session) -> None:
+    session.welcome()
+    session.expect(frames.Open)
+    session.send(frames.Close(Code.TABLE_FULL, "make place"))
+
+
+def test_a_client_with_a_frame_to_send_again_stays_awake(daemon: FakeDaemon) -> None:
+    """A daemon may let it go before its first RESERVE, as it is idle until then.  No call of the client comes."""
+    daemon.runs(dies, makes_place_at_once, serve)
+    with KinesisClient("s", socket=daemon.path) as client:
+        client.put("a").result(5)
+        client.flush(5)
+    assert data_of(daemon) == [b"a", b"a"]
+
+
+def test_a_flush_comes_back_for_a_frame_to_send_again(daemon: FakeDaemon) -> None:
+    has_place = threading.Event()
+
+    def makes_place_until_then(session: Session) -> None:
+        (serve if has_place.is_set() else makes_place_at_once)(session)
+
+    daemon.runs(dies, makes_place_until_then)
+    with connect(daemon, 0.3, reconnect_seconds=5) as session:
+        session.put("s", rows(b"a"))
+        with pytest.raises(ConnectionFailed, match="make place"):
+            session.flush(10)
+        has_place.set()
+        session.flush(10)
+    assert data_of(daemon) == [b"a", b"a"]
+
+
 def test_a_plain_client_sleeps_and_comes_back_with_its_next_record(daemon: FakeDaemon) -> None:
     first = MakesPlace()
     daemon.runs(first, serve)
