@@ -85,6 +85,7 @@ class Connection:
         self._to_open: list[str] = []  # that the present daemon does not know yet
         self._fruitless_sessions = 0  # that have ended since the last acknowledgement
         self._next_row = 0
+        self._hastened_rows = 0  # how many of these hasten() has asked for
         self.sleeps = False  # whether the session has ended with TABLE_FULL, so that there is nothing to read
         self._is_abandoned = False
         self._without_place_since: float | None = None
@@ -230,9 +231,10 @@ class Connection:
             self._lasting(lambda session, _: session.settle_arrived(), wakes=False)
 
     def hasten(self) -> None:
-        """Have every frame sent to Kinesis without lingering."""
+        """Have every frame sent to Kinesis without lingering, also by the next daemon if this one is lost."""
         if not self.sleeps:
             self._lasting(lambda session, _: session.hasten())
+            self._hastened_rows = self._next_row
 
     def reason(self, stream: str) -> str:
         """Return the daemon's reason why rows of an open stream wait, or why it has none."""
@@ -328,8 +330,11 @@ class Connection:
             while self._to_open:
                 self._session.open(self._to_open[0], deadline)
                 del self._to_open[0]
+            sends_again = bool(self._backlog.again)
             while self._backlog.again:
                 self._send_again(deadline)
+            if sends_again and any(frame.first < self._hastened_rows for frame in self._backlog.sent.values()):
+                self._session.hasten()  # a flush may wait for them, and the last daemon had its FLUSH
         except Refused as refused:  # concerns what was put before, and not the present call
             stream = self._to_open[0] if self._to_open else self._backlog.again[0].stream
             raise ConnectionFailed(f"stream {stream}: {refused}; {self._backlog}", code=refused.code) from None

@@ -290,6 +290,28 @@ def test_a_flush_that_takes_too_long_says_why_and_can_be_repeated(daemon: FakeDa
     client.close()
 
 
+def test_what_is_sent_again_is_flushed_while_a_flush_waits_for_it(daemon: FakeDaemon) -> None:
+    """Else it would linger at the next daemon, for up to an hour."""
+
+    def dies(session: Session) -> None:
+        session.start()
+        session.take_frame()
+        session.expect(frames.Flush)
+
+    def lingers(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        session.expect(frames.Flush)
+        session.ack(body)
+        session.await_end()
+
+    daemon.runs(dies, lingers)
+    with client_of(daemon) as client:
+        future = client.put("x")
+        client.flush(5)
+        assert future.done()
+
+
 def test_a_stream_that_takes_nothing_is_the_callers_error_alone(daemon: FakeDaemon) -> None:
     daemon.runs(refuses_the_first_stream)
     with client_of(daemon) as client:
