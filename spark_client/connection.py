@@ -243,9 +243,9 @@ class Connection:
         try:
             return self._session.reason(stream)
         except ConnectionFailed as ended:
-            if ended.code != Code.DAEMON_LOST:
+            if ended.code not in _OF_A_LOST_DAEMON:
                 raise
-            return str(ended)  # the next call finds it lost, too, and looks for another one
+            return str(ended)  # the next call ends so, too, and looks for another one
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Have every frame sent to Kinesis without lingering, and wait until all are acknowledged.

@@ -98,6 +98,7 @@ class DaemonSession:
         self.streams: dict[str, OpenStream] = {}
         self.draining: frames.Draining | None = None
         self.has_progressed = False
+        self._ended_by: frames.Close | None = None  # each later call ends by it, too
         self._opening: dict[str, int] = {}  # the numbers of streams whose OPEN is not answered
         self._last_number = 0
         self._backlog = backlog
@@ -118,8 +119,8 @@ class DaemonSession:
 
     @property
     def is_unread(self) -> bool:
-        """Whether a message may have arrived that no call has read."""
-        return self._channel.is_unread
+        """Whether a message may have arrived that no call has read, or CLOSE has ended the session."""
+        return self._ended_by is not None or self._channel.is_unread
 
     @property
     def daemon_pid(self) -> int:
@@ -321,6 +322,7 @@ class DaemonSession:
         elif isinstance(message, frames.Draining):
             self.draining = message
         elif isinstance(message, frames.Close):
+            self._ended_by = message
             raise closed(message, f"; {self._backlog}")
 
     def _opened(self, opened: frames.Opened) -> None:
@@ -351,6 +353,8 @@ class DaemonSession:
             self._settle(message)
 
     def _tell(self, message: frames.Message) -> None:
+        if self._ended_by is not None:
+            self._settle(self._ended_by)
         try:
             self._channel.tell(message)
         except Lost:
@@ -362,6 +366,8 @@ class DaemonSession:
 
     def _read(self, until: float | None) -> frames.Message:
         """Return the next message.  Log a line whenever the daemon has been silent for long."""
+        if self._ended_by is not None:
+            return self._ended_by
         while True:
             began = time.monotonic()
             soon = began + SILENT_SECONDS

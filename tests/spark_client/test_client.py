@@ -35,6 +35,7 @@ from spark_client import KinesisClient, Record
 from spark_client.connection import MOST_FRUITLESS_SESSIONS, Connection
 from tests.spark_client.fake_daemon import (
     INVALID,
+    RETURNED,
     FakeDaemon,
     Script,
     Session,
@@ -310,6 +311,23 @@ def test_what_is_sent_again_is_flushed_while_a_flush_waits_for_it(daemon: FakeDa
         future = client.put("x")
         client.flush(5)
         assert future.done()
+
+
+def test_a_flush_whose_time_passes_while_the_daemon_stops_gives_nothing_up(daemon: FakeDaemon) -> None:
+    def stops(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        session.expect(frames.Flush)
+        session.expect(frames.Status)
+        session.fail(body, {0: RETURNED})
+        session.send(frames.Close(Code.DRAINING, "it stops"))
+
+    daemon.runs(stops, serve)
+    with client_of(daemon) as client:
+        future = client.put("x")
+        with pytest.raises(FlushTimeout, match=r"after 0\.2 s: .* closed the session: it stops; 1 frames"):
+            client.flush(0.2)
+        assert future.result(10) is None
 
 
 def test_a_stream_that_takes_nothing_is_the_callers_error_alone(daemon: FakeDaemon) -> None:
