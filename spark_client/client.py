@@ -451,6 +451,8 @@ class _ConnectionThread:
                 if done is None:
                     return  # no caller needs a connection
                 self._connection = self._connected()
+                if self._ends:  # meanwhile, when end() found no connection to abandon
+                    self._connection.abandon()
             result = step(self._connection)
         except Exception as error:  # of whatever kind, it is raised in the caller
             if self._ends and isinstance(error, ConnectionFailed):

@@ -391,6 +391,36 @@ def test_a_client_that_has_lost_its_daemon_ends_too(daemon: FakeDaemon) -> None:
     assert not client._owner._thread.is_alive()
 
 
+def test_a_call_ends_if_the_client_is_closed_while_it_connects(daemon: FakeDaemon) -> None:
+    is_asked, is_closed = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def has_no_room(session: Session) -> None:
+        is_asked.set()
+        assert is_closed.wait(10)
+        with contextlib.suppress(EOFError, ConnectionError):
+            session.start()
+            while True:
+                session.read()
+
+    def waits() -> None:
+        with pytest.raises(ProducerdError) as caught:
+            client.put("y", timeout_seconds=3)
+        errors.append(caught.value)
+
+    daemon.runs(in_turn(Session.start, Session.take_frame), has_no_room)
+    client = client_of(daemon, reconnect_timeout_seconds=0)
+    assert isinstance(client.put("x").exception(10), ConnectionFailed)
+    waiting = threading.Thread(target=waits)
+    waiting.start()
+    assert is_asked.wait(10)
+    with pytest.raises(RecordsFailed):
+        client.close()
+    is_closed.set()
+    waiting.join(10)
+    assert [str(error)[:43] for error in errors] == ["PRODUCERD[DAEMON_LOST]: the client was clos"]
+
+
 def test_what_was_stored_before_the_daemon_was_lost_is_no_failure(daemon: FakeDaemon) -> None:
     def dies(session: Session) -> None:
         session.start(max_frame_records=1)
