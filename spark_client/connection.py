@@ -88,7 +88,6 @@ class Connection:
         self._hastened_rows = 0  # how many of these hasten() has asked for
         self.sleeps = False  # whether the session has ended with TABLE_FULL, so that there is nothing to read
         self._is_abandoned = False
-        self._without_place_since: float | None = None
         self._session = self._connect(connect_timeout_seconds)
 
     def __repr__(self) -> str:
@@ -284,6 +283,7 @@ class Connection:
         A step that ``wakes`` the connection is repeated if the session ends with TABLE_FULL.  While there are frames to
         send again, every step is: nothing else would wake the connection for them.
         """
+        tries_until: float | None = None  # to find a place, if the last session had to make place
         while True:
             try:
                 if self.sleeps:
@@ -291,30 +291,36 @@ class Connection:
                 deadline = Deadline.after(timeout_seconds)
                 self._catch_up(deadline)
                 step(self._session, deadline)
-                self._without_place_since = None
                 return
             except ConnectionFailed as ended:
                 if ended.code == Code.TABLE_FULL and not self._backlog.sent:
-                    self._sleep(ended)
+                    self._sleep()
                     if not wakes and not self._backlog.again:
                         return
+                    tries_until = self._await_place(ended, tries_until)
                 elif ended.code in _OF_A_LOST_DAEMON and self._reconnect_timeout_seconds:
                     self._find_next(ended)
                 else:
                     raise
 
-    def _sleep(self, ended: ConnectionFailed) -> None:
-        """Note that the session ended with TABLE_FULL.  Raise its error if there has been no place for too long."""
+    def _sleep(self) -> None:
+        """Note that the session ended with TABLE_FULL."""
         if not self.sleeps:
             self.sleeps = True
             self._to_open = [*self._session.streams, *self._to_open]
+
+    def _await_place(self, ended: ConnectionFailed, until: float | None) -> float:
+        """Wait before the next try to find a place, except the first, and return until when a call tries.
+
+        Raise the error that ended the session if that time is over.
+        """
         now = time.monotonic()
-        if self._without_place_since is None:
-            self._without_place_since = now
-        elif now > self._without_place_since + max(self._connect_timeout_seconds, LEAST_SECONDS):
+        if until is None:
+            return now + max(self._connect_timeout_seconds, LEAST_SECONDS)
+        if now > until:
             raise ended
-        else:
-            time.sleep(DIAL_AGAIN_SECONDS)
+        time.sleep(DIAL_AGAIN_SECONDS)
+        return until
 
     def _come_back(self) -> None:
         last = self._session

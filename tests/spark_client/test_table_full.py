@@ -235,6 +235,26 @@ def test_a_plain_client_sleeps_and_comes_back_with_its_next_record(daemon: FakeD
     assert data_of(daemon) == [b"a", b"b"]
 
 
+def test_the_time_asleep_is_no_time_without_a_place(daemon: FakeDaemon) -> None:
+    def makes_place(session: Session) -> None:
+        session.start()
+        session.expect(frames.Reserve)
+        session.send(frames.Close(Code.TABLE_FULL, "make place"))
+
+    first = MakesPlace()
+    daemon.runs(first, makes_place, serve)
+    with connect(daemon, 0.2) as session:
+        session.put("s", rows(b"a"))
+        session.flush(10)
+        first.tell()
+        session.settle_arrived()
+        assert session.sleeps
+        time.sleep(0.3)
+        session.put("s", rows(b"b"))
+        session.flush(10)
+    assert data_of(daemon) == [b"a", b"b"]
+
+
 def test_a_place_that_was_found_ends_the_time_without_one(daemon: FakeDaemon) -> None:
     def makes_place(session: Session) -> None:
         session.start()
