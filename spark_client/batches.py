@@ -109,8 +109,8 @@ def by_stream(batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[str | Non
     ends = pc.value_counts(codes.indices).field("counts").to_pylist()
     start = 0
     for name, count in zip(codes.indices.unique().to_pylist(), ends):
-        stream = codes.dictionary[name].as_py()
-        named = stream.decode(errors="replace") if isinstance(stream, bytes) else stream
+        stream = codes.dictionary[name].as_buffer()  # not as_py(): nothing checks that a text of Arrow is UTF-8
+        named = None if stream is None else stream.to_pybytes().decode(errors="replace")
         yield named, Batch(batch.slice(start, count)), rows[start : start + count]
         start += count
 

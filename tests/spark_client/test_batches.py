@@ -228,6 +228,17 @@ def test_the_stream_may_be_of_any_type_of_text(kind: str) -> None:
     ]
 
 
+def test_a_text_that_is_not_utf_8_is_no_error_of_its_batch() -> None:
+    """It becomes a name that no stream can have, so its rows are bad records."""
+    buffers = pa.array([b"a\xff", b"a", None], pa.binary()).buffers()
+    streams = pa.Array.from_buffers(pa.string(), 3, buffers)
+    assert parts(batch_of(data=pa.array(["x", "y", "z"]), stream=streams)) == [
+        ("a\ufffd", [b"x"], [0]),
+        ("a", [b"y"], [1]),
+        (None, [b"z"], [2]),
+    ]
+
+
 @pytest.mark.skipif(not hasattr(pa, "string_view"), reason="pyarrow has views since 16")
 def test_views_are_grouped_too() -> None:
     """Arrow itself cannot take single rows from them."""
