@@ -12,7 +12,6 @@ half-sent.  Callbacks of futures run in that thread.  A call from there is refus
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import platform
 import select
@@ -46,10 +45,9 @@ from spark_client.gathering import CallFuture, Gathered, PutFuture, Row, end, re
 from spark_client.options import MOST_SECONDS, is_seconds, refuse
 from spark_client.own_daemon import OwnDaemon
 from spark_client.results import MAX_FAILURES_NAMED, as_line
-from spark_client.session import ANSWER_SECONDS
+from spark_client.session import ANSWER_SECONDS, warn
 from spark_client.tally import Tally
 
-LOG: Final = logging.getLogger("producerd.client")
 LOCK_SECONDS: Final = 5.0
 """Nobody holds the lock for longer than a moment."""
 CLOSED: Final = "the client was closed before the acknowledgement"
@@ -72,7 +70,8 @@ class KinesisClient:
     "discard".
 
     Many threads may use one client.  Their calls take turns, so one that waits for room holds up the others.  After a
-    fork the child process must make its own client.  A future's callback must not use the client either.
+    fork the child process must make its own client.  A future's callback must not use the client either, and a log
+    handler must not wait for a `put` of the client that logs.
     """
 
     def __init__(
@@ -460,8 +459,7 @@ class _ConnectionThread:
             if not isinstance(error, (BackpressureTimeout, Refused)):
                 self._give_up(error)
                 if not self._ends:
-                    with contextlib.suppress(Exception):  # of a handler's, which may log by way of this client
-                        LOG.warning("the session has ended: %s", error)
+                    warn("the session has ended: %s", error)
             if isinstance(error, ProducerdError):
                 as_line(error)
             if done is not None:

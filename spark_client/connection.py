@@ -9,7 +9,6 @@ connecting costs 0.1 ms.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
@@ -19,10 +18,9 @@ from producerd.wire import frames
 from producerd.wire.columns import Columns
 from spark_client.backlog import Backlog, UnackedFrame
 from spark_client.channel import DIAL_AGAIN_SECONDS, LEAST_SECONDS
-from spark_client.session import DaemonSession, Deadline, WaitTime
+from spark_client.session import DaemonSession, Deadline, WaitTime, warn
 from spark_client.tally import Tally
 
-LOG: Final = logging.getLogger("producerd.client")
 MOST_FRUITLESS_SESSIONS: Final = 5
 """Sessions in a row that may end without an acknowledgement.  After more, the rows must be what ends them."""
 
@@ -371,7 +369,7 @@ class Connection:
             raise ConnectionFailed(
                 f"{ended}; {MOST_FRUITLESS_SESSIONS} daemons in a row ended before any acknowledgement", code=ended.code
             )
-        LOG.warning("%s; looking for it for %g s", ended, self._reconnect_timeout_seconds)
+        warn("%s; looking for it for %g s", ended, self._reconnect_timeout_seconds)
         try:
             self._session = self._connect(self._reconnect_timeout_seconds)
         except ConnectionFailed as absent:

@@ -5,6 +5,7 @@ A program that puts many records would otherwise wait for the daemon's answer to
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -184,7 +185,8 @@ def end(future: Future[None], error: ProducerdError | None) -> None:
         else:
             future.set_exception(error)
     except BaseException:  # Future itself logs an Exception
-        LOG.exception("a callback of a future ended by")
+        with contextlib.suppress(Exception):  # of a handler's, as in `warn`
+            LOG.exception("a callback of a future ended by")
 
 
 def records_failed(text: str, failures: Sequence[RowFailure]) -> RecordsFailed:

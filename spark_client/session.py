@@ -39,6 +39,15 @@ SILENT_SECONDS: Final = 360.0
 """How long a daemon is silent before the log says so.  It must exceed the 5 minutes between reports of no room."""
 
 
+def warn(text: str, *values: object) -> None:
+    """Log a warning, whatever a handler raises: the session must not end by it.
+
+    A handler that sends the log by way of a `KinesisClient` raises, as the client refuses calls from its own thread.
+    """
+    with contextlib.suppress(Exception):
+        LOG.warning(text, *values, stacklevel=2)
+
+
 class Deadline(NamedTuple):
     """The end of a time-out of ``seconds``, by `time.monotonic`; None waits forever."""
 
@@ -253,7 +262,7 @@ class DaemonSession:
             wait_time.logged()
             stream = self._first_stream()
             text = "stream %s: this task has waited for more than %.0f s; %s: %s"
-            LOG.warning(text, stream, wait_time.seconds, str(self._backlog), self.reason(stream))
+            warn(text, stream, wait_time.seconds, str(self._backlog), self.reason(stream))
 
     def _first_stream(self) -> str:
         return next(iter(self._backlog.sent.values())).stream
@@ -318,7 +327,7 @@ class DaemonSession:
             self._opening = {name: number for name, number in self._opening.items() if number != message.stream_id}
         elif isinstance(message, frames.Blocked):
             name = next((name for name, stream in self.streams.items() if stream.number == message.stream_id), "?")
-            LOG.warning("stream %s: blocked for %.0f s: %s", name, message.seconds, describe(message))
+            warn("stream %s: blocked for %.0f s: %s", name, message.seconds, describe(message))
         elif isinstance(message, frames.Draining):
             self.draining = message
         elif isinstance(message, frames.Close):
@@ -377,7 +386,7 @@ class DaemonSession:
                 if until is not None and until <= soon:
                     raise
                 text = "the daemon on host %s has sent nothing for %g s, and this task waits for it: %s"
-                LOG.warning(text, socket.gethostname(), SILENT_SECONDS, str(self._backlog))
+                warn(text, socket.gethostname(), SILENT_SECONDS, str(self._backlog))
             except Lost:
                 text = f"the daemon on host {socket.gethostname()} is gone: {self._backlog}"
                 raise ConnectionFailed(text, code=Code.DAEMON_LOST) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import pickle
 import select
@@ -686,6 +687,43 @@ def test_a_callback_that_would_wait_for_its_own_thread_is_told_so(daemon: FakeDa
     assert future.result(10) is None
     assert client.put("the thread lives on").result(10) is None
     client.close()
+
+
+def test_a_log_handler_that_raises_ends_no_future(daemon: FakeDaemon) -> None:
+    """As one does that sends the log by way of the client, which refuses calls from its own thread."""
+    go_on = threading.Event()
+    lines: list[str] = []
+
+    class Sends(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+            client.put(lines[-1])
+
+    def blocks(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        session.send(frames.Blocked(1, 3.0, "the queue is full"))
+        assert go_on.wait(10)
+        session.ack(body)
+        session.serve()
+
+    def exits(_: Future[None]) -> None:
+        raise SystemExit
+
+    daemon.runs(in_turn(Session.start, Session.take_frame), blocks)
+    log, handler = logging.getLogger("producerd.client"), Sends()
+    log.addHandler(handler)
+    try:
+        with client_of(daemon) as client:
+            future = client.put("x")
+            future.add_done_callback(exits)
+            go_on.set()
+            assert future.result(10) is None
+            assert client.put("the thread lives on").result(10) is None
+    finally:
+        log.removeHandler(handler)
+    said = ["looking for it", "blocked for", "a callback of a future"]
+    assert [part for part, line in zip(said, lines) if part in line] == said
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
