@@ -11,8 +11,6 @@ from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Final
 
-import uvloop
-
 from producerd.config import Config
 from producerd.config.dangers import dangers
 from producerd.core.rows import intake
@@ -23,6 +21,7 @@ from producerd.errors import ConfigurationError
 from producerd.runtime import admin, allocator, logs, systemd
 from producerd.runtime.aws.clients import accesses_of, open_clients
 from producerd.runtime.daemon import Daemon
+from producerd.runtime.event_loop import EventLoop
 from producerd.runtime.leaving import OwnerProcess
 from producerd.runtime.listener import Listener, Passed
 from producerd.runtime.page.page import Page
@@ -59,7 +58,7 @@ def _run(config: Config, load: Callable[[], Config], owner: tuple[int, int] | No
     allocator.configure()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
             exit_code = runner.run(live(config, load, OwnerProcess(*owner) if owner else None))
     except* ConfigurationError as group:
         errors = _leaves(group)

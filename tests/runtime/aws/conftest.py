@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 import pytest
-import uvloop
+
+from producerd.runtime.event_loop import EventLoop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"uvloop": uvloop.new_event_loop}
+    return {"EventLoop": EventLoop}
 
 
 @pytest.fixture(autouse=True)
