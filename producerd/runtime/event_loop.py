@@ -1,9 +1,10 @@
-"""EventLoop: uvloop's loop, on which no name that cannot be looked up delays another one, or the end of the daemon."""
+"""EventLoop: uvloop's loop, on which neither lookups of names nor child processes pile up when they hang."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from producerd.runtime.aside import begin_aside
 
 
 class EventLoop(uvloop.Loop):
-    """uvloop's loop, with a thread for each name that is being looked up.
+    """uvloop's loop, with a thread for each name that it looks up.  A child process ends with the task that started it.
 
     uvloop gives lookups to libuv, which has two threads for them and cannot cancel them.  If a DNS server does not
     answer, a lookup takes 10 to 30 s, and each request adds one.  All other hosts would wait in that line, and so
@@ -40,6 +41,18 @@ class EventLoop(uvloop.Loop):
         if isinstance(found, OSError):
             raise type(found)(*found.args)  # one for each that waits: an exception grows with each raise
         return found
+
+    async def subprocess_exec(self, protocol_factory: Callable[[], Any], *args: Any, **options: Any) -> tuple[Any, Any]:
+        """Start a child process, and kill it if it still runs when the task that started it ends.
+
+        aiobotocore leaves a credential process that hangs to itself, with its pipes.
+        """
+        transport: Any  # uvloop's stub takes it for a protocol
+        transport, protocol = await super().subprocess_exec(protocol_factory, *args, **options)
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(lambda _: transport.close())
+        return transport, protocol
 
 
 def _look_up(host: Any, port: Any, options: dict[str, int]) -> list[Any] | OSError:

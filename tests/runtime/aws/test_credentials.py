@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -25,7 +27,7 @@ from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.credentials import RenewedCredentials, role_session
 from producerd.runtime.aws.kinesis import AioKinesis
 from producerd.testing import FakeKinesis
-from tests.daemon import until_on_loop
+from tests.daemon import PATIENCE_SECONDS, until_on_loop
 from tests.runtime.aws.local_aws import local_aws, secret_of
 from tests.runtime.aws.reaching import FLIGHTS, reached, reaching, request_of
 
@@ -132,6 +134,48 @@ async def test_a_file_that_is_being_written_is_a_failure_to_get_credentials(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "half"))
     async with local_aws(kinesis) as aws, reaching(aws.url) as client:
         assert await refusal(client) == Code.CREDENTIALS
+
+
+# ---- a process that provides them
+
+
+PROFILES = {
+    "of its own": "[profile used]\ncredential_process = {process}\n",
+    "of a role's source": f"[profile used]\nrole_arn = {ROLE}\nsource_profile = source\n"
+    "[profile source]\ncredential_process = {process}\n",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("profile", PROFILES)
+async def test_a_credential_process_that_hangs_is_killed_when_it_is_given_up(
+    profile: str, kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_PROFILE", "used")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setattr(module, "RENEWAL_TIMEOUT_SECONDS", 0.3)
+    started = tmp_path / "started"
+    process = f"sh -c 'echo $$ >> {started}; exec sleep 600'"
+    (tmp_path / "config").write_text(PROFILES[profile].format(process=process))
+    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not started.exists() or len(started.read_text().split()) < 2:
+                assert await refusal(client) == Code.CREDENTIALS
+        await until_on_loop(lambda: not any(Path("/proc", pid).exists() for pid in started.read_text().split()))
+
+
+async def test_the_keys_that_a_credential_process_prints_are_used(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    printed = json.dumps({"Version": 1, "AccessKeyId": "A", "SecretAccessKey": secret_of("A")})
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = echo '{printed}'\n")
+    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+        aws.keys = {"A"}
+        assert isinstance(await put(client), Answer)
 
 
 # ---- a role on top of it
