@@ -30,7 +30,8 @@ AGGREGATED_OVERHEAD_BYTES: Final = 25
 """Upper bound of the bytes that a row without an explicit hash key adds in an aggregate of at least two: tags, lengths
 and framing."""
 EXPLICIT_OVERHEAD_BYTES: Final = 60
-"""The same of a row with an explicit hash key in an aggregate of at least six: 41 of it are the hash key's."""
+"""Upper bound of the bytes that a row with an explicit hash key adds in an aggregate of at least six.  The hash key
+takes 41 of them."""
 LOOK_AHEAD_SPANS: Final = 32
 """Most spans that are searched for further rows behind rows that must wait for an earlier row of their key."""
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)

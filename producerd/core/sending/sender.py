@@ -458,10 +458,12 @@ class Sender:
         back: list[Piece] = []
         for first, last in pairwise([0, *(np.flatnonzero(cuts) + 1).tolist(), len(classes)]):
             rows = request.pieces_of(int(starts[first]), int(starts[last]))
-            pieces = [Piece(lane, span._replace(timeouts=0, faults=0)) for lane, span in rows]
             verdict = int(classes[first])
-            if verdict <= STORED or answer.error_table[verdict - 1][0] != NOT_KINESIS:
-                pieces = [Piece(lane, span._replace(wrong_counts=0)) for lane, span in pieces]
+            is_read = verdict <= STORED or answer.error_table[verdict - 1][0] != NOT_KINESIS
+            pieces = [
+                Piece(lane, span._replace(timeouts=0, wrong_counts=0 if is_read else span.wrong_counts, faults=0))
+                for lane, span in rows
+            ]
             if verdict == STORED:
                 self.ledger.store(spans_of(pieces), now)
             elif verdict == UNSURE:
