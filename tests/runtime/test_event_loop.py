@@ -9,15 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from producerd.runtime.event_loop import EventLoop
-from tests.daemon import PATIENCE_SECONDS, START_SECONDS, until_on_loop
+from tests.daemon import PATIENCE_SECONDS, ROOT, START_SECONDS, until_on_loop
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+Run = Callable[[Coroutine[Any, Any, None]], None]
 HERE: Final = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 443))
 
 
@@ -50,7 +49,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
 
 
 @pytest.fixture
-def run() -> Iterator[Callable[[Coroutine[Any, Any, None]], None]]:
+def run() -> Iterator[Run]:
     with asyncio.Runner(loop_factory=EventLoop, debug=True) as runner:
         yield runner.run
 
@@ -59,9 +58,7 @@ async def addresses(host: str, port: int = 443) -> list[Any]:
     return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
-def test_all_that_wait_for_a_name_share_one_lookup_and_who_asks_later_has_another(
-    resolver: Resolver, run: Callable[[Coroutine[Any, Any, None]], None]
-) -> None:
+def test_all_that_wait_for_a_name_share_one_lookup_and_who_asks_later_has_another(resolver: Resolver, run: Run) -> None:
     async def ask() -> None:
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(addresses("hangs.test")) for _ in range(3)]
@@ -75,9 +72,7 @@ def test_all_that_wait_for_a_name_share_one_lookup_and_who_asks_later_has_anothe
     run(ask())
 
 
-def test_one_that_gives_up_leaves_the_others_their_answer(
-    resolver: Resolver, run: Callable[[Coroutine[Any, Any, None]], None]
-) -> None:
+def test_one_that_gives_up_leaves_the_others_their_answer(resolver: Resolver, run: Run) -> None:
     async def ask() -> None:
         async with asyncio.TaskGroup() as tasks:
             first, second = [tasks.create_task(addresses("hangs.test")) for _ in range(2)]
@@ -94,9 +89,7 @@ def test_one_that_gives_up_leaves_the_others_their_answer(
     run(ask())
 
 
-def test_names_that_hang_delay_no_other_one(
-    resolver: Resolver, run: Callable[[Coroutine[Any, Any, None]], None]
-) -> None:
+def test_names_that_hang_delay_no_other_one(resolver: Resolver, run: Run) -> None:
     """Nor one of the same host for another port, which has another answer."""
 
     async def ask() -> None:
@@ -112,9 +105,7 @@ def test_names_that_hang_delay_no_other_one(
     run(ask())
 
 
-def test_each_that_waits_for_a_name_has_the_error_as_one_of_its_own(
-    resolver: Resolver, run: Callable[[Coroutine[Any, Any, None]], None]
-) -> None:
+def test_each_that_waits_for_a_name_has_the_error_as_one_of_its_own(resolver: Resolver, run: Run) -> None:
     async def ask() -> None:
         resolver.knows_names = False
         asked = asyncio.gather(*[addresses("hangs.test") for _ in range(2)], return_exceptions=True)
@@ -130,9 +121,7 @@ def test_each_that_waits_for_a_name_has_the_error_as_one_of_its_own(
     run(ask())
 
 
-def test_an_error_that_nobody_waits_for_any_more_is_not_complained_of(
-    resolver: Resolver, run: Callable[[Coroutine[Any, Any, None]], None]
-) -> None:
+def test_an_error_that_nobody_waits_for_any_more_is_not_complained_of(resolver: Resolver, run: Run) -> None:
     async def ask() -> None:
         problems: list[dict[str, Any]] = []
         loop = asyncio.get_running_loop()
@@ -151,9 +140,7 @@ def test_an_error_that_nobody_waits_for_any_more_is_not_complained_of(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_an_address_needs_no_thread(
-    host: str, resolver: Resolver, run: Callable[[Coroutine[Any, Any, None]], None]
-) -> None:
+def test_an_address_needs_no_thread(host: str, resolver: Resolver, run: Run) -> None:
     async def ask() -> None:
         ((*_, address),) = await addresses(host)
         assert address[:2] == (host, 443)
@@ -162,9 +149,7 @@ def test_an_address_needs_no_thread(
     run(ask())
 
 
-def test_what_cannot_be_a_name_is_an_error_at_once(
-    resolver: Resolver, run: Callable[[Coroutine[Any, Any, None]], None]
-) -> None:
+def test_what_cannot_be_a_name_is_an_error_at_once(resolver: Resolver, run: Run) -> None:
     async def ask() -> None:
         with pytest.raises(UnicodeError):
             await addresses(f"{'a' * 64}.test")
