@@ -61,6 +61,9 @@ class Code:
     RESULT_COUNT: Final = "RESULT_COUNT"
     PREDECESSOR_FAILED: Final = "PREDECESSOR_FAILED"
     SERVICE_FAULT: Final = "SERVICE_FAULT"  # InternalFailure and every other transient code of Kinesis
+    # Of rows, and of streams.  They judge no row: a refused request does not say which of its rows is bad.
+    REQUEST_REFUSED: Final = "REQUEST_REFUSED"  # Kinesis refuses requests, and its message names no record
+    PROXY_REFUSED: Final = "PROXY_REFUSED"  # a 4xx that is not from Kinesis, as a proxy or a firewall sends it
 
 
 class Outcome(IntEnum):
@@ -160,7 +163,7 @@ class RowFailure(NamedTuple):
     """A count of rows of one stream that ended with the same code and message.
 
     ``records`` is the count, ``rows`` has the indices of the first few, and ``maybe_stored`` says whether Kinesis may
-    have stored them.
+    have stored them.  ``judged``: each row itself was found to be one that can never be stored.
     """
 
     code: str
@@ -169,6 +172,7 @@ class RowFailure(NamedTuple):
     maybe_stored: bool
     rows: tuple[int, ...]
     stream: str = ""
+    judged: bool = False
 
 
 class RecordsFailed(ProducerdError):

@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from producerd.errors import Outcome
 from producerd.wire.columns import Columns
 from producerd.wire.frames import RowCode
-from spark_client.tally import SKIPPED_CODES, Tally
+from spark_client.tally import Tally
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +38,7 @@ COLUMNS: Final = {
     "row": "int64",
     "code": "string",
     "message": "string",
+    "maybe_stored": "bool_",
     "stream": "string",
     "partition_key": "binary",
     "explicit_hash_key": "binary",
@@ -160,7 +161,8 @@ class DivertedRows:
             self._write_group()
         self.records += 1
         self._bytes += size
-        self._rows.append((self._partition, row, why.code, why.message, stream, key, hash_key, data))
+        maybe_stored = why.maybe_stored or why.outcome == Outcome.UNKNOWN
+        self._rows.append((self._partition, row, why.code, why.message, maybe_stored, stream, key, hash_key, data))
 
     def write(self) -> None:
         """Write the file to its place.  Raises OSError if that, or something before, was not possible."""
@@ -211,7 +213,7 @@ class DivertingTally(Tally):
 
     def _fail(self, row: int, why: RowCode, stream: str, columns: Columns, place: int, named: str) -> None:
         super()._fail(row, why, stream, columns, place, named)
-        if why.code in SKIPPED_CODES and why.outcome != Outcome.RETURNED:
+        if why.judged:
             self._diverted.keep(row, why, stream, columns, place)
 
 

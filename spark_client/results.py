@@ -25,7 +25,7 @@ from producerd.errors import (
     Refused,
     RowFailure,
 )
-from spark_client.tally import MAX_ROWS_NAMED, SKIPPED_CODES
+from spark_client.tally import MAX_ROWS_NAMED
 
 MAX_LINE_CHARACTERS: Final = 2000
 MAX_FAILURES_NAMED: Final = 5
@@ -54,6 +54,9 @@ _REPEAT: Final = "what is not acknowledged has to be sent again, as Spark does w
 FIX_ROWS: Final = (
     'fix these rows, or leave them out with on_bad_record="skip", or "divert" to keep them (data source: onBadRecord)'
 )
+UPGRADE_DAEMON: Final = (
+    "these rows were not left out: upgrade the daemon, which does not yet tell a bad row from a request that is refused"
+)
 Error = TypeVar("Error", bound=ProducerdError)
 ADVICE: Final[Mapping[str, str]] = {
     Code.STREAM_NOT_FOUND: "check the stream's name, and the region and account of the daemon",
@@ -76,11 +79,18 @@ def names_of(hosts: Iterable[str]) -> str:
 
 
 class SkippedRow(NamedTuple):
-    """A row that ``on_bad_record="skip"`` left out, with its number in its partition."""
+    """A row that ``on_bad_record="skip"`` left out, with its number in its partition.
+
+    ``maybe_stored``: an earlier attempt may have stored it.
+    """
 
     partition: int
     row: int
     code: str
+    maybe_stored: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.row} {self.code}{' (maybe stored)' if self.maybe_stored else ''}"
 
 
 class DaemonFigures(NamedTuple):
@@ -127,8 +137,8 @@ class PartitionResult(NamedTuple):
     diverted: str | None = None
 
     def failed(self, skip_bad_records: bool) -> list[RowFailure]:
-        """Return the failures that fail the batch."""
-        return [failure for failure in self.failures if not (skip_bad_records and failure.code in SKIPPED_CODES)]
+        """Return the failures that fail the batch: all, or with ``skip_bad_records`` those that are not judged."""
+        return [failure for failure in self.failures if not (skip_bad_records and failure.judged)]
 
     def to_line(self) -> str:
         return json.dumps(self)
@@ -194,7 +204,7 @@ class BatchResult(NamedTuple):
         """Return a table of the figures, which notebooks show."""
         hosts = f"{len(self.partitions)} on {names_of(partition.host for partition in self.partitions) or '-'}"
         shown = [*zip(self._fields[:-4], self[:-4]), ("tasks", hosts)]
-        shown += [("skipped row", f"{row.partition}:{row.row} {row.code}") for row in self.skipped_rows]
+        shown += [("skipped row", str(row)) for row in self.skipped_rows]
         shown += [("diverted to", uri) for uri in self.diverted[:MAX_ROWS_NAMED]]
         shown += [("daemon", str(daemon)) for daemon in self.daemons]
         rows = "".join(f"<tr><th>{name.replace('_', ' ')}</th><td>{_shown(value)}</td></tr>" for name, value in shown)
@@ -203,7 +213,7 @@ class BatchResult(NamedTuple):
     def log(self, logger: logging.Logger) -> None:
         """Log one line, as a warning if rows were left out, and one for each daemon that tasks started."""
         level = logging.WARNING if self.skipped else logging.INFO
-        rows = ", ".join(f"{row.partition}:{row.row} {row.code}" for row in self.skipped_rows)
+        rows = ", ".join(map(str, self.skipped_rows))
         rows = f"; skipped (partition:row): {rows}" if rows else ""
         files = f"; {len(self.diverted)} files have them, such as {self.diverted[0]}" if self.diverted else ""
         logger.log(level, "%s%s%s", self, rows, files)
@@ -227,9 +237,13 @@ def merge(
     partitions = tuple(sorted(results))
     failed = [(p, failure) for p in partitions for failure in p.failed(skip_bad_records)]
     if failed:
-        raise _records_failed(stream, failed)
+        raise _records_failed(stream, failed, skip_bad_records)
     skipped = [(p.partition, failure) for p in partitions for failure in p.failures]
-    rows = [SkippedRow(partition, row, failure.code) for partition, failure in skipped for row in failure.rows]
+    rows = [
+        SkippedRow(partition, row, failure.code, failure.maybe_stored)
+        for partition, failure in skipped
+        for row in failure.rows
+    ]
     return BatchResult(
         batch_id,
         records=sum(p.records for p in partitions),
@@ -259,7 +273,9 @@ def _daemons(seen: Iterable[DaemonFigures]) -> tuple[DaemonFigures, ...]:
     return tuple(latest.values())
 
 
-def _records_failed(stream: str | None, failed: Sequence[tuple[PartitionResult, RowFailure]]) -> RecordsFailed:
+def _records_failed(
+    stream: str | None, failed: Sequence[tuple[PartitionResult, RowFailure]], skip_bad_records: bool
+) -> RecordsFailed:
     """Return an error of one line, with counts by code and the first rows as partition:row."""
     merged: dict[tuple[str, str, str], RowFailure] = {}
     named: dict[tuple[str, str, str], list[str]] = {}
@@ -288,7 +304,12 @@ def _records_failed(stream: str | None, failed: Sequence[tuple[PartitionResult, 
     )
     first = failed[0][0]
     where = f"host {first.host}, partition {first.partition}" + (f", stream {stream}" if stream else "")
-    advice = f"; {FIX_ROWS}" if kinds[0][0] in SKIPPED_CODES else ""
+    first_kind = merged[kinds[0]]
+    advice = ""
+    if first_kind.judged:
+        advice = f"; {FIX_ROWS}"
+    elif skip_bad_records and first_kind.code in (Code.RECORD_INVALID, Code.RECORD_TOO_LARGE):
+        advice = f"; {UPGRADE_DAEMON}"
     return RecordsFailed(
         marked(kinds[0][0], f"{where}: {count}; named as partition:row: {listed}{advice}"),
         [merged[kind] for kind in kinds],

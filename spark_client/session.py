@@ -171,7 +171,7 @@ class DaemonSession:
     def reserve(self, frame: UnackedFrame, deadline: Deadline) -> int:
         """Return the frame's id when the daemon grants it.
 
-        Return 0 if its only record can never be taken, which is then in the frame's tally.
+        Return 0 if this daemon can never take its only record, which is then in the frame's tally.
         """
         layout = frame.columns.layout
         if self._backlog.given_up_records or self.draining:
@@ -193,8 +193,8 @@ class DaemonSession:
             answer = self._cancel(frame_id, frame, deadline)
         if isinstance(answer, frames.Grant):
             return frame_id
-        if answer.code == Code.RECORD_TOO_LARGE and layout.records == 1:
-            why = frames.RowCode(Outcome.NOT_STORED, answer.code, answer.message)
+        if layout.records == 1 and answer.code in (Code.RECORD_TOO_LARGE, Code.CONFIGURATION):
+            why = frames.RowCode(Outcome.NOT_STORED, answer.code, answer.message, judged=bool(answer.judged))
             frame.tally.refuse(frame.rows[0], why, frame.stream, frame.columns, 0)
             return 0
         if answer.code == Code.TOO_LARGE:

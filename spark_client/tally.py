@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from producerd.errors import Code, Outcome, RowFailure
 from producerd.wire.columns import Columns
@@ -17,8 +17,16 @@ MAX_ROWS_NAMED: Final = 20
 MAX_FAILURES: Final = 64
 OTHER: Final = "OTHER"
 MORE_KINDS: Final = "more kinds of failure than can be told apart here"
-SKIPPED_CODES: Final = frozenset((Code.RECORD_INVALID, Code.RECORD_TOO_LARGE))
-"""The failures that ``on_bad_record="skip"`` covers, because no attempt could ever store these rows."""
+
+
+class _Cause(NamedTuple):
+    """What the rows of one failure have in common.  Judged rows are one cause, and those that may be stored another."""
+
+    code: str
+    message: str
+    stream: str
+    judged: bool
+    maybe_stored: bool
 
 
 @dataclass
@@ -51,7 +59,7 @@ class Tally:
     resent: int = 0
     seconds_blocked: float = 0.0
     seconds_flushing: float = 0.0
-    _failures: dict[tuple[str, str, str], _Failure] = field(default_factory=dict)
+    _failures: dict[_Cause, _Failure] = field(default_factory=dict)
 
     @property
     def failures(self) -> tuple[RowFailure, ...]:
@@ -60,8 +68,10 @@ class Tally:
         The most telling come first: bad rows before the good rows that were refused with them, then the rarest.
         """
         found = [
-            RowFailure(code, message, failure.records, failure.maybe_stored, tuple(failure.rows), stream)
-            for (code, message, stream), failure in self._failures.items()
+            RowFailure(
+                kind.code, kind.message, one.records, one.maybe_stored, tuple(one.rows), kind.stream, kind.judged
+            )
+            for kind, one in self._failures.items()
         ]
         return tuple(sorted(found, key=lambda failure: (failure.code == Code.FRAME_REFUSED, failure.records)))
 
@@ -124,11 +134,13 @@ class Tally:
         self._fail(row, why, stream, columns, place, stream if named is None else named)
 
     def _fail(self, row: int, why: RowCode, stream: str, columns: Columns, place: int, named: str) -> None:  # noqa: ARG002
-        kind = (Code.DRAINING if why.outcome == Outcome.RETURNED else why.code, why.message, named)
+        maybe_stored = why.maybe_stored or why.outcome == Outcome.UNKNOWN
+        code = Code.DRAINING if why.outcome == Outcome.RETURNED else why.code
+        kind = _Cause(code, why.message, named, why.judged, why.judged and maybe_stored)
         if kind not in self._failures and len(self._failures) >= MAX_FAILURES:
-            kind = (kind[0] if kind[0] in SKIPPED_CODES else OTHER, MORE_KINDS, "")
+            kind = kind._replace(code=code if why.judged else OTHER, message=MORE_KINDS, stream="")
         failure = self._failures.setdefault(kind, _Failure())
         failure.records += 1
-        failure.maybe_stored |= why.maybe_stored or why.outcome == Outcome.UNKNOWN
+        failure.maybe_stored |= maybe_stored
         if len(failure.rows) < MAX_ROWS_NAMED:
             failure.rows.append(row)

@@ -39,11 +39,12 @@ QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 RUN_ID: Final = "spark.jobGroup.id"
 """Spark's local properties of a query.  It has the id of its run as job group, unless the user sets another one."""
-NO_STREAM: Final = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "its stream is null or empty")
+NO_STREAM: Final = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "its stream is null or empty", judged=True)
 ODD_STREAM: Final = frames.RowCode(
     Outcome.NOT_STORED,
     Code.RECORD_INVALID,
     "its stream has what cannot be a name: 1 to 128 of a-z A-Z 0-9 _ . -",
+    judged=True,
 )
 SPECULATION: Final = (
     "spark.speculation=true runs slow tasks twice, and both copies write: set it to false, or give "

@@ -6,6 +6,7 @@ No other module interprets codes of Kinesis or of the transport.  The tables fol
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -17,15 +18,20 @@ class Kind(Enum):
 
     THROTTLED = "throttled"  # slow down the lane
     TRANSIENT = "transient"  # send again after a delay
-    INVALID = "invalid"  # find the bad entry by halving the request
+    INVALID = "invalid"  # a record is bad: find it by halving the request, and end it
+    REFUSED = "refused"  # not about a record: halve the request, and let a row that is refused by itself wait
     PERMANENT = "permanent"  # nothing passes until an operator fixes the cause
 
 
 class Meaning(NamedTuple):
-    """A failure's kind, and the code under which callers see it (docs/spark.md)."""
+    """A failure's kind, and the code under which callers see it (docs/spark.md).
+
+    ``judges``: if a request of a single row fails so, that very row can never be stored.
+    """
 
     kind: Kind
     code: str
+    judges: bool = False
 
 
 _OF_KINESIS: Final = {
@@ -59,29 +65,88 @@ _OF_KINESIS: Final = {
     "MissingAuthenticationTokenException": Meaning(Kind.PERMANENT, Code.CREDENTIALS),
     # The whole API is not Kinesis's, or the format of the request is not known there.
     "UnknownOperationException": Meaning(Kind.TRANSIENT, Code.SERVICE_FAULT),
-    "ValidationException": Meaning(Kind.INVALID, Code.RECORD_INVALID),
-    "InvalidArgumentException": Meaning(Kind.INVALID, Code.RECORD_INVALID),
-    "SerializationException": Meaning(Kind.INVALID, Code.RECORD_INVALID),
-    "MissingParameter": Meaning(Kind.INVALID, Code.RECORD_INVALID),
+    "ValidationException": Meaning(Kind.REFUSED, Code.REQUEST_REFUSED),
+    "InvalidArgumentException": Meaning(Kind.REFUSED, Code.REQUEST_REFUSED),
+    "SerializationException": Meaning(Kind.REFUSED, Code.REQUEST_REFUSED),
+    "MissingParameter": Meaning(Kind.REFUSED, Code.REQUEST_REFUSED),
 }
 """The error types of Kinesis itself, which an answer with a status 4xx may have."""
 _MEANINGS: Final = _OF_KINESIS | {
     Code.CREDENTIALS: Meaning(Kind.PERMANENT, Code.CREDENTIALS),
-    # Bare statuses come from a proxy or a firewall that rejects the body or its size.
-    "400": Meaning(Kind.INVALID, Code.RECORD_INVALID),
-    "413": Meaning(Kind.INVALID, Code.RECORD_INVALID),
     Code.INTERNAL: Meaning(Kind.INVALID, Code.INTERNAL),
     Code.UNREACHABLE: Meaning(Kind.TRANSIENT, Code.UNREACHABLE),
     Code.RESULT_COUNT: Meaning(Kind.TRANSIENT, Code.RESULT_COUNT),
+    Code.PROXY_REFUSED: Meaning(Kind.REFUSED, Code.PROXY_REFUSED),
 }
 _UNKNOWN: Final = Meaning(Kind.TRANSIENT, Code.SERVICE_FAULT)
 """The meaning of InternalFailure, ServiceUnavailable and any code that is not in the table: send again, with back-off.
 """
 
 
+_BARE: Final = _MEANINGS[Code.PROXY_REFUSED]
+"""The meaning of a 4xx that Kinesis did not send: a proxy or a firewall rejects the body, its size, or all requests."""
+_PASSING_STATUSES: Final = frozenset({408, 425, 429})
+"""Statuses 4xx that reject nothing: the same request may pass later."""
+_VIOLATIONS: Final = re.compile(r"(\d+) validation errors? detected")
+_PATHS: Final = re.compile(r" at '([^']*)' failed to satisfy constraint")
+_PATH_OF_RECORD: Final = re.compile(r"records[.\[]\d+\]?\.(member\.)?\w+", re.IGNORECASE)
+_RECORD: Final = re.compile(
+    r"\b(partition ?key|explicit ?hash ?key|record size|record (number |#)?\d+|record is too (large|big|long))\b",
+    re.IGNORECASE,
+)
+_NUMBER: Final = re.compile(r"\brecord(?:s[.\[]| number | #| )(\d{1,4})\b", re.IGNORECASE)
+_STREAM: Final = re.compile(r"\bstream ?(name|arn|id)\b", re.IGNORECASE)
+_SIZE: Final = re.compile(
+    r"\.data' failed to satisfy constraint: Member must have length less|\brecord (size|is too (large|big|long))\b",
+    re.IGNORECASE,
+)
+
+
 def meaning_of(code: str) -> Meaning:
     """Return the meaning of a code of Kinesis, of the transport or of producerd itself."""
     return _MEANINGS.get(code, _UNKNOWN)
+
+
+def meaning_of_answer(code: str, message: str, status: int, request_id: str) -> Meaning:
+    """Return the meaning of a failed request, with the HTTP status and the request id of its answer, or 0 and "".
+
+    Only Kinesis's own answer judges a record.  An error type without a request id may come from a proxy.
+    """
+    known = _OF_KINESIS.get(code)
+    refuses_request = known is not None and known.kind is Kind.REFUSED
+    is_4xx = 400 <= status < 500
+    is_bare = code.isdecimal() or (not request_id and (known is None or refuses_request))
+    if is_bare and is_4xx and status not in _PASSING_STATUSES:
+        return _BARE
+    if refuses_request and not (is_4xx and request_id):
+        return _UNKNOWN
+    return meaning_of_error(code, message)
+
+
+def meaning_of_error(code: str, message: str) -> Meaning:
+    """Return the meaning of Kinesis's own error for a request or an entry.  It judges a record if it names one."""
+    meaning = meaning_of(code)
+    if meaning.kind is not Kind.REFUSED or not names_record(message):
+        return meaning
+    too_large = _SIZE.search(message)
+    return Meaning(Kind.INVALID, Code.RECORD_TOO_LARGE if too_large else Code.RECORD_INVALID, judges=True)
+
+
+def names_record(message: str) -> bool:
+    """Return whether a message of Kinesis is about a record and nothing else: its member, its number or its size.
+
+    A list of violations has one path for each.  If some are missing, because the message was cut, it judges nothing.
+    """
+    if violations := _VIOLATIONS.search(message):
+        paths = _PATHS.findall(message)
+        return len(paths) == int(violations[1]) and all(map(_PATH_OF_RECORD.fullmatch, paths))
+    return bool(_RECORD.search(message)) and not _STREAM.search(message)
+
+
+def number_of_record(message: str) -> int:
+    """Return the number of the first record that a message of Kinesis names, counted from 1, or 0."""
+    named = _NUMBER.search(message)
+    return int(named[1]) if named else 0
 
 
 def refuses(status: int, code: str) -> bool:

@@ -10,7 +10,7 @@ The gate never grants room past a limit, and in the end grants every frame that 
 - Granted frames whose bodies have not arrived hold up to a quarter of the limit, or are exactly one frame.
 - Users share this quarter: the sessions of one user id hold an equal part of it, or exactly one frame.  A user has the
   single frame that is larger than the quarter at most once in four grants, while others wait or send theirs.
-- No frame of one record is larger than the stream's largest record, and a little more.
+- No frame of one record is larger than the largest record of any stream, and a little more.
 
 No function waits: `ask` and `pump` call the session back, at once or later.
 """
@@ -38,11 +38,11 @@ UNRECEIVED_SHARE: Final = 1 / 4
 OTHERS_BETWEEN: Final = 3
 """Grants to other users between two frames of a user that are each larger than this share."""
 
-MAX_RECORD_BYTES_UNTIL_KNOWN: Final = 10 * 1024 * 1024
-"""Largest record that any stream takes.  A stream that takes less says so in DescribeStreamSummary, or in its answer.
-"""
+MAX_RECORD_BYTES: Final = 10 * 1024 * 1024
+"""Largest record that any stream takes (Kinesis quotas).  Only Kinesis itself judges by the stream's own limit, because
+an operator may raise it at any time."""
 RECORD_SLACK_BYTES: Final = 4096
-"""How much larger than the stream's largest record a reserved one may be.
+"""How much larger than that a reserved record may be.
 
 The check of a body's rows names a record that is a little too large, or whose key is, more exactly than the gate.
 """
@@ -76,13 +76,19 @@ class Refuses(Protocol):
 
 
 class Refusal:
-    """The reason why a frame is refused.  With TOO_LARGE it also has the size of the largest frame to send."""
+    """The reason why a frame is refused.  With TOO_LARGE it also has the size of the largest frame to send.
 
-    __slots__ = ("code", "max_frame_bytes", "max_frame_records", "message")
+    ``judged``: the frame's only row can never be stored.
+    """
 
-    def __init__(self, code: str, message: str, max_frame_bytes: int = 0, max_frame_records: int = 0) -> None:
+    __slots__ = ("code", "judged", "max_frame_bytes", "max_frame_records", "message")
+
+    def __init__(
+        self, code: str, message: str, max_frame_bytes: int = 0, max_frame_records: int = 0, *, judged: bool = False
+    ) -> None:
         self.code = code
         self.message = message
+        self.judged = judged
         self.max_frame_bytes = max_frame_bytes
         self.max_frame_records = max_frame_records
 
@@ -140,7 +146,6 @@ class AdmissionGate:
         max_frame_records: int,
     ) -> None:
         self.budget = budget
-        self.max_record_bytes = MAX_RECORD_BYTES_UNTIL_KNOWN
         self.wait_seconds = Histogram(WAIT_SECONDS_BOUNDS)  # without grants that came at once
         self._refuses = refuses
         self._max_frame_bytes = max_frame_bytes
@@ -281,10 +286,6 @@ class AdmissionGate:
                 self._refuse(ticket, refusal)
         self.pump(now)
 
-    def learn_max_record(self, max_record_bytes: int) -> None:
-        """Refuse single records from now on that the stream can never take."""
-        self.max_record_bytes = max_record_bytes
-
     def pump(self, now: float) -> None:
         """Grant tickets in their turn while there is room."""
         if self._pumping:
@@ -402,20 +403,21 @@ class AdmissionGate:
             message = f"a frame of {layout.records} records and {layout.charge_bytes} bytes; cut it"
             return Refusal(Code.TOO_LARGE, message, max_bytes, max_records)
         record_bytes = layout.charge_bytes - FRAME_CHARGE_BYTES - RECORD_CHARGE_BYTES
-        if layout.records == 1 and record_bytes > self.max_record_bytes + RECORD_SLACK_BYTES:
+        if layout.records == 1 and record_bytes > MAX_RECORD_BYTES + RECORD_SLACK_BYTES:
             return Refusal(
                 Code.RECORD_TOO_LARGE,
-                f"one record of {record_bytes} bytes passes the stream's {self.max_record_bytes} bytes a record",
+                f"one record of {record_bytes} bytes passes Kinesis's {MAX_RECORD_BYTES} bytes a record",
+                judged=True,
             )
         if layout.charge_bytes > self.budget.limit_bytes:
             return Refusal(
-                Code.RECORD_TOO_LARGE,
+                Code.CONFIGURATION,
                 f"one record of {layout.charge_bytes} bytes with its overhead passes the whole queue: "
                 f"queue_limit_bytes = {self.budget.limit_bytes}",
             )
         if layout.charge_bytes > self.budget.node.limit_bytes:
             return Refusal(
-                Code.RECORD_TOO_LARGE,
+                Code.CONFIGURATION,
                 f"one record of {layout.charge_bytes} bytes with its overhead passes what all queues of the node may "
                 f"hold: node_queue_limit_bytes = {self.budget.node.limit_bytes}",
             )

@@ -233,7 +233,8 @@ class Ledger:
         self._release([span])
         if self._keeps_order:
             for frame, rows in job.frames_of(where):
-                self._fail_followers(frame, int(rows.min()) + 1)
+                if not (end.judged and frame.takes_good):
+                    self._fail_followers(frame, int(rows.min()) + 1)
 
     def _release(self, spans: Sequence[Span]) -> None:
         """Release the room of settled rows of a request, and the buffers whose last rows they were."""

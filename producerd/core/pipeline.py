@@ -373,6 +373,15 @@ class Pipeline:
         self.stats.shard_map_refreshes["failed"] += 1
         self.sender.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint, request_id=request_id)
 
+    @property
+    def record_limit_bytes(self) -> int:
+        """The stream's limit on a record, as the summary or a stored record last showed it."""
+        return self.sender.record_limit_bytes
+
+    def set_record_limit(self, limit_bytes: int) -> None:
+        """Note the stream's limit on a record.  A larger row goes to Kinesis by itself, which judges it."""
+        self.sender.set_record_limit(limit_bytes)
+
     def set_cannot_aggregate(self, reason: str) -> None:
         """Set the reason why the stream's rows must not be aggregated, or "" if they may be."""
         self.cannot_aggregate = reason

@@ -166,7 +166,7 @@ class SessionStream:
 
     def refused(self, ticket: Ticket, refusal: Refusal) -> None:
         """Send the refusal of a ticket."""
-        if refusal.code == Code.RECORD_TOO_LARGE:
+        if refusal.judged:
             self.stream.rejected_records[refusal.code] += 1
         elif refusal.code not in (Code.TOO_LARGE, Code.DRAINING):  # after which the client sends it otherwise
             self.stream.count_refused(ticket.layout.records)
@@ -385,6 +385,7 @@ class Session(asyncio.BufferedProtocol):
                 refusal.message,
                 refusal.max_frame_bytes,
                 refusal.max_frame_records,
+                judged=int(refusal.judged),
             )
         )
 
@@ -413,6 +414,7 @@ class Session(asyncio.BufferedProtocol):
                 codes=tuple(
                     frames.RowCode(end.outcome, end.code, end.message, end.maybe_stored) for end in result.codes
                 ),
+                judged=result.judged,
             )
         )
 
@@ -616,12 +618,19 @@ class Session(asyncio.BufferedProtocol):
         rows = _understood(opened.stream.check, body)
         self._machine.received(MessageType.BODY, ticket.frame_id)
         self._take_granted()
-        frame = Frame(opened, ticket.frame_id, rows, layout.charge_bytes, patient=ticket.patient)
+        frame = Frame(
+            opened,
+            ticket.frame_id,
+            rows,
+            layout.charge_bytes,
+            patient=ticket.patient,
+            takes_good=self._take_good,
+        )
         self._accept(opened, frame, ticket)
 
     def _accept(self, opened: SessionStream, frame: Frame, ticket: Ticket) -> None:
         """Hand a whole frame to the pipeline, or return it at once if its bad rows refuse it."""
-        if opened.stream.accept(frame, ticket, self._loop.time(), take_good=self._take_good):
+        if opened.stream.accept(frame, ticket, self._loop.time()):
             self.host.shares.will_deliver(self.peer, frame.records)
             self._look_at_window()
         else:

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 from producerd.config import StreamSettings
 from producerd.core import turn
 from producerd.core.budget import NodeBudget, NodeInFlight, QueueBudget
-from producerd.core.failures import meaning_of
-from producerd.core.gate import AdmissionGate, Caller, Member, Ticket
+from producerd.core.gate import MAX_RECORD_BYTES, AdmissionGate, Caller, Member, Ticket
 from producerd.core.holding import Facts, Holding, Limit, sentence
 from producerd.core.pipeline import Pipeline
 from producerd.core.rows import flushing, intake
@@ -126,13 +125,13 @@ class Stream:
     @property
     def max_record_bytes(self) -> int:
         """The largest record that the stream takes, or any stream while that is not known."""
-        return self.gate.max_record_bytes
+        return min(self.pipeline.record_limit_bytes, MAX_RECORD_BYTES)
 
     def check(self, body: Body) -> CheckedRows:
         """Check a frame's body and return its rows.  Raise ProtocolError if it is malformed."""
         entries = self.pipeline.rules.entries
         takes_aggregates = entries.aggregate and not entries.per_key
-        return intake.check(body, self.max_record_bytes, takes_aggregates=takes_aggregates)
+        return intake.check(body, MAX_RECORD_BYTES, takes_aggregates=takes_aggregates)
 
     def settle(self, now: float) -> bool:
         """Settle as in `turn.settle`, log changes, and wake the watch of the shards if its next reading moved.
@@ -172,18 +171,18 @@ class Stream:
         self.gate.cancel(ticket, now)
         self._touched(self)
 
-    def accept(self, frame: Frame, ticket: Ticket, now: float, *, take_good: bool) -> bool:
+    def accept(self, frame: Frame, ticket: Ticket, now: float) -> bool:
         """Accept a whole frame.  Return False if its bad rows refuse it.  The frame is finished then.
 
-        With ``take_good``, the good rows of such a frame are accepted.
+        If the frame ``takes_good``, its good rows are accepted.
         """
         self.gate.received(ticket)
         if frame.rows is not None and frame.rows.bad:
-            self.rejected_records += frame.end_bad_rows(take_good=take_good)
+            self.rejected_records += frame.end_bad_rows()
         if accepted := not frame.finished:
             self.pipeline.submit(frame, now)
         else:
-            if not take_good:
+            if not frame.takes_good:
                 self.pipeline.refused(frame.owner)
             self.budget.release(frame.records, frame.charge_bytes)
         self._touched(self)
@@ -246,7 +245,7 @@ class Stream:
 
     def learn_summary(self, max_record_bytes: int, capacity_mode: str, cannot_aggregate: str) -> None:
         """Use the stream's summary.  ``cannot_aggregate``: why its rows must not be aggregated, or ""."""
-        self.gate.learn_max_record(max_record_bytes)
+        self.pipeline.set_record_limit(max_record_bytes)
         self.capacity_mode = capacity_mode
         self.pipeline.set_cannot_aggregate(cannot_aggregate)
         self._touched(self)
@@ -429,7 +428,7 @@ class Stream:
         facts = Facts(
             stream=self.name,
             refused_as=(health.code, health.message) if health.state is HealthState.BROKEN else None,
-            failed_as=meaning_of(in_flight.failed_as).code,
+            failed_as=in_flight.failed_as,
             map_error=pipeline.map_error,
             aggregates=pipeline.rules.entries.aggregate,
             goes_plain=pipeline.goes_plain,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, Union
 
@@ -152,7 +152,10 @@ class Grant:
 
 @dataclass(frozen=True)
 class Refused:
-    """The daemon refuses a RESERVE or, with ``frame_id`` 0, an OPEN.  With TOO_LARGE it gives the new maximum."""
+    """The daemon refuses a RESERVE or, with ``frame_id`` 0, an OPEN.  With TOO_LARGE it gives the new maximum.
+
+    ``judged`` is 1 if the frame's only row can never be stored.
+    """
 
     frame_id: int
     stream_id: int
@@ -160,6 +163,7 @@ class Refused:
     message: str
     max_frame_bytes: int = 0
     max_frame_records: int = 0
+    judged: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,12 +175,17 @@ class Cancel:
 
 @dataclass(frozen=True)
 class RowCode:
-    """One line of the code table of an ACK: how some rows ended, and why."""
+    """One line of the code table of an ACK: how some rows ended, and why.
+
+    ``judged``: each of the rows itself was found to be one that can never be stored.  The table does not have it:
+    `Ack.failed_rows` adds it.
+    """
 
     outcome: int
     code: str
     message: str = ""
     maybe_stored: bool = False
+    judged: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,7 +194,8 @@ class Ack:
 
     ``bitmap`` has bit i set (least significant first) if row i is not STORED.  It is empty if all rows are STORED.
     ``code_rows`` has one uint16 for each set bit, in row order: an index into ``codes``.  It is empty if ``codes`` has
-    only one line.
+    only one line.  ``judged`` has bit i set if the rows of line i were judged.  It is empty if none were, and from
+    daemons of 0.2.0 and before, which do not tell.
     """
 
     frame_id: int
@@ -201,16 +211,19 @@ class Ack:
     bitmap: bytes = b""
     code_rows: bytes = b""
     codes: tuple[RowCode, ...] = ()
+    judged: bytes = b""
 
     def failed_rows(self) -> Iterator[tuple[int, RowCode]]:
         """Yield the index and the code of each row that is not STORED, in row order."""
+        judged = int.from_bytes(self.judged, "little")
+        codes = [replace(code, judged=bool(judged >> line & 1)) for line, code in enumerate(self.codes)]
         places: Iterator[int] | None = None
         if self.code_rows:
             places = iter(memoryview(self.code_rows).cast("H"))
         for i, byte in enumerate(self.bitmap):
             while byte:
                 low = byte & -byte
-                yield i * 8 + low.bit_length() - 1, self.codes[next(places) if places else 0]
+                yield i * 8 + low.bit_length() - 1, codes[next(places) if places else 0]
                 byte ^= low
 
 
@@ -364,7 +377,7 @@ _SCHEMAS: Final = (
         MessageType.REFUSED,
         Refused,
         (("frame_id", U64), ("stream_id", U32), ("code", TEXT), ("message", TEXT)),
-        ((1, "max_frame_bytes", U64), (2, "max_frame_records", U32)),
+        ((1, "max_frame_bytes", U64), (2, "max_frame_records", U32), (3, "judged", U8)),
     ),
     _Schema(MessageType.CANCEL, Cancel, (("frame_id", U64),)),
     _Schema(
@@ -386,6 +399,7 @@ _SCHEMAS: Final = (
             (5, "bitmap", BLOB),
             (6, "code_rows", BLOB),
             (7, "codes", CODES),
+            (8, "judged", BLOB),
         ),
     ),
     _Schema(MessageType.FLUSH, Flush, (("stream_id", U32),)),
@@ -515,6 +529,8 @@ def _check(message: Message) -> None:
 
 def _check_ack(ack: Ack) -> None:
     failed = ack.not_stored + ack.unknown + ack.returned
+    if int.from_bytes(ack.judged, "little") >> len(ack.codes):
+        raise ProtocolError("ACK: judged lines beyond the code table")
     if ack.stored + failed != ack.records:
         raise ProtocolError("ACK: its tallies do not add up to its records")
     if not failed and not ack.bitmap and not ack.code_rows:

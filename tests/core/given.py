@@ -51,8 +51,8 @@ class Service:
         desk.ids += 1
         charge = FRAME_CHARGE_BYTES + RECORD_CHARGE_BYTES * len(payloads) + len(rows.keys) + len(rows.data)
         desk.budget.take(len(payloads), charge)
-        frame = Frame(owner, desk.ids, rows, charge)
-        frame.end_bad_rows(take_good=take_good)
+        frame = Frame(owner, desk.ids, rows, charge, takes_good=take_good)
+        frame.end_bad_rows()
         desk.pipeline.submit(frame, desk.now)
         desk.sort()
         return frame

@@ -33,7 +33,7 @@ def on_the_wire(result: FrameResult) -> frames.Ack:
     codes = tuple(frames.RowCode(end.outcome, end.code, end.message, end.maybe_stored) for end in result.codes)
     tallies = (result.stored, result.not_stored, result.unknown, result.returned)
     counts = (result.retries, result.throttled, result.possible_duplicates, result.spread_keys)
-    ack = frames.Ack(1, result.records, *tallies, *counts, result.bitmap, result.code_rows, codes)
+    ack = frames.Ack(1, result.records, *tallies, *counts, result.bitmap, result.code_rows, codes, result.judged)
     data = frames.encode(ack)
     again = frames.decode(frames.parse_header(data), data[frames.HEADER.size :])
     assert isinstance(again, frames.Ack)
@@ -42,7 +42,16 @@ def on_the_wire(result: FrameResult) -> frames.Ack:
 
 THROTTLED = "ProvisionedThroughputExceededException"
 REFUSED = RequestFailed("AccessDeniedException", "not authorized", maybe_stored=False)
-INVALID = RequestFailed("ValidationException", "1 validation error detected", maybe_stored=False)
+BAD_KEY = (
+    "1 validation error detected: Value '' at 'records.1.member.partitionKey' failed to satisfy constraint: "
+    "Member must have length greater than or equal to 1"
+)
+BAD_HASH_KEY = "Invalid ExplicitHashKey. ExplicitHashKey must be in the range: [0, 2^128-1]. Specified value was -1"
+INVALID = RequestFailed("InvalidArgumentException", BAD_HASH_KEY, maybe_stored=False, status=400, request_id="d3f1")
+ODD = RequestFailed(
+    "ValidationException", "StreamARN and StreamName do not match", False, status=400, request_id="d3f1"
+)
+BARE = RequestFailed("413", "Request Entity Too Large", maybe_stored=True, status=413)
 LOST = RequestFailed(Code.UNREACHABLE, "connection reset", maybe_stored=True)
 UNSENT = RequestFailed(Code.UNREACHABLE, "connection refused", maybe_stored=False)
 
@@ -70,7 +79,14 @@ class Desk:
             self.pipeline.set_shard_map(shard_map or even_map(1), self.now)
         self.ids = 0
 
-    def submit(self, rows: Sequence[Row] | int, owner: object = "caller", *, patient: bool = False) -> Frame:
+    def submit(
+        self,
+        rows: Sequence[Row] | int,
+        owner: object = "caller",
+        *,
+        patient: bool = False,
+        takes_good: bool = False,
+    ) -> Frame:
         """Accept a frame, granted as the gate would."""
         if isinstance(rows, int):
             rows = [(b"k%d" % (i % 10), b"row %d" % i, None) for i in range(rows)]
@@ -79,7 +95,7 @@ class Desk:
         charge = FRAME_CHARGE_BYTES + RECORD_CHARGE_BYTES * len(rows)
         charge += len(checked.keys) + len(checked.data) + len(checked.hash_keys or b"")
         self.budget.take(len(rows), charge)
-        frame = Frame(owner, self.ids, checked, charge, patient=patient)
+        frame = Frame(owner, self.ids, checked, charge, patient=patient, takes_good=takes_good)
         self.pipeline.submit(frame, self.now)
         return frame
 
@@ -105,6 +121,14 @@ class Desk:
     def try_send(self) -> Sent | None:
         request = self.pipeline.take_request(self.now)
         return Sent(self, request) if request is not None else None
+
+    def send_when_due(self) -> Sent:
+        """Send the next request at the time at which it is due."""
+        while (sent := self.try_send()) is None:
+            due = self.pipeline.next_time()
+            assert due is not None, "nothing will be due"
+            self.now = max(self.now + 0.01, due)
+        return sent
 
     def send_all(self) -> list[Sent]:
         found = []

@@ -10,7 +10,7 @@ from producerd.core.sending.format_choice import REFUSING_CODES, REFUSING_STATUS
 from producerd.core.sending.health import HealthState
 from tests.core.stories import THROTTLED, Desk, ends_of
 
-REFUSAL = RequestFailed("SerializationException", "", maybe_stored=False, status=400)
+REFUSAL = RequestFailed("SerializationException", "", maybe_stored=False, status=400, request_id="d3f1")
 
 
 def taken_in(desk: Desk, rows: int = 1) -> str:
@@ -66,11 +66,11 @@ def test_rows_that_json_cannot_carry_either_are_no_reason_to_leave_cbor() -> Non
     desk = Desk(wire_format="cbor")
     frame = desk.submit(1)
     desk.sort()
-    desk.send().fail(REFUSAL)
-    desk.send().fail(REFUSAL)
-    assert desk.finished() == [frame]
-    assert [code for _, code, _ in ends_of(frame).values()] == ["RECORD_INVALID"]
+    while not frame.finished:
+        desk.send_when_due().fail(REFUSAL)
+    assert [code for _, code, _ in ends_of(frame).values()] == ["REQUEST_REFUSED"]
     assert desk.pipeline.cbor_refused_as is None
+    desk.now += 6.0
     assert taken_in(desk) == "cbor"
 
 
@@ -78,15 +78,13 @@ def test_of_many_rows_the_one_that_is_refused_fails_alone_and_cbor_stays() -> No
     desk = Desk(wire_format="cbor")
     frame = desk.submit(40)
     desk.sort()
-    for _ in range(100):
-        if (sent := desk.try_send()) is None:
-            break
+    while not frame.finished:
+        sent = desk.send_when_due()
         if b"row 17" in sent.data:
             sent.fail(REFUSAL)
         else:
             sent.stored()
-    assert desk.finished() == [frame]
-    assert {row: code for row, (_, code, _) in ends_of(frame).items()} == {17: "RECORD_INVALID"}
+    assert {row: code for row, (_, code, _) in ends_of(frame).items()} == {17: "REQUEST_REFUSED"}
     assert desk.pipeline.cbor_refused_as is None
 
 
@@ -121,10 +119,10 @@ def test_an_answer_that_stores_nothing_does_not_show_that_json_is_taken() -> Non
 
 def test_a_refused_request_in_json_is_a_refused_request() -> None:
     desk = Desk(wire_format="json")
-    frame = desk.submit(1)
+    desk.submit(1)
     desk.sort()
     desk.send().fail(REFUSAL)
-    assert [code for _, code, _ in ends_of(frame).values()] == ["RECORD_INVALID"]
+    assert desk.pipeline.stats.record_errors == {"REQUEST_REFUSED": 1}
 
 
 def test_rows_that_may_be_stored_are_said_so_when_they_go_in_json() -> None:

@@ -88,8 +88,8 @@ def test_a_row_that_settles_twice_is_refused_loudly() -> None:
 @pytest.mark.parametrize("take_good", [False, True])
 def test_bad_rows_end_with_their_own_reason_and_refuse_the_others_unless_the_good_are_taken(take_good: bool) -> None:
     checked = rows_of([(b"k", b"d", None), (b"\xff", None, None), (b"k", b"d", b"x"), (b"k", b"d", None)])
-    frame = Frame(None, 1, checked, 5_000)
-    ended = frame.end_bad_rows(take_good=take_good)
+    frame = Frame(None, 1, checked, 5_000, takes_good=take_good)
+    ended = frame.end_bad_rows()
     assert ended == {Code.RECORD_INVALID: 2} | ({} if take_good else {Code.FRAME_REFUSED: 2})
     assert frame.unsettled == (2 if take_good else 0)
     assert frame.open_rows().tolist() == ([0, 3] if take_good else [])
@@ -108,8 +108,8 @@ def test_bad_rows_end_with_their_own_reason_and_refuse_the_others_unless_the_goo
 @pytest.mark.parametrize("take_good", [False, True])
 @pytest.mark.parametrize("records", [1, 8, 9])
 def test_a_frame_of_nothing_but_bad_rows_is_finished_at_once(records: int, take_good: bool) -> None:
-    frame = Frame(None, 1, rows_of([(b"k", None, None)] * records), 5_000)
-    assert frame.end_bad_rows(take_good=take_good) == {Code.RECORD_INVALID: records}
+    frame = Frame(None, 1, rows_of([(b"k", None, None)] * records), 5_000, takes_good=take_good)
+    assert frame.end_bad_rows() == {Code.RECORD_INVALID: records}
     assert frame.finished
     ack = on_the_wire(frame.result())
     assert len(dict(ack.failed_rows())) == records
@@ -118,11 +118,11 @@ def test_a_frame_of_nothing_but_bad_rows_is_finished_at_once(records: int, take_
 
 def test_bad_rows_are_ended_only_before_the_frame_has_given_its_rows_away() -> None:
     frame = a_frame(3)
-    assert not frame.end_bad_rows(take_good=False), "none is bad, so none is refused"
+    assert not frame.end_bad_rows(), "none is bad, so none is refused"
     assert (frame.unsettled, frame.open_rows().tolist()) == (3, [0, 1, 2])
     frame.release_rows()
     with pytest.raises(AssertionError, match="before"):
-        frame.end_bad_rows(take_good=False)
+        frame.end_bad_rows()
 
 
 @pytest.mark.law("Frame")
@@ -147,7 +147,9 @@ def test_even_more_codes_than_lines_fit_the_table_and_outcomes_are_kept() -> Non
     records = 3_000
     frame = a_frame(records + 1)
     for row in range(records):
-        frame.end(rows(row), RowEnd(OUTCOMES[row % 3], f"C{row}", f"message {row}", row // 3 % 2 == 0))
+        frame.end(
+            rows(row), RowEnd(OUTCOMES[row % 3], f"C{row}", f"message {row}", row // 3 % 2 == 0, row // 6 % 2 == 0)
+        )
     frame.end(rows(records), RowEnd(OUTCOMES[0], "C150", "another message", True))
     result = frame.result()
     assert len(result.codes) == MAX_CODES
@@ -155,6 +157,7 @@ def test_even_more_codes_than_lines_fit_the_table_and_outcomes_are_kept() -> Non
     assert (found[records].code, found[records - 1].code) == ("C150", "OTHER"), "a code with a line is named again"
     for row in range(records):
         assert (found[row].outcome, found[row].maybe_stored) == (OUTCOMES[row % 3], row // 3 % 2 == 0)
+        assert found[row].judged is (row // 6 % 2 == 0)
 
 
 def test_a_frame_counts_its_null_keys() -> None:

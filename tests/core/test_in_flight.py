@@ -40,7 +40,7 @@ def test_what_nothing_waits_for_any_more_counts_against_the_limit_and_not_agains
         in_flight.sent(request)
     unreachable = RequestFailed(Code.UNREACHABLE, "", maybe_stored=False)
     for _ in range(FAILURES_TO_HOLD):
-        in_flight.failed(request_of(1), unreachable, 5.0)
+        in_flight.failed(request_of(1), unreachable, Code.UNREACHABLE, 5.0)
     assert in_flight.bytes_left == in_flight.window.bytes - 70 - 60
     in_flight.look(PROBE_SECONDS)
     assert in_flight.bytes_left == in_flight.window.bytes - 60
@@ -70,7 +70,7 @@ def test_it_is_looked_at_when_a_request_becomes_slow_and_once_when_it_holds_othe
     assert in_flight.look(5.0 + SLOW_SECONDS) == list(requests[1].lanes)
     assert in_flight.next_time() == inf
     for _ in range(FAILURES_TO_HOLD):
-        in_flight.failed(request_of(1), RequestFailed(Code.UNREACHABLE, "", maybe_stored=False), 5.0)
+        in_flight.failed(request_of(1), RequestFailed(Code.UNREACHABLE, "", maybe_stored=False), Code.UNREACHABLE, 5.0)
     assert in_flight.next_time() == PROBE_SECONDS
     assert in_flight.look(PROBE_SECONDS) == list(requests[0].lanes)
     assert in_flight.look(PROBE_SECONDS) == []
@@ -116,19 +116,19 @@ def test_a_failure_counts_for_some_seconds_or_until_an_answer() -> None:
     assert not in_flight.fails(0.0)
     assert in_flight.may_send(0.0)
     for _ in range(FAILURES_TO_HOLD - 1):
-        in_flight.failed(request_of(1), unreachable, 4.0)
+        in_flight.failed(request_of(1), unreachable, Code.UNREACHABLE, 4.0)
     assert not in_flight.nothing_passes
     in_flight.answered(request_of(1), 5.0)
     assert not in_flight.fails(5.0)
     for _ in range(FAILURES_TO_HOLD - 1):
         assert in_flight.may_send(5.0)
-        in_flight.failed(request_of(1), unreachable, 5.0)
+        in_flight.failed(request_of(1), unreachable, Code.UNREACHABLE, 5.0)
     assert not in_flight.nothing_passes
     assert in_flight.fails(5.0)
     assert in_flight.fails(5.0 + PROBE_SECONDS - 0.001)
     assert not in_flight.fails(5.0 + PROBE_SECONDS)
     for _ in range(FAILURES_TO_HOLD):
-        in_flight.failed(request_of(1), unreachable, 5.0)
+        in_flight.failed(request_of(1), unreachable, Code.UNREACHABLE, 5.0)
     assert in_flight.fails(1_000.0)
     assert in_flight.window.size == 1
     assert not in_flight.may_send(5.0)
@@ -162,7 +162,8 @@ def test_a_time_out_counts_unless_a_later_request_was_answered_in_time(
     request.sent_at, prompt.sent_at = sent_at, 1.0
     in_flight.answered(prompt, 1.5)
     size = in_flight.window.size
-    in_flight.failed(request, RequestFailed(Code.UNREACHABLE, "", maybe_stored=True, timed_out=timed_out), 9.0)
+    failed = RequestFailed(Code.UNREACHABLE, "", maybe_stored=True, timed_out=timed_out)
+    in_flight.failed(request, failed, Code.UNREACHABLE, 9.0)
     assert in_flight.fails(9.0) is counts
     assert request.lanes[0].silent is timed_out
     assert in_flight.window.size == (size // 2 if counts and timed_out else size)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from producerd.core.kpl.aggregation import InnerRecord, parse
+from producerd.core.rows.frame import RowEnd
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.health import HealthState
 from producerd.core.shards.map_wait import MapWait
@@ -191,7 +192,7 @@ def test_only_a_denial_refuses_aggregates_and_says_what_to_do() -> None:
         assert set(ends_of(ended).values()) == {(Outcome.NOT_STORED, Code.SHARD_MAP_MISSING, False)}
     refusal = desk.pipeline.refuses(desk.now)
     assert refusal is not None
-    assert refusal == (
+    assert refusal == RowEnd(
         Outcome.NOT_STORED,
         Code.SHARD_MAP_MISSING,
         (
@@ -199,7 +200,6 @@ def test_only_a_denial_refuses_aggregates_and_says_what_to_do() -> None:
             "(AccessDeniedException: no ListShards for you); allow kinesis:ListShards, or set "
             'aggregation = "none"'
         ),
-        False,
     )
     assert desk.is_empty()
     desk.fail(*THROTTLED)
@@ -476,9 +476,7 @@ def test_what_went_plain_ends_as_well_where_shards_turn_out_not_to_follow_the_ke
     desk.pipeline.flush("caller")
     assert not desk.begin()
     for frame in (plain, late):
-        assert {tuple(end) for end in frame.result().codes} == {
-            (Outcome.NOT_STORED, Code.SHARD_MAP_MISSING, "AUTO", False)
-        }
+        assert {*frame.result().codes} == {RowEnd(Outcome.NOT_STORED, Code.SHARD_MAP_MISSING, "AUTO")}
     desk.finished()
     assert desk.is_empty()
 

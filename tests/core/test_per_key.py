@@ -691,8 +691,8 @@ def test_the_bad_rows_of_a_frame_whose_good_ones_are_taken_are_no_failure() -> N
     checked = rows_of([(b"a", None, None), (b"a", b"good", None)])
     charge = FRAME_CHARGE_BYTES + 2 * RECORD_CHARGE_BYTES + 6
     desk.budget.take(2, charge)
-    frame = Frame("caller", 1, checked, charge)
-    frame.end_bad_rows(take_good=True)
+    frame = Frame("caller", 1, checked, charge, takes_good=True)
+    frame.end_bad_rows()
     desk.ids = 1
     desk.pipeline.submit(frame, desk.now)
     later = desk.submit(rows_named("a2"))

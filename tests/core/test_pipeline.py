@@ -12,12 +12,11 @@ import pytest
 from producerd.core.encoding.entries import encode
 from producerd.core.filling import SortJob
 from producerd.core.kpl.aggregation import parse
-from producerd.core.rows.frame import Frame
+from producerd.core.rows.frame import Frame, RowEnd
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.answers import RequestFailed, parse_answer
 from producerd.core.sending.health import HealthState
 from producerd.core.sending.in_flight import FAILURES_TO_HOLD
-from producerd.core.sending.sender import INVALID_TO_DOUBT_STREAM
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
@@ -359,31 +358,6 @@ def test_halving_finds_the_bad_row_inside_an_aggregate() -> None:
             sent.stored()
     assert ends_of(frame) == {123: (Outcome.NOT_STORED, Code.RECORD_INVALID, False)}
     assert sorted(stored) == sorted(b"row %d" % i for i in range(300) if i != 123)
-    assert desk.is_empty()
-
-
-def test_a_record_that_the_service_finds_too_large_ends_as_such() -> None:
-    desk = Desk()
-    frame = desk.submit(1)
-    desk.sort()
-    message = "Value at 'records.1.member.data' failed: Member must have length less than or equal to 1048576"
-    desk.send().fail(RequestFailed("ValidationException", message, maybe_stored=False))
-    assert ends_of(frame) == {0: (Outcome.NOT_STORED, Code.RECORD_TOO_LARGE, False)}
-
-
-def test_a_stream_that_refuses_entry_after_entry_with_one_message_is_doubted() -> None:
-    desk = Desk()
-    frame = desk.submit(500)
-    desk.sort()
-    requests = 0
-    while not frame.finished:
-        for sent in desk.send_all():
-            requests += 1
-            sent.fail(INVALID)
-    assert desk.pipeline.health.state is HealthState.BROKEN
-    assert requests <= 200, "depth first: the single entries come soon"
-    assert requests >= INVALID_TO_DOUBT_STREAM
-    assert len(ends_of(frame)) == 500
     assert desk.is_empty()
 
 
@@ -1058,8 +1032,8 @@ def test_a_bad_row_is_released_at_once_and_its_mates_are_sent() -> None:
     checked = rows_of([(b"k", b"good", None), (b"k", None, None)])
     charge = FRAME_CHARGE_BYTES + 2 * RECORD_CHARGE_BYTES + 6
     desk.budget.take(2, charge)
-    frame = Frame("caller", 1, checked, charge)
-    frame.end_bad_rows(take_good=True)
+    frame = Frame("caller", 1, checked, charge, takes_good=True)
+    frame.end_bad_rows()
     desk.pipeline.submit(frame, desk.now)
     assert desk.budget.used_records == 1
     desk.sort()
@@ -1535,7 +1509,7 @@ def test_a_stream_that_does_not_aggregate_is_not_refused_because_it_cannot() -> 
     desk = Desk(aggregate=True)
     desk.pipeline.set_cannot_aggregate("the stream distributes its records itself")
     end = desk.pipeline.refuses(desk.now)
-    assert end == (Outcome.NOT_STORED, Code.SHARD_MAP_MISSING, "the stream distributes its records itself", False)
+    assert end == RowEnd(Outcome.NOT_STORED, Code.SHARD_MAP_MISSING, "the stream distributes its records itself")
     desk.pipeline.set_cannot_aggregate("")
     assert desk.pipeline.refuses(desk.now) is None
 

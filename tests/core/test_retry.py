@@ -21,7 +21,7 @@ PUT_RECORDS = {
     "AccessDeniedException": (Kind.PERMANENT, Code.ACCESS_DENIED),
     "DryRunOperationException": (Kind.TRANSIENT, Code.SERVICE_FAULT),  # only a request that asks for a dry run has it
     "InternalFailureException": (Kind.TRANSIENT, Code.SERVICE_FAULT),
-    "InvalidArgumentException": (Kind.INVALID, Code.RECORD_INVALID),
+    "InvalidArgumentException": (Kind.REFUSED, Code.REQUEST_REFUSED),
     "KMSAccessDeniedException": (Kind.PERMANENT, Code.KMS),
     "KMSDisabledException": (Kind.PERMANENT, Code.KMS),
     "KMSInvalidStateException": (Kind.PERMANENT, Code.KMS),
@@ -47,11 +47,11 @@ COMMON = {
     "RequestExpired": (Kind.TRANSIENT, Code.CREDENTIALS),
     "RequestInTheFuture": (Kind.TRANSIENT, Code.CREDENTIALS),
     "SignatureDoesNotMatch": (Kind.PERMANENT, Code.CREDENTIALS),
-    "SerializationException": (Kind.INVALID, Code.RECORD_INVALID),
+    "SerializationException": (Kind.REFUSED, Code.REQUEST_REFUSED),
     "ServiceUnavailable": (Kind.TRANSIENT, Code.SERVICE_FAULT),
     "ThrottlingException": (Kind.TRANSIENT, Code.THROTTLED),
     "UnrecognizedClientException": (Kind.PERMANENT, Code.CREDENTIALS),
-    "ValidationException": (Kind.INVALID, Code.RECORD_INVALID),
+    "ValidationException": (Kind.REFUSED, Code.REQUEST_REFUSED),
     "SomethingNobodyHasSeenYet": (Kind.TRANSIENT, Code.SERVICE_FAULT),
     "": (Kind.TRANSIENT, Code.SERVICE_FAULT),
     Code.CREDENTIALS: (Kind.PERMANENT, Code.CREDENTIALS),
@@ -70,7 +70,7 @@ def test_every_code_of_the_service_s_model_for_put_records_has_its_decision_here
 @pytest.mark.law("RetryPolicy")
 @pytest.mark.parametrize(("code", "decision"), [*PUT_RECORDS.items(), *COMMON.items()])
 def test_a_code_s_decision(code: str, decision: tuple[Kind, str]) -> None:
-    assert meaning_of(code) == decision
+    assert meaning_of(code)[:2] == decision
 
 
 @pytest.mark.law("RetryPolicy")
@@ -92,7 +92,7 @@ def test_only_kinesis_s_own_refusal_proves_that_nothing_was_stored(status: int, 
 @pytest.mark.law("RetryPolicy")
 def test_the_fake_s_own_failures_are_decided_too() -> None:
     for code, _ in (*ENTRY_FAILURES.values(), *REQUEST_FAILURES.values()):
-        assert meaning_of(code) == {**PUT_RECORDS, **COMMON}[code]
+        assert meaning_of(code)[:2] == {**PUT_RECORDS, **COMMON}[code]
 
 
 @pytest.mark.law("RetryPolicy")

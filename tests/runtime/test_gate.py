@@ -10,7 +10,7 @@ import pytest
 
 from producerd.core.budget import NodeBudget, QueueBudget
 from producerd.core.gate import (
-    MAX_RECORD_BYTES_UNTIL_KNOWN,
+    MAX_RECORD_BYTES,
     RECORD_SLACK_BYTES,
     AdmissionGate,
     Member,
@@ -881,19 +881,17 @@ def test_who_holds_exactly_an_equal_share_may_take_of_the_last_eighth_and_who_ho
 
 
 @LAW
-def test_a_record_larger_than_the_stream_takes_is_refused_before_it_has_any_room() -> None:
+def test_a_record_larger_than_any_stream_takes_is_refused_before_it_has_any_room() -> None:
     gate = make_gate()
     caller = Caller(gate)
     slack = RECORD_SLACK_BYTES + FRAME_CHARGE_BYTES + RECORD_CHARGE_BYTES
-    caller.ask(MAX_RECORD_BYTES_UNTIL_KNOWN + slack + 1)
+    caller.ask(MAX_RECORD_BYTES + slack + 1)
     assert (caller.refusals[1].code, caller.grants) == (Code.RECORD_TOO_LARGE, [])
-    assert "passes the stream's 10485760 bytes a record" in caller.refusals[1].message
-    caller.ask(MAX_RECORD_BYTES_UNTIL_KNOWN + slack)
+    assert "passes Kinesis's 10485760 bytes a record" in caller.refusals[1].message
+    assert caller.refusals[1].judged
+    caller.ask(MAX_RECORD_BYTES + slack)
     assert caller.grants == [2]
     caller.receive()
-    gate.learn_max_record(1 << 20)
-    caller.ask((1 << 20) + slack + 1)
-    assert caller.refusals[3].code == Code.RECORD_TOO_LARGE
     caller.settle()
     assert is_empty(gate)
 

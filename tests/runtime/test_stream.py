@@ -691,7 +691,7 @@ def test_with_an_order_nothing_is_sent_after_a_frame_that_was_refused_for_a_bad_
         laid_out = lay_out(keys, [b"data"] * len(keys))
         ticket = stream.reserve(stream.join(owner, patient=False), 1, laid_out.layout, 0.0)
         frames.append(Frame(owner, 1, stream.check(make_body(laid_out)), laid_out.layout.charge_bytes))
-        assert stream.accept(frames[-1], ticket, 0.0, take_good=False) is (len(keys) == 1)
+        assert stream.accept(frames[-1], ticket, 0.0) is (len(keys) == 1)
     assert [frame.finished for frame in frames[1:]] == unsent
 
 
@@ -727,7 +727,6 @@ VERBS: dict[str, Callable[[Stream, Member, Ticket], object]] = {
         Frame(member.caller, 2, stream.check(make_body(rows(20))), rows(20).layout.charge_bytes),
         ticket,
         1.0,
-        take_good=False,
     ),
     "set_window": lambda stream, member, _ticket: stream.set_window(member, 1.0, is_full=True),
     "listen_again": lambda stream, _member, _ticket: stream.listen_again(),
@@ -761,7 +760,7 @@ def test_after_each_verb_the_dispatcher_looks_at_the_stream(verb: str) -> None:
     member = stream.join(Owner(), patient=False)
     body = stream.check(make_body(rows(5)))
     first = stream.reserve(member, 1, rows(5).layout, 0.0)
-    assert stream.accept(Frame(member.caller, 1, body, rows(5).layout.charge_bytes), first, 0.0, take_good=False)
+    assert stream.accept(Frame(member.caller, 1, body, rows(5).layout.charge_bytes), first, 0.0)
     second = stream.reserve(member, 2, rows(20).layout, 0.0)
     assert second.granted
     touched.clear()
@@ -802,7 +801,7 @@ def test_a_body_that_has_arrived_lets_the_next_one_come() -> None:
     ticket = stream.reserve(stream.join(first, patient=False), 1, one(b"x" * 500).layout, 0.0)
     waiting = stream.reserve(stream.join(second, patient=False), 1, one(b"x" * 500).layout, 0.0)
     assert (ticket.granted, waiting.granted) == (True, False)
-    assert stream.accept(Frame(first, 1, frame, charge_bytes), ticket, 0.0, take_good=False)
+    assert stream.accept(Frame(first, 1, frame, charge_bytes), ticket, 0.0)
     stream.settle(0.0)
     assert waiting.granted
 
@@ -826,8 +825,9 @@ def test_rows_that_are_not_accepted_are_counted_and_hold_no_room(
     laid_out = lay_out([b"k", b"k" * 300, b"k"], [b"data"] * 3)
     for times in (1, 2):
         ticket = stream.reserve(stream.join(owner, patient=False), times, laid_out.layout, 0.0)
-        frame = Frame(owner, times, stream.check(make_body(laid_out)), laid_out.layout.charge_bytes)
-        assert stream.accept(frame, ticket, 0.0, take_good=take_good) is take_good
+        body = stream.check(make_body(laid_out))
+        frame = Frame(owner, times, body, laid_out.layout.charge_bytes, takes_good=take_good)
+        assert stream.accept(frame, ticket, 0.0) is take_good
         assert stream.rejected_records == {code: times * count for code, count in rejected.items()}
         assert stream.budget.used_records == times * left
         assert stream.budget.used_bytes == (times * laid_out.layout.charge_bytes if take_good else 0)

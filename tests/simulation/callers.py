@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from producerd.core.gate import Refusal, Ticket
+from producerd.core.gate import MAX_RECORD_BYTES, Refusal, Ticket
 from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame, FrameResult, RowEnd
 from producerd.wire import columns
@@ -56,13 +56,14 @@ class WatchedFrame(Frame):
     __slots__ = ("accepted", "dropped", "laws", "sent")
 
     def __init__(self, sent: Sent, rows: intake.CheckedRows, charge_bytes: int) -> None:
-        super().__init__(sent.session, sent.frame_id, rows, charge_bytes)
+        super().__init__(sent.session, sent.frame_id, rows, charge_bytes, takes_good=sent.session.take_good)
         self.sent = sent
         self.laws = sent.session.sim.laws
         self.accepted = False
         self.dropped = 0
 
     def end(self, rows: Any, end: RowEnd) -> None:
+        self.laws.rows_are_judged(self, rows.tolist(), end)
         if self.accepted:
             self.laws.row_ends(self, int(rows.min()), end)
         super().end(rows, end)
@@ -199,11 +200,11 @@ class Session:
         entries = sim.pipeline.rules.entries
         takes_aggregates = entries.aggregate and not entries.per_key
         body = make_body(sent.columns, ticket.frame_id)
-        rows = intake.check(body, sim.max_record_bytes, takes_aggregates=takes_aggregates)
+        rows = intake.check(body, MAX_RECORD_BYTES, takes_aggregates=takes_aggregates)
         frame = sent.frame = WatchedFrame(sent, rows, ticket.layout.charge_bytes)
         sim.gate.received(ticket)
         if rows.bad:
-            frame.end_bad_rows(take_good=self.take_good)
+            frame.end_bad_rows()
         if not frame.finished:
             frame.accepted = True
             self.unacked[frame] = None

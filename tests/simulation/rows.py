@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from producerd.core.kpl.aggregation import Aggregate
+from producerd.core.kpl.aggregation import MAGIC, MAX_KEY_CHARACTERS, Aggregate
 from producerd.testing import hash_of
 
 if TYPE_CHECKING:
@@ -38,6 +38,16 @@ class Row(NamedTuple):
         """One record; a null key is spread, and stored as "-".  Without data it is a bad row."""
         users = (User(key.decode(errors="replace") or "-", data),) if data is not None else ()
         return Row(key, data, hash_key, users)
+
+    def can_be_stored(self, limit_bytes: int, *, takes_aggregates: bool) -> bool:
+        """Whether a stream with this limit on a record takes it."""
+        if self.data is None or (self.data.startswith(MAGIC) and not takes_aggregates):
+            return False
+        try:
+            fits = len(self.key.decode()) <= MAX_KEY_CHARACTERS and len(self.key) + len(self.data) <= limit_bytes
+        except UnicodeDecodeError:
+            return False
+        return fits and (not self.hash_key or self.hash_key.isdigit())
 
     @property
     def hash(self) -> int | None:

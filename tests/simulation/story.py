@@ -11,7 +11,7 @@ from math import inf
 from random import Random
 from typing import Any, Final, TypeVar
 
-from producerd.core.failures import _OF_KINESIS, Kind, meaning_of
+from producerd.core.failures import _OF_KINESIS, Kind, meaning_of, meaning_of_answer
 from producerd.core.gate import Refusal
 from producerd.core.rules import PipelineRules
 from producerd.core.sending.health import HealthState
@@ -170,8 +170,8 @@ class Story:
             limits = max(1, sim.budget.limit_records // 3), max(20_000, sim.budget.limit_bytes // 3)
             sim.after(random.uniform(0, 3), lambda: sim.gate.set_limits(*limits, sim.now))
         if self.rows.huge and self._chance(0.5):
-            sim.max_record_bytes = 10 * MIB  # DescribeStreamSummary did not answer
-            self.codes |= {Code.RECORD_TOO_LARGE, Code.RECORD_INVALID}
+            sim.max_record_bytes = 10 * MIB  # only Kinesis itself can judge these rows
+            self.codes.add(Code.RECORD_TOO_LARGE)
         if self.any_shard:
             self._let_the_service_choose_shards()
         if self.made_again:
@@ -220,7 +220,7 @@ class Story:
 
     def _replaced(self, status: int, fraction: float) -> Fault:
         """A proxy answers for Kinesis, which has stored."""
-        self.codes.add(meaning_of(str(status)).code)
+        self.codes.add(meaning_of_answer(str(status), "", status, "").code)
         return Fault("replaced", fraction=fraction, status=status)
 
     def _allowed(self, fault: Fault) -> Fault:

@@ -67,7 +67,8 @@ class Simulation:
         self.watch = ShardWatch(self)
         self.laws = Laws(self)
         self.sessions: list[Session] = []
-        self.max_record_bytes = max_record_kib * 1024  # as far as is known
+        self.max_record_bytes = max_record_kib * 1024  # the largest row that callers send
+        self.pipeline.set_record_limit(self.max_record_bytes)
         self.body_seconds = 0.01  # the most that a granted body takes to come
         self.arrival_seconds = (0.0, 0.0)  # from the moment when a request is sent until the service has it
         self.is_aws = False  # its endpoint
@@ -314,7 +315,7 @@ class Simulation:
         elif reply.how == "answer":
             self._answer_after(reply.delay_seconds, request, _outcome(reply.status, reply.body, encoded.entries))
         elif reply.how == "replaced":
-            failed = RequestFailed(str(reply.status), "a proxy's page", maybe_stored=True)
+            failed = RequestFailed(str(reply.status), "a proxy's page", maybe_stored=True, status=reply.status)
             self._answer_after(reply.delay_seconds, request, failed)
 
     def _answer_after(self, seconds: float, request: Request, outcome: Answer | RequestFailed) -> None:
@@ -348,4 +349,4 @@ def _outcome(status: int, body: bytes, entries: int) -> Answer | RequestFailed:
     if status == 200:
         return parse_answer(body, entries)
     code, message = error_of(body)
-    return RequestFailed(code, message, maybe_stored=not refuses(status, code), status=status)
+    return RequestFailed(code, message, maybe_stored=not refuses(status, code), status=status, request_id="d3f1")

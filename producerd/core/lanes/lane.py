@@ -32,6 +32,8 @@ and framing."""
 EXPLICIT_OVERHEAD_BYTES: Final = 60
 """Upper bound of the bytes that a row with an explicit hash key adds in an aggregate of at least six.  The hash key
 takes 41 of them."""
+ANY_BYTES: Final = 2**62
+"""A number of bytes that stands for no limit."""
 LOOK_AHEAD_SPANS: Final = 32
 """Most spans that are searched for further rows behind rows that must wait for an earlier row of their key."""
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -252,12 +254,18 @@ class Lane:
         return spans
 
     def take(
-        self, max_records: int, max_bytes: int, first_row_bytes: int = 0, *, aggregates: bool = False
+        self,
+        max_records: int,
+        max_bytes: int,
+        first_row_bytes: int = 0,
+        *,
+        aggregates: bool = False,
+        sole_bytes: int = ANY_BYTES,
     ) -> tuple[list[Span], int]:
         """Take rows from the front within both limits.  Returns their spans and bytes (key + data + overhead a row).
 
-        ``aggregates``: the rows share entries.  If the first row is larger than ``max_bytes`` but not than
-        ``first_row_bytes``, it is taken alone.
+        ``aggregates``: the rows share entries.  A row of more than ``sole_bytes`` is taken by itself.  If the first row
+        is larger than ``max_bytes`` but not than ``first_row_bytes``, it is taken alone.
         """
         taken: list[Span] = []
         used = records = 0
@@ -266,7 +274,7 @@ class Lane:
             if not self._first_is_live():
                 continue
             span = spans[0]
-            if taken and not _alike(span, taken[0]):
+            if taken and (not _alike(span, taken[0]) or max(span.bytes, taken[0].bytes) > sole_bytes):
                 break
             count = span.last - span.first
             overhead_bytes = _overhead_bytes(span) if aggregates else ENTRY_OVERHEAD_BYTES
@@ -289,7 +297,9 @@ class Lane:
         self.queued -= records
         return taken, used
 
-    def take_distinct(self, max_records: int, max_bytes: int, first_row_bytes: int = 0) -> tuple[list[Span], int]:
+    def take_distinct(
+        self, max_records: int, max_bytes: int, first_row_bytes: int = 0, *, sole_bytes: int = ANY_BYTES
+    ) -> tuple[list[Span], int]:
         """Take rows as `take` does, but at most one of each key, and none while an earlier row of its key waits.
 
         Keys are compared by a hash, so two keys may count as one.
@@ -301,7 +311,10 @@ class Lane:
         while self.spans and records < max_records and len(kept) < LOOK_AHEAD_SPANS:
             if not self._first_is_live():
                 continue
-            if (taken or kept) and not _alike(self.spans[0], (taken or kept)[0]):
+            before = (taken or kept or [self.spans[0]])[0]
+            if not _alike(self.spans[0], before):
+                break
+            if before is not self.spans[0] and max(self.spans[0].bytes, before.bytes) > sole_bytes:
                 break
             span = self.spans.popleft()
             keys = _keys_of(span)

@@ -22,6 +22,7 @@ from producerd.core.lanes.lane import (
 )
 from producerd.core.lanes.pacing import Pacer
 from producerd.core.lanes.taken import ANY, Taken
+from producerd.core.rows.sorting import SPAN_BYTES
 from producerd.core.rows.spans import RAW_FROM_STRAYS, Span, place, records_of
 from producerd.core.rules import EntryRules
 from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
@@ -83,6 +84,8 @@ class Lanes:
         self._held: list[tuple[float, int, Lane]] = []  # lanes with rows that wait for a time: a heap
         self._listed: set[Lane] = set()  # the lanes in `_ready` or `_held`
         self._numbers = count()
+        self._sole_bytes = ANY
+        self.held_back: dict[object, list[Span]] = {}  # by session, in order, rows that wait for an earlier one
 
     # ---- questions
 
@@ -178,7 +181,7 @@ class Lanes:
             for lane, placed in [(self._lane(shard), span)] if shard in self.map else self._place(span):
                 by_lane.setdefault(lane, []).append(placed)
         for lane, lane_spans in by_lane.items():
-            lane.extend(lane_spans)
+            lane.extend(self._without_held(lane_spans))
             self.line_up(lane)
 
     def put_back(self, pieces: Iterable[Piece]) -> None:
@@ -190,10 +193,38 @@ class Lanes:
         for lane, span in self.renewed(pieces):
             by_lane.setdefault(lane, []).append(span)
         for lane, spans in by_lane.items():
+            spans = self._without_held(spans, at_front=True)
             last = [span for span in spans if span.failing and not self._per_key]
             lane.put_back([span for span in spans if span not in last] if last else spans)
             lane.extend(last)
             self.line_up(lane)
+
+    def hold_back(self, session: object) -> None:
+        """Send no row of a session that is or comes in a lane until `let_go`: an earlier row of it waits outside."""
+        self.held_back.setdefault(session, [])
+        for lane in self._lanes.values():
+            lane.extend(self._without_held(lane.take_all()))
+
+    def let_go(self, session: object) -> None:
+        """Return the rows of a session that were held back to the front of their lanes."""
+        self.put_back([piece for span in self.held_back.pop(session) for piece in self._place(span)])
+
+    def _without_held(self, spans: list[Span], *, at_front: bool = False) -> list[Span]:
+        """Move the rows of sessions that are held back out of some spans.  Returns the others."""
+        if not self.held_back:
+            return spans
+        free: list[Span] = []
+        held: dict[object, list[Span]] = {}
+        for span in spans:
+            if not span.buffer.live:
+                continue  # all of its rows have ended, and their memory is released
+            for session, _, last in span.job.runs_by_session(span.first, span.last, self.held_back):
+                run, span = span.cut(last)
+                (free if session is None else held.setdefault(session, [])).append(run)
+        for session, runs in held.items():
+            before = self.held_back[session]
+            self.held_back[session] = runs + before if at_front else before + runs
+        return free
 
     def renewed(self, pieces: Iterable[Piece]) -> list[Piece]:
         """Return the same rows with their lanes by the newest map."""
@@ -233,6 +264,10 @@ class Lanes:
             self._leaving = [lane for lane in self._leaving if lane.in_flight or lane.set_aside]
             for lane in self._lanes.values():
                 self.line_up(lane)
+
+    def set_record_limit(self, limit_bytes: int) -> None:
+        """Send rows that are larger by themselves, because Kinesis refuses a whole request for one of them."""
+        self._sole_bytes = max(limit_bytes, SPAN_BYTES)  # a span with more has one row
 
     def set_rules(self, rules: EntryRules, shard_rate_fraction: float, now: float) -> None:
         """Follow new rules from now on."""
@@ -277,7 +312,7 @@ class Lanes:
                 continue
             if not lane.drop_ended():  # the first of those that are left decide how they are sent
                 continue
-            alone = lane.alone or lane.spans[0].failing
+            alone = lane.alone or lane.spans[0].failing or lane.spans[0].bytes > self._sole_bytes
             if (alone and taken.pieces) or (lane.alone and not takes_slow):
                 self._listed.add(lane)
                 passed.append(lane)
@@ -313,9 +348,9 @@ class Lanes:
             max_bytes = min(max_bytes, largest if self._per_key else entries * largest)
         bounds = min(most_rows, ANY if aggregates else entries), max_bytes, first_row_bytes
         if self._per_key and not aggregates:
-            spans, size = lane.take_distinct(*bounds)
+            spans, size = lane.take_distinct(*bounds, sole_bytes=self._sole_bytes)
         else:
-            spans, size = lane.take(*bounds, aggregates=aggregates)
+            spans, size = lane.take(*bounds, aggregates=aggregates, sole_bytes=self._sole_bytes)
         if spans:
             if no_map:
                 spans = as_raw(spans)

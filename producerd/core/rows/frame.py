@@ -25,12 +25,17 @@ MAX_COPIES: Final = 2**32 - 1
 
 
 class RowEnd(NamedTuple):
-    """The end of a row whose outcome is not STORED.  ``maybe_stored``: an earlier send may have stored it."""
+    """The end of a row whose outcome is not STORED.
+
+    ``maybe_stored``: an earlier send may have stored it.  ``judged``: that very row can never be stored.  No end is
+    RECORD_INVALID or RECORD_TOO_LARGE without it, because clients of 0.2.0 and before leave out rows by these codes.
+    """
 
     outcome: Outcome
     code: str
     message: str
     maybe_stored: bool = False
+    judged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class FrameResult:
     bitmap: bytes
     code_rows: bytes
     codes: tuple[RowEnd, ...]
+    judged: bytes
 
 
 class Frame:
@@ -56,6 +62,7 @@ class Frame:
 
     - ``owner``: the session that receives its result, or None after that session has gone.
     - ``session``: the session that sent it, also after it has gone.  It orders rows where the order is kept.
+    - ``takes_good``: its session asked for good rows to be taken, so that a judged row fails no later one.
     - ``patient``: an earlier daemon had these rows, or acknowledged others of their session.  They wait without a limit
       for a service that cannot be reached.
     - ``rows``: the buffers in which it arrived, until its rows are copied to span buffers.
@@ -77,6 +84,7 @@ class Frame:
         "rows",
         "session",
         "spread_keys",
+        "takes_good",
         "tallies",
         "throttled",
         "ttl_seconds",
@@ -86,10 +94,18 @@ class Frame:
     )
 
     def __init__(
-        self, owner: Any, frame_id: int, rows: CheckedRows, charge_bytes: int, *, patient: bool = False
+        self,
+        owner: Any,
+        frame_id: int,
+        rows: CheckedRows,
+        charge_bytes: int,
+        *,
+        patient: bool = False,
+        takes_good: bool = False,
     ) -> None:
         self.owner = owner
         self.patient = patient
+        self.takes_good = takes_good
         self.frame_id = frame_id
         self.rows: CheckedRows | None = rows
         self.records = rows.records
@@ -164,8 +180,8 @@ class Frame:
 
     # ---- how its rows end
 
-    def end_bad_rows(self, *, take_good: bool) -> Counter[str]:
-        """End the rows that intake found bad, and unless ``take_good`` the others too.
+    def end_bad_rows(self) -> Counter[str]:
+        """End the rows that intake found bad, and unless the frame ``takes_good`` the others too.
 
         Returns the number of ended rows by code.
         """
@@ -177,10 +193,10 @@ class Frame:
             rows = bad.rows[left[bad.rows]]  # of a row's several reasons the first counts
             left[rows] = False
             if len(rows):
-                self.end(rows, RowEnd(Outcome.NOT_STORED, bad.code, bad.message))
+                self.end(rows, RowEnd(Outcome.NOT_STORED, bad.code, bad.message, judged=True))
                 ended[bad.code] += len(rows)
         others = np.flatnonzero(left).astype(np.int32)
-        if len(others) < self.records and len(others) and not take_good:
+        if len(others) < self.records and len(others) and not self.takes_good:
             message = "not taken, because other rows of its frame are bad"
             self.end(others, RowEnd(Outcome.NOT_STORED, Code.FRAME_REFUSED, message))
             ended[Code.FRAME_REFUSED] = len(others)
@@ -232,6 +248,7 @@ class Frame:
             bitmap=bitmap,
             code_rows=code_rows,
             codes=tuple(self._codes),
+            judged=_bits([end.judged for end in self._codes]),
         )
 
     def _settle(self, records: int) -> None:
@@ -247,9 +264,14 @@ class Frame:
         if end in self._codes:
             return self._codes[end]
         # The first half of the table is for messages, the rest for the shared lines: there are far fewer codes than
-        # that.  The last six lines are for the three outcomes, each with and without maybe_stored.
+        # that.  The last twelve lines are for the three outcomes, each with and without maybe_stored and judged.
         if len(self._codes) >= MAX_CODES // 2:
             end = end._replace(message="(further messages of this code are left out)")
-        if len(self._codes) >= MAX_CODES - 6 and end not in self._codes:
+        if len(self._codes) >= MAX_CODES - 12 and end not in self._codes:
             end = end._replace(code="OTHER")
         return self._codes.setdefault(end, len(self._codes))
+
+
+def _bits(flags: list[bool]) -> bytes:
+    """Return one bit for each flag, least significant first, or b"" if none is set."""
+    return np.packbits(flags, bitorder="little").tobytes() if any(flags) else b""

@@ -61,7 +61,7 @@ class CheckedRows:
 def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) -> CheckedRows:
     """Check a frame's body and return its rows with the bad ones named.  Raises ProtocolError for wrong offsets.
 
-    - ``max_record_bytes``: the stream's limit on a row's key + data.
+    - ``max_record_bytes``: the most bytes of a row's key + data that any stream takes.
     - ``takes_aggregates``: given aggregates are good rows, which the daemon later splits by shard.  If it stored one
       as it is, a consumer might drop it although the daemon has acknowledged it.
     """
@@ -88,7 +88,7 @@ def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) 
     mark(
         (key_lengths.astype(np.int64) + data_lengths > max_record_bytes).nonzero()[0],
         Code.RECORD_TOO_LARGE,
-        f"key and data are over the stream's {max_record_bytes} bytes a record",
+        f"key and data are over Kinesis's {max_record_bytes} bytes a record",
     )
     hash_key_offsets = None
     if body.hash_keys is not None and body.hash_key_offsets is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -146,6 +146,21 @@ class Job:
         places = np.searchsorted(self.starts, rows, side="right") - 1
         for place in np.flatnonzero(np.bincount(places)).tolist():
             yield self.frames[place], rows[places == place] - np.int32(self.starts[place])
+
+    def runs_by_session(
+        self, first: int, last: int, sessions: Container[object]
+    ) -> Iterator[tuple[object | None, int, int]]:
+        """Yield the runs of rows of one of these sessions, or of any others (None), each as (session, first, last)."""
+        held = [frame.session if frame.session in sessions else None for frame in self.frames]
+        if len(set(map(id, held))) == 1:
+            yield held[0], first, last
+            return
+        places = np.searchsorted(self.starts, self.order[first:last], side="right") - 1
+        numbers = np.array([*map(id, held)])[places]
+        start = first
+        for edge in [*(np.flatnonzero(np.diff(numbers)) + first + 1).tolist(), last]:
+            yield held[int(places[start - first])], start, edge
+            start = edge
 
     def records_by_frame(self, *positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, int]]:
         """Yield the frames of some rows, each with the number of these rows that it has."""

@@ -41,6 +41,8 @@ class Span(NamedTuple):
     """Requests that Kinesis answered with a fault of its own, since its last result for these rows."""
     strays: int = 0
     """Aggregates of these rows that were stored in a shard where a consumer drops them."""
+    refused_at: float = 0.0
+    """When a request with these rows was first refused without judging any record; 0 if none was."""
 
     @property
     def raw(self) -> bool:

@@ -17,7 +17,7 @@ class HealthState(Enum):
 
     UNPROVEN = "unproven"  # nothing has been stored yet
     WORKING = "working"
-    SUSPECT = "suspect"  # it has worked, and now answers look permanent
+    SUSPECT = "suspect"  # answers look permanent, and it has the grace
     BROKEN = "broken"  # rows fail at once, except a probe every few seconds
 
 
@@ -46,6 +46,7 @@ class StreamHealth:
         self.code = ""
         self.message = ""
         self.request_id = ""  # apart from the message, which is one for all rows that fail
+        self._has_worked = False
         self._suspect_since = 0.0
         self._next_probe = 0.0
         self._wrong_since: float | None = None  # when the first of the attempts in a row found the endpoint wrong
@@ -74,7 +75,7 @@ class StreamHealth:
     def stored(self) -> None:
         """Note that an entry was stored."""
         self.state, self.code, self.message, self.request_id = HealthState.WORKING, "", "", ""
-        self._wrong_since = None
+        self._has_worked, self._wrong_since = True, None
 
     def tried(self, failed: RequestFailed | None, now: float) -> None:
         """Note the end of an attempt to reach Kinesis.  None: it had an answer.
@@ -109,13 +110,19 @@ class StreamHealth:
     def forget_refusal(self) -> None:
         """Take back what refused the stream.  The next row finds out whether Kinesis still does."""
         if self.state in (HealthState.SUSPECT, HealthState.BROKEN):
-            self.state = HealthState.WORKING if self.state is HealthState.SUSPECT else HealthState.UNPROVEN
+            worked = self.state is HealthState.SUSPECT and self._has_worked
+            self.state = HealthState.WORKING if worked else HealthState.UNPROVEN
             self.code = self.message = self.request_id = ""
 
-    def looks_permanent(self, code: str, message: str, now: float, request_id: str = "") -> None:
-        """Note that an answer, or an entry's result, says that no row can be stored until an operator acts."""
+    def looks_permanent(
+        self, code: str, message: str, now: float, request_id: str = "", *, at_once: bool = True
+    ) -> None:
+        """Note that an answer, or an entry's result, says that no row can be stored until an operator acts.
+
+        Without ``at_once`` a stream that has never worked has the grace, too.
+        """
         self.code, self.message, self.request_id = code, message, request_id
-        if self.state is HealthState.WORKING:
+        if self.state is HealthState.WORKING or (self.state is HealthState.UNPROVEN and not at_once):
             self.state, self._suspect_since = HealthState.SUSPECT, now
         elif self.state is HealthState.UNPROVEN or (
             self.state is HealthState.SUSPECT and now >= self._suspect_since + self.grace_seconds

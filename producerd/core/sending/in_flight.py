@@ -198,8 +198,8 @@ class InFlight:
         for lane in request.lanes:
             lane.answered(late=late)
 
-    def failed(self, request: Request, failed: RequestFailed, now: float) -> None:
-        """Note that a request failed as a whole, perhaps without an answer."""
+    def failed(self, request: Request, failed: RequestFailed, code: str, now: float) -> None:
+        """Note that a request failed as a whole, perhaps without an answer.  Callers see the failure under ``code``."""
         if failed.timed_out:
             for lane in request.lanes:
                 lane.timed_out()
@@ -208,7 +208,7 @@ class InFlight:
         one_shard_hangs = failed.timed_out and request.sent_at < self._prompt_sent_at
         if not its_own and not one_shard_hangs:
             self._failures += 1
-            self.failed_as, self._failed_at = failed.code, now
+            self.failed_as, self._failed_at = code, now
             if failed.timed_out:
                 self.window.timed_out()
         if self.nothing_passes:

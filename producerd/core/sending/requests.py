@@ -136,6 +136,18 @@ def first_of(pieces: list[Piece], max_bytes: int) -> tuple[list[Piece], list[Pie
     return pieces, []
 
 
+def cut_pieces(pieces: Sequence[Piece], at: int) -> tuple[list[Piece], list[Piece]]:
+    """Divide pieces into their rows before number ``at``, and those from it on."""
+    before: list[Piece] = []
+    for place, (lane, span) in enumerate(pieces):
+        if at < span.records:
+            halves = [Piece(lane, half) for half in span.cut(span.first + at)]
+            return [*before, *halves[: at > 0]], [*halves[1:], *pieces[place + 1 :]]
+        before.append(Piece(lane, span))
+        at -= span.records
+    return before, []
+
+
 def ends_of(pieces: Sequence[Piece]) -> list[int]:
     """Return for each piece the number of rows up to its end."""
     return [*accumulate([span.last - span.first for _, span in pieces])]

@@ -20,24 +20,32 @@ import numpy as np
 
 from producerd.core.budget import NodeInFlight
 from producerd.core.encoding.entries import EncodedRequest
-from producerd.core.failures import Kind, meaning_of
+from producerd.core.failures import (
+    Kind,
+    Meaning,
+    meaning_of,
+    meaning_of_answer,
+    meaning_of_error,
+    number_of_record,
+)
 from producerd.core.holding import Holding
 from producerd.core.lanes.lane import Piece, lanes_of, spans_of
-from producerd.core.lanes.lanes import Lanes, as_raw
+from producerd.core.lanes.lanes import FAULTY_ROWS, Lanes, as_raw
 from producerd.core.lanes.pacing import Pacer
 from producerd.core.lanes.taken import Taken
 from producerd.core.ledger import Ledger
 from producerd.core.rows.columns import Bool
 from producerd.core.rows.frame import RowEnd
-from producerd.core.rows.job import AWAITING_MAP, IN_REQUEST, QUEUED
-from producerd.core.rows.spans import RAW_FROM_STRAYS, Span
+from producerd.core.rows.job import AWAITING_MAP, IN_REQUEST, QUEUED, Job
+from producerd.core.rows.spans import FAULTS_TO_SUSPECT, RAW_FROM_STRAYS, Span
 from producerd.core.rules import PipelineRules
 from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed, error_text
 from producerd.core.sending.backoff import RetryPolicy
+from producerd.core.sending.body_limit import BodyLimit
 from producerd.core.sending.format_choice import FormatChoice
 from producerd.core.sending.health import HealthState, StreamHealth
-from producerd.core.sending.in_flight import InFlight
-from producerd.core.sending.requests import Request, first_of
+from producerd.core.sending.in_flight import ANY_BYTES, InFlight
+from producerd.core.sending.requests import Request, cut_pieces, first_of
 from producerd.core.sending.verdicts import STORED, STRAYED, UNSURE, judge
 from producerd.core.shards.knowledge import KnownShards
 from producerd.core.shards.shard_map import ONE_LANE, ShardMap
@@ -48,14 +56,14 @@ WRONG_COUNTS_TO_GIVE_UP: Final = 3
 NOT_KINESIS_TO_GIVE_UP: Final = 10
 """Answers in a row that are not from Kinesis, such as a proxy's page, after which rows end as UNKNOWN.  As failures
 hold the stream, they come within half a minute."""
-INVALID_TO_DOUBT_STREAM: Final = 8
-"""Single entries that Kinesis refused in a row with one message, storing nothing, after which the stream is the cause.
-"""
-TOO_LARGE: Final = (("length less than or equal to", "data"), ("maximum record size",))
-"""Words in the messages with which Kinesis refuses a record that is too large for the stream."""
+REFUSALS_TO_DOUBT_STREAM: Final = 8
+"""Rows that Kinesis refused in a row, each by itself, without a word about a record, after which the stream is the
+cause."""
 STRAYS_TO_GIVE_UP: Final = 8
 """Strays after which rows end as UNKNOWN.  Only a given aggregate with more records than a request strays this often.
 """
+ALONE_FAULTS: Final = FAULTY_ROWS.bit_length()
+"""Faults of a row from which it is sent by itself."""
 HOT_FACTOR: Final = 1.5
 """Multiple of its fair share of the waiting bytes from which a lane is hot."""
 HOT_SHARE: Final = 0.1
@@ -108,6 +116,7 @@ class Sender:
         self.stats = ledger.stats
         self.health = StreamHealth(rules.permanent_error_grace_seconds, random, rules.first_contact_timeout_seconds)
         self.known = known
+        self.record_limit_bytes = ANY_BYTES  # the stream's, or no limit while it is not known
         self.lanes = self._make_lanes()
         self._policy = RetryPolicy(random, rules.request_timeout_seconds)
         self.in_flight = InFlight(rules, self._policy, node)
@@ -115,7 +124,11 @@ class Sender:
         self._later: list[tuple[float, int, list[Piece]]] = []  # rows that wait out a delay: a heap
         self._alone: deque[_Alone] = deque()
         self._awaiting: list[_Awaiting] = []
-        self._refused_alone: tuple[str, int] = ("", 0)
+        self.body_limit = BodyLimit()
+        self._refused_rows = 0  # that Kinesis refused by themselves since it stored an entry
+        self._all_are_refused = False  # no entry was stored since rows were refused that never were before
+        self._stored_sent_at = 0.0  # when the latest request was sent of which an entry was stored
+        self._apart: dict[tuple[Job, int], object] = {}  # with ``per_key``: rows in `_later`, by job and position
         self._numbers = count()
 
     def _make_lanes(self) -> Lanes:
@@ -176,6 +189,7 @@ class Sender:
         """Return how many rows wait or travel in each of the sender's places.  Reads every row, so call it rarely."""
         return {
             "queued": sum([_count(lane.spans, QUEUED) for lane in self.lanes]),
+            "held back": sum([_count(spans, QUEUED) for spans in self.lanes.held_back.values()]),
             "delayed": sum([_count(spans_of(pieces), QUEUED) for _, _, pieces in self._later]),
             "alone": sum([_count(spans_of(alone.pieces), QUEUED) for alone in self._alone]),
             "in flight": sum([_count(request.spans, IN_REQUEST) for request in self.in_flight]),
@@ -199,6 +213,7 @@ class Sender:
         if not self.paused and self.health.gives_up(now):
             self.ledger.withdraw_all(self.health.end)
         self._bring_back(now)
+        self.body_limit.look(now)
         if not self.in_flight.may_send(now):
             return None
         while self._has_room:
@@ -207,7 +222,7 @@ class Sender:
                 taken = self.lanes.take(
                     now,
                     in_flight.bytes_left,
-                    request_bytes=in_flight.request_bytes,
+                    request_bytes=min(in_flight.request_bytes, self.body_limit.bytes),
                     takes_slow=in_flight.takes_slow,
                     passes_larger=in_flight.waits_with_larger,
                 )
@@ -216,11 +231,14 @@ class Sender:
             lanes = lanes_of(pieces)
             for lane in lanes:
                 lane.take_up()
-            first, others = first_of(self.lanes.renewed(self._live(pieces)), in_flight.request_bytes)
+            most_bytes = min(in_flight.request_bytes, self.body_limit.bytes)
+            first, others = first_of(self.lanes.renewed(self._live(pieces)), most_bytes)
             self.lanes.put_back(others)
             # What a part of the rows shows is not shown for all of them.
             request = self._start(self._taken_of(first, now), None if others else refused) if first else None
             self.lanes.released(lanes)
+            if not first and self._apart:
+                self._let_go(self._no_longer_apart(pieces))
             if request is not None:
                 return request
         return None
@@ -245,6 +263,7 @@ class Sender:
 
     def complete(self, request: Request, outcome: Answer | RequestFailed, now: float) -> None:
         """End a request: settle its rows, or let them wait again."""
+        apart = self._no_longer_apart(request.pieces) if self._apart else ()
         self.in_flight.end(request)
         encoded = request.encoded
         if encoded is not None:
@@ -257,6 +276,8 @@ class Sender:
             self._answered(request, outcome, now)
         self.known.answered(request)
         self.lanes.released(request.lanes)
+        if apart:
+            self._let_go(apart)
 
     def set_rules(self, rules: PipelineRules, now: float) -> None:
         """Follow new rules from now on.  Requests keep their time-outs, and rows that wait for a map keep their end."""
@@ -323,6 +344,12 @@ class Sender:
             raise AssertionError("requests are in flight whose answers name these shards")
         self.known.rest()
         self.lanes = self._make_lanes()
+        self.lanes.set_record_limit(self.record_limit_bytes)
+
+    def set_record_limit(self, limit_bytes: int) -> None:
+        """Use the stream's limit on a record, as it was last seen.  Kinesis itself judges larger rows."""
+        self.record_limit_bytes = limit_bytes
+        self.lanes.set_record_limit(limit_bytes)
 
     def _await_map(self, pieces: list[Piece], copies: list[tuple[str, int, int]], now: float) -> None:
         """Set aside an aggregate that was stored, perhaps in the wrong shard, until a newer map shows it."""
@@ -414,7 +441,13 @@ class Sender:
         """Return rows whose wait is over to their lanes."""
         self.lanes.released(self.in_flight.look(now))
         while self._later and self._later[0][0] <= now:
-            self.lanes.put_back(heapq.heappop(self._later)[2])
+            pieces = heapq.heappop(self._later)[2]
+            if not self.rules.entries.per_key:
+                self.lanes.put_back(pieces)
+            elif live := self._live(pieces):
+                self._send_alone(live)
+            else:
+                self._let_go(self._no_longer_apart(pieces))
         if self._awaiting and min([awaiting.until for awaiting in self._awaiting]) <= now:
             self._decide_all(now)
 
@@ -436,7 +469,11 @@ class Sender:
         if not answer.error_table or (answer.errors < 0).any():
             self.known.stored(request.sent_at, now)
             self.health.stored()
-            self._refused_alone = ("", 0)
+            self._refused_rows, self._all_are_refused = 0, False
+            self._stored_sent_at = max(self._stored_sent_at, request.sent_at)
+            self.body_limit.passed(request.bytes, len(encoded.body), now)
+            if request.records == 1 and request.pieces[0].span.bytes > self.record_limit_bytes:
+                self.set_record_limit(request.pieces[0].span.bytes)  # an operator has raised it
             if request.refused is not None:
                 self.format.use_json(request.refused)
         else:
@@ -478,8 +515,9 @@ class Sender:
 
     def _entry_failed(self, pieces: list[Piece], code: str, message: str, now: float) -> list[Piece]:
         """Treat entries with an error.  Returns the rows that must return to the front of their lanes."""
-        meaning = meaning_of(code)
-        self.stats.record_errors[meaning.code] += sum([piece.span.records for piece in pieces])
+        meaning = meaning_of_error(code, message)
+        records = sum([piece.span.records for piece in pieces])
+        self.stats.record_errors[meaning.code] += records
         self.stats.failed(f"{code}: {message}")
         if code == NOT_KINESIS:
             self.ledger.mark_maybe_stored(spans_of(pieces), "service")
@@ -490,6 +528,14 @@ class Sender:
                 return self._retried(pieces)
             for _, span in pieces:
                 self.ledger.end(span, RowEnd(Outcome.NOT_STORED, meaning.code, message))
+            return []
+        if meaning.kind in (Kind.INVALID, Kind.REFUSED):
+            if records > 1:
+                self._send_apart(*cut_pieces(self._retried(pieces), records // 2))
+            elif meaning.judges:
+                self._judged(pieces[0].span, meaning, message)
+            else:
+                self._refused_alone(pieces[0], meaning, message, now)
             return []
         if meaning.kind is Kind.PERMANENT:
             self._looks_permanent(meaning.code, message, now)
@@ -536,7 +582,7 @@ class Sender:
             lane.pace(lane_stored, lane_refused, request.sent_at, now, self._policy.delay)
 
     def _failed(self, request: Request, failed: RequestFailed, now: float) -> None:
-        meaning = meaning_of(failed.code)
+        meaning = meaning_of_answer(failed.code, failed.message, failed.status, failed.request_id)
         self.stats.put_requests["failed"] += 1
         self.stats.failed(str(failed))
         if failed.maybe_stored:
@@ -548,12 +594,15 @@ class Sender:
             return
         self.stats.record_errors[meaning.code] += request.records
         if meaning.kind is Kind.INVALID:
-            self._halve(request, meaning.code, failed, now)
+            self._halve(request, meaning, failed)
+            return
+        if meaning.kind is Kind.REFUSED:
+            self._refused(request, meaning, failed, now)
             return
         if meaning.kind is Kind.PERMANENT:
             self._looks_permanent(meaning.code, failed.message, now, failed.request_id)
         else:
-            self.in_flight.failed(request, failed, now)
+            self.in_flight.failed(request, failed, meaning.code, now)
         if meaning.kind is Kind.THROTTLED and self.rules.fail_if_throttled:
             for span in request.spans:
                 self.ledger.end(span, RowEnd(Outcome.NOT_STORED, meaning.code, failed.message))
@@ -567,7 +616,11 @@ class Sender:
                 s._replace(wrong_counts=0, timeouts=s.timeouts + timeouts, faults=s.faults + faults)
                 for _, s in request.pieces
             ]
-            self._again_later([Piece(lane, s) for (lane, _), s in zip(request.pieces, changed, strict=True)], now)
+            pieces = [Piece(lane, s) for (lane, _), s in zip(request.pieces, changed, strict=True)]
+            if self.rules.entries.per_key and request.records == 1 and pieces[0].span.failing:
+                self._again_apart(pieces[0], now)
+            else:
+                self._again_later(pieces, now)
 
     def _count_wrong(self, pieces: list[Piece], message: str, most: int) -> list[Piece]:
         """End rows as UNKNOWN whose answers had no usable result ``most`` times in a row.  Returns the other rows."""
@@ -579,36 +632,114 @@ class Sender:
                 again.append(Piece(lane, span._replace(wrong_counts=span.wrong_counts + 1)))
         return again
 
-    def _halve(self, request: Request, code: str, failed: RequestFailed, now: float) -> None:
-        """Halve a request that Kinesis refuses for some entry.  A request of one row ends the row."""
-        message = failed.message
+    def _halve(self, request: Request, meaning: Meaning, failed: RequestFailed) -> None:
+        """Halve a request that Kinesis refuses for a record.  A request of one row ends the row."""
         if not failed.maybe_stored:
             self._give_back(request)
-        ends = request.encoded.ends if request.encoded is not None else None
-        if request.records == 1:
-            too_large = code != Code.INTERNAL and any(all(word in message for word in words) for words in TOO_LARGE)
-            self.ledger.end(
-                request.pieces[0].span,
-                RowEnd(Outcome.NOT_STORED, Code.RECORD_TOO_LARGE if too_large else code, message),
-            )
-            previous, times = self._refused_alone
-            self._refused_alone = (message, times + 1 if previous == message else 1)
-            if self._refused_alone[1] >= INVALID_TO_DOUBT_STREAM and code != Code.INTERNAL:
-                self._looks_permanent(code, message, now, failed.request_id)
-            return
-        whole_entries = ends is not None and len(ends) > 1
-        middle = int(ends[len(ends) // 2 - 1]) if ends is not None and whole_entries else 0
-        if not 0 < middle < request.records:  # the last row may have been cut into most of the entries
-            middle = request.records // 2
-        first_half, second_half = list(request.pieces_of(0, middle)), list(request.pieces_of(middle, request.records))
-        if request.encoded is not None:  # it was sent
-            first_half, second_half = self._retried(first_half), self._retried(second_half)
-        if self.rules.entries.per_key:
-            self._requeue(second_half)  # its lanes wait until the first half has ended
-            self._send_alone(first_half)
+        if request.records > 1:
+            named = number_of_record(failed.message) if meaning.judges else 0
+            self._send_parts_of(request, request.pieces, named)
+        elif meaning.judges:
+            self._judged(request.pieces[0].span, meaning, failed.message)
         else:
-            self._send_alone(second_half)
-            self._send_alone(first_half)
+            self.ledger.end(request.pieces[0].span, RowEnd(Outcome.NOT_STORED, meaning.code, failed.message))
+
+    def _judged(self, span: Span, meaning: Meaning, message: str) -> None:
+        """End a row that Kinesis found to be one that can never be stored."""
+        self.ledger.end(span, RowEnd(Outcome.NOT_STORED, meaning.code, message, judged=True))
+
+    def _send_parts_of(self, request: Request, pieces: list[Piece], named: int = 0) -> None:
+        """Send the rows of a request again in two requests of their own.
+
+        These are its halves, cut between two entries if it has two.  If Kinesis has ``named`` the number of an entry,
+        they are that entry and all others.
+        """
+        starts = [0, *request.encoded.ends.tolist()] if request.encoded is not None else []
+        again = self._retried(pieces) if starts else pieces
+        first, last = (starts[named - 1], starts[named]) if 0 < named < len(starts) else (0, 0)
+        if not 0 < last - first < request.records:
+            first, last = 0, starts[(len(starts) - 1) // 2] if len(starts) > 2 else 0
+        if not 0 < last - first < request.records:  # the last row may have been cut into most of the entries
+            first, last = 0, request.records // 2
+        before, others = cut_pieces(again, first)
+        part, after = cut_pieces(others, last - first)
+        self._send_apart(part, before + after)
+
+    def _send_apart(self, part: list[Piece], others: list[Piece]) -> None:
+        """Send rows in two requests of their own, first ``part``."""
+        if self.rules.entries.per_key:
+            self._requeue(others)  # their lanes wait until the first request has ended
+        else:
+            self._send_alone(others)
+        self._send_alone(part)
+
+    def _refused(self, request: Request, meaning: Meaning, failed: RequestFailed, now: float) -> None:
+        """Find the rows that make a service or a proxy refuse a request, which judges none of them.
+
+        While all requests are refused, the refused rows are suspected and share no request with others.  Otherwise the
+        rows of one caller would keep another caller's rows from being tried.
+        """
+        if not failed.maybe_stored:
+            self._give_back(request)
+        by_proxy = meaning.code == Code.PROXY_REFUSED
+        if by_proxy and request.encoded is not None:
+            self.body_limit.refused(request.bytes, len(request.encoded.body), now)
+        is_new = any(not span.refused_at for span in request.spans)
+        self._all_are_refused |= is_new
+        if request.records == 1:
+            if by_proxy:
+                self.in_flight.failed(request, failed, meaning.code, now)
+            self._refused_alone(request.pieces[0], meaning, failed.message, now, failed.request_id)
+            return
+        doubted = self.in_flight.nothing_passes if by_proxy else self._refused_rows >= REFUSALS_TO_DOUBT_STREAM
+        pieces = [Piece(lane, _refused_at(span, now, suspected=doubted)) for lane, span in request.pieces]
+        if doubted and by_proxy:
+            self.in_flight.failed(request, failed, meaning.code, now)
+        elif doubted:
+            self._doubt(meaning, failed.message, now, failed.request_id, is_new=is_new)
+        if doubted and not self.rules.entries.per_key:
+            self._again_later(pieces, now)
+        else:
+            self._send_parts_of(request, pieces)
+
+    def _refused_alone(self, piece: Piece, meaning: Meaning, message: str, now: float, request_id: str = "") -> None:
+        """Let a row that was refused by itself, but not judged, wait for another attempt, or end it.
+
+        What a proxy refuses ends after the stream's grace only if other rows pass.  What Kinesis itself refuses ends
+        after it in any case.
+        """
+        lane, span = piece
+        is_new = not span.faults >= ALONE_FAULTS
+        span = _refused_at(span, now)._replace(faults=ALONE_FAULTS)
+        if meaning.code != Code.PROXY_REFUSED:
+            self._refused_rows += is_new
+            if self._refused_rows >= REFUSALS_TO_DOUBT_STREAM:
+                self._doubt(meaning, message, now, request_id, is_new=is_new)
+            waits_on = False
+        else:
+            waits_on = self._all_are_refused or self._stored_sent_at < span.refused_at
+        if not waits_on and now >= span.refused_at + self.health.grace_seconds:
+            seconds = now - span.refused_at
+            message = f"refused for {seconds:.0f} s, while other records were stored: {message}"
+            self.ledger.end(span, RowEnd(Outcome.NOT_STORED, meaning.code, message))
+            return
+        self._again_apart(Piece(lane, span), now)
+
+    def _doubt(self, meaning: Meaning, message: str, now: float, request_id: str, *, is_new: bool) -> None:
+        """Note that Kinesis refuses rows without a word about a record, and stores none.
+
+        Only rows that it has not refused before hold the stream.
+        """
+        self._looks_permanent(meaning.code, message, now, request_id, at_once=False, holds=is_new)
+
+    def _again_apart(self, piece: Piece, now: float) -> None:
+        """Let a row wait for a retry delay by itself, so that it holds back no row of another session."""
+        span = piece.span
+        if self.rules.entries.per_key:
+            ((frame, _),) = span.job.frames_of(slice(span.first, span.last))
+            self._apart[span.job, span.first] = frame.session
+            self.lanes.hold_back(frame.session)
+        self._push_later(self._retried([piece]), now)
 
     def _give_back(self, request: Request) -> None:
         """Return to the lanes their charge for a request that stored nothing."""
@@ -631,15 +762,24 @@ class Sender:
             lane.put_aside()
         self._left_request(pieces)
 
-    def _looks_permanent(self, code: str, message: str, now: float, request_id: str = "") -> None:
+    def _looks_permanent(
+        self,
+        code: str,
+        message: str,
+        now: float,
+        request_id: str = "",
+        *,
+        at_once: bool = True,
+        holds: bool = True,
+    ) -> None:
         self.stats.failed(error_text(code, message, request_id))
         if code == Code.STREAM_NOT_FOUND and self.known.map is not None:
             self.known.forget()
-        self.health.looks_permanent(code, message, now, request_id)
+        self.health.looks_permanent(code, message, now, request_id, at_once=at_once)
         if self.health.state is HealthState.BROKEN:
             self.in_flight.stop_holding()  # from now on probes set the pace
             self.ledger.withdraw_all(self.health.end)
-        elif self.health.state is HealthState.SUSPECT:
+        elif self.health.state is HealthState.SUSPECT and holds:
             self.in_flight.hold(now)
 
     def _tried(self, failed: RequestFailed, now: float) -> None:
@@ -654,16 +794,30 @@ class Sender:
         """Let rows wait for a retry delay outside of their lanes, or with ``per_key`` at the front of them."""
         if not pieces:
             return
-        due = now + self._policy.delay(max(piece.span.attempts for piece in pieces))
-        retried = self._retried(pieces)
         if self.rules.entries.per_key:
-            retried = self.lanes.renewed(retried)
+            retried = self.lanes.renewed(self._retried(pieces))
+            due = now + self._policy.delay(max(piece.span.attempts for piece in pieces))
             for lane, _ in retried:
                 lane.hold(due)
             self._requeue(retried)
         else:
-            heapq.heappush(self._later, (due, next(self._numbers), retried))
-            self._left_request(retried)
+            self._push_later(self._retried(pieces), now)
+
+    def _push_later(self, pieces: list[Piece], now: float) -> None:
+        due = now + self._policy.delay(max(piece.span.attempts for piece in pieces) - 1)
+        heapq.heappush(self._later, (due, next(self._numbers), pieces))
+        self._left_request(pieces)
+
+    def _no_longer_apart(self, pieces: list[Piece]) -> list[object]:
+        """Return the sessions whose rows waited for one of these, which no longer waits by itself."""
+        places = [(span.job, span.first) for _, span in pieces if span.records == 1]
+        return [self._apart.pop(place) for place in places if place in self._apart]
+
+    def _let_go(self, sessions: Iterable[object]) -> None:
+        """Send the rows of sessions again, except where another row of theirs still waits by itself."""
+        for session in dict.fromkeys(sessions):
+            if session not in self._apart.values() and session in self.lanes.held_back:
+                self.lanes.let_go(session)
 
     def _retried(self, pieces: Iterable[Piece]) -> list[Piece]:
         """Count rows that were sent and will be sent again.  Returns them with one more attempt."""
@@ -681,6 +835,12 @@ class Sender:
         _requeue(pieces)
         broken = self.health.state is HealthState.BROKEN
         self.ledger.left_request(spans_of(pieces), self.health.end if broken else None)
+
+
+def _refused_at(span: Span, now: float, *, suspected: bool = False) -> Span:
+    """Return rows of a request that was refused, which share no further request with others if they are suspected."""
+    faults = max(span.faults + 1, FAULTS_TO_SUSPECT) if suspected else span.faults
+    return span._replace(refused_at=span.refused_at or now, faults=faults)
 
 
 def _begin(pieces: Iterable[Piece]) -> None:

@@ -45,13 +45,18 @@ _CREDENTIALS: Final = (
 def error_of(answer: HttpAnswer) -> boto_errors.ClientError:
     """Return the exception that botocore's client would raise for an answer to PutRecords with status 300 or above.
 
-    Raise anything, as botocore's parser does, if the answer is not AWS's.
+    An answer that is not AWS's has its status as its code.  botocore reads a type that stands only in the header
+    x-amzn-ErrorType for services of another protocol, but a service may send it for any.
     """
-    body = in_json(answer.body)
-    response = {"status_code": answer.status, "headers": answer.headers, "body": body, "context": {}}
-    parsed = create_parser("json").parse(response, None)
-    if not isinstance(parsed["Error"]["Code"], str):
-        raise TypeError("a code that is not text")
+    response = {"status_code": answer.status, "headers": answer.headers, "body": in_json(answer.body), "context": {}}
+    try:
+        parsed = create_parser("json").parse(response, None)
+        if not isinstance(parsed["Error"]["Code"], str):
+            raise TypeError("a code that is not text")
+    except Exception:  # botocore's parser raises anything
+        parsed = create_parser("json").parse({**response, "body": b""}, None)
+    if parsed["Error"]["Code"] == str(answer.status) and (type_ := answer.headers.get("x-amzn-errortype")):
+        parsed["Error"]["Code"] = type_.partition(":")[0].rpartition("#")[2]
     return boto_errors.ClientError(parsed, "PutRecords")
 
 

@@ -1,0 +1,245 @@
+"""What is refused without judging a row: nothing is left out for it, and one caller's rows do not hold another's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from producerd.core.failures import names_record
+from producerd.core.rows.frame import Frame
+from producerd.core.sending.answers import RequestFailed
+from producerd.core.sending.body_limit import BodyLimit
+from producerd.core.sending.health import HealthState
+from producerd.core.sending.in_flight import ANY_BYTES
+from producerd.errors import Code, Outcome
+from tests.core.rows import even_map
+from tests.core.stories import BAD_HASH_KEY, BAD_KEY, BARE, INVALID, ODD, Desk, Sent, ends_of, on_the_wire
+
+SECONDS = 0.02
+"""How long an answer takes."""
+
+
+def judged_in(frame: Frame) -> set[int]:
+    return {row for row, why in on_the_wire(frame.result()).failed_rows() if why.judged}
+
+
+def serve(desk: Desk, answer: Callable[[Sent], RequestFailed | None], *frames: Frame, seconds: float = 300.0) -> float:
+    """Answer requests until the frames are finished; None stores.  Return how long that took."""
+    began = desk.now
+    while not all(frame.finished for frame in frames) and desk.now < began + seconds:
+        sent = desk.send_when_due()
+        desk.now += SECONDS
+        failed = answer(sent)
+        if failed is None:
+            sent.stored_as_predicted()
+        else:
+            sent.fail(failed)
+    return desk.now - began
+
+
+def bad(i: int) -> tuple[bytes, bytes, bytes | None]:
+    return b"a%d" % i, b"bad %d" % i, None
+
+
+def good(i: int) -> tuple[bytes, bytes, bytes | None]:
+    return b"b%d" % i, b"good %d" % i, None
+
+
+def refuses_bad_with(failed: RequestFailed) -> Callable[[Sent], RequestFailed | None]:
+    return lambda sent: failed if any(data.startswith(b"bad") for data in sent.users) else None
+
+
+WAYS = [(False, False), (True, False), (False, True), (True, True)]
+
+
+@pytest.mark.law("Judgement")
+@pytest.mark.parametrize(("aggregate", "per_key"), WAYS)
+@pytest.mark.parametrize("failed", [INVALID, ODD, BARE])
+def test_a_caller_s_refused_rows_do_not_hold_or_end_another_s(
+    failed: RequestFailed, aggregate: bool, per_key: bool
+) -> None:
+    desk = Desk(even_map(2), aggregate=aggregate, per_key=per_key)
+    of_a = desk.submit([bad(i) for i in range(40)], "a", takes_good=True)
+    of_b = desk.submit([good(i) for i in range(200)], "b")
+    desk.sort()
+    assert serve(desk, refuses_bad_with(failed), of_b) < 30.0
+    assert of_b.tallies[Outcome.STORED] == 200
+    serve(desk, refuses_bad_with(failed), of_a)
+    assert judged_in(of_a) == ({*range(40)} if failed is INVALID else set())
+    assert desk.is_empty()
+
+
+@pytest.mark.law("Judgement")
+@pytest.mark.parametrize("per_key", [False, True])
+def test_however_many_rows_are_judged_the_stream_is_not_refused(per_key: bool) -> None:
+    """Kinesis names the first of them, so that it is tried by itself next: two requests find a bad row."""
+    desk = Desk(per_key=per_key)
+    frame = desk.submit([bad(i) for i in range(400)], takes_good=True)
+    desk.sort()
+    requests = 0
+
+    def answer(sent: Sent) -> RequestFailed:
+        nonlocal requests
+        requests += 1
+        return RequestFailed("ValidationException", BAD_KEY, maybe_stored=False, status=400, request_id="d3f1")
+
+    serve(desk, answer, frame)
+    assert requests < 2 * 400
+    assert desk.pipeline.health.state is HealthState.UNPROVEN
+    assert judged_in(frame) == {*range(400)}
+
+
+@pytest.mark.law("Judgement")
+@pytest.mark.parametrize("takes_good", [False, True])
+def test_a_judged_row_fails_no_later_one_of_a_session_that_wants_its_good_ones(takes_good: bool) -> None:
+    desk = Desk(per_key=True)
+    first = desk.submit([bad(1)], takes_good=takes_good)
+    second = desk.submit([good(1)], takes_good=takes_good)
+    desk.sort()
+    serve(desk, refuses_bad_with(INVALID), first, second)
+    third = desk.submit([good(2)], takes_good=takes_good)
+    desk.sort()
+    if takes_good:
+        serve(desk, refuses_bad_with(INVALID), third)
+    for frame in (second, third):
+        assert ends_of(frame) == ({} if takes_good else {0: (Outcome.NOT_STORED, Code.PREDECESSOR_FAILED, False)})
+
+
+def test_a_row_that_an_earlier_attempt_may_have_stored_is_judged_by_its_last_one() -> None:
+    desk = Desk()
+    frame = desk.submit([bad(1)])
+    desk.sort()
+    desk.send().fail(RequestFailed(Code.UNREACHABLE, "reset", maybe_stored=True))
+    desk.send_when_due().fail(INVALID)
+    assert ends_of(frame) == {0: (Outcome.UNKNOWN, Code.RECORD_INVALID, True)}
+    assert judged_in(frame) == {0}
+
+
+@pytest.mark.parametrize(("aggregate", "per_key"), WAYS)
+def test_where_a_proxy_refuses_all_rows_wait_without_an_end_and_none_is_lost(aggregate: bool, per_key: bool) -> None:
+    desk = Desk(aggregate=aggregate, per_key=per_key)
+    frames = [desk.submit([good(i) for i in range(100)], owner) for owner in ("a", "b", "c")]
+    desk.sort()
+    requests = 0
+
+    def answer(sent: Sent) -> RequestFailed | None:
+        nonlocal requests
+        requests += 1
+        return BARE
+
+    serve(desk, answer, *frames, seconds=1_800.0)
+    assert not any(frame.finished for frame in frames)
+    assert requests < 3_600, "two in a second"
+    serve(desk, lambda _: None, *frames)
+    assert all(frame.tallies[Outcome.STORED] == 100 for frame in frames)
+
+
+@pytest.mark.parametrize("per_key", [False, True])
+@pytest.mark.parametrize("worked", [False, True])
+def test_where_kinesis_refuses_all_the_stream_is_refused_after_the_grace(per_key: bool, worked: bool) -> None:
+    desk = Desk(per_key=per_key)
+    if worked:
+        desk.submit([good(0)])
+        desk.sort()
+        desk.send().stored()
+    frame = desk.submit([good(i) for i in range(500)])
+    desk.sort()
+    assert 59.0 < serve(desk, lambda _: ODD, frame) < 70.0
+    assert {end[:2] for end in ends_of(frame).values()} <= {
+        (Outcome.NOT_STORED, Code.REQUEST_REFUSED),
+        (Outcome.NOT_STORED, Code.PREDECESSOR_FAILED),
+    }
+    assert not judged_in(frame)
+
+
+def test_a_row_that_waits_by_itself_holds_its_own_session_in_order_and_no_other() -> None:
+    desk = Desk(per_key=True)
+    keys = [(b"k", b"bad", None), *[(b"k", b"row %d" % i, None) for i in range(5)]]
+    of_a = desk.submit(keys, "a")
+    of_b = desk.submit([(b"k", b"of b", None)], "b")
+    desk.sort()
+    begins, order = desk.now, []
+
+    def answer(sent: Sent) -> RequestFailed | None:
+        if desk.now < begins + 20.0 and b"bad" in sent.users:
+            return BARE
+        order.extend(sent.users)
+        return None
+
+    assert serve(desk, answer, of_b) < 10.0
+    serve(desk, answer, of_a)
+    assert order == [b"of b", b"bad", *[b"row %d" % i for i in range(5)]]
+
+
+def test_the_row_for_which_kinesis_fails_holds_no_other_session_in_order() -> None:
+    desk = Desk(per_key=True)
+    desk.submit([(b"k", b"bad", None), (b"k", b"behind", None)], "a")
+    desk.sort()
+    fault = RequestFailed("500", "m", maybe_stored=True, status=500)
+    for i in range(20):  # others are stored, so that the row itself is suspected
+        frame = desk.submit([(b"k%d" % i, b"of b", None)], "b")
+        desk.sort()
+        waited = serve(desk, refuses_bad_with(fault), frame)
+    assert waited < 1.0
+    assert desk.pipeline.census()["held back"] == 1
+
+
+# ---- what judges
+
+
+@pytest.mark.parametrize(
+    ("message", "judges"),
+    [
+        (BAD_KEY, True),
+        (BAD_KEY.replace("records.1.member.partitionKey", "streamName"), False),
+        (BAD_KEY.replace("1 validation error", "2 validation errors"), False),
+        (BAD_KEY.replace("records.1.member.partitionKey", "records"), False),
+        (BAD_HASH_KEY, True),
+        ("Record 1 of stream s under account 1 has 9 bytes, more than the maximum record size of 8 bytes.", True),
+        ("Records size exceeds 10 MB limit", False),
+        ("StreamARN and StreamName do not match", False),
+        ("StreamName must not be given with PartitionKey", False),
+        ("1 validation error detected", False),
+        ("", False),
+    ],
+)
+def test_a_message_judges_a_record_only_if_it_names_one_and_nothing_else(message: str, judges: bool) -> None:
+    assert names_record(message) is judges
+
+
+# ---- how large a request may be
+
+
+def test_the_size_that_a_proxy_takes_is_learned_and_tried_upwards() -> None:
+    desk = Desk(limit_records=100_000)
+    largest = 300_000
+
+    def answer(sent: Sent) -> RequestFailed | None:
+        return BARE if sent.request.bytes > largest else None
+
+    for megabytes in range(12):
+        frame = desk.submit([(b"k%d" % i, b"x" * 1_000, None) for i in range(1_000)])
+        desk.sort()
+        serve(desk, answer, frame)
+        assert frame.tallies[Outcome.STORED] == 1_000
+        limit = desk.pipeline.sender.body_limit
+        if megabytes == 2:
+            assert largest / 2.2 < limit.bytes <= largest
+            refused = desk.pipeline.stats.put_requests["failed"]
+            desk.now += BodyLimit.TRY_SECONDS / 10
+        elif megabytes == 3:
+            assert desk.pipeline.stats.put_requests["failed"] == refused, "no request is too large any more"
+        elif megabytes > 3:
+            largest = 10 << 20
+            desk.now += BodyLimit.TRY_SECONDS
+    assert limit.bytes == ANY_BYTES
+
+
+def test_a_small_request_that_is_refused_takes_the_blame_from_the_size() -> None:
+    limit = BodyLimit()
+    limit.passed(200_000, 260_000, 0.0)
+    limit.refused(500_000, 660_000, 1.0)
+    assert (limit.bytes, limit.passed_body_bytes, limit.refused_body_bytes) == (200_000, 260_000, 660_000)
+    limit.refused(100, 200, 2.0)
+    assert limit.bytes == ANY_BYTES
