@@ -23,6 +23,7 @@ from producerd.core.holding import ADVICE
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
 from spark_client import KinesisBatchWriter, KinesisClient, Record, check, write_batch
 from spark_client.options import OPTIONS
+from tests.core.refusals import matrix
 from tests.faults.oracle import Law
 from tests.faults.scenarios import all_scenarios
 from tests.faults.scenarios.clients import HONEST
@@ -108,7 +109,8 @@ def signatures() -> str:
 DOES: Final[Mapping[Kind, str]] = {
     Kind.THROTTLED: "slows the shard's lane, and sends the record again",
     Kind.TRANSIENT: "sends the records again after a delay",
-    Kind.INVALID: "halves the request until the bad record stands alone; that one fails",
+    Kind.INVALID: "divides the request until the bad record stands alone; that one fails",
+    Kind.REFUSED: "divides the request until a record stands alone; that one waits, or fails after the grace",
     Kind.PERMANENT: "counts the stream as refused, at once or after `permanent_error_grace_seconds`",
 }
 """What the daemon does about a failure."""
@@ -196,6 +198,7 @@ TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("spark.md", "signatures"): signatures,
     ("operations.md", "commands"): commands,
     ("operations.md", "service errors"): service_errors,
+    ("delivery.md", "refusals"): matrix,
     ("operations.md", "metrics"): metrics,
     ("reliability.md", "laws"): laws,
     ("reliability.md", "scenarios"): scenarios,

@@ -137,6 +137,10 @@ def _service_holds(failed_as: str) -> str:
         return "the service cannot be reached: look at region, endpoint_url and this host's network"
     if failed_as == Code.THROTTLED:
         return "the service throttles whole requests: see what else calls it in this account"
+    if failed_as == Code.PROXY_REFUSED:
+        return (
+            "a proxy, a firewall or another service than Kinesis refuses the requests: look at endpoint_url and proxies"
+        )
     return "the service does not take them"
 
 

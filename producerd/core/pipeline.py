@@ -31,6 +31,7 @@ from producerd.core.rows.frame import Frame, RowEnd
 from producerd.core.rows.sorting import SortedRows
 from producerd.core.rules import PipelineRules
 from producerd.core.sending.answers import Answer, RequestFailed
+from producerd.core.sending.body_limit import BodyLimit
 from producerd.core.sending.requests import Request
 from producerd.core.sending.sender import Sender
 from producerd.core.shards.knowledge import KnownShards
@@ -372,6 +373,11 @@ class Pipeline:
         """Note that ListShards failed.  ``wrong_endpoint`` and ``request_id``: as for `RequestFailed`."""
         self.stats.shard_map_refreshes["failed"] += 1
         self.sender.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint, request_id=request_id)
+
+    @property
+    def body_limit(self) -> BodyLimit:
+        """The size of the requests that a proxy lets through.  For reading only."""
+        return self.sender.body_limit
 
     @property
     def record_limit_bytes(self) -> int:

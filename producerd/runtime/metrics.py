@@ -47,6 +47,8 @@ NEVER_STORED: Final = "(never stored)"
 FAILURE_REASONS: Final = (
     Code.RECORD_TOO_LARGE,
     Code.RECORD_INVALID,
+    Code.REQUEST_REFUSED,
+    Code.PROXY_REFUSED,
     Code.RESULT_COUNT,
     Code.STREAM_NOT_FOUND,
     Code.ACCESS_DENIED,
@@ -66,6 +68,9 @@ ERROR_CODES: Final = (
     Code.UNREACHABLE,
     Code.RESULT_COUNT,
     Code.RECORD_INVALID,
+    Code.RECORD_TOO_LARGE,
+    Code.REQUEST_REFUSED,
+    Code.PROXY_REFUSED,
     Code.STREAM_NOT_FOUND,
     Code.ACCESS_DENIED,
     Code.CREDENTIALS,
@@ -463,7 +468,8 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     Family(
         "refused_records_total",
         "counter",
-        "Records of frames of which nothing was taken, because the whole stream is refused. Each try counts.",
+        "Records of which nothing was taken: the whole stream is refused, or a record is larger than the queue may be. "
+        "Each try counts.",
     ): lambda s, _: s.refused_records,
     Family("queue_records", "gauge", "Records accepted and not settled yet."): lambda s, _: s.pipeline.queued_records,
     Family("queue_bytes", "gauge", "Bytes granted and not settled yet, as the queue counts them."): lambda s, _: (

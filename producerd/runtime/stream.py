@@ -38,6 +38,8 @@ Callers that waited this long within `SLOW_WITHIN_SECONDS` cause the same line.
 """
 SLOW_WITHIN_SECONDS = 60.0
 TELL_AGAIN_SECONDS = 300.0
+BODY_LIMIT_SECONDS = 10.0
+"""How long only smaller requests pass a proxy before the daemon logs that."""
 LOOK_SECONDS = 0.5
 """Least time between two looks at what holds the queue.  Each look reads every span."""
 
@@ -121,6 +123,7 @@ class Stream:
         self._told_health = HealthState.UNPROVEN
         self._went_plain_at: float | None = None
         self._told_format = False
+        self._told_body_limit = False
 
     @property
     def max_record_bytes(self) -> int:
@@ -144,6 +147,7 @@ class Stream:
         self._tell_health()
         self._tell_plain(now)
         self._tell_format()
+        self._tell_body_limit(now)
         self._look_what_holds(now)
         if not self._is_idle:
             self._idle_since = None
@@ -536,6 +540,22 @@ class Stream:
                 code=refusal.code,
                 message=refusal.message,
                 **request_values(refusal.request_id),
+            )
+
+    def _tell_body_limit(self, now: float) -> None:
+        """Log that a proxy refuses large requests, once only smaller ones pass for a while, and when that has ended."""
+        limit = self.pipeline.body_limit
+        if limit.lasts_since is None:
+            if self._told_body_limit:
+                log.info("large requests pass again", stream=self.name)
+            self._told_body_limit = False
+        elif not self._told_body_limit and now >= limit.lasts_since + BODY_LIMIT_SECONDS:
+            self._told_body_limit = True
+            log.warning(
+                "a proxy refuses large requests; they are cut to the size that passes",
+                stream=self.name,
+                refused_bytes=limit.refused_body_bytes,
+                passed_bytes=limit.passed_body_bytes,
             )
 
 

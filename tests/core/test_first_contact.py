@@ -15,6 +15,7 @@ from producerd.errors import Code, Outcome
 from tests.core.rows import even_map
 from tests.core.stories import THROTTLED, Desk
 
+NOT_TLS = RequestFailed("400", "plain HTTP", maybe_stored=True, status=400, wrong_endpoint=True)
 NO_SUCH_HOST = RequestFailed(Code.UNREACHABLE, "no such host", maybe_stored=False, wrong_endpoint=True)
 PASSES = [
     pytest.param(RequestFailed(Code.UNREACHABLE, "EAI_AGAIN", maybe_stored=False), id="EAI_AGAIN"),
@@ -62,6 +63,13 @@ def test_rows_wait_for_the_time_that_the_setting_gives_and_then_end_with_what_to
     for part in ("no such host", "first_contact_timeout_seconds = 60", "region", "endpoint_url", "AWS_CA_BUNDLE"):
         assert part in end.message
     assert desk.is_empty()
+
+
+def test_an_endpoint_that_answers_nothing_but_a_bare_400_is_given_up_as_well() -> None:
+    desk, frame = desk_with()
+    fails_for(desk, 66.0, NOT_TLS)
+    assert desk.finished() == [frame]
+    assert ends(frame) == (0, 3, {Code.UNREACHABLE})
 
 
 @pytest.mark.parametrize("failure", PASSES)

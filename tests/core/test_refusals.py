@@ -13,29 +13,13 @@ from producerd.core.sending.body_limit import BodyLimit
 from producerd.core.sending.health import HealthState
 from producerd.core.sending.in_flight import ANY_BYTES
 from producerd.errors import Code, Outcome
+from tests.core.refusals import GRACE_SECONDS, WAYS, serve
 from tests.core.rows import even_map
 from tests.core.stories import BAD_HASH_KEY, BAD_KEY, BARE, INVALID, ODD, Desk, Sent, ends_of, on_the_wire
-
-SECONDS = 0.02
-"""How long an answer takes."""
 
 
 def judged_in(frame: Frame) -> set[int]:
     return {row for row, why in on_the_wire(frame.result()).failed_rows() if why.judged}
-
-
-def serve(desk: Desk, answer: Callable[[Sent], RequestFailed | None], *frames: Frame, seconds: float = 300.0) -> float:
-    """Answer requests until the frames are finished; None stores.  Return how long that took."""
-    began = desk.now
-    while not all(frame.finished for frame in frames) and desk.now < began + seconds:
-        sent = desk.send_when_due()
-        desk.now += SECONDS
-        failed = answer(sent)
-        if failed is None:
-            sent.stored_as_predicted()
-        else:
-            sent.fail(failed)
-    return desk.now - began
 
 
 def bad(i: int) -> tuple[bytes, bytes, bytes | None]:
@@ -50,9 +34,6 @@ def refuses_bad_with(failed: RequestFailed) -> Callable[[Sent], RequestFailed | 
     return lambda sent: failed if any(data.startswith(b"bad") for data in sent.users) else None
 
 
-WAYS = [(False, False), (True, False), (False, True), (True, True)]
-
-
 @pytest.mark.law("Judgement")
 @pytest.mark.parametrize(("aggregate", "per_key"), WAYS)
 @pytest.mark.parametrize("failed", [INVALID, ODD, BARE])
@@ -63,7 +44,7 @@ def test_a_caller_s_refused_rows_do_not_hold_or_end_another_s(
     of_a = desk.submit([bad(i) for i in range(40)], "a", takes_good=True)
     of_b = desk.submit([good(i) for i in range(200)], "b")
     desk.sort()
-    assert serve(desk, refuses_bad_with(failed), of_b) < 30.0
+    assert serve(desk, refuses_bad_with(failed), of_b) < GRACE_SECONDS
     assert of_b.tallies[Outcome.STORED] == 200
     serve(desk, refuses_bad_with(failed), of_a)
     assert judged_in(of_a) == ({*range(40)} if failed is INVALID else set())

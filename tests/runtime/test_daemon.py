@@ -240,20 +240,44 @@ def test_a_record_over_the_whole_limit_is_refused_and_the_setting_is_named(
     with daemon(server.url, queue_limit_bytes=65_536) as running, session(running) as client:
         client.reserve(one(b"x" * 70_000).layout)
         refused = client.expect(frames.Refused)
-        assert refused.code == Code.RECORD_TOO_LARGE
+        assert (refused.code, refused.judged) == (Code.CONFIGURATION, 0)
         assert "queue_limit_bytes = 65536" in refused.message
         client.put(one())
         assert client.acks()[0].stored == 1
 
 
 BAD: list[tuple[bytes, bytes | None, bytes | None, str, str]] = [
-    (b"k", b"s3cret" * 200_000, None, Code.RECORD_TOO_LARGE, "1048576"),
     (b"s3cret" * 50, b"ok", None, Code.RECORD_INVALID, "256 characters"),
     (b"\xff\xfes3cret", b"ok", None, Code.RECORD_INVALID, "UTF-8"),
     (b"k", b"s3cret", b"12s3cret", Code.RECORD_INVALID, "hash key"),
     (b"k", b"s3cret", b"%d" % 2**128, Code.RECORD_INVALID, "hash key"),
     (b"k", None, None, Code.RECORD_INVALID, "null"),
 ]
+
+
+def test_kinesis_itself_judges_a_record_above_the_limit_that_the_daemon_knows(
+    kinesis: FakeKinesis, server: FakeServer
+) -> None:
+    stream = kinesis.streams["flights"]
+    frame = lay_out([b"a", b"b", b"c"], [b"good", b"x" * 1_200_000, b"good"])
+    with (
+        daemon(server.url, max_frame_bytes="4 MiB", node_queue_limit_bytes="1 GiB") as running,
+        session(running, take_good=True) as client,
+    ):
+        until(lambda: "shards read" in running.log)  # the stream's size was read before
+        client.put(frame)
+        (ack,) = client.acks()
+        assert ack.stored == 2
+        ((row, why),) = ack.failed_rows()
+        assert (row, why.code, why.judged) == (1, Code.RECORD_TOO_LARGE, True)
+        stream.max_record_kib = 10_240
+        asked = kinesis.requests["DescribeStreamSummary"]
+        client.put(frame)
+        assert client.acks()[0].stored == 3
+        stream.max_record_kib = 1_024
+        client.put(frame)
+        assert client.acks()[0].stored == 2
+        assert kinesis.requests["DescribeStreamSummary"] == asked
 
 
 def test_a_bad_record_is_told_by_its_number_and_reason_and_never_by_its_data(

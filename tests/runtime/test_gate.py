@@ -290,7 +290,7 @@ def test_a_record_larger_than_the_limit_is_refused_by_the_setting_s_name() -> No
     gate = make_gate(limit_bytes=80_000)
     caller = Caller(gate)
     caller.ask(80_001)
-    assert caller.refusals[1].code == Code.RECORD_TOO_LARGE
+    assert (caller.refusals[1].code, caller.refusals[1].judged) == (Code.CONFIGURATION, False)
     assert "queue_limit_bytes = 80000" in caller.refusals[1].message
     caller.open[2] = None
     ticket = gate.ask(caller.member, 2, layout(80_001), 0.0)
@@ -336,7 +336,7 @@ def test_when_a_limit_shrinks_whoever_no_longer_fits_is_told() -> None:
     small.ask(1_100)
     gate.set_limits(10_000, 16_000, 0.0)
     assert (large.refusals[2].code, large.refusals[2].max_frame_bytes) == (Code.TOO_LARGE, 2_000)
-    assert single.refusals[1].code == Code.RECORD_TOO_LARGE
+    assert single.refusals[1].code == Code.CONFIGURATION
     assert (small.refusals, small.grants) == ({}, [])
     holder.settle()
     assert small.grants == [1]
@@ -731,7 +731,7 @@ class Witness(Caller):
             assert (refusal.max_frame_bytes, refusal.max_frame_records) == (max_bytes, max_records)
             assert max_records >= 1
         else:
-            assert refusal.code == Code.RECORD_TOO_LARGE
+            assert refusal.code == Code.CONFIGURATION
             assert records == 1
             assert charge > limit
         super().refused(ticket, refusal)
@@ -860,7 +860,7 @@ def test_a_record_that_the_node_can_never_hold_names_the_nodes_setting() -> None
     _, (gate, _) = node_gates(20_000, 1_000)
     caller = Caller(gate)
     frame_id = caller.ask(20_001)
-    assert caller.refusals[frame_id].code == Code.RECORD_TOO_LARGE
+    assert (caller.refusals[frame_id].code, caller.refusals[frame_id].judged) == (Code.CONFIGURATION, False)
     assert "node_queue_limit_bytes = 20000" in caller.refusals[frame_id].message
 
 

@@ -59,7 +59,7 @@ async def test_requests_at_the_same_time_keep_their_bodies_apart() -> None:
     assert len({entry.data for entry in stream.entries() if entry.data != b"y"}) == 30
 
 
-@pytest.mark.parametrize("status", [None, 200, 400, 503], ids=["nobody answered", "stored", "refused", "unavailable"])
+@pytest.mark.parametrize("status", [None, 200, 403, 503], ids=["nobody answered", "stored", "refused", "unavailable"])
 async def test_an_endpoint_where_anybody_has_answered_is_never_wrong(
     status: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +73,15 @@ async def test_an_endpoint_where_anybody_has_answered_is_never_wrong(
         failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
     assert isinstance(failed, RequestFailed)
     assert (failed.code, failed.wrong_endpoint) == (Code.UNREACHABLE, status is None)
+
+
+async def test_an_endpoint_that_answers_nothing_but_a_bare_400_is_wrong() -> None:
+    """As a port for HTTPS answers that is spoken to in plain HTTP."""
+    async with recording(b"<html>", 400) as (url, _), reaching(url) as kinesis:
+        for _ in range(2):
+            failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
+            assert isinstance(failed, RequestFailed)
+            assert (failed.code, failed.wrong_endpoint) == ("400", True)
 
 
 @pytest.mark.parametrize("aggregates", [False, True])

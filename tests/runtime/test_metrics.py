@@ -508,9 +508,10 @@ async def test_each_row_that_is_not_accepted_is_counted_once() -> None:
     host.stream.gate.set_limits(10, 1_000, 0.0)
     tell(session, reserve(2, lay_out([b"k"], [b"x" * 2_000])))
     found = samples(Metrics(LISTED), host.stream)
-    for reason, count in (("RECORD_INVALID", 2), ("FRAME_REFUSED", 2), ("RECORD_TOO_LARGE", 1)):
+    for reason, count in (("RECORD_INVALID", 2), ("FRAME_REFUSED", 2)):
         assert found["producerd_ingest_rejected_records_total", frozenset(("flights", reason))] == count
     assert found["producerd_ingest_records_total", frozenset(("flights",))] == 0
+    assert found["producerd_refused_records_total", frozenset(("flights",))] == 1
 
 
 def test_waits_are_counted_once_each() -> None:
@@ -592,7 +593,9 @@ def test_a_name_in_any_letters_is_one_label() -> None:
 
 
 def test_every_decision_on_a_failure_has_its_label() -> None:
-    assert {meaning.code for meaning in (*failures._MEANINGS.values(), meaning_of("whatever"))} == set(ERROR_CODES)
+    meanings = (*failures._MEANINGS.values(), meaning_of("whatever"))
+    judged = {Code.RECORD_INVALID, Code.RECORD_TOO_LARGE}
+    assert {meaning.code for meaning in meanings} | judged == set(ERROR_CODES)
 
 
 def test_records_are_counted_by_how_often_they_were_sent() -> None:

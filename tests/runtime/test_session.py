@@ -599,7 +599,8 @@ async def test_a_frame_with_a_bad_row_is_returned_at_once_unless_its_good_ones_a
         assert transport.drain() == [frames.Grant(1)]
         assert host.stream.pipeline.queued_records == 1
     else:
-        ack = frames.Ack(1, 2, 0, 2, 0, 0, bitmap=b"\x03", code_rows=b"\0\0\1\0", codes=(INVALID, WITH_IT))
+        bits, rows = b"\x03", b"\0\0\1\0"
+        ack = frames.Ack(1, 2, 0, 2, 0, 0, bitmap=bits, code_rows=rows, codes=(INVALID, WITH_IT), judged=b"\1")
         assert transport.drain() == [frames.Grant(1), ack]
         assert repr(session).endswith("0 frames with 0 bytes not acknowledged, 0 waiting>")
     session.connection_lost(None)

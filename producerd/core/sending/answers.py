@@ -45,9 +45,11 @@ class Answer:
 class RequestFailed:
     """A request without results for its entries.
 
-    ``maybe_stored``: Kinesis may have stored some of the entries.  ``wrong_endpoint``: the endpoint's name does not
-    exist or its certificate is not trusted, and this endpoint has never answered this daemon.  ``status``: the HTTP
-    status of the answer that says so, or 0.  ``request_id``: the service's id of the request, for AWS's support, or "".
+    - ``maybe_stored``: Kinesis may have stored some of the entries.
+    - ``wrong_endpoint``: the endpoint's name does not exist, its certificate is not trusted, or it answers with a bare
+      400, and this endpoint has never answered this daemon in another way.
+    - ``status``: the HTTP status of the answer that says so, or 0.
+    - ``request_id``: the service's id of the request, for AWS's support, or "".
     """
 
     code: str

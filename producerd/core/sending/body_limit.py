@@ -13,7 +13,7 @@ class BodyLimit:
 
     If a request is refused that is not larger than one that passed, its size is not the reason, and no limit applies.
 
-    - ``bytes``: the most bytes of a request of several rows.
+    - ``bytes``: the most bytes of a request of several rows.  ``lasts_since``: since when there is such a limit.
     - ``passed_body_bytes`` and ``refused_body_bytes``: the size of the bodies by which it is known; 0 if it is not.
     """
 
@@ -26,6 +26,7 @@ class BodyLimit:
 
     def __init__(self) -> None:
         self.bytes = ANY_BYTES
+        self.lasts_since: float | None = None
         self.passed_body_bytes = 0
         self.refused_body_bytes = 0
         self._passed_bytes = 0
@@ -63,3 +64,7 @@ class BodyLimit:
     def _limit(self, bytes_: int, now: float) -> None:
         self.bytes = ANY_BYTES if bytes_ > self.MOST_BYTES else max(bytes_, self.LEAST_BYTES)
         self._tries_at = now + self.TRY_SECONDS if self.bytes < ANY_BYTES else inf
+        if self.bytes == ANY_BYTES:
+            self.lasts_since = None
+        elif self.lasts_since is None:
+            self.lasts_since = now

@@ -739,7 +739,8 @@ class Sender:
             ((frame, _),) = span.job.frames_of(slice(span.first, span.last))
             self._apart[span.job, span.first] = frame.session
             self.lanes.hold_back(frame.session)
-        self._push_later(self._retried([piece]), now)
+        pacer = piece.lane.pacer  # it is sent without a look at the lane's pace, which it would run into debt
+        self._push_later(self._retried([piece]), now, 0.0 if pacer is None else pacer.ready_at(now, span.bytes))
 
     def _give_back(self, request: Request) -> None:
         """Return to the lanes their charge for a request that stored nothing."""
@@ -803,9 +804,9 @@ class Sender:
         else:
             self._push_later(self._retried(pieces), now)
 
-    def _push_later(self, pieces: list[Piece], now: float) -> None:
+    def _push_later(self, pieces: list[Piece], now: float, ready_at: float = 0.0) -> None:
         due = now + self._policy.delay(max(piece.span.attempts for piece in pieces) - 1)
-        heapq.heappush(self._later, (due, next(self._numbers), pieces))
+        heapq.heappush(self._later, (max(due, ready_at), next(self._numbers), pieces))
         self._left_request(pieces)
 
     def _no_longer_apart(self, pieces: list[Piece]) -> list[object]:

@@ -85,7 +85,7 @@ class AwsClient:
     """
 
     def __init__(self, access: Access, loader: Any, tasks: asyncio.TaskGroup, opened: AsyncExitStack) -> None:
-        self.was_answered = False  # whether the endpoint ever answered, even with an error
+        self.was_answered = False  # whether the endpoint ever answered, even with an error other than a bare 400
         self.is_aws = False
         self.clock = ServiceClock()
         self.credentials = RenewedCredentials(self._resolve, self.clock, tasks, of=access.role_arn or "the daemon")

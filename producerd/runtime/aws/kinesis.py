@@ -179,9 +179,12 @@ class AioKinesis:
 
     def _refused(self, error: Exception, failed: RequestFailed, signed_with: timedelta) -> RequestFailed:
         """Return the failure, after learning from it what is wrong with the endpoint, the clock or the credentials."""
-        if is_answer(error):
+        bare_400 = failed.code == "400"  # as from a port for HTTPS that is spoken to in plain HTTP
+        if is_answer(error) and not bare_400:
             self._client.answered()
-        elif failed.code == Code.UNREACHABLE and not self._client.was_answered and shows_wrong_endpoint(error):
+        elif not self._client.was_answered and (
+            bare_400 or (failed.code == Code.UNREACHABLE and shows_wrong_endpoint(error))
+        ):
             return replace(failed, wrong_endpoint=True)
         if self._client.clock.learn(error, signed_with):
             return replace(failed, code=CLOCK_OFF)
