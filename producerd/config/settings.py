@@ -301,7 +301,8 @@ class StreamSettings(Settings):
     on_throttle: Literal["retry", "fail"] = "retry"
     """What the daemon does with a record that exceeds its shard's limit: send it again, or let it fail."""
     ordering: AtStart[Literal["none", "per_key"]] = "none"
-    """"per_key": Kinesis stores records of one key and one caller in the order in which the caller sent them."""
+    """"per_key": Within a shard, Kinesis stores records of one partition key and one caller in the order in which the
+    caller sent them."""
     shard_rate_fraction: Fraction = _in(0.001, 10_000, default=1.0)
     """Highest share of each shard's 1 MiB/s and 1,000 records/s that this daemon sends."""
     shard_map_wait_seconds: Seconds = _in(0.5, 3_600, default=10)

@@ -21,6 +21,7 @@ from producerd.testing import Fault
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
 from tests.core.rows import Row, even_map, rows_of
 from tests.core.stories import INVALID, LOST, REFUSED, THROTTLED, UNSENT, Desk, Sent, ends_of
+from tests.simulation.rows import Row as SentRow
 from tests.simulation.setting import ADDRESS, make_rules
 from tests.simulation.world import Simulation
 
@@ -82,12 +83,19 @@ def test_one_row_of_a_key_is_in_flight_and_other_keys_overtake_those_that_wait()
 
 
 @pytest.mark.law("Lane")
-def test_rows_of_one_explicit_hash_key_are_taken_for_one_key() -> None:
-    """A consumer sees them in one shard; only their hash says what is one key there."""
+def test_rows_wait_for_earlier_ones_of_their_partition_key_whatever_their_hash_keys() -> None:
+    """A row without a partition key waits for earlier ones of its hash key."""
     desk = ordered()
-    desk.submit([(b"a", b"1", LOW), (b"b", b"2", LOW), (b"c", b"3", b"1")])
+    desk.submit([(b"a", b"1", LOW), (b"b", b"2", LOW), (b"a", b"3", b"1"), (b"a", b"4", None)])
+    desk.submit([(None, b"5", LOW), (None, b"6", LOW), (None, b"7", b"%d" % 2**64)])
     desk.sort()
-    assert desk.send().data == [b"1", b"3"]
+    desk.submit([(b"a", b"8", None), (b"c", b"9", None)])
+    desk.sort()
+    found = []
+    while (sent := desk.try_send()) is not None:
+        found.append(b" ".join(sent.data))
+        sent.stored()
+    assert found == [b"1 2 5 7 9", b"3 6", b"4", b"8"]
 
 
 @pytest.mark.law("Lane")
@@ -391,7 +399,8 @@ def test_whatever_is_answered_the_rows_of_a_key_are_delivered_in_their_order_and
     aggregate = bool(seed % 2)
     maps = [even_map(1), HALVES, MERGED, even_map(4)]
     desk = ordered(maps[0], aggregate=aggregate, aggregate_max_bytes=300, request_max_records=random.choice([3, 500]))
-    rows: list[Row] = [(b"%d" % random.randrange(12), b"%04d" % i, None) for i in range(300)]
+    hash_keys = [LOW, b"1", b"2"] if seed % 4 > 1 else [None]
+    rows: list[Row] = [(b"%d" % random.randrange(12), b"%04d" % i, random.choice(hash_keys)) for i in range(300)]
     expected: dict[bytes, list[int]] = defaultdict(list)
     for key, data, _ in rows:
         expected[key or b""].append(int(data or b""))
@@ -458,13 +467,14 @@ def test_a_consumer_reads_each_key_in_order_through_faults_splits_and_merges(see
     faults = [Fault("throttle", fraction=0.2), Fault("fail", fraction=0.2), Fault("error", fraction=0.1)]
     faults += [Fault("reset", fraction=0.1), Fault("lost", fraction=0.1)]
     sim.kinesis.standing += random.sample(faults, 2)
+    hash_keys = [LOW, b"1", b"2"] if seed % 4 > 1 else [None]
     session = sim.session()
     number = 0
     for _ in range(8):
         rows = []
         for _ in range(random.randint(1, 60)):
             number += 1
-            rows.append((b"%d" % random.randrange(15), b"%06d" % number))
+            rows.append(SentRow.plain(b"%d" % random.randrange(15), b"%06d" % number, random.choice(hash_keys)))
         session.send(rows)
         if random.random() < 0.3:
             shards = sim.stream.open_shards

@@ -21,6 +21,7 @@ from producerd.core.lanes.pacing import Pacer, _Bucket
 from producerd.core.lanes.taken import Taken
 from producerd.core.ledger import Ledger
 from producerd.core.pipeline import Pipeline
+from producerd.core.rows.buffers import SpanBuffer, _mixed
 from producerd.core.rows.flushing import Flushing
 from producerd.core.rows.frame import Frame, RowEnd
 from producerd.core.rows.job import IN_REQUEST, QUEUED
@@ -217,6 +218,11 @@ def what_is_tried_again_goes_to_the_tail(patch: pytest.MonkeyPatch) -> None:
 @breaks("per_key", **ONE_KEY)
 def a_lane_does_not_wait_for_its_answer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lanes, "_must_wait", lambda self, lane: False)
+
+
+@breaks("per_key", **(ONE_KEY | {"keys": "explicit", "aggregate": False}))
+def rows_of_one_partition_key_go_at_once_if_their_hash_keys_differ(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SpanBuffer, "key_numbers", lambda self, a, b: _mixed(self.hashes[0][a:b], self.hashes[1][a:b]))
 
 
 @breaks("per_key", **(ONE_KEY | {"faults": [Fault("throttle", fraction=0.3)], "fail_if_throttled": True}))

@@ -357,9 +357,11 @@ def test_rows_put_in_another_order_stay_what_they_are_and_the_others_where_they_
     arrays = (buffer.key_offsets, buffer.data_offsets, *buffer.hashes, buffer.explicit, buffer.aggregates)
     as_read = [None if array is None else array.copy() for array in arrays]
     order = np.array(world.random.sample(range(span.records), span.records))
-    span.reorder(order)
-    after = world.rows()
     a, b = span.first, span.last
+    numbers = buffer.key_numbers(a - buffer.first, b - buffer.first).tolist()
+    span.reorder(order)
+    assert buffer.key_numbers(a - buffer.first, b - buffer.first).tolist() == [numbers[place] for place in order]
+    after = world.rows()
     assert after[a:b] == [world.before[a + place] for place in order.tolist()]
     assert after[:a] + after[b:] == world.before[:a] + world.before[b:]
     for read, array in zip(as_read, arrays, strict=True):

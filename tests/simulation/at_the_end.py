@@ -18,6 +18,7 @@ from producerd.errors import Outcome
 from producerd.testing.streams import SHARD_BYTES_PER_SECOND, SHARD_RECORDS_PER_SECOND
 from tests.simulation.callers import Sent, Session
 from tests.simulation.laws import LawBroken
+from tests.simulation.rows import ordered_by
 
 if TYPE_CHECKING:
     from tests.simulation.world import Simulation
@@ -145,18 +146,19 @@ def copies_are_few(sim: Simulation, sent: Sent) -> None:
 
 
 def the_order_is_kept(sim: Simulation) -> None:
-    """What a session sent of one hash key is first handed over in the order in which it was sent."""
-    first = sim.consumer.first
+    """What a session sent of one key to one shard is first handed over in the order in which it was sent."""
+    first, edges = sim.consumer.first, sim.edges()
     for session in sim.sessions:
-        last: dict[int, int] = {}
+        last: dict[tuple[bytes, int], int] = {}
         for frame in session.frames:
             for row in frame.sent.rows:
                 place = first.get(row.users[0]) if row.users else None
-                if place is None or (hash_key := row.hash) is None:
+                if place is None or row.hash is None:
                     continue
-                if place < last.get(hash_key, -1):
+                ordered = ordered_by(edges, row.key, row.hash)
+                if place < last.get(ordered, -1):
                     raise LawBroken("per_key", f"{row.users[0]} is read before one that was sent before it")
-                last[hash_key] = place
+                last[ordered] = place
 
 
 ZERO_WHEN_IDLE: Final = frozenset(

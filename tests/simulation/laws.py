@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +18,7 @@ from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES
 from tests.simulation.callers import Sent, Session, WatchedFrame
+from tests.simulation.rows import ordered_by
 
 if TYPE_CHECKING:
     from tests.simulation.operator import Watched
@@ -354,9 +354,15 @@ class Laws:
         if (wakes := self._wakes.note(now)) > self.FEW_WAKES:
             raise LawBroken("RetryPolicy", f"woken {wakes} times in a second, for nothing")
 
-    def entries_in_flight_are_apart(self, in_flight: dict[Request, list[tuple[int, int]]]) -> None:
-        """Where the order is kept: no two entries on their way have overlapping hash ranges (raw: equal keys)."""
-        ranges = sorted([entry for entries in in_flight.values() for entry in entries])
-        for (_, end), (start, _) in pairwise(ranges):
-            if start <= end:
-                raise LawBroken("per_key", "two entries with one hash key are in flight at once")
+    def entries_in_flight_are_apart(self, entries: Iterable[list[tuple[bytes, int]]]) -> None:
+        """Where the order is kept: of the rows of one key and one shard those in flight are in one entry.
+
+        ``entries``: the partition key and the hash key of each of their rows.
+        """
+        edges = self.sim.edges()
+        seen: set[tuple[bytes, int]] = set()
+        for rows in entries:
+            here = {ordered_by(edges, *row) for row in rows}
+            if not seen.isdisjoint(here):
+                raise LawBroken("per_key", "two entries with one key and one shard are in flight at once")
+            seen |= here

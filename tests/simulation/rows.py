@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -55,6 +57,14 @@ class Row(NamedTuple):
         if self.hash_key:
             return int(self.hash_key)
         return hash_of(self.key.decode(), None) if self.key else None
+
+
+def ordered_by(edges: Sequence[int], key: bytes, hash_key: int) -> tuple[bytes, int]:
+    """What rows share whose order ``per_key`` keeps: a partition key, and at all times a shard.
+
+    Rows without a partition key share a hash key.  ``edges``: where shards begin, or have begun at any time.
+    """
+    return key, bisect_right(edges, hash_key) if key else hash_key
 
 
 class DrawnRows:
@@ -135,7 +145,8 @@ class DrawnRows:
             case "special":
                 return random.choice(SPECIAL_KEYS), None
             case "explicit":
-                return b"k", b"%d" % random.choice([0, 1, HASH_END // 2, HASH_END - 1, random.randrange(HASH_END)])
+                hash_key = random.choice([0, 1, HASH_END // 2, HASH_END - 1, random.randrange(HASH_END)])
+                return (b"", b"k", b"k1")[self._made % 3], b"%d" % hash_key  # and keys share them
             case _:
                 return b"key %d" % random.randrange(10**6), None
 

@@ -83,7 +83,8 @@ class Simulation:
         self._numbers = count()
         self._jobs: list[Job] = []  # that hold memory
         self._open_calls: dict[Request, None] = {}
-        self._ranges: dict[Request, list[tuple[int, int]]] = {}
+        self._sent_rows: dict[Request, list[list[tuple[bytes, int]]]] = {}
+        self._old_edges: set[int] = set()  # of streams that are deleted
 
     # ---- driving it
 
@@ -142,6 +143,7 @@ class Simulation:
         self.kinesis.delete_stream(STREAM)
 
         def make() -> None:
+            self._old_edges |= {shard.start for shard in old.shards}
             self.stream = self.kinesis.create_stream(
                 STREAM, None, old.max_record_kib, edges=edges, restart_sequences=restart_sequences, now=self.now
             )
@@ -176,6 +178,10 @@ class Simulation:
         """The consumer, who has read everything."""
         self.consumer.look(self.stream)
         return self.consumer
+
+    def edges(self) -> list[int]:
+        """Return where shards begin, or have begun at any time."""
+        return sorted(self._old_edges.union(shard.start for shard in self.stream.shards))
 
     def unsorted_bytes(self) -> int:
         """The charge of frames whose rows are still in the frames' own buffers."""
@@ -294,8 +300,8 @@ class Simulation:
         self.laws.request_is_made(request, self.now)
         self._open_calls[request] = None
         if self.pipeline.rules.entries.per_key:
-            self._ranges[request] = list(_hash_ranges(request, encoded))
-            self.laws.entries_in_flight_are_apart(self._ranges)
+            self._sent_rows[request] = list(_rows_of_entries(request, encoded))
+            self.laws.entries_in_flight_are_apart([rows for sent in self._sent_rows.values() for rows in sent])
         if self.random.random() < self.refused_connections:
             self._answer_after(0.01, request, RequestFailed(Code.UNREACHABLE, "connection refused", maybe_stored=False))
             return
@@ -327,22 +333,24 @@ class Simulation:
 
     def _complete(self, request: Request, outcome: Answer | RequestFailed) -> None:
         self._open_calls.pop(request, None)
-        self._ranges.pop(request, None)
+        self._sent_rows.pop(request, None)
         if isinstance(outcome, RequestFailed):
             self.maybe_stored_requests += outcome.maybe_stored
         self.laws.request_is_answered(outcome, self.now)
         self.pipeline.complete(request, outcome, self.now)
 
 
-def _hash_ranges(request: Request, encoded: EncodedRequest) -> Iterator[tuple[int, int]]:
-    """The lowest and the highest hash key of each entry."""
+def _rows_of_entries(request: Request, encoded: EncodedRequest) -> Iterator[list[tuple[bytes, int]]]:
+    """Yield the rows of each entry, each with its partition key and its hash key."""
     for first, last in pairwise([0, *encoded.ends.tolist()]):
-        hashes: list[int] = []
+        rows: list[tuple[bytes, int]] = []
         for _, span in request.pieces_of(first, last):
-            a, b = span.first - span.buffer.first, span.last - span.buffer.first
-            high, low = span.buffer.hashes
-            hashes += [one << 64 | other for one, other in zip(high[a:b].tolist(), low[a:b].tolist(), strict=True)]
-        yield min(hashes), max(hashes)
+            buffer = span.buffer
+            a, b = span.first - buffer.first, span.last - buffer.first
+            keys = [buffer.keys[start:end] for start, end in pairwise(buffer.key_offsets[a : b + 1].tolist())]
+            halves = zip(buffer.hashes[0][a:b].tolist(), buffer.hashes[1][a:b].tolist(), strict=True)
+            rows += zip(keys, [high << 64 | low for high, low in halves], strict=True)
+        yield rows
 
 
 def _outcome(status: int, body: bytes, entries: int) -> Answer | RequestFailed:

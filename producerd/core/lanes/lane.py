@@ -14,7 +14,6 @@ import numpy as np
 
 from producerd.core.lanes.pacing import Pacer
 from producerd.core.rows.spans import Span, records_of
-from producerd.core.shards.hash_keys import U64
 from producerd.core.shards.shard_map import Shard
 
 MAX_REQUESTS_PER_LANE: Final = 4
@@ -36,8 +35,6 @@ ANY_BYTES: Final = 2**62
 """A number of bytes that stands for no limit."""
 LOOK_AHEAD_SPANS: Final = 32
 """Most spans that are searched for further rows behind rows that must wait for an earlier row of their key."""
-_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
-"""An odd multiplier, 2^64 / the golden ratio, which mixes the two halves of a hash key."""
 
 
 class Lane:
@@ -300,9 +297,9 @@ class Lane:
     def take_distinct(
         self, max_records: int, max_bytes: int, first_row_bytes: int = 0, *, sole_bytes: int = ANY_BYTES
     ) -> tuple[list[Span], int]:
-        """Take rows as `take` does, but at most one of each key, and none while an earlier row of its key waits.
+        """Take rows as `take` does, but at most one of each partition key, and none before an earlier row of its key.
 
-        Keys are compared by a hash, so two keys may count as one.
+        Keys are compared as `SpanBuffer.key_numbers` says, so two keys may count as one.
         """
         taken: list[Span] = []
         kept: list[Span] = []
@@ -317,7 +314,7 @@ class Lane:
             if before is not self.spans[0] and max(self.spans[0].bytes, before.bytes) > sole_bytes:
                 break
             span = self.spans.popleft()
-            keys = _keys_of(span)
+            keys = span.buffer.key_numbers(span.first - span.buffer.first, span.last - span.buffer.first)
             known, firsts = np.unique(keys, return_index=True)
             firsts = firsts[~np.isin(known, seen, assume_unique=True)]
             if not len(firsts):  # every row waits for one before it
@@ -386,16 +383,6 @@ def _alike(one: Span, other: Span) -> bool:
     Both must become aggregates or both plain records, and both or none must be suspected of failing their requests.
     """
     return one.raw is other.raw and one.failing is other.failing
-
-
-def _keys_of(span: Span) -> U64:
-    """Return a number for each row, equal for rows of one key.
-
-    If two keys have the same number, a row waits longer than it must.
-    """
-    a, b = span.first - span.buffer.first, span.last - span.buffer.first
-    keys: U64 = span.buffer.hashes[0][a:b] * _ODD + span.buffer.hashes[1][a:b]
-    return keys
 
 
 def _rows_that_fit(

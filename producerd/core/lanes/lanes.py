@@ -70,7 +70,7 @@ class ShardState(NamedTuple):
 class Lanes:
     """All lanes of one stream.  A lane is in at most one of the two lists of lanes that have rows.
 
-    With ``per_key`` a lane has one request in flight, with rows of distinct keys or with one aggregate.
+    With ``per_key`` a lane has one request in flight, with rows of distinct partition keys or with one aggregate.
     """
 
     def __init__(self, rules: EntryRules, make_pacer: Callable[[], Pacer]) -> None:

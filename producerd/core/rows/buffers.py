@@ -7,13 +7,13 @@ comes free in small steps, and a lagging shard keeps little more than its own ro
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from producerd.core.rows.columns import Bool, gather
-from producerd.core.shards.hash_keys import I32, U64
+from producerd.core.shards.hash_keys import I32, U64, hash_keys
 from producerd.wire.columns import RECORD_CHARGE_BYTES
 
 JOB_CHARGE_BYTES: Final = 5
@@ -30,6 +30,7 @@ class SpanBuffer:
     """
 
     __slots__ = (
+        "_key_numbers",
         "aggregates",
         "charge_bytes",
         "data",
@@ -61,11 +62,26 @@ class SpanBuffer:
         self.hashes = hashes
         self.explicit = explicit
         self.aggregates = aggregates
+        self._key_numbers: U64 | None = None
         self.live = len(key_offsets) - 1
         self.charge_bytes = len(keys) + len(data) + (RECORD_CHARGE_BYTES - JOB_CHARGE_BYTES) * self.live
 
     def __repr__(self) -> str:
         return f"<SpanBuffer from {self.first}: {self.live} rows, {self.charge_bytes} bytes>"
+
+    def key_numbers(self, a: int, b: int) -> U64:
+        """Return a number for each row from ``a`` up to ``b``, counted from its first, equal for rows of one key.
+
+        A row without a partition key counts by its hash key.  Two keys may have the same number.
+        """
+        if self.explicit is None:
+            return _mixed(self.hashes[0][a:b], self.hashes[1][a:b])
+        if self._key_numbers is None:
+            self._key_numbers = _mixed(*self.hashes)
+            named = np.flatnonzero(self.explicit & (self.key_offsets[1:] > self.key_offsets[:-1])).astype(np.int32)
+            keys, offsets = gather([(memoryview(self.keys), self.key_offsets)], named)
+            self._key_numbers[named] = _mixed(*hash_keys(keys, offsets.astype(np.int32)))
+        return self._key_numbers[a:b]
 
     def settle(self, records: int) -> int:
         """Count settled rows.  Returns the charged bytes that come free: all with the last row, before it none."""
@@ -74,7 +90,7 @@ class SpanBuffer:
             return 0
         self.keys = self.data = b""
         self.key_offsets = self.data_offsets = _NO_OFFSETS
-        self.hashes, self.explicit, self.aggregates = _NO_HASHES, None, None
+        self.hashes, self.explicit, self.aggregates, self._key_numbers = _NO_HASHES, None, None, None
         charge_bytes, self.charge_bytes = self.charge_bytes, 0
         return charge_bytes
 
@@ -89,18 +105,29 @@ class SpanBuffer:
         high, low = self.hashes[0].copy(), self.hashes[1].copy()
         high[a:b], low[a:b] = high[a:b][order], low[a:b][order]
         self.hashes = high, low
-        self.explicit, self.aggregates = [_remarked(marks, a, b, order) for marks in (self.explicit, self.aggregates)]
+        self.explicit, self.aggregates = [_moved(marks, a, b, order) for marks in (self.explicit, self.aggregates)]
+        self._key_numbers = _moved(self._key_numbers, a, b, order)
 
 
+A = TypeVar("A", Bool, U64)
+
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
+"""An odd multiplier, 2^64 / the golden ratio, which mixes the two halves of a hash key."""
 _NO_OFFSETS: Final = np.zeros(1, np.int32)
 _NO_HASHES: Final = (np.zeros(0, np.uint64), np.zeros(0, np.uint64))
 
 
-def _remarked(marks: Bool | None, a: int, b: int, order: npt.NDArray[np.intp]) -> Bool | None:
-    if marks is not None:
-        marks = marks.copy()
-        marks[a:b] = marks[a:b][order]
-    return marks
+def _mixed(high: U64, low: U64) -> U64:
+    """Return a number for each hash key, of its two halves."""
+    numbers: U64 = high * _ODD + low
+    return numbers
+
+
+def _moved(column: A | None, a: int, b: int, order: npt.NDArray[np.intp]) -> A | None:
+    if column is not None:
+        column = column.copy()
+        column[a:b] = column[a:b][order]
+    return column
 
 
 def _reordered(values: bytes, offsets: I32, a: int, b: int, order: npt.NDArray[np.intp]) -> tuple[bytes, I32]:
