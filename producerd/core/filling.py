@@ -73,6 +73,11 @@ class Filling:
         """Whether a batch waits for the list of the shards while other batches may go plain."""
         return bool(self._only_by_map)
 
+    @property
+    def lingers(self) -> bool:
+        """Whether a batch is filling."""
+        return bool(self._frames)
+
     def linger_ends_at(self, linger_seconds: float) -> float:
         """Return when the filling batch stops lingering, or ``inf`` if there is none."""
         return self._since + linger_seconds if self._frames else inf

@@ -105,6 +105,11 @@ class Pipeline:
         return not self.idle and (self.sender.in_flight.nothing_passes or (waits_for_map and bool(self.map_error)))
 
     @property
+    def lingers(self) -> bool:
+        """Whether accepted rows linger, which `press` may end."""
+        return self._filling.lingers
+
+    @property
     def shard_map(self) -> ShardMap | None:
         return self.known.map
 

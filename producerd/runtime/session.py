@@ -206,9 +206,9 @@ class Session(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None  # the deadline of HELLO, then of each body
         self._opened: dict[int, SessionStream] = {}
         self._waiting: dict[int, Waiting] = {}
-        self._unacked: dict[int, int] = {}  # frame id -> charge in bytes
+        self._unacked: dict[int, tuple[SessionStream, int]] = {}  # by frame id, with the charge in bytes
         self._unacked_bytes = 0
-        self._window_is_full = False
+        self._withheld: dict[SessionStream, None] = {}  # streams that know that the window is full
         self._choked = False
         self._reads_on = False  # read on in the next turn of the loop: the buffer holds more messages
         self._deliver = False
@@ -325,10 +325,9 @@ class Session(asyncio.BufferedProtocol):
             self._may_receive_again()
 
     def _may_receive_again(self) -> None:
-        """Have all streams look whether a frame that waits may be received now: only one body comes at a time."""
-        if self._waiting:
-            for opened in self._opened.values():
-                opened.stream.listen_again()
+        """Have streams look whether their frames that wait may be received now: only one body comes at a time."""
+        for opened in {waiting.opened: None for waiting in self._waiting.values()}:
+            opened.stream.listen_again()
 
     @_guarded
     def connection_lost(self, exc: Exception | None) -> None:
@@ -369,7 +368,7 @@ class Session(asyncio.BufferedProtocol):
         """Send the GRANT of a ticket, and wait for its body."""
         self._forget_waiting(ticket.frame_id)
         self._granted = (opened, ticket)
-        self._unacked[ticket.frame_id] = ticket.layout.charge_bytes
+        self._unacked[ticket.frame_id] = opened, ticket.layout.charge_bytes
         self._unacked_bytes += ticket.layout.charge_bytes
         self._wait_for("a body", min(BODY_BEGINS_SECONDS, self._rules.body_timeout_seconds))
         self._send(frames.Grant(ticket.frame_id))
@@ -392,8 +391,7 @@ class Session(asyncio.BufferedProtocol):
     def acknowledge(self, opened: SessionStream, frame: Frame) -> None:
         """Send the result of a frame that is settled, and make room in the window."""
         self._active_at = self._loop.time()
-        self._unacked_bytes -= self._unacked.pop(frame.frame_id)
-        self._look_at_window()
+        self._release(frame.frame_id)
         self._may_receive_again()
         opened.stream.gate.settled(opened.member, frame.records, frame.charge_bytes)
         result = frame.result()
@@ -515,8 +513,6 @@ class Session(asyncio.BufferedProtocol):
         opened = self._opened[message.stream_id] = SessionStream(
             self, message.stream_id, stream, resumed=bool(message.resumed)
         )
-        if self._window_is_full:
-            stream.set_window(opened.member, self._loop.time(), is_full=True)
         max_bytes, max_records = opened.stream.gate.largest_frame
         self._send(frames.Opened(message.stream_id, max_bytes, max_records, stream.max_record_bytes))
 
@@ -532,8 +528,7 @@ class Session(asyncio.BufferedProtocol):
         now = self._loop.time()
         if self._granted is not None and self._granted[1].frame_id == message.frame_id:
             opened, ticket = self._take_granted()
-            self._unacked_bytes -= self._unacked.pop(ticket.frame_id)
-            self._look_at_window()
+            self._release(ticket.frame_id)
             opened.stream.cancel(ticket, now)
         elif (waiting := self._waiting.get(message.frame_id)) is not None:
             why = waiting.opened.stream.describe(self._loop.time())
@@ -541,7 +536,7 @@ class Session(asyncio.BufferedProtocol):
             self.refuse(waiting.opened, message.frame_id, Refusal(Code.CANCELLED, why))
 
     def _flush(self, message: frames.Flush) -> None:
-        streams = list(self._opened.values()) if message.stream_id == 0 else [self._opened_by(message.stream_id)]
+        streams = self._streams_of_frames() if message.stream_id == 0 else [self._opened_by(message.stream_id)]
         for opened in streams:
             opened.stream.flush(opened)
 
@@ -632,12 +627,14 @@ class Session(asyncio.BufferedProtocol):
         """Hand a whole frame to the pipeline, or return it at once if its bad rows refuse it."""
         if opened.stream.accept(frame, ticket, self._loop.time()):
             self.host.shares.will_deliver(self.peer, frame.records)
+            if self._withheld:
+                self._withhold([opened])
             self._look_at_window()
         else:
             self.acknowledge(opened, frame)
 
     def _look_at_window(self) -> None:
-        """Tell the streams whether the client's window has room for another full frame.
+        """Tell the streams of unacknowledged frames whether the client's window has room for another full frame.
 
         If it has not, the client may be waiting for acknowledgements.  So the streams send what it already gave them at
         once.  A client that sends a single record larger than a full frame asks for a flush itself.
@@ -647,10 +644,27 @@ class Session(asyncio.BufferedProtocol):
             len(self._unacked) >= rules.window_frames
             or self._unacked_bytes + rules.max_frame_bytes > rules.window_bytes
         )
-        if is_full is not self._window_is_full:
-            self._window_is_full = is_full
-            for opened in self._opened.values():
-                opened.stream.set_window(opened.member, self._loop.time(), is_full=is_full)
+        if is_full and not self._withheld:
+            self._withhold(self._streams_of_frames())
+        elif not is_full:
+            for opened in self._withheld:
+                opened.stream.set_window(opened.member, self._loop.time(), is_full=False)
+            self._withheld.clear()
+
+    def _withhold(self, streams: list[SessionStream]) -> None:
+        for opened in streams:
+            self._withheld[opened] = None
+            opened.stream.set_window(opened.member, self._loop.time(), is_full=True)
+
+    def _streams_of_frames(self) -> list[SessionStream]:
+        """Return the streams that have unacknowledged frames.  The client may have hundreds of others open."""
+        return list(dict.fromkeys([opened for opened, _ in self._unacked.values()]))
+
+    def _release(self, frame_id: int) -> None:
+        """Make room in the window."""
+        _, charge_bytes = self._unacked.pop(frame_id)
+        self._unacked_bytes -= charge_bytes
+        self._look_at_window()
 
     def _take_granted(self) -> tuple[SessionStream, Ticket]:
         granted, self._granted = self._granted, None

@@ -193,9 +193,10 @@ class Stream:
         return accepted
 
     def set_window(self, member: Member, now: float, *, is_full: bool) -> None:
-        """Note that a session's window is full, or has room again."""
+        """Note that a session's window is full, or has room again.  In a full one nothing lingers."""
         self.gate.window(member, now, is_full=is_full)
-        self._touched(self)
+        if is_full and self.pipeline.lingers:
+            self._touched(self)
 
     def listen_again(self) -> None:
         """Note that a session reads again, and may receive frames."""

@@ -918,6 +918,35 @@ async def test_a_stream_that_is_opened_while_the_window_is_full_is_told_of_it() 
     assert (first.gate.blocked_callers, second.gate.blocked_callers) == (0, 0)
 
 
+async def test_a_stream_without_frames_of_a_session_is_not_looked_at_for_the_others() -> None:
+    """A program that puts into 500 streams, one by one, fills and frees its window with each record."""
+    host = StandInHost(1_000, linger_seconds=3_600)
+    host.rules = replace(WINDOW, window_bytes=1 << 20)
+    touched: list[Stream] = []
+    names = ("flights", "orders", "rest")
+    host.streams = {name: Stream(name, host.stream.settings, 50_000, 10_000, touched=touched.append) for name in names}
+    host.stream, orders, _ = host.streams.values()
+    session, transport = opened(host)
+    tell(session, frames.encode(frames.Open(2, "orders")) + frames.encode(frames.Open(3, "rest")))
+    touched.clear()
+    for number in range(1, 5):
+        tell(session, frames.encode(frames.Reserve(number, 1 + number % 2, one().layout)) + body(number, one()))
+    assert {*touched} == {host.stream, orders}
+    for stream in (host.stream, orders):
+        stream.settle(1.0)
+        assert stream.pipeline.stats.flushes == {"pressure": 1}
+    touched.clear()
+    tell(session, frames.encode(frames.Flush()))
+    ends_all(host)
+    assert {*touched} == {host.stream, orders}
+    touched.clear()
+    for number in range(5, 7):
+        tell(session, frames.encode(frames.Reserve(number, 1, one().layout)) + body(number, one()))
+    assert {*touched} == {host.stream}, "the window is full again, and nothing of the other stream lingers"
+    transport.drain()
+    session.connection_lost(None)
+
+
 @pytest.mark.law("AdmissionGate")
 def test_more_puts_than_a_window_holds_do_not_wait_for_what_lingers(server: FakeServer) -> None:
     with daemon(server.url, linger_seconds=3_600) as running:
