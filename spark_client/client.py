@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as StillRuns  # its own class until Python 3.11
+from functools import partial
 from types import TracebackType
 from typing import Any, Callable, Final, NamedTuple
 
@@ -41,10 +42,10 @@ from spark_client.batches import PlainRows
 from spark_client.channel import LEAST_SECONDS, socket_paths
 from spark_client.connection import Connection
 from spark_client.daemon_settings import DaemonSettings
-from spark_client.gathering import CallFuture, Gathered, PutFuture, Row, end, records_failed
+from spark_client.gathering import CallFuture, Gathered, PutFuture, Row, Unraised, end, records_failed
 from spark_client.options import MOST_SECONDS, is_seconds, refuse
 from spark_client.own_daemon import OwnDaemon
-from spark_client.results import MAX_FAILURES_NAMED, as_line
+from spark_client.results import as_line
 from spark_client.session import ANSWER_SECONDS, warn
 from spark_client.tally import Tally
 
@@ -182,7 +183,8 @@ class KinesisClient:
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Have everything sent without lingering, and wait until every record that was put so far is stored.
 
-        Raises FlushTimeout with the daemon's reason, and RecordsFailed for records that failed since the last flush.
+        Raises FlushTimeout with the daemon's reason, and RecordsFailed for records that failed since the last flush
+        and whose future has not raised that.
         """
         self._owner.flush(timeout_seconds)
 
@@ -225,6 +227,10 @@ class _Put:
         """How many records that were taken have not ended."""
         return self.tally.taken - self.tally.records
 
+    def fails(self, unraised: Unraised, failures: Sequence[RowFailure]) -> None:
+        """Count what failed, before the future ends: a flush that finds it done looks for that."""
+        self.future.fails(partial(unraised.add(failures), failures))
+
 
 class _Step(NamedTuple):
     """What a caller wants done with the connection, when ``before`` has gone to the daemon."""
@@ -248,12 +254,11 @@ class _ConnectionThread:
         self._connection: Connection | None = self._connected()
         self._pid = os.getpid()
         self._puts: list[_Put | Gathered] = []  # that have not ended; only the thread changes it
-        self._lock = threading.Lock()  # guards the next seven
+        self._unraised = Unraised()
+        self._lock = threading.Lock()  # guards the next five
         self._gathering: dict[str, Gathered] = {}  # by stream, what goes to the daemon next
         self._room = threading.Condition(self._lock)  # in these, or for another one
         self._largest: dict[str, tuple[int, int]] = {}  # the largest frame (charge, records) of each open stream
-        self._failed_records = 0  # since the last flush
-        self._failures: list[RowFailure] = []  # the first of them
         self._steps: deque[_Step] = deque()
         self._ends = False
         self._waker, self._woken = socket.socketpair()
@@ -320,10 +325,9 @@ class _ConnectionThread:
             reason = self._reason(open_puts[0].stream)
             text = f"{records} records are not acknowledged after {timeout_seconds} s: {reason}"
             raise as_line(FlushTimeout(text))
-        with self._lock:
-            count, failures = self._failed_records, self._failures
-            self._failed_records, self._failures = 0, []
+        failures = self._unraised.take()
         if failures:
+            count = sum(failure.records for failure in failures)
             raise records_failed(f"{count} records failed since the last flush", failures)
 
     def _reason(self, stream: str) -> str:
@@ -488,15 +492,8 @@ class _ConnectionThread:
             connection.put_batch(gathered.stream, rows, rows=range(rows.records), tally=gathered.tally)
         except Refused as refused:
             why, code, rest = str(refused), refused.code, gathered.split(gathered.tally.taken)
-            self._fail_gathered(rest, lambda: as_line(Refused(why, code=code)), code, why, maybe_stored=False)
-
-    def _fail_gathered(
-        self, gathered: Gathered, error: Callable[[], ProducerdError], code: str, why: str, *, maybe_stored: bool
-    ) -> None:
-        """End the futures with an error, except for records that have ended."""
-        lost = RowFailure(code, why, gathered.owed_records, maybe_stored, (), gathered.stream)
-        self._count_failures((*gathered.tally.failures, lost))
-        gathered.end(error)
+            lost = RowFailure(code, why, 1, False, (), gathered.stream)
+            rest.end(self._unraised, lost, lambda: as_line(Refused(why, code=code)))
 
     def _connected(self) -> Connection:
         try:
@@ -510,10 +507,10 @@ class _ConnectionThread:
             if put.owed_records:
                 continue
             failures = put.tally.failures
-            self._count_failures(failures)  # first, as a flush that finds the future done looks for them
             if isinstance(put, Gathered):
-                put.end()
+                put.end(self._unraised)
             elif failures:
+                put.fails(self._unraised, failures)
                 count = sum(failure.records for failure in failures)
                 where = f"of {put.tally.records} records of one call for stream {put.stream}"
                 end(put.future, records_failed(f"{count} {where} failed, named by place", failures))
@@ -539,18 +536,13 @@ class _ConnectionThread:
 
         for put in self._puts:
             if isinstance(put, Gathered):
-                self._fail_gathered(put, failed, code, why, maybe_stored=put not in waiting)
+                lost = RowFailure(code, why, 1, put not in waiting, (), put.stream)
+                put.end(self._unraised, lost, failed)
             else:
                 lost = RowFailure(code, why, put.owed_records, True, (), put.stream)
-                self._count_failures((*put.tally.failures, lost))
+                put.fails(self._unraised, (*put.tally.failures, lost))
                 end(put.future, failed())
         self._puts = []
-
-    def _count_failures(self, failures: Sequence[RowFailure]) -> None:
-        """Keep what the next flush raises."""
-        with self._lock:
-            self._failed_records += sum(failure.records for failure in failures)
-            self._failures += [f._replace(rows=()) for f in failures[: MAX_FAILURES_NAMED - len(self._failures)]]
 
 
 def _clock(timeout_seconds: float | None) -> Callable[[], float | None]:

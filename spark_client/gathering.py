@@ -10,13 +10,14 @@ import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Callable, Final, Optional
 
 from producerd.errors import Code, Outcome, ProducerdError, RecordsFailed, RowFailure
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Columns
 from producerd.wire.frames import Ack, RowCode
 from spark_client.results import MAX_FAILURES_NAMED, as_line
-from spark_client.tally import Tally
+from spark_client.tally import MAX_FAILURES, MORE_KINDS, OTHER, Tally
 
 LOG: Final = logging.getLogger("producerd.client")
 Row = tuple[bytes, Optional[bytes], Optional[bytes]]
@@ -27,13 +28,76 @@ _waiting: Final = threading.Lock()
 """Guards the moment when somebody begins to wait for a `RecordFuture`, against its end."""
 
 
+Kinds = dict[tuple[str, str, str, bool], int]
+"""How many records failed, by code, message, stream, and whether they may be stored."""
+
+
+class Unraised:
+    """Failed records that no future has raised.  The next flush raises them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal's handler may ask a future in the middle of another call
+        self._kinds: Kinds = {}
+
+    def take(self) -> list[RowFailure]:
+        """Return the failures by kind, without the numbers of rows, and forget them."""
+        with self._lock:
+            taken, self._kinds = self._kinds, {}
+        return [
+            RowFailure(code, message, records, maybe_stored, (), stream)
+            for (code, message, stream, maybe_stored), records in taken.items()
+        ]
+
+    def add(self, failures: Sequence[RowFailure]) -> Callable[[Sequence[RowFailure]], None]:
+        """Count failures, and return the function that takes out those that a future raises."""
+        with self._lock:
+            kinds = self._kinds
+            for failure in failures:
+                self._count(kinds, failure, failure.records)
+        return partial(self._raised, kinds)
+
+    def _raised(self, kinds: Kinds, failures: Sequence[RowFailure]) -> None:
+        """Take failures out, unless a flush has raised them since."""
+        with self._lock:
+            for failure in failures:
+                self._count(kinds, failure, -failure.records)
+
+    def _count(self, kinds: Kinds, failure: RowFailure, records: int) -> None:
+        kind = failure.code, failure.message, failure.stream, failure.maybe_stored
+        if kind not in kinds and (records < 0 or len(kinds) >= MAX_FAILURES):
+            kind = OTHER, MORE_KINDS, "", failure.maybe_stored
+        kinds[kind] = kinds.get(kind, 0) + records
+        if kinds[kind] <= 0:
+            del kinds[kind]
+
+
 class PutFuture(Future[None]):
-    """The future of a call's records.  It is done when all are stored.  It cannot be cancelled."""
+    """The future of a call's records.  It is done when all are stored.  It cannot be cancelled.
+
+    A failure that it has raised or returned is not raised again by a flush.
+    """
+
+    _raised: Callable[[], None] | None = None
+    """Takes what this future raises out of what the next flush raises."""
 
     @property
     def taken(self) -> int:
-        """How many of the call's records, the first ones, the daemon has: it delivers them without this process."""
+        """How many of the call's records, the first ones, the daemon has."""
         raise NotImplementedError
+
+    def fails(self, raised: Callable[[], None]) -> None:
+        """Have a function called once when the caller learns of the failure, with which this future is about to end."""
+        self._raised = raised
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        error = super().exception(timeout)
+        if (raised := self.__dict__.pop("_raised", None)) is not None:
+            raised()
+        return error
+
+    def result(self, timeout: float | None = None) -> Any:  # None: mypy refuses to compare what only returns None
+        self.exception(timeout)
+        return super().result(timeout)
 
 
 class CallFuture(PutFuture):
@@ -151,21 +215,34 @@ class Gathered:
         self._futures = [future for future in self._futures if future.place < place]
         return rest
 
-    def end(self, error: Callable[[], ProducerdError] | None = None) -> None:
-        """End the futures.  Each record that has not ended raises ``error``."""
+    def end(
+        self,
+        unraised: Unraised,
+        lost: RowFailure | None = None,
+        error: Callable[[], ProducerdError] | None = None,
+    ) -> None:
+        """End the futures, and count the failed records.  One that has not ended failed as ``lost``, with ``error``."""
         text = f"1 of 1 records of one call for stream {self.stream} failed, named by place"
         errors: dict[int, ProducerdError] = {}
+        failures: dict[int, RowFailure] = {}
         for place, why in self.tally.failed.items():
             code = Code.DRAINING if why.outcome == Outcome.RETURNED else why.code
             maybe_stored = bool(why.maybe_stored) or why.outcome == Outcome.UNKNOWN
-            failure = RowFailure(code, why.message, 1, maybe_stored, (0,), self.stream)
-            errors[place] = records_failed(text, [failure])
+            failures[place] = RowFailure(code, why.message, 1, maybe_stored, (0,), self.stream)
+            errors[place] = records_failed(text, [failures[place]])
+        failed = [*failures.values()]
+        if lost is not None and error is not None:
+            failed.append(lost._replace(records=self.owed_records))
+            for future in self._futures:
+                if future.place not in self.tally.ended:
+                    failures[future.place], errors[future.place] = lost, error()
+        raised = unraised.add(failed)
         waited_for = []
         with _waiting:
             for future in self._futures:
                 its = errors.get(future.place)
-                if error is not None and future.place not in self.tally.ended:
-                    its = error()
+                if its is not None:
+                    future.fails(partial(raised, [failures[future.place]]))
                 if future._is_waited_for:
                     waited_for.append((future, its))
                 else:

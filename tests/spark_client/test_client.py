@@ -159,7 +159,7 @@ def test_many_records_are_cut_into_frames_and_stay_in_order(daemon: FakeDaemon) 
     assert all(body.layout.charge_bytes <= 5_000 or body.layout.records == 1 for body in bodies)
 
 
-def test_records_that_fail_are_named_by_place_and_told_once_more_by_flush(daemon: FakeDaemon) -> None:
+def test_records_that_fail_are_named_by_place_and_raised_once(daemon: FakeDaemon) -> None:
     daemon.runs(in_turn(Session.welcome, lambda s: s.serve(lambda row: INVALID if row[0] == b"bad" else None)))
     client = client_of(daemon)
     future = client.put_many([("a", "good"), ("SECRET", "bad"), ("c", "good")])
@@ -170,14 +170,18 @@ def test_records_that_fail_are_named_by_place_and_told_once_more_by_flush(daemon
         "RECORD_INVALID 1 (data is null), records 1"
     )
     assert caught.value.failures[0].rows == (1,)
-    with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[RECORD_INVALID\]: 1 records failed since the last flush: "):
+    client.flush()  # the future has raised it
+    bad = [client.put("e", "bad"), client.put_many([("f", "bad")])]
+    wait(bad, 10)
+    with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[RECORD_INVALID\]: 2 records failed since the last flush: "):
         client.flush()
     assert client.put("d", "good").result(10) is None
-    client.flush()  # each failure is raised once
+    client.flush()
     assert isinstance(client.put("e", "bad").exception(10), RecordsFailed)
+    client.put_many([("f", "bad")]).add_done_callback(lambda future: future.exception())
+    client.put("g", "bad")
     with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[RECORD_INVALID\]: 1 records failed since the last flush: "):
-        client.flush()
-    client.close()
+        client.close()
 
 
 def test_a_flush_counts_all_failures_and_names_the_first_kinds(daemon: FakeDaemon) -> None:
@@ -187,12 +191,12 @@ def test_a_flush_counts_all_failures_and_names_the_first_kinds(daemon: FakeDaemo
     daemon.runs(in_turn(Session.welcome, lambda session: session.serve(fails)))
     client = client_of(daemon)
     for number in range(7):
-        assert isinstance(client.put("x", f"Code{number}").exception(10), RecordsFailed)
+        wait([client.put("x", f"Code{number}")], 10)
     with pytest.raises(RecordsFailed) as caught:
         client.flush()
     named = "; ".join(f"Code{number} 1 (no)" for number in range(5))
     assert str(caught.value) == f"PRODUCERD[Code0]: 7 records failed since the last flush: {named}"
-    assert [failure.code for failure in caught.value.failures] == [f"Code{number}" for number in range(5)]
+    assert [failure.code for failure in caught.value.failures] == [f"Code{number}" for number in range(7)]
     client.close()
 
 
@@ -360,10 +364,11 @@ def test_a_lost_daemon_fails_what_it_had_and_the_next_call_finds_the_next_one(
     with client_of(daemon, reconnect_timeout_seconds=0) as client:
         future = client.put("x", timeout_seconds=timeout_seconds)
         lost.set()
-        with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: .*1 frames with 1 records are not ack"):
-            future.result(10)
+        wait([future], 10)
         with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: 1 records failed") as caught:
             client.flush()
+        with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: .*1 frames with 1 records are not ack"):
+            future.result(10)
         assert caught.value.failures == (RowFailure(Code.DAEMON_LOST, gone, 1, True, (), "s"),)
         assert client.put("y").result(10) is None
     assert [record.message for record in caplog.records] == [f"the session has ended: {gone}"]
@@ -415,8 +420,7 @@ def test_a_call_ends_if_the_client_is_closed_while_it_connects(daemon: FakeDaemo
     waiting = threading.Thread(target=waits)
     waiting.start()
     assert is_asked.wait(10)
-    with pytest.raises(RecordsFailed):
-        client.close()
+    client.close()
     is_closed.set()
     waiting.join(10)
     assert [str(error)[:43] for error in errors] == ["PRODUCERD[DAEMON_LOST]: the client was clos"]
@@ -648,8 +652,7 @@ def test_a_daemon_that_breaks_the_protocol_fails_the_call(daemon: FakeDaemon) ->
     with pytest.raises(ConnectionFailed, match="ACK of 5 records for a frame of 1"):
         future.result(10)
     assert client.put("y").result(10) is None
-    with pytest.raises(RecordsFailed):
-        client.close()
+    client.close()
 
 
 @pytest.mark.parametrize("call", ["put", "put_many", "flush", "close"])
@@ -881,8 +884,7 @@ def test_a_stream_that_the_next_daemon_refuses_leaves_no_future_open(daemon: Fak
     with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[NOT_AUTHORIZED\]: stream s: not in streams_allowed"):
         future.result(10)
     assert client.put("y", stream="other").result(10) is None
-    with pytest.raises(RecordsFailed):
-        client.close()
+    client.close()
 
 
 def test_the_time_out_of_put_holds_for_the_next_daemon_too(daemon: FakeDaemon) -> None:
@@ -1096,7 +1098,8 @@ def test_the_mark_of_an_error_stands_once_in_its_line(daemon: FakeDaemon) -> Non
     daemon.runs(dies)
     client = client_of(daemon, reconnect_timeout_seconds=0)
     future = client.put("x")
-    assert str(future.exception(10)).count("PRODUCERD[") == 1
+    wait([future], 10)
     with pytest.raises(RecordsFailed) as caught:
         client.close()
     assert str(caught.value).count("PRODUCERD[") == 1
+    assert str(future.exception(0)).count("PRODUCERD[") == 1

@@ -29,8 +29,8 @@ from producerd.errors import (
 from producerd.wire import frames
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Body, lay_out
 from spark_client import KinesisClient
-from spark_client.gathering import CallFuture, Gathered, PutFuture, RecordFuture, Row, end, records_failed
-from spark_client.tally import Tally
+from spark_client.gathering import CallFuture, Gathered, PutFuture, RecordFuture, Row, Unraised, end, records_failed
+from spark_client.tally import MAX_FAILURES, MORE_KINDS, Tally
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Script, Session, refuses_the_first_stream, serve
 
 
@@ -178,7 +178,7 @@ def fails_in_the_third_frame(go_on: threading.Event, failed: dict[int, frames.Ro
     return script
 
 
-def test_a_record_that_fails_is_its_own_future_s_error_and_the_next_flush_s(daemon: FakeDaemon) -> None:
+def test_a_record_that_fails_is_its_own_future_s_error_or_else_the_next_flush_s(daemon: FakeDaemon) -> None:
     go_on = threading.Event()
     odd = frames.RowCode(Outcome.UNKNOWN, Code.RECORD_TOO_LARGE, "odd")
 
@@ -187,13 +187,14 @@ def test_a_record_that_fails_is_its_own_future_s_error_and_the_next_flush_s(daem
     put_behind_a_reserve(client, daemon)
     futures = [client.put(str(number)) for number in range(5)]
     go_on.set()
+    concurrent.futures.wait(futures, 10)
+    with pytest.raises(RecordsFailed, match="2 records failed since the last flush"):
+        client.flush()
     errors = [future.exception(10) for future in futures]
     assert [type(error) for error in errors] == [type(None), RecordsFailed, type(None), RecordsFailed, type(None)]
     assert str(errors[1]).startswith("PRODUCERD[RECORD_INVALID]: 1 of 1 records of one call for stream s failed, named")
     (failure,) = errors[3].failures  # type: ignore[union-attr]
     assert (failure.code, failure.maybe_stored, failure.rows) == (Code.RECORD_TOO_LARGE, True, (0,))
-    with pytest.raises(RecordsFailed, match="2 records failed since the last flush"):
-        client.flush()
     client.close()
 
 
@@ -216,10 +217,11 @@ def test_a_frame_that_is_refused_is_its_records_error_and_the_next_call_asks_aga
     daemon.runs(script)
     client = client_of(daemon)
     client.put("first").result(10)
-    with pytest.raises(Refused, match=r"^PRODUCERD\[ACCESS_DENIED\]: no right"):
-        client.put("x").result(10)
+    future = client.put("x")
     with pytest.raises(RecordsFailed, match="1 records failed since the last flush: ACCESS_DENIED 1") as caught:
         client.flush()
+    with pytest.raises(Refused, match=r"^PRODUCERD\[ACCESS_DENIED\]: no right"):
+        future.result(10)
     assert caught.value.failures == (RowFailure(Code.ACCESS_DENIED, "no right", 1, False, (), "s"),)
     assert client.put("y").result(10) is None
     client.close()
@@ -242,17 +244,16 @@ def test_what_a_lost_daemon_had_and_what_waited_fail_where_nobody_sends_them_aga
     until(lambda: daemon.sessions[-1].machine.outstanding == 2)
     others += [client.put("x") for _ in range(4)]
     all_are_put.set()
-    for future in (first, *others):
-        with pytest.raises(ConnectionFailed, match="is gone"):
-            future.result(10)
-    assert [future.taken for future in (first, *others)] == [1, 0, 0, 0, 0, 0]
-    with pytest.raises(RecordsFailed, match="6 records failed") as caught:
+    concurrent.futures.wait((first, *others), 10)
+    with pytest.raises(ConnectionFailed, match="is gone"):
+        first.result()
+    with pytest.raises(RecordsFailed, match="5 records failed") as caught:
         client.flush()
-    assert [(failure.records, failure.maybe_stored) for failure in caught.value.failures] == [
-        (1, True),
-        (1, True),
-        (4, False),
-    ]
+    assert [(failure.records, failure.maybe_stored) for failure in caught.value.failures] == [(1, True), (4, False)]
+    for future in others:
+        with pytest.raises(ConnectionFailed, match="is gone"):
+            future.result()
+    assert [future.taken for future in (first, *others)] == [1, 0, 0, 0, 0, 0]
     assert client.put("y").result(10) is None
     client.close()
 
@@ -438,8 +439,7 @@ def test_what_is_gathered_while_the_frame_before_is_refused_goes_its_way(daemon:
     with pytest.raises(Refused):
         refused.result(10)
     assert client.put("later").result(10) is gathered.result(10) is None
-    with pytest.raises(RecordsFailed, match="1 records failed"):
-        client.close()
+    client.close()
 
 
 def test_a_log_that_raises_does_not_end_the_client(daemon: FakeDaemon) -> None:
@@ -516,11 +516,12 @@ def test_where_a_frame_is_given_up_half_way_only_what_has_not_ended_fails() -> N
     back = frames.RowCode(Outcome.RETURNED, Code.DRAINING, "the daemon stops")
     ack = frames.Ack(1, 3, 2, 0, 0, 1, bitmap=b"\2", codes=(back,))
     assert gathered.tally.settle(ack, range(3), "s", lay_out([b""] * 3, [b"x"] * 3), sends_again=True) == [1]
-    gathered.end(lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
+    gathered.end(Unraised(), LOST, lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
     ends = [type(future.exception(0)) for future in futures if future is not None]
     assert ends == [type(None), ConnectionFailed, type(None), ConnectionFailed]
 
 
+LOST = RowFailure(Code.DAEMON_LOST, "gone", 1, True, (), "s")
 ROW_BYTES = RECORD_CHARGE_BYTES + 15
 FULL = (b"x" * 10, b"key", b"12")
 """A record that is charged `ROW_BYTES`."""
@@ -561,9 +562,9 @@ def test_records_behind_a_place_can_be_split_off_with_their_futures() -> None:
     futures = [gathered.add(row) for row in rows]
     rest = gathered.split(1)
     assert (gathered.rows, rest.rows, rest.stream) == (rows[:1], rows[1:], "s")
-    gathered.end()
+    gathered.end(Unraised())
     assert [future.done() for future in futures if future is not None] == [True, False, False]
-    rest.end(lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
+    rest.end(Unraised(), LOST, lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
     assert [type(future.exception(0)) for future in futures if future is not None] == [
         *(type(None), ConnectionFailed, ConnectionFailed)
     ]
@@ -585,7 +586,7 @@ def test_each_failed_record_s_error_says_why_whatever_happens_to_the_others() ->
     assert gathered.tally.settle(ack, range(5), "s", columns) == []
     gathered.tally.refuse(5, INVALID, "s", columns, 5)
     assert gathered.owed_records == 0
-    gathered.end(lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
+    gathered.end(Unraised(), LOST, lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
     errors = [future.exception(0) for future in futures if future is not None]
     assert errors.pop(4) is None
     failures = [error.failures for error in errors if isinstance(error, RecordsFailed)]
@@ -598,6 +599,26 @@ def test_each_failed_record_s_error_says_why_whatever_happens_to_the_others() ->
     assert str(errors[4]) == (
         "PRODUCERD[RECORD_INVALID]: 1 of 1 records of one call for stream s failed, named by place: "
         "RECORD_INVALID 1 (data is null), records 0"
+    )
+
+
+def test_a_flush_raises_what_no_future_has_raised_since_the_flush_before() -> None:
+    unraised = Unraised()
+    one, two = (RowFailure(Code.INTERNAL, "no", records, False, (0,), "s") for records in (1, 2))
+    raised = unraised.add([one, two, two._replace(maybe_stored=True)])
+    raised([one])
+    assert unraised.take() == [RowFailure(Code.INTERNAL, "no", 2, maybe, (), "s") for maybe in (False, True)]
+    unraised.add([one])
+    raised([two])
+    assert unraised.take() == [one._replace(rows=())], "of another call, after the flush that raised both"
+    many = [one._replace(message=str(number)) for number in range(MAX_FAILURES + 3)]
+    raised = unraised.add(many)
+    for failure in many[2:]:
+        raised([failure])
+    assert unraised.take() == [failure._replace(rows=()) for failure in many[:2]]
+    unraised.add(many)
+    assert (len(failures := unraised.take()), failures[-1]) == (
+        *(MAX_FAILURES + 1, RowFailure("OTHER", MORE_KINDS, 3, False, (), "")),
     )
 
 
