@@ -2,7 +2,8 @@
 
 `KinesisClient.put` gathers records while a frame is on its way to the daemon.  It blocks while the queue is full and
 the next frame, too.  Its future's ``taken`` tells whether the daemon has the record, and the future is done when the
-record is stored.  With ``on_disconnect="deliver"`` the daemon delivers what it has taken even if this process dies.
+record is stored.  With ``on_disconnect="deliver"`` the node's daemon delivers what it has taken even if this process
+dies.  A daemon that this process has started ends with it, 3 s later.
 
 One thread owns the connection.  Callers of any thread hand it steps and wait until these end.  Between steps it settles
 the acknowledgements that arrive.  So a caller that is interrupted, or whose time-out passes, never leaves a message
@@ -18,6 +19,7 @@ import select
 import socket
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -37,7 +39,7 @@ from producerd.errors import (
     RowFailure,
 )
 from producerd.wire import frames
-from spark_client import daemon_settings
+from spark_client import daemon_settings, unclosed
 from spark_client.batches import PlainRows
 from spark_client.channel import LEAST_SECONDS, socket_paths
 from spark_client.connection import Connection
@@ -46,7 +48,7 @@ from spark_client.gathering import CallFuture, Gathered, PutFuture, Row, Unraise
 from spark_client.options import MOST_SECONDS, is_seconds, refuse
 from spark_client.own_daemon import OwnDaemon
 from spark_client.results import as_line
-from spark_client.session import ANSWER_SECONDS, warn
+from spark_client.session import ANSWER_SECONDS, LOG, warn
 from spark_client.tally import Tally
 
 LOCK_SECONDS: Final = 5.0
@@ -73,6 +75,10 @@ class KinesisClient:
     Many threads may use one client.  Their calls take turns, so one that waits for room holds up the others.  After a
     fork the child process must make its own client.  A future's callback must not use the client either, and a log
     handler must not wait for a `put` of the client that logs.
+
+    Close the client, or use it in a ``with`` block.  The end of the interpreter flushes what is not closed, for 10 s at
+    most, and logs what is not stored.  A client that is garbage-collected before gives a ResourceWarning, and its
+    session ends after its last acknowledgement.
     """
 
     def __init__(
@@ -196,6 +202,11 @@ class KinesisClient:
         finally:
             self._owner.end()
 
+    def __del__(self, warn_of: Callable[..., None] = warnings.warn) -> None:  # whose module may be gone by then
+        owner = self.__dict__.get("_owner")  # unless the constructor has raised
+        if owner is not None and owner.leave():
+            warn_of(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+
     def __reduce__(self) -> Any:
         text = (
             "a KinesisClient belongs to one process: make one where it is used, as in the function of foreachPartition"
@@ -261,9 +272,12 @@ class _ConnectionThread:
         self._largest: dict[str, tuple[int, int]] = {}  # the largest frame (charge, records) of each open stream
         self._steps: deque[_Step] = deque()
         self._ends = False
+        self._is_closed = False  # by the program
+        self._is_left = False  # by its client, which was garbage-collected unclosed
         self._waker, self._woken = socket.socketpair()
         self._woken.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="producerd client", daemon=True)
+        unclosed.add(self)
         self._thread.start()
 
     # ------------------------------------------------------------------------------------------ in any caller's thread
@@ -341,6 +355,7 @@ class _ConnectionThread:
         """End the session.  The daemon then delivers or discards what it has not acknowledged."""
         if os.getpid() != self._pid:
             return  # the session is the parent's
+        self._is_closed = True
         with self._free_lock():
             self._ends = True
             self._room.notify_all()
@@ -348,6 +363,36 @@ class _ConnectionThread:
         if connection is not None:
             connection.abandon()  # else the thread may wait for room there
         self._wake()
+
+    def hasten(self) -> None:
+        with contextlib.suppress(ProducerdError):  # it has ended
+            self._submit(Connection.hasten)
+
+    def end_unclosed(self, seconds: float) -> None:
+        try:
+            self.flush(round(seconds, 1))
+        except BaseException as error:  # also an interrupt of this wait
+            taken = sum(put.tally.taken - put.tally.records for put in [*self._puts])
+            text = (
+                "a KinesisClient was not closed before the program's end: %s; %d of these records are with the daemon"
+            )
+            with contextlib.suppress(Exception):  # of a handler's, as in `warn`
+                LOG.error(text, str(error) or repr(error), taken)
+        finally:
+            self.end()
+            self._is_closed = False  # so its client still gives the warning
+            self._thread.join(ANSWER_SECONDS)
+
+    def leave(self) -> bool:
+        """Have the session end when its last record has ended, unless it is closed, and return whether it was not.
+
+        It takes no lock: the garbage collector may run in the middle of any call.
+        """
+        if self._is_closed or os.getpid() != self._pid:
+            return False
+        self._is_left = True
+        self._wake()
+        return True
 
     def admit(self) -> None:
         """Raise an error if this process and thread may not call the client."""
@@ -411,7 +456,7 @@ class _ConnectionThread:
 
     def _run(self) -> None:
         try:
-            while not self._ends:
+            while not self._ends and not (self._is_left and self._is_done):
                 self._wait()
                 self._take(*self._next())
         finally:
@@ -423,6 +468,11 @@ class _ConnectionThread:
                 step.done.set_exception(as_line(ProducerdError("this client is closed")))
             self._woken.close()
             self._waker.close()
+            unclosed.discard(self)
+
+    @property
+    def _is_done(self) -> bool:
+        return not (self._puts or self._gathering or self._steps)
 
     def _next(self) -> tuple[Future[Any] | None, Callable[[Connection], Any]]:
         """Return what to do next, and the future of its caller.

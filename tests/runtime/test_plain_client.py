@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,48 @@ def test_what_a_killed_process_had_put_is_delivered(kinesis: FakeKinesis, server
         until(lambda: len(stored(kinesis)) == 50)
         assert stored(kinesis) == Counter(b"row %d" % i for i in range(50))
         until(lambda: idle(running.metrics()))
+
+
+UNCLOSED = """
+import multiprocessing, os, sys
+from spark_client import KinesisClient
+
+def put(name):
+    global client
+    client = KinesisClient("flights", socket=sys.argv[1])
+    for row in range(100):
+        client.put(f"{name} {row}")
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        child = multiprocessing.get_context(method).Process(target=put, args=(method,))
+        child.start()
+        child.join()
+    put("program")
+    for puts in (False, True):
+        if os.fork() == 0:
+            if puts:
+                put("fork of program")
+            sys.exit()
+        os.wait()
+    sys.exit(3)
+"""
+
+
+def test_a_program_that_ends_without_close_has_stored_its_records(
+    kinesis: FakeKinesis, server: FakeServer, tmp_path: Path
+) -> None:
+    """So has each of its children, and a forked one leaves its parent's records to the parent."""
+    program = tmp_path / "program.py"
+    program.write_text(UNCLOSED)
+    with daemon(server.url, linger_seconds=3600) as running:
+        command = [sys.executable, "-W", "ignore", str(program), str(running.socket)]
+        done = subprocess.run(
+            command, env={"PYTHONPATH": str(ROOT)}, timeout=60, stderr=subprocess.PIPE, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (3, "")
+        names = ("fork", "spawn", "program", "fork of program")
+        assert stored(kinesis) == Counter(f"{name} {row}".encode() for name in names for row in range(100))
 
 
 def test_a_full_queue_blocks_put_and_a_time_out_loses_nothing(kinesis: FakeKinesis, server: FakeServer) -> None:

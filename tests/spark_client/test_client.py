@@ -565,6 +565,7 @@ def test_a_client_whose_thread_has_died_is_closed(daemon: FakeDaemon, monkeypatc
         with pytest.raises(ProducerdError, match=r"^PRODUCERD\[INTERNAL\]: this client is closed$"):
             client.put("x", timeout_seconds=10)
     client._owner._thread.join(10)
+    client.close()
 
 
 def test_an_error_that_is_not_the_daemons_is_raised_as_it_is_also_at_the_end(

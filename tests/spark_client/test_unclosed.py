@@ -1,0 +1,76 @@
+"""A program that forgets to close a client loses no record without a word."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import weakref
+
+import pytest
+
+from producerd.wire import frames
+from spark_client import KinesisClient
+from tests.daemon import ROOT
+from tests.spark_client.fake_daemon import FakeDaemon, Session
+
+PROGRAM = """
+import sys
+from spark_client import KinesisClient, unclosed
+unclosed.EXIT_SECONDS = 0.2
+clients = [KinesisClient("s", socket=sys.argv[1]) for _ in range(2)]
+for client in clients:
+    client.put("x", timeout_seconds=10)
+"""
+
+
+@pytest.mark.parametrize("warns", [False, True])
+def test_the_end_of_a_program_waits_for_a_time_and_says_what_is_not_stored(daemon: FakeDaemon, warns: bool) -> None:
+    """As for a file, the warning is shown where warnings are."""
+
+    def script(session: Session) -> None:
+        session.start()
+        session.take_frame()
+        session.expect(frames.Flush)
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                if isinstance(session.read(), frames.Status):
+                    session.send(frames.Blocked(1, 3.0, "the service answers slowly"))
+
+    daemon.runs(script)
+    command = [sys.executable, *["-X", "dev"] * warns, "-c", PROGRAM, daemon.path]
+    done = subprocess.run(command, cwd=ROOT, env={}, timeout=60, stderr=subprocess.PIPE, text=True, check=False)
+    lines = [line for line in done.stderr.splitlines() if "ResourceWarning" not in line]
+    assert len(lines) == len(done.stderr.splitlines()) - 2 * warns
+    assert sorted(line.partition(" s: the service answers slowly;")[0] for line in lines) == [
+        "a KinesisClient was not closed before the program's end: PRODUCERD[FLUSH_TIMEOUT]: "
+        f"1 records are not acknowledged after {seconds}"
+        for seconds in ("0.0", "0.2")
+    ]
+    assert all(line.endswith("; 1 of these records are with the daemon") for line in lines)
+    assert done.returncode == 0
+
+
+def test_a_client_that_is_collected_unclosed_warns_and_its_records_end_as_they_would(daemon: FakeDaemon) -> None:
+    go_on = threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        assert go_on.wait(10)
+        session.ack(body)
+        session.serve()
+
+    daemon.runs(script)
+    client = KinesisClient("s", socket=daemon.path)
+    futures = [client.put("x"), client.put("y")]
+    owner, gone = client._owner, weakref.ref(client)
+    with pytest.warns(ResourceWarning, match="^unclosed <spark_client.client.KinesisClient "):
+        del client
+    assert gone() is None
+    assert owner._thread.is_alive()
+    go_on.set()
+    assert [future.result(10) for future in futures] == [None, None]
+    owner._thread.join(10)
+    assert not owner._thread.is_alive()
