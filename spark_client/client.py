@@ -231,16 +231,20 @@ class _Put:
     def __init__(self, stream: str) -> None:
         self.stream = stream
         self.tally = Tally()
-        self.future = CallFuture(self.tally)
+        self.call = CallFuture(self.tally)
+        self.future: Future[None] = Future()  # for a flush, done when the call's callbacks have returned
 
     @property
     def owed_records(self) -> int:
         """How many records that were taken have not ended."""
         return self.tally.taken - self.tally.records
 
-    def fails(self, unraised: Unraised, failures: Sequence[RowFailure]) -> None:
-        """Count what failed, before the future ends: a flush that finds it done looks for that."""
-        self.future.fails(partial(unraised.add(failures), failures))
+    def end(self, unraised: Unraised, failures: Sequence[RowFailure] = (), error: ProducerdError | None = None) -> None:
+        """End the futures, and count what failed."""
+        if error is not None:
+            self.call.fails(partial(unraised.add(failures), failures))
+        end(self.call, error)
+        end(self.future, None)
 
 
 class _Step(NamedTuple):
@@ -300,7 +304,7 @@ class _ConnectionThread:
         except StillRuns:
             text = f"no room for stream {stream} within {timeout_seconds} s: another call of this client waits, too"
             raise as_line(BackpressureTimeout(text)) from None
-        return put.future
+        return put.call
 
     def gather(self, stream: str, row: Row) -> PutFuture:
         """Add a record to those that go to the daemon next; wait while these are a whole frame."""
@@ -560,12 +564,12 @@ class _ConnectionThread:
             if isinstance(put, Gathered):
                 put.end(self._unraised)
             elif failures:
-                put.fails(self._unraised, failures)
                 count = sum(failure.records for failure in failures)
                 where = f"of {put.tally.records} records of one call for stream {put.stream}"
-                end(put.future, records_failed(f"{count} {where} failed, named by place", failures))
+                error = records_failed(f"{count} {where} failed, named by place", failures)
+                put.end(self._unraised, failures, error)
             else:
-                end(put.future, None)
+                put.end(self._unraised)
         self._puts = [put for put in self._puts if not put.future.done()]
 
     def _give_up(self, error: Exception) -> None:
@@ -590,8 +594,7 @@ class _ConnectionThread:
                 put.end(self._unraised, lost, failed)
             else:
                 lost = RowFailure(code, why, put.owed_records, True, (), put.stream)
-                put.fails(self._unraised, (*put.tally.failures, lost))
-                end(put.future, failed())
+                put.end(self._unraised, (*put.tally.failures, lost), failed())
         self._puts = []
 
 

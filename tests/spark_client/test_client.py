@@ -184,6 +184,26 @@ def test_records_that_fail_are_named_by_place_and_raised_once(daemon: FakeDaemon
         client.close()
 
 
+def test_a_flush_does_not_raise_what_a_callback_is_about_to_look_at(daemon: FakeDaemon) -> None:
+    go_on = threading.Event()
+
+    def script(session: Session) -> None:
+        session.start()
+        body = session.take_frame()
+        assert go_on.wait(10)
+        session.fail(body, {0: INVALID})
+        session.await_end()
+
+    def look(future: Future[None]) -> None:
+        time.sleep(0.05)  # the flush has found it done by now
+        assert isinstance(future.exception(0), RecordsFailed)
+
+    daemon.runs(script)
+    with client_of(daemon) as client:
+        client.put_many([("x", "k")]).add_done_callback(look)
+        go_on.set()
+
+
 def test_a_flush_counts_all_failures_and_names_the_first_kinds(daemon: FakeDaemon) -> None:
     def fails(row: Any) -> frames.RowCode:
         return frames.RowCode(Outcome.NOT_STORED, row[0].decode(), "no")
