@@ -35,6 +35,7 @@ from producerd.errors import (
     ConnectionFailed,
     FlushTimeout,
     ProducerdError,
+    RecordsFailed,
     Refused,
     RowFailure,
 )
@@ -343,10 +344,14 @@ class _ConnectionThread:
             reason = self._reason(open_puts[0].stream)
             text = f"{records} records are not acknowledged after {timeout_seconds} s: {reason}"
             raise as_line(FlushTimeout(text))
+        if (failed := self._failed()) is not None:
+            raise failed
+
+    def _failed(self) -> RecordsFailed | None:
+        """Return the error of what no future and no flush has raised."""
         failures = self._unraised.take()
-        if failures:
-            count = sum(failure.records for failure in failures)
-            raise records_failed(f"{count} records failed since the last flush", failures)
+        count = sum(failure.records for failure in failures)
+        return records_failed(f"{count} records failed since the last flush", failures) if failures else None
 
     def _reason(self, stream: str) -> str:
         try:
@@ -473,6 +478,8 @@ class _ConnectionThread:
             self._woken.close()
             self._waker.close()
             unclosed.discard(self)
+            if self._is_left and (failed := self._failed()) is not None:
+                warn("a KinesisClient was not closed: %s", failed)
 
     @property
     def _is_done(self) -> bool:

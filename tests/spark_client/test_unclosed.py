@@ -13,7 +13,7 @@ import pytest
 from producerd.wire import frames
 from spark_client import KinesisClient
 from tests.daemon import ROOT
-from tests.spark_client.fake_daemon import FakeDaemon, Session
+from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session
 
 PROGRAM = """
 import sys
@@ -52,7 +52,9 @@ def test_the_end_of_a_program_waits_for_a_time_and_says_what_is_not_stored(daemo
     assert done.returncode == 0
 
 
-def test_a_client_that_is_collected_unclosed_warns_and_its_records_end_as_they_would(daemon: FakeDaemon) -> None:
+def test_a_client_that_is_collected_unclosed_warns_and_its_records_end_as_they_would(
+    daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
     go_on = threading.Event()
 
     def script(session: Session) -> None:
@@ -60,11 +62,12 @@ def test_a_client_that_is_collected_unclosed_warns_and_its_records_end_as_they_w
         body = session.take_frame()
         assert go_on.wait(10)
         session.ack(body)
-        session.serve()
+        session.serve(lambda row: INVALID if row[1] == b"bad" else None)
 
     daemon.runs(script)
     client = KinesisClient("s", socket=daemon.path)
-    futures = [client.put("x"), client.put("y")]
+    futures = [client.put("x", timeout_seconds=10), client.put("y")]
+    client.put("bad")
     owner, gone = client._owner, weakref.ref(client)
     with pytest.warns(ResourceWarning, match="^unclosed <spark_client.client.KinesisClient "):
         del client
@@ -74,3 +77,5 @@ def test_a_client_that_is_collected_unclosed_warns_and_its_records_end_as_they_w
     assert [future.result(10) for future in futures] == [None, None]
     owner._thread.join(10)
     assert not owner._thread.is_alive()
+    (line,) = caplog.messages
+    assert line.startswith("a KinesisClient was not closed: PRODUCERD[RECORD_INVALID]: 1 records failed since the last")
