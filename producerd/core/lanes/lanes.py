@@ -99,6 +99,11 @@ class Lanes:
         """Return whether any lane may send now."""
         return any(lane.ready_at(now) <= now for lane in self._ready)
 
+    def are_free(self, pieces: Iterable[Piece]) -> bool:
+        """Return whether no request in flight has rows of these rows' shards, by this map or an earlier one."""
+        busy = [lane.shard for lane in (*self._lanes.values(), *self._leaving) if lane.in_flight]
+        return not any(overlap(lane.shard, shard) for lane, _ in pieces for shard in busy)
+
     @property
     def waiting(self) -> bool:
         """Whether any lane is in line to send."""

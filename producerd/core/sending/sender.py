@@ -218,7 +218,8 @@ class Sender:
             return None
         while self._has_room:
             in_flight = self.in_flight
-            if not self._alone:
+            alone = self._next_alone()
+            if alone is None:
                 taken = self.lanes.take(
                     now,
                     in_flight.bytes_left,
@@ -227,7 +228,8 @@ class Sender:
                     passes_larger=in_flight.waits_with_larger,
                 )
                 return self._start(taken) if taken is not None else None
-            _, pieces, refused = self._alone.popleft()
+            self._alone.remove(alone)
+            _, pieces, refused = alone
             lanes = lanes_of(pieces)
             for lane in lanes:
                 lane.take_up()
@@ -242,6 +244,12 @@ class Sender:
             if request is not None:
                 return request
         return None
+
+    def _next_alone(self) -> _Alone | None:
+        """Return the next rows for a request of their own.  With ``per_key`` none of their shards has one in flight."""
+        if not self.rules.entries.per_key:
+            return self._alone[0] if self._alone else None
+        return next((alone for alone in self._alone if self.lanes.are_free(alone.pieces)), None)
 
     def encoded(self, request: Request, encoded: EncodedRequest, now: float) -> None:
         """Note that a request is cut into entries.  Rows that did not fit return to the front of their lanes."""
