@@ -4,8 +4,9 @@ It reads the shards (ListShards, all pages) when the pipeline wants a map, and o
 stream is idle.  It repeats a reading that fails, at the times that `producerd.core.shards.reading_times` sets.  The old
 map serves until the new one is whole.
 
-It reads the summary (DescribeStreamSummary) at the start, about every ten minutes, and when the shards show that the
-stream was made again.  If either call fails or is denied, one log line says when that begins, and one when it ends.
+It reads the summary (DescribeStreamSummary) at the start, then after an hour and ever more rarely, and when the shards
+show that the stream was made again.  If either call fails or is denied, one log line says when that begins, and one
+when it ends.
 """
 
 from __future__ import annotations
@@ -112,19 +113,26 @@ class ShardWatch:
     async def _keep_summary(self) -> None:
         await asyncio.sleep(self._summaries.first_seconds(aggregates=self._aggregates))
         while True:
-            summary = await self._kinesis.describe_stream_summary(self._stream.address)
-            self._summary_tried.set()
-            if isinstance(summary, RequestFailed):
-                self._describing.failed(summary.code, summary.message, summary.request_id)
-                if summary.code not in UNANSWERED:
-                    self._stream.service_answered(_now())
-                await asyncio.sleep(self._summaries.failed())
-            else:
-                self._describing.ended()
-                self._learn(summary)
+            seconds = await self._read_summary()
+            await _within(seconds, self._made_again)
+            if self._made_again.is_set():
+                self._made_again.clear()
+                self._summaries.made_again()
+
+    async def _read_summary(self) -> float:
+        """Read the summary.  Return the seconds until the next reading."""
+        summary = await self._kinesis.describe_stream_summary(self._stream.address)
+        self._summary_tried.set()
+        if isinstance(summary, RequestFailed):
+            self._describing.failed(summary.code, summary.message, summary.request_id)
+            answered = summary.code not in UNANSWERED
+            if answered:
                 self._stream.service_answered(_now())
-                await _within(self._summaries.succeeded(), self._made_again)
-            self._made_again.clear()
+            return self._summaries.failed(answered=answered)
+        self._describing.ended()
+        self._learn(summary)
+        self._stream.service_answered(_now())
+        return self._summaries.succeeded(refuses=bool(self._stream.pipeline.cannot_aggregate))
 
     def _learn(self, summary: StreamSummary) -> None:
         stream = self._stream

@@ -173,7 +173,7 @@ def test_2000_daemons_that_start_at_once_all_store_within_a_minute_and_none_star
     stored = [daemon.stored_at - fleet.began_at for daemon in fleet.daemons if daemon.stored_at is not None]
     assert len(stored) == DAEMONS
     assert all(daemon.pipeline.shard_map is not None for daemon in fleet.daemons), "and has the list"
-    fleet.run(180)
+    fleet.run(300)
     assert all(daemon.knows_summary for daemon in fleet.daemons)
     before = fleet.throttled()
     fleet.run(60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from itertools import pairwise
 from math import inf
 from random import Random
@@ -119,21 +121,30 @@ def test_readings_for_rows_that_wait_do_not_keep_later_ones_waiting() -> None:
 
 @pytest.mark.law("RetryPolicy")
 def test_readings_that_nobody_asked_for_are_about_a_minute_apart_and_spread() -> None:
-    """A daemon that reads its summary does so about every ten minutes."""
     random = Random(1)
-    times = [about(600.0, random) for _ in range(1_000)]
-    assert 450.0 <= min(times) < 470.0
-    assert 730.0 < max(times) <= 750.0
+    times = [about(60.0, random) for _ in range(1_000)]
+    assert 45.0 <= min(times) < 47.0
+    assert 73.0 < max(times) <= 75.0
 
 
 @pytest.mark.law("RetryPolicy")
 def test_a_summary_that_cannot_be_read_is_read_again_later_each_time() -> None:
-    for seed in range(50):
-        readings = SummaryReadings(Random(seed))
-        for _ in range(2):
-            first, second = readings.failed(), readings.failed()
-            assert SUMMARY_SPREAD_SECONDS <= first <= 2 * SUMMARY_SPREAD_SECONDS <= second <= 4 * SUMMARY_SPREAD_SECONDS
-            readings.succeeded()
+    readings = SummaryReadings(Least())
+    for _ in range(2):
+        delays = [readings.failed(answered=False) for _ in range(12)]
+        assert delays == [15.0 * 2**n for n in range(10)] + [10_800.0] * 2
+        readings.succeeded()
+    assert [readings.failed() for _ in range(5)] == [15.0, 60.0, 1_800.0, 7_200.0, 7_200.0]
+
+
+@pytest.mark.law("RetryPolicy")
+def test_a_summary_is_read_after_an_hour_and_then_ever_more_rarely() -> None:
+    readings = SummaryReadings(Least())
+    for _ in range(2):
+        delays = [readings.succeeded() / 0.75 / 3_600 for _ in range(7)]
+        assert delays == [1, 2, 4, 8, 16, 24, 24]
+        readings.made_again()
+    assert readings.succeeded(refuses=True) == 450.0, "an operator may change why callers are refused"
 
 
 @pytest.mark.law("RetryPolicy")
@@ -143,4 +154,33 @@ def test_a_summary_is_read_at_once_where_a_map_waits_for_it_and_else_spread_over
     times = sorted(node.first_seconds(aggregates=False) for node in fleet)
     assert 0.0 <= times[0] < 0.5
     assert SUMMARY_SPREAD_SECONDS - 0.5 < times[-1] <= SUMMARY_SPREAD_SECONDS
-    assert SummaryReadings(Least()).succeeded() == 450.0
+
+
+@pytest.mark.law("RetryPolicy")
+@pytest.mark.parametrize("aggregates", [False, True])
+@pytest.mark.parametrize("answers", ["told", "denied"])
+def test_a_large_fleet_soon_leaves_calls_about_summaries_to_others(answers: str, aggregates: bool) -> None:
+    """A twentieth of 2,000 nodes with 30 streams, and of the 20 calls a second that an account has.
+
+    After a quarter of an hour they make less than half of those calls, in each ten minutes of a day.
+    """
+    random, scale, streams = Random(1), 20, 2_000 * 30
+    fleet = [SummaryReadings(random) for _ in range(streams // scale)]
+    due = [(one.first_seconds(aggregates=aggregates), number) for number, one in enumerate(fleet)]
+    heapq.heapify(due)
+    calls, read, tokens, last = Counter[int](), set[int](), 1.0, 0.0
+    while (now := due[0][0]) < 86_400:
+        number = due[0][1]
+        tokens, last = min(1.0, tokens + (now - last) * 20 / scale), now
+        calls[int((now - 900) // 600)] += 1
+        throttled = tokens < 1
+        tokens -= not throttled
+        one = fleet[number]
+        if throttled or answers == "denied":
+            seconds = one.failed()
+        else:
+            seconds = one.succeeded()
+            read.add(number)
+        heapq.heapreplace(due, (now + seconds, number))
+    assert max(count for interval, count in calls.items() if interval >= 0) / 600 * scale < 10
+    assert len(read) == (len(fleet) if answers == "told" else 0), "each has its summary in the end"

@@ -289,7 +289,7 @@ def test_a_listing_that_is_denied_is_told_when_it_begins_and_when_it_ends() -> N
     async def story(watched: Watched) -> None:
         await asyncio.sleep(3_600)
         kinesis.listing, kinesis.summary = lambda: None, BY_KEY
-        await asyncio.sleep(3_600)
+        await asyncio.sleep(4 * 3_600)
 
     told = [(line["log_level"], line["event"], line.get("request_id", "")) for line in watch(kinesis, story)]
     assert sorted(told) == [
@@ -414,13 +414,13 @@ def test_the_first_summaries_of_a_fleet_are_spread_and_the_later_ones_are_rare()
     first: list[float] = []
 
     async def story(watched: Watched) -> None:
-        await asyncio.sleep(7_200)
+        await asyncio.sleep(8 * 3_600)
 
     for _ in range(30):
         kinesis = StandInKinesis()
         watch(kinesis, story)
         first.append(kinesis.described_at[0])
-        assert 8 <= len(kinesis.described_at) <= 17
+        assert 3 <= len(kinesis.described_at) <= 5
     assert max(first) - min(first) > 5
     assert max(first) <= 15
 
@@ -430,9 +430,9 @@ def test_a_summary_that_is_throttled_is_asked_for_ever_more_rarely() -> None:
 
     async def story(watched: Watched) -> None:
         await asyncio.sleep(3_600)
-        assert len(kinesis.described_at) <= 20
+        assert len(kinesis.described_at) <= 7
         kinesis.summary = BY_KEY
-        await asyncio.sleep(600)
+        await asyncio.sleep(4 * 3_600)
         assert watched.stream.max_record_bytes == 10_485_760
 
     watch(kinesis, story)

@@ -25,10 +25,19 @@ AWAITED_SECONDS: Final = (2.0, 4.0)
 calls a second.  Even where a stream answers only 100 of them, all daemons have their lists in half a minute."""
 FIRST_RETRY_SECONDS: Final = 0.5
 MAX_RETRY_SECONDS: Final = 30.0
-SUMMARY_SECONDS: Final = 600.0
-"""Delay between two readings of the summary.  DescribeStreamSummary allows 20 calls a second in an account."""
+SUMMARY_SECONDS: Final = 3_600.0
+"""Delay after the first reading of the summary, which doubles with each answer.  Nothing waits for a reading, and
+DescribeStreamSummary allows 20 calls a second in an account.  2,000 nodes with 30 streams would make 17 hourly."""
+MOST_SUMMARY_SECONDS: Final = 86_400.0
+NOT_BY_KEY_SECONDS: Final = 600.0
+"""Delay while callers are refused because of what the summary says, which an operator may change."""
 SUMMARY_SPREAD_SECONDS: Final = 15.0
 """Time over which the nodes of a fleet that begin at once spread their first readings.  300 nodes make 20 a second."""
+REFUSED_SECONDS: Final = ((15.0, 30.0), (60.0, 300.0), (1_800.0, 14_400.0), (7_200.0, 21_600.0))
+"""Least and most delay after each refused reading in a row; the last pair also counts for further ones.
+
+2,000 daemons with a stream each have all read it after the second delay.  A larger fleet leaves the account's calls to
+others after six minutes, and reads the rest over four hours."""
 
 
 class ShardReadings:
@@ -86,6 +95,7 @@ class SummaryReadings:
     def __init__(self, random: Random) -> None:
         self._random = random
         self._failures = 0
+        self._pause_seconds = SUMMARY_SECONDS
 
     def first_seconds(self, *, aggregates: bool) -> float:
         """Return the delay of the first reading.
@@ -94,15 +104,29 @@ class SummaryReadings:
         """
         return 0.0 if aggregates else self._random.uniform(0, SUMMARY_SPREAD_SECONDS)
 
-    def succeeded(self) -> float:
-        """Note that a reading succeeded.  Return the seconds until the next one."""
+    def succeeded(self, *, refuses: bool = False) -> float:
+        """Note that a reading succeeded, and whether it ``refuses`` callers.  Return the seconds until the next one."""
         self._failures = 0
-        return about(SUMMARY_SECONDS, self._random)
+        if refuses:
+            return about(NOT_BY_KEY_SECONDS, self._random)
+        seconds = about(self._pause_seconds, self._random)
+        self._pause_longer()
+        return seconds
 
-    def failed(self) -> float:
-        """Note that a reading failed.  Return the seconds until the next one."""
+    def failed(self, *, answered: bool = True) -> float:
+        """Note that a reading failed, and whether the service ``answered``.  Return the seconds until the next one."""
         self._failures += 1
-        return backed_off(SUMMARY_SPREAD_SECONDS, self._failures, SUMMARY_SECONDS, self._random)
+        if not answered:
+            return backed_off(SUMMARY_SPREAD_SECONDS, self._failures, REFUSED_SECONDS[-1][1], self._random)
+        self._pause_longer()
+        return self._random.uniform(*REFUSED_SECONDS[min(self._failures, len(REFUSED_SECONDS)) - 1])
+
+    def made_again(self) -> None:
+        """Note that the stream was made again, so that it is read like a new one."""
+        self._pause_seconds = SUMMARY_SECONDS
+
+    def _pause_longer(self) -> None:
+        self._pause_seconds = min(2 * self._pause_seconds, MOST_SUMMARY_SECONDS)
 
 
 def about(seconds: float, random: Random) -> float:
