@@ -67,6 +67,9 @@ Until then its room is held for nothing, and other callers may be waiting for it
 """
 BODY_BYTES_A_SECOND: Final = 1024 * 1024
 """The slowest body, beyond ``body_timeout_seconds``."""
+SILENT: Final = "which has not sent HELLO"
+MOST_OWN_WORDS: Final = 300
+"""Most characters of what a client says about itself in a line of the log."""
 FIRST_BLOCKED_SECONDS: Final = 30.0
 """Time after which a waiting RESERVE is reported to the log and the client."""
 NEXT_BLOCKED_SECONDS: Final = 300.0
@@ -218,7 +221,7 @@ class Session(asyncio.BufferedProtocol):
         self.session_id = session_id
         self._abort: asyncio.TimerHandle | None = None  # of a connection that the daemon closes
         self.peer: Peer | None = None  # the client's process, as the kernel reports it
-        self.who = "a client that has not sent HELLO"
+        self.who = f"{_process(None)}, {SILENT}"
         self.ended_as = ""  # why the connection ended: one of `DISCONNECT_REASONS`
 
     def __repr__(self) -> str:
@@ -255,8 +258,7 @@ class Session(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES)
         self._wait_for("HELLO", self._rules.body_timeout_seconds)
         self.peer, allowed = peer_of(transport), self._rules.allowed_uids
-        if self.peer is not None:
-            self.who = f"{self.who}, pid {self.peer.pid}"
+        self.who = f"{_process(self.peer)}, {SILENT}"
         if allowed and (self.peer is None or self.peer.uid not in allowed):
             uid = "unknown" if self.peer is None else self.peer.uid
             log.warning("client is not allowed", session=self.session_id, uid=uid, pid=self.peer and self.peer.pid)
@@ -456,7 +458,7 @@ class Session(asyncio.BufferedProtocol):
 
     def _hello(self, hello: frames.Hello) -> None:
         self._stop_timer()
-        self.who = _name(hello)
+        self.who = f"{_process(self.peer)}, which calls itself {_own_words(hello)!r}"
         if not hello.min_version <= frames.VERSION <= hello.max_version:
             message = (
                 f"the client speaks versions {hello.min_version} to {hello.max_version}, "
@@ -767,10 +769,15 @@ _HANDLERS: Final[dict[MessageType, Callable[[Session, Any], None]]] = {
 }
 
 
-def _name(hello: frames.Hello) -> str:
-    """Return what the client says about itself, for the log."""
+def _process(peer: Peer | None) -> str:
+    """Return how the kernel names a client's process, for the log."""
+    return "an unknown process" if peer is None else f"uid {peer.uid} pid {peer.pid}"
+
+
+def _own_words(hello: frames.Hello) -> str:
+    """Return what the client says about itself, for the log.  All of it may be invented."""
     client = f"{hello.client or 'client'} pid {hello.pid}"
-    if not hello.application_id:
-        return client
-    task = f"stage {hello.stage_id} partition {hello.partition} attempt {hello.attempt}"
-    return f"{client} {hello.application_id} {task}"
+    if hello.application_id:
+        task = f"stage {hello.stage_id} partition {hello.partition} attempt {hello.attempt}"
+        client = f"{client} {hello.application_id} {task}"
+    return client[:MOST_OWN_WORDS]

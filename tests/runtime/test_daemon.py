@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -313,7 +314,7 @@ def test_a_bad_record_is_told_by_its_number_and_reason_and_never_by_its_data(
         assert "s3cret" not in running.log
 
 
-def test_a_client_appears_in_the_log_as_the_task_that_it_is(server: FakeServer) -> None:
+def test_a_client_appears_in_the_log_as_its_process_and_as_the_task_that_it_says(server: FakeServer) -> None:
     task = frames.Hello(1, 1, client="spark", pid=7, application_id="app-1", stage_id=3, partition=5, attempt=1)
     with (
         daemon(server.url, log_level="debug") as running,
@@ -321,9 +322,10 @@ def test_a_client_appears_in_the_log_as_the_task_that_it_is(server: FakeServer) 
         WireClient(running.socket) as other,
     ):
         one.send(task)
-        until(lambda: 'client="spark pid 7 app-1 stage 3 partition 5 attempt 1" ' in running.log)
+        own = f"uid {os.getuid()} pid {os.getpid()}, which calls itself"
+        until(lambda: f"client=\"{own} 'spark pid 7 app-1 stage 3 partition 5 attempt 1'\" " in running.log)
         other.send(frames.Hello(1, 1, pid=8))
-        until(lambda: 'client="client pid 8" ' in running.log)
+        until(lambda: f"client=\"{own} 'client pid 8'\" " in running.log)
 
 
 def test_null_and_empty_keys_are_spread_over_the_shards_and_counted(kinesis: FakeKinesis, server: FakeServer) -> None:

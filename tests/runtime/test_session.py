@@ -30,6 +30,8 @@ from tests.runtime.stand_ins import RULES, StandInHost, StandInTransport, body, 
 
 pytestmark = pytest.mark.law("Session")
 
+TEST = "an unknown process, which calls itself 'test pid 0'"
+
 
 class Clock:
     """The loop's time, which stands still until a test lets it pass."""
@@ -91,7 +93,7 @@ async def test_messages_and_bodies_may_come_in_any_pieces(piece: int) -> None:
         assert isinstance(blocked, frames.Blocked)
         assert (blocked.queue_records, blocked.seconds) == (5 * number, 0.0)
     assert repr(session) == (
-        f"<Session 1 of test pid 0: streams flights, 3 frames with {3 * rows(5).layout.charge_bytes} bytes "
+        f"<Session 1 of {TEST}: streams flights, 3 frames with {3 * rows(5).layout.charge_bytes} bytes "
         "not acknowledged, 0 waiting>"
     )
     assert host.failures == []
@@ -178,7 +180,7 @@ async def test_a_caller_blocked_for_long_makes_a_line_on_both_sides_and_again(cl
 
     def line(seconds: int) -> dict[str, Any]:
         why = host.stream.describe(clock.now)
-        of = {"event": "caller blocked", "log_level": "warning", "session": 1, "client": "test pid 0"}
+        of = {"event": "caller blocked", "log_level": "warning", "session": 1, "client": TEST}
         return {**of, "stream": "flights", "seconds": seconds, "why": why}
 
     await clock.run(29.75)
@@ -251,7 +253,10 @@ async def test_who_does_not_read_is_answered_no_more_than_the_buffer_holds() -> 
 
 @pytest.mark.parametrize(
     ("peer", "who"),
-    [(None, "a client that has not sent HELLO"), (Peer(12, 7, 0), "a client that has not sent HELLO, pid 12")],
+    [
+        (None, "an unknown process, which has not sent HELLO"),
+        (Peer(12, 7, 0), "uid 7 pid 12, which has not sent HELLO"),
+    ],
 )
 async def test_one_client_too_many_makes_a_line_in_the_log(
     monkeypatch: pytest.MonkeyPatch, log: list[Any], peer: Peer | None, who: str
@@ -305,30 +310,33 @@ async def test_a_client_of_other_versions_makes_a_line_in_the_log_and_is_not_lis
     session.connection_lost(None)
     (line,) = log
     assert (line["event"], line["log_level"]) == ("client speaks other versions", "warning")
-    assert (line["versions"], line["client"]) == ("8-9", "tomorrow's pid 12")
+    assert (line["versions"], line["client"]) == ("8-9", 'an unknown process, which calls itself "tomorrow\'s pid 12"')
 
 
 @pytest.mark.parametrize(
-    ("hello", "name"),
+    ("hello", "words"),
     [
-        (frames.Hello(1, 1), "client pid 0"),
-        (frames.Hello(1, 1, client="test", stage_id=3, pid=12), "test pid 12"),
+        (frames.Hello(1, 1), "'client pid 0'"),
         (
             frames.Hello(1, 1, client="spark", application_id="app-1", stage_id=3, partition=4, attempt=5, pid=12),
-            "spark pid 12 app-1 stage 3 partition 4 attempt 5",
+            "'spark pid 12 app-1 stage 3 partition 4 attempt 5'",
         ),
+        (frames.Hello(1, 1, client="uid 0 pid 1', and\n" + "x" * 300, pid=1), f'"uid 0 pid 1\', and\\n{"x" * 282}"'),
     ],
+    ids=["without a name", "a task", "invented"],
 )
-async def test_a_client_is_named_as_it_names_itself_once_it_has_greeted(
-    log: list[Any], hello: frames.Hello, name: str
+async def test_a_client_is_named_by_the_kernel_and_then_in_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, log: list[Any], hello: frames.Hello, words: str
 ) -> None:
+    monkeypatch.setattr(module, "peer_of", lambda _: Peer(12, 7, 0))
     session, transport = connected(StandInHost())
     nothing = "streams none, 0 frames with 0 bytes not acknowledged, 0 waiting"
-    assert repr(session) == f"<Session 1 of a client that has not sent HELLO: {nothing}>"
+    assert repr(session) == f"<Session 1 of uid 7 pid 12, which has not sent HELLO: {nothing}>"
     tell(session, frames.encode(hello))
+    name = f"uid 7 pid 12, which calls itself {words}"
     assert repr(session) == f"<Session 1 of {name}: {nothing}>"
     assert [type(message) for message in transport.drain()] == [frames.Welcome]
-    assert log == [{"event": "session opened", "log_level": "debug", "session": 1, "client": name, "uid": None}]
+    assert log == [{"event": "session opened", "log_level": "debug", "session": 1, "client": name, "uid": 7}]
     session.connection_lost(None)
 
 
@@ -504,7 +512,7 @@ async def test_a_client_that_closes_is_owed_nothing_more(log: list[Any]) -> None
     tell(session, reserve(1, one()) + body(1, one()))
     assert transport.drain() == [frames.Grant(1)]
     tell(session, frames.encode(frames.Close("BYE", "enough")))
-    line = {"event": "client closed", "log_level": "debug", "session": 1, "client": "test pid 0"}
+    line = {"event": "client closed", "log_level": "debug", "session": 1, "client": TEST}
     assert log[1:] == [{**line, "code": "BYE", "message": "enough"}]
     ends_all(host)
     session.drain(5.0)
@@ -672,11 +680,11 @@ async def test_what_a_client_may_not_send_ends_its_session_with_the_reason(
     assert [message for message in transport.drain() if message != frames.Grant(1)] == [
         frames.Close(Code.PROTOCOL, why)
     ]
-    line = {"event": "client broke the protocol", "log_level": "warning", "session": 1, "client": "test pid 0"}
+    line = {"event": "client broke the protocol", "log_level": "warning", "session": 1, "client": TEST}
     assert log[1:] == [{**line, "error": why}]
     assert (transport.closed, session.ended_as, host.failures) == (True, "protocol", [])
     assert (host.stream.budget.used_records, host.stream.gate.sessions) == (0, 0)
-    assert repr(session).startswith("<Session 1 of test pid 0: streams none, ")
+    assert repr(session).startswith(f"<Session 1 of {TEST}: streams none, ")
     session.connection_lost(None)
 
 
@@ -995,7 +1003,7 @@ async def test_a_body_has_two_seconds_to_begin_and_then_time_for_its_size(clock:
     assert transport.drain() == [frames.Close(Code.DAEMON_LOST, message)]
     assert (transport.closed, session.ended_as, host.failures) == (True, "late", [])
     assert host.stream.budget.used_bytes == 0
-    line = {"event": "client is late", "log_level": "warning", "session": 1, "client": "test pid 0"}
+    line = {"event": "client is late", "log_level": "warning", "session": 1, "client": TEST}
     assert log[1:] == [{**line, "waited_for": "a body", "seconds": seconds}]
     session.connection_lost(None)
 
@@ -1037,7 +1045,7 @@ async def test_a_client_has_as_long_to_greet_as_a_body_has_to_come(clock: Clock,
             "event": "client has not greeted",
             "log_level": "warning",
             "session": 1,
-            "client": "a client that has not sent HELLO",
+            "client": "an unknown process, which has not sent HELLO",
             "waited_for": "HELLO",
             "seconds": 5,
         }
