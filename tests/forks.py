@@ -102,7 +102,9 @@ def serve_orders() -> int:
     """Fork at each order.  Return the exit code of this process, which is the template or a forked daemon."""
     import producerd.cli
     import producerd.runtime.app  # nearly all of the time that a start takes
+    import producerd.runtime.daemon
 
+    producerd.runtime.daemon.RENDERING_SECONDS = 0.0  # type: ignore[misc]  # tests ask more often than a Prometheus
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemons end with their tests

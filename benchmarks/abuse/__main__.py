@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.abuse.attackers import ATTACKS
+from benchmarks.abuse.attackers import ATTACKS, HTTP_ATTACKS
 from benchmarks.abuse.run import Figures, bench
 from benchmarks.arguments import at_least, seconds_at_least
 from benchmarks.interrupts import fails_by, interrupts
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("producerd.client").setLevel(logging.ERROR)  # it would warn about the waits that we measure
     with interrupts(), bench(options.seconds, say) as running:
         say(running.conditions)
-        rows = list(running.figures(options.attack or list(ATTACKS), options.passes))
+        rows = list(running.figures(options.attack or [*ATTACKS, *HTTP_ATTACKS], options.passes))
     print(answer(Figures, rows, as_json=options.json))
     return 0
 
@@ -46,7 +46,11 @@ def _parser() -> argparse.ArgumentParser:
         help="how often all attacks are measured: the results have the median ratio of each (%(default)s)",
     )
     parser.add_argument(
-        "--attack", action="append", choices=tuple(ATTACKS), metavar="NAME", help="one of several (default: all)"
+        "--attack",
+        action="append",
+        choices=(*ATTACKS, *HTTP_ATTACKS),
+        metavar="NAME",
+        help="one of several (default: all)",
     )
     return parser
 

@@ -1,7 +1,8 @@
 """Hostile clients: ``python -m benchmarks.abuse.attackers ATTACK SOCKET CONNECTIONS UID``.
 
-They attack until standard input ends, and print an empty line when they have begun.  One thread drives all connections,
-so that most of the cost is the daemon's.
+SOCKET is the path of the daemon's socket, or HOST:PORT for an attack on its HTTP endpoint.  They attack until standard
+input ends, and print an empty line when they have begun.  One thread drives all connections, so that most of the cost
+is the daemon's.
 """
 
 from __future__ import annotations
@@ -33,24 +34,33 @@ SEEDS: Final = itertools.count()
 
 
 class Hostile:
-    """One connection, which sends ``opening`` and then, if it floods, ``repeated()`` whenever the daemon reads."""
+    """One connection, which sends ``opening`` and then, if it floods, ``repeated()`` whenever the daemon reads.
 
-    def __init__(self, path: str, opening: bytes, repeated: Callable[[], bytes] | None) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.connect(path)
+    It reads what it receives, unless it never ``reads``.
+    """
+
+    def __init__(self, path: str, opening: bytes, repeated: Callable[[], bytes] | None, *, reads: bool = True) -> None:
+        host, _, port = path.rpartition(":")
+        self.socket = socket.socket(socket.AF_INET if host else socket.AF_UNIX, socket.SOCK_STREAM)
+        if host:
+            self.socket.setblocking(False)  # a connection may wait for its place
+        with contextlib.suppress(BlockingIOError):
+            self.socket.connect((host, int(port)) if host else path)
         self.socket.setblocking(False)
         self._unsent = memoryview(opening)
         self._repeated = repeated
+        self._reads = reads
 
     @property
     def waits_for(self) -> int:
-        return select.POLLIN | (select.POLLOUT if self._unsent or self._repeated is not None else 0)
+        writes = select.POLLOUT if self._unsent or self._repeated is not None else 0
+        return writes | (select.POLLIN if self._reads else select.POLLRDHUP)
 
     def go_on(self) -> bool:
         """Read what has come, and send more.  Return whether the connection is still there."""
         try:
             with contextlib.suppress(BlockingIOError):
-                while True:
+                while self._reads:
                     if not self.socket.recv(1 << 16):
                         return False
             if not self._unsent and self._repeated is not None:
@@ -168,6 +178,30 @@ def mute(path: str) -> Hostile:
     return Hostile(path, b"", None)
 
 
+def get(path: str, more: bytes = b"") -> bytes:
+    return b"GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n" % (path.encode(), more)
+
+
+def http_flood(asked: str) -> Callable[[str], Hostile]:
+    """Ask for this without a pause, several times ahead."""
+    return lambda address: Hostile(address, b"", lambda: get(asked) * 20)
+
+
+def http_come_and_go(address: str) -> Hostile:
+    """Connect, ask once and leave, over and over."""
+    return Hostile(address, get("/-/healthy", b"Connection: close\r\n"), None)
+
+
+def http_incomplete(address: str) -> Hostile:
+    """Begin a request that never ends."""
+    return Hostile(address, get("/metrics")[:-2], None)
+
+
+def http_never_reads(address: str) -> Hostile:
+    """Ask for the page without a pause, and read no answer."""
+    return Hostile(address, b"", lambda: get("/") * 20, reads=False)
+
+
 ATTACKS: Final[dict[str, Callable[[str], Hostile]]] = {
     "RESERVE of 60 MB, no body": reserves(LARGEST_BYTES),
     "RESERVE of 1 MiB, no body": reserves(MIB - 2_048),
@@ -182,6 +216,15 @@ ATTACKS: Final[dict[str, Callable[[str], Hostile]]] = {
     "idle connections": idle,
     "mute connections": mute,
 }
+HTTP_ATTACKS: Final[dict[str, Callable[[str], Hostile]]] = {
+    "HTTP: flood of the page": http_flood("/"),
+    "HTTP: flood of /metrics": http_flood("/metrics"),
+    "HTTP: flood of connections": http_come_and_go,
+    "HTTP: answers that are not read": http_never_reads,
+    "HTTP: idle connections": mute,
+    "HTTP: incomplete requests": http_incomplete,
+}
+"""Attacks on the HTTP endpoint, which knows no users."""
 BUSY: Final = "busy processes, no attack"
 """Takes processor time from the machine, and nothing from the daemon: what the attackers' processes alone cost."""
 
@@ -210,7 +253,7 @@ def attack(make: Callable[[str], Hostile], path: str, connections: int) -> Itera
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("attack", choices=(*ATTACKS, BUSY))
+    parser.add_argument("attack", choices=(*ATTACKS, *HTTP_ATTACKS, BUSY))
     parser.add_argument("socket")
     parser.add_argument("connections", type=int)
     parser.add_argument("uid", type=int)
@@ -222,7 +265,7 @@ def main() -> None:
     steps = (
         itertools.repeat(None)
         if options.attack == BUSY
-        else attack(ATTACKS[options.attack], options.socket, options.connections)
+        else attack((ATTACKS | HTTP_ATTACKS)[options.attack], options.socket, options.connections)
     )
     begun = False
     for number, _ in enumerate(steps):

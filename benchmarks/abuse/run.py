@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.request import urlopen
 
 from benchmarks.abuse import attackers
-from benchmarks.abuse.attackers import BUSY, OWN, STREAM
+from benchmarks.abuse.attackers import BUSY, HTTP_ATTACKS, OWN, STREAM
 from benchmarks.machine import machine
 from producerd.demo.children import Child, ChildFailed, Children
-from producerd.demo.scenario import environment, folder
+from producerd.demo.scenario import environment, folder, free_port
 from producerd.errors import ConnectionFailed
 from producerd.wire.columns import lay_out
 from producerd.wire.frames import Hello
@@ -30,7 +31,7 @@ from spark_client.connection import Connection
 CONNECTIONS: Final = (1, 20)
 IDLE_CONNECTIONS: Final = 600
 """Of the attacks that do nothing but connect: more than the table has places."""
-ONLY_CONNECT: Final = ("idle connections", "mute connections")
+ONLY_CONNECT: Final = ("idle connections", "mute connections", "HTTP: idle connections", "HTTP: incomplete requests")
 NOBODY_UID: Final = 65_534
 RECORDS: Final = 10
 WARM: Final = 50
@@ -38,6 +39,9 @@ LEAST_PUTS: Final = 30
 PUT_SECONDS: Final = 60.0
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 20.0
+SCRAPES: Final = 5
+SCRAPE_SECONDS: Final = 10.0
+"""Prometheus's default time-out."""
 SETTLE_SECONDS: Final = 1.0
 """Time for an attack to have its effect before the honest client is measured."""
 
@@ -48,7 +52,7 @@ class Figures:
 
     ``honest_p50_before``, ``honest_p50_under`` and ``honest_p50_after`` are the median seconds from an honest put to
     its acknowledgement.  ``ratio`` is the second divided by the first.  ``peak_rss_bytes`` is the daemon's, during the
-    attack.
+    attack.  ``failed_scrapes`` is how many of `SCRAPES` had no answer during an attack on the HTTP endpoint.
     """
 
     attack: str
@@ -59,6 +63,7 @@ class Figures:
     honest_p50_after: float
     ratio: float
     peak_rss_bytes: int
+    failed_scrapes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ class Bench:
     children: Children
     daemon: Child
     socket: str
+    http: str
     seconds: float
     say: Callable[[str], None]
 
@@ -94,7 +100,8 @@ class Bench:
         for name in (BUSY, *names):
             counts = (IDLE_CONNECTIONS,) if name in ONLY_CONNECT else CONNECTIONS[-1:] if name == BUSY else CONNECTIONS
             for connections in counts:
-                for uid in dict.fromkeys((NOBODY_UID, os.getuid()) if os.getuid() == 0 else (os.getuid(),)):
+                uids = dict.fromkeys((NOBODY_UID, os.getuid()) if os.getuid() == 0 else (os.getuid(),))
+                for uid in list(uids)[:1] if name in HTTP_ATTACKS else uids:
                     yield self._measured(name, connections, uid)
 
     def _measured(self, name: str, connections: int, uid: int) -> Figures:
@@ -105,11 +112,25 @@ class Bench:
             time.sleep(SETTLE_SECONDS)
             under = self._honest_p50()
             peak = self._status("VmHWM")
+            failed_scrapes = self._failed_scrapes() if name in HTTP_ATTACKS else None
         time.sleep(SETTLE_SECONDS)
         after = self._honest_p50()
         ratio = round(under / before, 2)
         self.say(f"  {1_000 * before:.1f} ms before, {1_000 * under:.1f} under it ({ratio:g} times)")
-        return Figures(name, connections, uid == os.getuid(), before, under, after, ratio, peak)
+        if failed_scrapes is not None:
+            self.say(f"  {failed_scrapes} of {SCRAPES} scrapes failed")
+        return Figures(name, connections, uid == os.getuid(), before, under, after, ratio, peak, failed_scrapes)
+
+    def _failed_scrapes(self) -> int:
+        """Return how many of `SCRAPES` failed."""
+        failed = 0
+        for _ in range(SCRAPES):
+            try:
+                with urlopen(f"http://{self.http}/metrics", timeout=SCRAPE_SECONDS) as answer:
+                    answer.read()
+            except OSError:
+                failed += 1
+        return failed
 
     def _honest_p50(self) -> float:
         """Return the median seconds of a put and its acknowledgement, on a new connection."""
@@ -131,7 +152,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _attackers(self, name: str, connections: int, uid: int) -> Iterator[None]:
-        arguments = [name, self.socket, str(connections), str(uid)]
+        arguments = [name, self.http if name in HTTP_ATTACKS else self.socket, str(connections), str(uid)]
         child = self.children.start("attackers", ["-m", attackers.__name__, *arguments])
         child.line(START_SECONDS)
         yield
@@ -159,12 +180,12 @@ def bench(seconds: float, say: Callable[[str], None]) -> Iterator[Bench]:
         kinesis = children.start(
             "kinesis", ["-m", "producerd.testing.fake_kinesis", "--port=0", "--shards=4", *streams]
         )
-        path = str(work / "daemon.sock")
+        path, http = str(work / "daemon.sock"), f"127.0.0.1:{free_port()}"
         settings = {
             "socket": path,
             "socket_mode": "0666",
             "endpoint_url": kinesis.line(START_SECONDS),
-            "metrics_listen": "",
+            "metrics_listen": http,
             "linger_seconds": 0,
             f'streams."{STREAM}".shard_rate_fraction': 1_000,
             f'streams."{STREAM}".aggregation': "none",  # a table of its own, as the shipped settings have it
@@ -172,6 +193,6 @@ def bench(seconds: float, say: Callable[[str], None]) -> Iterator[Bench]:
         daemon = children.start(
             "daemon", ["-m", "producerd", "serve", *(f"--set={k}={v}" for k, v in settings.items())]
         )
-        yield Bench(children, daemon, path, seconds, say)
+        yield Bench(children, daemon, path, http, seconds, say)
         if (code := daemon.stop(STOP_SECONDS)) != 0:
             raise ChildFailed(f"the daemon ended with exit code {code}", daemon.log)

@@ -250,7 +250,7 @@ class Scrapes:
             return parsed(answer.read().decode())
 
     def sample(self, daemon: Child) -> Sample:
-        at, said = time.monotonic(), self.scrape()
+        said, at = self.scrape(), time.monotonic()
         counters = said["ingest_records_total"], said["delivered_records_total"]
         rss = _rss_bytes(daemon.process.pid)
         return Sample(at, *counters, said["queue_records"], rss, said["backpressure_active_seconds_total"])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gzip
 import ipaddress
 import json
 import logging
@@ -32,7 +33,8 @@ from producerd.runtime import logs
 from producerd.runtime.acceptor import Acceptor
 from producerd.runtime.aside import begin_aside
 from producerd.runtime.commands import Commands, JsonObject, NoSuchStream
-from producerd.runtime.listener import Listener
+from producerd.runtime.http_connections import HttpConnections
+from producerd.runtime.listener import BACKLOG, Listener
 from producerd.runtime.log_lines import UNLIMITED
 from producerd.runtime.metrics import CONTENT_TYPE
 from producerd.runtime.page.page import HEADERS
@@ -41,8 +43,8 @@ from producerd.runtime.peers import may_administer, peer_of
 log = logs.get_logger("producerd.admin")
 orders = logs.get_logger(UNLIMITED)
 
-MOST_CONNECTIONS: Final = 64
-"""Most connections by TCP, where any user of the machine may connect."""
+_OF_WEB_PAGES: Final = ("Origin", "Sec-Fetch-Site")
+"""Headers that a browser adds, and no scraper.  A page of somebody else could have any browser ask."""
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -117,12 +119,16 @@ async def serve(
     ``unready`` returns why the daemon does not serve clients, or None while it does.
     """
 
+    compressed = _Compressed()
+
     async def metrics(request: web.Request) -> web.Response:
+        if any(name in request.headers for name in _OF_WEB_PAGES):
+            return web.Response(status=403, text="no web page may read the metrics: use curl, for example\n")
         headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
-        response = web.Response(body=await render_metrics(), headers=headers)
+        text = await render_metrics()
         if _accepts_gzip(request.headers.getall("Accept-Encoding", [])):
-            response.enable_compression(web.ContentCoding.gzip)  # a thread compresses what is not tiny
-        return response
+            return web.Response(body=await compressed.of(text), headers={**headers, "Content-Encoding": "gzip"})
+        return web.Response(body=text, headers=headers)
 
     full_name = _FullName()
 
@@ -142,7 +148,23 @@ async def serve(
     async def version(_request: web.Request) -> web.Response:
         return web.json_response({"version": __version__, "python": platform.python_version()})
 
-    app = web.Application()
+    @web.middleware
+    async def whole(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Answer until the kernel has all of the answer, and report that."""
+        try:
+            try:
+                answer = await handler(request)
+            except web.HTTPException as refusal:
+                await _send(request, refusal)
+                raise
+            await _send(request, answer)
+            return answer
+        finally:
+            connections.answered(request.protocol)
+
+    app = web.Application(middlewares=[whole])
     app.add_routes(
         [
             web.get("/", page),
@@ -153,26 +175,59 @@ async def serve(
         ]
     )
     async with _running(app) as runner:
-        host, port = address
         http = runner.server
         assert http is not None
-
-        def accept() -> asyncio.Protocol:
-            """Close the oldest connection if there are too many, because clients need descriptors, too."""
-            if len(http.connections) >= MOST_CONNECTIONS:
-                http.connections[0].force_close()
-            return http()
-
+        connections = HttpConnections(http)
+        sockets = await _listen(address)
         try:
-            listening = await asyncio.get_running_loop().create_server(accept, host, port)
-        except OSError as error:
-            kind = PlaceTaken if error.errno == errno.EADDRINUSE else ConfigurationError
-            raise kind([f"metrics_listen = {host}:{port}: {error.strerror or error}"]) from None
-        try:
-            bound = listening.sockets[0].getsockname()
-            yield bound[0], bound[1]
+            async with asyncio.TaskGroup() as tasks:
+                accepting = [tasks.create_task(connections.accept(one)) for one in sockets]
+                bound = sockets[0].getsockname()
+                yield bound[0], bound[1]
+                for task in accepting:
+                    task.cancel()
         finally:
-            listening.close()
+            for one in sockets:
+                one.close()
+
+
+async def _listen(address: tuple[str, int]) -> list[socket.socket]:
+    """Return a listening socket for each address of the host.  Raise ConfigurationError if it cannot be bound."""
+    host, port = address
+    sockets: list[socket.socket] = []
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, _, _, _, where in dict.fromkeys(found):
+            one = socket.create_server(where, family=family, backlog=BACKLOG)
+            sockets.append(one)
+            one.setblocking(False)
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        kind = PlaceTaken if error.errno == errno.EADDRINUSE else ConfigurationError
+        raise kind([f"metrics_listen = {host}:{port}: {error.strerror or error}"]) from None
+    return sockets
+
+
+async def _send(request: web.Request, answer: web.StreamResponse) -> None:
+    await answer.prepare(request)
+    await answer.write_eof()
+
+
+class _Compressed:
+    """The newest text in gzip, made once for all that ask for it."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._text = self._compressed = b""
+
+    async def of(self, text: bytes) -> bytes:
+        async with self._lock:
+            if self._text is not text:
+                self._text, self._compressed = text, await asyncio.to_thread(gzip.compress, text, 6)
+            return self._compressed
 
 
 @asynccontextmanager

@@ -53,11 +53,13 @@ FLOOD_SECONDS: Final = 60.0
 class LoopShares:
     """The time that each user has used.
 
-    A user is next to others while another one's clients have spoken within `ACTIVE_SECONDS`.
+    A user is next to others while another one's clients have spoken within `ACTIVE_SECONDS`.  Without others it has the
+    share ``alone``.
     """
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = perf_counter, alone: Share | None = None) -> None:
         self.clock = clock
+        self._alone = alone or ALONE
         # By user: seconds that count at that time.  Who has spoken last is the last, and who is silent is forgotten.
         self._used: dict[int | None, tuple[float, float]] = {}
         self._put_off: dict[int | None, deque[Callable[[], None]]] = {}
@@ -100,19 +102,19 @@ class LoopShares:
 
     def will_deliver(self, peer: Peer | None, records: int) -> None:
         """Count a frame that was accepted from a client, for the time that its delivery will take."""
-        self._expect(_uid(peer), FRAME_SECONDS + records * RECORD_SECONDS)
+        self.expect(peer, FRAME_SECONDS + records * RECORD_SECONDS)
 
     def broke_the_protocol(self, peer: Peer | None) -> None:
         """Count a client that was turned away.  Its user may send the next one at once."""
-        self._expect(_uid(peer), BREACH_SECONDS)
+        self.expect(peer, BREACH_SECONDS)
+
+    def expect(self, peer: Peer | None, seconds: float) -> None:
+        """Count time that `spend` will not measure, if others may have to wait for it."""
+        uid, now = _uid(peer), self.clock()
+        if (share := self._share_of(uid, now)) is not ALONE:
+            self._add(uid, share, seconds, now)
 
     # ---- inside
-
-    def _expect(self, uid: int | None, seconds: float) -> None:
-        """Count time that `spend` will not measure, if others may have to wait for it."""
-        now = self.clock()
-        if (share := self._share_of(uid, now)) is WITH_OTHERS:
-            self._add(uid, share, seconds, now)
 
     def _add(self, uid: int | None, share: Share, seconds: float, now: float) -> None:
         used = min(share.at_once_seconds + MOST_DEBT_SECONDS, self._used_at(uid, now, share) + seconds)
@@ -122,8 +124,8 @@ class LoopShares:
     def _share_of(self, uid: int | None, now: float) -> Share:
         for other, (_, at) in reversed(self._used.items()):  # the last, or the one before
             if other != uid:
-                return WITH_OTHERS if now - at < ACTIVE_SECONDS else ALONE
-        return ALONE
+                return WITH_OTHERS if now - at < ACTIVE_SECONDS else self._alone
+        return self._alone
 
     def _forget_silent(self, now: float) -> None:
         """Forget those who have not spoken within `ACTIVE_SECONDS`: their debt is paid, and nobody is next to them."""

@@ -31,7 +31,7 @@ def test_an_attack_that_is_measured_several_times_has_the_figures_of_the_median_
     monkeypatch.setattr(Bench, "_measured", measure)
     monkeypatch.setattr("benchmarks.abuse.run.CONNECTIONS", (20,))
     monkeypatch.setattr(os, "getuid", lambda: 1)
-    bench = Bench(None, None, "", 1.0, print)  # type: ignore[arg-type]  # which this does not ask
+    bench = Bench(None, None, "", "", 1.0, print)  # type: ignore[arg-type]  # which this does not ask
     assert [(row.attack, row.ratio) for row in bench.figures([FLOOD], 3)] == [(BUSY, 1.1), (FLOOD, 1.75)]
     assert measured == [BUSY, FLOOD] * 3
 

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 PERIOD_SECONDS: Final = 0.1
-SAMPLES_PER_SCRAPE: Final = 3
-"""A scrape takes some milliseconds of processor time, here and in the daemon."""
-SCRAPE_SECONDS: Final = 1.0
+SAMPLES_PER_SCRAPE: Final = 12
+"""The daemon renders its metrics once a second, and a scrape that comes sooner waits for it."""
+SCRAPE_SECONDS: Final = 2.0
 """How long an answer may take; a daemon that is stopped by a signal gives none."""
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
