@@ -16,10 +16,11 @@ from typing import Final
 from producerd.config import NodeSettings
 from producerd.errors import Code
 from producerd.runtime.session import Session
+from producerd.runtime.stream import Stream
 
 IDLE_SECONDS: Final = 1.0
 """Time without a message after which a client goes before those that have just come or spoken."""
-MADE_PLACE: Final = "the daemon's table of connections is full, and this client was idle; it may come back"
+MADE_PLACE: Final = "a table of the daemon is full, and this client was idle; it may come back"
 
 
 class ConnectionTable:
@@ -75,6 +76,24 @@ class ConnectionTable:
             self._let_go(own, len(own) - node.most_connections_of_a_user)
         self._let_go(self._placed(), self._places() - node.max_connections)
 
+    def idle_streams(self) -> dict[Stream, tuple[bool, bool, float]]:
+        """Return the streams that only idle clients have open, each with a rank: the least may go first."""
+        now = asyncio.get_running_loop().time()
+        ranks: dict[Stream, tuple[bool, bool, float]] = {}
+        busy: set[Stream] = set()
+        for session in self._all:
+            if (since := session.idle_since) is None:
+                busy.update(session.streams)
+                continue
+            rank = now - since < IDLE_SECONDS, session.stays_away, since
+            ranks |= {stream: max(rank, ranks.get(stream, rank)) for stream in session.streams}
+        return {stream: rank for stream, rank in ranks.items() if stream not in busy}
+
+    def let_go_of(self, stream: Stream) -> None:
+        """Let the clients go that have a stream open, all of which are idle."""
+        for session in [one for one in self._all if stream in one.streams]:
+            self._let_one_go(session)
+
     def _places(self) -> int:
         return sum(map(len, self._of_user.values()))
 
@@ -93,8 +112,11 @@ class ConnectionTable:
         """Let this many of the sessions go, or as many as are idle."""
         if beyond > 0:
             for session in self._by_dispensability(sessions)[:beyond]:
-                self._free_place_of(session)
-                session.close(Code.TABLE_FULL, MADE_PLACE)
+                self._let_one_go(session)
+
+    def _let_one_go(self, session: Session) -> None:
+        self._free_place_of(session)
+        session.close(Code.TABLE_FULL, MADE_PLACE)
 
     def _by_dispensability(self, sessions: Iterable[Session]) -> list[Session]:
         """Return the idle ones of the sessions, in the order in which they may go.
@@ -105,7 +127,7 @@ class ConnectionTable:
 
         def rank(each: tuple[float, Session]) -> tuple[tuple[bool, bool, bool], float]:
             since, one = each
-            return (now - since < IDLE_SECONDS, one.stays_away, one.has_streams), since
+            return (now - since < IDLE_SECONDS, one.stays_away, bool(one.streams)), since
 
         idle = [(since, one) for one in sessions if (since := one.idle_since) is not None]
         left = {uid: len(own) for uid, own in self._of_user.items()}

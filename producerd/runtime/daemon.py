@@ -114,7 +114,7 @@ class Daemon:
         self._acceptor = Acceptor(listener, self._make_session)
         self._acceptors = [self._acceptor]
         self._dispatcher = Dispatcher(executor, node.worker_threads, self._streams_settled)
-        self._streams = Streams(config, self._dispatcher, clients, executor)
+        self._streams = Streams(config, self._dispatcher, clients, executor, self._connections)
         self.commands = Commands(self, self._streams)
         self._session_numbers = 0
         self._all_gone = asyncio.Event()

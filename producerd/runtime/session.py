@@ -239,9 +239,9 @@ class Session(asyncio.BufferedProtocol):
         return None if self.peer is None else self.peer.uid
 
     @property
-    def has_streams(self) -> bool:
-        """Whether the client has a stream open."""
-        return bool(self._opened)
+    def streams(self) -> list[Stream]:
+        """The streams that the client has open."""
+        return [opened.stream for opened in self._opened.values()]
 
     @property
     def idle_since(self) -> float | None:

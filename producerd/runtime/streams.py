@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from functools import partial
+from math import inf
+from operator import itemgetter
 from typing import Final
 
 from producerd.config import STREAM_NAME, Config
@@ -16,6 +18,7 @@ from producerd.errors import Code, Refused
 from producerd.runtime.asking import Asking, ServiceAnswer
 from producerd.runtime.aws.clients import AwsClients, access_of
 from producerd.runtime.aws.kinesis import AioKinesis
+from producerd.runtime.connection_table import ConnectionTable
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.logs import get_logger
 from producerd.runtime.shard_watch import ShardWatch
@@ -41,10 +44,18 @@ LOOK_SECONDS: Final = 60.0
 class Streams:
     """The node's streams.  Iterating yields each stream that is known, and `run` encloses the tasks that watch them."""
 
-    def __init__(self, config: Config, dispatcher: Dispatcher, clients: AwsClients, executor: Executor) -> None:
+    def __init__(
+        self,
+        config: Config,
+        dispatcher: Dispatcher,
+        clients: AwsClients,
+        executor: Executor,
+        connections: ConnectionTable,
+    ) -> None:
         node = config.node
         self.config, self._user_lists = config, UserLists(config)
         self._dispatcher, self._clients, self._executor = dispatcher, clients, executor
+        self._connections = connections
         self._tasks = asyncio.TaskGroup()  # `run` enters it
         self.budget = NodeBudget(node.node_queue_limit_bytes, node.floor_bytes)
         self.in_flight = NodeInFlight(node.node_max_in_flight_bytes, node.in_flight_floor_bytes)
@@ -91,7 +102,8 @@ class Streams:
         if (why := self._user_lists.why_not(name, uid)) is not None:
             raise Refused(why, code=Code.NOT_AUTHORIZED)
         if stream is None:
-            self._check_new(name)
+            _check_name(name)
+            self._forget_unused()
         self._check_share(name, stream, uid)
         return stream or self._make(name, uid)
 
@@ -102,7 +114,7 @@ class Streams:
         """
         stream = self._known.get(name)
         if stream is None and name in self.config.streams:
-            self._check_new(name)
+            self._forget_unused()
             stream = self._make(name, None)
         return stream
 
@@ -135,6 +147,7 @@ class Streams:
     # ---- inside
 
     def _make(self, name: str, uid: int | None) -> Stream:
+        self._make_place(name, uid)
         node = self.config.node
         settings = self.config.stream(name)
         client = self._clients.of(access_of(node, settings))
@@ -166,7 +179,7 @@ class Streams:
         if name in self.config.streams or (stream is not None and stream.gate.has_user(uid)):
             return
         most = self.config.node.most_streams_of_a_user
-        if sum(self._is_of(one, uid) for one in self if one.name not in self.config.streams) >= most:
+        if self._streams_of(uid) >= most:
             message = f"max_streams_per_user = {most} streams are open for user id {uid}, listed ones not counted"
             raise Refused(message, code=Code.STREAM_LIMIT)
 
@@ -177,26 +190,54 @@ class Streams:
         """
         return stream.gate.has_user(uid) or (self._openers[stream] == uid and not _works(stream))
 
-    def _check_new(self, name: str) -> None:
-        node = self.config.node
-        if not STREAM_NAME.fullmatch(name):
-            message = f"{name!r} cannot be a stream's name: 1 to 128 of a-z A-Z 0-9 _ . -"
-            raise Refused(message, code=Code.STREAM_NOT_FOUND)
-        if len(self) >= node.max_streams:
-            self._make_place()
-        if len(self) >= node.max_streams:
-            raise Refused(f"max_streams = {node.max_streams} streams are in use", code=Code.STREAM_LIMIT)
+    def _streams_of(self, uid: int | None) -> int:
+        return sum(self._is_of(one, uid) for one in self if one.name not in self.config.streams)
 
-    def _make_place(self) -> None:
-        """Forget one stream that never worked and that nothing uses, to make place for a new one.
+    def _may_go(self) -> list[Stream]:
+        """Return the streams that have no rows and no settings of their own."""
+        return [
+            stream
+            for stream in self
+            if stream.name not in self.config.streams and stream.pipeline.idle and not stream.pipeline.paused
+        ]
 
-        Most such names are misspelt.
+    def _forget_unused(self) -> None:
+        """If the table is full, forget a stream that no client has open, to make place for a new one.
+
+        First goes one that never worked, because most such names are misspelt, and then the longest idle one.
         """
-        for stream in list(self):
-            unused = not stream.gate.sessions and stream.pipeline.idle and not stream.pipeline.paused
-            if not _works(stream) and unused and stream.name not in self.config.streams:
-                self._forget(stream)
-                return
+
+        def rank(stream: Stream) -> tuple[bool, float]:
+            since = stream.idle_since
+            return _works(stream), inf if since is None else since
+
+        if len(self) >= self.config.node.max_streams:
+            unused = [stream for stream in self._may_go() if not stream.gate.sessions]
+            if unused:
+                self._forget(min(unused, key=rank))
+
+    def _make_place(self, name: str, uid: int | None) -> None:
+        """If the table is still full, let a stream go for a user's new one.  Raise Refused if none may.
+
+        It is the longest idle one of the user with the most streams, and only while that user keeps as many as this
+        one then has.
+        """
+        most = self.config.node.max_streams
+        if len(self) < most:
+            return
+        own = 0 if name in self.config.streams else self._streams_of(uid)
+        idle = self._connections.idle_streams()
+        ranked = []
+        for stream in self._may_go():
+            least = min((self._streams_of(user) for user in stream.gate.users), default=0)
+            if stream in idle and uid not in stream.gate.users and least > own + 1:
+                ranked.append((-least, idle[stream], stream))
+        if ranked:
+            _, _, going = min(ranked, key=itemgetter(0, 1))
+            self._connections.let_go_of(going)
+            self._forget(going)
+        if len(self) >= most:
+            raise Refused(f"max_streams = {most} streams are in use", code=Code.STREAM_LIMIT)
 
     async def _forget_idle(self) -> None:
         while True:
@@ -228,6 +269,12 @@ class Streams:
         parts = 2 * max(node.max_streams, len(self))
         self.budget.set_limits(node.node_queue_limit_bytes, node.node_queue_limit_bytes // parts)
         self.in_flight.set_limits(node.node_max_in_flight_bytes, node.node_max_in_flight_bytes // parts)
+
+
+def _check_name(name: str) -> None:
+    if not STREAM_NAME.fullmatch(name):
+        message = f"{name!r} cannot be a stream's name: 1 to 128 of a-z A-Z 0-9 _ . -"
+        raise Refused(message, code=Code.STREAM_NOT_FOUND)
 
 
 def _works(stream: Stream) -> bool:

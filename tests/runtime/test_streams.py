@@ -20,10 +20,15 @@ from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Refused
 from producerd.runtime import streams as module
 from producerd.runtime.asking import ServiceAnswer
+from producerd.runtime.connection_table import ConnectionTable
 from producerd.runtime.dispatcher import Dispatcher
+from producerd.runtime.peers import Peer
+from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
+from producerd.wire import frames
 from tests.daemon import one, until_on_loop
+from tests.runtime.stand_ins import StandInHost, StandInTransport, tell
 from tests.runtime.virtual_time import VirtualLoop
 from tests.simulation.setting import make_body
 
@@ -55,7 +60,7 @@ async def streams_of(config: Config) -> AsyncIterator[Streams]:
     clients: Any = SimpleNamespace(of=lambda access: SimpleNamespace(credentials=None))
     with ThreadPoolExecutor(1) as executor:
         dispatcher = Dispatcher(executor, 1)
-        streams = Streams(config, dispatcher, clients, executor)
+        streams = Streams(config, dispatcher, clients, executor, ConnectionTable())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(dispatcher.run(stopped))
             tasks.create_task(streams.run(stopped))
@@ -119,19 +124,66 @@ async def test_a_refusal_that_nobody_has_met_for_long_is_forgotten(monkeypatch: 
         assert not new.is_up, "the next row finds it refused once more"
 
 
-async def test_a_name_that_never_worked_makes_place_for_another_one() -> None:
-    """Unless somebody has it open, or has paused it."""
-    async with streams_of(Config(node=NodeSettings(max_streams=2))) as streams:
-        paused, worked = streams.open("paused"), streams.open("worked")
+async def test_of_unused_streams_one_that_never_worked_makes_place_first_and_then_the_longest_idle() -> None:
+    async with streams_of(Config(node=NodeSettings(max_streams=3))) as streams:
+        paused, first, second = streams.open("paused"), streams.open("first"), streams.open("second")
         paused.pause(0.0)
-        worked.pipeline.health.stored()
-        with pytest.raises(Refused, match="max_streams = 2") as refused:
-            streams.open("one-more")
-        assert refused.value.code == Code.STREAM_LIMIT
+        for stream, now in ((second, 1.0), (first, 2.0)):
+            stream.pipeline.health.stored()
+            stream.settle(now)
+        streams.open("one-more")
+        assert [stream.name for stream in streams] == ["paused", "first", "one-more"]
         paused.resume(0.0)
         assert paused.pipeline.health.state is HealthState.UNPROVEN
-        streams.open("one-more")
-        assert [stream.name for stream in streams] == ["worked", "one-more"]
+        streams.open("two-more")
+        assert [stream.name for stream in streams] == ["first", "one-more", "two-more"]
+
+
+async def test_where_all_streams_are_open_idle_ones_of_the_user_with_most_make_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clients that have them open come back when they have rows.  No two users take a place in turns."""
+    config = Config(node=NodeSettings(max_streams=9), streams={"listed": StreamSettings()})
+    async with streams_of(config) as streams:
+        table, host = streams._connections, StandInHost()
+        monkeypatch.setattr(host, "admit", lambda session: table.admit(session, config.node))
+        monkeypatch.setattr(host, "open_stream", streams.open)
+        monkeypatch.setattr(host, "ended", table.forget)
+        sessions: list[tuple[Session, StandInTransport]] = []
+
+        def come(uid: int, name: str) -> list[frames.Message]:
+            monkeypatch.setattr("producerd.runtime.session.peer_of", lambda _: Peer(1, uid, 1))
+            session = Session(host, len(sessions))
+            table.add(session)
+            sessions.append((session, StandInTransport(session)))
+            tell(session, frames.encode(frames.Hello(1, 1, comes_back=1)) + frames.encode(frames.Open(1, name)))
+            return sessions[-1][1].drain()[1:]
+
+        for number in range(7):
+            come(7, f"of-7-{number}")
+        for number in range(2):
+            come(9, f"of-9-{number}")
+        tell(sessions[0][0], frames.encode(frames.Reserve(1, 1, one().layout)))
+        assert sessions[0][0].idle_since is None
+        for number in range(3):
+            (opened,) = come(8, f"of-8-{number}")
+            assert isinstance(opened, frames.Opened)
+        (refused,) = come(8, "one-more")
+        assert isinstance(refused, frames.Refused)
+        assert refused.code == Code.STREAM_LIMIT
+        (opened,) = come(8, "listed")
+        assert isinstance(opened, frames.Opened), "of which nobody has too many"
+        names = ["of-7-0", "of-7-5", "of-7-6", "of-9-0", "of-9-1", *(f"of-8-{number}" for number in range(3)), "listed"]
+        assert [stream.name for stream in streams] == names
+        went = [number for number, (_, transport) in enumerate(sessions) if transport.closed]
+        assert went == [1, 2, 3, 4]
+        for number in went:
+            close = sessions[number][1].drain()[-1]
+            assert isinstance(close, frames.Close)
+            assert close.code == Code.TABLE_FULL
+        assert host.failures == []
+        for session, _ in sessions:
+            session.connection_lost(None)
 
 
 async def test_with_fewer_streams_allowed_than_there_are_their_parts_still_fit() -> None:
@@ -263,7 +315,7 @@ def test_when_streams_are_forgotten_that_nobody_uses() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", ["open", "with rows", "paused", "worked", "listed"])
+@pytest.mark.parametrize("kind", ["open", "with rows", "paused", "listed"])
 async def test_a_stream_that_is_used_makes_no_place(kind: str) -> None:
     config = Config(node=NodeSettings(max_streams=1), streams={"listed": StreamSettings()})
     async with streams_of(config) as streams:
@@ -278,8 +330,6 @@ async def test_a_stream_that_is_used_makes_no_place(kind: str) -> None:
                 stream.pipeline.submit(frame, 0.0)
             case "paused":
                 stream.pause(0.0)
-            case "worked":
-                stream.pipeline.health.stored()
         with pytest.raises(Refused) as refused:
             streams.open("one-more")
         assert refused.value.code == Code.STREAM_LIMIT
