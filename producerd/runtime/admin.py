@@ -86,8 +86,9 @@ class _FullName:
     async def ask(self) -> str:
         if self._asking is None or self._asking.done():
             self._asking = begin_aside(socket.getfqdn)
-        await asyncio.wait({self._asking})  # a request that is cancelled leaves the question to the others
-        return self._asking.result()
+        asking = self._asking  # until this one goes on, another may have asked again
+        await asyncio.wait({asking})  # a request that is cancelled leaves the question to the others
+        return asking.result()
 
 
 def _accepts_gzip(headers: Iterable[str]) -> bool:

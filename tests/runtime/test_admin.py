@@ -197,6 +197,26 @@ async def test_a_machine_that_is_renamed_is_known_by_its_new_name(monkeypatch: p
                 assert answer.status == status
 
 
+async def test_a_question_for_the_full_name_has_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another request may ask again before the one that waited goes on.  That gave a 500, and a traceback each time."""
+    questions: list[asyncio.Future[str]] = []
+
+    def ask_aside(_: object) -> asyncio.Future[str]:
+        questions.append(asyncio.get_running_loop().create_future())
+        return questions[-1]
+
+    monkeypatch.setattr(admin, "begin_aside", ask_aside)
+    name = admin._FullName()
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(name.ask())
+        await asyncio.sleep(0)
+        questions[0].set_result("node-7.example")
+        second = tasks.create_task(name.ask())
+        assert await first == "node-7.example"
+        questions[1].set_result("node-8.example")
+        assert await second == "node-8.example"
+
+
 async def test_a_resolver_that_hangs_has_one_thread_and_delays_no_other_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads that render and compress are not its own, and the end does not wait for it."""
     answers, asking = threading.Event(), list[threading.Thread]()
