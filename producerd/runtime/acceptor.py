@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable
-from typing import Final, Never
+from typing import Any, Final, Never
 
 from producerd.runtime.listener import BACKLOG, Listener, PathProblem
 from producerd.runtime.logs import get_logger
@@ -18,6 +19,12 @@ from producerd.runtime.logs import get_logger
 log = get_logger("producerd")
 
 LOOK_SECONDS: Final = 2.0
+
+KEEP_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+"""Without this option a server that closes deletes its socket's file since Python 3.13, also a service manager's file.
+
+The listener owns the file.
+"""
 
 
 class Acceptor:
@@ -79,4 +86,6 @@ class Acceptor:
             if one not in self._servers:
                 loop = asyncio.get_running_loop()
                 # uvloop calls listen again, and without this argument its own backlog of 100 would count.
-                self._servers[one] = await loop.create_unix_server(self._make_protocol, sock=one, backlog=BACKLOG)
+                self._servers[one] = await loop.create_unix_server(
+                    self._make_protocol, sock=one, backlog=BACKLOG, **KEEP_FILE
+                )
