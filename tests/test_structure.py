@@ -174,6 +174,23 @@ def test_an_object_that_is_finished_later_is_found_and_named() -> None:
     assert finished_later(tree) == ["A.z"]
 
 
+def raises_inside_except_star(tree: ast.AST) -> list[int]:
+    """The lines of `raise` inside `except*`."""
+    handlers = [handler for node in ast.walk(tree) if isinstance(node, ast.TryStar) for handler in node.handlers]
+    return [node.lineno for handler in handlers for node in ast.walk(handler) if isinstance(node, ast.Raise)]
+
+
+def test_no_except_star_raises_because_older_pythons_wrap_that_in_a_group() -> None:
+    """They do so before 3.11.4: Debian 12 has 3.11.2."""
+    lines = {name: found for name, tree in modules().items() if (found := raises_inside_except_star(tree))}
+    assert lines == {}
+
+
+def test_a_raise_inside_except_star_is_found() -> None:
+    tree = ast.parse("try:\n f()\nexcept* ValueError:\n if x:\n  raise E\ntry:\n f()\nexcept ValueError:\n raise\n")
+    assert raises_inside_except_star(tree) == [5]
+
+
 NAMED_TWICE = {"Refused"}
 """The message of the protocol, and the error that the client raises after it."""
 

@@ -60,8 +60,11 @@ def _run(config: Config, load: Callable[[], Config], owner: tuple[int, int] | No
     try:
         with asyncio.Runner(loop_factory=EventLoop) as runner:
             exit_code = runner.run(live(config, load, OwnerProcess(*owner) if owner else None))
-    except* ConfigurationError as group:
-        errors = _leaves(group)
+    except BaseExceptionGroup as group:  # not `except*`: Python before 3.11.4 puts what it raises into another group
+        problems, others = group.split(ConfigurationError)
+        if problems is None or others is not None:
+            raise
+        errors = _leaves(problems)
         raise type(errors[0])([problem for error in errors for problem in error.problems]) from None
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # all is done, and a late signal must not change the exit code
