@@ -161,9 +161,9 @@ async def test_a_role_is_assumed_again_before_its_end_by_the_services_clock(
         aws.role, aws.clock_offset = role, offset
         aws.lifetime = timedelta(minutes=14)  # within what is refreshed early
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
-        async with reaching(aws.url, role_arn=role) as client:
+        async with reached(aws.url, role_arn=role) as (client, behind):
             assert await everything_works(client)
-            await until_on_loop(lambda: len(aws.assumed) >= 2)
+            await until_on_loop(lambda: behind.credentials.refreshes["ok"] >= 2)
             assert await everything_works(client)
     assert aws.used["ROLE1"] < aws.used.total(), "the newer ones are used"
 
