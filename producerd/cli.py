@@ -20,7 +20,7 @@ from typing import Final
 
 from producerd import __version__
 from producerd.errors import ConfigurationError, PlaceTaken
-from producerd.printing import escape_unprintable, print_file
+from producerd.printing import escape_unprintable, open_standard_descriptors, print_file
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -42,6 +42,7 @@ exit codes:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    open_standard_descriptors()
     escape_unprintable()
     parser = _parser()
     parsed, stray = parser.parse_known_args(arguments)

@@ -1,7 +1,8 @@
-"""The standard output of the commands takes any text, whatever its encoding.  It runs on Python 3.9."""
+"""The standard streams of the commands are open, and take any text, whatever its encoding.  It runs on Python 3.9."""
 
 from __future__ import annotations
 
+import os
 import sys
 from io import TextIOWrapper
 
@@ -10,6 +11,16 @@ def escape_unprintable() -> None:
     """Let the standard output write a backslash escape for what its encoding lacks, as standard error always does."""
     if isinstance(sys.stdout, TextIOWrapper):  # None if its descriptor is closed
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def open_standard_descriptors() -> None:
+    """Open /dev/null as each of the descriptors 0, 1 and 2 that is closed.
+
+    Otherwise a file or a socket of the daemon becomes one, and libuv aborts the process when it closes that.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
 
 
 def print_file(text: str) -> None:

@@ -142,9 +142,12 @@ def test_a_socket_that_was_replaced_is_not_taken_away(kinesis: FakeKinesis, serv
         assert running.socket.read_text() == "somebody else's"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_either_signal_ends_it_well(number: int) -> None:
-    with daemon("http://127.0.0.1:1", forked=False) as running:
+@pytest.mark.parametrize(
+    ("number", "closed"), [(signal.SIGTERM, "<&-"), (signal.SIGINT, ">&-")], ids=["SIGTERM, no 0", "SIGINT, no 1"]
+)
+def test_either_signal_ends_it_well_also_without_a_standard_stream(number: int, closed: str) -> None:
+    """libuv aborts the process if one of its own descriptors has the number of a standard stream."""
+    with daemon("http://127.0.0.1:1", prefix=["bash", "-c", f'exec "$@" {closed}', "bash"]) as running:
         running.signal(number)
         assert running.wait() == 0
 
