@@ -222,6 +222,19 @@ def test_a_daemon_whose_directory_is_deleted_says_what_to_do_and_goes_on_serving
         assert node.run(SOCKETS) == before
 
 
+def test_a_daemon_that_dies_after_its_directory_was_deleted_serves_again_by_itself(
+    node: Machine, kinesis: Kinesis
+) -> None:
+    serve(node, kinesis)
+    before = node.run(SOCKETS)
+    with client(node) as own:
+        own.put("row", "key").result(30)
+        node.run("rm -r /run/producerd")
+        node.run("systemctl kill --signal=SIGKILL producerd.service")
+        own.put("row 2", "key").result(60)
+        assert node.run(SOCKETS) == before
+
+
 def test_the_journal_finds_lines_by_priority_and_stream(node: Machine, kinesis: Kinesis) -> None:
     serve(node, kinesis)
     with client(node) as own:

@@ -68,7 +68,7 @@ def test_the_units_fit_the_daemon() -> None:
     assert all(f" {code}) " in service["ExecStopPost"] for code in (EXIT_CONFIGURATION, EXIT_TAKEN))
     assert float(service["TimeoutStopSec"]) >= config.node.drain_timeout_seconds + 25
     assert socket["ListenStream"] == str(config.node.socket) == "/run/producerd/producerd.sock"
-    assert service["ReadWritePaths"] == str(config.node.admin_path.parent)
+    assert service["ReadWritePaths"] == f"-{config.node.admin_path.parent}"
     assert socket["SocketMode"] == f"{config.node.socket_mode:04o}"
     assert (service["User"], service["Group"]) == (socket["SocketUser"], socket["SocketGroup"])
 
