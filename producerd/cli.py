@@ -192,10 +192,13 @@ def _serve(parsed: argparse.Namespace) -> int:
     from producerd.config import load
     from producerd.config.dangers import check_possible
     from producerd.config.memory import check_fits
+    from producerd.config.process_limits import check_limits, use_limits
 
     config = load(parsed.config, parsed.sets)
     check_possible(config)
     check_fits(config)
+    check_limits(config)
+    use_limits()
     gc.disable()  # until the daemon serves: collecting garbage during the imports took a fifth of the start
     from producerd.runtime.app import run  # after the settings: a wrong one is reported before 0.5 s of imports
 
@@ -206,6 +209,7 @@ def _check(parsed: argparse.Namespace) -> int:
     from producerd.config import load
     from producerd.config.dangers import check_possible, dangers
     from producerd.config.memory import check_fits, given_limit
+    from producerd.config.process_limits import check_limits
     from producerd.config.summary import summary
 
     if parsed.streams and not parsed.online:
@@ -215,6 +219,7 @@ def _check(parsed: argparse.Namespace) -> int:
     config = load(parsed.config, parsed.sets)
     check_possible(config)
     check_fits(config, limit)
+    check_limits(config)
     print(*summary(config, limit), *(f"WARNING {danger}" for danger in dangers(config)), sep="\n", flush=True)
     if not parsed.online:
         return 0

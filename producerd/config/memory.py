@@ -62,7 +62,7 @@ class Need:
     @property
     def mib(self) -> str:
         """The need in whole MiB, with which a limit is high enough."""
-        return f"{-(-self.bytes // MIB):,} MiB"
+        return whole_mib(self.bytes)
 
     def __str__(self) -> str:
         return " + ".join(f"{term.name} {mib(term.bytes)} ({term.of})" for term in self.terms)
@@ -227,6 +227,10 @@ def _differences(config: Config, lower: Config) -> Iterator[str]:
     if (lower.defaults, lower.streams) != (config.defaults, config.streams):
         value = lower.node.node_queue_limit_bytes
         yield f"{assignment('queue_limit_bytes', value)} where a stream has more"
+
+
+def whole_mib(count: int) -> str:
+    return f"{-(-count // MIB):,} MiB"
 
 
 def mib(count: int) -> str:

@@ -29,6 +29,7 @@ from producerd.config import Config, NodeSettings
 from producerd.config.cgroup import MemoryLimit, memory_limit
 from producerd.config.dangers import check_possible, dangers
 from producerd.config.memory import check_fits
+from producerd.config.process_limits import check_limits
 from producerd.config.reload import reload
 from producerd.core.gate import Refusal
 from producerd.errors import Code, ConfigurationError, Refused
@@ -313,6 +314,7 @@ class Daemon:
             loaded, limit = await aside(look)
             read = reload(self.config, loaded, [stream.name for stream in self._streams])
             check_fits(read.config, limit)
+            check_limits(read.config)
         except ConfigurationError as error:
             self._metrics.reload_failed()
             log.error("settings are refused, the old ones stay", problems=list(error.problems))

@@ -19,6 +19,7 @@ import pytest
 
 from producerd.config import load
 from producerd.config.memory import needed_bytes
+from producerd.config.process_limits import ADDRESSES_BYTES, DATA_BYTES
 from producerd.config.values import MIB
 from producerd.errors import BackpressureTimeout
 from producerd.testing import FakeKinesis, Fault
@@ -99,6 +100,7 @@ def keeps_the_law(
     fault: Fault,
     rounds: int = 1,
     settings: Mapping[str, Any] = SETTINGS,
+    prefix: Sequence[str] = (),
 ) -> None:
     """Filled while the endpoint fails, and drained when it does not any more."""
     kinesis = server.kinesis
@@ -106,7 +108,7 @@ def keeps_the_law(
     law_bytes, queue_bytes = config.node.memory or needed_bytes(config).bytes, config.node.node_queue_limit_bytes
     cgroup.limit(law_bytes)
     environ = {**CREDENTIALS, "AWS_CA_BUNDLE": str(server.certificate)}
-    with daemon(server.url, environ=environ, forked=False, **settings) as running:
+    with daemon(server.url, environ=environ, prefix=prefix, forked=False, **settings) as running:
         callers = [Connection(Hello(1, 1, pid=os.getpid()), [str(running.socket)]) for _ in range(CALLERS)]
         for caller in callers:
             for _ in range(4):  # the daemon has worked, and sends many requests at once
@@ -147,12 +149,15 @@ def test_against_an_endpoint_that_never_answers_callers_wait_and_the_daemon_keep
 @pytest.mark.slow
 @pytest.mark.law("process")
 def test_a_daemon_keeps_to_the_least_memory_that_the_documents_name(cgroup: Cgroup) -> None:
-    """It lowers its limits by itself."""
+    """It lowers its limits by itself.  Its address space and its data have the size that it asks for, and no more."""
     kinesis = FakeKinesis()
     kinesis.create_stream("flights", shards=4).keeps_entries = False
     settings = {"memory": "256 MiB", "request_timeout_seconds": 300}
     with serve_in_thread(kinesis, tls=True) as server:
-        keeps_the_law(cgroup, server, spread(500, 100), Fault("hang"), settings=settings)
+        limits = [f"--as={256 * MIB + ADDRESSES_BYTES}", f"--data={256 * MIB + DATA_BYTES}"]
+        keeps_the_law(
+            cgroup, server, spread(500, 100), Fault("hang"), settings=settings, prefix=["prlimit", *limits, "--"]
+        )
 
 
 @pytest.mark.slow
