@@ -117,7 +117,7 @@ def test_the_shim_drops_one_argument_and_keeps_the_others(tmp_path: Path) -> Non
 def test_spark_finds_this_python_and_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", "/opt/another/spark")
     env = variables()
-    assert env["PYSPARK_PYTHON"] == env["PYSPARK_DRIVER_PYTHON"] == str(ROOT / ".venv" / "bin" / "python")
+    assert env["PYSPARK_PYTHON"] == env["PYSPARK_DRIVER_PYTHON"] == str(OWN.python)
     assert env["SPARK_LOCAL_IP"] == "127.0.0.1"
     assert "SPARK_HOME" not in env
 
@@ -252,22 +252,66 @@ def fake_python(path: Path, version: str) -> Path:
 
 
 def test_a_python_is_looked_for_on_the_path_and_among_pyenvs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours comes first, then the one on PATH if it runs and is what its name says, then pyenv's newest that runs."""
+    """Ours comes first, then the one on PATH if it runs and is of that version, then pyenv's newest that is."""
     system = os.environ["PATH"]
     monkeypatch.setenv("PATH", f"{tmp_path}:{system.replace('pyenv', 'elsewhere')}")
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
     versions = tmp_path / "pyenv" / "versions"
     assert find_python(environments.OURS) == os.path.realpath(sys.executable)
     assert find_python("3.0") is None
-    old = fake_python(versions / "3.0.9" / "bin" / "python3.0", "3.0")
+    old = fake_python(versions / "3.0.9" / "bin" / "python3.0", "3.0.9")
     assert find_python("3.0") == str(old)
-    new = fake_python(versions / "3.0.18" / "bin" / "python3.0", "3.0")
+    new = fake_python(versions / "3.0.18" / "bin" / "python3.0", "3.0.18")
     fake_python(versions / "3.0.20" / "bin" / "python3.0", "")
-    for wrong in ("", "3.1"):
+    for wrong in ("", "3.1.0", "3.00.1"):
         fake_python(tmp_path / "python3.0", wrong)
         assert find_python("3.0") == str(new)
-    first = fake_python(tmp_path / "python3.0", "3.0")
-    assert find_python("3.0") == str(first)
+    assert find_python("3.0.9") == str(old)
+    assert find_python("3.0.1") is None
+    first = fake_python(tmp_path / "python3.0", "3.0.2")
+    assert find_python("3.0") == find_python("3.0.2") == str(first)
+
+
+def test_a_command_starts_again_under_the_python_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an environment of that Python's own: `newest` is the newest that this machine has."""
+    here = {"3.12": "/python3.12", "3.11.2": "/usr/bin/python3.11"}
+    started: list[tuple[list[str], str]] = []
+
+    def execve(_: str, arguments: list[str], env: dict[str, str]) -> None:
+        started.append((arguments, env[environments.OF_ITS_OWN]))
+        raise SystemExit  # a real one does not return
+
+    monkeypatch.setattr(environments, "find_python", here.get)
+    monkeypatch.setattr(os, "execve", execve)
+    for asked in (["--python", "newest"], ["--python=3.11.2"]):
+        with pytest.raises(SystemExit):
+            commands.main(["test", "-x", *asked, "tests/test_dev.py"])
+    dev = [str(ROOT / "dev"), "test", "-x", "tests/test_dev.py"]
+    assert started == [(["/python3.12", *dev], "newest"), (["/usr/bin/python3.11", *dev], "3.11.2")]
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "said"),
+    [
+        ("3.10", 2, "--python 3.10: the daemon runs on Python 3.11, "),
+        ("3.1", 2, "--python 3.1: the daemon runs on Python 3.11, "),
+        ("3.12.99", 69, "--python 3.12.99: neither on PATH, "),
+    ],
+)
+def test_a_python_that_is_not_supported_or_not_here_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str, code: int, said: str
+) -> None:
+    monkeypatch.setattr(environments, "find_python", lambda _version: None)
+    with pytest.raises(SystemExit) as ended:
+        commands.main(["demo", "--python", version])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (ended.value.code, line[: len("./dev: " + said)]) == (code, f"./dev: {said}")
+
+
+def test_each_python_of_the_daemon_is_classified() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {name.rpartition(" ")[2] for name in project["classifiers"] if "Python :: 3." in name}
+    assert names == {"3.9", "3.10", *environments.PYTHONS}
 
 
 def test_an_old_python_hands_over_to_a_newer_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -344,7 +388,7 @@ def test_an_unknown_command_shows_the_usage_and_sets_nothing_up(
         assert commands.main(arguments) == code
         usage, silent = capsys.readouterr()[::-1] if code else capsys.readouterr()
         assert silent == ""
-        assert usage.startswith("usage: ./dev COMMAND\n")
+        assert usage.startswith("usage: ./dev COMMAND [--python VERSION]\n")
         assert all(f"\n  {name} " in usage for name in commands.COMMANDS)
 
 
@@ -394,7 +438,7 @@ def pytests(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], d
 
 
 SPREAD = ["-n2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
-OURS = [".venv/bin/python", "-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true"]
+OURS = [f"{OWN.folder.name}/bin/python", "-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true"]
 Started = tuple[list[str], dict[str, str]]
 
 

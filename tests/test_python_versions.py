@@ -1,4 +1,4 @@
-"""What is promised of other Pythons: the daemon installs and serves on 3.11 and 3.13, the client runs on 3.9.
+"""What is promised of other Pythons: the daemon installs and serves on the oldest and newest, the client on 3.9.
 
 A version that this machine lacks is skipped, with what to install as the reason.
 """
@@ -17,7 +17,7 @@ from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import serve_in_thread
 from tests.daemon import CREDENTIALS, QUICK, directory, until
 from tests.locked import locked
-from tools.environments import choose_pip, find_python
+from tools.environments import PYTHONS, choose_pip, find_python
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def install(python: Path) -> Callable[..., None]:
     return run
 
 
-@pytest.mark.parametrize("version", sorted({"3.11", "3.13"} - {OURS}))
+@pytest.mark.parametrize("version", sorted({PYTHONS[0], PYTHONS[-1]} - {OURS}))
 def test_the_daemon_installs_from_its_wheel_and_serves(
     version: str, python: Path, install: Callable[..., None], dist: Path, tmp_path: Path
 ) -> None:

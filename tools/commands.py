@@ -1,7 +1,11 @@
-"""The commands of ``./dev``.  Each first sets up `.venv`, except `lock`, which needs none."""
+"""The commands of ``./dev``.  Each first sets up `.venv`, except `lock`, which needs none.
+
+With ``--python VERSION`` a command runs by that Python, in the environment `.venv-python-VERSION`.
+"""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import os
@@ -11,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from tools import ROOT
-from tools.environments import OWN, set_up, variables, write_locks
+from tools.environments import OWN, set_up, start_again, variables, write_locks
 from tools.packaging import command as build
 from tools.processes import handle_signals
 from tools.testing import check, test
@@ -94,9 +98,18 @@ def usage(line: str, known: dict[str, str], asked: str) -> int:
 def main(arguments: list[str]) -> int:
     name, first = [*arguments, "", ""][:2]
     if name not in COMMANDS:
-        return usage("usage: ./dev COMMAND", {name: command.summary for name, command in COMMANDS.items()}, name)
+        return usage(
+            "usage: ./dev COMMAND [--python VERSION]",
+            {name: command.summary for name, command in COMMANDS.items()},
+            name,
+        )
     if name == "bench" and first not in (known := measurements()):
         return usage("usage: ./dev bench NAME [--json] [--help]", known, first)
+    parser = argparse.ArgumentParser(f"./dev {name}", add_help=False, allow_abbrev=False)
+    parser.add_argument("--python", metavar="VERSION")
+    python, others = parser.parse_known_args(arguments)
+    if python.python and name != "lock":
+        start_again(others, python.python)
     handle_signals()
     os.chdir(ROOT)
     # Some images set this.  Without byte code each process of the tests compiles all that it imports, for 15 s.

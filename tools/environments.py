@@ -1,4 +1,4 @@
-"""The environments of ``./dev``: `.venv`, and one for each other Spark that the tests run on.
+"""The environments of ``./dev``: `.venv`, one for each Python of ``--python``, and one for each other Spark.
 
 An environment holds the packages of one lock, checked by hash, a Java for Spark, and the path of this tree.  Its stamp
 is written last.  So a set-up starts from the beginning if it was interrupted, or if its lock, Python or folder changed.
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from tools import ROOT
 from tools.java import choose_java, java_shim
@@ -39,8 +39,14 @@ class Environment(NamedTuple):
         return self.folder / "bin" / "python"
 
 
-OURS = "{}.{}".format(*sys.version_info)
-OWN = Environment(ROOT / ".venv", ROOT / "requirements.lock", OURS, range(17, 26), 660, 1100)
+PYTHONS = ("3.11", "3.12", "3.13")
+"""Pythons of the daemon, the oldest first.  The lock is for all of them.  The Spark client runs on 3.9."""
+OLDEST_PYTHON = PYTHONS[0]
+OURS, OUR_PATCH = "{}.{}".format(*sys.version_info), "{}.{}.{}".format(*sys.version_info)
+OF_ITS_OWN = "DEV_PYTHON"
+"""Variable in which ``--python`` tells the Python that it starts to have another environment than `.venv`."""
+FOLDER = f".venv-python-{OUR_PATCH}" if OF_ITS_OWN in os.environ else ".venv"
+OWN = Environment(ROOT / FOLDER, ROOT / "requirements.lock", OURS, range(17, 26), 660, 1100)
 # For another Spark, add a line here and a dependency group in pyproject.toml.
 LANES = {
     "3.5": Environment(ROOT / ".venv-spark-3.5", ROOT / "tests/spark-3.5.lock", "3.9", (8, 11, 17), 430, 670),
@@ -52,9 +58,9 @@ DEMO_LOCK = ROOT / "deploy" / "container" / "demo.lock"
 """What the image of the demo needs."""
 SBOM_LOCK = ROOT / "tools" / "sbom.lock"
 """What ``./dev build --sbom`` runs, in an environment that it throws away: nothing else needs its packages."""
+NOT_HERE = 69
+"""Exit code of a command that needs a Python which this machine lacks."""
 SCRIPTS = {"producerd": "cli", "producerctl": "ctl"}
-OLDEST_PYTHON = "3.11"
-"""Oldest Python of the daemon, for the lock that all its Pythons share.  The Spark client runs on 3.9."""
 
 
 def variables(of: Environment = OWN) -> dict[str, str]:
@@ -68,19 +74,47 @@ def variables(of: Environment = OWN) -> dict[str, str]:
 
 
 def find_python(version: str) -> str | None:
-    """Return the real path of an interpreter of this version: ours, else the one on PATH, else pyenv's newest."""
-    if version == OURS:
+    """Return the real path of an interpreter of this version, such as 3.12 or 3.12.1.
+
+    That is ours, else the one on PATH, else the one in /usr/bin, else pyenv's newest.
+    """
+    if is_of(version, OUR_PATCH):
         return os.path.realpath(sys.executable)  # a link may be gone tomorrow
-    name = f"python{version}"
-    versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions").glob(f"{version}.*")
+    minor = ".".join(version.split(".")[:2])
+    name = f"python{minor}"
+    versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions").glob(f"{minor}.*")
     newest_first = sorted(versions, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], reverse=True)
-    ask = "import os, sys; print('{}.{}'.format(*sys.version_info), os.path.realpath(sys.executable))"
-    for found in filter(None, (shutil.which(name), *(str(path / "bin" / name) for path in newest_first))):
+    ask = "import os, sys; print('{}.{}.{}'.format(*sys.version_info), os.path.realpath(sys.executable))"
+    others = (f"/usr/bin/{name}", *(str(path / "bin" / name) for path in newest_first))
+    for found in filter(None, (shutil.which(name), *others)):
         with contextlib.suppress(OSError, subprocess.SubprocessError):  # pyenv's shim on PATH may lead nowhere
             answer = subprocess.run([found, "-c", ask], capture_output=True, text=True, check=True, timeout=30).stdout
-            if answer.startswith(f"{version} "):
-                return answer.rstrip("\n").partition(" ")[2]
+            its_version, _, path = answer.rstrip("\n").partition(" ")
+            if is_of(version, its_version):
+                return path
     return None
+
+
+def is_of(version: str, patch: str) -> bool:
+    """Return whether 3.12.1, say, is a Python 3.12 or 3.12.1."""
+    return f"{patch}.".startswith(f"{version}.")
+
+
+def start_again(arguments: list[str], version: str) -> NoReturn:
+    """Run a command of ``./dev`` by a Python of this version, in an environment of its own.
+
+    "newest" stands for the newest that this machine has.
+    """
+    asked = [version] if version != "newest" else [*reversed(PYTHONS)]
+    if not any(is_of(known, one) for known in PYTHONS for one in asked):
+        print(f"./dev: --python {version}: the daemon runs on Python {', '.join(PYTHONS)}", file=sys.stderr)
+        sys.exit(2)
+    found = next(filter(None, map(find_python, asked)), None)
+    if found is None:
+        where = f"neither on PATH, nor in /usr/bin, nor among pyenv's versions: `pyenv install {version}` brings it"
+        print(f"./dev: --python {version}: {where}", file=sys.stderr)
+        sys.exit(NOT_HERE)
+    os.execve(found, [found, str(ROOT / "dev"), *arguments], dict(os.environ, **{OF_ITS_OWN: version}))
 
 
 def stamp(of: Environment) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tools import ROOT
-from tools.environments import DAEMON_LOCK, OWN, SBOM_LOCK, choose_pip
+from tools.environments import DAEMON_LOCK, OWN, PYTHONS, SBOM_LOCK, choose_pip
 from tools.processes import run
 
 CLIENT_SIDE = ["spark_client", "producerd/wire", "producerd/errors.py", "producerd/__init__.py"]
@@ -45,7 +45,8 @@ dependencies = ["producerd[demo]=={version}"]
 [tool.setuptools]
 packages = ["producerd.demo", "producerd.testing"]
 """
-PEXES = [f"cp3{minor}-{machine}" for machine in ("x86_64", "aarch64") for minor in (11, 12, 13)]
+MINORS = [python.partition(".")[2] for python in PYTHONS]
+PEXES = [f"cp3{minor}-{machine}" for machine in ("x86_64", "aarch64") for minor in MINORS]
 EMR_PYTHON = "cp311"
 """Of the daemon's Pythons the one that Amazon Linux 2023 has as a package."""
 EMR_FILES = {
