@@ -1,8 +1,8 @@
 """Logging: every message, the daemon's or a library's, becomes one line on stderr.
 
 A line has the UTC time, level, logger, event and values.  Libraries log through the standard library and use the same
-renderer.  The loggers of AWS's libraries and aiohttp stay at WARNING, or at INFO while the daemon logs at DEBUG.  At
-DEBUG, botocore would log whole requests with their signatures and data.
+renderer.  The loggers of other libraries stay at WARNING, or at INFO while the daemon logs at DEBUG.  AWS's libraries
+stay at ERROR (`producerd.runtime.aws.credentials`).
 
 The level says what the operator should do.  ERROR: act, because records fail or the daemon ends.  WARNING: look,
 because the daemon may need you.  INFO: a rare event in the daemon's life.  DEBUG: everything else.
@@ -35,7 +35,7 @@ Level = Literal["debug", "info", "warning", "error"]
 """A log level of the settings."""
 Format = Literal["text", "json"]
 """A log format of the settings."""
-LIBRARIES: Final = ("aiobotocore", "aiohttp", "asyncio", "boto3", "botocore", "urllib3")
+LIBRARIES: Final = ("aiohttp", "asyncio")
 """Loggers whose messages are limited to WARNING, or to INFO at level DEBUG."""
 _HEAD: Final = ("timestamp", "level", "logger", "event")
 

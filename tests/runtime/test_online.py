@@ -311,14 +311,17 @@ async def test_credentials_that_are_refused_end_it(kinesis: FakeKinesis) -> None
     assert kinesis.replies == {"UnrecognizedClientException": 1}
 
 
-async def test_a_role_is_told_with_its_end_and_its_refusal_in_the_services_words(
+async def test_a_role_is_told_with_its_end_and_its_refusal(
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with local_aws(kinesis) as aws:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
         sets = [f"endpoint_url={aws.url}", f"role_arn={ROLE}", FLIGHTS]
         refused = await checked(*sets, holds=False)
-        assert refused[-1].startswith("FAILED   credentials: testing is not authorized to perform: sts:AssumeRole")
+        assert refused[-1] == (
+            "FAILED   credentials: assume-role: AssumeRole was answered with AccessDenied, status 403: "
+            f"not authorized to perform sts:AssumeRole on {ROLE}"
+        )
         aws.role = ROLE
         lines = await checked(*sets)
         ends = aws.now() + aws.lifetime

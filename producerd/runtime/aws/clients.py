@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import environ
 from pathlib import Path
 from platform import python_version
@@ -33,11 +34,11 @@ from producerd.runtime.aws import internals
 from producerd.runtime.aws.building import build_request, keep_from_sending, put_body
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.connections import Sending
-from producerd.runtime.aws.credentials import RenewedCredentials, role_credentials
+from producerd.runtime.aws.credentials import NamedSource, RenewedCredentials, role_credentials
 from producerd.runtime.aws.errors import error_of
+from producerd.runtime.aws.sources import words_of
 from producerd.runtime.aws.template import RequestTemplate
 from producerd.runtime.aws.transport import Transport, headers_of
-from producerd.runtime.log_lines import without_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Access:
     region: str | None
     endpoint_url: str | None
     role_arn: str | None
-    external_id: str | None
+    external_id: str | None = field(repr=False)
     connect_timeout_seconds: float
 
 
@@ -178,6 +179,8 @@ class AwsClient:
     async def _resolve(self) -> Any:
         """Return this access's credentials, from a new session that reads the environment and AWS's files again."""
         session = await aside(self._fresh_session)
+        sources = session.get_component("credential_provider").providers
+        sources[:] = [NamedSource(provider) for provider in sources]
         source, access = await session.get_credentials(), self._access
         if source is None or access.role_arn is None:
             return source
@@ -242,9 +245,14 @@ def _settings_of_aws() -> Iterator[None]:
     try:
         yield
     except boto_errors.BotoCoreError as error:  # such as a profile that does not exist
-        raise ConfigurationError((f"AWS settings: {without_secrets(str(error))}",)) from None
+        raise ConfigurationError((f"AWS settings: {words_of(error)}",)) from None
     except ValueError as error:  # such as an endpoint, maybe with a login, or a number that is not one
-        words = " ".join(map(redacted_url, str(error).split()))
+        text = str(error)
+        shown = [value for name, value in environ.items() if re.fullmatch("AWS_(?!.*(KEY|TOKEN)).*", name) and value]
+        of_variable = any(text.endswith((f" {value}", repr(value))) for value in shown)
+        kind = re.match("Invalid endpoint|invalid literal for int", text)
+        in_file = f"{kind[0] if kind else 'a value is not valid'}: see the config file of AWS"
+        words = " ".join(map(redacted_url, text.split())) if of_variable else in_file
         raise ConfigurationError((f"AWS settings: {words}",)) from None
 
 
@@ -279,7 +287,11 @@ def _problems(session: Any, access: Access) -> Iterator[str]:
     if region is None:
         yield f"region: none is set; set region, or {_REGION}, or a profile that has one"
     else:
-        validate_region_name(region)
+        try:
+            validate_region_name(region)
+        except boto_errors.InvalidRegionError:
+            given = {access.region, environ.get(_REGION), environ.get("AWS_DEFAULT_REGION")}
+            yield f"region: {region if region in given else 'the one in the config file of AWS'}: not a region's name"
     scheme = "http" if (access.endpoint_url or "").startswith("http:") else "https"
     if (proxy := getproxies().get(scheme)) is not None and not _is_proxy(proxy):
         yield f"{scheme.upper()}_PROXY: not the URL of a proxy, http://HOST:PORT"  # it may hold a password

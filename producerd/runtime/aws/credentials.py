@@ -27,7 +27,7 @@ from botocore.credentials import ReadOnlyCredentials, RefreshableCredentials
 
 from producerd.runtime.aws import internals
 from producerd.runtime.aws.clock import ServiceClock
-from producerd.runtime.aws.errors import failure_of
+from producerd.runtime.aws.errors import credentials_failed, failure_of
 from producerd.runtime.outage import Outage
 
 RENEWAL_SECONDS: Final = 5.0
@@ -36,17 +36,10 @@ RENEWAL_TIMEOUT_SECONDS: Final = 60.0
 """Longest time for one renewal, because a credential process may hang."""
 _NOT_IN_SESSION_NAMES: Final = re.compile(r"[^\w+=,.@-]", re.ASCII)
 _STS: Final = AioConfig(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
-_REPORTED_UNCHANGED: Final = (
-    boto_errors.NoCredentialsError,
-    boto_errors.CredentialRetrievalError,
-    boto_errors.ClientError,  # STS refused
-    boto_errors.ConnectionError,  # STS was not reached
-    boto_errors.HTTPClientError,
-)
-"""Errors that are reported as they are; any other error is reported as a failure to get credentials."""
 
-for _name in ("aiobotocore.credentials", "aiobotocore.utils"):
-    logging.getLogger(_name).setLevel(logging.ERROR)  # they warn at each try, with a traceback; `Outage` warns once
+for _name in ("aiobotocore", "botocore"):
+    # They log what a source of credentials said, with tracebacks, and at DEBUG whole requests with their signatures.
+    logging.getLogger(_name).setLevel(logging.ERROR)
 
 
 class RenewedCredentials:
@@ -117,6 +110,7 @@ class RenewedCredentials:
         return self.get_account_id
 
     async def _renew(self) -> None:
+        source = None
         try:
             async with asyncio.timeout(RENEWAL_TIMEOUT_SECONDS):
                 source = await self._resolved() if self._doubted else self._source
@@ -125,7 +119,7 @@ class RenewedCredentials:
                 raise boto_errors.NoCredentialsError
         except Exception as error:  # files, processes, metadata services and STS raise anything
             self.refreshes["failed"] += 1
-            self._error, self._doubted = _reportable(error), True
+            self._error, self._doubted = credentials_failed(error, getattr(source, "method", "")), True
             failed = failure_of(self._error, body_written=False)
             self._outage.failed(failed.code, failed.message, failed.request_id)
         else:
@@ -173,12 +167,21 @@ async def _current_of(source: Any) -> Any:
         return received
 
 
-def _reportable(error: Exception) -> Exception:
-    """Return the error, or one that says in one line why there are no credentials."""
-    if not isinstance(error, _REPORTED_UNCHANGED):
-        text = " ".join(str(error).split()) or type(error).__name__
-        error = boto_errors.CredentialRetrievalError(provider="the standard chain", error_msg=text)
-    return error
+class NamedSource:
+    """A provider in the chain of a botocore session, whose errors are replaced by ones that name it."""
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+        self.METHOD = provider.METHOD
+        self.CANONICAL_NAME = provider.CANONICAL_NAME
+
+    async def load(self) -> Any:
+        """Return the provider's credentials, or None if it has none."""
+        try:
+            return await self._provider.load()
+        except Exception as error:  # files, processes, metadata services and STS raise anything
+            failed = credentials_failed(error, self.METHOD)
+        raise failed  # here, so that it does not keep the error as its context
 
 
 def role_session(host: str) -> str:

@@ -7,9 +7,10 @@ types and a request id.  A proxy, a firewall or a load balancer may answer after
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import botocore.exceptions as boto_errors
@@ -17,20 +18,44 @@ import orjson
 from aiohttp import ClientError as AiohttpError
 from botocore.parsers import create_parser
 
-from producerd.core.failures import refuses
+from producerd.core.failures import meaning_of, refuses
 from producerd.core.sending.answers import RequestFailed, is_cbor, loads
 from producerd.errors import Code
 from producerd.runtime.aws.connection import HttpAnswer
+from producerd.runtime.aws.sources import TYPES, causes_of, words_of
 from producerd.runtime.log_lines import without_secrets
+
+
+class CredentialsFailed(Exception):
+    """A source of credentials has failed.  ``failed`` says how, without any text of the source.
+
+    ``shows_wrong_endpoint``: as the function of that name says it of the error itself.
+    """
+
+    def __init__(self, failed: RequestFailed, *, shows_wrong_endpoint: bool = False) -> None:
+        super().__init__(failed.message)
+        self.failed = failed
+        self.shows_wrong_endpoint = shows_wrong_endpoint
+
 
 NoCredentials = boto_errors.NoCredentialsError
 """The standard chain found no credentials."""
-EXPECTED: Final = (boto_errors.ClientError, boto_errors.BotoCoreError, AiohttpError, OSError)
+EXPECTED: Final = (CredentialsFailed, boto_errors.ClientError, boto_errors.BotoCoreError, AiohttpError, OSError)
 """Exceptions of a failure between the daemon and a service that speaks as AWS does."""
 MAX_CODE: Final = 128
 """Most characters of a code, and of a request's id, that are logged and sent to callers."""
 MAX_MESSAGE: Final = 1_000
 """Most characters of a message that are logged and sent to callers."""
+_OF_A_SERVICE: Final = (boto_errors.ClientError, boto_errors.ConnectionError, boto_errors.HTTPClientError)
+"""botocore's errors of a service that refused or was not reached; its others are about AWS's files and variables."""
+_ABOUT_CREDENTIALS: Final = {Code.ACCESS_DENIED, Code.CREDENTIALS, Code.SERVICE_FAULT, Code.THROTTLED, Code.UNREACHABLE}
+"""Codes that a failure of a source of credentials may have: SSO's ResourceNotFoundException is not about a stream."""
+_REQUEST_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_DO: Final = {
+    "custom-process": "run its credential_process to see what it prints",
+    "sso": "log in with `aws sso login`",
+}
+"""What to do about a source that says nothing useful."""
 _CREDENTIALS: Final = (
     boto_errors.NoCredentialsError,
     boto_errors.PartialCredentialsError,
@@ -72,9 +97,12 @@ def in_json(body: bytes) -> bytes:
 
 def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
     """Return the failure of a request; ``body_written`` says whether any of its body was handed to a connection."""
+    if isinstance(error, CredentialsFailed):
+        return replace(error.failed, maybe_stored=body_written)
     if not isinstance(error, EXPECTED):
         return not_kinesis(error, maybe_stored=body_written)
-    message = _line(error) or type(error).__name__
+    of_service = isinstance(error, _OF_A_SERVICE) or not isinstance(error, boto_errors.BotoCoreError)
+    message = _line(error if of_service else words_of(error)) or type(error).__name__
     if isinstance(error, boto_errors.ClientError):
         described, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
         # If the body names no code, botocore puts the bare status in its place.
@@ -82,13 +110,40 @@ def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
         status = int(about.get("HTTPStatusCode", 0))
         request_id = _line(about.get("RequestId") or "")[:MAX_CODE]
         is_refusal = bool(request_id) and refuses(status, code)
-        message = _line(described.get("Message") or "") or message
+        words = str(described.get("Message") or "")
+        if meaning_of(code).code == Code.CREDENTIALS:  # the lines below quote the request, with the session's token
+            words = words.lstrip().partition("\n")[0]
+        message = _line(words) or message
         return RequestFailed(code, message, body_written and not is_refusal, status=status, request_id=request_id)
     if isinstance(error, _CREDENTIALS):
         return RequestFailed(Code.CREDENTIALS, message, body_written)
     if isinstance(error, boto_errors.EndpointConnectionError | boto_errors.ProxyConnectionError):
         message = f"{message} ({error.kwargs.get('error')})"
     return RequestFailed(Code.UNREACHABLE, message, body_written)
+
+
+def credentials_failed(error: Exception, source: str) -> Exception:
+    """Return an exception in place of one that a source of credentials raised, without its text.
+
+    ``source`` is botocore's name of the source, or "".  If no source has any, return a NoCredentialsError.
+    """
+    if isinstance(error, CredentialsFailed):
+        return error
+    if isinstance(error, boto_errors.NoCredentialsError):
+        none: Exception = NoCredentials()
+        return none
+    do = _DO.get(source)
+    message = _line(f"{source or 'credentials'}: {words_of(error)}" + (f"; {do}" if do else ""))
+    if not isinstance(error, _OF_A_SERVICE):
+        return CredentialsFailed(RequestFailed(Code.CREDENTIALS, message, maybe_stored=False))
+    failed = failure_of(error, body_written=False)
+    known = TYPES.fullmatch(failed.code) or not isinstance(error, boto_errors.ClientError)
+    code = failed.code if known else Code.SERVICE_FAULT
+    if meaning_of(code).code not in _ABOUT_CREDENTIALS:
+        code = Code.CREDENTIALS
+    request_id = failed.request_id if _REQUEST_ID.fullmatch(failed.request_id) else ""
+    told = RequestFailed(code, message, maybe_stored=False, status=failed.status, request_id=request_id)
+    return CredentialsFailed(told, shows_wrong_endpoint=shows_wrong_endpoint(error))
 
 
 def is_answer(error: Exception) -> bool:
@@ -101,28 +156,14 @@ def shows_wrong_endpoint(error: BaseException) -> bool:
 
     A wrong setting causes these far more often than a passing fault.  EAI_AGAIN and EAI_NODATA are passing faults.
     """
-    for cause in _causes(error):
+    if isinstance(error, CredentialsFailed):
+        return error.shows_wrong_endpoint
+    for cause in causes_of(error):
         if isinstance(cause, socket.gaierror):
             return cause.errno == socket.EAI_NONAME
         if isinstance(cause, ssl.SSLCertVerificationError):
             return True
     return False
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Return an error and the errors that botocore and aiohttp made it of, each once."""
-    seen: list[BaseException] = []
-    line: list[object] = [error]
-    while line:
-        cause = line.pop(0)
-        if isinstance(cause, BaseException) and all(cause is not other for other in seen):
-            seen.append(cause)
-            yield cause
-            wrapped = cause.kwargs.get("error") if isinstance(cause, boto_errors.BotoCoreError) else None
-            others = (
-                getattr(cause, name, None) for name in ("os_error", "certificate_error", "__cause__", "__context__")
-            )
-            line += [wrapped, *others]
 
 
 def _line(words: object) -> str:

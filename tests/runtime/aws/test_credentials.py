@@ -10,13 +10,14 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from errno import EHOSTUNREACH
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiobotocore.credentials import AioCredentials, AioRefreshableCredentials
-from botocore.exceptions import CredentialRetrievalError, NoCredentialsError
+from botocore.exceptions import NoCredentialsError
 from structlog.testing import capture_logs
 
 from producerd.core.failures import meaning_of
@@ -25,6 +26,7 @@ from producerd.errors import Code
 from producerd.runtime.aws import credentials as module
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.credentials import RenewedCredentials, role_session
+from producerd.runtime.aws.errors import CredentialsFailed
 from producerd.runtime.aws.kinesis import AioKinesis
 from producerd.testing import FakeKinesis
 from tests.daemon import PATIENCE_SECONDS, until_on_loop
@@ -313,7 +315,7 @@ async def test_a_walk_that_never_ends_is_given_up_and_begun_again(monkeypatch: p
     chain = Chain()
     chain.walked.clear()
     async with renewed(chain) as credentials:
-        with pytest.raises(CredentialRetrievalError, match="TimeoutError"):
+        with pytest.raises(CredentialsFailed, match="TimeoutError"):
             async with asyncio.timeout(5):
                 await credentials.get_frozen_credentials()
         chain.walked.set()
@@ -344,7 +346,7 @@ async def test_what_has_expired_and_cannot_be_renewed_is_an_error_and_what_has_n
 
     async def refresh() -> Any:
         if fails:
-            raise OSError("the endpoint is away")
+            raise OSError(EHOSTUNREACH, "the words of the source")
         return {"access_key": "B", "secret_key": "s", "token": "t", "expiry_time": soon.isoformat()}
 
     soon = datetime.now(UTC) + timedelta(seconds=500)  # a refresh is due, and for botocore it is mandatory
@@ -354,10 +356,10 @@ async def test_what_has_expired_and_cannot_be_renewed_is_an_error_and_what_has_n
         fails = True
         assert await key_of(credentials) == "B"
         await until_on_loop(lambda: credentials._error is not None)
-        chain.found = OSError("the endpoint is away")
+        chain.found = OSError(EHOSTUNREACH, "the words of the source")
         assert await key_of(credentials) == "B"
         credentials._source._expiry_time = datetime.now(UTC) - timedelta(seconds=1)
-        with pytest.raises(CredentialRetrievalError, match="the endpoint is away"):
+        with pytest.raises(CredentialsFailed, match=r"^credentials: OSError \(No route to host\)$"):
             await key_of(credentials)
         chain.found = AioCredentials("C", "secret")
         assert await key_of(credentials) == "C"

@@ -138,6 +138,13 @@ def test_a_key_that_the_service_quotes_is_left_out() -> None:
     assert message == said.replace("s3cret", "...")
 
 
+def test_a_request_that_the_service_quotes_is_left_out() -> None:
+    """A refused signature is answered with the canonical request, which has the session's token as a header."""
+    said = "The signature does not match.\n\nThe Canonical String is\n'POST\nx-amz-security-token:s3cret\n'"
+    message = failure_of(client_error("InvalidSignatureException", 400, said), body_written=True).message
+    assert message == "The signature does not match."
+
+
 @pytest.mark.parametrize("login", ["user:s3cret", "s3cret", "user:s3@cret", "user:s3/cret", "us%2Fer:s3cret"])
 def test_a_login_in_a_url_is_left_out(login: str) -> None:
     """As of a proxy that answers with nonsense."""
