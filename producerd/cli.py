@@ -193,7 +193,9 @@ def _serve(parsed: argparse.Namespace) -> int:
     from producerd.config.dangers import check_possible
     from producerd.config.memory import check_fits
     from producerd.config.process_limits import check_limits, use_limits
+    from producerd.runtime.secrecy import keep_memory_private
 
+    keep_memory_private()
     config = load(parsed.config, parsed.sets)
     check_possible(config)
     check_fits(config)
