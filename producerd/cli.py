@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--owner", type=_owner, metavar="PID:START", help=argparse.SUPPRESS
     )  # as `spark_client` starts it
+    serve.add_argument("--sets-file", type=Path, metavar="FILE", help=argparse.SUPPRESS)  # a JSON array of KEY=VALUE
     serve.add_argument("--log", type=Path, metavar="FILE", help=argparse.SUPPRESS)
     serve.set_defaults(run=_serve)
     check = commands.add_parser(
@@ -196,6 +197,8 @@ def _serve(parsed: argparse.Namespace) -> int:
     from producerd.runtime.secrecy import keep_memory_private
 
     keep_memory_private()
+    if parsed.sets_file is not None:
+        parsed.sets += _sets_of(parsed.sets_file)
     config = load(parsed.config, parsed.sets)
     check_possible(config)
     check_fits(config)
@@ -205,6 +208,15 @@ def _serve(parsed: argparse.Namespace) -> int:
     from producerd.runtime.app import run  # after the settings: a wrong one is reported before 0.5 s of imports
 
     return run(config, partial(load, parsed.config, parsed.sets), parsed.owner, parsed.log)
+
+
+def _sets_of(file: Path) -> list[str]:
+    """Return the settings of a task's daemon, which must not stand among its arguments: `ps` shows these to all."""
+    try:
+        sets: list[str] = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ConfigurationError([f"{file}: {error.strerror}"]) from None
+    return sets
 
 
 def _check(parsed: argparse.Namespace) -> int:

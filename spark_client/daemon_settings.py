@@ -29,6 +29,8 @@ DEFAULTS: Final[Mapping[str, str]] = {
 }
 """What differs from the daemon's own defaults."""
 COMMAND: Final = "command"
+NOT_SHOWN: Final = "(set, not shown)"
+"""Text in place of a value, as the daemon's own messages have it."""
 STREAMS: Final = "streams"
 
 
@@ -37,6 +39,9 @@ class DaemonSettings(NamedTuple):
 
     sets: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return "DaemonSettings(...)"  # one of them may be a secret
 
     @property
     def memory_bytes(self) -> int:
@@ -60,12 +65,13 @@ class DaemonSettings(NamedTuple):
 def problems(given: Any) -> Iterator[str]:
     """Yield what is wrong with ``daemon=``: settings that do not exist, and values of another type or range."""
     if not isinstance(given, Mapping):
-        yield f"daemon={given!r}: give a mapping of the daemon's settings, such as {{'region': 'eu-west-1'}}"
+        kind = type(given).__name__  # its text may have a secret
+        yield f"daemon is a {kind}: give a mapping of the daemon's settings, such as {{'region': 'eu-west-1'}}"
         return
     for name, value in given.items():
         if name == COMMAND:
             if not _is_command(value):
-                yield f"daemon.command={value!r}: give the command that runs the daemon, as text or as a list of texts"
+                yield f"daemon.command={NOT_SHOWN}: give the command that runs the daemon, as text or a list of texts"
         elif name == STREAMS and isinstance(value, Mapping):
             for stream, table in value.items():
                 for inner, item in table.items() if isinstance(table, Mapping) else [("", table)]:
@@ -102,13 +108,21 @@ def _any() -> Mapping[str, Any]:
 
 def _problems_of(place: str, name: str, value: Any, known: Mapping[str, Any]) -> Iterator[str]:
     if name in OF_ITS_OWN:
-        yield f"daemon.{place}={value!r}: a daemon that tasks start has its own; leave it out"
+        yield f"daemon.{place}={_shown(name, value)}: a daemon that tasks start has its own; leave it out"
     elif name not in known:
         near = difflib.get_close_matches(name, [*known, COMMAND])
         hint = f"did you mean {' or '.join(near)}?" if near else "docs/configuration.md lists all"
         yield f"daemon.{place}: is not a setting of the daemon; {hint}"
     elif not _holds(known[name], value):
-        yield f"daemon.{place}={value!r}: allowed: {known[name]['allowed']}"
+        yield f"daemon.{place}={_shown(name, value)}: allowed: {known[name]['allowed']}"
+
+
+def _shown(name: str, value: Any) -> str:
+    """Return a value for a message, unless it may be a secret, or a URL with a login or a query."""
+    harmless = isinstance(value, (bool, int, float, type(None))) or (
+        isinstance(value, str) and not set(value) & {*"@?"}
+    )
+    return repr(value) if harmless and name != "external_id" else NOT_SHOWN
 
 
 def _holds(setting: Mapping[str, Any], value: Any) -> bool:

@@ -62,7 +62,8 @@ class Process(NamedTuple):
 
     @property
     def lives(self) -> bool:
-        return Process.of(self.pid) == self
+        found = Process.of(self.pid)
+        return found == self or (found is None and _is_hidden(self.pid))
 
     def __str__(self) -> str:
         return f"{self.pid}:{self.started_at}"
@@ -90,6 +91,7 @@ class OwnDaemon:
             text = f"daemon={{...}}: no folder for its socket on host {socket.gethostname()}: {error}"
             raise ConfigurationError([text]) from None
         self._socket = str(self._folder / "producerd.sock")
+        self._sets = self._folder / "sets"  # only while the daemon starts; `ps` shows arguments to everybody
         self.paths: Sequence[str] = (self._socket,)
         self.log = _log_folder(owner, self._folder) / f"{name}.log"
 
@@ -119,7 +121,11 @@ class OwnDaemon:
                 return
             lock.write(self._owner)
             sweep()
-            error = self._launch(deadline)
+            try:
+                error = self._launch(deadline)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    self._sets.unlink()
             if error:
                 lock.write(self._owner, error)
                 raise self._failed(error)
@@ -175,7 +181,13 @@ class OwnDaemon:
         """Start a daemon and wait until one answers.  Return "", or the first error of the one that ended."""
         serve = ["serve", "--owner", str(self._owner), "--log", str(self.log), f"--set=socket={self._socket}"]
         code = daemon_code.find(self._settings.command, self._folder)
-        command = [*code.command, *serve, *(f"--set={one}" for one in self._settings.sets)]
+        command = [*code.command, *serve, f"--sets-file={self._sets}"]
+        new = self._sets.with_suffix(".new")  # a daemon that starts already may read the file
+        with contextlib.suppress(FileNotFoundError):
+            new.unlink()
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            json.dump(self._settings.sets, file)
+        new.replace(self._sets)
         environ = {name: value for name, value in os.environ.items() if not name.startswith(NOT_ITS)}
         environ.update(code.variables)
         with self.log.open("ab") as log:
@@ -271,6 +283,18 @@ def jvm_pid(proc: Path = PROC) -> int | None:
             return pid
         pid = int(fields[2])
     return None
+
+
+def _is_hidden(pid: int) -> bool:
+    """Return whether this user has a process with this id that /proc does not show.
+
+    A /proc that is mounted with hidepid hides processes that are not dumpable, as a daemon is, from all but root.
+    """
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return not (PROC / str(pid)).exists()
 
 
 def _fields_of(pid: int, proc: Path = PROC) -> list[str] | None:

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from producerd.ctl.daemon import AdminClient
 from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
@@ -153,6 +154,21 @@ def test_other_credentials_settings_or_releases_have_another_daemon(
     assert len(daemons_below(folders)) == 4, "and the older one is left alone"
     everything = "".join(path.read_text() for path in folders.rglob("*") if path.is_file())
     assert CREDENTIALS["AWS_SECRET_ACCESS_KEY"] not in everything
+
+
+def test_its_settings_stand_neither_among_its_arguments_nor_in_its_folder(
+    server: FakeServer, executor: subprocess.Popen[bytes], folders: Path
+) -> None:
+    role = {"role_arn": "arn:aws:iam::123456789012:role/x", "external_id": "s3cret"}
+    own(settings_for(server, streams={"other": role}, queue_limit=12_345)).start()
+    (pid,) = daemons_below(folders)
+    assert b"s3cret" not in b"".join(path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline"))
+    assert "s3cret" not in "".join(path.read_text() for path in folders.rglob("*") if path.is_file())
+    (socket_path,) = folders.rglob("producerd.admin.sock")
+    settings = AdminClient(str(socket_path)).get("/dump")["settings"]
+    assert any(line.startswith("queue_limit = 12345") for line in settings), "and they are its settings"
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    assert re.search(r"^Max core file size +0 +0 ", limits, re.MULTILINE), "its memory is private"
 
 
 def test_it_has_a_session_of_its_own_and_nothing_of_the_task_that_started_it(

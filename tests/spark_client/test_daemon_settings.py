@@ -38,7 +38,7 @@ def test_settings_that_hold_are_taken(holds: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ("eu-west-1", "daemon='eu-west-1': give a mapping of the daemon's settings"),
+        ("eu-west-1", "daemon is a str: give a mapping of the daemon's settings"),
         ({"regoin": "x"}, "daemon.regoin: is not a setting of the daemon; did you mean region?"),
         ({"zzz": 1}, "daemon.zzz: is not a setting of the daemon; docs/configuration.md lists all"),
         ({"region": "eu_west"}, "daemon.region='eu_west': allowed: an AWS region such as eu-west-1"),
@@ -53,27 +53,45 @@ def test_settings_that_hold_are_taken(holds: dict[str, Any]) -> None:
         ({"aggregation": "kpll"}, 'daemon.aggregation=\'kpll\': allowed: "none" or "kpl"'),
         ({"aggregation": None}, "daemon.aggregation=None: allowed"),
         ({"socket": "/s"}, "daemon.socket='/s': a daemon that tasks start has its own"),
-        ({"command": 5}, "daemon.command=5: give the command"),
-        ({"command": ""}, "daemon.command='': give the command"),
-        ({"command": " "}, "daemon.command=' ': give the command"),
-        ({"command": "it's"}, 'daemon.command="it\'s": give the command'),
+        ({"command": 5}, "daemon.command=(set, not shown): give the command"),
+        ({"command": ""}, "daemon.command=(set, not shown): give the command"),
+        ({"command": " "}, "daemon.command=(set, not shown): give the command"),
+        ({"command": "it's"}, "daemon.command=(set, not shown): give the command"),
         ({"region": "eu-west-1\n"}, "daemon.region='eu-west-1\\n': allowed"),
         ({"endpoint_url": "http://a\0b"}, "daemon.endpoint_url='http://a\\x00b': allowed"),
         ({"streams": {"a": {"max_streams": 1}}}, "daemon.streams.a.max_streams: is not a setting of the daemon"),
         ({"streams": {"a": 5}}, "daemon.streams.a.: is not a setting"),
         ({"streams": 5}, "daemon.streams: is not a setting of the daemon; "),
-        ({"region": {"a": {}}}, "daemon.region={'a': {}}: allowed: an AWS region"),
+        ({"region": {"a": {}}}, "daemon.region=(set, not shown): allowed: an AWS region"),
         ({"endpoint_url": 5}, "daemon.endpoint_url=5: allowed: a URL"),
         ({"queue_limit": ""}, "daemon.queue_limit='': allowed: 1 to"),
         ({"memory": "x"}, "daemon.memory='x': allowed: bytes, text such as"),
         ({"memory": "1 MiB 2"}, "daemon.memory='1 MiB 2': allowed: bytes, text such as"),
-        ({"command": [5]}, "daemon.command=[5]: give the command"),
-        ({"command": ["x", ""]}, "daemon.command=['x', '']: give the command"),
+        ({"command": [5]}, "daemon.command=(set, not shown): give the command"),
+        ({"command": ["x", ""]}, "daemon.command=(set, not shown): give the command"),
     ],
 )
 def test_what_does_not_hold_is_named(given: Any, problem: str) -> None:
     (found,) = problems(given)
     assert found.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "external_id=s3cret",
+        {"external_id": "s3cret "},
+        {"streams": {"a": {"external_id": "s3cret "}}},
+        {"endpoint_url": "me:s3cret@host\0"},
+        {"endpoint_url": "host?x=s3cret\0"},
+        {"endpoint_url": ["s3cret"]},
+        {"command": "env X='s3cret"},
+    ],
+)
+def test_a_wrong_value_that_may_be_a_secret_is_not_shown(given: Any) -> None:
+    (found,) = problems(given)
+    assert "s3cret" not in found
+    assert "s3cret" not in repr(DaemonSettings.of({"external_id": "s3cret"}))
 
 
 def test_all_that_is_wrong_with_a_writer_is_one_error() -> None:

@@ -428,6 +428,28 @@ def test_it_has_the_variables_of_its_code_and_none_that_are_for_this_process(mon
     assert int(said[1]) != os.getsid(0), "PySpark signals the group of this one"
 
 
+def test_its_settings_are_in_a_private_file_while_it_starts(folders: Path) -> None:
+    script = "for word; do file=${word#--sets-file=}; done; stat -c %a $file >&2; cat $file >&2"
+    daemon = OwnDaemon(DaemonSettings.of({"command": ["sh", "-c", script, "sh"], "external_id": "s3cret"}), 20)
+    with pytest.raises(ConnectionFailed, match=r"ended: \[\"exit_when_idle_seconds=60\", \"external_id=s3cret\", "):
+        daemon.start()
+    assert daemon.log.read_text().startswith("600\n")
+    assert {path.name for path in Path(daemon.paths[0]).parent.iterdir()} == {"lock", daemon.log.name}
+
+
+def test_a_process_that_proc_does_not_show_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon is not dumpable, so a /proc that is mounted with hidepid shows it to root only."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        found = Process.of(process.pid)
+        assert found is not None
+        monkeypatch.setattr(own_daemon, "PROC", tmp_path)
+        monkeypatch.setattr(own_daemon, "_fields_of", lambda _: None)
+        assert found.lives
+        process.kill()
+        process.wait()
+        assert not found.lives
+
+
 def test_what_is_not_installed_is_named_with_the_cure() -> None:
     daemon = own("echo No module named x >&2")
     with pytest.raises(ConnectionFailed) as caught:
