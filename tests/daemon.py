@@ -32,6 +32,13 @@ from tests.forks import Forked, can_fork
 ROOT: Final = Path(__file__).resolve().parents[1]
 SERVICE_PYTHON: Final = os.environ.get("PRODUCERD_TEST_PYTHON", sys.executable)
 """Runs the daemon, and whatever else needs a newer Python than the tests of an old Spark run on."""
+MODULE: Final = ("-m", "producerd")
+WITHOUT_SECRECY: Final = (
+    "import sys; from producerd import cli; from producerd.runtime import secrecy; "
+    "secrecy.keep_memory_private = int; sys.exit(cli.main())"
+)
+READABLE: Final = ("-c", WITHOUT_SECRECY)
+"""A daemon at whose memory and files in /proc tests may look that do not run as root."""
 PATIENCE_SECONDS: Final = 15.0
 """How long anything that must happen may take on a busy machine; nothing waits so long when all is well."""
 START_SECONDS: Final = 4 * PATIENCE_SECONDS
@@ -104,7 +111,7 @@ class DaemonProcess:
                 self.process = Forked(SERVICE_PYTHON, options, {**plain, **environ}, self._log)
                 return
             self.process = subprocess.Popen(
-                [*prefix, SERVICE_PYTHON, "-m", "producerd", "serve", *options],
+                [*prefix, SERVICE_PYTHON, *(MODULE if prefix or not os.geteuid() else READABLE), "serve", *options],
                 cwd=ROOT,
                 env={**plain, **environ},
                 stdin=subprocess.DEVNULL,

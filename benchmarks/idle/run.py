@@ -78,7 +78,10 @@ def used(pid: int) -> Used:
 
 def memory(pid: int) -> tuple[int, int]:
     """Return RSS and PSS of a process in bytes."""
-    kib = _numbers(Path(f"/proc/{pid}/smaps_rollup"))
+    try:
+        kib = _numbers(Path(f"/proc/{pid}/smaps_rollup"))
+    except PermissionError:
+        raise SystemExit("bench idle: run it as root, because only root may read a daemon's memory") from None
     return kib["Rss"] * 1024, kib["Pss"] * 1024
 
 

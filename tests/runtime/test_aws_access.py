@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from producerd.ctl.daemon import AdminClient
 from producerd.errors import Outcome
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import frames
-from tests.daemon import ROOT, conserved, daemon, data_of, rows, session, until
+from tests.daemon import ROOT, conserved, daemon, data_of, one, rows, session, until
+from tests.runtime.aws.leaky import EXTERNAL_ID, KEY, OF_STS, TOKEN, lines_with_secrets, service_in_thread
 from tests.runtime.aws.local_aws import local_aws_in_thread, secret_of
 from tests.runtime.aws.mute import mute, sockets_to
 
@@ -75,6 +78,34 @@ def test_one_daemon_sends_to_streams_of_two_accounts(kinesis: FakeKinesis, tmp_p
     assert (here.regions, there.regions) == ({"eu-west-1"}, {"us-east-1"}), "the region of the ARN"
     names = [{entry.data.split(b"-")[0] for entry in fake.streams["flights"].entries()} for fake in (kinesis, theirs)]
     assert names == [{b"mine", b"named"}, {b"theirs"}]
+
+
+def test_what_a_role_s_source_says_is_at_no_door_of_the_daemon(server: FakeServer, tmp_path: Path) -> None:
+    """Each stream has another role, and STS another answer to it, with secrets in it."""
+    cut = next(answer for answer in OF_STS if answer[0] == 200)
+    answers = {"cut": cut, "whole": OF_STS[0], "odd": OF_STS[-2]}
+    tables = [
+        f'[streams.{name}]\nrole_arn = "arn:aws:iam::210987654321:role/{name}"\nexternal_id = "{EXTERNAL_ID}"\n'
+        for name in answers
+    ]
+    (tmp_path / "producerd.toml").write_text("".join(tables))
+    keys = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": KEY, "AWS_SESSION_TOKEN": TOKEN}
+    shown = []
+    with service_in_thread(answers) as url, contextlib.ExitStack() as stack:
+        environ, options = keys | {"AWS_ENDPOINT_URL_STS": url}, ["-c", str(tmp_path / "producerd.toml")]
+        sets: dict[str, Any] = {"log_level": "debug", "drain_timeout_seconds": 0}
+        running = stack.enter_context(daemon(server.url, environ=environ, options=options, exit_code=None, **sets))
+        clients = [stack.enter_context(session(running, name)) for name in answers]
+        for client in clients:
+            client.put(one())
+        until(lambda: running.log.count("WARNING producerd: credentials failed") == len(answers), "all have failed")
+        shown += [code.message for code in clients[0].acks()[0].codes]
+        assert "assume-role: an answer that cannot be read" in shown[0]
+        admin = AdminClient(str(running.socket.with_suffix(".admin.sock")))
+        shown += [json.dumps(admin.get(target)) for target in ("/status", "/dump", "/bundle")]
+        shown += [running.get("/")[1], running.get("/metrics")[1], running.log]
+        shown.append(Path(f"/proc/{running.process.pid}/cmdline").read_bytes().decode())
+    assert lines_with_secrets("\n".join(shown)) == []
 
 
 @pytest.mark.slow

@@ -171,6 +171,7 @@ def test_its_settings_stand_neither_among_its_arguments_nor_in_its_folder(
     assert re.search(r"^Max core file size +0 +0 ", limits, re.MULTILINE), "its memory is private"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may look at a daemon's variables and files")
 def test_it_has_a_session_of_its_own_and_nothing_of_the_task_that_started_it(
     server: FakeServer, executor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.daemon import CREDENTIALS, ROOT
 from tests.spark.jvm import short_jvm
-from tests.spark.processes import Process, of_session, processes
+from tests.spark.processes import of_session
 
 READY_SECONDS = 90
 ANSWER_SECONDS = 120
@@ -28,10 +28,6 @@ PLAIN_CONF = {
 }
 
 
-TESTS = "TESTS_OF_SPARK"
-"""The variable by which a daemon that tasks started is known as one of these tests' process."""
-
-
 def spark_environ(folder: Path, **more: str) -> dict[str, str]:
     """What processes of Spark are given: this Python, the source tree, and a folder for whatever they leave behind."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
@@ -42,23 +38,11 @@ def spark_environ(folder: Path, **more: str) -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder),
         "TMPDIR": str(folder),
-        TESTS: str(os.getpid()),
         **CREDENTIALS,  # which a daemon that tasks start would have from here
         "AWS_EC2_METADATA_DISABLED": "true",
         "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={folder} {short_jvm()}",
     }
     return {**kept, **own, **more}
-
-
-def own_daemons() -> list[Process]:
-    """The daemons that tasks of these drivers have started."""
-    found = []
-    for process in processes():
-        with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to somebody else
-            variables = Path(f"/proc/{process.pid}/environ").read_text()
-            if "--sets-file=" in process.command and f"{TESTS}={os.getpid()}" in variables.split("\0"):
-                found.append(process)
-    return found
 
 
 class Driver:

@@ -11,13 +11,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from tests.daemon import NEVER_STORED, PATIENCE_SECONDS, ROOT, SERVICE_PYTHON, DaemonProcess, idle, until
+from tests.spark.processes import Process, processes
 
 CALL_SECONDS = 30
 
@@ -79,9 +79,16 @@ def fake_kinesis() -> Iterator[Kinesis]:
 
 
 def own_settings(kinesis: Kinesis, **more: Any) -> dict[str, Any]:
-    """Settings of a daemon that tasks start, for which Spark's own Python may be too old."""
-    own = {} if sys.executable == SERVICE_PYTHON else {"command": f"{SERVICE_PYTHON} -I -m producerd"}
-    return {"region": "us-east-1", "endpoint_url": kinesis.url, **own, **more}
+    """Settings of a daemon that tasks start, for which Spark's own Python may be too old.
+
+    Its arguments have the service's URL, which Python ignores there, so that `own_daemons` finds it.
+    """
+    command = f"{SERVICE_PYTHON} -I -X {kinesis.url} -m producerd"
+    return {"region": "us-east-1", "endpoint_url": kinesis.url, "command": command, **more}
+
+
+def own_daemons(kinesis: Kinesis) -> list[Process]:
+    return [found for found in processes() if kinesis.url in found.command and "--sets-file=" in found.command]
 
 
 def counted(daemon: DaemonProcess, stream: str) -> Counter[str]:

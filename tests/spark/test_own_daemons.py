@@ -10,19 +10,19 @@ import pytest
 
 from producerd.ctl.daemon import AdminClient
 from tests.daemon import until
-from tests.spark.drivers import Driver, driver, own_daemons
+from tests.spark.drivers import Driver, driver
 from tests.spark.nodes import cluster
 from tests.spark.processes import of_session
-from tests.spark.service import Kinesis, own_settings
+from tests.spark.service import Kinesis, own_daemons, own_settings
 
 pytestmark = pytest.mark.spark
 END_SECONDS = 5.0
 
 
 @pytest.fixture(autouse=True, scope="module")
-def none_is_left() -> Iterator[None]:
+def none_is_left(one_kinesis: Kinesis) -> Iterator[None]:
     yield
-    until(lambda: not own_daemons(), "no daemon is left", END_SECONDS)
+    until(lambda: not own_daemons(one_kinesis), "no daemon is left", END_SECONDS)
 
 
 def test_each_executor_has_its_own_and_one_that_is_killed_takes_its_daemon_along(
@@ -33,19 +33,19 @@ def test_each_executor_has_its_own_and_one_that_is_killed_takes_its_daemon_along
         given = {"daemon": own_settings(kinesis), "stream": stream}
         result = spark.ask("write", rows=200, partitions=4, **given)
         assert result.get("records") == 200, result
-        before = {found.pid for found in own_daemons()}
+        before = {found.pid for found in own_daemons(kinesis)}
         assert {*result["daemons"]} == before
         assert len(before) == 2
         kinesis.answer_after(0.1)
         spark.tell("write", rows=rows, partitions=4, **given, daemon_start_timeout_seconds=90)
         executors = of_session(spark.process.pid, "CoarseGrainedExecutorBackend")
         executors[0].kill()
-        until(lambda: len(before & {found.pid for found in own_daemons()}) == 1, "its daemon's end", END_SECONDS)
+        until(lambda: len(before & {found.pid for found in own_daemons(kinesis)}) == 1, "its daemon's end", END_SECONDS)
         kinesis.answer_after(0.0)
         result = spark.answer()
         assert result.get("records") == rows, result
         assert set(kinesis.ids(stream)) == set(range(rows))
-    until(lambda: not own_daemons(), "no daemon is left", END_SECONDS)
+    until(lambda: not own_daemons(kinesis), "no daemon is left", END_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_spark_s_configuration_may_have_the_settings(local: Driver, kinesis: Kin
     stream = kinesis.stream()
     result = local.ask("write", rows=100, partitions=2, stream=stream)
     assert result.get("records") == 100, result
-    assert result["daemons"] == [found.pid for found in own_daemons()]
+    assert result["daemons"] == [found.pid for found in own_daemons(kinesis)]
     assert kinesis.ids(stream) == Counter(range(100))
 
 
@@ -87,7 +87,9 @@ def test_the_data_source_takes_them_as_options(local: Driver, kinesis: Kinesis) 
     result = local.ask("save", rows=100, stream=stream, **options)
     assert "error" not in result, result
     assert kinesis.ids(stream) == Counter(range(100))
-    sockets = [found.command.partition("--set=socket=")[2].split("/producerd.sock")[0] for found in own_daemons()]
+    sockets = [
+        found.command.partition("--set=socket=")[2].split("/producerd.sock")[0] for found in own_daemons(kinesis)
+    ]
     kinds = [AdminClient(f"{folder}/producerd.admin.sock").get("/dump")["settings"] for folder in sockets]
     assert any('aggregation = "kpl"' in line for settings in kinds for line in settings)
 

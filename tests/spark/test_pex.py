@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 import subprocess
 import sys
 import zipfile
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 from tests.daemon import until
-from tests.spark.drivers import driver, own_daemons
+from tests.spark.drivers import driver
 from tests.spark.nodes import connect_server
+from tests.spark.processes import processes
 from tests.spark.service import Kinesis
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -68,9 +70,9 @@ def assert_all_stored(result: Any, kinesis: Kinesis, stream: str) -> None:
     assert kinesis.ids(stream) == Counter(range(ROWS))
 
 
-def commands() -> list[str]:
-    """The command lines of the daemons that tasks have started."""
-    return [found.command for found in own_daemons()]
+def commands(folder: Path) -> list[str]:
+    """The command lines of the daemons that tasks have started from a file below this folder."""
+    return [found.command for found in processes() if re.search(rf"{folder}/\S+ serve ", found.command)]
 
 
 @pytest.mark.spark_lane
@@ -82,9 +84,9 @@ def test_executors_that_lack_the_daemon_s_packages_start_it_from_a_file(
     with driver(tmp_path, "local-cluster[2,1,1024]", conf, PYSPARK_PYTHON=workers) as spark:
         result = spark.ask("write", rows=ROWS, partitions=4, stream=stream, daemon=settings(kinesis))
         assert_all_stored(result, kinesis, stream)
-        roots = {command.partition("/.producerd-pex/")[0] for command in commands()}
+        roots = {command.partition("/.producerd-pex/")[0] for command in commands(tmp_path)}
         assert len(roots) == len(result["daemons"]) == 2, "each executor unpacks it among its own files"
-    until(lambda: not commands(), "no daemon is left", 5)
+    until(lambda: not commands(tmp_path), "no daemon is left", 5)
 
 
 def test_it_may_come_in_an_archive(pex: Path, workers: str, kinesis: Kinesis, tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_it_may_come_in_an_archive(pex: Path, workers: str, kinesis: Kinesis, tm
     with driver(tmp_path, "local[2]", conf, PYSPARK_PYTHON=workers) as spark:
         result = spark.ask("write", rows=ROWS, partitions=2, stream=stream, daemon=settings(kinesis))
         assert_all_stored(result, kinesis, stream)
-        assert "/daemon/.producerd-pex/" in commands()[0]
+        assert "/daemon/.producerd-pex/" in commands(tmp_path)[0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_status") is None, reason="needs pyspark[connect]")
@@ -104,4 +106,4 @@ def test_spark_connect_ships_it_as_an_artifact(pex: Path, kinesis: Kinesis, tmp_
         assert client.ask("add_artifact", path=str(pex)) == {}
         result = client.ask("write", rows=ROWS, partitions=2, stream=stream, daemon=settings(kinesis))
         assert_all_stored(result, kinesis, stream)
-        assert "/.producerd-pex/" in commands()[0]
+        assert "/.producerd-pex/" in commands(tmp_path)[0]
