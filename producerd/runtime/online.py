@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -217,8 +218,11 @@ _NO_AGGREGATES: Final = 'aggregation = "kpl" needs it: callers are refused'
 
 
 def masked(access_key: str) -> str:
-    """Return the ends of an access key, which are enough to distinguish keys."""
-    return f"{access_key[:4]}...{access_key[-4:]}" if len(access_key) >= 16 else "..."
+    """Return the ends of an access key, which are enough to distinguish keys.
+
+    Return "..." for a text that AWS does not give as one: it may be the secret key in the wrong place.
+    """
+    return f"{access_key[:4]}...{access_key[-4:]}" if re.fullmatch("[A-Z0-9]{16,128}", access_key) else "..."
 
 
 def why_there_are_none(environ: Mapping[str, str] = os.environ, system: Path = Path("/")) -> str:

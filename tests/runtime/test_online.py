@@ -382,6 +382,7 @@ def test_a_key_is_masked() -> None:
     assert masked("AKIAABCDEFGHIJKLMNOP") == "AKIA...MNOP"
     assert masked("AKIA" + 8 * "B" + "MNOP") == "AKIA...MNOP"
     assert masked("AKIA" + 7 * "B" + "MNOP") == "..."
+    assert masked("wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY") == "...", "a secret key in its place"
 
 
 # ---- endpoints
