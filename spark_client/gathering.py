@@ -228,7 +228,7 @@ class Gathered:
         for place, why in self.tally.failed.items():
             code = Code.DRAINING if why.outcome == Outcome.RETURNED else why.code
             maybe_stored = bool(why.maybe_stored) or why.outcome == Outcome.UNKNOWN
-            failures[place] = RowFailure(code, why.message, 1, maybe_stored, (0,), self.stream)
+            failures[place] = RowFailure(code, why.message, 1, maybe_stored, (0,), self.stream, why.judged)
             errors[place] = records_failed(text, [failures[place]])
         failed = [*failures.values()]
         if lost is not None and error is not None:

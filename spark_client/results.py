@@ -63,6 +63,8 @@ ADVICE: Final[Mapping[str, str]] = {
     Code.ACCESS_DENIED: "allow it to the role that the daemon runs with",
     Code.CREDENTIALS: "the daemon needs its own, and does not use Spark's: give them to its process",
     Code.KMS: "allow the stream's key to the role that the daemon runs with",
+    Code.REQUEST_REFUSED: "check the stream, and the daemon's settings of it, such as stream_arn",
+    Code.PROXY_REFUSED: "see which proxy or firewall stands between the daemon and Kinesis, and what it refuses",
     Code.DAEMON_LOST: f"see the daemon's log on that host; {_REPEAT}",
     Code.DRAINING: f"once it is back, {_REPEAT}",
     Code.DIVERT_FAILED: "tasks write to divert_to with the rights of their own environment",
@@ -277,10 +279,10 @@ def _records_failed(
     stream: str | None, failed: Sequence[tuple[PartitionResult, RowFailure]], skip_bad_records: bool
 ) -> RecordsFailed:
     """Return an error of one line, with counts by code and the first rows as partition:row."""
-    merged: dict[tuple[str, str, str], RowFailure] = {}
-    named: dict[tuple[str, str, str], list[str]] = {}
+    merged: dict[tuple[str, str, str, bool], RowFailure] = {}
+    named: dict[tuple[str, str, str, bool], list[str]] = {}
     for p, failure in failed:
-        kind = failure.code, failure.message, failure.stream
+        kind = failure.code, failure.message, failure.stream, failure.judged
         known = merged.get(kind, failure._replace(records=0))
         merged[kind] = known._replace(
             records=known.records + failure.records, maybe_stored=known.maybe_stored or failure.maybe_stored
@@ -295,7 +297,7 @@ def _records_failed(
         # It does not help to name good rows that shared a frame with bad ones.
         + (f", rows {', '.join(named[kind][:MAX_ROWS_NAMED])}" if named[kind] and code != Code.FRAME_REFUSED else "")
         for kind in kinds[:MAX_FAILURES_NAMED]
-        for code, message, of in [kind]
+        for code, message, of, _ in [kind]
     )
     bad = sum(failure.records for _, failure in failed if failure.code != Code.FRAME_REFUSED)
     in_same_frames = sum(failure.records for _, failure in failed) - bad
@@ -304,11 +306,10 @@ def _records_failed(
     )
     first = failed[0][0]
     where = f"host {first.host}, partition {first.partition}" + (f", stream {stream}" if stream else "")
-    first_kind = merged[kinds[0]]
     advice = ""
-    if first_kind.judged:
+    if merged[kinds[0]].judged:
         advice = f"; {FIX_ROWS}"
-    elif skip_bad_records and first_kind.code in (Code.RECORD_INVALID, Code.RECORD_TOO_LARGE):
+    elif skip_bad_records and any(kind[0] in (Code.RECORD_INVALID, Code.RECORD_TOO_LARGE) for kind in kinds):
         advice = f"; {UPGRADE_DAEMON}"
     return RecordsFailed(
         marked(kinds[0][0], f"{where}: {count}; named as partition:row: {listed}{advice}"),

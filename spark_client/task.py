@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 import platform
+import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -40,6 +41,7 @@ BATCH_ID: Final = "streaming.sql.batchId"
 RUN_ID: Final = "spark.jobGroup.id"
 """Spark's local properties of a query.  It has the id of its run as job group, unless the user sets another one."""
 NO_STREAM: Final = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "its stream is null or empty", judged=True)
+STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 ODD_STREAM: Final = frames.RowCode(
     Outcome.NOT_STORED,
     Code.RECORD_INVALID,
@@ -219,11 +221,11 @@ def _refusal(connection: Connection, stream: str | None, timeout_seconds: float 
     """
     if not stream:
         return NO_STREAM
+    if not STREAM_NAME.fullmatch(stream):
+        return ODD_STREAM
     try:
         connection.open(stream, timeout_seconds)
     except Refused as refused:
-        if refused.code == Code.STREAM_NOT_FOUND:
-            return ODD_STREAM  # the daemon's text would quote the row
         return frames.RowCode(Outcome.NOT_STORED, refused.code, str(refused))
     return None
 

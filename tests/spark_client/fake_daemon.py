@@ -18,6 +18,7 @@ from producerd.wire import frames
 from producerd.wire.columns import Body, parse_body
 from producerd.wire.frames import MessageType
 from producerd.wire.machine import Machine, Side, frame_id_of
+from tests.wire.messages import bits
 
 T = TypeVar("T")
 Row = tuple[bytes, "bytes | None", "bytes | None"]
@@ -136,7 +137,7 @@ class Session:
     def fail(self, body: Body, failed: dict[int, frames.RowCode]) -> None:
         """The rows given end as their code says; the others are stored."""
         codes = tuple(dict.fromkeys(failed.values()))
-        bits = sum(1 << row for row in failed)
+        rows = sum(1 << row for row in failed)
         places = b"".join(codes.index(failed[row]).to_bytes(2, "little") for row in sorted(failed))
         ends = [code.outcome for code in failed.values()]
         self.send(
@@ -147,9 +148,10 @@ class Session:
                 ends.count(Outcome.NOT_STORED),
                 ends.count(Outcome.UNKNOWN),
                 ends.count(Outcome.RETURNED),
-                bitmap=bits.to_bytes((body.layout.records + 7) // 8, "little"),
+                bitmap=rows.to_bytes((body.layout.records + 7) // 8, "little"),
                 code_rows=places if len(codes) > 1 else b"",
                 codes=codes,
+                judged=bits([code.judged for code in codes]),
             )
         )
 
@@ -278,6 +280,8 @@ def refuses_the_first_stream(session: Session) -> None:
     session.serve()
 
 
-INVALID = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "data is null")
-TOO_LARGE = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_TOO_LARGE, "over the stream's 1048576 bytes a record")
+INVALID = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "data is null", judged=True)
+TOO_LARGE = frames.RowCode(
+    Outcome.NOT_STORED, Code.RECORD_TOO_LARGE, "over the stream's 1048576 bytes a record", judged=True
+)
 EXPIRED = frames.RowCode(Outcome.NOT_STORED, Code.EXPIRED, "older than record_ttl_seconds")

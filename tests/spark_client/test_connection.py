@@ -694,7 +694,7 @@ def test_a_batch_is_cut_as_the_stream_allows_and_its_rows_are_counted(daemon: Fa
         session.put_batch("s", plain(5))
         session.flush(10)
     assert [data for _, data, _ in daemon.rows] == [b"0", b"1", b"2", b"3", b"4"]
-    assert session.tally.failures == (RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (4,), "s"),)
+    assert session.tally.failures == (RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (4,), "s", True),)
 
 
 def test_a_record_that_is_too_large_alone_is_refused_wherever_it_stands(daemon: FakeDaemon) -> None:
@@ -771,11 +771,16 @@ def test_too_large_for_what_fits_is_a_protocol_error_and_not_an_endless_loop(dae
         session.put("s", rows(10))
 
 
-def test_a_record_that_passes_the_whole_limit_ends_like_a_bad_row(daemon: FakeDaemon) -> None:
+@pytest.mark.parametrize(
+    ("code", "judged"), [(Code.RECORD_TOO_LARGE, 1), (Code.RECORD_TOO_LARGE, 0), (Code.CONFIGURATION, 0)]
+)
+def test_a_record_that_the_daemon_can_never_take_fails_by_itself(code: str, judged: int, daemon: FakeDaemon) -> None:
+    """It is judged only if the daemon says so.  A limit of the daemon's own settings judges no row."""
+
     def script(session: Session) -> None:
         session.start()
         session.ack(session.take_frame())
-        session.refuse(session.expect(frames.Reserve), Code.RECORD_TOO_LARGE, "queue_limit_bytes = 9")
+        session.refuse(session.expect(frames.Reserve), code, "queue_limit_bytes = 9", judged=judged)
         session.ack(session.take_frame())
         session.await_end()
 
@@ -784,7 +789,7 @@ def test_a_record_that_passes_the_whole_limit_ends_like_a_bad_row(daemon: FakeDa
         for count in (2, 1, 4):
             session.put("s", rows(count))
         session.flush(10)
-    assert session.tally.failures == (RowFailure(Code.RECORD_TOO_LARGE, "queue_limit_bytes = 9", 1, False, (2,), "s"),)
+    assert session.tally.failures == (RowFailure(code, "queue_limit_bytes = 9", 1, False, (2,), "s", bool(judged)),)
     assert (session.tally.records, session.tally.stored) == (7, 6)
 
 
@@ -1009,7 +1014,7 @@ def test_failed_rows_are_named_by_their_number_in_the_partition(daemon: FakeDaem
     assert session.tally.failures == (
         RowFailure(Code.RESULT_COUNT, "answers did not match", 1, True, (14,), "s"),
         RowFailure(Code.EXPIRED, EXPIRED.message, 2, False, (12, 13), "s"),
-        RowFailure(Code.RECORD_INVALID, "data is null", 3, False, (5, 2, 3), "s"),
+        RowFailure(Code.RECORD_INVALID, "data is null", 3, False, (5, 2, 3), "s", judged=True),
     )
     assert (session.tally.records, session.tally.stored) == (15, 9)
 

@@ -382,7 +382,7 @@ def commit(writer: Any, *lines: str | None) -> None:
 
 def test_the_driver_s_commit_logs_the_sum_and_raises_for_rows_that_failed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "producerd.client")
-    bad = RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (2,))
+    bad = RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (2,), judged=True)
     line = PartitionResult(0, "h", 3, 30, 0, 0, 0, 0, 0, 0.0, 0.0, (bad,)).to_line()
     for writer in writers():
         with pytest.raises(RecordsFailed) as caught:

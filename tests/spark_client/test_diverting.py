@@ -12,6 +12,7 @@ import threading
 import tracemalloc
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,8 @@ from tests.spark_client.fake_daemon import EXPIRED, INVALID, TOO_LARGE, FakeDaem
 
 NAME = "query-7-0"
 FILE = f"{NAME}-00000.parquet"
+REFUSED = replace(INVALID, judged=False)
+"""What a daemon that judges no row says of a good row of a stream that is refused."""
 
 
 def batch(**columns: list[Any]) -> pa.RecordBatch:
@@ -46,7 +49,8 @@ def send(daemon: FakeDaemon, to: str, *batches: pa.RecordBatch, **options: Any) 
 
 def bad(row: Row) -> frames.RowCode | None:
     """What becomes of a row, by its data."""
-    return {b"invalid": INVALID, b"large": TOO_LARGE, b"old": EXPIRED, None: INVALID}.get(row[1])
+    maybe = replace(TOO_LARGE, outcome=Outcome.UNKNOWN)
+    return {b"invalid": INVALID, b"large": maybe, b"old": EXPIRED, b"refused": REFUSED, None: INVALID}.get(row[1])
 
 
 @pytest.fixture
@@ -73,32 +77,30 @@ def test_a_task_writes_its_bad_rows_with_why_and_all_that_they_hold(picky: FakeD
     assert (result.records, sum(failure.records for failure in result.failures)) == (5, 3)
     assert result.diverted == f"file://{tmp_path}/a folder/new/{FILE}"
     assert kept(tmp_path / "a folder" / "new") == [
-        (0, 1, Code.RECORD_INVALID, INVALID.message, "s", b"b", None, b"invalid"),
-        (0, 3, Code.RECORD_TOO_LARGE, TOO_LARGE.message, "s", b"d", b"12", b"large"),
-        (0, 4, Code.RECORD_INVALID, INVALID.message, "s", b"e", b"", None),
+        (0, 1, Code.RECORD_INVALID, INVALID.message, False, "s", b"b", None, b"invalid"),
+        (0, 3, Code.RECORD_TOO_LARGE, TOO_LARGE.message, True, "s", b"d", b"12", b"large"),
+        (0, 4, Code.RECORD_INVALID, INVALID.message, False, "s", b"e", b"", None),
     ]
     merged = merge(7, "s", [result], skip_bad_records=True)
     assert (merged.skipped, merged.diverted) == (3, (result.diverted,))
 
 
 def test_rows_that_are_refused_before_they_are_sent_are_kept_too(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """A record that the queue can never hold, and streams that cannot be."""
+    """A record that no stream takes, and streams that cannot be."""
 
     def script(session: Session) -> None:
         session.welcome()
-        opened = session.expect(frames.Open)
-        session.send(frames.Refused(0, opened.stream_id, Code.STREAM_NOT_FOUND, "not a name"))
         session.send(frames.Opened(session.expect(frames.Open).stream_id, 1 << 20, 1))
-        session.refuse(session.expect(frames.Reserve), Code.RECORD_TOO_LARGE, "queue_limit_bytes = 9")
+        session.refuse(session.expect(frames.Reserve), Code.RECORD_TOO_LARGE, "over 10 MiB", judged=1)
         session.serve()
 
     daemon.runs(script)
     rows = batch(stream=["a b", "fine", None, "fine"], partition_key=["k"] * 4, data=["0", "1", "2", "3"])
     send(daemon, tmp_path.as_uri(), rows, stream=None)
-    assert sorted(row[1:5] + row[-1:] for row in kept(tmp_path)) == [
-        (0, Code.RECORD_INVALID, ODD_STREAM.message, "a b", b"0"),
-        (1, Code.RECORD_TOO_LARGE, "queue_limit_bytes = 9", "fine", b"1"),
-        (2, Code.RECORD_INVALID, "its stream is null or empty", "", b"2"),
+    assert sorted(row[1:6] + row[-1:] for row in kept(tmp_path)) == [
+        (0, Code.RECORD_INVALID, ODD_STREAM.message, False, "a b", b"0"),
+        (1, Code.RECORD_TOO_LARGE, "over 10 MiB", False, "fine", b"1"),
+        (2, Code.RECORD_INVALID, "its stream is null or empty", False, "", b"2"),
     ]
 
 
@@ -114,9 +116,14 @@ def test_a_task_without_bad_rows_writes_nothing(picky: FakeDaemon, tmp_path: Pat
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_another_attempt_may_store_is_not_kept_and_fails_the_batch(picky: FakeDaemon, tmp_path: Path) -> None:
-    result = send(picky, tmp_path.as_uri(), batch(partition_key=["k", "k"], data=["old", "good"]))
-    with pytest.raises(RecordsFailed, match="EXPIRED 1"):
+@pytest.mark.parametrize(
+    ("data", "error"), [("old", "EXPIRED 1"), ("refused", "RECORD_INVALID 1 .*; these rows .* upgrade the daemon")]
+)
+def test_what_was_not_judged_is_not_kept_and_fails_the_batch(
+    data: str, error: str, picky: FakeDaemon, tmp_path: Path
+) -> None:
+    result = send(picky, tmp_path.as_uri(), batch(partition_key=["k", "k"], data=[data, "good"]))
+    with pytest.raises(RecordsFailed, match=error):
         merge(7, "s", [result], skip_bad_records=True)
     assert not [*tmp_path.iterdir()]
 
@@ -279,18 +286,18 @@ def test_the_first_of_spark_s_own_folders_has_the_rows_until_the_end(
     assert used == [scratch and scratch.format(tmp_path)]
 
 
-def test_rows_that_the_daemon_gave_back_are_not_kept(tmp_path: Path) -> None:
+def test_only_judged_rows_are_kept(tmp_path: Path) -> None:
     bad_rows = DivertedRows(tmp_path.as_uri(), NAME, 0)
     tally, columns = DivertingTally(bad_rows), lay_out([b"k"], [b"data"])
-    for outcome in (Outcome.RETURNED, Outcome.NOT_STORED):
-        tally.refuse(3, frames.RowCode(outcome, Code.RECORD_INVALID, "why"), "s", columns, 0)
+    for why in (REFUSED, INVALID):
+        tally.refuse(3, why, "s", columns, 0)
     assert (tally.records, bad_rows.records) == (2, 1)
 
 
 def test_a_file_has_the_columns_of_which_the_last_can_be_written_again(picky: FakeDaemon, tmp_path: Path) -> None:
     send(picky, tmp_path.as_uri(), batch(partition_key=["k"], data=["invalid"]))
     schema = pq.read_schema(tmp_path / FILE)
-    assert {field.name: str(field.type) for field in schema} == COLUMNS
+    assert {field.name: str(field.type) for field in schema} == {**COLUMNS, "maybe_stored": "bool"}
 
 
 # ------------------------------------------------------------------------------------------------------------------ S3

@@ -582,7 +582,7 @@ def test_each_failed_record_s_error_says_why_whatever_happens_to_the_others() ->
         INVALID,
     )
     places = b"".join(place.to_bytes(2, "little") for place in range(4))
-    ack = frames.Ack(1, 5, 1, 2, 1, 1, bitmap=b"\x0f", code_rows=places, codes=codes)
+    ack = frames.Ack(1, 5, 1, 2, 1, 1, bitmap=b"\x0f", code_rows=places, codes=codes, judged=b"\x08")
     assert gathered.tally.settle(ack, range(5), "s", columns) == []
     gathered.tally.refuse(5, INVALID, "s", columns, 5)
     assert gathered.owed_records == 0
@@ -594,7 +594,7 @@ def test_each_failed_record_s_error_says_why_whatever_happens_to_the_others() ->
         (RowFailure(Code.DRAINING, "it stops", 1, False, (0,), "s"),),
         (RowFailure(Code.INTERNAL, "no answer", 1, True, (0,), "s"),),
         (RowFailure(Code.INTERNAL, "tried again", 1, True, (0,), "s"),),
-        *[(RowFailure(Code.RECORD_INVALID, INVALID.message, 1, False, (0,), "s"),)] * 2,
+        *[(RowFailure(Code.RECORD_INVALID, INVALID.message, 1, False, (0,), "s", True),)] * 2,
     ]
     assert str(errors[4]) == (
         "PRODUCERD[RECORD_INVALID]: 1 of 1 records of one call for stream s failed, named by place: "

@@ -9,7 +9,8 @@ import pytest
 from producerd.errors import Code, ConnectionFailed, RecordsFailed, RowFailure
 from spark_client.results import DaemonFigures, PartitionResult, SkippedRow, as_line, error_in, marked, merge, names_of
 
-INVALID = RowFailure(Code.RECORD_INVALID, "no <data>", 1, False, (3,), "s")
+INVALID = RowFailure(Code.RECORD_INVALID, "no <data>", 1, False, (3,), "s", judged=True)
+UNJUDGED = INVALID._replace(judged=False)
 STARTED = DaemonFigures("h1", 7, 2.5, 50 << 20, 1.0, "/tmp/log")
 LATER = STARTED._replace(started_seconds=None, peak_rss_bytes=60 << 20, cpu_seconds=3.0)
 
@@ -39,9 +40,9 @@ def test_the_figures_of_a_daemon_are_one_line() -> None:
     assert str(LATER) == "daemon 7 on h1: 3.0 s of CPU, at most 60 MiB, log /tmp/log"
 
 
-@pytest.mark.parametrize(("skip", "left"), [(False, [INVALID]), (True, [])])
-def test_bad_records_fail_a_batch_that_may_not_skip_them(skip: bool, left: list[RowFailure]) -> None:
-    assert result(0, INVALID).failed(skip) == left
+@pytest.mark.parametrize(("skip", "left"), [(False, [INVALID, UNJUDGED]), (True, [UNJUDGED])])
+def test_only_judged_rows_fail_no_batch_that_may_skip_them(skip: bool, left: list[RowFailure]) -> None:
+    assert result(0, INVALID, UNJUDGED).failed(skip) == left
 
 
 # ---- the result of a batch
@@ -107,11 +108,14 @@ def test_a_batch_without_tasks_is_shown_too() -> None:
 
 
 def test_a_result_lists_the_first_20_skipped_rows_and_files() -> None:
-    bad = INVALID._replace(records=21, rows=tuple(range(21)))
-    tasks = [result(0, bad)] + [result(n)._replace(diverted=f"file:///{n}") for n in range(1, 22)]
+    bad = INVALID._replace(records=20, rows=tuple(range(1, 21)))
+    tasks = [result(0, INVALID._replace(maybe_stored=True, rows=(0,)), bad)] + [
+        result(n)._replace(diverted=f"file:///{n}") for n in range(1, 22)
+    ]
     merged = merge(None, "s", tasks, skip_bad_records=True)
-    assert merged.skipped_rows == tuple(SkippedRow(0, row, Code.RECORD_INVALID) for row in range(20))
+    assert merged.skipped_rows == tuple(SkippedRow(0, row, Code.RECORD_INVALID, row == 0) for row in range(20))
     shown = merged._repr_html_()
+    assert "<td>0:0 RECORD_INVALID (maybe stored)</td>" in shown
     assert "<td>file:///20</td>" in shown
     assert "file:///21" not in shown
 
@@ -166,7 +170,7 @@ def test_bad_rows_come_before_the_good_ones_that_were_refused_with_them() -> Non
 
 def test_a_stream_is_named_with_its_failure_where_each_row_has_its_own() -> None:
     of_many = RowFailure("OTHER", "more kinds", 1, False, ())
-    assert str(error_of(of_many, INVALID, stream=None)) == (
+    assert str(error_of(of_many, UNJUDGED, stream=None)) == (
         "PRODUCERD[OTHER]: host h0, partition 0: 2 records failed; named as partition:row: OTHER 1 (more kinds); "
         "RECORD_INVALID 1 of stream s (no <data>), rows 1:3"
     )
@@ -191,6 +195,18 @@ def test_what_may_be_skipped_is_not_listed_with_what_fails_the_batch() -> None:
         "PRODUCERD[KMS]: host h1, partition 1, stream s: 1 record failed; named as partition:row: "
         "KMS 1 (no key), rows 1:0; allow the stream's key to the role that the daemon runs with"
     )
+
+
+def test_a_code_alone_lets_no_row_be_skipped_and_the_daemon_is_to_be_upgraded() -> None:
+    """A daemon that does not say which rows were judged gives this code to good rows of a refused stream, too."""
+    kms = RowFailure(Code.KMS, "no key", 1, False, (0,), "s")
+    for failures in ([INVALID, UNJUDGED], [kms, UNJUDGED]):
+        error = error_of(*failures, skip=True)
+        assert "RECORD_INVALID 1 (no <data>), rows 1:3" in str(error)
+        assert "these rows were not left out: upgrade the daemon" in str(error)
+        assert INVALID not in error.failures
+    assert "upgrade" not in str(error_of(kms, skip=True))
+    assert "upgrade" not in str(error_of(UNJUDGED))
 
 
 # ---- a marked line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +11,9 @@ from producerd.errors import Code, Outcome, RowFailure
 from producerd.wire.columns import lay_out
 from producerd.wire.frames import Ack, RowCode
 from spark_client.tally import Tally
+from tests.wire.messages import bits
 
-INVALID = RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "data is null")
+INVALID = RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "data is null", judged=True)
 ONE = lay_out([b"k"], [b"x"])
 
 
@@ -23,7 +25,10 @@ def settle(tally: Tally, *codes: RowCode, first: int = 0) -> Sequence[int]:
     ends = [code.outcome for code in codes]
     not_stored, unknown, returned = (ends.count(end) for end in Outcome if end != Outcome.STORED)
     bitmap = ((1 << records) - 1).to_bytes((records + 7) // 8, "little")
-    ack = Ack(1, records, 0, not_stored, unknown, returned, bitmap=bitmap, code_rows=places, codes=kinds)
+    judged = bits([kind.judged for kind in kinds])
+    ack = Ack(
+        *(1, records, 0, not_stored, unknown, returned), bitmap=bitmap, code_rows=places, codes=kinds, judged=judged
+    )
     return tally.settle(ack, range(first, first + records), "s", lay_out([b"k"] * records, [b"x"] * records))
 
 
@@ -44,7 +49,7 @@ def test_rows_that_come_back_and_are_not_sent_again_are_failures() -> None:
     back = [RowCode(Outcome.RETURNED, "", "the daemon stops", maybe) for maybe in (True, False)]
     assert settle(tally, *back, INVALID) == []
     assert tally.failures == (
-        RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (2,), "s"),
+        RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (2,), "s", judged=True),
         RowFailure(Code.DRAINING, "the daemon stops", 2, True, (0, 1), "s"),
     )
     assert (tally.records, tally.returned, tally.possible_duplicates) == (3, 2, 0)
@@ -64,27 +69,43 @@ def test_a_row_that_is_refused_before_it_is_sent_has_ended(named: str | None, st
     tally = Tally()
     for row in (7, 9):
         tally.refuse(row, INVALID, "s", ONE, 0, named=named)
-    assert tally.failures == (RowFailure(Code.RECORD_INVALID, "data is null", 2, False, (7, 9), stream),)
+    assert tally.failures == (RowFailure(Code.RECORD_INVALID, "data is null", 2, False, (7, 9), stream, True),)
     assert (tally.records, tally.taken, tally.stored) == (2, 0, 0)
 
 
 def test_more_than_64_kinds_of_failure_are_counted_together() -> None:
-    """Those that may be skipped are counted apart, and a kind that is known already stays itself."""
+    """Judged rows are counted apart, and so are those that may be stored.  A kind that is known already stays itself.
+
+    A code does not say whether a row was judged.
+    """
     tally = Tally()
     settle(tally, *[RowCode(Outcome.NOT_STORED, f"Code{n}", "no") for n in range(64)])
-    settle(tally, INVALID, RowCode(Outcome.NOT_STORED, "Code64", "no"), INVALID, first=64)
-    settle(tally, RowCode(Outcome.NOT_STORED, "Code0", "no"), first=67)
+    unjudged = replace(INVALID, judged=False)
+    settle(tally, INVALID, unjudged, INVALID, replace(INVALID, outcome=Outcome.UNKNOWN), first=64)
+    settle(tally, RowCode(Outcome.NOT_STORED, "Code0", "no"), first=68)
     more = "more kinds of failure than can be told apart here"
-    assert tally.failures[-3:] == (
+    assert tally.failures[-4:] == (
         RowFailure("OTHER", more, 1, False, (65,)),
-        RowFailure("Code0", "no", 2, False, (0, 67), "s"),
-        RowFailure(Code.RECORD_INVALID, more, 2, False, (64, 66)),
+        RowFailure(Code.RECORD_INVALID, more, 1, True, (67,), judged=True),
+        RowFailure("Code0", "no", 2, False, (0, 68), "s"),
+        RowFailure(Code.RECORD_INVALID, more, 2, False, (64, 66), judged=True),
     )
-    assert len(tally.failures) == 66
-    assert sum(failure.records for failure in tally.failures) == tally.records == 68
+    assert len(tally.failures) == 67
+    assert sum(failure.records for failure in tally.failures) == tally.records == 69
+
+
+def test_judged_rows_that_may_be_stored_are_a_kind_of_their_own() -> None:
+    tally = Tally()
+    settle(tally, INVALID, replace(INVALID, maybe_stored=True), replace(INVALID, judged=False))
+    settle(tally, replace(INVALID, judged=False, maybe_stored=True), first=3)
+    assert {(one.rows, one.judged, one.maybe_stored) for one in tally.failures} == {
+        ((0,), True, False),
+        ((1,), True, True),
+        ((2, 3), False, True),
+    }
 
 
 def test_a_failure_names_its_first_20_rows() -> None:
     tally = Tally()
     settle(tally, *[INVALID] * 21)
-    assert tally.failures == (RowFailure(Code.RECORD_INVALID, "data is null", 21, False, tuple(range(20)), "s"),)
+    assert tally.failures == (RowFailure(Code.RECORD_INVALID, "data is null", 21, False, tuple(range(20)), "s", True),)

@@ -274,7 +274,7 @@ def test_a_report_travels_whole() -> None:
 
 
 def test_a_batch_is_the_sum_of_its_partitions() -> None:
-    skipped = RowFailure(Code.RECORD_INVALID, "data is null", 30, False, tuple(range(20)))
+    skipped = RowFailure(Code.RECORD_INVALID, "data is null", 30, False, tuple(range(20)), judged=True)
     merged = merge(7, "s", [result(1, skipped), result(0)], skip_bad_records=True)
     assert merged == BatchResult(
         *(7, 20, 200, 30, 2, 4, 6, 8, 10, 1.0, 0.5),
@@ -284,7 +284,7 @@ def test_a_batch_is_the_sum_of_its_partitions() -> None:
 
 
 def test_failed_rows_are_one_line_with_counts_and_the_first_rows() -> None:
-    bad_row = RowFailure(Code.RECORD_TOO_LARGE, "over 1 MiB", 1, False, (17,))
+    bad_row = RowFailure(Code.RECORD_TOO_LARGE, "over 1 MiB", 1, False, (17,), judged=True)
     beside = RowFailure(Code.FRAME_REFUSED, "refused with the frame", 99, False, (0, 1))
     with pytest.raises(RecordsFailed) as caught:
         merge(7, "s", [result(0), result(2, bad_row, beside), result(1, beside)], skip_bad_records=False)
@@ -302,7 +302,7 @@ def test_failed_rows_are_one_line_with_counts_and_the_first_rows() -> None:
 
 def test_only_bad_records_may_be_skipped() -> None:
     expired = RowFailure(Code.EXPIRED, "too old", 1, False, (0,))
-    invalid = RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (1,))
+    invalid = RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (1,), judged=True)
     with pytest.raises(RecordsFailed, match="1 record failed") as caught:
         merge(None, "s", [result(0, expired, invalid)], skip_bad_records=True)
     assert [failure.code for failure in caught.value.failures] == [Code.EXPIRED]
@@ -375,7 +375,6 @@ def test_a_stream_that_is_refused_fails_its_rows_and_not_the_task(daemon: FakeDa
 
 
 def test_what_cannot_be_a_stream_s_name_is_a_bad_record_and_is_not_quoted(daemon: FakeDaemon) -> None:
-    daemon.runs(refuses(Code.STREAM_NOT_FOUND, "a"))
     odd = [b"PRODUCERD[X]: SECRET", b"a", "SECRET ü".encode(), b"SECRET\xff\n", b"SECRET" * 1_000, b"", None]
     (report,) = send(daemon, streams(*odd), streams("a", ""), stream=None, skip_bad_records=True)
     assert {failure.code for failure in report.failures} == {Code.RECORD_INVALID}
@@ -392,7 +391,7 @@ def test_the_mark_in_a_row_that_another_error_quotes_is_not_taken_for_ours() -> 
 def test_skipped_rows_are_a_warning_and_named(caplog: pytest.LogCaptureFixture) -> None:
     """Else, where nobody looks at a result, nobody would know."""
     caplog.set_level(logging.INFO)
-    skipped = RowFailure(Code.RECORD_INVALID, "data is null", 30, False, (3, 5))
+    skipped = RowFailure(Code.RECORD_INVALID, "data is null", 30, False, (3, 5), judged=True)
     merge(7, "s", [result(1, skipped), result(0)], skip_bad_records=True).log(logging.getLogger("producerd.client"))
     merge(8, "s", [result(0)], skip_bad_records=True).log(logging.getLogger("producerd.client"))
     warning, info = caplog.records

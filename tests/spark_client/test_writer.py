@@ -246,7 +246,7 @@ def test_the_writer_keeps_its_last_result(daemon: FakeDaemon, flights: DataFrame
 
 
 def a_result(tasks: int) -> BatchResult:
-    skipped = (RowFailure(Code.RECORD_INVALID, "no <data>", 1, False, (3,), "s"),)
+    skipped = (RowFailure(Code.RECORD_INVALID, "no <data>", 1, False, (3,), "s", judged=True),)
     partitions = [
         PartitionResult(n, f"host-{n}", 500_000, 9, 0, 0, 0, 0, 0, 1.25, 0.5, skipped if n == 0 else ())
         for n in range(tasks)
@@ -259,7 +259,7 @@ def test_a_result_fits_on_a_screen_however_many_tasks_it_has() -> None:
     assert repr(result) == (
         "BatchResult(batch_id=7, records=1500000, bytes=27, skipped=1, retries=0, throttled=0, possible_duplicates=0, "
         "spread_keys=0, resent=0, seconds_blocked=3.75, seconds_flushing=1.5, "
-        "skipped_rows=(SkippedRow(partition=0, row=3, code='RECORD_INVALID'),), partitions=<3>)"
+        "skipped_rows=(SkippedRow(partition=0, row=3, code='RECORD_INVALID', maybe_stored=False),), partitions=<3>)"
     )
     assert len(repr(a_result(10_000))) < 400
 
@@ -639,7 +639,7 @@ def test_spark_s_configuration_is_read_once_and_a_task_gets_it(connected: Connec
 
 def test_on_spark_3_5_a_batch_is_bounded_by_the_size_of_the_stored_rows_before(connected: Connected) -> None:
     connected.version = "3.5.9"
-    skipped = RowFailure(Code.RECORD_INVALID, "no data", 2, False, (0, 1))
+    skipped = RowFailure(Code.RECORD_INVALID, "no data", 2, False, (0, 1), judged=True)
     df: Any = connected
     writer = KinesisBatchWriter("s", on_bad_record="skip")
     for reports in ([report(10, 24_000, skipped)], [report(2, 0, skipped)], [report(10, 1_000)], []):

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 from producerd.errors import Outcome
 from producerd.wire import frames
 from producerd.wire.columns import Layout
 from producerd.wire.frames import Message
+
+
+def bits(flags: Sequence[bool]) -> bytes:
+    """Return one bit for each flag, least significant first, or b"" if none is set."""
+    return (
+        sum(flag << place for place, flag in enumerate(flags)).to_bytes((len(flags) + 7) // 8, "little").rstrip(b"\0")
+    )
+
 
 PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 MESSAGES: tuple[Message, ...] = (
@@ -18,7 +27,7 @@ MESSAGES: tuple[Message, ...] = (
     frames.Opened(2, 1 << 20, 10_000, 10 << 20),
     frames.Reserve(5, 2, Layout(3, 10, 20, 5, 3)),
     frames.Grant(5),
-    frames.Refused(5, 2, "TOO_LARGE", "cut it", 4096, 12),
+    frames.Refused(5, 2, "TOO_LARGE", "cut it", 4096, 12, 1),
     frames.Cancel(5),
     frames.Ack(
         *(5, 10, 6, 2, 1, 1, 4, 3, 2, 1),
@@ -29,6 +38,7 @@ MESSAGES: tuple[Message, ...] = (
             frames.RowCode(Outcome.UNKNOWN, "RESULT_COUNT", "é", True),
             frames.RowCode(Outcome.RETURNED, "DRAINING"),
         ),
+        judged=bytes([0b1]),
     ),
     frames.Flush(2),
     frames.Status(2, 1),

@@ -15,7 +15,7 @@ from producerd.errors import Outcome, ProtocolError
 from producerd.wire import columns, frames
 from producerd.wire.columns import Layout
 from producerd.wire.frames import HEADER, Message, MessageType
-from tests.wire.messages import MESSAGES, PROTOCOL
+from tests.wire.messages import MESSAGES, PROTOCOL, bits
 
 GOLDEN = {
     "Hello": (
@@ -32,15 +32,15 @@ GOLDEN = {
     "Reserve": "050300001c000000050000000000000002000000030000000a0000001400000005000000",
     "Grant": "06000000080000000500000000000000",
     "Refused": (
-        "070000003b00000005000000000000000200000009000000544f4f5f4c415247450600000063757420697401000800000000"
-        "100000000000000200040000000c000000"
+        "070000004200000005000000000000000200000009000000544f4f5f4c415247450600000063757420697401000800000000"
+        "100000000000000200040000000c00000003000100000001"
     ),
     "Cancel": "08000000080000000500000000000000",
     "Ack": (
-        "0a000000b600000005000000000000000a000000060000000200000001000000010000000100080000000400000000000000"
+        "0a000000bd00000005000000000000000a000000060000000200000001000000010000000100080000000400000000000000"
         "0200080000000300000000000000030004000000020000000400040000000100000005000200000091020600080000000000"
         "01000200000007004e00000001000e0000005245434f52445f494e56414c49440c00000064617461206973206e756c6c0201"
-        "0c000000524553554c545f434f554e5402000000c3a9030008000000445241494e494e4700000000"
+        "0c000000524553554c545f434f554e5402000000c3a9030008000000445241494e494e470000000008000100000001"
     ),
     "Flush": "0b0000000400000002000000",
     "Status": "0c0000000b0000000200000001000100000001",
@@ -328,6 +328,7 @@ OTHER = frames.RowCode(Outcome.UNKNOWN, "D")
         frames.Ack(1, 2, 2, 0, 0, 0, bitmap=b"\x00"),
         frames.Ack(1, 2, 2, 0, 0, 0, code_rows=b"\0\0"),
         frames.Ack(1, 2, 0, 2, 0, 0, bitmap=b"\x03", code_rows=b"\0\0\x02\0", codes=(LINE, OTHER)),
+        frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", codes=(LINE,), judged=b"\x02"),
         frames.Ack(1, 600, 0, 600, 0, 0, bitmap=b"\xff" * 75, code_rows=b"\0\0" * 600, codes=(LINE,) * 257),
     ],
 )
@@ -341,7 +342,10 @@ def test_failed_rows_names_each_row_that_is_not_stored_with_its_code() -> None:
     random = Random(5)
     for _ in range(300):
         records = random.randint(1, 70)
-        lines = tuple(frames.RowCode(random.randint(1, 3), f"C{i}") for i in range(random.randint(1, 5)))
+        lines = tuple(
+            frames.RowCode(random.randint(1, 3), f"C{i}", judged=random.random() < 0.5)
+            for i in range(random.randint(1, 12))
+        )
         failed = {row: random.choice(lines) for row in range(records) if random.random() < 0.3}
         if not failed:
             continue
@@ -353,8 +357,9 @@ def test_failed_rows_names_each_row_that_is_not_stored_with_its_code() -> None:
         if len(lines) == 1:
             code_rows = b""
         stored = records - len(failed)
+        judged = bits([line.judged for line in lines])
         ack = frames.Ack(
-            1, records, stored, counts[0], counts[1], counts[2], 0, 0, 0, 0, bytes(bitmap), code_rows, lines
+            1, records, stored, counts[0], counts[1], counts[2], 0, 0, 0, 0, bytes(bitmap), code_rows, lines, judged
         )
         again = read(frames.encode(ack))
         assert isinstance(again, frames.Ack)

@@ -5,6 +5,7 @@ A daemon takes clients of its own and of the previous minor version (docs/instal
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_a_daemon_serves_a_client_of_an_earlier_version(version: str) -> None:
                 answer = client.read()
                 assert type(answer) is type(said.message)
                 if isinstance(answer, frames.Ack):
-                    assert answer == said.message
+                    assert replace(answer, judged=b"") == said.message
             assert client.read_to_end() == []
         until(lambda: running.metrics()["client_disconnects_total[closed]"] == 1)
     sent = [row for said in session if isinstance(said.message, Rows) for row in said.message.rows]

@@ -76,8 +76,9 @@ def message_of(line: str) -> Message | Rows:
         values["layout"] = Layout(**values["layout"])
     if "codes" in values:
         values["codes"] = tuple(frames.RowCode(**code) for code in values["codes"])
-    for name in {"bitmap", "code_rows"} & values.keys():
-        values[name] = bytes.fromhex(values[name])
+    for name in ("bitmap", "code_rows", "judged"):
+        if isinstance(values.get(name), str):
+            values[name] = bytes.fromhex(values[name])
     message: Message = getattr(frames, kind)(**values)
     return message
 
