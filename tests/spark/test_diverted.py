@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from producerd.errors import FlushTimeout, RecordsFailed
 from spark_client import write_batch
-from tests.daemon import DaemonProcess
+from tests.daemon import DaemonProcess, daemon
 from tests.spark.orders import query, start_query
 from tests.spark.queries import Input
 from tests.spark.service import Kinesis
@@ -100,6 +101,25 @@ def test_the_data_source_diverts_as_the_writer_does(
     assert kinesis.ids(stream) == Counter(number for number in range(200) if number % 50 != 3) + Counter(
         number for number in range(100) if number % 50 != 3
     )
+
+
+def test_where_the_way_or_the_stream_is_refused_no_good_row_is_left_out(
+    spark: Any, kinesis: Kinesis, tmp_path: Path
+) -> None:
+    """A front end refuses every request, and then Kinesis itself does, without a word about a record."""
+    frame = spark.range(0, 5, 1, 1).selectExpr("id AS partition_key", f"{BAD} AS data")
+    text = "StreamARN and StreamName do not match"
+    refusal = {"kind": "error", "status": 400, "code": "InvalidArgumentException", "message": text}
+    with daemon(kinesis.url, permanent_error_grace_seconds=0.5) as running:
+        options: dict[str, Any] = {"socket": str(running.socket), "data": "data"}
+        kinesis.call("faults", {"standing": [{"kind": "replaced", "status": 413}]})
+        with pytest.raises(FlushTimeout, match="last error: 413: "):
+            write_batch(frame, stream=kinesis.stream(), on_bad_record="skip", flush_timeout_seconds=1.0, **options)
+        kinesis.call("faults", {"standing": [refusal]})
+        with pytest.raises(RecordsFailed, match=rf"^PRODUCERD\[REQUEST_REFUSED\]: .*: 4 records failed; .*{text}"):
+            write_batch(frame, stream=kinesis.stream(), on_bad_record="divert", divert_to=tmp_path.as_uri(), **options)
+        kinesis.recover()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_no_write_of_a_foreach_batch_replaces_the_rows_of_another(
