@@ -207,6 +207,7 @@ def test_a_code_alone_lets_no_row_be_skipped_and_the_daemon_is_to_be_upgraded() 
         assert INVALID not in error.failures
     assert "upgrade" not in str(error_of(kms, skip=True))
     assert "upgrade" not in str(error_of(UNJUDGED))
+    assert {*error_of(INVALID, UNJUDGED).failures} == {INVALID, UNJUDGED}
 
 
 # ---- a marked line

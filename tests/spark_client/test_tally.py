@@ -94,17 +94,6 @@ def test_more_than_64_kinds_of_failure_are_counted_together() -> None:
     assert sum(failure.records for failure in tally.failures) == tally.records == 69
 
 
-def test_judged_rows_that_may_be_stored_are_a_kind_of_their_own() -> None:
-    tally = Tally()
-    settle(tally, INVALID, replace(INVALID, maybe_stored=True), replace(INVALID, judged=False))
-    settle(tally, replace(INVALID, judged=False, maybe_stored=True), first=3)
-    assert {(one.rows, one.judged, one.maybe_stored) for one in tally.failures} == {
-        ((0,), True, False),
-        ((1,), True, True),
-        ((2, 3), False, True),
-    }
-
-
 def test_a_failure_names_its_first_20_rows() -> None:
     tally = Tally()
     settle(tally, *[INVALID] * 21)
