@@ -118,15 +118,19 @@ def test_where_a_proxy_refuses_all_rows_wait_without_an_end_and_none_is_lost(agg
 
 @pytest.mark.parametrize("per_key", [False, True])
 @pytest.mark.parametrize("worked", [False, True])
-def test_where_kinesis_refuses_all_the_stream_is_refused_after_the_grace(per_key: bool, worked: bool) -> None:
+@pytest.mark.parametrize("rows", [1, 500])
+def test_where_kinesis_refuses_all_the_stream_is_refused_after_the_grace(
+    per_key: bool, worked: bool, rows: int
+) -> None:
     desk = Desk(per_key=per_key)
     if worked:
         desk.submit([good(0)])
         desk.sort()
         desk.send().stored()
-    frame = desk.submit([good(i) for i in range(500)])
+    frame = desk.submit([good(i) for i in range(rows)])
     desk.sort()
     assert 59.0 < serve(desk, lambda _: ODD, frame) < 70.0
+    assert {end.message for end in frame.result().codes if end.code == Code.REQUEST_REFUSED} == {ODD.message}
     assert {end[:2] for end in ends_of(frame).values()} <= {
         (Outcome.NOT_STORED, Code.REQUEST_REFUSED),
         (Outcome.NOT_STORED, Code.PREDECESSOR_FAILED),

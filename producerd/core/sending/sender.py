@@ -727,8 +727,9 @@ class Sender:
         else:
             waits_on = self._all_are_refused or self._stored_sent_at < span.refused_at
         if not waits_on and now >= span.refused_at + self.health.grace_seconds:
-            seconds = now - span.refused_at
-            message = f"refused for {seconds:.0f} s, while other records were stored: {message}"
+            if meaning.code == Code.PROXY_REFUSED:
+                seconds = now - span.refused_at
+                message = f"refused for {seconds:.0f} s, while other records were stored: {message}"
             self.ledger.end(span, RowEnd(Outcome.NOT_STORED, meaning.code, message))
             return
         self._again_apart(Piece(lane, span), now)
