@@ -23,7 +23,7 @@ OF_STREAM: Final = "StreamARN and StreamName do not match"
 class Refusal(NamedTuple):
     """An answer: the failure of a whole request, or the error of an entry in an answer with status 200.
 
-    ``isolates``: what is refused so holds no other session's rows.  Other failures are those of a stream or a shard.
+    ``isolates``: what is refused so holds no other session's rows.  Other failures concern a stream or a shard.
     """
 
     what: str
