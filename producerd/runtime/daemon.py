@@ -115,6 +115,7 @@ class Daemon:
         self._acceptor = Acceptor(listener, self._make_session)
         self._acceptors = [self._acceptor]
         self._dispatcher = Dispatcher(executor, node.worker_threads, self._streams_settled)
+        self._clients = clients
         self._streams = Streams(config, self._dispatcher, clients, executor, self._connections)
         self.commands = Commands(self, self._streams)
         self._session_numbers = 0
@@ -315,6 +316,7 @@ class Daemon:
             read = reload(self.config, loaded, [stream.name for stream in self._streams])
             check_fits(read.config, limit)
             check_limits(read.config)
+            changes = [*read.changes, *await self._clients.read_certificates()]
         except ConfigurationError as error:
             self._metrics.reload_failed()
             log.error("settings are refused, the old ones stay", problems=list(error.problems))
@@ -328,8 +330,8 @@ class Daemon:
         for danger in dangers(read.config):
             log.warning("a setting exposes something to others", what=danger)
         ready = {} if self.unready is None else {"unready": self.unready}
-        log.info("settings read again", changed=list(read.changes), needs_restart=list(read.needs_restart), **ready)
-        return {"changed": read.changes, "needs_restart": read.needs_restart, "unready": self.unready}
+        log.info("settings read again", changed=changes, needs_restart=list(read.needs_restart), **ready)
+        return {"changed": changes, "needs_restart": read.needs_restart, "unready": self.unready}
 
     async def _reload_on_signal(self) -> None:
         while True:

@@ -147,9 +147,13 @@ class Life:
         self.owner = Owner()
         self.listener = Listener(path, 0o600)
         self.handlers: dict[int, Callable[[], None]] = {}
+        self.new_certificates: list[str] = []
         self.serving: asyncio.Task[int]
         clients: Any = SimpleNamespace(
-            of=lambda access: SimpleNamespace(credentials=None), clock_offset_seconds=0.0, credential_refreshes={}
+            of=lambda access: SimpleNamespace(credentials=None),
+            clock_offset_seconds=0.0,
+            credential_refreshes={},
+            read_certificates=self.read_certificates,
         )
         self.daemon = Daemon(
             config,
@@ -161,6 +165,10 @@ class Life:
             owner=cast("Any", self.owner) if owned else None,
         )
         self.daemon.shares = LoopShares(lambda: 0.0)  # the time that a loaded machine takes changes nothing
+
+    async def read_certificates(self) -> list[str]:
+        read, self.new_certificates = self.new_certificates, []
+        return read
 
     def client(self, stream: str = "flights", *, deliver: bool = False, reads: bool = True) -> Transport:
         """Connect a client that opens a stream, unless its name is empty."""
@@ -782,6 +790,7 @@ def test_a_reload_takes_other_settings_into_effect_everywhere(live: Live, monkey
     async def story(life: Life) -> None:
         clients = [life.client(), life.client()]
         await turns()
+        life.new_certificates = ["certificates: ca.pem has others"]
         hash_before = life.daemon._metrics.config_hash
         (life.listener.path).unlink()
         answer = await life.daemon.reload()
@@ -815,6 +824,7 @@ def test_a_reload_takes_other_settings_into_effect_everywhere(live: Live, monkey
             "max_connections: 512 -> 1",
             'log_level: "info" -> "debug"',
             "defaults.linger_seconds: 0 -> 7",
+            "certificates: ca.pem has others",
         ],
         "needs_restart": [REGION],
     }
@@ -829,7 +839,7 @@ def test_while_nobody_can_connect_a_reload_says_so(live: Live, monkeypatch: pyte
             life.daemon._acceptor.problem = "nobody can connect"
 
         monkeypatch.setattr(life.daemon._acceptor, "look", look)
-        assert await life.daemon.reload() == {"changed": (), "needs_restart": (), "unready": "nobody can connect"}
+        assert await life.daemon.reload() == {"changed": [], "needs_restart": (), "unready": "nobody can connect"}
         assert life.systemd.status() == life.daemon.unready == "nobody can connect"
 
     (line,) = events(live(story), "settings read again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -38,7 +39,7 @@ from producerd.runtime.aws.credentials import NamedSource, RenewedCredentials, r
 from producerd.runtime.aws.errors import error_of
 from producerd.runtime.aws.sources import words_of
 from producerd.runtime.aws.template import RequestTemplate
-from producerd.runtime.aws.transport import Transport, headers_of
+from producerd.runtime.aws.transport import Transport, headers_of, unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class AwsClient:
         """Send a PutRecords and return the body of its answer as it came.  Raise what botocore raises."""
         url, headers = await self._signed(address, encoded)
         assert self._transport is not None
-        answer = await (await self._transport.to(url)).post(headers, sending)
+        answer = await self._transport.post(url, headers, sending)
         if answer.status >= 300:
             raise error_of(answer)
         return answer.body
@@ -173,8 +174,20 @@ class AwsClient:
         return client
 
     def _open_transport(self, **options: Any) -> Transport:
-        self._transport = Transport(**options)
+        self._transport = Transport(bundle=self._bundle, **options)
         return self._transport
+
+    def _bundle(self) -> str | bool:
+        """Return the file of trusted certificates that AWS's variables and files name now, or True for botocore's."""
+        named: str | None = self._fresh_session().get_config_variable("ca_bundle")
+        return named or environ.get("REQUESTS_CA_BUNDLE") or True
+
+    async def read_certificates(self) -> str:
+        """Read the trusted certificates again.  Return their file if they are others, or "".
+
+        Raise ConfigurationError if that fails; the certificates that were trusted before stay.
+        """
+        return "" if self._transport is None else await self._transport.read_again()
 
     async def _resolve(self) -> Any:
         """Return this access's credentials, from a new session that reads the environment and AWS's files again."""
@@ -221,6 +234,15 @@ class AwsClients:
     def credential_refreshes(self) -> Counter[str]:
         """The renewals of all clients' credentials, by their results."""
         return sum([client.credentials.refreshes for client in self._clients.values()], Counter())
+
+    async def read_certificates(self) -> list[str]:
+        """Read the trusted certificates again, and return a line for each file that has others.
+
+        Raise ConfigurationError if that fails; the certificates that were trusted before stay.
+        """
+        with _settings_of_aws():
+            files = [await client.read_certificates() for client in [*self._clients.values()]]
+        return [f"certificates: {path} has others" for path in dict.fromkeys(files) if path]
 
     def of(self, access: Access) -> AwsClient:
         """Return the client of an access, and make it at the first call."""
@@ -295,9 +317,12 @@ def _problems(session: Any, access: Access) -> Iterator[str]:
     scheme = "http" if (access.endpoint_url or "").startswith("http:") else "https"
     if (proxy := getproxies().get(scheme)) is not None and not _is_proxy(proxy):
         yield f"{scheme.upper()}_PROXY: not the URL of a proxy, http://HOST:PORT"  # it may hold a password
-    bundle = session.get_config_variable("ca_bundle")
-    if bundle and not Path(bundle).exists():
-        yield f"AWS settings: there is no {bundle}, which AWS_CA_BUNDLE or ca_bundle names"
+    bundle = session.get_config_variable("ca_bundle") or environ.get("REQUESTS_CA_BUNDLE")
+    if bundle and not Path(bundle).is_fifo():  # reading one may never end
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(bundle)
+        except OSError as error:
+            yield unreadable(bundle, error)
     if access.endpoint_url and session.get_config_variable("use_fips_endpoint"):
         yield f'endpoint_url = "{access.endpoint_url}": AWS_USE_FIPS_ENDPOINT chooses the host itself; use one of them'
 

@@ -118,6 +118,13 @@ class Connections:
             raise boto_errors.HTTPClientError(error=f"a redirect (status {answer.status}), which is not followed")
         return answer
 
+    def trust(self, tls: ssl.SSLContext, proxy_tls: ssl.SSLContext | None) -> None:
+        """Verify certificates by these contexts from now on.  Connections that are open stay."""
+        if self._tls is not None:
+            self._tls = tls
+        if self._proxy is not None and proxy_tls is not None:
+            self._proxy = self._proxy._replace(tls=proxy_tls)
+
     def _waiting(self) -> HttpConnection | None:
         """Return an idle connection that is still open, or None."""
         while self._idle:

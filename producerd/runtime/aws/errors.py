@@ -20,7 +20,7 @@ from botocore.parsers import create_parser
 
 from producerd.core.failures import meaning_of, refuses
 from producerd.core.sending.answers import RequestFailed, is_cbor, loads
-from producerd.errors import Code
+from producerd.errors import Code, ConfigurationError
 from producerd.runtime.aws.connection import HttpAnswer
 from producerd.runtime.aws.sources import TYPES, causes_of, words_of
 from producerd.runtime.log_lines import without_secrets
@@ -40,7 +40,14 @@ class CredentialsFailed(Exception):
 
 NoCredentials = boto_errors.NoCredentialsError
 """The standard chain found no credentials."""
-EXPECTED: Final = (CredentialsFailed, boto_errors.ClientError, boto_errors.BotoCoreError, AiohttpError, OSError)
+EXPECTED: Final = (
+    CredentialsFailed,
+    ConfigurationError,
+    boto_errors.ClientError,
+    boto_errors.BotoCoreError,
+    AiohttpError,
+    OSError,
+)
 """Exceptions of a failure between the daemon and a service that speaks as AWS does."""
 MAX_CODE: Final = 128
 """Most characters of a code, and of a request's id, that are logged and sent to callers."""
@@ -161,9 +168,12 @@ def shows_wrong_endpoint(error: BaseException) -> bool:
     for cause in causes_of(error):
         if isinstance(cause, socket.gaierror):
             return cause.errno == socket.EAI_NONAME
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return True
-    return False
+    return refuses_certificate(error)
+
+
+def refuses_certificate(error: BaseException) -> bool:
+    """Return whether the peer's certificate is refused."""
+    return any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes_of(error))
 
 
 def _line(words: object) -> str:

@@ -28,7 +28,7 @@ def check() -> None:
 def _problems() -> Iterator[str]:
     for library, owner, names in (
         ("aiobotocore", AIOHTTPSession, ("_build_ssl_contexts",)),
-        ("aiobotocore", AIOHTTPSession.__init__, ("_proxy_config",)),
+        ("aiobotocore", AIOHTTPSession.__init__, ("_proxy_config", "_verify")),
         ("botocore", RefreshableCredentials.__init__, ("_time_fetcher", "_expiry_time", "_frozen_credentials")),
         ("botocore", SigV4Auth, ("_modify_request_before_signing",)),
     ):
@@ -54,11 +54,12 @@ def proxy_url_of(session: AIOHTTPSession, url: str) -> str | None:
     return proxy_url
 
 
-def tls_of(session: AIOHTTPSession, proxy_url: str | None) -> tuple[ssl.SSLContext, ssl.SSLContext | None]:
-    """Return the TLS contexts for the service, and for the proxy if there is one.
+def tls_of(session: AIOHTTPSession, proxy_url: str | None, bundle: str) -> tuple[ssl.SSLContext, ssl.SSLContext | None]:
+    """Return the TLS contexts for the service, and for the proxy if there is one, that trust the file ``bundle``.
 
     It reads certificates from files, so call it in a thread.  Raise OSError and botocore's exceptions.
     """
+    session._verify = bundle
     contexts: tuple[ssl.SSLContext, ssl.SSLContext | None] = session._build_ssl_contexts(proxy_url)
     return contexts
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import structlog
@@ -17,10 +18,12 @@ from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.core.failures import meaning_of
 from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.errors import Code, ConfigurationError
+from producerd.runtime.aws import internals, transport
 from producerd.runtime.aws.clients import Access, access_of, accesses_of, open_clients
 from producerd.runtime.aws.kinesis import AioKinesis
 from producerd.runtime.kinesis import StreamSummary
 from producerd.testing import FakeKinesis
+from producerd.testing.certificate import self_signed
 from producerd.testing.fake_kinesis import serve
 from tests.runtime.aws.local_aws import local_aws
 from tests.runtime.aws.proxy import proxy
@@ -118,6 +121,7 @@ async def test_there_is_one_client_for_each_access_and_it_is_made_when_it_is_nee
         ({"AWS_PROFILE": "nobody"}, {}, "nobody"),
         ({"AWS_REGION": "EU West"}, {"region": None}, "EU West"),
         ({"AWS_CA_BUNDLE": "/nonexistent.pem"}, {}, "/nonexistent.pem"),
+        ({"REQUESTS_CA_BUNDLE": __file__}, {}, f"AWS settings: {__file__}, .*: no certificates can be read"),
         ({"AWS_USE_FIPS_ENDPOINT": "true"}, {"endpoint_url": "https://here"}, "AWS_USE_FIPS_ENDPOINT"),
         ({"AWS_ENDPOINT_URL": "localhost:4599"}, {}, "AWS settings: Invalid endpoint: localhost:4599$"),
         ({"AWS_ENDPOINT_URL_KINESIS": "me:s3cret@here"}, {}, r"AWS settings: Invalid endpoint: \*\*\*@here$"),
@@ -129,6 +133,7 @@ async def test_there_is_one_client_for_each_access_and_it_is_made_when_it_is_nee
         "no profile",
         "no such region",
         "no bundle",
+        "no certificates",
         "two hosts",
         "no scheme",
         "login",
@@ -185,6 +190,64 @@ async def test_requests_go_through_the_proxy_and_the_bundle_is_believed(
             assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
             assert isinstance(await client.list_shards(FLIGHTS), list)
         assert set(between.asked) == {f"localhost:{port}"}
+
+
+@pytest.mark.parametrize("source", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "profile"])
+async def test_a_bundle_that_is_extended_is_read_again_when_a_certificate_is_refused(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
+) -> None:
+    monkeypatch.setattr(transport, "REREAD_SECONDS", 0.0)
+    _, other = self_signed(tmp_path, "other.test")
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_bytes(other.read_bytes())
+    if source == "profile":
+        (tmp_path / "config").write_text(f"[default]\nca_bundle = {bundle}\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    else:
+        monkeypatch.setenv(source, str(bundle))
+    async with serve(kinesis, tls=True) as server, reaching(server.url) as client:
+        assert server.certificate is not None
+        for unreadable in (other.read_bytes(), b"half of a file"):
+            bundle.write_bytes(unreadable)
+            failed = await client.put_records(FLIGHTS, request_of(), 5)
+            assert isinstance(failed, RequestFailed)
+            assert (failed.code, "certificate verify failed" in failed.message) == (Code.UNREACHABLE, True)
+        bundle.write_bytes(server.certificate.read_bytes() + other.read_bytes())
+        assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+
+
+async def test_a_refused_certificate_has_the_bundle_read_at_most_every_few_seconds(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, other = self_signed(tmp_path, "other.test")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(other))
+    monkeypatch.setattr(internals, "tls_of", read := MagicMock(side_effect=internals.tls_of))
+    async with serve(kinesis, tls=True) as server, reaching(server.url) as client:
+        for _ in range(5):
+            assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), RequestFailed)
+    assert read.call_count == 2
+
+
+async def test_a_reload_reads_the_bundle_of_every_client_and_names_the_file_that_has_others(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with serve(kinesis, tls=True) as server, open_clients([]) as clients:
+        assert server.certificate is not None
+        bundle = tmp_path / "bundle.pem"
+        bundle.write_bytes(server.certificate.read_bytes())
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+        with ThreadPoolExecutor(1) as pool:
+            client = AioKinesis(clients.of(access(server.url)), pool)
+            assert await clients.read_certificates() == []
+            assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+            assert await clients.read_certificates() == []
+            _, other = self_signed(tmp_path, "other.test")
+            bundle.write_bytes(other.read_bytes())
+            assert await clients.read_certificates() == [f"certificates: {bundle} has others"]
+            assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer), "over what is open"
+            bundle.write_bytes(b"not a certificate")
+            with pytest.raises(ConfigurationError, match=str(bundle)):
+                await clients.read_certificates()
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused_before_anything_is_sent(kinesis: FakeKinesis) -> None:

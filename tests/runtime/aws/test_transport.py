@@ -306,7 +306,10 @@ async def test_certificates_that_do_not_come_take_one_thread_and_no_request_wait
     """Their file may lie on a network drive that hangs."""
     os.mkfifo(bundle := tmp_path / "bundle.pem")
     monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
-    async with reaching("https://127.0.0.1:1") as client:
+    async with reached("https://127.0.0.1:1") as (client, of):
+        await of.ready()
+        await of.credentials.get_frozen_credentials()
+        await until_on_loop(lambda: all(thread.name != "producerd-aside" for thread in threading.enumerate()))
         before = threading.active_count()
         for _ in range(5):
             failed = await put(client, 0.05)
