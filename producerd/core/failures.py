@@ -34,6 +34,15 @@ class Meaning(NamedTuple):
     judges: bool = False
 
 
+CREDENTIALS_LATE: Final = "CredentialsTimeout"
+"""The code of a request for which the source of credentials did not answer in time.
+
+It may pass, so a stream that never worked has its grace, too.
+"""
+CREDENTIALS_AWAITED: Final = "CredentialsAwaited"
+"""The code of a request that ended while the source of credentials still had time to answer."""
+OF_THE_DAEMON: Final = frozenset({Code.CREDENTIALS, Code.CONFIGURATION})
+"""The codes of failures of the daemon's own access, which fails each call in the same way."""
 _OF_KINESIS: Final = {
     "ProvisionedThroughputExceededException": Meaning(Kind.THROTTLED, Code.THROTTLED),
     # These fail a whole request: the limit of the account or of the API was reached, not a shard's.
@@ -73,6 +82,9 @@ _OF_KINESIS: Final = {
 """The error types of Kinesis itself, which an answer with a status 4xx may have."""
 _MEANINGS: Final = _OF_KINESIS | {
     Code.CREDENTIALS: Meaning(Kind.PERMANENT, Code.CREDENTIALS),
+    CREDENTIALS_LATE: Meaning(Kind.PERMANENT, Code.CREDENTIALS),
+    CREDENTIALS_AWAITED: Meaning(Kind.TRANSIENT, Code.CREDENTIALS),
+    Code.CONFIGURATION: Meaning(Kind.PERMANENT, Code.CONFIGURATION),
     Code.INTERNAL: Meaning(Kind.INVALID, Code.INTERNAL),
     Code.UNREACHABLE: Meaning(Kind.TRANSIENT, Code.UNREACHABLE),
     Code.RESULT_COUNT: Meaning(Kind.TRANSIENT, Code.RESULT_COUNT),

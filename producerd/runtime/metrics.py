@@ -53,6 +53,7 @@ FAILURE_REASONS: Final = (
     Code.STREAM_NOT_FOUND,
     Code.ACCESS_DENIED,
     Code.CREDENTIALS,
+    Code.CONFIGURATION,
     Code.KMS,
     Code.UNREACHABLE,
     Code.SHARD_MAP_MISSING,
@@ -74,6 +75,7 @@ ERROR_CODES: Final = (
     Code.STREAM_NOT_FOUND,
     Code.ACCESS_DENIED,
     Code.CREDENTIALS,
+    Code.CONFIGURATION,
     Code.KMS,
     Code.INTERNAL,
 )

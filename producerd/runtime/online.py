@@ -24,7 +24,7 @@ from producerd.config import STREAM_NAME, Config, StreamSettings
 from producerd.config.redaction import redacted_url
 from producerd.config.summary import in_seconds, queue_warning
 from producerd.config.values import size
-from producerd.core.failures import meaning_of
+from producerd.core.failures import OF_THE_DAEMON, meaning_of
 from producerd.core.sending.answers import RequestFailed
 from producerd.errors import Code
 from producerd.runtime.aws.clients import Access, AwsClient, access_of, open_clients
@@ -203,7 +203,7 @@ class _AccessCheck:
         denied = code == Code.ACCESS_DENIED
         say = self._report.warning if denied and flows else self._report.failed
         say(f"{of}: {action}: {failed.code}: {failed.message}" + (f": {means}" if denied else ""))
-        if code in (Code.CREDENTIALS, Code.UNREACHABLE):
+        if code in {Code.UNREACHABLE, *OF_THE_DAEMON}:
             raise _AskNoMore
         return code
 

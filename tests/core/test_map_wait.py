@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from producerd.core.failures import CREDENTIALS_LATE
 from producerd.core.kpl.aggregation import InnerRecord, parse
 from producerd.core.rows.frame import RowEnd
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.health import HealthState
-from producerd.core.shards.map_wait import MapWait
+from producerd.core.shards.map_wait import UNANSWERED, MapWait
 from producerd.errors import Code, Outcome
 from producerd.testing.streams import SHARD_RECORDS_PER_SECOND
 from tests.core.given import LOW, Service, aggregate_of
@@ -575,7 +576,10 @@ def test_nothing_ends_a_wait_that_has_not_begun() -> None:
         assert wait.ends_at == float("inf")
 
 
-@pytest.mark.parametrize("code", ["ResourceNotFoundException", "ExpiredTokenException", Code.CREDENTIALS])
+@pytest.mark.parametrize(
+    "code",
+    ["ResourceNotFoundException", "ExpiredTokenException", Code.CREDENTIALS, Code.CONFIGURATION, CREDENTIALS_LATE],
+)
 def test_while_the_stream_itself_fails_its_health_decides(code: str) -> None:
     wait = MapWait(aggregates=True)
     wait.begin(1.0, 10.0)
@@ -583,7 +587,7 @@ def test_while_the_stream_itself_fails_its_health_decides(code: str) -> None:
     assert (wait.ends_at, wait.denied) == (float("inf"), False)
     wait.failed("InternalFailure", "for now", 3.0)
     # A failure of our own credentials is not an answer of the service.
-    assert wait.ends_at == (13.0 if code == Code.CREDENTIALS else 12.0)
+    assert wait.ends_at == (13.0 if code in UNANSWERED else 12.0)
 
 
 def test_credentials_that_fail_only_for_now_are_waited_for() -> None:

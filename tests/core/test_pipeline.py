@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from producerd.core.encoding.entries import encode
+from producerd.core.failures import CREDENTIALS_LATE
 from producerd.core.filling import SortJob
 from producerd.core.kpl.aggregation import parse
 from producerd.core.rows.frame import Frame, RowEnd
@@ -395,6 +396,20 @@ def test_only_the_frame_that_cannot_be_sorted_gets_internal() -> None:
 
 
 # ---- health
+
+
+def test_credentials_that_come_late_end_rows_only_after_the_grace_also_where_nothing_was_stored() -> None:
+    desk = Desk()
+    desk.submit(3)
+    desk.sort()
+    late = RequestFailed(CREDENTIALS_LATE, "no answer", maybe_stored=False)
+    began = desk.now
+    desk.send().fail(late)
+    assert (desk.finished(), desk.pipeline.health.state) == ([], HealthState.SUSPECT)
+    desk.now = began + 70.0
+    desk.send().fail(late)
+    (frame,) = desk.finished()
+    assert set(ends_of(frame).values()) == {(Outcome.NOT_STORED, Code.CREDENTIALS, False)}
 
 
 def test_a_stream_that_never_worked_breaks_at_once_and_every_queued_row_ends_with_the_service_s_message() -> None:
@@ -1368,6 +1383,8 @@ def test_an_aggregate_whose_rows_lost_their_caller_is_no_delivery_when_the_map_c
         ("ResourceNotFoundException", True, 0, HealthState.BROKEN),
         ("UnrecognizedClientException", False, 1, HealthState.BROKEN),
         ("UnrecognizedClientException", True, 1, HealthState.UNPROVEN),
+        (CREDENTIALS_LATE, False, 1, HealthState.SUSPECT),
+        (Code.CONFIGURATION, False, 1, HealthState.BROKEN),
         ("RequestExpired", False, 1, HealthState.UNPROVEN),
         ("AccessDeniedException", False, 1, HealthState.UNPROVEN),
     ],
@@ -1380,7 +1397,7 @@ def test_a_reading_that_fails_speaks_against_the_stream_only_if_the_stream_is_th
         desk.submit(rows)
     desk.pipeline.shard_map_failed(code, "no", desk.now, request_id="r-1")
     assert desk.pipeline.health.state is state
-    assert desk.pipeline.health.request_id == ("r-1" if state is HealthState.BROKEN else "")
+    assert desk.pipeline.health.request_id == ("" if state is HealthState.UNPROVEN else "r-1")
     assert desk.pipeline.stats.shard_map_refreshes == ({"ok": 1, "failed": 1} if known else {"failed": 1})
     if code.startswith("Resource") and known:
         assert (desk.pipeline.shard_map, desk.pipeline.wants_shard_map) == (None, True)

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from botocore.loaders import Loader
 
-from producerd.core.failures import Kind, meaning_of, refuses
+from producerd.core.failures import CREDENTIALS_AWAITED, CREDENTIALS_LATE, Kind, meaning_of, refuses
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.backoff import InFlightWindow, RetryPolicy
 from producerd.core.sending.health import HealthState, StreamHealth
@@ -55,6 +55,9 @@ COMMON = {
     "SomethingNobodyHasSeenYet": (Kind.TRANSIENT, Code.SERVICE_FAULT),
     "": (Kind.TRANSIENT, Code.SERVICE_FAULT),
     Code.CREDENTIALS: (Kind.PERMANENT, Code.CREDENTIALS),
+    CREDENTIALS_LATE: (Kind.PERMANENT, Code.CREDENTIALS),
+    CREDENTIALS_AWAITED: (Kind.TRANSIENT, Code.CREDENTIALS),
+    Code.CONFIGURATION: (Kind.PERMANENT, Code.CONFIGURATION),
     Code.INTERNAL: (Kind.INVALID, Code.INTERNAL),
     Code.RESULT_COUNT: (Kind.TRANSIENT, Code.RESULT_COUNT),
     Code.UNREACHABLE: (Kind.TRANSIENT, Code.UNREACHABLE),
@@ -237,6 +240,25 @@ def test_a_stream_that_has_worked_gets_its_seconds_of_patience() -> None:
     assert (stream.state, stream.admits(159.9)) == (H.SUSPECT, True)
     stream.looks_permanent("KMS", "last", 160.0)
     assert (stream.state, stream.message) == (H.BROKEN, "last")
+
+
+def test_a_failure_that_may_pass_gives_its_grace_also_to_a_stream_that_never_worked() -> None:
+    stream = StreamHealth(60.0, Random(1), first_contact_seconds=300.0)
+    stream.looks_permanent("CREDENTIALS", "late", 100.0, at_once=False)
+    assert (stream.state, stream.admits(100.0)) == (H.SUSPECT, True)
+    stream.looks_permanent("CREDENTIALS", "late", 159.9, at_once=False)
+    assert (stream.state, stream.gives_up_at) == (H.SUSPECT, inf)
+    stream.tried(RequestFailed(Code.UNREACHABLE, "no such host", maybe_stored=False, wrong_endpoint=True), 159.9)
+    assert stream.gives_up_at == 459.9, "it has still never worked"
+    stream.forget_refusal()
+    assert (stream.state, stream.code) == (H.UNPROVEN, "")
+    stream.looks_permanent("CREDENTIALS", "late", 200.0, at_once=False)
+    stream.looks_permanent("CREDENTIALS", "late", 260.0, at_once=False)
+    assert (stream.state, stream.code) == (H.BROKEN, "CREDENTIALS")
+    stream.forget_refusal()
+    stream.looks_permanent("CREDENTIALS", "late", 300.0, at_once=False)
+    stream.looks_permanent("ACCESS_DENIED", "no", 301.0)
+    assert (stream.state, stream.code) == (H.BROKEN, "ACCESS_DENIED")
 
 
 def test_the_first_stored_record_mends_everything() -> None:

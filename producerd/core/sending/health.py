@@ -17,7 +17,7 @@ class HealthState(Enum):
 
     UNPROVEN = "unproven"  # nothing has been stored yet
     WORKING = "working"
-    SUSPECT = "suspect"  # answers look permanent, and it has the grace
+    SUSPECT = "suspect"  # answers look permanent, and its grace runs
     BROKEN = "broken"  # rows fail at once, except a probe every few seconds
 
 
@@ -29,7 +29,8 @@ class StreamHealth:
     """The health of a stream.
 
     After failures that look permanent, a stream that has worked is BROKEN only after ``grace_seconds``, any other at
-    once.  Transient failures never change the state: if Kinesis cannot be reached, rows wait.
+    once, unless the failure may pass (`looks_permanent`).  Transient failures never change the state: if Kinesis cannot
+    be reached, rows wait.
 
     The only exception is an endpoint that is certainly wrong (`RequestFailed.wrong_endpoint`).  After every attempt has
     found it so for ``first_contact_seconds``, the stream is BROKEN with UNREACHABLE until an attempt finds otherwise.
@@ -66,11 +67,16 @@ class StreamHealth:
     def gives_up_at(self) -> float:
         """When the daemon gives up an endpoint that is wrong.
 
-        It is ``inf`` unless the stream is UNPROVEN and its last attempt found the endpoint wrong.
+        It is ``inf`` unless the stream never worked and its last attempt found the endpoint wrong.
         """
-        if self._wrong_since is None or self.state is not HealthState.UNPROVEN:
+        if self._wrong_since is None or not self._is_unproven:
             return inf
         return self._wrong_since + self.first_contact_seconds
+
+    @property
+    def _is_unproven(self) -> bool:
+        """Whether nothing has been stored yet, also while its grace runs."""
+        return self.state is HealthState.UNPROVEN or (self.state is HealthState.SUSPECT and not self._has_worked)
 
     def stored(self) -> None:
         """Note that an entry was stored."""
@@ -124,7 +130,7 @@ class StreamHealth:
         self.code, self.message, self.request_id = code, message, request_id
         if self.state is HealthState.WORKING or (self.state is HealthState.UNPROVEN and not at_once):
             self.state, self._suspect_since = HealthState.SUSPECT, now
-        elif self.state is HealthState.UNPROVEN or (
+        elif (self._is_unproven and at_once) or (
             self.state is HealthState.SUSPECT and now >= self._suspect_since + self.grace_seconds
         ):
             self.state = HealthState.BROKEN

@@ -21,6 +21,8 @@ import numpy as np
 from producerd.core.budget import NodeInFlight
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.failures import (
+    CREDENTIALS_LATE,
+    OF_THE_DAEMON,
     Kind,
     Meaning,
     meaning_of,
@@ -331,10 +333,10 @@ class Sender:
         """
         self._tried(RequestFailed(code, message, maybe_stored=False, wrong_endpoint=wrong_endpoint), now)
         meaning = meaning_of(code)
-        unreadable = self.known.map is None and meaning.code == Code.CREDENTIALS and meaning.kind is Kind.PERMANENT
+        unreadable = self.known.map is None and meaning.code in OF_THE_DAEMON and meaning.kind is Kind.PERMANENT
         concerns_stream = meaning.code == Code.STREAM_NOT_FOUND or unreadable
         if concerns_stream and (self.ledger.frames or self.known.map is not None):
-            self._looks_permanent(meaning.code, message, now, request_id)
+            self._looks_permanent(meaning.code, message, now, request_id, at_once=code != CREDENTIALS_LATE)
         was_doubted = self.known.doubted
         wait_seconds = self.rules.shard_map_wait_seconds
         self.known.not_read(code, message, now, wait_seconds, concerns_stream=concerns_stream)
@@ -608,7 +610,9 @@ class Sender:
             self._refused(request, meaning, failed, now)
             return
         if meaning.kind is Kind.PERMANENT:
-            self._looks_permanent(meaning.code, failed.message, now, failed.request_id)
+            self._looks_permanent(
+                meaning.code, failed.message, now, failed.request_id, at_once=failed.code != CREDENTIALS_LATE
+            )
         else:
             self.in_flight.failed(request, failed, meaning.code, now)
         if meaning.kind is Kind.THROTTLED and self.rules.fail_if_throttled:

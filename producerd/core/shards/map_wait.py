@@ -10,13 +10,13 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from producerd.core.failures import Kind, meaning_of
+from producerd.core.failures import CREDENTIALS_AWAITED, CREDENTIALS_LATE, OF_THE_DAEMON, Kind, meaning_of
 from producerd.errors import Code
 
 PLAIN_WAIT_SECONDS: Final = 1.0
 """Longest time for which plain records wait for the stream's first map.  Without a map nothing paces them: what they
 gain in the first second, throttling takes back in the next five."""
-UNANSWERED: Final = frozenset([Code.UNREACHABLE, Code.CREDENTIALS])
+UNANSWERED: Final = OF_THE_DAEMON | {Code.UNREACHABLE, CREDENTIALS_LATE, CREDENTIALS_AWAITED}
 """Error codes of the daemon's own for calls that the service never answered."""
 
 
@@ -71,7 +71,7 @@ class MapWait:
             self.answered(now)
         meaning = meaning_of(code)
         permanent = meaning.kind is Kind.PERMANENT
-        self._stream_fails = permanent and meaning.code in (Code.STREAM_NOT_FOUND, Code.CREDENTIALS)
+        self._stream_fails = permanent and meaning.code in {Code.STREAM_NOT_FOUND, *OF_THE_DAEMON}
         self.denied = permanent and not self._stream_fails
         self._denied_at = min(self._denied_at, now) if self.denied else inf
         self.error = f"{code}: {message}"
