@@ -81,6 +81,7 @@ async def live(config: Config, load: Callable[[], Config], owner: OwnerProcess |
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         await loop.run_in_executor(executor, _sort_one_row)
         clients = await stack.enter_async_context(open_clients(accesses_of(config)))
+        clients.look_for_credentials(accesses_of(config))
         listener = (
             Passed(passed.records, node.socket_mode, node.socket_group, unit=passed.unit)
             if passed.records is not None

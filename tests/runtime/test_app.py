@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
@@ -92,6 +92,10 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         yield value
         steps.append(f"close {name}")
 
+    class Clients(int):
+        def look_for_credentials(self, accesses: Sized) -> None:
+            steps.append(f"look for credentials of {len(accesses)}")
+
     def serve_metrics(address: object, **given: Any) -> Any:
         assert given["unready"]() == "draining"
         steps.append((address, given["render_metrics"], given["render_page"]))
@@ -101,7 +105,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         monkeypatch.setattr(app, kind.__name__, kind)
     monkeypatch.setattr(app, "ThreadPoolExecutor", Executor)
     monkeypatch.setattr(systemd, "Notifier", Notifier)
-    monkeypatch.setattr(app, "open_clients", lambda accesses: opened("clients", len(accesses)))
+    monkeypatch.setattr(app, "open_clients", lambda accesses: opened("clients", Clients(len(accesses))))
     monkeypatch.setattr(app, "sort_rows", lambda frames, _map, _seed: steps.append(("sort", frames[0].records)))
     monkeypatch.setattr(admin_module, "serve", serve_metrics)
     monkeypatch.setattr(admin_module, "serve_socket", lambda listener, _commands: opened("admin", listener.kind))
@@ -125,6 +129,7 @@ async def test_what_a_daemon_needs_is_opened_in_order_and_closed_in_the_opposite
         ("open Executor", 3, "producerd-worker"),
         ("sort", 1),
         "open clients",
+        "look for credentials of 1",
         ("open Listener", socket, CONFIG.node.socket_mode, None, {}),
         ("open Daemon", 1, owner),
         "watch",

@@ -35,7 +35,13 @@ from producerd.runtime.aws import internals
 from producerd.runtime.aws.building import build_request, keep_from_sending, put_body
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.connections import Sending
-from producerd.runtime.aws.credentials import NamedSource, RenewedCredentials, role_credentials
+from producerd.runtime.aws.credentials import (
+    SOURCES,
+    NamedSource,
+    RenewedCredentials,
+    role_credentials,
+    uses_helper,
+)
 from producerd.runtime.aws.errors import error_of
 from producerd.runtime.aws.sources import words_of
 from producerd.runtime.aws.template import RequestTemplate
@@ -114,13 +120,13 @@ class AwsClient:
     def _check_encrypted(self, endpoint_url: str) -> None:
         """Note whether the endpoint is AWS's own, which AWS's own settings files may name, too.
 
-        Raise EndpointConnectionError if requests would go there unencrypted.
+        Raise ConfigurationError if requests would go there unencrypted.
         """
         url = urlsplit(endpoint_url)
         of_aws = (url.hostname or "").rstrip(".").endswith(HOSTS_OF_AWS)
         if of_aws and url.scheme == "http":
-            raise boto_errors.EndpointConnectionError(
-                endpoint_url=endpoint_url, error="requests to AWS must be encrypted: write https://"
+            raise ConfigurationError(
+                (f"{redacted_url(endpoint_url)}: requests to AWS must be encrypted: write https://",)
             )
         self.is_aws = of_aws
 
@@ -168,7 +174,10 @@ class AwsClient:
         )
         made = session.create_client("kinesis", endpoint_url=self._access.endpoint_url, config=config)
         async with AsyncExitStack() as opening:  # closes a client that is refused: each try makes another one
-            client = await opening.enter_async_context(made)
+            try:
+                client = await opening.enter_async_context(made)
+            except ValueError as error:  # such as an endpoint in a file of AWS that has changed
+                raise ConfigurationError((_words_of_value(error),)) from None
             self._check_encrypted(client.meta.endpoint_url)
             self._opened.push_async_exit(opening.pop_all())
         return client
@@ -192,6 +201,9 @@ class AwsClient:
     async def _resolve(self) -> Any:
         """Return this access's credentials, from a new session that reads the environment and AWS's files again."""
         session = await aside(self._fresh_session)
+        session.set_default_client_config(SOURCES)
+        internals.never_prompt(session)
+        self.credentials.has_helper(uses_helper(session))
         sources = session.get_component("credential_provider").providers
         sources[:] = [NamedSource(provider) for provider in sources]
         source, access = await session.get_credentials(), self._access
@@ -219,6 +231,11 @@ class AwsClients:
         self._tasks = tasks
         self._opened = opened
         self._clients: dict[Access, AwsClient] = {}
+
+    def look_for_credentials(self, accesses: Iterable[Access]) -> None:
+        """Begin to get the credentials of these accesses, so that a warning says early if there are none."""
+        for access in accesses:
+            self.of(access).credentials.renew()
 
     def close(self) -> None:
         """Stop renewing credentials."""
@@ -269,13 +286,17 @@ def _settings_of_aws() -> Iterator[None]:
     except boto_errors.BotoCoreError as error:  # such as a profile that does not exist
         raise ConfigurationError((f"AWS settings: {words_of(error)}",)) from None
     except ValueError as error:  # such as an endpoint, maybe with a login, or a number that is not one
-        text = str(error)
-        shown = [value for name, value in environ.items() if re.fullmatch("AWS_(?!.*(KEY|TOKEN)).*", name) and value]
-        of_variable = any(text.endswith((f" {value}", repr(value))) for value in shown)
-        kind = re.match("Invalid endpoint|invalid literal for int", text)
-        in_file = f"{kind[0] if kind else 'a value is not valid'}: see the config file of AWS"
-        words = " ".join(map(redacted_url, text.split())) if of_variable else in_file
-        raise ConfigurationError((f"AWS settings: {words}",)) from None
+        raise ConfigurationError((_words_of_value(error),)) from None
+
+
+def _words_of_value(error: ValueError) -> str:
+    """Return a sentence about a value in a variable or a file of AWS.  It repeats only what variables have."""
+    text = str(error)
+    shown = [value for name, value in environ.items() if re.fullmatch("AWS_(?!.*(KEY|TOKEN)).*", name) and value]
+    of_variable = any(text.endswith((f" {value}", repr(value))) for value in shown)
+    kind = re.match("Invalid endpoint|invalid literal for int", text)
+    in_file = f"{kind[0] if kind else 'a value is not valid'}: see the config file of AWS"
+    return f"AWS settings: {' '.join(map(redacted_url, text.split())) if of_variable else in_file}"
 
 
 @asynccontextmanager

@@ -14,6 +14,8 @@ import aiohappyeyeballs
 import botocore.exceptions as boto_errors
 from botocore.httpsession import mask_proxy_url
 
+from producerd.config.redaction import redacted_url
+from producerd.errors import ConfigurationError
 from producerd.runtime.aws.connection import NOT_HTTP, ConnectionState, HttpAnswer, HttpConnection
 
 MAX_ANSWER_BYTES: Final = 8 << 20
@@ -84,7 +86,7 @@ class Connections:
         try:
             self._host, self._port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         except (KeyError, ValueError):  # AWS_ENDPOINT_URL may be anything
-            raise boto_errors.EndpointConnectionError(endpoint_url=url, error="no URL of a service") from None
+            raise ConfigurationError((f"{redacted_url(url)}: no URL of a service",)) from None
         self._url = url
         self._tls = tls if parts.scheme == "https" else None
         self._connect_timeout_seconds = connect_timeout_seconds
@@ -152,6 +154,8 @@ class Connections:
                     await connection.start_tls(self._tls, self._host)
         except BaseException as error:
             connection.abort()
+            if isinstance(error, UnicodeError):  # a name that no host can have
+                raise ConfigurationError((f"{redacted_url(self._url)}: no URL of a service",)) from None
             if (failed := _kind_of(error)) is None:
                 raise
             raise failed(endpoint_url=self._url, error=error) from None
@@ -171,7 +175,9 @@ class Connections:
                 answer = await connection.ask(head, b"", 0, opens_tunnel=True)
                 if answer.status // 100 != 2 or connection.state is not ConnectionState.IDLE:
                     raise ConnectionError(f"it answered CONNECT with status {answer.status}")
-        except (OSError, UnicodeError, *NOT_HTTP) as error:
+        except UnicodeError:  # a name that no host can have
+            raise ConfigurationError(("HTTPS_PROXY: not the URL of a proxy",)) from None
+        except (OSError, *NOT_HTTP) as error:
             raise boto_errors.ProxyConnectionError(proxy_url=mask_proxy_url(proxy.url), error=error) from None
 
 
@@ -184,7 +190,7 @@ def _kind_of(error: BaseException) -> Any:
             return boto_errors.ConnectTimeoutError
         case ssl.SSLError():
             return boto_errors.SSLError
-        case OSError() | UnicodeError():  # the latter at a name that no host can have
+        case OSError():
             return boto_errors.EndpointConnectionError
     return None
 
@@ -221,8 +227,8 @@ def host_of(url: str) -> str:
 
 
 def _lines(headers: Mapping[str, str]) -> bytes:
-    """Return the lines of some headers.  Raise HTTPClientError if a value would end its line, as keys of AWS may."""
+    """Return the lines of some headers.  Raise ConfigurationError if a value would end its line, as keys of AWS may."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if not lines.count("\r") == lines.count("\n") == len(headers) or "\0" in lines:
-        raise boto_errors.HTTPClientError(error="a line break or a zero byte in a header, perhaps in a key or token")
+        raise ConfigurationError(("a line break or a zero byte in a header",))
     return lines.encode()

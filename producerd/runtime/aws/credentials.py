@@ -4,9 +4,9 @@ They come from AWS's standard chain and, if a role is set, from assuming that ro
 expire, botocore refreshes them in time.  But it reads a file or the environment only once in a client's life.  So the
 service would refuse keys that were rotated there until the daemon restarts.
 
-After a refusal, a new session therefore walks the whole chain again, at most every few seconds.  Credentials that are
-still valid sign requests meanwhile.  A request that finds no valid ones waits for the renewal, and its time-out does
-not end the renewal.
+After a refusal or a failure, a new session therefore walks the whole chain again, at most every few seconds.
+Credentials that are still valid sign requests meanwhile.  A request that finds no valid ones waits for the renewal, and
+its time-out does not end the renewal.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from os import environ
 from random import uniform
 from typing import Any, Final
 
@@ -25,17 +26,29 @@ from aiobotocore.config import AioConfig
 from aiobotocore.credentials import AioAssumeRoleCredentialFetcher, AioDeferredRefreshableCredentials
 from botocore.credentials import ReadOnlyCredentials, RefreshableCredentials
 
+from producerd.core.sending.answers import RequestFailed
+from producerd.errors import Code
 from producerd.runtime.aws import internals
 from producerd.runtime.aws.clock import ServiceClock
-from producerd.runtime.aws.errors import credentials_failed, failure_of
+from producerd.runtime.aws.errors import CredentialsFailed, credentials_failed, failure_of
 from producerd.runtime.outage import Outage
 
 RENEWAL_SECONDS: Final = 5.0
 """Time between the beginnings of two renewals, give or take a fifth."""
-RENEWAL_TIMEOUT_SECONDS: Final = 60.0
-"""Longest time for one renewal, because a credential process may hang."""
+RENEWAL_TIMEOUT_SECONDS: Final = 10.0
+"""Longest time for one renewal by HTTP: a stream's grace must have room for several."""
+HELPER_TIMEOUT_SECONDS: Final = 60.0
+"""Longest time for one renewal with a credential process, which may ask a person or a slow service."""
 _NOT_IN_SESSION_NAMES: Final = re.compile(r"[^\w+=,.@-]", re.ASCII)
-_STS: Final = AioConfig(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+SOURCES: Final = AioConfig(connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 1})
+"""The configuration of clients for STS and SSO.  A request is over before the renewal is, so its error names the host.
+"""
+_VARIABLES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_FILES: Final = {
+    "shared-credentials-file": ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+    "config-file": ("AWS_CONFIG_FILE", "~/.aws/config"),
+}
+"""By botocore's name of a source, the variable that names its file, and the file without the variable."""
 
 for _name in ("aiobotocore", "botocore"):
     # They log what a source of credentials said, with tracebacks, and at DEBUG whole requests with their signatures.
@@ -59,13 +72,22 @@ class RenewedCredentials:
         self._source: Any = None  # botocore's credentials, which `_frozen` came from
         self._frozen: ReadOnlyCredentials | None = None
         self._error: Exception | None = None  # why the last renewal failed
-        self._doubted = True
+        self._refused = False  # the service refused the credentials
+        self._stale = True  # the chain is to be walked again
+        self._limit_seconds = RENEWAL_TIMEOUT_SECONDS
+        self._limit: asyncio.Timeout | None = None  # of the renewal that is under way
         self._renewal: asyncio.Task[None] | None = None
         self._next_renewal = 0.0
 
     def doubt(self) -> None:
         """Note that the service refused the credentials: the next request that needs them resolves them again."""
-        self._doubted = True
+        self._refused = True
+
+    def has_helper(self, helper: bool) -> None:
+        """Note whether a credential process is in the chain.  The renewal that is under way has that much time."""
+        self._limit_seconds = HELPER_TIMEOUT_SECONDS if helper else RENEWAL_TIMEOUT_SECONDS
+        if self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._limit_seconds)
 
     def close(self) -> None:
         """Cancel the renewal that is under way."""
@@ -81,7 +103,7 @@ class RenewedCredentials:
     @property
     def method(self) -> str:
         """The way in which botocore found the credentials, such as "env" or "iam-role", or "" before it has."""
-        return str(getattr(self._source, "method", ""))
+        return _method_of(self._source)
 
     async def load_credentials(self) -> RenewedCredentials:
         """Return this object to a session that asks its chain for credentials."""
@@ -89,15 +111,25 @@ class RenewedCredentials:
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials | None:
         """Return the credentials to sign with, for a client's signer.  Raise the last error if there are none."""
-        now = asyncio.get_running_loop().time()
-        if self._renewal is None and now >= self._next_renewal and (self._doubted or self._expires_within(None)):
-            self._next_renewal = now + RENEWAL_SECONDS * uniform(0.8, 1.2)
-            self._renewal = self._tasks.create_task(self._renew())
-        if self._renewal is not None and (self._doubted or self._expires_within(0)):
+        self.renew()
+        if self._renewal is not None and self.are_awaited:
             await asyncio.wait({self._renewal})
         if self._error is not None and (self._frozen is None or self._expires_within(0)):
             raise self._error.with_traceback(None)  # the traceback would grow with each raise
         return self._frozen
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether a renewal is under way and no credentials are valid until it ends."""
+        return self._renewal is not None and (self._frozen is None or self._refused or self._expires_within(0))
+
+    def renew(self) -> None:
+        """Begin a renewal, if one is due."""
+        now = asyncio.get_running_loop().time()
+        is_due = self._refused or self._stale or self._expires_within(None)
+        if self._renewal is None and now >= self._next_renewal and is_due:
+            self._next_renewal = now + RENEWAL_SECONDS * uniform(0.8, 1.2)
+            self._renewal = self._tasks.create_task(self._renew())
 
     async def get_account_id(self) -> str | None:
         """Return the account's id, by which botocore chooses a host."""
@@ -112,22 +144,24 @@ class RenewedCredentials:
     async def _renew(self) -> None:
         source = None
         try:
-            async with asyncio.timeout(RENEWAL_TIMEOUT_SECONDS):
-                source = await self._resolved() if self._doubted else self._source
+            async with asyncio.timeout(self._limit_seconds) as self._limit:
+                source = await self._resolved() if self._refused or self._stale else self._source
                 frozen = await self._frozen_of(source)
             if frozen is None:
                 raise boto_errors.NoCredentialsError
+            check_sendable(frozen, _method_of(source))
         except Exception as error:  # files, processes, metadata services and STS raise anything
             self.refreshes["failed"] += 1
-            self._error, self._doubted = credentials_failed(error, getattr(source, "method", "")), True
+            self._error, self._stale = credentials_failed(error, _method_of(source)), True
             failed = failure_of(self._error, body_written=False)
             self._outage.failed(failed.code, failed.message, failed.request_id)
         else:
-            self._source, self._frozen, self._error, self._doubted = source, frozen, None, False
+            self._source, self._frozen, self._error = source, frozen, None
+            self._refused = self._stale = False
             self._outage.ended()
             self.refreshes["ok"] += 1
         finally:
-            self._renewal = None
+            self._renewal = self._limit = None
 
     async def _resolved(self) -> Any:
         source = await self._resolve()
@@ -184,6 +218,33 @@ class NamedSource:
         raise failed  # here, so that it does not keep the error as its context
 
 
+def _method_of(source: Any) -> str:
+    """Return the way in which botocore found credentials, or "" if there are none."""
+    return str(getattr(source, "method", ""))
+
+
+def check_sendable(frozen: ReadOnlyCredentials, method: str) -> None:
+    """Raise CredentialsFailed if a part of credentials cannot be sent, as one with a line break."""
+    for variable, part in zip(_VARIABLES, frozen, strict=False):
+        if part is not None and any(ord(character) < 32 or ord(character) == 127 for character in part):
+            where = environ.get(*_FILES[method]) if method in _FILES else method
+            name = variable if method == "env" else variable.lower()
+            text = f"no credentials from {where}: {name} has a line break or another control character"
+            raise CredentialsFailed(RequestFailed(Code.CREDENTIALS, text, maybe_stored=False))
+
+
+def uses_helper(session: Any) -> bool:
+    """Return whether AWS's files name a credential process, for the session's profile or for the source of its role."""
+    profiles, name = session.full_config.get("profiles", {}), session.get_config_variable("profile") or "default"
+    passed: set[str] = set()
+    while name in profiles and name not in passed:
+        passed.add(name)
+        if "credential_process" in profiles[name]:
+            return True
+        name = profiles[name].get("source_profile")
+    return False
+
+
 def role_session(host: str) -> str:
     """Return the session name of an assumed role, by which CloudTrail shows the host.
 
@@ -198,12 +259,10 @@ def role_credentials(session: Any, source: Any, role_arn: str, external_id: str 
     if external_id is not None:
         arguments["ExternalId"] = external_id
 
-    def sts(service: str, **keys: Any) -> Any:
-        return session.create_client(service, config=_STS, **keys)
-
     async def assume() -> Any:
+        check_sendable(await source.get_frozen_credentials(), _method_of(source))
         # A fetcher caches its result by this machine's clock, so each fetcher is used once.
-        fetcher = AioAssumeRoleCredentialFetcher(sts, source, role_arn, extra_args=arguments)
+        fetcher = AioAssumeRoleCredentialFetcher(session.create_client, source, role_arn, extra_args=arguments)
         return await fetcher.fetch_credentials()
 
     return AioDeferredRefreshableCredentials(refresh_using=assume, method="assume-role")

@@ -11,14 +11,16 @@ import re
 import socket
 import ssl
 from dataclasses import replace
+from os import environ
 from typing import Final
 
 import botocore.exceptions as boto_errors
 import orjson
 from aiohttp import ClientError as AiohttpError
+from aiohttp import RedirectClientError
 from botocore.parsers import create_parser
 
-from producerd.core.failures import meaning_of, refuses
+from producerd.core.failures import CREDENTIALS_LATE, meaning_of, refuses
 from producerd.core.sending.answers import RequestFailed, is_cbor, loads
 from producerd.errors import Code, ConfigurationError
 from producerd.runtime.aws.connection import HttpAnswer
@@ -55,7 +57,14 @@ MAX_MESSAGE: Final = 1_000
 """Most characters of a message that are logged and sent to callers."""
 _OF_A_SERVICE: Final = (boto_errors.ClientError, boto_errors.ConnectionError, boto_errors.HTTPClientError)
 """botocore's errors of a service that refused or was not reached; its others are about AWS's files and variables."""
-_ABOUT_CREDENTIALS: Final = {Code.ACCESS_DENIED, Code.CREDENTIALS, Code.SERVICE_FAULT, Code.THROTTLED, Code.UNREACHABLE}
+_ABOUT_CREDENTIALS: Final = {
+    Code.ACCESS_DENIED,
+    Code.CONFIGURATION,
+    Code.CREDENTIALS,
+    Code.SERVICE_FAULT,
+    Code.THROTTLED,
+    Code.UNREACHABLE,
+}
 """Codes that a failure of a source of credentials may have: SSO's ResourceNotFoundException is not about a stream."""
 _REQUEST_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DO: Final = {
@@ -68,10 +77,45 @@ _CREDENTIALS: Final = (
     boto_errors.PartialCredentialsError,
     boto_errors.CredentialRetrievalError,
     boto_errors.TokenRetrievalError,
+    boto_errors.UnknownTokenProviderError,
+    boto_errors.UnknownCredentialError,
     boto_errors.NoAuthTokenError,
-    boto_errors.UnauthorizedSSOTokenError,
-    boto_errors.SSOTokenLoadError,
+    boto_errors.RefreshWithMFAUnsupportedError,
+    boto_errors.SSOError,
+    boto_errors.LoginError,
 )
+"""There are no credentials."""
+_CONFIGURATION: Final = (
+    boto_errors.ApiVersionNotFoundError,
+    boto_errors.BaseEndpointResolverError,
+    boto_errors.ConfigNotFound,
+    boto_errors.ConfigParseError,
+    boto_errors.DataNotFoundError,
+    boto_errors.EndpointProviderError,
+    boto_errors.InvalidChecksumConfigError,
+    boto_errors.InvalidConfigError,
+    boto_errors.InvalidDefaultsMode,
+    boto_errors.InvalidEndpointConfigurationError,
+    boto_errors.InvalidEndpointDiscoveryConfigurationError,
+    boto_errors.InvalidHostLabelError,
+    boto_errors.InvalidIMDSEndpointModeError,
+    boto_errors.InvalidProxiesConfigError,
+    boto_errors.InvalidRetryConfigurationError,
+    boto_errors.InvalidSTSRegionalEndpointsConfigError,
+    boto_errors.MD5UnavailableError,
+    boto_errors.MissingDependencyException,
+    boto_errors.MissingParametersError,
+    boto_errors.ParamValidationError,
+    boto_errors.ProfileNotFound,
+    boto_errors.ServiceNotInRegionError,
+    boto_errors.UnknownRegionError,
+    boto_errors.UnknownSignatureVersionError,
+    boto_errors.UnsupportedServiceProtocolsError,
+    boto_errors.UnsupportedSignatureVersionError,
+    boto_errors.ValidationError,
+)
+"""botocore refuses AWS's variables or files.  None of these comes from DNS, a socket, a helper or a metadata service.
+"""
 
 
 def error_of(answer: HttpAnswer) -> boto_errors.ClientError:
@@ -124,9 +168,26 @@ def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
         return RequestFailed(code, message, body_written and not is_refusal, status=status, request_id=request_id)
     if isinstance(error, _CREDENTIALS):
         return RequestFailed(Code.CREDENTIALS, message, body_written)
+    if isinstance(error, ConfigurationError):
+        return RequestFailed(Code.CONFIGURATION, message, body_written)
+    if why := _fault_of_settings(error):
+        files = environ.get("AWS_CONFIG_FILE", "~/.aws/config")
+        return RequestFailed(Code.CONFIGURATION, f"{_line(why)}: look at AWS's variables and {files}", body_written)
     if isinstance(error, boto_errors.EndpointConnectionError | boto_errors.ProxyConnectionError):
         message = f"{message} ({error.kwargs.get('error')})"
     return RequestFailed(Code.UNREACHABLE, message, body_written)
+
+
+def _fault_of_settings(error: Exception) -> str:
+    """Return in words what is wrong with AWS's variables and files, or "" if they are not at fault."""
+    if isinstance(error, _CONFIGURATION):
+        return words_of(error)
+    cause = getattr(error, "kwargs", {}).get("error") if type(error) is boto_errors.HTTPClientError else None
+    if isinstance(cause, OSError):  # a socket's is of another class
+        return f"{cause.filename}: {cause.strerror}" if cause.filename else ""
+    if isinstance(cause, ValueError) and not isinstance(cause, UnicodeDecodeError | RedirectClientError):
+        return f"a key, a token or an address cannot be sent ({type(cause).__name__})"
+    return ""
 
 
 def credentials_failed(error: Exception, source: str) -> Exception:
@@ -139,11 +200,17 @@ def credentials_failed(error: Exception, source: str) -> Exception:
     if isinstance(error, boto_errors.NoCredentialsError):
         none: Exception = NoCredentials()
         return none
-    do = _DO.get(source)
-    message = _line(f"{source or 'credentials'}: {words_of(error)}" + (f"; {do}" if do else ""))
-    if not isinstance(error, _OF_A_SERVICE):
-        return CredentialsFailed(RequestFailed(Code.CREDENTIALS, message, maybe_stored=False))
+    of_service = isinstance(error, _OF_A_SERVICE)
+    is_hung = not of_service and is_late(error)  # if STS or SSO is not reached, rows wait as for Kinesis
     failed = failure_of(error, body_written=False)
+    words = f"no answer in time ({type(error).__name__})" if is_hung else words_of(error)
+    if of_service and failed.code == Code.CONFIGURATION:
+        words = failed.message
+    do = f"; {_DO[source]}" if source in _DO else ""
+    message = _line(f"{source or 'credentials'}: {words}{do}")
+    if not of_service:
+        code = CREDENTIALS_LATE if is_hung else Code.CREDENTIALS
+        return CredentialsFailed(RequestFailed(code, message, maybe_stored=False))
     known = TYPES.fullmatch(failed.code) or not isinstance(error, boto_errors.ClientError)
     code = failed.code if known else Code.SERVICE_FAULT
     if meaning_of(code).code not in _ABOUT_CREDENTIALS:
@@ -151,6 +218,12 @@ def credentials_failed(error: Exception, source: str) -> Exception:
     request_id = failed.request_id if _REQUEST_ID.fullmatch(failed.request_id) else ""
     told = RequestFailed(code, message, maybe_stored=False, status=failed.status, request_id=request_id)
     return CredentialsFailed(told, shows_wrong_endpoint=shows_wrong_endpoint(error))
+
+
+def is_late(error: BaseException) -> bool:
+    """Return whether an error came from a time-out."""
+    late = (TimeoutError, boto_errors.ReadTimeoutError, boto_errors.ConnectTimeoutError)
+    return any(isinstance(cause, late) for cause in causes_of(error))
 
 
 def is_answer(error: Exception) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiobotocore.httpsession import AIOHTTPSession
 from botocore.auth import SigV4Auth
-from botocore.credentials import RefreshableCredentials
+from botocore.credentials import AssumeRoleProvider, RefreshableCredentials
 
 from producerd.errors import ConfigurationError
 
@@ -30,6 +30,7 @@ def _problems() -> Iterator[str]:
         ("aiobotocore", AIOHTTPSession, ("_build_ssl_contexts",)),
         ("aiobotocore", AIOHTTPSession.__init__, ("_proxy_config", "_verify")),
         ("botocore", RefreshableCredentials.__init__, ("_time_fetcher", "_expiry_time", "_frozen_credentials")),
+        ("botocore", AssumeRoleProvider.__init__, ("_prompter",)),
         ("botocore", SigV4Auth, ("_modify_request_before_signing",)),
     ):
         for name in names:
@@ -65,6 +66,15 @@ def tls_of(session: AIOHTTPSession, proxy_url: str | None, bundle: str) -> tuple
 
 
 # ---- credentials
+
+
+def never_prompt(session: Any) -> None:
+    """Make a session refuse a profile with mfa_serial, where botocore would wait at the terminal for a code."""
+
+    def refuse(_: str) -> str:
+        raise ConfigurationError(("a daemon cannot enter an MFA code: use a profile without mfa_serial",))
+
+    session.get_component("credential_provider").get_provider("assume-role")._prompter = refuse
 
 
 def expiry_of(source: Any) -> datetime | None:

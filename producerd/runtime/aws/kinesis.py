@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from producerd.config.redaction import redacted_url
 from producerd.core.encoding.entries import EncodedRequest
-from producerd.core.failures import meaning_of
+from producerd.core.failures import CREDENTIALS_AWAITED, meaning_of
 from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.errors import Code
 from producerd.runtime.aws.building import TINY
@@ -170,6 +170,9 @@ class AioKinesis:
                 answer = await ask()
         except Exception as error:  # botocore's parser raises anything at an answer that is not AWS's
             written = sending is not None and sending.body_written
+            if isinstance(error, TimeoutError) and self._client.credentials.are_awaited and not written:
+                text = f"no credentials within {timeout_seconds:.1f} s, and their source is still asked"
+                return RequestFailed(CREDENTIALS_AWAITED, text, maybe_stored=False)
             if isinstance(error, TimeoutError):
                 text = f"no answer within {timeout_seconds:.1f} s"
                 return RequestFailed(Code.UNREACHABLE, text, maybe_stored=written, timed_out=written)
@@ -188,7 +191,7 @@ class AioKinesis:
             return replace(failed, wrong_endpoint=True)
         if self._client.clock.learn(error, signed_with):
             return replace(failed, code=CLOCK_OFF)
-        if meaning_of(failed.code).code == Code.CREDENTIALS:
+        if is_answer(error) and meaning_of(failed.code).code == Code.CREDENTIALS:
             self._client.credentials.doubt()
         return failed
 

@@ -92,6 +92,8 @@ def _template(error: Any) -> str:
         words += f", status {status[1]}"
     if isinstance(error, boto_errors.InvalidConfigError):
         words = f"a profile is not valid: see {', '.join(dict.fromkeys(_KEYS.findall(text))) or 'its keys'}"
+    if "AccountIdEndpointMode is required" in text:
+        words = "AWS_ACCOUNT_ID_ENDPOINT_MODE is required, but the credentials name no account"
     return words
 
 

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import structlog
-from botocore.exceptions import BotoCoreError, EndpointConnectionError
+from botocore.exceptions import BotoCoreError
 
 from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
@@ -334,7 +334,7 @@ async def test_a_file_of_aws_that_names_an_unencrypted_endpoint_of_aws_sends_not
         for _ in range(2):
             tried = await kinesis.try_storing(FLIGHTS, aggregates=False)
             assert tried.failed is not None
-            assert meaning_of(tried.failed.code).code == Code.UNREACHABLE
+            assert meaning_of(tried.failed.code).code == Code.CONFIGURATION
             assert "must be encrypted" in tried.failed.message
         assert not client.is_aws
 
@@ -351,7 +351,7 @@ async def test_a_client_whose_endpoint_is_refused_is_closed(monkeypatch: pytest.
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     async with reached() as (_, client):
         for _ in range(2):
-            with pytest.raises(EndpointConnectionError):
+            with pytest.raises(ConfigurationError):
                 await client.ready()
             assert is_closed()
         config.write_text("[default]\n")

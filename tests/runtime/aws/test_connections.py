@@ -25,6 +25,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
 from producerd.core.sending.answers import Answer, RequestFailed
+from producerd.errors import ConfigurationError
 from producerd.runtime.aws import connection as module
 from producerd.runtime.aws import connections as opening
 from producerd.runtime.aws.connection import MAX_HEAD_BYTES, HttpAnswer, HttpConnection
@@ -744,7 +745,7 @@ def test_a_socket_resets_when_it_is_closed_and_gives_up_a_peer_that_says_nothing
 
 @pytest.mark.parametrize("url", ["ftp://kinesis.test/", "http://kinesis.test:99999/"])
 def test_what_is_no_url_of_a_service_cannot_be_reached(url: str) -> None:
-    with pytest.raises(boto_errors.EndpointConnectionError):
+    with pytest.raises(ConfigurationError):
         Connections(url, None, 1.0)
 
 
@@ -753,7 +754,7 @@ async def test_a_header_that_would_end_its_line_is_not_sent(end: str) -> None:
     """A token with a line break at its end would end the headers, and its request would be two."""
     async with served(Peer.echoes) as (connections, peers):
         sending = Sending(b"{}")
-        with pytest.raises(boto_errors.HTTPClientError) as caught:
+        with pytest.raises(ConfigurationError) as caught:
             await connections.post({"X-Amz-Security-Token": f"secret{end}", "Content-Length": "2"}, sending)
         assert not sending.body_written
         assert "secret" not in str(caught.value)

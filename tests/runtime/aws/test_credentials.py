@@ -16,13 +16,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiobotocore.config import AioConfig
 from aiobotocore.credentials import AioCredentials, AioRefreshableCredentials
+from aiobotocore.session import get_session
 from botocore.exceptions import NoCredentialsError
 from structlog.testing import capture_logs
 
-from producerd.core.failures import meaning_of
+from producerd.config import StreamSettings
+from producerd.core.failures import CREDENTIALS_LATE, meaning_of
 from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.errors import Code
+from producerd.runtime.aws import clients
 from producerd.runtime.aws import credentials as module
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.credentials import RenewedCredentials, role_session
@@ -31,6 +35,7 @@ from producerd.runtime.aws.kinesis import AioKinesis
 from producerd.testing import FakeKinesis
 from tests.daemon import PATIENCE_SECONDS, until_on_loop
 from tests.runtime.aws.local_aws import local_aws, secret_of
+from tests.runtime.aws.mute import mute
 from tests.runtime.aws.reaching import FLIGHTS, reached, reaching, request_of
 
 ROLE = "arn:aws:iam::123456789012:role/producer"
@@ -138,6 +143,104 @@ async def test_a_file_that_is_being_written_is_a_failure_to_get_credentials(
         assert await refusal(client) == Code.CREDENTIALS
 
 
+VARIABLES = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "s3cret", "AWS_SESSION_TOKEN": "t0ken"}
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("end", ["\n", "\r\nHost: x", "\x7f"])
+@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("role_arn", [None, ROLE])
+async def test_a_part_of_the_keys_that_cannot_be_sent_is_named_without_its_value(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, variable: str, end: str, role_arn: str | None
+) -> None:
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value + end * (name == variable))
+    async with local_aws(kinesis) as aws, reaching(aws.url, role_arn=role_arn) as client:
+        failed = await put(client)
+    assert isinstance(failed, RequestFailed)
+    assert failed.code == Code.CREDENTIALS
+    assert f"from env: {variable} has a line break" in failed.message
+    assert VARIABLES[variable] not in failed.message.replace(variable, "").replace("AWS_", "")
+
+
+async def test_a_required_account_that_is_not_there_is_a_wrong_setting(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCOUNT_ID_ENDPOINT_MODE", "required")
+    async with reaching() as client:
+        failed = await put(client)
+    assert isinstance(failed, RequestFailed)
+    assert failed.code == Code.CONFIGURATION
+    assert "AWS_ACCOUNT_ID_ENDPOINT_MODE is required" in failed.message
+
+
+async def test_a_profile_that_asks_for_a_code_is_refused_and_never_asks(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """botocore would ask at the terminal, and nothing would go on until a person answers."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setattr("getpass.getpass", lambda _: pytest.fail("it asks"))
+    keys = "aws_access_key_id = A\naws_secret_access_key = secret"
+    asks = "mfa_serial = arn:aws:iam::1:mfa/me\nsource_profile = keys"
+    (tmp_path / "config").write_text(f"[default]\nrole_arn = {ROLE}\n{asks}\n[profile keys]\n{keys}\n")
+    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+        failed = await put(client)
+    assert isinstance(failed, RequestFailed)
+    assert failed.code == Code.CREDENTIALS
+    assert "use a profile without mfa_serial" in failed.message
+
+
+# ---- sources that hang
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_container_endpoint_that_hangs_is_late_and_no_refusal(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0.01)
+    monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.TIMEOUT_SECONDS", 0.1)
+    with mute() as port:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{port}/container")
+        async with reaching("http://127.0.0.1:1") as client:
+            failed = await put(client)
+    assert isinstance(failed, RequestFailed)
+    assert failed.code == CREDENTIALS_LATE
+    assert "no answer in time" in failed.message
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("of", ["role_arn", "profile", "web identity"])
+async def test_a_hung_sts_is_given_up_within_seconds_and_waited_for_like_kinesis(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, of: str
+) -> None:
+    monkeypatch.setattr(clients, "SOURCES", module.SOURCES.merge(AioConfig(read_timeout=0.1)))
+    (tmp_path / "token").write_text("token")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    keys = "aws_access_key_id = A\naws_secret_access_key = secret"
+    if of == "profile":
+        text = f"[default]\nrole_arn = {ROLE}\nsource_profile = keys\n[profile keys]\n{keys}\n"
+    elif of == "web identity":
+        text = f"[default]\nrole_arn = {ROLE}\nweb_identity_token_file = {tmp_path / 'token'}\n"
+    else:
+        text = f"[default]\n{keys}\n"
+    (tmp_path / "config").write_text(text)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with mute() as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{port}")
+        async with reaching("http://127.0.0.1:1", role_arn=ROLE if of == "role_arn" else None) as client:
+            failed = await put(client)
+    assert isinstance(failed, RequestFailed)
+    assert failed.code == Code.UNREACHABLE
+    assert f'Read timeout on endpoint URL: "http://127.0.0.1:{port}' in failed.message
+
+
+def test_a_request_to_a_source_ends_before_its_renewal_and_a_grace_has_room_for_several() -> None:
+    request = module.SOURCES.connect_timeout + module.SOURCES.read_timeout
+    assert request < module.RENEWAL_TIMEOUT_SECONDS <= StreamSettings().permanent_error_grace_seconds / 4
+
+
 # ---- a process that provides them
 
 
@@ -157,7 +260,7 @@ async def test_a_credential_process_that_hangs_is_killed_when_it_is_given_up(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_PROFILE", "used")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setattr(module, "RENEWAL_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(module, "HELPER_TIMEOUT_SECONDS", 0.3)
     started = tmp_path / "started"
     process = f"sh -c 'echo $$ >> {started}; exec sleep 600'"
     (tmp_path / "config").write_text(PROFILES[profile].format(process=process))
@@ -315,7 +418,7 @@ async def test_a_walk_that_never_ends_is_given_up_and_begun_again(monkeypatch: p
     chain = Chain()
     chain.walked.clear()
     async with renewed(chain) as credentials:
-        with pytest.raises(CredentialsFailed, match="TimeoutError"):
+        with pytest.raises(CredentialsFailed, match="no answer in time"):
             async with asyncio.timeout(5):
                 await credentials.get_frozen_credentials()
         chain.walked.set()
@@ -338,6 +441,52 @@ async def test_what_still_holds_serves_while_it_is_renewed() -> None:
         hangs = True
         async with asyncio.timeout(5):
             assert await asyncio.gather(*(key_of(credentials) for _ in range(5))) == ["B"] * 5
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_what_still_holds_serves_also_after_a_renewal_that_failed_while_the_next_one_hangs() -> None:
+    chain = Chain()
+
+    async def refresh() -> Any:
+        raise OSError("the endpoint is away")
+
+    chain.found = expiring(400, refresh)  # for botocore a refresh is mandatory
+    async with renewed(chain) as credentials:
+        with pytest.raises(CredentialsFailed):
+            await key_of(credentials)
+        chain.found = expiring(4_000, refresh)
+        assert await key_of(credentials) == "A"
+        credentials._source._expiry_time = datetime.now(UTC) + timedelta(seconds=400)
+        assert await key_of(credentials) == "A"
+        await until_on_loop(lambda: credentials.refreshes["failed"] == 2)
+        chain.walked.clear()
+        async with asyncio.timeout(5):
+            assert [await key_of(credentials) for _ in range(5)] == ["A"] * 5
+        assert not credentials.are_awaited
+
+
+@pytest.mark.parametrize(
+    ("profiles", "name", "helper"),
+    [
+        ("", "default", False),
+        ("[default]\ncredential_process = x\n", "default", True),
+        ("[default]\ncredential_process = x\n[profile other]\nregion = x\n", "other", False),
+        ("[profile a]\nsource_profile = b\n[profile b]\ncredential_process = x\n", "a", True),
+        ("[profile a]\nsource_profile = b\n[profile b]\nsource_profile = a\n", "a", False),
+    ],
+)
+async def test_a_chain_with_a_credential_process_has_more_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profiles: str, name: str, helper: bool
+) -> None:
+    (tmp_path / "config").write_text(profiles)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    session = get_session()
+    session.set_config_variable("profile", name)
+    assert module.uses_helper(session) is helper
+    async with renewed(Chain()) as credentials:
+        await key_of(credentials)
+        credentials.has_helper(helper)
+        assert credentials._limit_seconds == (60 if helper else 10)
 
 
 @pytest.mark.usefixtures("at_once")

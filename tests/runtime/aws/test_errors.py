@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from socket import EAI_AGAIN, EAI_NODATA, EAI_NONAME, gaierror
 from ssl import SSLCertVerificationError, SSLError
+from string import Formatter
+from typing import Any
 from unittest.mock import MagicMock
 
 import botocore.exceptions as boto_errors
@@ -14,6 +16,10 @@ from aiohttp import (
     ClientConnectorError,
     ClientOSError,
     ClientPayloadError,
+    InvalidURL,
+    InvalidUrlClientError,
+    InvalidUrlRedirectClientError,
+    NonHttpUrlRedirectClientError,
 )
 
 from producerd.errors import Code
@@ -71,6 +77,79 @@ FAILURES: list[tuple[Exception, str, bool]] = [
     (ConnectionResetError(104, "Connection reset by peer"), Code.UNREACHABLE, True),
     (ValueError("words of a proxy"), "InternalFailure", True),
 ]
+
+
+NO_CREDENTIALS = """CredentialRetrievalError LoginAuthorizationCodeError LoginError LoginInsufficientPermissions
+LoginRefreshRequired LoginTokenLoadError NoAuthTokenError NoCredentialsError PartialCredentialsError
+RefreshWithMFAUnsupportedError SSOError SSOTokenLoadError TokenRetrievalError UnauthorizedSSOTokenError
+UnknownCredentialError UnknownTokenProviderError"""
+WRONG_SETTINGS = """AliasConflictParameterError ApiVersionNotFoundError BaseEndpointResolverError ConfigNotFound
+ConfigParseError DataNotFoundError EndpointProviderError EndpointResolutionError EndpointVariantError
+InfiniteLoopConfigError InvalidChecksumConfigError InvalidConfigError InvalidDefaultsMode
+InvalidEndpointConfigurationError InvalidEndpointDiscoveryConfigurationError InvalidHostLabelError
+InvalidIMDSEndpointModeError InvalidMaxRetryAttemptsError InvalidProxiesConfigError InvalidRegionError
+InvalidRetryConfigurationError InvalidRetryModeError InvalidSTSRegionalEndpointsConfigError MD5UnavailableError
+MissingDependencyException MissingParametersError NoRegionError ParamValidationError ProfileNotFound RangeError
+ServiceNotInRegionError UnknownEndpointError UnknownEndpointResolutionBuiltInName UnknownFIPSEndpointError
+UnknownKeyError UnknownParameterError UnknownRegionError UnknownServiceError UnknownSignatureVersionError
+UnsupportedServiceProtocolsError UnsupportedSignatureVersionError ValidationError"""
+WAITED_FOR = """BotoCoreError CapacityNotAvailableError ConnectTimeoutError ConnectionClosedError ConnectionError
+EndpointConnectionError HTTPClientError IncompleteReadError InvalidIMDSEndpointError MetadataRetrievalError
+ProxyConnectionError ReadTimeoutError ResponseStreamingError SSLError"""
+NEVER_RAISED = """AwsChunkedWrapperError ChecksumError FlexibleChecksumError InvalidDNSNameError InvalidExpressionError
+InvalidS3AddressingStyleError InvalidS3UsEast1RegionalEndpointConfigError OperationNotPageableError PaginationError
+StubAssertionError StubResponseError UnStubbedResponseError UnknownClientMethodError UnknownServiceStyle
+UnseekableStreamError UnsupportedOutpostResourceError UnsupportedS3AccesspointConfigurationError UnsupportedS3ArnError
+UnsupportedS3ConfigurationError UnsupportedS3ControlArnError UnsupportedS3ControlConfigurationError WaiterConfigError
+WaiterError"""
+"""Of S3, waiters, pages, streams and stubs."""
+DECIDED = {
+    name: code
+    for names, code in (
+        (NO_CREDENTIALS, Code.CREDENTIALS),
+        (WRONG_SETTINGS, Code.CONFIGURATION),
+        (f"{WAITED_FOR} {NEVER_RAISED}", Code.UNREACHABLE),
+    )
+    for name in names.split()
+}
+"""The code of each of botocore's exceptions, except the answers of services."""
+
+
+def test_each_of_botocores_exceptions_is_decided_and_a_new_one_is_noticed() -> None:
+    found: dict[str, Any] = {
+        name: kind
+        for name, kind in vars(boto_errors).items()
+        if isinstance(kind, type) and issubclass(kind, boto_errors.BotoCoreError)
+    }
+    assert found.keys() == DECIDED.keys()
+    for name, kind in found.items():
+        fields = [field for _, field, _, _ in Formatter().parse(kind.fmt) if field]
+        error = kind(**dict.fromkeys([*fields, *["last_response"] * (name == "WaiterError")], "x"))
+        assert (name, failure_of(error, body_written=False).code) == (name, DECIDED[name])
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"),
+    [
+        (ValueError("a line break in a header"), Code.CONFIGURATION),
+        (UnicodeError("label empty or too long"), Code.CONFIGURATION),
+        (InvalidURL("http://:x"), Code.CONFIGURATION),
+        (InvalidUrlClientError("http://:x"), Code.CONFIGURATION),
+        (FileNotFoundError(2, "No such file or directory", "ca.pem"), Code.CONFIGURATION),
+        (InvalidUrlRedirectClientError("http://:x"), Code.UNREACHABLE),
+        (NonHttpUrlRedirectClientError("ftp://x"), Code.UNREACHABLE),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a header of the peer"), Code.UNREACHABLE),
+        (SSLCertVerificationError("self-signed"), Code.UNREACHABLE),
+        (ConnectionResetError(104, "Connection reset by peer"), Code.UNREACHABLE),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_aiohttp_refuses_to_send_is_a_wrong_setting_and_not_the_network(cause: Exception, code: str) -> None:
+    failed = failure_of(boto_errors.HTTPClientError(error=cause), body_written=False)
+    assert failed.code == code
+    assert ("~/.aws/config" in failed.message) == (code == Code.CONFIGURATION)
+    if isinstance(cause, FileNotFoundError):
+        assert "ca.pem" in failed.message
 
 
 @pytest.mark.parametrize(("error", "code", "maybe_stored"), FAILURES, ids=lambda value: type(value).__name__)
