@@ -129,6 +129,17 @@ def test_a_variable_that_is_not_a_url_is_refused_and_raises_nothing_else(url: st
     assert not refused(environ=ignored)
 
 
+@pytest.mark.parametrize("name", ["NO_PROXY", "no_proxy"])
+def test_an_entry_of_no_proxy_that_matches_no_host_is_named(name: str) -> None:
+    """Python compares each with the end of a host's name: a network or a pattern is ignored in silence."""
+    given = {name: "localhost, 169.254.0.0/16,.example.com,*.amazonaws.com"}
+    assert not found(environ=given), "there is no proxy"
+    network, pattern = found(environ=given | {"HTTPS_PROXY": "http://proxy:3128"})
+    assert network.startswith(f"{name}: 169.254.0.0/16 matches no host")
+    assert pattern.startswith(f"{name}: *.amazonaws.com matches no host")
+    assert not found(environ={name: "*", "http_proxy": "http://proxy:3128"})
+
+
 def test_the_service_of_credentials_is_asked_encrypted_too_and_no_password_is_shown() -> None:
     (line,) = refused(environ={"AWS_ENDPOINT_URL_STS": "http://sts.eu-west-1.amazonaws.com"})
     assert line.startswith("AWS_ENDPOINT_URL_STS")

@@ -28,6 +28,8 @@ REDIRECTS: Final = ("AWS_ENDPOINT_URL_KINESIS", "AWS_ENDPOINT_URL")
 REDIRECT_OF_STS: Final = "AWS_ENDPOINT_URL_STS"
 """The variable for the service that gives a role's credentials."""
 IGNORES_REDIRECTS: Final = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
+PROXIES: Final = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
+"""The variables that name a proxy for requests to AWS, or for a container's credentials."""
 _ALL_ADDRESSES: Final = ("0.0.0.0", "::", "*")
 
 
@@ -62,6 +64,11 @@ def dangers(config: Config, environ: Mapping[str, str] = os.environ) -> Iterator
         yield (
             f"{_shown(name, environ)}: all records go there instead of to AWS's own "
             "address: unset it, or write endpoint_url"
+        )
+    for name, entry in _without_effect(environ):
+        yield (
+            f"{name}: {entry} matches no host, so requests that it should keep from the proxy go there: list names "
+            "and single addresses, without networks and *"
         )
     if node.metrics_address is not None and node.metrics_address[0] in _ALL_ADDRESSES:
         yield (
@@ -111,6 +118,16 @@ def _endpoints(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str
     for name in (_redirect(environ), "" if _ignores_redirects(environ) else REDIRECT_OF_STS):
         if environ.get(name):
             yield _shown(name, environ), environ[name]
+
+
+def _without_effect(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each entry of NO_PROXY that Python compares with the whole name of a host, and that no host has."""
+    name = next((name for name in ("no_proxy", "NO_PROXY") if environ.get(name)), "")
+    if not name or environ[name].strip() == "*" or not any(environ.get(proxy) for proxy in PROXIES):
+        return
+    for entry in environ[name].split(","):
+        if "/" in entry or "*" in entry:
+            yield name, entry.strip()
 
 
 def _shown(name: str, environ: Mapping[str, str]) -> str:

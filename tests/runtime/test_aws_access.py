@@ -28,6 +28,12 @@ def write_keys(path: Path, key: str) -> None:
     path.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {secret_of(key)}\n")
 
 
+def test_a_daemon_without_credentials_says_so_before_the_first_client(server: FakeServer) -> None:
+    with daemon(server.url, environ={"AWS_EC2_METADATA_DISABLED": "true"}) as running:
+        until(lambda: "credentials failed" in running.log, "it warns")
+        assert "Unable to locate credentials" in running.log
+
+
 @pytest.mark.slow
 def test_keys_are_rotated_without_a_restart_and_everything_is_delivered(kinesis: FakeKinesis, tmp_path: Path) -> None:
     write_keys(tmp_path / "keys", "A")
