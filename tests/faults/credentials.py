@@ -10,6 +10,7 @@ import contextlib
 import http.server
 import json
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -52,12 +53,12 @@ class KeysFile:
 class KeysEndpoint:
     """The credentials endpoint of a container: each answer is a new key, which expires after ``valid_seconds``.
 
-    With ``fails`` every answer is an error.
+    With ``fails`` every answer is an error.  While it ``hangs`` nothing is answered.
     """
 
     def __init__(self, valid_seconds: float) -> None:
         self.valid_seconds = valid_seconds
-        self.fails = False
+        self.fails = self.hangs = False
         self.ends: dict[str, datetime] = {}
         """When each key expires that was handed out."""
         endpoint = self
@@ -68,7 +69,8 @@ class KeysEndpoint:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                with contextlib.suppress(ConnectionError):  # it was given up while it hung
+                    self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -81,6 +83,8 @@ class KeysEndpoint:
 
     def answer(self) -> tuple[int, bytes]:
         """The status and the body of the next answer."""
+        while self.hangs:
+            time.sleep(0.05)
         if self.fails:
             return 503, b"{}"
         key, ends = f"KEY{len(self.ends) + 1}", datetime.now(UTC) + timedelta(seconds=self.valid_seconds)
@@ -100,6 +104,7 @@ class KeysEndpoint:
         try:
             yield self
         finally:
+            self.hangs = False
             self._server.shutdown()
             self._server.server_close()
             thread.join()

@@ -17,6 +17,8 @@ RENEWAL_SECONDS: Final = 7.0
 """The daemon looks for new keys every 4 to 6 s; then the service must have answered by them."""
 REFUSED_SECONDS: Final = 10.0
 """A stream that is refused is tried every 4 to 6 s; its callers fail until then."""
+LATE_SECONDS: Final = 12.0
+"""A container's endpoint that does not answer is given up after 9 s."""
 LIST_SECONDS: Final = 35.0
 """A list of shards that was denied for long is read again every 15 to 30 s."""
 MAP_WAIT_SECONDS: Final = 2
@@ -91,6 +93,31 @@ def expiring_keys(stage: Stage) -> None:
             stage.service.control("settings", expired_access_keys=endpoint.expired())
             stage.wait(0.1)
     stage.notes.append(f"{len(endpoint.ends):,} keys were handed out")
+
+
+@scenario(
+    "every key expires after 8 s; for 40 s the container's endpoint never answers, and then a daemon starts",
+    environ=NO_VARIABLES,
+    around=keys_of_a_container,
+    patient=True,
+)
+def hung_renewal(stage: Stage) -> None:
+    endpoint: KeysEndpoint = stage.given
+    endpoint.hangs = True
+    _expire(stage, endpoint, stage.of(15, 1))
+    stage.kill_daemon()
+    stage.start_daemon()
+    _expire(stage, endpoint, stage.of(25, LATE_SECONDS))
+    stage.must(Law.CALM, "no answer in time" in stage.daemon.log, "the log does not say that credentials are late")
+    endpoint.hangs = False
+
+
+def _expire(stage: Stage, endpoint: KeysEndpoint, seconds: float) -> None:
+    """Let everything run on, while the service refuses keys that have expired."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        stage.service.control("settings", expired_access_keys=endpoint.expired())
+        stage.wait(0.1)
 
 
 @scenario(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from producerd.testing.certificate import self_signed
+from tests.daemon import until
 from tests.faults.network import Proxy
 from tests.faults.scenarios import scenario
 from tests.faults.stage import Stage
@@ -55,6 +58,33 @@ def tls_stall(stage: Stage) -> None:
     stage.wait(20, 3)
     stage.proxy.after_bytes = 6_000
     stage.wait(20, 3)
+
+
+@contextlib.contextmanager
+def with_bundle_of_its_own(stage: Stage) -> Iterator[Path]:
+    assert stage.service.certificate is not None
+    bundle = stage.folder / "bundle.pem"
+    bundle.write_bytes(stage.service.certificate.read_bytes())
+    stage.environ["AWS_CA_BUNDLE"] = str(bundle)
+    yield bundle
+
+
+@scenario(
+    "the service has another certificate than the bundle for 20 s, and then the bundle is extended",
+    tls=True,
+    around=with_bundle_of_its_own,
+    patient=True,
+)
+def replaced_certificate(stage: Stage) -> None:
+    bundle: Path = stage.given
+    trusted = bundle.read_bytes()
+    _, other = self_signed(stage.folder, "other.example")
+    bundle.write_bytes(other.read_bytes())
+    stage.daemon.signal(signal.SIGHUP)
+    until(lambda: f"certificates: {bundle} has others" in stage.daemon.log, "the bundle is read again")
+    stage.proxy.reset_connections()
+    stage.wait(20, 3)
+    bundle.write_bytes(trusted + other.read_bytes())
 
 
 def lacks_names_of_its_own() -> str:
