@@ -329,7 +329,7 @@ async def test_certificates_that_do_not_come_take_one_thread_and_no_request_wait
 
 
 async def test_certificates_that_have_just_been_read_are_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that came before the callback of the thread's future looped for ever, and the daemon stood still."""
+    """A request that came before the callback of the thread's future looped forever, and the daemon stood still."""
 
     def read_at_once(work: Callable[[], Any]) -> asyncio.Future[Any]:
         read = asyncio.get_running_loop().create_future()
