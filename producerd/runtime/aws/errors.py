@@ -216,7 +216,8 @@ def credentials_failed(error: Exception, source: str) -> Exception:
     if meaning_of(code).code not in _ABOUT_CREDENTIALS:
         code = Code.CREDENTIALS
     request_id = failed.request_id if _REQUEST_ID.fullmatch(failed.request_id) else ""
-    told = RequestFailed(code, message, maybe_stored=False, status=failed.status, request_id=request_id)
+    # Without the status of the source's answer, which would judge the request as if a proxy had refused it.
+    told = RequestFailed(code, message, maybe_stored=False, request_id=request_id)
     return CredentialsFailed(told, shows_wrong_endpoint=shows_wrong_endpoint(error))
 
 
