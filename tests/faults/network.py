@@ -26,20 +26,26 @@ LOOK_SECONDS: Final = 0.02
 LENGTH: Final = re.compile(rb"(?i)\r\nContent-Length: *([0-9]+)")
 Change = Callable[[bytes], tuple[bytes, bool]]
 """Takes a whole answer; returns what is carried in its place, and whether the connection ends then."""
+Front = Callable[[bytes], bytes | None]
+"""Takes a whole request; returns the answer that a front end gives to it, or None if the service receives it."""
+REQUEST: Final = b"POST "
+"""How each request begins."""
 
 
 class Proxy:
     """Carries bytes in the way that its ``mode`` says.
 
     ``change``: what becomes of each of the service's answers, where they are not encrypted; with ``after_bytes`` the
-    connection stalls when that many bytes of answers have passed on it.  ``address`` and ``listen_port`` are where the
-    proxy listens, by default at any port.
+    connection stalls when that many bytes of answers have passed on it.  ``front``: the front end that refuses some
+    requests, where they are not encrypted.  ``address`` and ``listen_port`` are where the proxy listens, by default at
+    any port.
     """
 
     def __init__(self, host: str, port: int, *, address: str = "127.0.0.1", listen_port: int = 0) -> None:
         self.mode: Mode = "pass"
         self.after_bytes: int | None = None
         self.change: Change | None = None
+        self.front: Front | None = None
         self.connections = 0
         self.address = address
         self.port = listen_port
@@ -64,7 +70,7 @@ class Proxy:
 
     def calm(self) -> None:
         """Carry everything again, as it is."""
-        self.change = self.after_bytes = None
+        self.change = self.front = self.after_bytes = None
         self.set_mode("pass")
 
     def reset_connections(self) -> None:
@@ -107,8 +113,8 @@ class Proxy:
             from_service, to_service = await asyncio.open_connection(*self._target, limit=CHUNK_BYTES)
             self._open.add(to_service)
             async with asyncio.TaskGroup() as ways:
-                ways.create_task(self._carry(reader, to_service, number, to_the_service=True))
-                ways.create_task(self._carry(from_service, writer, number, to_the_service=False))
+                ways.create_task(self._carry(reader, to_service, number, answers_to=writer))
+                ways.create_task(self._carry(from_service, writer, number))
         except* OSError:
             pass  # the other side has gone, which ends this one too
         finally:
@@ -117,10 +123,22 @@ class Proxy:
                 each.close()
 
     async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int, *, to_the_service: bool
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        number: int,
+        *,
+        answers_to: asyncio.StreamWriter | None = None,
     ) -> None:
+        """Carry what comes to ``writer``.  ``answers_to``: the daemon's side, if these are requests."""
         carried, ends = 0, False
+        to_the_service = answers_to is not None
         while chunk := await reader.read(CHUNK_BYTES):
+            if answers_to is not None and (front := self.front) is not None and chunk.startswith(REQUEST):
+                chunk = await _whole(reader, chunk)
+                if (answer := front(chunk)) is not None:
+                    answers_to.write(answer)
+                    continue
             if not to_the_service and self.change is not None:
                 chunk, ends = self.change(await _whole(reader, chunk))
             carried += len(chunk)
@@ -161,7 +179,7 @@ class Proxy:
 
 
 async def _whole(reader: asyncio.StreamReader, begun: bytes) -> bytes:
-    """Return a whole HTTP answer, of which these are the first bytes."""
+    """Return a whole HTTP request or answer, of which these are the first bytes."""
     whole = begun
     while _lacks(whole) and (more := await reader.read(CHUNK_BYTES)):
         whole += more

@@ -17,10 +17,15 @@ import numpy as np
 
 from producerd import cli
 from producerd.core.budget import QueueBudget
+from producerd.core.failures import Meaning
 from producerd.core.lanes.lanes import Lanes
 from producerd.core.ledger import Ledger
+from producerd.core.rows.frame import RowEnd
 from producerd.core.sending import sender, verdicts
+from producerd.core.sending.answers import RequestFailed
+from producerd.core.sending.requests import Request
 from producerd.core.sending.verdicts import STORED, Verdicts, judge
+from producerd.errors import Code, Outcome
 
 PLANTS: Final[dict[str, Callable[[], None]]] = {}
 
@@ -70,6 +75,15 @@ def a_key_has_two_requests_on_their_way() -> None:
 @plant
 def an_aggregate_is_believed_wherever_it_was_stored() -> None:
     put(verdicts, "_verdict", lambda *_: STORED)
+
+
+@plant
+def a_refused_request_judges_its_rows() -> None:
+    def wrong(owner: sender.Sender, request: Request, _: Meaning, failed: RequestFailed, *__: float) -> None:
+        for span in request.spans:
+            owner.ledger.end(span, RowEnd(Outcome.NOT_STORED, Code.RECORD_INVALID, failed.message, judged=True))
+
+    put(sender.Sender, "_refused", wrong)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,19 @@ class Id(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The records of one sender: how large the data are on average, in bytes, and how many keys it uses."""
+    """The records of one sender: how large the data are on average, in bytes, and how many keys it uses.
+
+    If ``large_every`` is not 0, each record whose number it divides has ``large_bytes`` of data on average.
+    """
 
     data_bytes: int = 300
     keys: int = 50
+    large_every: int = 0
+    large_bytes: int = 0
+
+    def is_large(self, number: int) -> bool:
+        """Return whether the record with this number is a large one."""
+        return bool(self.large_every) and number % self.large_every == 0
 
 
 class Book:
@@ -37,7 +46,8 @@ class Book:
         """The id, then bytes that look random; their number varies by half of the mean, both ways."""
         head = b"%06d/%04d/%09d " % (self.seed, *identity)
         stream = hashlib.shake_128(head)
-        mean = self.shapes[identity.sender].data_bytes
+        shape = self.shapes[identity.sender]
+        mean = shape.large_bytes if shape.is_large(identity.number) else shape.data_bytes
         varied = mean // 2 + int.from_bytes(stream.digest(4), "big") % max(1, mean)
         return head + stream.digest(max(0, varied - len(head)))
 

@@ -45,7 +45,14 @@ class Service:
 
     def control(self, path: str, **body: Any) -> dict[str, Any]:
         """POST to the control path: docs/testing.md lists what there is."""
-        request = urllib.request.Request(f"{self.url}/_fake/{path}", json.dumps(body).encode())
+        return self._ask(path, json.dumps(body).encode())
+
+    def requests(self, action: str) -> int:
+        """Return how many requests for an action have come."""
+        return int(self._ask("counters")["requests"].get(action, 0))
+
+    def _ask(self, path: str, body: bytes | None = None) -> dict[str, Any]:
+        request = urllib.request.Request(f"{self.url}/_fake/{path}", body)
         trusting: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if self.certificate:
             context = ssl.create_default_context(cafile=self.certificate)

@@ -33,6 +33,7 @@ from tests.faults.reader import Entry, entries_of, handed_by_kcl, handed_by_rule
 from tests.faults.records import Book, Shape
 from tests.faults.senders import PAUSE_SECONDS, Sender
 from tests.faults.service import Service, serving
+from tests.faults.tasks import FIRST, Task
 from tests.faults.watch import SAMPLES_PER_SCRAPE, Life, Process, Watch, look
 
 STREAMS: Final = {
@@ -171,6 +172,7 @@ class Stage:
         self.watch = Watch()
         self.senders: list[Sender] = []
         self.fresh: list[Sender] = []
+        self.tasks: list[Task] = []
         self.notes: list[str] = []
         self.broken: list[Broken] = []
         self.refused_seconds = 0.0
@@ -268,6 +270,14 @@ class Stage:
         self.senders[-1].start()
         return self.senders[-1]
 
+    def add_task(self, stream: str, shape: Shape, *, diverts: bool = False) -> Task:
+        """Make a task that writes to a stream, with skip or with divert.  It writes when it is started or asked to."""
+        number = FIRST + len(self.tasks)
+        self.book.shapes[number] = shape
+        folder = self.folder / f"diverted-{number}" if diverts else None
+        self.tasks.append(Task(number, stream, self.book, self.socket, folder))
+        return self.tasks[-1]
+
     def must(self, law: Law, holds: object, what: str) -> None:
         """Note a law that is broken unless ``holds``."""
         if not holds:
@@ -281,9 +291,13 @@ class Stage:
         self.notes.append(f"{gone:,} records had been sent to streams that were then deleted: they count as sent only")
 
     @property
+    def _callers(self) -> list[Sender | Task]:
+        return [*self.senders, *self.tasks]
+
+    @property
     def told(self) -> Counter[str]:
         """Return how many records' callers got an error so far, by its code."""
-        return sum((sender.errors_told for sender in self.senders), Counter[str]())
+        return sum((each.errors_told for each in self._callers), Counter[str]())
 
     @contextlib.contextmanager
     def spares_callers(self) -> Iterator[None]:
@@ -308,8 +322,8 @@ class Stage:
                 self._stays_level(level)
                 return recovered
             finally:
-                for sender in self.senders:
-                    sender.stop()
+                for each in self._callers:
+                    each.stop()
 
     def _warm_up(self) -> Process:
         """Start the senders; wait until each has been acknowledged.  Returns what the daemon has in calm."""
@@ -367,13 +381,20 @@ class Stage:
 
     def _all_ends(self) -> None:
         """Stop the senders, and wait until what they handed over has ended."""
-        for sender in self.senders:
-            sender.stop()
+        for each in self._callers:
+            each.stop()
         ends = time.monotonic() + END_SECONDS
-        for sender in self.senders:
-            sender.join(max(0.0, ends - time.monotonic()))
-            self.must(Law.ENDS, not sender.is_alive(), f"{sender.name} still waits after {END_SECONDS:g} s")
-            self.must(Law.ENDS, not sender.failure, f"{sender.name} ended by {sender.failure}")
+        for each in self._callers:
+            if each.ident is not None:  # else it was never started
+                each.join(max(0.0, ends - time.monotonic()))
+            self.must(Law.ENDS, not each.is_alive(), f"{each.name} still waits after {END_SECONDS:g} s")
+            self.must(Law.ENDS, not each.failure, f"{each.name} ended by {each.failure}")
+        for task in self.tasks:
+            what = f"{task.name}: {task.sent:,} records were sent, {task.ended:,} have ended"
+            self.must(Law.ENDS, task.ended == task.sent, what)
+            wrongly = sorted(task.left_out.keys() - task.bad)
+            some = {number: task.left_out[number] for number in wrongly[: oracle.EXAMPLES]}
+            self.must(Law.REFUSED, not wrongly, f"{task.name} left out {len(wrongly):,} good records: {some}")
         for sender in chain(self.senders, self.fresh):
             try:
                 sender.flush(max(0.1, ends - time.monotonic()))
@@ -528,4 +549,4 @@ def sent_by(stage: Stage) -> list[oracle.Sent]:
         oracle.Sent(sender.number, sender.sent, sender.acknowledged, sender.stream == "ordered")
         for sender in chain(stage.senders, stage.fresh)
     ]
-    return by_senders + stage.also_sent
+    return [*by_senders, *(task.account for task in stage.tasks), *stage.also_sent]

@@ -20,6 +20,7 @@ FOUND_BY = {
     "a_queue_takes_on_twice_its_limit": ("throttled", Law.QUEUE),
     "a_key_has_two_requests_on_their_way": ("mixed_codes", Law.ORDER),
     "an_aggregate_is_believed_wherever_it_was_stored": ("lagging_shards", Law.READABLE),
+    "a_refused_request_judges_its_rows": ("everything_refused", Law.REFUSED),
 }
 
 

@@ -84,7 +84,7 @@ def hot_and_slow_shard(stage: Stage) -> None:
     began = time.monotonic()
     stage.wait(60, 4)
     well = [sender for sender, shard in shards.items() if shard not in (hot, slow)]
-    gap, stream = max((_longest_gap(sender, began), sender.stream) for sender in well)
+    gap, stream = max((longest_gap(sender, began), sender.stream) for sender in well)
     stage.service.control("settings", shard_delay_seconds={stream: {slow: 0.0} for stream in STREAMS})
     stage.notes.append(f"senders of other shards waited {gap:.2f} s at most for an acknowledgement (of {stream!r})")
     stage.must(Law.OTHERS, gap <= LONGEST_GAP_SECONDS, f"{gap:.2f} s between two acknowledgements of {stream!r}")
@@ -98,7 +98,7 @@ def _shard_of(stage: Stage, sender: Sender) -> str:
     return str(next(s["ShardId"] for s in shards if place <= int(s["HashKeyRange"]["EndingHashKey"])))
 
 
-def _longest_gap(sender: Sender, began: float) -> float:
+def longest_gap(sender: Sender, began: float) -> float:
     """The longest time since ``began`` in which nothing was acknowledged to a sender."""
     ends = [call.began + call.seconds for call in [*sender.calls] if call.began + call.seconds > began]
     return max(later - sooner for sooner, later in pairwise([began, *sorted(ends), time.monotonic()]))
