@@ -170,6 +170,47 @@ def test_the_row_for_which_kinesis_fails_holds_no_other_session_in_order() -> No
     assert desk.pipeline.census()["held back"] == 1
 
 
+@pytest.mark.law("Judgement")
+@pytest.mark.parametrize("per_key", [False, True])
+@pytest.mark.parametrize("failed", [ODD, BARE])
+def test_rows_that_pass_do_not_wait_for_another_caller_s_refused_ones(failed: RequestFailed, per_key: bool) -> None:
+    desk = Desk(per_key=per_key)
+    for i in range(100):
+        if not i % 20:
+            desk.submit([bad(row) for row in range(12)], f"a{i}", takes_good=True)
+        of_b = desk.submit([good(i)], "b")
+        desk.sort()
+        assert serve(desk, refuses_bad_with(failed), of_b) < 2.5
+        desk.now += 0.1
+
+
+def test_a_first_refusal_of_a_row_by_itself_never_ends_it() -> None:
+    """Long before, a request was refused that had another row, too."""
+    desk = Desk()
+    frame = desk.submit([bad(1), good(1)])
+    desk.sort()
+    desk.send().fail(BARE)
+    part, other = desk.send_all()
+    part.fail(RequestFailed("LimitExceededException", "slow", maybe_stored=False, status=400, request_id="d3f1"))
+    other.stored()
+    desk.now += 70.0
+    desk.send_when_due().fail(BARE)
+    assert not frame.finished
+    desk.send_when_due().stored()
+    assert ends_of(frame) == {}
+
+
+def test_one_entry_that_is_refused_again_and_again_does_not_refuse_the_stream() -> None:
+    """Each attempt ends the row's entry in an answer with results, as Kinesis has for an entry of its own."""
+    desk = Desk()
+    odd = desk.submit([bad(1)])
+    desk.sort()
+    while not odd.finished:
+        desk.send_when_due().answer([{"ErrorCode": "ValidationException", "ErrorMessage": "The stream is odd"}])
+        assert desk.pipeline.health.state is HealthState.UNPROVEN
+    assert ends_of(odd) == {0: (Outcome.NOT_STORED, Code.REQUEST_REFUSED, False)}
+
+
 # ---- what judges
 
 

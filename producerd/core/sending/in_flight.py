@@ -198,12 +198,15 @@ class InFlight:
         for lane in request.lanes:
             lane.answered(late=late)
 
-    def failed(self, request: Request, failed: RequestFailed, code: str, now: float) -> None:
-        """Note that a request failed as a whole, perhaps without an answer.  Callers see the failure under ``code``."""
+    def failed(self, request: Request, failed: RequestFailed, code: str, now: float, *, of_rows: bool = False) -> None:
+        """Note that a request failed as a whole, perhaps without an answer.  Callers see the failure under ``code``.
+
+        ``of_rows``: its rows are suspected from now on.
+        """
         if failed.timed_out:
             for lane in request.lanes:
                 lane.timed_out()
-        known = all(span.failing for _, span in request.pieces)
+        known = of_rows or all(span.failing for _, span in request.pieces)
         its_own = known and now < self._answered_at + LATELY_SECONDS
         one_shard_hangs = failed.timed_out and request.sent_at < self._prompt_sent_at
         if not its_own and not one_shard_hangs:

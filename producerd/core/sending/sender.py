@@ -58,6 +58,8 @@ WRONG_COUNTS_TO_GIVE_UP: Final = 3
 NOT_KINESIS_TO_GIVE_UP: Final = 10
 """Answers in a row that are not from Kinesis, such as a proxy's page, after which rows end as UNKNOWN.  As failures
 hold the stream, they come within half a minute."""
+REFUSALS_TO_HOLD: Final = 32
+"""Rows that a proxy refused in a row, each by itself, from which each further one counts as a failure of the stream."""
 REFUSALS_TO_DOUBT_STREAM: Final = 8
 """Rows that Kinesis refused in a row, each by itself, without a word about a record, after which the stream is the
 cause."""
@@ -128,6 +130,8 @@ class Sender:
         self._awaiting: list[_Awaiting] = []
         self.body_limit = BodyLimit()
         self._refused_rows = 0  # that Kinesis refused by themselves since it stored an entry
+        self._proxied_rows = 0  # that a proxy refused by themselves since Kinesis stored an entry
+        self._lanes_next = False  # the last request had rows that were refused, so that other rows have their turn
         self._all_are_refused = False  # no entry was stored since rows were refused that never were before
         self._stored_sent_at = 0.0  # when the latest request was sent of which an entry was stored
         self._apart: dict[tuple[Job, int], object] = {}  # with ``per_key``: rows in `_later`, by job and position
@@ -152,7 +156,7 @@ class Sender:
                 due = min(due, hold_until)
             else:
                 due = min(due, max(self.lanes.next_time(), hold_until))
-        if self._later:
+        if self._later and not self._lets_wait:
             due = min(due, self._later[0][0])
         if self._awaiting:
             due = min(due, *[awaiting.until for awaiting in self._awaiting])
@@ -218,10 +222,17 @@ class Sender:
         self.body_limit.look(now)
         if not self.in_flight.may_send(now):
             return None
+        while (request := self._take(now)) is None and self._may_bring_back(now):
+            self._bring_back(now)
+        return request
+
+    def _take(self, now: float) -> Request | None:
+        """Start a request of rows that wait in lanes, or for a request of their own."""
         while self._has_room:
             in_flight = self.in_flight
             alone = self._next_alone()
-            if alone is None:
+            if alone is None or ((self._refuses_all or self._lanes_next) and self.lanes.have_work(now)):
+                self._lanes_next = False
                 taken = self.lanes.take(
                     now,
                     in_flight.bytes_left,
@@ -229,7 +240,8 @@ class Sender:
                     takes_slow=in_flight.takes_slow,
                     passes_larger=in_flight.waits_with_larger,
                 )
-                return self._start(taken) if taken is not None else None
+                if taken is not None or alone is None:
+                    return self._start(taken) if taken is not None else None
             self._alone.remove(alone)
             _, pieces, refused = alone
             lanes = lanes_of(pieces)
@@ -240,6 +252,7 @@ class Sender:
             self.lanes.put_back(others)
             # What a part of the rows shows is not shown for all of them.
             request = self._start(self._taken_of(first, now), None if others else refused) if first else None
+            self._lanes_next = bool(pieces[0].span.refused_at)
             self.lanes.released(lanes)
             if not first and self._apart:
                 self._let_go(self._no_longer_apart(pieces))
@@ -288,6 +301,7 @@ class Sender:
         self.lanes.released(request.lanes)
         if apart:
             self._let_go(apart)
+        self._bring_back(now)
 
     def set_rules(self, rules: PipelineRules, now: float) -> None:
         """Follow new rules from now on.  Requests keep their time-outs, and rows that wait for a map keep their end."""
@@ -426,6 +440,19 @@ class Sender:
         row_bytes = self._alone[0].row_bytes if self._alone else 0
         return self.in_flight.has_room(for_one=self.health.state is HealthState.SUSPECT, row_bytes=row_bytes)
 
+    @property
+    def _refuses_all(self) -> bool:
+        """Whether it looks as if every row were refused.  Then rows in lanes, which may pass, go before others."""
+        return self.in_flight.nothing_passes or self._refused_rows >= REFUSALS_TO_DOUBT_STREAM
+
+    @property
+    def _lets_wait(self) -> bool:
+        """Whether rows whose delay is over wait until all others were tried: one request at a time is enough."""
+        return self._refuses_all and (self.lanes.waiting or bool(self._alone))
+
+    def _may_bring_back(self, now: float) -> bool:
+        return bool(self._later) and self._later[0][0] <= now and not self._lets_wait
+
     def _taken_of(self, pieces: list[Piece], now: float) -> Taken:
         """Take exactly these rows, which may be more than their lanes' pace allows."""
         taken = Taken()
@@ -450,9 +477,9 @@ class Sender:
     def _bring_back(self, now: float) -> None:
         """Return rows whose wait is over to their lanes."""
         self.lanes.released(self.in_flight.look(now))
-        while self._later and self._later[0][0] <= now:
+        while self._may_bring_back(now):
             pieces = heapq.heappop(self._later)[2]
-            if not self.rules.entries.per_key:
+            if not self.rules.entries.per_key and not pieces[0].span.refused_at:
                 self.lanes.put_back(pieces)
             elif live := self._live(pieces):
                 self._send_alone(live)
@@ -479,7 +506,7 @@ class Sender:
         if not answer.error_table or (answer.errors < 0).any():
             self.known.stored(request.sent_at, now)
             self.health.stored()
-            self._refused_rows, self._all_are_refused = 0, False
+            self._refused_rows, self._proxied_rows, self._all_are_refused = 0, 0, False
             self._stored_sent_at = max(self._stored_sent_at, request.sent_at)
             self.body_limit.passed(request.bytes, len(encoded.body), now)
             if request.records == 1 and request.pieces[0].span.bytes > self.record_limit_bytes:
@@ -545,7 +572,7 @@ class Sender:
             elif meaning.judges:
                 self._judged(pieces[0].span, meaning, message)
             else:
-                self._refused_alone(pieces[0], meaning, message, now)
+                self._refused_alone(pieces[0], meaning, message, now, is_new=not pieces[0].span.refused_at)
             return []
         if meaning.kind is Kind.PERMANENT:
             self._looks_permanent(meaning.code, message, now)
@@ -650,7 +677,7 @@ class Sender:
             self._give_back(request)
         if request.records > 1:
             named = number_of_record(failed.message) if meaning.judges else 0
-            self._send_parts_of(request, request.pieces, named)
+            self._send_apart(*self._parts_of(request, request.pieces, named))
         elif meaning.judges:
             self._judged(request.pieces[0].span, meaning, failed.message)
         else:
@@ -660,8 +687,8 @@ class Sender:
         """End a row that Kinesis found to be one that can never be stored."""
         self.ledger.end(span, RowEnd(Outcome.NOT_STORED, meaning.code, message, judged=True))
 
-    def _send_parts_of(self, request: Request, pieces: list[Piece], named: int = 0) -> None:
-        """Send the rows of a request again in two requests of their own.
+    def _parts_of(self, request: Request, pieces: list[Piece], named: int = 0) -> tuple[list[Piece], list[Piece]]:
+        """Return the rows of a request in two parts, to be sent again in requests of their own.
 
         These are its halves, cut between two entries if it has two.  If Kinesis has ``named`` the number of an entry,
         they are that entry and all others.
@@ -675,7 +702,7 @@ class Sender:
             first, last = 0, request.records // 2
         before, others = cut_pieces(again, first)
         part, after = cut_pieces(others, last - first)
-        self._send_apart(part, before + after)
+        return part, before + after
 
     def _send_apart(self, part: list[Piece], others: list[Piece]) -> None:
         """Send rows in two requests of their own, first ``part``."""
@@ -699,9 +726,13 @@ class Sender:
         is_new = any(not span.refused_at for span in request.spans)
         self._all_are_refused |= is_new
         if request.records == 1:
-            if by_proxy:
-                self.in_flight.failed(request, failed, meaning.code, now)
-            self._refused_alone(request.pieces[0], meaning, failed.message, now, failed.request_id)
+            self._proxied_rows += by_proxy
+            if self._proxied_rows >= REFUSALS_TO_HOLD:
+                self.in_flight.failed(request, failed, meaning.code, now, of_rows=True)
+            ((_, span),) = request.pieces
+            self._refused_alone(
+                request.pieces[0], meaning, failed.message, now, failed.request_id, is_new=span.faults < ALONE_FAULTS
+            )
             return
         doubted = self.in_flight.nothing_passes if by_proxy else self._refused_rows >= REFUSALS_TO_DOUBT_STREAM
         pieces = [Piece(lane, _refused_at(span, now, suspected=doubted)) for lane, span in request.pieces]
@@ -709,28 +740,33 @@ class Sender:
             self.in_flight.failed(request, failed, meaning.code, now)
         elif doubted:
             self._doubt(meaning, failed.message, now, failed.request_id, is_new=is_new)
+        part, others = self._parts_of(request, pieces)
         if doubted and not self.rules.entries.per_key:
-            self._again_later(pieces, now)
+            self._push_later(part, now)
+            self._push_later(others, now)
         else:
-            self._send_parts_of(request, pieces)
+            self._send_apart(part, others)
 
-    def _refused_alone(self, piece: Piece, meaning: Meaning, message: str, now: float, request_id: str = "") -> None:
+    def _refused_alone(
+        self, piece: Piece, meaning: Meaning, message: str, now: float, request_id: str = "", *, is_new: bool
+    ) -> None:
         """Let a row that was refused by itself, but not judged, wait for another attempt, or end it.
 
-        What a proxy refuses ends after the stream's grace only if other rows pass.  What Kinesis itself refuses ends
-        after it in any case.
+        ``is_new``: it was not refused by itself before.  What a proxy refuses ends after the stream's grace only if
+        other rows pass.  What Kinesis itself refuses ends after it in any case.
         """
         lane, span = piece
-        is_new = not span.faults >= ALONE_FAULTS
+        if is_new and span.refused_at:  # before, a request of many rows was refused, perhaps for another one
+            span = span._replace(refused_at=max(span.refused_at, self._stored_sent_at))
         span = _refused_at(span, now)._replace(faults=ALONE_FAULTS)
         if meaning.code != Code.PROXY_REFUSED:
             self._refused_rows += is_new
             if self._refused_rows >= REFUSALS_TO_DOUBT_STREAM:
-                self._doubt(meaning, message, now, request_id, is_new=is_new)
+                self._doubt(meaning, message, now, request_id, is_new=not piece.span.refused_at)
             waits_on = False
         else:
             waits_on = self._all_are_refused or self._stored_sent_at < span.refused_at
-        if not waits_on and now >= span.refused_at + self.health.grace_seconds:
+        if not is_new and not waits_on and now >= span.refused_at + self.health.grace_seconds:
             if meaning.code == Code.PROXY_REFUSED:
                 seconds = now - span.refused_at
                 message = f"refused for {seconds:.0f} s, while other records were stored: {message}"
