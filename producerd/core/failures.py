@@ -132,12 +132,15 @@ def meaning_of_answer(code: str, message: str, status: int, request_id: str) -> 
         return _BARE
     if refuses_request and not (is_4xx and request_id):
         return _UNKNOWN
-    return meaning_of_error(code, message)
+    return meaning_of_error(code, message) if status else meaning_of(code)
 
 
 def meaning_of_error(code: str, message: str) -> Meaning:
-    """Return the meaning of Kinesis's own error for a request or an entry.  It judges a record if it names one."""
-    meaning = meaning_of(code)
+    """Return the meaning of Kinesis's own error for a request or an entry.  It judges a record if it names one.
+
+    A service may have a code that is producerd's own, such as INTERNAL, and mean something else.
+    """
+    meaning = _OF_KINESIS.get(code, _UNKNOWN)
     if meaning.kind is not Kind.REFUSED or not names_record(message):
         return meaning
     too_large = _SIZE.search(message)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from producerd.core.failures import names_record
+from producerd.core.failures import meaning_of_answer, meaning_of_error, names_record
 from producerd.core.rows.frame import Frame
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.body_limit import BodyLimit
@@ -232,6 +232,13 @@ def test_one_entry_that_is_refused_again_and_again_does_not_refuse_the_stream() 
 )
 def test_a_message_judges_a_record_only_if_it_names_one_and_nothing_else(message: str, judges: bool) -> None:
     assert names_record(message) is judges
+
+
+@pytest.mark.parametrize("code", [Code.INTERNAL, Code.CREDENTIALS, Code.PROXY_REFUSED])
+def test_a_code_of_producerd_s_own_means_nothing_in_an_answer(code: str) -> None:
+    assert meaning_of_answer(code, "message", 500, "d3f1").code == Code.SERVICE_FAULT
+    assert meaning_of_error(code, "message").code == Code.SERVICE_FAULT
+    assert meaning_of_answer(code, "message", 0, "").code == code
 
 
 # ---- how large a request may be
