@@ -180,7 +180,7 @@ def test_rows_that_pass_do_not_wait_for_another_caller_s_refused_ones(failed: Re
             desk.submit([bad(row) for row in range(12)], f"a{i}", takes_good=True)
         of_b = desk.submit([good(i)], "b")
         desk.sort()
-        assert serve(desk, refuses_bad_with(failed), of_b) < 2.5
+        assert serve(desk, refuses_bad_with(failed), of_b) < 6.0
         desk.now += 0.1
 
 
@@ -276,3 +276,18 @@ def test_a_small_request_that_is_refused_takes_the_blame_from_the_size() -> None
     assert (limit.bytes, limit.passed_body_bytes, limit.refused_body_bytes) == (200_000, 260_000, 660_000)
     limit.refused(100, 200, 2.0)
     assert limit.bytes == ANY_BYTES
+
+
+def test_rows_that_a_proxy_refuses_leave_their_shard_s_pace_to_others() -> None:
+    desk = Desk(shard_rate_fraction=1.0)
+    desk.submit([(b"a%d" % i, b"bad" + bytes(900_000), None) for i in range(8)], "a")
+    desk.sort()
+    while desk.pipeline.census()["queued"]:
+        desk.send_when_due().fail(BARE)
+    waits = []
+    for i in range(20):
+        of_b = desk.submit([good(i)], "b")
+        desk.sort()
+        waits.append(serve(desk, refuses_bad_with(BARE), of_b))
+    assert max(waits) < 10.0
+    assert sum(waits) < 60.0

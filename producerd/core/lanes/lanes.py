@@ -97,7 +97,7 @@ class Lanes:
 
     def have_work(self, now: float) -> bool:
         """Return whether any lane may send now."""
-        return any(lane.ready_at(now) <= now for lane in self._ready)
+        return self.next_time() <= now or any(lane.ready_at(now) <= now for lane in self._ready)
 
     def are_free(self, pieces: Iterable[Piece]) -> bool:
         """Return whether no request in flight has rows of these rows' shards, by this map or an earlier one."""

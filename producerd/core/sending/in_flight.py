@@ -26,6 +26,8 @@ Time-outs grow to a minute.  Without this limit the first request after an outag
 """
 LATELY_SECONDS: Final = 5.0
 """Time after an answer in which suspected rows that fail again do not count as a failure of the stream."""
+BRIEF_SECONDS: Final = 0.2
+"""The pause between requests with rows that were refused before, while nothing is stored."""
 SLOW_SECONDS: Final = 1.0
 """Shortest time after which a request is slow."""
 SLOW_FACTOR: Final = 4.0
@@ -221,6 +223,10 @@ class InFlight:
     def hold(self, now: float) -> None:
         """Send nothing for a while."""
         self.hold_until = now + self._policy.hold()
+
+    def hold_briefly(self, now: float) -> None:
+        """Send nothing for a moment, so that rows that were refused before are not sent in a hot loop."""
+        self.hold_until = max(self.hold_until, now + BRIEF_SECONDS)
 
     def stop_holding(self) -> None:
         """Send again at once.  Something else, such as probes, now sets the pace."""

@@ -58,7 +58,7 @@ WRONG_COUNTS_TO_GIVE_UP: Final = 3
 NOT_KINESIS_TO_GIVE_UP: Final = 10
 """Answers in a row that are not from Kinesis, such as a proxy's page, after which rows end as UNKNOWN.  As failures
 hold the stream, they come within half a minute."""
-REFUSALS_TO_HOLD: Final = 32
+REFUSALS_TO_HOLD: Final = 16
 """Rows that a proxy refused in a row, each by itself, from which each further one counts as a failure of the stream."""
 REFUSALS_TO_DOUBT_STREAM: Final = 8
 """Rows that Kinesis refused in a row, each by itself, without a word about a record, after which the stream is the
@@ -479,8 +479,13 @@ class Sender:
         self.lanes.released(self.in_flight.look(now))
         while self._may_bring_back(now):
             pieces = heapq.heappop(self._later)[2]
-            if not self.rules.entries.per_key and not pieces[0].span.refused_at:
+            lane, span = pieces[0]
+            # What is sent by itself would run its lane into debt, and keep the lane's other rows waiting.
+            ready_at = 0.0 if lane.pacer is None or span.records > 1 else lane.pacer.ready_at(now, span.bytes)
+            if not self.rules.entries.per_key and not span.refused_at:
                 self.lanes.put_back(pieces)
+            elif ready_at > now and span.buffer.live:
+                heapq.heappush(self._later, (ready_at, next(self._numbers), pieces))
             elif live := self._live(pieces):
                 self._send_alone(live)
             else:
@@ -780,6 +785,8 @@ class Sender:
         Only rows that it has not refused before hold the stream.
         """
         self._looks_permanent(meaning.code, message, now, request_id, at_once=False, holds=is_new)
+        if not is_new and self.health.state is HealthState.SUSPECT:
+            self.in_flight.hold_briefly(now)
 
     def _again_apart(self, piece: Piece, now: float) -> None:
         """Let a row wait for a retry delay by itself, so that it holds back no row of another session."""
@@ -788,8 +795,7 @@ class Sender:
             ((frame, _),) = span.job.frames_of(slice(span.first, span.last))
             self._apart[span.job, span.first] = frame.session
             self.lanes.hold_back(frame.session)
-        pacer = piece.lane.pacer  # it is sent without a look at the lane's pace, which it would run into debt
-        self._push_later(self._retried([piece]), now, 0.0 if pacer is None else pacer.ready_at(now, span.bytes))
+        self._push_later(self._retried([piece]), now)
 
     def _give_back(self, request: Request) -> None:
         """Return to the lanes their charge for a request that stored nothing."""
@@ -853,9 +859,9 @@ class Sender:
         else:
             self._push_later(self._retried(pieces), now)
 
-    def _push_later(self, pieces: list[Piece], now: float, ready_at: float = 0.0) -> None:
+    def _push_later(self, pieces: list[Piece], now: float) -> None:
         due = now + self._policy.delay(max(piece.span.attempts for piece in pieces) - 1)
-        heapq.heappush(self._later, (max(due, ready_at), next(self._numbers), pieces))
+        heapq.heappush(self._later, (due, next(self._numbers), pieces))
         self._left_request(pieces)
 
     def _no_longer_apart(self, pieces: list[Piece]) -> list[object]:
