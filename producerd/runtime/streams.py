@@ -180,7 +180,10 @@ class Streams:
             return
         most = self.config.node.most_streams_of_a_user
         if self._streams_of(uid) >= most:
-            message = f"max_streams_per_user = {most} streams are open for user id {uid}, listed ones not counted"
+            node = self.config.node
+            own = f"max_streams_per_user = {most}"
+            limit = own if node.max_streams_per_user else f"a user's part of max_streams = {node.max_streams}: {most}"
+            message = f"{limit} streams are open for user id {uid}, listed ones not counted"
             raise Refused(message, code=Code.STREAM_LIMIT)
 
     def _is_of(self, stream: Stream, uid: int | None) -> bool:

@@ -100,7 +100,7 @@ def test_the_daemon_s_lines_go_there_and_to_standard_error_where_they_cannot(
         entry = entry_of(journald.recv(1 << 20))
         assert (entry["PRIORITY"], entry["PRODUCERD_STREAM"], entry["PRODUCERD_CODE"]) == (b"3", b"flights", b"KMS")
         assert b"ERROR   producerd.gate: records failed stream=flights code=KMS records=7" in entry["MESSAGE"]
-        logging.getLogger("botocore").warning("a library says %s", "something")
+        logging.getLogger("aiohttp").warning("a library says %s", "something")
         entry = entry_of(journald.recv(1 << 20))
         assert (entry["PRIORITY"], set(entry)) == (b"4", {"MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER"})
         journald.close()

@@ -80,8 +80,8 @@ class Laws:
     """
 
     FEW_REQUESTS: Final = 100
-    """In `OUTAGE_SECONDS` without an answer.  (Of 1,500 seeds one made 29, and of 400 with refused requests one 61, which
-    are divided at once.)"""
+    """In `OUTAGE_SECONDS` without an answer.  (Of 1,500 seeds one made 29.  Refused requests are divided: one made 61.)
+    """
     FEW_REQUESTS_A_ROW: Final = 10
     """In `OUTAGE_SECONDS`, where there are answers, and nothing is stored.  (Of 1,500 seeds one made 3.)"""
     OUTAGE_SECONDS: Final = 10.0
