@@ -20,8 +20,7 @@ BODY_BYTES: Final = 200_000
 """The largest body that the proxy lets through."""
 GRACE_SECONDS: Final = 2
 PACE_SECONDS: Final = 15.0
-"""How long small records may wait for their shard's pace: large rows that the proxy refuses use it, too, because Kinesis
-may have stored them."""
+"""How long small records may wait for their shard's pace, which large rows that the proxy refuses use as well."""
 MIXED: Final = Shape(data_bytes=40_000, keys=10, large_every=10, large_bytes=600_000)
 """Rows of which any two or three fit a body, and each tenth fits none."""
 BETWEEN: Final = Shape(keys=10, large_every=10, large_bytes=2_500_000)
