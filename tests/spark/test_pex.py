@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-import re
 import subprocess
 import sys
 import zipfile
@@ -70,9 +69,9 @@ def assert_all_stored(result: Any, kinesis: Kinesis, stream: str) -> None:
     assert kinesis.ids(stream) == Counter(range(ROWS))
 
 
-def commands(folder: Path) -> list[str]:
-    """The command lines of the daemons that tasks have started from a file below this folder."""
-    return [found.command for found in processes() if re.search(rf"{folder}/\S+ serve ", found.command)]
+def commands(result: Any) -> list[str]:
+    """The command lines of the daemons that a batch's tasks have started, and that are still there."""
+    return [found.command for found in processes() if found.pid in result["daemons"]]
 
 
 @pytest.mark.spark_lane
@@ -84,9 +83,9 @@ def test_executors_that_lack_the_daemon_s_packages_start_it_from_a_file(
     with driver(tmp_path, "local-cluster[2,1,1024]", conf, PYSPARK_PYTHON=workers) as spark:
         result = spark.ask("write", rows=ROWS, partitions=4, stream=stream, daemon=settings(kinesis))
         assert_all_stored(result, kinesis, stream)
-        roots = {command.partition("/.producerd-pex/")[0] for command in commands(tmp_path)}
+        roots = {command.partition("/.producerd-pex/")[0] for command in commands(result)}
         assert len(roots) == len(result["daemons"]) == 2, "each executor unpacks it among its own files"
-    until(lambda: not commands(tmp_path), "no daemon is left", 5)
+    until(lambda: not commands(result), "no daemon is left", 5)
 
 
 def test_it_may_come_in_an_archive(pex: Path, workers: str, kinesis: Kinesis, tmp_path: Path) -> None:
@@ -96,7 +95,7 @@ def test_it_may_come_in_an_archive(pex: Path, workers: str, kinesis: Kinesis, tm
     with driver(tmp_path, "local[2]", conf, PYSPARK_PYTHON=workers) as spark:
         result = spark.ask("write", rows=ROWS, partitions=2, stream=stream, daemon=settings(kinesis))
         assert_all_stored(result, kinesis, stream)
-        assert "/daemon/.producerd-pex/" in commands(tmp_path)[0]
+        assert "/daemon/.producerd-pex/" in commands(result)[0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_status") is None, reason="needs pyspark[connect]")
@@ -106,4 +105,4 @@ def test_spark_connect_ships_it_as_an_artifact(pex: Path, kinesis: Kinesis, tmp_
         assert client.ask("add_artifact", path=str(pex)) == {}
         result = client.ask("write", rows=ROWS, partitions=2, stream=stream, daemon=settings(kinesis))
         assert_all_stored(result, kinesis, stream)
-        assert "/.producerd-pex/" in commands(tmp_path)[0]
+        assert "/.producerd-pex/" in commands(result)[0]

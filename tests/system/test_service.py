@@ -132,7 +132,7 @@ def test_a_port_that_another_process_has_is_waited_for(node: Machine, kinesis: K
     node.configure(limit, region="us-east-1", endpoint_url=kinesis.url)
     node.run("systemd-run --unit=other --socket-property=ListenStream=127.0.0.1:9474 true")
     node.run("systemctl start --no-block producerd.service")
-    until(lambda: "address already in use" in node.log())
+    until(lambda: "ddress already in use" in node.log())
     node.run("systemctl stop other.socket")
     until(lambda: node.show()["ActiveState"] == "active", seconds=SYSTEM_SECONDS)
 
