@@ -39,7 +39,7 @@ class Environment(NamedTuple):
         return self.folder / "bin" / "python"
 
 
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.11", "3.12", "3.13")
 """Pythons of the daemon, the oldest first.  The lock is for all of them.  The Spark client runs on 3.9."""
 OLDEST_PYTHON = PYTHONS[0]
 OURS, OUR_PATCH = "{}.{}".format(*sys.version_info), "{}.{}.{}".format(*sys.version_info)
