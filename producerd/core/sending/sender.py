@@ -301,7 +301,8 @@ class Sender:
         self.lanes.released(request.lanes)
         if apart:
             self._let_go(apart)
-        self._bring_back(now)
+        if self._later:
+            self._bring_back(now)
 
     def set_rules(self, rules: PipelineRules, now: float) -> None:
         """Follow new rules from now on.  Requests keep their time-outs, and rows that wait for a map keep their end."""
