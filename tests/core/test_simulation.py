@@ -26,7 +26,7 @@ IS_MET = {
     "reply ValidationException",
     *(f"entry {code}" for code in ("stored", "InternalFailure", "ProvisionedThroughputExceededException")),
     *(f"duplicate {cause}" for cause in ("reshard", "timeout", "connection", "service", "result_count")),
-    *(f"failed {code}" for code in ("EXPIRED", "PREDECESSOR_FAILED", "SHARD_MAP_MISSING", "RECORD_INVALID")),
+    *(f"failed {code}" for code in ("EXPIRED", "PREDECESSOR_FAILED", "SHARD_MAP_MISSING")),
     *(f"discarded {reason}" for reason in ("disconnected", "returned")),
     *(
         f"held by {cause}"
