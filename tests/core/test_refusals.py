@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from producerd.core.failures import meaning_of_answer, meaning_of_error, names_record
+from producerd.core.lanes.lane import ANY_BYTES
 from producerd.core.rows.frame import Frame
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.body_limit import BodyLimit
 from producerd.core.sending.health import HealthState
-from producerd.core.sending.in_flight import ANY_BYTES
 from producerd.errors import Code, Outcome
 from tests.core.refusals import GRACE_SECONDS, WAYS, serve
 from tests.core.rows import even_map

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from producerd.core.sending.in_flight import ANY_BYTES
+from producerd.core.lanes.lane import ANY_BYTES
 
 
 class BodyLimit:

@@ -11,7 +11,7 @@ from math import inf
 from typing import Final
 
 from producerd.core.budget import NodeInFlight
-from producerd.core.lanes.lane import Lane
+from producerd.core.lanes.lane import ANY_BYTES, Lane
 from producerd.core.rules import PipelineRules
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.backoff import InFlightWindow, RetryPolicy
@@ -34,8 +34,6 @@ SLOW_FACTOR: Final = 4.0
 """Factor of the stream's typical answer time after which a request is slow."""
 SLOW_SHARE: Final = 0.5
 """Largest share of the window for requests of slow lanes, so that shards that hang leave the rest to the others."""
-ANY_BYTES: Final = 2**62
-"""A number of bytes that stands for no limit."""
 
 
 class InFlight:

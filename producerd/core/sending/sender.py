@@ -31,7 +31,7 @@ from producerd.core.failures import (
     number_of_record,
 )
 from producerd.core.holding import Holding
-from producerd.core.lanes.lane import Piece, lanes_of, spans_of
+from producerd.core.lanes.lane import ANY_BYTES, Piece, lanes_of, spans_of
 from producerd.core.lanes.lanes import FAULTY_ROWS, Lanes, as_raw
 from producerd.core.lanes.pacing import Pacer
 from producerd.core.lanes.taken import Taken
@@ -46,7 +46,7 @@ from producerd.core.sending.backoff import RetryPolicy
 from producerd.core.sending.body_limit import BodyLimit
 from producerd.core.sending.format_choice import FormatChoice
 from producerd.core.sending.health import HealthState, StreamHealth
-from producerd.core.sending.in_flight import ANY_BYTES, InFlight
+from producerd.core.sending.in_flight import InFlight
 from producerd.core.sending.requests import Request, cut_pieces, first_of
 from producerd.core.sending.verdicts import STORED, STRAYED, UNSURE, judge
 from producerd.core.shards.knowledge import KnownShards
