@@ -471,9 +471,9 @@ class Stage:
         return self._config.defaults.queue_limit
 
     def must_have_filled_a_queue(self) -> None:
-        """Fail a run whose fault did not do what it is for."""
-        peak = self.watch.lives[-1].peak_queue_records
-        assert peak >= FULL_SHARE * self.queue_limit, f"at most {peak:,.0f} of {self.queue_limit:,} records waited"
+        """Fail a run whose fault does not do what it is for.  A busy machine's senders may need longer for it."""
+        life, least = self.watch.lives[-1], FULL_SHARE * self.queue_limit
+        until(lambda: life.peak_queue_records >= least, f"a queue holds {least:,.0f} records")
 
     def _judge_queues(self, lives: Sequence[Life]) -> None:
         node = self._config.node.node_queue_limit_bytes
