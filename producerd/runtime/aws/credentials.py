@@ -206,13 +206,17 @@ class NamedSource:
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
+        self._metadata = internals.MetadataSessions(provider)
         self.METHOD = provider.METHOD
         self.CANONICAL_NAME = provider.CANONICAL_NAME
 
     async def load(self) -> Any:
         """Return the provider's credentials, or None if it has none."""
         try:
-            return await self._provider.load()
+            found = await self._provider.load()
+            if found is None and self._metadata.is_late:
+                raise TimeoutError
+            return found
         except Exception as error:  # files, processes, metadata services and STS raise anything
             failed = credentials_failed(error, self.METHOD)
         raise failed  # here, so that it does not keep the error as its context

@@ -7,14 +7,17 @@ pins botocore.  `check` looks for the names when the daemon starts.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from importlib.metadata import version
 from typing import Any
 
 from aiobotocore.httpsession import AIOHTTPSession
+from aiobotocore.utils import AioIMDSFetcher
 from botocore.auth import SigV4Auth
-from botocore.credentials import AssumeRoleProvider, RefreshableCredentials
+from botocore.credentials import AssumeRoleProvider, InstanceMetadataProvider, RefreshableCredentials
+from botocore.exceptions import ReadTimeoutError
 
 from producerd.errors import ConfigurationError
 
@@ -30,7 +33,9 @@ def _problems() -> Iterator[str]:
         ("aiobotocore", AIOHTTPSession, ("_build_ssl_contexts",)),
         ("aiobotocore", AIOHTTPSession.__init__, ("_proxy_config", "_verify")),
         ("botocore", RefreshableCredentials.__init__, ("_time_fetcher", "_expiry_time", "_frozen_credentials")),
+        ("aiobotocore", AioIMDSFetcher.__init__, ("_session",)),
         ("botocore", AssumeRoleProvider.__init__, ("_prompter",)),
+        ("botocore", InstanceMetadataProvider.__init__, ("_role_fetcher",)),
         ("botocore", SigV4Auth, ("_modify_request_before_signing",)),
     ):
         for name in names:
@@ -75,6 +80,33 @@ def never_prompt(session: Any) -> None:
         raise ConfigurationError(("a daemon cannot enter an MFA code: use a profile without mfa_serial",))
 
     session.get_component("credential_provider").get_provider("assume-role")._prompter = refuse
+
+
+class MetadataSessions:
+    """The HTTP sessions in which a provider asks for the instance's metadata.
+
+    botocore takes an instance that does not answer for one without credentials.  ``is_late``: the last request was
+    written and had no answer in time.  It stays False for a provider that asks elsewhere.
+    """
+
+    def __init__(self, provider: Any) -> None:
+        self.is_late = False
+        self._session: Any = None
+        if isinstance(provider, InstanceMetadataProvider):
+            self._sessions, provider._role_fetcher._session = provider._role_fetcher._session, self
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[MetadataSessions]:
+        async with self._sessions.acquire() as self._session:
+            yield self
+
+    async def send(self, request: Any) -> Any:
+        self.is_late = False
+        try:
+            return await self._session.send(request)
+        except ReadTimeoutError:
+            self.is_late = True
+            raise
 
 
 def expiry_of(source: Any) -> datetime | None:

@@ -19,6 +19,7 @@ import pytest
 from aiobotocore.config import AioConfig
 from aiobotocore.credentials import AioCredentials, AioRefreshableCredentials
 from aiobotocore.session import get_session
+from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES
 from botocore.exceptions import NoCredentialsError
 from structlog.testing import capture_logs
 
@@ -195,14 +196,22 @@ async def test_a_profile_that_asks_for_a_code_is_refused_and_never_asks(
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_a_container_endpoint_that_hangs_is_late_and_no_refusal(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variable", "path"),
+    [("AWS_CONTAINER_CREDENTIALS_FULL_URI", "/container"), ("AWS_EC2_METADATA_SERVICE_ENDPOINT", "/")],
+    ids=["container", "instance"],
+)
+async def test_an_endpoint_of_metadata_that_hangs_is_late_and_no_refusal(
+    variable: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED", raising=False)
+    short = ("metadata_service_timeout", "AWS_METADATA_SERVICE_TIMEOUT", 0.1, float)
+    monkeypatch.setitem(BOTOCORE_DEFAUT_SESSION_VARIABLES, "metadata_service_timeout", short)
     monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0.01)
     monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.TIMEOUT_SECONDS", 0.1)
     with mute() as port:
-        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{port}/container")
+        monkeypatch.setenv(variable, f"http://127.0.0.1:{port}{path}")
         async with reaching("http://127.0.0.1:1") as client:
             failed = await put(client)
     assert isinstance(failed, RequestFailed)
