@@ -270,11 +270,15 @@ def test_a_python_is_looked_for_on_the_path_and_among_pyenvs(tmp_path: Path, mon
     assert find_python("3.0.1") is None
     first = fake_python(tmp_path / "python3.0", "3.0.2")
     assert find_python("3.0") == find_python("3.0.2") == str(first)
+    monkeypatch.setattr(environments, "PYTHONS", ("3.0", "3.1"))
+    assert (find_python("oldest"), find_python("newest")) == (str(first), str(new))
+    monkeypatch.setattr(environments, "PYTHONS", ("3.2",))
+    assert find_python("oldest") is None
 
 
 def test_a_command_starts_again_under_the_python_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an environment of that Python's own: `newest` is the newest that this machine has."""
-    here = {"3.12": "/python3.12", "3.11.2": "/usr/bin/python3.11"}
+    """In an environment of that Python's own."""
+    here = {"newest": "/python3.12", "3.11.2": "/usr/bin/python3.11"}
     started: list[tuple[list[str], str]] = []
 
     def execve(_: str, arguments: list[str], env: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -74,25 +74,39 @@ def variables(of: Environment = OWN) -> dict[str, str]:
 
 
 def find_python(version: str) -> str | None:
-    """Return the real path of an interpreter of this version, such as 3.12 or 3.12.1.
+    """Return the real path of an interpreter of this version, such as 3.12 or 3.12.1, or of the `oldest` or `newest`.
 
-    That is ours, else the one on PATH, else the one in /usr/bin, else pyenv's newest.
+    The oldest and the newest are those that this machine has.  Of several that fit, it is the first of `pythons`.
     """
-    if is_of(version, OUR_PATCH):
-        return os.path.realpath(sys.executable)  # a link may be gone tomorrow
+    if version in ("oldest", "newest"):
+        known = {found: path for minor in PYTHONS for found, path in [*pythons(minor)][::-1]}
+        choose = min if version == "oldest" else max
+        return known.get(choose(known, key=numbers, default=""))
     minor = ".".join(version.split(".")[:2])
+    return next((path for found, path in pythons(minor) if is_of(version, found)), None)
+
+
+def pythons(minor: str) -> Iterator[tuple[str, str]]:
+    """Yield the versions and real paths of the interpreters of a minor version.
+
+    Ours comes first, then the one on PATH, the one in /usr/bin, and pyenv's, the newest first.
+    """
+    if minor == OURS:
+        yield OUR_PATCH, os.path.realpath(sys.executable)  # a link may be gone tomorrow
     name = f"python{minor}"
     versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions").glob(f"{minor}.*")
-    newest_first = sorted(versions, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], reverse=True)
+    newest_first = sorted(versions, key=lambda path: numbers(path.name), reverse=True)
     ask = "import os, sys; print('{}.{}.{}'.format(*sys.version_info), os.path.realpath(sys.executable))"
     others = (f"/usr/bin/{name}", *(str(path / "bin" / name) for path in newest_first))
     for found in filter(None, (shutil.which(name), *others)):
         with contextlib.suppress(OSError, subprocess.SubprocessError):  # pyenv's shim on PATH may lead nowhere
             answer = subprocess.run([found, "-c", ask], capture_output=True, text=True, check=True, timeout=30).stdout
-            its_version, _, path = answer.rstrip("\n").partition(" ")
-            if is_of(version, its_version):
-                return path
-    return None
+            version, _, path = answer.rstrip("\n").partition(" ")
+            yield version, path
+
+
+def numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def is_of(version: str, patch: str) -> bool:
@@ -101,15 +115,11 @@ def is_of(version: str, patch: str) -> bool:
 
 
 def start_again(arguments: list[str], version: str) -> NoReturn:
-    """Run a command of ``./dev`` by a Python of this version, in an environment of its own.
-
-    "newest" stands for the newest that this machine has.
-    """
-    asked = [version] if version != "newest" else [*reversed(PYTHONS)]
-    if not any(is_of(known, one) for known in PYTHONS for one in asked):
+    """Run a command of ``./dev`` by the Python that `find_python` finds, in an environment of its own."""
+    if version not in ("oldest", "newest") and not any(is_of(known, version) for known in PYTHONS):
         print(f"./dev: --python {version}: the daemon runs on Python {', '.join(PYTHONS)}", file=sys.stderr)
         sys.exit(2)
-    found = next(filter(None, map(find_python, asked)), None)
+    found = find_python(version)
     if found is None:
         where = f"neither on PATH, nor in /usr/bin, nor among pyenv's versions: `pyenv install {version}` brings it"
         print(f"./dev: --python {version}: {where}", file=sys.stderr)
