@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STREAM: Final = "stream"
+STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+"""The names that a stream can have, by the Kinesis API reference (CreateStream)."""
 KEY: Final = "partition_key"
 DATA: Final = "data"
 HASH_KEY: Final = "explicit_hash_key"

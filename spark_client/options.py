@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple, TypedDict, U
 
 from producerd.errors import Code, ConfigurationError
 from spark_client import daemon_settings
+from spark_client.batches import STREAM_NAME
 from spark_client.diverting import PLACES, Place
 from spark_client.results import marked
 
@@ -41,30 +42,10 @@ MOST_SECONDS: Final = 1_000_000
 """The longest time-out, as poll() takes no more than 24 days."""
 SECONDS_OF: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 """Spark's units of time (JavaUtils.timeStringAs)."""
+ARN: Final = re.compile(r"arn:aws[a-z-]*:kinesis:[^:]*:[^:]*:stream/([^/:]+)")
+"""The ARN of a stream, with its name."""
 JsonOption = Union[str, int, float, bool]
 """A value that Spark takes for one of its own options, as text."""
-
-
-class WriterKeywords(TypedDict, total=False):
-    """The options as keywords, for editors and type checkers.  `WriterOptions` has the same fields."""
-
-    stream: str | None
-    partition_key: str | Column
-    data: str | Column | None
-    explicit_hash_key: str | Column | None
-    stream_column: str | Column | None
-    json_options: Mapping[str, JsonOption] | None
-    socket: str | None
-    null_key: str
-    on_bad_record: str
-    divert_to: str | None
-    put_timeout_seconds: float | None
-    flush_timeout_seconds: float | None
-    connect_timeout_seconds: float
-    reconnect_timeout_seconds: float
-    allow_speculation: bool
-    daemon: Mapping[str, Any] | None
-    daemon_start_timeout_seconds: float
 
 
 class NoKeywords(TypedDict):
@@ -96,7 +77,9 @@ class WriterOptions:
     def __post_init__(self) -> None:
         given = [(option, getattr(self, option.name)) for option in OPTIONS]
         wrong = [
-            f"{option.name}={option.shown(value)}: {option.want}" for option, value in given if not option.holds(value)
+            f"{option.name}={option.shown(value)}: {option.advice(value)}"
+            for option, value in given
+            if not option.holds(value)
         ]
         refuse([*wrong, *(() if self.daemon is None else daemon_settings.problems(self.daemon))])
         refuse(self._conflicts())
@@ -142,6 +125,11 @@ class Option(NamedTuple):
         may_have_keys = self.name == "divert_to" and re.search("[@?]", str(value))
         return "'***'" if may_have_keys else repr(value)
 
+    def advice(self, value: Any) -> str:
+        """Return what to give instead of a value."""
+        arn = ARN.fullmatch(str(value)) if self.name == "stream" else None
+        return f"give the name, {arn[1]!r}; an ARN is the daemon's setting stream_arn" if arn else self.want
+
     @property
     def camel(self) -> str:
         """The option's name in the data source."""
@@ -170,7 +158,8 @@ def from_text(given: Mapping[str, str]) -> WriterOptions:
             except ValueError:
                 holds = False
             if not holds:
-                problems.append(f"{option.camel}={option.shown(text)}: {option.want.replace('None', repr('none'))}")
+                advice = option.advice(text).replace("None", repr("none"))
+                problems.append(f"{option.camel}={option.shown(text)}: {advice}")
         elif plain not in OF_SPARK:
             problems.append(f"{name}: is not an option of producerd; {_instead(plain, known)}")
     if of_daemon:
@@ -270,8 +259,8 @@ OPTIONS: Final[Sequence[Option]] = (
     Option(
         "stream",
         "the Kinesis stream's name; without it a column names one for each row",
-        "give the Kinesis stream's name, or None where a column has one for each row",
-        _name_or_none,
+        "give the Kinesis stream's name, 1 to 128 of a-z A-Z 0-9 _ . -, or None where a column has one for each row",
+        lambda value: value is None or (isinstance(value, str) and STREAM_NAME.fullmatch(value) is not None),
     ),
     Option(
         "partition_key",

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from producerd import __version__
 from producerd.errors import Code, Outcome, ProducerdError, Refused, RowFailure
 from producerd.wire import frames
-from spark_client.batches import Batch, by_stream
+from spark_client.batches import STREAM_NAME, Batch, by_stream
 from spark_client.channel import socket_paths
 from spark_client.connection import Connection
 from spark_client.daemon_settings import DaemonSettings
@@ -41,7 +40,6 @@ BATCH_ID: Final = "streaming.sql.batchId"
 RUN_ID: Final = "spark.jobGroup.id"
 """Spark's local properties of a query.  It has the id of its run as job group, unless the user sets another one."""
 NO_STREAM: Final = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "its stream is null or empty", judged=True)
-STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 ODD_STREAM: Final = frames.RowCode(
     Outcome.NOT_STORED,
     Code.RECORD_INVALID,

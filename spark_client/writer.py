@@ -21,7 +21,7 @@ from producerd.errors import Code, ProducerdError
 from spark_client.configuration import configured
 from spark_client.diverting import name_of_call
 from spark_client.interrupts import cancelled_on_interrupt, insist
-from spark_client.options import JsonOption, WriterOptions, refuse_unknown
+from spark_client.options import JsonOption, WriterOptions, refuse, refuse_unknown
 from spark_client.progress import Progress, described
 from spark_client.results import BatchResult, PartitionResult, error_in, marked, merge
 from spark_client.selection import select
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from typing_extensions import Unpack
 
-    from spark_client.options import NoKeywords, WriterKeywords
+    from spark_client.options import NoKeywords
 
 LOG: Final = logging.getLogger("producerd.client")
 ARROW_BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -143,6 +143,7 @@ class KinesisBatchWriter:
         of Spark's pass as they are.  If the caller is interrupted, the job is cancelled.
         """
         _check_arrow()
+        _check_call(df, batch_id)
         options, spark = self._options, df.sparkSession
         if not options.allow_speculation:
             refuse_speculation(spark.conf.get("spark.speculation", None))
@@ -171,9 +172,35 @@ class KinesisBatchWriter:
         return result
 
 
-def write_batch(df: DataFrame, batch_id: int | None = None, **options: Unpack[WriterKeywords]) -> BatchResult:
-    """Write a DataFrame once, with the options of `KinesisBatchWriter`; return when every record is acknowledged."""
-    return KinesisBatchWriter(**options).write(df, batch_id)
+def write_batch(
+    df: DataFrame,
+    batch_id: int | None = None,
+    *,
+    stream: str | None = None,
+    partition_key: str | Column = "partition_key",
+    data: str | Column | None = None,
+    explicit_hash_key: str | Column | None = None,
+    stream_column: str | Column | None = None,
+    json_options: Mapping[str, JsonOption] | None = None,
+    socket: str | None = None,
+    null_key: str = "spread",
+    on_bad_record: str = "fail",
+    divert_to: str | None = None,
+    put_timeout_seconds: float | None = None,
+    flush_timeout_seconds: float | None = None,
+    connect_timeout_seconds: float = 10,
+    reconnect_timeout_seconds: float = 120,
+    allow_speculation: bool = False,
+    daemon: Mapping[str, Any] | None = None,
+    daemon_start_timeout_seconds: float = 60,
+    **unknown: Unpack[NoKeywords],
+) -> BatchResult:
+    """Write a DataFrame once, with the options of `KinesisBatchWriter`; return when every record is acknowledged.
+
+    ``batch_id`` is the number that ``foreachBatch`` gives.  Raises what `KinesisBatchWriter` and its `write` raise.
+    """
+    options = {name: value for name, value in locals().items() if name not in ("df", "batch_id", "unknown")}
+    return KinesisBatchWriter(**options, **unknown).write(df, batch_id)
 
 
 def _name_of_call(spark: SparkSession, options: WriterOptions, batch_id: int | None) -> str:
@@ -223,6 +250,26 @@ def _bounded_arrow_batches(spark: Any, row_bytes: float) -> Iterator[None]:
             insist(spark.conf.unset, name)
         else:
             insist(spark.conf.set, name, before)
+
+
+def _check_call(df: Any, batch_id: Any) -> None:
+    """Raise ConfigurationError if the DataFrame is not one that Spark can write, or the batch's number is none."""
+    problems = []
+    if not hasattr(df, "sparkSession"):
+        library = type(df).__module__.partition(".")[0]
+        ways = {"pandas": "spark.createDataFrame(df)", "pyspark": "df.to_spark()"}  # pandas, and pandas on Spark
+        instead = ways.get(library, "a DataFrame of Spark")
+        what = f"{library} {type(df).__name__}".removeprefix("builtins ")
+        problems.append(f"df is a {what}: give {instead}")
+    elif df.isStreaming:
+        problems.append(
+            "df is a streaming DataFrame: give the writer to its query, "
+            "df.writeStream.foreachBatch(KinesisBatchWriter(...)).start()"
+        )
+    if batch_id is not None and (not isinstance(batch_id, int) or isinstance(batch_id, bool)):
+        meant = f"; did you mean stream={batch_id!r}?" if isinstance(batch_id, str) else ""
+        problems.append(f"batch_id={batch_id!r}: give the batch's number, or leave it out{meant}")
+    refuse(problems)
 
 
 def _check_arrow() -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
+import pandas
 import pytest
 
 from producerd.errors import ConfigurationError
 from spark_client import KinesisBatchWriter, write_batch
 from spark_client.diverting import PLACES
-from spark_client.options import OPTIONS, WriterKeywords, WriterOptions, from_text, seconds
+from spark_client.options import OPTIONS, WriterOptions, from_text, seconds
 
 JSON_OPTIONS = "give a mapping of names to texts, numbers or booleans, as for to_json"
+STREAM = "give the Kinesis stream's name, 1 to 128 of a-z A-Z 0-9 _ . -, or None where a column has one for each row"
+ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/m1"
 SECONDS = "give a number of seconds, 0 to 1,000,000"
 
 
@@ -23,10 +27,12 @@ def test_the_writer_the_table_and_the_values_have_the_same_names_and_defaults() 
     assert of_the_writer == {field.name: field.default for field in dataclasses.fields(WriterOptions)}
     assert list(of_the_writer) == [option.name for option in OPTIONS]
     assert list(of_the_writer.values()) == [option.default for option in OPTIONS]
-    assert WriterKeywords.__required_keys__ == frozenset()
     typed = {field.name: field.type for field in dataclasses.fields(WriterOptions)}
-    assert {name: kind.__forward_arg__ for name, kind in WriterKeywords.__annotations__.items()} == typed
     assert {name: parameter.annotation for name, parameter in signature.items() if name != "unknown"} == typed
+    options = [*inspect.signature(write_batch).parameters.values()][2:]
+    assert [(one.name, one.default, one.annotation) for one in options] == [
+        (one.name, one.default, one.annotation) for one in signature.values()
+    ]
 
 
 def test_a_type_checker_refuses_what_is_no_option_and_what_has_the_wrong_type() -> None:
@@ -40,6 +46,30 @@ def test_a_type_checker_refuses_what_is_no_option_and_what_has_the_wrong_type() 
         write_batch(frame, stream="s", put_timeout="5s")  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError):
         write_batch(frame, stream="s", put_timeout_seconds="5s")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("df", "batch_id", "said"),
+    [
+        (pandas.DataFrame(), None, "df is a pandas DataFrame: give spark.createDataFrame(df)"),
+        ([], None, "df is a list: give a DataFrame of Spark"),
+        (
+            SimpleNamespace(sparkSession=None, isStreaming=True),
+            5,
+            "df is a streaming DataFrame: give the",
+        ),
+        (
+            SimpleNamespace(sparkSession=None, isStreaming=False),
+            "flights",
+            "batch_id='flights': give the batch's number, or leave it out; did you mean stream='flights'?",
+        ),
+        (SimpleNamespace(sparkSession=None, isStreaming=False), 1.5, "batch_id=1.5: give the batch's number, or leave"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_with_the_call_to_make(df: Any, batch_id: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        write_batch(df, batch_id, stream="s")
+    assert said in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +99,9 @@ def test_a_column_may_be_given_as_such() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"stream": 5}, "stream=5: give the Kinesis stream's name, or None where a column has one for each row"),
+        ({"stream": 5}, f"stream=5: {STREAM}"),
+        ({"stream": "my flights"}, f"stream='my flights': {STREAM}"),
+        ({"stream": ARN}, f"stream='{ARN}': give the name, 'm1'; an ARN is the daemon's setting stream_arn"),
         ({"partition_key": 5}, "partition_key=5: give a column's name, an SQL expression or a Column"),
         ({"partition_key": None}, "partition_key=None: give a column's name, an SQL expression or a Column"),
         ({"null_key": "a@b?"}, "null_key='a@b?': give 'spread'"),

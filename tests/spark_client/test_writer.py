@@ -87,7 +87,7 @@ def test_a_writer_is_picklable() -> None:
 
 def test_speculation_is_refused() -> None:
     conf = {"spark.speculation": "true"}
-    df: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
+    df: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf), isStreaming=False)
     with pytest.raises(ProducerdError, match="allow_speculation=True") as caught:
         write_batch(df, stream="s")
     assert caught.value.code == Code.SPECULATION_ENABLED
@@ -584,6 +584,7 @@ class Connected:
         self.bounds: list[str] = []
 
     sparkSession = property(lambda self: self)  # noqa: N815 - Spark's name
+    isStreaming = False  # noqa: N815
 
     def tags(self, _: str) -> None:
         """Spark's calls that add, remove and cancel a job's tag."""
