@@ -46,7 +46,7 @@ from spark_client.channel import LEAST_SECONDS, socket_paths
 from spark_client.connection import Connection
 from spark_client.daemon_settings import DaemonSettings
 from spark_client.gathering import CallFuture, Gathered, PutFuture, Row, Unraised, end, records_failed
-from spark_client.options import MOST_SECONDS, is_seconds, refuse
+from spark_client.options import MOST_SECONDS, STREAM_WANTED, is_seconds, is_stream, refuse, stream_advice
 from spark_client.own_daemon import OwnDaemon
 from spark_client.results import as_line
 from spark_client.session import ANSWER_SECONDS, LOG, warn
@@ -104,8 +104,8 @@ class KinesisClient:
         ]
         if on_disconnect not in ("deliver", "discard"):
             problems.append(f"on_disconnect={on_disconnect!r}: give 'deliver' or 'discard'")
-        if stream == "" or not isinstance(stream, (str, type(None))):
-            problems.append(f"stream={stream!r}: give the Kinesis stream's name")
+        if stream is not None and not is_stream(stream):
+            problems.append(f"stream={stream!r}: {stream_advice(stream, STREAM_WANTED)}")
         if daemon is not None:
             problems += daemon_settings.problems(daemon)
             if socket is not None:
@@ -134,6 +134,10 @@ class KinesisClient:
             )
 
         self._owner = _ConnectionThread(connect)
+        self._at = f"socket={socket!r}" if daemon is None else f"daemon={daemon_settings.shown(daemon)}"
+
+    def __repr__(self) -> str:
+        return f"KinesisClient({self._stream!r}, {self._at})"
 
     def put(
         self,

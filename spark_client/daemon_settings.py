@@ -117,6 +117,11 @@ def _problems_of(place: str, name: str, value: Any, known: Mapping[str, Any]) ->
         yield f"daemon.{place}={_shown(name, value)}: allowed: {known[name]['allowed']}"
 
 
+def shown(given: Mapping[str, Any]) -> str:
+    """Return a mapping of settings for a message, without what may be a secret."""
+    return "{" + ", ".join(f"{name!r}: {_shown(str(name), value)}" for name, value in given.items()) + "}"
+
+
 def _shown(name: str, value: Any) -> str:
     """Return a value for a message, unless it may be a secret, or a URL with a login or a query."""
     harmless = isinstance(value, (bool, int, float, type(None))) or (

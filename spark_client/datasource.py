@@ -20,7 +20,7 @@ from producerd.errors import BadColumn, Code
 from spark_client.batches import DATA, HASH_KEY, KEY, STREAM
 from spark_client.options import OPTIONS, WriterOptions, from_text, refuse
 from spark_client.results import PartitionResult, marked, merge
-from spark_client.selection import OPTION_OF, PAYLOAD_TYPES, bad_column, bad_data, found, named
+from spark_client.selection import NO_COLUMN, OPTION_OF, PAYLOAD_TYPES, bad_column, bad_data, found, named
 from spark_client.task import BATCH_ID, QUERY_ID, Plan, local_property, refuse_speculation, send
 
 try:
@@ -101,7 +101,7 @@ class _Sink(NamedTuple):
         for column, given in named(options, names, data=DATA).items():
             name = found(str(given), names)
             if name is None:
-                raise bad_column(OPTION[column], str(given), names, "no such column")
+                raise bad_column(OPTION[column], str(given), names, NO_COLUMN)
             if names.count(name) > 1 or (name != given and sum(other.lower() == name.lower() for other in names) > 1):
                 raise _odd(column, name, "several columns have this name")
             kind = schema[name].dataType

@@ -44,6 +44,7 @@ SECONDS_OF: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "
 """Spark's units of time (JavaUtils.timeStringAs)."""
 ARN: Final = re.compile(r"arn:aws[a-z-]*:kinesis:[^:]*:[^:]*:stream/([^/:]+)")
 """The ARN of a stream, with its name."""
+STREAM_WANTED: Final = "give the Kinesis stream's name, 1 to 128 of a-z A-Z 0-9 _ . -"
 JsonOption = Union[str, int, float, bool]
 """A value that Spark takes for one of its own options, as text."""
 
@@ -98,6 +99,13 @@ class WriterOptions:
                 "give on_bad_record='divert' and the place for such records, or none of the two"
             )
 
+    def __str__(self) -> str:
+        """Return what differs from the defaults, as arguments; no secret is shown."""
+        given = ((option, getattr(self, option.name)) for option in OPTIONS)
+        return ", ".join(
+            f"{option.name}={option.shown(value)}" for option, value in given if value is not option.default
+        )
+
     @property
     def skips_bad_records(self) -> bool:
         """Whether a batch succeeds without its bad records."""
@@ -122,13 +130,14 @@ class Option(NamedTuple):
 
     def shown(self, value: Any) -> str:
         """Return a value as an error shows it.  A wrong place may have keys of AWS, in one way or another."""
+        if self.name == "daemon" and isinstance(value, Mapping):
+            return daemon_settings.shown(value)
         may_have_keys = self.name == "divert_to" and re.search("[@?]", str(value))
-        return "'***'" if may_have_keys else repr(value)
+        return "'***'" if may_have_keys else str(value) if type(value).__name__ == "Column" else repr(value)
 
     def advice(self, value: Any) -> str:
         """Return what to give instead of a value."""
-        arn = ARN.fullmatch(str(value)) if self.name == "stream" else None
-        return f"give the name, {arn[1]!r}; an ARN is the daemon's setting stream_arn" if arn else self.want
+        return stream_advice(value, self.want) if self.name == "stream" else self.want
 
     @property
     def camel(self) -> str:
@@ -211,6 +220,17 @@ def boolean(text: str) -> bool:
     return text.strip().lower() == "true"
 
 
+def is_stream(value: Any) -> bool:
+    """Return whether a value can be a stream's name."""
+    return isinstance(value, str) and STREAM_NAME.fullmatch(value) is not None
+
+
+def stream_advice(value: Any, want: str) -> str:
+    """Return what to give instead of a value that is not a stream's name; ``want`` unless it is an ARN."""
+    arn = ARN.fullmatch(str(value))
+    return f"give the name, {arn[1]!r}; an ARN is the daemon's setting stream_arn" if arn else want
+
+
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
@@ -259,8 +279,8 @@ OPTIONS: Final[Sequence[Option]] = (
     Option(
         "stream",
         "the Kinesis stream's name; without it a column names one for each row",
-        "give the Kinesis stream's name, 1 to 128 of a-z A-Z 0-9 _ . -, or None where a column has one for each row",
-        lambda value: value is None or (isinstance(value, str) and STREAM_NAME.fullmatch(value) is not None),
+        f"{STREAM_WANTED}, or None where a column has one for each row",
+        lambda value: value is None or is_stream(value),
     ),
     Option(
         "partition_key",

@@ -39,6 +39,8 @@ LEGACY_ZONE_FORMAT: Final = "XXX"
 """Spark's legacy formatter refuses XXXXX, which adds the seconds of old zones' offsets (+00:53:28)."""
 MAX_COLUMNS_NAMED: Final = 50
 PAYLOAD_TYPES: Final = ("string", "varchar", "char", "binary")
+NO_COLUMN: Final = "no such column"
+NESTED_TYPES: Final = ("struct", "array", "map")
 
 NAME_PART: Final = re.compile(r"`((?:[^`]|``)+)`|([^\W\d]\w*)")
 NAME: Final = re.compile(rf"(?:{NAME_PART.pattern})(?:\.(?:{NAME_PART.pattern}))*")
@@ -141,6 +143,12 @@ def _at_once(df: DataFrame, wanted: Mapping[str, Any]) -> tuple[DataFrame, dict[
 
 def _one_by_one(df: DataFrame, wanted: Mapping[str, Any]) -> tuple[DataFrame, dict[str, Any]]:
     columns = {name: _column(df, name, given) for name, given in wanted.items()}
+    unnamed = [
+        columns[name].alias(name) for name, given in wanted.items() if name != DATA and not isinstance(given, str)
+    ]
+    if unnamed:
+        for field in df.select(*unnamed).schema.fields:
+            _must_be_a_key(field.name, wanted[field.name], field.dataType)
     kept = [(column if name == DATA else column.cast("string")).alias(name) for name, column in columns.items()]
     return _resolved(df.select(*kept))
 
@@ -194,7 +202,10 @@ def bad_column(option: str, name: str, columns: Sequence[str], why: str, fields:
     """
     near = difflib.get_close_matches(name, [*columns, *fields])
     hint = f", did you mean {' or '.join(near)}?" if near else ","
-    return BadColumn(marked(Code.BAD_COLUMN, f"{option}={name!r}: {why}{hint} columns: {_names(columns)}"))
+    what = f"{option}={name!r}: {why}"
+    if name in (KEY, DATA) and why == NO_COLUMN:  # the option's default, which the user may never have given
+        what = f"no column {name}: give {option}="
+    return BadColumn(marked(Code.BAD_COLUMN, f"{what}{hint} columns: {_names(columns)}"))
 
 
 def bad_data(given: Any, has: str) -> BadColumn:
@@ -221,11 +232,27 @@ def _expression(df: DataFrame, option: str, given: str) -> str:
     parts = _name_parts(name)
     column = _column_named(df, option, name) or (_column_named(df, option, parts[0]) if len(parts) == 1 else None)
     if column is not None:
+        if option != DATA:
+            _must_be_a_key(option, given, df.schema[df.columns.index(column)].dataType)
         return "`" + column.replace("`", "``") + "`"
     if parts and not _may_resolve(df, parts):
         fields = [path for path in _paths(df.schema) if path not in df.columns]
-        raise bad_column(OPTION_OF.get(option, option), given, df.columns, "no such column", fields)
+        raise bad_column(OPTION_OF.get(option, option), given, df.columns, NO_COLUMN, fields)
     return name
+
+
+def _must_be_a_key(option: str, given: Any, kind: DataType) -> None:
+    """Raise BadColumn for a type that Spark casts to a text which no consumer expects, such as {1, a}."""
+    if kind.typeName() in NESTED_TYPES:
+        text = (
+            f"{OPTION_OF.get(option, option)}={_quoted(given)} has type {kind.simpleString()}: give a field of it, or"
+        )
+        raise BadColumn(marked(Code.BAD_COLUMN, f"{text} a text such as to_json(...)"))
+
+
+def _quoted(given: Any) -> str:
+    """Return what an option was given as an error shows it: a Column's own text has no quotes."""
+    return repr(given) if isinstance(given, str) else str(given)
 
 
 def _name_parts(text: str) -> list[str]:

@@ -129,6 +129,9 @@ class KinesisBatchWriter:
             daemon_start_timeout_seconds=daemon_start_timeout_seconds,
         )
 
+    def __repr__(self) -> str:
+        return f"KinesisBatchWriter({self._options})"
+
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch for ``foreachBatch``, as `write` does, and return nothing."""
         try:

@@ -648,15 +648,16 @@ def test_options_that_do_not_hold_are_named_at_once(stream: Any) -> None:
         "connect_timeout_seconds=-1: give a number of seconds, 0 to 1,000,000",
         "reconnect_timeout_seconds=nan: give a number of seconds, 0 to 1,000,000",
         "on_disconnect='hope': give 'deliver' or 'discard'",
-        f"stream={stream!r}: give the Kinesis stream's name",
+        f"stream={stream!r}: give the Kinesis stream's name, 1 to 128 of a-z A-Z 0-9 _ . -",
         "daemon.socket='/d': a daemon that tasks start has its own; leave it out",
         "socket='/s': of a daemon that runs already, and daemon= starts one",
     )
 
 
-def test_on_disconnect_may_be_discard(daemon: FakeDaemon) -> None:
+def test_on_disconnect_may_be_discard_and_a_client_shows_its_stream_and_socket(daemon: FakeDaemon) -> None:
     with client_of(daemon, on_disconnect="discard") as client:
         client.put("x")
+        assert repr(client) == f"KinesisClient('s', socket={daemon.path!r})"
     assert daemon.hellos[0].on_disconnect == frames.OnDisconnect.DISCARD
 
 

@@ -60,9 +60,9 @@ def source(schema: str, **options: str) -> Any:
 @pytest.mark.parametrize(
     ("schema", "options", "said"),
     [
-        ("k string, data string", {"stream": "s"}, "partitionKey='partition_key': no such column, columns: k, data"),
+        ("k string, data string", {"stream": "s"}, "no column partition_key: give partitionKey=, columns: k, data"),
         ("tailnum string, data string", {"stream": "s", "partitionkey": "tailnr"}, "did you mean tailnum"),
-        ("partition_key string", {"stream": "s"}, "data='data': no such column"),
+        ("partition_key string", {"stream": "s"}, "no column data: give data="),
         ("partition_key string, data long", {"stream": "s"}, "data=data has type bigint: give a string or binary"),
         ("partition_key double, data string", {"stream": "s"}, "is of type double: cast it to string"),
         ("partition_key decimal(38,2), data string", {"stream": "s"}, "is of type decimal(38,2): cast it to string"),

@@ -219,3 +219,10 @@ def test_an_argument_that_is_no_option_is_refused_as_text_is(name: str, said: st
         write("s", **{name: "x"})
     assert said in str(caught.value)
     assert str(caught.value).startswith("PRODUCERD[CONFIGURATION]: ")
+
+
+def test_a_writer_shows_what_it_was_given_and_no_secret() -> None:
+    assert repr(KinesisBatchWriter()) == "KinesisBatchWriter()"
+    writer = KinesisBatchWriter("s", "k", daemon={"region": "r", "external_id": "secret"}, put_timeout_seconds=5)
+    daemon = "daemon={'region': 'r', 'external_id': (set, not shown)}"
+    assert repr(writer) == f"KinesisBatchWriter(stream='s', partition_key='k', put_timeout_seconds=5, {daemon})"

@@ -45,8 +45,12 @@ class Expression:
         return Expression(f"CAST({self.text} AS {kind.upper()})")
 
     def alias(self, name: str) -> Expression:
-        self.text += f" AS {name}"
-        return self
+        named = Expression(self.text)
+        named.text += f" AS {name}"
+        return named
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Frame:
@@ -203,7 +207,19 @@ def test_a_name_is_quoted_and_what_spark_may_know_is_left_to_it(given: str, text
 
 
 def test_a_default_name_that_no_column_has_is_refused_as_well() -> None:
-    assert error_of(frame("x", "data")) == error("partition_key='partition_key': no such column, columns: x, data")
+    assert error_of(frame("x", "data")) == error("no column partition_key: give partition_key=, columns: x, data")
+
+
+def test_a_struct_an_array_or_a_map_is_no_key() -> None:
+    do = "give a field of it, or a text such as to_json(...)"
+    place = "struct<Town:string,at:struct<lat:bigint>>"
+    assert error_of(nested(), partition_key="Place") == error(f"partition_key='Place' has type {place}: {do}")
+    tags = f"has type map<string,string>: {do}"
+    by_tags = {"partition_key": "id", "data": "tail.num", "stream": None, "stream_column": "tags"}
+    assert error_of(nested(), **by_tags) == error(f"stream_column='tags' {tags}")
+    column: Any = type("Column", (Expression,), {})("m[1]")
+    df = frame("data", kinds={"m[1]": MapType(TEXT, TEXT)})
+    assert error_of(df, explicit_hash_key=column, partition_key="data") == error(f"explicit_hash_key=m[1] {tags}")
 
 
 def test_a_name_may_have_backquotes_itself() -> None:

@@ -333,7 +333,7 @@ def test_what_kinesis_sources_call_their_columns_is_taken(daemon: FakeDaemon, sp
             {"key": "tailnum"},
             r"partition_key='tailnum': no such column, did you mean tail\.num\? columns: id, tail\.num,",
         ),
-        ({"key": "partition_key"}, "partition_key='partition_key': no such column"),
+        ({"key": "partition_key"}, "no column partition_key: give partition_key="),
         ({"key": "`tail`"}, "partition_key='`tail`': no such column"),
         ({"key": "tail.num.x"}, r"partition_key='tail\.num\.x': no such column"),
         ({"key": "place.tows"}, r"partition_key='place\.tows': no such column, did you mean place\.town or"),
