@@ -8,6 +8,7 @@ stack for each such question.  Nothing here uses a SparkContext, so that DataFra
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import logging
 import re
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from spark_client.options import JsonOption, WriterOptions
 
+LOG: Final = logging.getLogger("producerd.client")
 ALIASES: Final = {KEY: "partitionKey", HASH_KEY: "explicitHashKey"}
 """Names that the Kinesis sources of Databricks and AWS produce.  They are used if our own default name is absent."""
 SOURCE_STREAM: Final = "streamName"
@@ -77,7 +79,19 @@ def select(df: DataFrame, options: WriterOptions) -> DataFrame:
                 raise _culprit(df, wanted, error) from None
     if list(kinds) != list(wanted) or kinds[DATA].typeName() not in PAYLOAD_TYPES:
         raise bad_data(wanted[DATA], ", ".join(kind.simpleString() for name, kind in kinds.items() if name == DATA))
+    payload = found(DATA, df.columns) if options.data is None else None
+    if payload is not None and df.schema[payload].dataType.typeName() in PAYLOAD_TYPES:
+        _log_whole_row(options.stream, payload)
     return selected
+
+
+@functools.cache
+def _log_whole_row(stream: str | None, payload: str) -> None:
+    """Log once that a column with the name of the data source's payload is not the payload here (decision 0016)."""
+    to = "the streams of the rows" if stream is None else f"stream {stream}"
+    LOG.warning(
+        "%s: the whole row is sent as JSON, with its column %s: give data=%r to send only that", to, payload, payload
+    )
 
 
 @contextmanager

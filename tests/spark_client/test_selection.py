@@ -179,6 +179,16 @@ def test_a_column_is_found_by_its_name_then_by_its_alias_and_best_in_the_same_ca
     assert found("tail", ["tails", "explicitHashKey"]) is None
 
 
+def test_a_column_data_that_is_sent_within_the_row_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    for columns in ("partition_key", "data"), ("partition_key", "x"):
+        for _ in range(2):
+            texts(frame(*columns), stream="of-its-own", data=None)
+    (line,) = caplog.messages
+    assert line == (
+        "stream of-its-own: the whole row is sent as JSON, with its column data: give data='data' to send only that"
+    )
+
+
 # ---- names and expressions
 
 
