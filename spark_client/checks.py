@@ -30,7 +30,7 @@ from spark_client.configuration import configured
 from spark_client.costs import Traffic, monthly
 from spark_client.options import WriterOptions
 from spark_client.own_daemon import OwnDaemon, jvm_pid
-from spark_client.results import ERRORS, marked, names_of
+from spark_client.results import ERRORS, SAME_CLIENT, marked, names_of
 from spark_client.task import SPECULATION, Plan, speculates
 
 if TYPE_CHECKING:
@@ -48,10 +48,6 @@ SERVICE_SECONDS: Final = 30.0
 LEAST_OVERHEAD_BYTES: Final = 384 << 20
 NO_LIMIT_BYTES: Final = 1 << 62
 READY: Final = "ready"
-SAME_CLIENT: Final = (
-    "install the driver's producerd wheel on every node, or ship its client zip (--py-files, or "
-    "spark.addArtifact(..., pyfile=True) under Connect); PYSPARK_PYTHON says which Python the executors run"
-)
 WORST_FIRST: Final = (Code.CONFIGURATION, Code.VERSION_MISMATCH, Code.ARROW_MISSING)
 """Codes of problems that prevent every batch.  They come before problems of one daemon or stream."""
 PYTHON_DIFFERS: Final = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n]*)")

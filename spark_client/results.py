@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
+from producerd import __version__
 from producerd.errors import (
     BackpressureTimeout,
     BadColumn,
@@ -57,6 +58,12 @@ FIX_ROWS: Final = (
 UPGRADE_DAEMON: Final = (
     "these rows were not left out: upgrade the daemon, which does not yet tell a bad row from a request that is refused"
 )
+SAME_CLIENT: Final = (
+    "install the driver's producerd wheel on every node, or ship its client zip (--py-files, or "
+    "spark.addArtifact(..., pyfile=True) under Connect); PYSPARK_PYTHON says which Python the executors run"
+)
+LACKS_CLIENT: Final = re.compile(r"ModuleNotFoundError: No module named '(?:spark_client|producerd)\b")
+"""How a Python worker says that it cannot even unpickle a task of ours."""
 Error = TypeVar("Error", bound=ProducerdError)
 ADVICE: Final[Mapping[str, str]] = {
     Code.STREAM_NOT_FOUND: "check the stream's name, and the region and account of the daemon",
@@ -331,6 +338,9 @@ def as_line(error: Error) -> Error:
 
 
 def error_in(text: str) -> ProducerdError | None:
-    """Return the error of the task whose line is in this text, if there is one."""
+    """Return the error of the task whose line is in this text, or that had no client to run, or None."""
     found = RAISED.search(text)
+    if found is None and LACKS_CLIENT.search(text):
+        line = marked(Code.CONFIGURATION, f"no client {__version__} on the executors: {SAME_CLIENT}")
+        return ProducerdError(line, code=Code.CONFIGURATION)
     return ERRORS.get(found[1], Refused)(found[0].strip(), code=found[1]) if found else None

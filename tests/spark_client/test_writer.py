@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from producerd import __version__
 from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError, RecordsFailed, RowFailure
 from spark_client import BadColumn, KinesisBatchWriter, SkippedRow, selection, write_batch
 from spark_client.options import WriterOptions
-from spark_client.results import BatchResult, PartitionResult, merge
+from spark_client.results import SAME_CLIENT, BatchResult, PartitionResult, marked, merge
 from spark_client.task import Plan
 from spark_client.writer import _bounded_arrow_batches, _name_of_call
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Row, Session, in_turn, serve
@@ -670,9 +671,12 @@ def test_the_files_of_a_query_are_named_after_it_and_its_own_batch(
 
 def test_a_task_s_error_is_raised_as_its_line_and_every_other_as_it_is(connected: Connected) -> None:
     line = "PRODUCERD[DAEMON_ABSENT]: host h, partition 0: no daemon"
+    lacks = "  return cloudpickle.loads(obj)\nModuleNotFoundError: No module named 'spark_client'\n SQLSTATE: 38000"
+    no_client = marked(Code.CONFIGURATION, f"no client {__version__} on the executors: {SAME_CLIENT}")
     df: Any = connected
     for error, kind, said in (
         (RuntimeError(f"Job aborted: x.ProducerdError: {line}\n\tat java"), ConnectionFailed, line),
+        (RuntimeError(lacks), ProducerdError, no_client),
         (RuntimeError("Job 3 cancelled"), RuntimeError, "Job 3 cancelled"),
     ):
         connected.reports = error
