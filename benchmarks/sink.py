@@ -138,6 +138,7 @@ def signed_by(authority: Path, key_file: Path) -> ssl.SSLContext:
         .not_valid_before(signer.not_valid_before_utc)
         .not_valid_after(signer.not_valid_after_utc)
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
     own = authority.with_name("sink.pem")

@@ -27,6 +27,9 @@ def self_signed(directory: Path, host: str) -> tuple[ssl.SSLContext, Path]:
         names.append(x509.IPAddress(ipaddress.ip_address(host)))
     except ValueError:
         names.append(x509.DNSName(host))
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign")
+    denied = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    uses = x509.KeyUsage(digital_signature=True, key_cert_sign=True, **denied)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -37,6 +40,9 @@ def self_signed(directory: Path, host: str) -> tuple[ssl.SSLContext, Path]:
         .not_valid_after(now + datetime.timedelta(days=30))
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        # Python's own clients demand the next two from 3.13 on.
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(uses, critical=True)
         .sign(key, hashes.SHA256())
     )
     public, private = directory / "certificate.pem", directory / "key.pem"

@@ -262,7 +262,9 @@ def serve_in_thread(
         yield server
     finally:
         end()
-        thread.join()
+        # A program may end in this block, as a notebook does.  The thread then runs no more, and never ends.
+        if not sys.is_finalizing():
+            thread.join()
 
 
 def _parser() -> argparse.ArgumentParser:

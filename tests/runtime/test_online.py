@@ -357,17 +357,40 @@ async def test_credentials_that_do_not_come_are_waited_for_as_long_as_an_answer(
     assert not kinesis.requests
 
 
-async def test_metadata_that_does_not_answer_a_container_is_explained(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_metadata_that_does_not_answer_a_container_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a hop limit of 1 the token gets lost on its way, and without one nothing is given."""
+
+    ended = asyncio.Event()
+
+    async def respond(request: web.BaseRequest) -> web.Response:
+        if request.method == "PUT":
+            await ended.wait()
+        return web.Response(status=401)
+
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    runner = web.ServerRunner(web.Server(respond, access_log=None))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{runner.addresses[0][1]}/")
+    lines = await checked("endpoint_url=http://127.0.0.1:1", FLIGHTS, holds=False)
+    ended.set()
+    await runner.cleanup()
+    assert "with a hop limit of 1, it does not answer a container" in lines[-1]
+    assert "--http-put-response-hop-limit 2" in lines[-1]
+
+
+async def test_metadata_that_hang_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
     with mute() as port:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{port}/")
         lines = await checked("endpoint_url=http://127.0.0.1:1", FLIGHTS, holds=False)
-    assert "with a hop limit of 1, it does not answer a container" in lines[-1]
-    assert "--http-put-response-hop-limit 2" in lines[-1]
+    assert lines[-1] == (
+        "FAILED   credentials: iam-role: no answer in time (TimeoutError); "
+        "look at the instance's metadata service (IMDS), and at the way to it"
+    )
 
 
 def test_a_container_is_told_by_its_marks(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ _ABOUT_CREDENTIALS: Final = {
 """Codes that a failure of a source of credentials may have: SSO's ResourceNotFoundException is not about a stream."""
 _REQUEST_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DO: Final = {
+    "iam-role": "look at the instance's metadata service (IMDS), and at the way to it",
     "custom-process": "run its credential_process to see what it prints",
     "sso": "log in with `aws sso login`",
 }
