@@ -137,7 +137,7 @@ class KinesisClient:
         self._at = f"socket={socket!r}" if daemon is None else f"daemon={daemon_settings.shown(daemon)}"
 
     def __repr__(self) -> str:
-        return f"KinesisClient({self._stream!r}, {self._at})"
+        return f"<KinesisClient({self._stream!r}, {self._at}) at {id(self):#x}>"
 
     def put(
         self,

@@ -123,9 +123,9 @@ def test_a_stream_that_the_daemon_refuses_is_told(daemon: FakeDaemon, spark: Spa
 
     daemon.runs(script)
     with pytest.raises(
-        Refused, match=r"^PRODUCERD\[STREAM_NOT_FOUND\]: 1 of 1 executor, .*: f l: no legal name; check"
+        Refused, match=r"^PRODUCERD\[STREAM_NOT_FOUND\]: 1 of 1 executor, .*: f-l: no legal name; check"
     ):
-        check(spark, stream="f l", socket=daemon.path)
+        check(spark, stream="f-l", socket=daemon.path)
 
 
 class Here:

@@ -657,7 +657,7 @@ def test_options_that_do_not_hold_are_named_at_once(stream: Any) -> None:
 def test_on_disconnect_may_be_discard_and_a_client_shows_its_stream_and_socket(daemon: FakeDaemon) -> None:
     with client_of(daemon, on_disconnect="discard") as client:
         client.put("x")
-        assert repr(client) == f"KinesisClient('s', socket={daemon.path!r})"
+        assert repr(client).startswith(f"<KinesisClient('s', socket={daemon.path!r}) at 0x")
     assert daemon.hellos[0].on_disconnect == frames.OnDisconnect.DISCARD
 
 

@@ -69,7 +69,7 @@ def test_a_client_that_is_collected_unclosed_warns_and_its_records_end_as_they_w
     futures = [client.put("x", timeout_seconds=10), client.put("y")]
     client.put("bad")
     owner, gone = client._owner, weakref.ref(client)
-    with pytest.warns(ResourceWarning, match="^unclosed <spark_client.client.KinesisClient "):
+    with pytest.warns(ResourceWarning, match="^unclosed <KinesisClient"):
         del client
     assert gone() is None
     assert owner._thread.is_alive()
