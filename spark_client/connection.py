@@ -112,6 +112,11 @@ class Connection:
         self._session.cut()
 
     @property
+    def held_by(self) -> tuple[str, float]:
+        """What held this client longest, in a daemon's words, and for how many seconds; "" if nothing did for long."""
+        return self._wait_time.reasons.longest
+
+    @property
     def draining(self) -> frames.Draining | None:
         """The daemon's message that it stops, if it sent one."""
         return self._session.draining

@@ -10,7 +10,7 @@ import html
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from producerd import __version__
@@ -26,8 +26,10 @@ from producerd.errors import (
     Refused,
     RowFailure,
 )
+from spark_client.reasons import kind_of
 from spark_client.tally import MAX_ROWS_NAMED
 
+COUNTED: Final = ("skipped", "retries", "throttled", "possible_duplicates", "spread_keys", "resent")
 MAX_LINE_CHARACTERS: Final = 2000
 MAX_FAILURES_NAMED: Final = 5
 MAX_HOSTS_NAMED: Final = 20
@@ -128,6 +130,9 @@ class PartitionResult(NamedTuple):
     ``records`` counts all rows.  ``failures`` has the rows that are not STORED, and the skipped rows.  ``bytes`` counts
     stored rows only.  ``daemon`` is the one that tasks started, if they did.  ``diverted`` is the URI of the file with
     the rows that can never be stored, if the task has written one.
+
+    ``seconds`` is how long the task took from its first row.  ``why`` is what held it longest, in the daemon's words,
+    and ``why_seconds`` for how long.
     """
 
     partition: int
@@ -144,6 +149,9 @@ class PartitionResult(NamedTuple):
     failures: tuple[RowFailure, ...] = ()
     daemon: DaemonFigures | None = None
     diverted: str | None = None
+    seconds: float = 0.0
+    why: str = ""
+    why_seconds: float = 0.0
 
     def failed(self, skip_bad_records: bool) -> list[RowFailure]:
         """Return the failures that fail the batch: all, or with ``skip_bad_records`` those that are not judged."""
@@ -154,12 +162,12 @@ class PartitionResult(NamedTuple):
 
     @staticmethod
     def from_line(line: str) -> PartitionResult:
-        *plain, failures, daemon, diverted = json.loads(line)
-        figures = None if daemon is None else DaemonFigures._make(daemon)
-        return PartitionResult._make([*plain, tuple(map(_failure, failures)), figures, diverted])
+        told = PartitionResult._make(json.loads(line))
+        figures = None if told.daemon is None else DaemonFigures._make(told.daemon)
+        return told._replace(failures=tuple(map(_failure, told.failures)), daemon=figures)
 
 
-def _failure(fields: list[Any]) -> RowFailure:
+def _failure(fields: Iterable[Any]) -> RowFailure:
     failure = RowFailure._make(fields)
     return failure._replace(rows=tuple(failure.rows))
 
@@ -171,8 +179,10 @@ class BatchResult(NamedTuple):
     - ``bytes``: the keys, data and hash keys of the records that were stored.
     - ``retries`` and ``throttled``: counted by row.  ``spread_keys``: null or empty keys.
     - ``resent``: records that a second daemon took, because the first one was lost or gave them back.
-    - ``seconds_blocked``: how long all tasks together waited for room.
+    - ``seconds``: how long the write took.  The next two are sums over all tasks, which run at once.
+    - ``seconds_blocked``: how long tasks waited for room.  ``blocked_share`` is their share of the tasks' time.
     - ``seconds_flushing``: how long they waited for their last acknowledgements.
+    - ``why``: what held the tasks longest, in the daemon's words, or "" if they waited for less than a second.
     - ``daemons``: the daemons that tasks started, with what each has used until the batch's end.
     - ``diverted``: the URIs of the files to which ``on_bad_record="divert"`` wrote the skipped rows.
     """
@@ -192,32 +202,59 @@ class BatchResult(NamedTuple):
     partitions: tuple[PartitionResult, ...]
     daemons: tuple[DaemonFigures, ...] = ()
     diverted: tuple[str, ...] = ()
+    seconds: float = 0.0
+    why: str = ""
+
+    @property
+    def records_per_second(self) -> float:
+        """How many records were stored per second of the write."""
+        return (self.records - self.skipped) / self.seconds if self.seconds else 0.0
+
+    @property
+    def blocked_share(self) -> float:
+        """For which part of their time the tasks waited for room, from 0 to 1."""
+        seconds = sum(partition.seconds for partition in self.partitions)
+        return min(1.0, self.seconds_blocked / seconds) if seconds else 0.0
 
     def __str__(self) -> str:
         """Return the line that a log and a notebook show."""
         batch = "" if self.batch_id is None else f"batch {self.batch_id}: "
-        counted = ("skipped", "retries", "throttled", "possible_duplicates", "spread_keys", "resent")
-        counts = "".join(f", {value} {name.replace('_', ' ')}" for name in counted if (value := getattr(self, name)))
+        counts = "".join(f", {value} {name.replace('_', ' ')}" for name, value in self._counted())
         tasks = f"{len(self.partitions)} task{'' if len(self.partitions) == 1 else 's'}"
-        waited = f"{self.seconds_blocked:.1f} s blocked, {self.seconds_flushing:.1f} s flushing"
-        return f"{batch}{self.records} records, {self.bytes} bytes in {tasks}, {waited}{counts}"
+        took = f", {self.seconds:.1f} s ({self.records_per_second:,.0f} records per second)" if self.seconds else ""
+        waited = f"{self.seconds_blocked:.1f} s blocked ({self.blocked_share:.0%} of the tasks' time)"
+        flushed = f"{self.seconds_flushing:.1f} s flushing"
+        why = f"; held by: {self.why}" if self.why else ""
+        return f"{batch}{self.records} records, {self.bytes} bytes in {tasks}{took}, {waited}, {flushed}{counts}{why}"
 
     def __repr__(self) -> str:
         """Return every figure, but not the result of each task."""
-        fields = (f"{name}={value!r}" for name, value in zip(self._fields[:-3], self))
-        some = (name for name in ("daemons", "diverted") if getattr(self, name))
-        counts = "".join(f", {name}=<{len(getattr(self, name))}>" for name in some)
-        return f"BatchResult({', '.join(fields)}, partitions=<{len(self.partitions)}>{counts})"
+        took = ("seconds", "records_per_second", "seconds_blocked", "blocked_share", "seconds_flushing", "why")
+        names = ("batch_id", "records", "bytes", *took, *COUNTED, "skipped_rows")
+        fields = [f"{name}={_rounded(getattr(self, name))!r}" for name in names]
+        fields.append(f"partitions=<{len(self.partitions)}>")
+        fields += [f"{name}=<{len(some)}>" for name in ("daemons", "diverted") if (some := getattr(self, name))]
+        return f"BatchResult({', '.join(fields)})"
 
     def _repr_html_(self) -> str:
         """Return a table of the figures, which notebooks show."""
         hosts = f"{len(self.partitions)} on {names_of(partition.host for partition in self.partitions) or '-'}"
-        shown = [*zip(self._fields[:-4], self[:-4]), ("tasks", hosts)]
+        shown: list[tuple[str, object]] = [("batch id", self.batch_id), ("records", self.records)]
+        shown += [("bytes", self.bytes), ("tasks", hosts)]
+        if self.seconds:
+            shown += [("seconds", self.seconds), ("records per second", round(self.records_per_second))]
+        shown += [("seconds blocked", self.seconds_blocked), ("blocked share", f"{self.blocked_share:.0%}")]
+        shown += [("seconds flushing", self.seconds_flushing), *([("held by", self.why)] if self.why else [])]
+        shown += [(name.replace("_", " "), value) for name, value in self._counted()]
         shown += [("skipped row", str(row)) for row in self.skipped_rows]
         shown += [("diverted to", uri) for uri in self.diverted[:MAX_ROWS_NAMED]]
         shown += [("daemon", str(daemon)) for daemon in self.daemons]
-        rows = "".join(f"<tr><th>{name.replace('_', ' ')}</th><td>{_shown(value)}</td></tr>" for name, value in shown)
+        rows = "".join(f"<tr><th>{name}</th><td>{_shown(value)}</td></tr>" for name, value in shown)
         return f"<table>{rows}</table>"
+
+    def _counted(self) -> Iterator[tuple[str, int]]:
+        """Yield what is counted by row and is not 0."""
+        return ((name, value) for name in COUNTED if (value := getattr(self, name)))
 
     def log(self, logger: logging.Logger) -> None:
         """Log one line, as a warning if rows were left out, and one for each daemon that tasks started."""
@@ -230,6 +267,10 @@ class BatchResult(NamedTuple):
             logger.info("%s", daemon)
 
 
+def _rounded(value: object) -> object:
+    return round(value, 3) if isinstance(value, float) else value
+
+
 def _shown(value: object) -> str:
     if isinstance(value, (int, float)):
         return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
@@ -237,11 +278,16 @@ def _shown(value: object) -> str:
 
 
 def merge(
-    batch_id: int | None, stream: str | None, results: Iterable[PartitionResult], *, skip_bad_records: bool
+    batch_id: int | None,
+    stream: str | None,
+    results: Iterable[PartitionResult],
+    *,
+    skip_bad_records: bool,
+    seconds: float = 0.0,
 ) -> BatchResult:
     """Return all tasks' results in one.  Raises RecordsFailed, one line, if rows failed that the batch may not skip.
 
-    ``stream`` is None if each row named its own.
+    ``stream`` is None if each row named its own.  ``seconds`` is how long the write took, or 0 if that is unknown.
     """
     partitions = tuple(sorted(results))
     failed = [(p, failure) for p in partitions for failure in p.failed(skip_bad_records)]
@@ -269,7 +315,21 @@ def merge(
         partitions=partitions,
         daemons=_daemons(partition.daemon for partition in partitions if partition.daemon is not None),
         diverted=tuple(partition.diverted for partition in partitions if partition.diverted is not None),
+        seconds=seconds,
+        why=_longest_reason(partitions),
     )
+
+
+def _longest_reason(partitions: Iterable[PartitionResult]) -> str:
+    """Return the reason that held all tasks together for the longest, in the words of the task that it held most."""
+    seconds: dict[str, float] = {}
+    longest: dict[str, PartitionResult] = {}
+    for partition in partitions:
+        if partition.why:
+            kind = kind_of(partition.why)
+            seconds[kind] = seconds.get(kind, 0.0) + partition.why_seconds
+            longest[kind] = max(longest.get(kind, partition), partition, key=lambda one: one.why_seconds)
+    return longest[max(seconds, key=lambda kind: seconds[kind])].why if seconds else ""
 
 
 def _daemons(seen: Iterable[DaemonFigures]) -> tuple[DaemonFigures, ...]:

@@ -26,6 +26,7 @@ from producerd.wire import frames
 from producerd.wire.columns import Layout
 from spark_client.backlog import Backlog, UnackedFrame
 from spark_client.channel import LEAST_SECONDS, Late, Lost, closed, dial
+from spark_client.reasons import Reasons
 
 LOG: Final = logging.getLogger("producerd.client")
 ANSWER_SECONDS: Final = 2.0
@@ -68,11 +69,15 @@ class OpenStream(NamedTuple):
 
 
 class WaitTime:
-    """The time for which a client has waited for any daemon, and the total at which the log reports it next."""
+    """The time for which a client has waited for any daemon, and the total at which the log reports it next.
+
+    ``reasons`` has what the daemons said of it.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.logs_at = SLOW_SECONDS
+        self.reasons = Reasons()
 
     def add(self, seconds: float) -> None:
         self.seconds += seconds
@@ -113,6 +118,7 @@ class DaemonSession:
         self._backlog = backlog
         self._wait_time = wait_time
         self._resumed = backlog.is_resumed
+        wait_time.reasons.forget_question()
         self._channel, self._welcome = dial(hello, paths, timeout_seconds, start)
 
     def __repr__(self) -> str:
@@ -182,13 +188,13 @@ class DaemonSession:
                     frames.Flush()
                 )  # unasked, a daemon flushes only if the window lacks room for max_frame_bytes
             while not self._window_has_room(layout):
-                self._settle_next(deadline.at)
+                self._settle_next(deadline.at, frame.stream)
         except Late:
             raise _no_room(frame, deadline, self.reason(frame.stream)) from None
         frame_id = self._channel.machine.last_frame_id + 1
         self._tell(frames.Reserve(frame_id, self.streams[frame.stream].number, layout))
         try:
-            answer = self._answer_to_reserve(frame_id, deadline.at)
+            answer = self._answer_to_reserve(frame_id, deadline.at, frame.stream)
         except Late:
             answer = self._cancel(frame_id, frame, deadline)
         if isinstance(answer, frames.Grant):
@@ -219,7 +225,7 @@ class DaemonSession:
         self.hasten()
         try:
             while self._backlog.sent:
-                self._settle_next(deadline.at)
+                self._settle_next(deadline.at, self._first_stream())
         except Late:
             reason = self.reason(self._first_stream())
             if self._backlog.sent:  # the last ACK may have come before the reason did
@@ -249,9 +255,9 @@ class DaemonSession:
         try:
             while True:
                 message = self._read(at)
+                self._settle(message)
                 if isinstance(message, frames.Blocked):
                     return describe(message)
-                self._settle(message)
         except Late:
             return "the daemon does not answer"
 
@@ -284,7 +290,7 @@ class DaemonSession:
         """
         self._tell(frames.Cancel(frame_id))
         try:
-            answer = self._answer_to_reserve(frame_id, time.monotonic() + ANSWER_SECONDS)
+            answer = self._answer_to_reserve(frame_id, time.monotonic() + ANSWER_SECONDS, frame.stream)
         except Late:  # should an answer still come, the machine knows of the CANCEL, and _settle ignores it
             reason = "the daemon does not answer"
         else:
@@ -326,8 +332,10 @@ class DaemonSession:
         elif isinstance(message, frames.Refused) and not message.frame_id:
             self._opening = {name: number for name, number in self._opening.items() if number != message.stream_id}
         elif isinstance(message, frames.Blocked):
-            name = next((name for name, stream in self.streams.items() if stream.number == message.stream_id), "?")
-            warn("stream %s: blocked for %.0f s: %s", name, message.seconds, describe(message))
+            self._wait_time.reasons.told(message.reason)
+            if message.seconds:  # else it is the answer to a question
+                name = next((name for name, stream in self.streams.items() if stream.number == message.stream_id), "?")
+                warn("stream %s: blocked for %.0f s: %s", name, message.seconds, describe(message))
         elif isinstance(message, frames.Draining):
             self.draining = message
         elif isinstance(message, frames.Close):
@@ -342,24 +350,41 @@ class DaemonSession:
                 min(opened.max_frame_records, self._welcome.max_frame_records),
             )
 
-    def _settle_next(self, until: float | None) -> None:
+    def _settle_next(self, until: float | None, stream: str) -> None:
         """Wait for the next message and settle it.  Log what the client waits for if it has waited for long."""
         logs_at = time.monotonic() + max(0.0, self._wait_time.logs_at - self._wait_time.seconds)
         try:
-            self._settle(self._read(logs_at if until is None else min(logs_at, until)))
+            self._settle(self._await(logs_at if until is None else min(logs_at, until), stream))
         except Late:
             if until is not None and until <= logs_at:
                 raise
             self._wait_time.end()
         self.log_long_wait()
 
-    def _answer_to_reserve(self, frame_id: int, until: float | None) -> frames.Grant | frames.Refused:
+    def _answer_to_reserve(self, frame_id: int, until: float | None, stream: str) -> frames.Grant | frames.Refused:
         """Return the GRANT or REFUSED of this frame; settle what comes before it."""
         while True:
-            message = self._read(until)
+            message = self._await(until, stream)
             if isinstance(message, (frames.Grant, frames.Refused)) and message.frame_id == frame_id:
                 return message
             self._settle(message)
+
+    def _await(self, until: float | None, stream: str) -> frames.Message:
+        """Return the next message.  Ask now and then why the rows of a stream wait; `_settle` takes the answer."""
+        reasons = self._wait_time.reasons
+        while True:
+            if not reasons.due_seconds:
+                self._tell(frames.Status(self.streams[stream].number))
+                reasons.asked()
+            began = time.monotonic()
+            asks_at = began + reasons.due_seconds
+            try:
+                return self._read(asks_at if until is None else min(asks_at, until))
+            except Late:
+                if until is not None and until <= asks_at:
+                    raise
+            finally:
+                reasons.add(time.monotonic() - began)
 
     def _tell(self, message: frames.Message) -> None:
         if self._ended_by is not None:

@@ -16,6 +16,7 @@ import itertools
 import os
 import platform
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -160,6 +161,7 @@ def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) ->
     first = next(batches, None)
     if first is None:
         return None
+    began = time.monotonic()
     own = plan.own_daemon()
     diverted = None if plan.divert_to is None else DivertedRows(plan.divert_to, plan.call, hello.partition)
     with Connection(
@@ -177,7 +179,13 @@ def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) ->
             _put(connection, plan, batch, rows)
             rows += batch.num_rows
         connection.flush(plan.flush_timeout_seconds)
-        result = _report(connection, hello)._replace(daemon=None if own is None else own.figures(connection.daemon_pid))
+        why, why_seconds = connection.held_by
+        result = _report(connection, hello)._replace(
+            daemon=None if own is None else own.figures(connection.daemon_pid),
+            seconds=round(time.monotonic() - began, 3),
+            why=why,
+            why_seconds=round(why_seconds, 3),
+        )
     if diverted is None or not diverted.records or result.failed(plan.skip_bad_records):
         return result  # the batch fails anyway, and the file would lack the rows behind that failure
     return _with_file(result, diverted)

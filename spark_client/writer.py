@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -159,6 +160,7 @@ class KinesisBatchWriter:
             batch_id=batch_id,
             call="" if options.divert_to is None else _name_of_call(spark, options, batch_id),
         )
+        began = time.monotonic()
         reports = select(df, options).mapInArrow(functools.partial(send_partition, plan), "result string")
         with (
             _bounded_arrow_batches(spark, self._row_bytes),
@@ -167,7 +169,9 @@ class KinesisBatchWriter:
             Progress(spark, plan, tag),
         ):
             results = [PartitionResult.from_line(row[0]) for row in _collect(reports)]
-        result = merge(batch_id, options.stream, results, skip_bad_records=options.skips_bad_records)
+        seconds = time.monotonic() - began
+        skips = options.skips_bad_records
+        result = merge(batch_id, options.stream, results, skip_bad_records=skips, seconds=seconds)
         if result.records > result.skipped:
             self._row_bytes = result.bytes / (result.records - result.skipped)
         self.last_result = result

@@ -1301,6 +1301,7 @@ def test_a_loop_of_quick_waits_is_told_nothing(
     """Each put waits for its grant and its answer.  Thousands of quick waits do not add up to one long wait."""
     monkeypatch.setattr("spark_client.session.SLOW_SECONDS", 1.0)
     monkeypatch.setattr("spark_client.session.LONG_WAIT_SECONDS", 3_600.0)
+    monkeypatch.setattr("spark_client.reasons.FIRST_SECONDS", 3_600.0)
 
     def script(session: Session) -> None:
         session.start()

@@ -64,17 +64,18 @@ def test_each_daemon_counts_once_with_its_latest_figures_and_its_start() -> None
 
 def test_a_result_is_one_line() -> None:
     one = merge(None, "s", [result()], skip_bad_records=False)
-    assert str(one) == "1500 records, 2000 bytes in 1 task, 1.2 s blocked, 0.5 s flushing"
+    assert str(one) == "1500 records, 2000 bytes in 1 task, 1.2 s blocked (0% of the tasks' time), 0.5 s flushing"
     many = merge(7, "s", [result(0)._replace(retries=2, resent=3), result(1)], skip_bad_records=False)
     assert (
-        str(many) == "batch 7: 3000 records, 4000 bytes in 2 tasks, 2.5 s blocked, 1.0 s flushing, 2 retries, 3 resent"
+        str(many) == "batch 7: 3000 records, 4000 bytes in 2 tasks, 2.5 s blocked (0% of the tasks' time), "
+        "1.0 s flushing, 2 retries, 3 resent"
     )
 
 
 def test_what_a_prompt_shows_counts_the_files_and_the_daemons() -> None:
     tasks = [result(0)._replace(daemon=STARTED, diverted="file:///a"), result(1)._replace(diverted="file:///b")]
     assert repr(merge(None, "s", tasks, skip_bad_records=False)).endswith(
-        ", seconds_flushing=1.0, skipped_rows=(), partitions=<2>, daemons=<1>, diverted=<2>)"
+        ", resent=0, skipped_rows=(), partitions=<2>, daemons=<1>, diverted=<2>)"
     )
 
 
@@ -84,15 +85,11 @@ def test_a_notebook_shows_a_table_of_all_figures() -> None:
         "batch id": "7",
         "records": "1,500",
         "bytes": "2,000",
-        "skipped": "1",
-        "retries": "0",
-        "throttled": "0",
-        "possible duplicates": "0",
-        "spread keys": "0",
-        "resent": "0",
-        "seconds blocked": "1.2",
-        "seconds flushing": "0.5",
         "tasks": "1 on h0",
+        "seconds blocked": "1.2",
+        "blocked share": "0%",
+        "seconds flushing": "0.5",
+        "skipped": "1",
         "skipped row": "0:3 RECORD_INVALID",
         "diverted to": "file:///a?b&amp;c",
         "daemon": "daemon 7 on h1: started in 2.5 s, 1.0 s of CPU, at most 50 MiB, log /tmp/log",
@@ -104,7 +101,7 @@ def test_a_notebook_shows_a_table_of_all_figures() -> None:
 def test_a_batch_without_tasks_is_shown_too() -> None:
     shown = merge(None, "s", [], skip_bad_records=True)._repr_html_()
     assert shown.startswith("<table><tr><th>batch id</th><td>-</td></tr>")
-    assert shown.endswith("<tr><th>tasks</th><td>0 on -</td></tr></table>")
+    assert "<tr><th>tasks</th><td>0 on -</td></tr>" in shown
 
 
 def test_a_result_lists_the_first_20_skipped_rows_and_files() -> None:
@@ -122,7 +119,7 @@ def test_a_result_lists_the_first_20_skipped_rows_and_files() -> None:
 
 def test_the_log_has_a_line_for_the_batch_and_one_for_each_daemon(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    line = "1500 records, 2000 bytes in 1 task, 1.2 s blocked, 0.5 s flushing"
+    line = "1500 records, 2000 bytes in 1 task, 1.2 s blocked (0% of the tasks' time), 0.5 s flushing"
     rows = "0:3 RECORD_INVALID, 0:5 RECORD_INVALID"
     plain = merge(None, "s", [result()._replace(daemon=STARTED)], skip_bad_records=True)
     plain.log(logging.getLogger("producerd.client"))

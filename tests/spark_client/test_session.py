@@ -22,6 +22,7 @@ from producerd.wire import frames
 from producerd.wire.columns import Columns, lay_out
 from spark_client.backlog import Backlog, UnackedFrame
 from spark_client.channel import Channel, Late
+from spark_client.reasons import Reasons
 from spark_client.session import DaemonSession, Deadline, OpenStream, WaitTime
 from spark_client.tally import Tally
 from tests.spark_client.fake_daemon import FakeDaemon, Session
@@ -64,7 +65,10 @@ def backlog() -> Backlog:
 
 
 @pytest.fixture
-def wait_time() -> WaitTime:
+def wait_time(monkeypatch: pytest.MonkeyPatch) -> WaitTime:
+    """Of a client that never asks why it waits, unless a test says when."""
+    for name in ("FIRST_SECONDS", "MOST_SECONDS"):
+        monkeypatch.setattr(f"spark_client.reasons.{name}", 1e9)
     return WaitTime()
 
 
@@ -224,6 +228,29 @@ def test_a_daemon_that_does_not_answer_a_cancel_is_given_2_seconds(session: Daem
         session.reserve(frame_of(1), Deadline(5, 1_005.0))
     assert str(caught.value) == "no room for stream s within 5 s: the daemon does not answer"
     assert reads.until == [1_005.0, 1_002.0]
+
+
+def test_a_client_asks_while_it_waits_why_it_does(
+    session: DaemonSession, backlog: Backlog, wait_time: WaitTime, reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For room, and for the last acknowledgement.  The answers are not logged."""
+    told: list[frames.Message] = []
+    monkeypatch.setattr(session._channel, "tell", lambda message: told.append(message))
+    monkeypatch.setattr("spark_client.reasons.FIRST_SECONDS", 2.0)
+    monkeypatch.setattr("spark_client.reasons.MOST_SECONDS", 30.0)
+    wait_time.reasons = Reasons()
+    reads.come(None, seconds=2.0)
+    reads.come(FULL, seconds=0.1)
+    reads.come(frames.Grant(1), seconds=3.0)
+    session.reserve(frame_of(1), FOREVER)
+    assert [type(message) for message in told] == [frames.Reserve, frames.Status]
+    assert reads.until == [1_002.0, 1_362.0, 1_006.1]
+    backlog.add(1, frame_of(1))
+    reads.come(None, seconds=1.0)
+    reads.come(frames.Ack(1, 1, 1, 0, 0, 0), seconds=1.0)
+    session.flush(FOREVER)
+    assert [type(message) for message in told[2:]] == [frames.Flush, frames.Status]
+    assert wait_time.reasons.longest == ("the queue is full", pytest.approx(7.1))
 
 
 @pytest.mark.usefixtures("reads")

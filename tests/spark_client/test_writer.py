@@ -242,27 +242,37 @@ def test_the_writer_keeps_its_last_result(daemon: FakeDaemon, flights: DataFrame
     result = writer.last_result
     assert result is not None
     assert (result.batch_id, result.records) == (4, 1_000)
-    waited = f"{result.seconds_blocked:.1f} s blocked, {result.seconds_flushing:.1f} s flushing"
-    assert str(result) == f"batch 4: 1000 records, {result.bytes} bytes in 2 tasks, {waited}"
+    took = f"{result.seconds:.1f} s ({1_000 / result.seconds:,.0f} records per second)"
+    assert str(result).startswith(f"batch 4: 1000 records, {result.bytes} bytes in 2 tasks, {took}, ")
+    assert all(0 < partition.seconds < result.seconds for partition in result.partitions)
 
 
 def a_result(tasks: int) -> BatchResult:
+    """Of tasks that were held for 1 s each by their shards, except the first, which waited for 1.5 s for an answer."""
     skipped = (RowFailure(Code.RECORD_INVALID, "no <data>", 1, False, (3,), "s", judged=True),)
     partitions = [
-        PartitionResult(n, f"host-{n}", 500_000, 9, 0, 0, 0, 0, 0, 1.25, 0.5, skipped if n == 0 else ())
+        PartitionResult(n, f"host-{n}", 500_000, 9, 0, 0, 0, 0, 0, 1.25, 0.5, seconds=2.5)._replace(
+            why=f"{n} shards take no more", why_seconds=1.0
+        )
         for n in range(tasks)
     ]
-    return merge(7, "s", partitions, skip_bad_records=True)
+    partitions[0] = partitions[0]._replace(failures=skipped, why="answers are late", why_seconds=1.5)
+    return merge(7, "s", partitions, skip_bad_records=True, seconds=3.0)
 
 
 def test_a_result_fits_on_a_screen_however_many_tasks_it_has() -> None:
     result = a_result(3)
     assert repr(result) == (
-        "BatchResult(batch_id=7, records=1500000, bytes=27, skipped=1, retries=0, throttled=0, possible_duplicates=0, "
-        "spread_keys=0, resent=0, seconds_blocked=3.75, seconds_flushing=1.5, "
+        "BatchResult(batch_id=7, records=1500000, bytes=27, seconds=3.0, records_per_second=499999.667, "
+        "seconds_blocked=3.75, blocked_share=0.5, seconds_flushing=1.5, why='1 shards take no more', skipped=1, "
+        "retries=0, throttled=0, possible_duplicates=0, spread_keys=0, resent=0, "
         "skipped_rows=(SkippedRow(partition=0, row=3, code='RECORD_INVALID', maybe_stored=False),), partitions=<3>)"
     )
-    assert len(repr(a_result(10_000))) < 400
+    assert str(result) == (
+        "batch 7: 1500000 records, 27 bytes in 3 tasks, 3.0 s (500,000 records per second), 3.8 s blocked (50% of the "
+        "tasks' time), 1.5 s flushing, 1 skipped; held by: 1 shards take no more"
+    )
+    assert len(repr(a_result(10_000))) < 500
 
 
 def test_a_notebook_shows_a_result_as_a_table() -> None:
@@ -270,7 +280,11 @@ def test_a_notebook_shows_a_result_as_a_table() -> None:
     for row in (
         "<tr><th>batch id</th><td>7</td></tr>",
         "<tr><th>records</th><td>15,000,000</td></tr>",
+        "<tr><th>records per second</th><td>5,000,000</td></tr>",
         "<tr><th>seconds blocked</th><td>37.5</td></tr>",
+        "<tr><th>blocked share</th><td>50%</td></tr>",
+        "<tr><th>held by</th><td>1 shards take no more</td></tr>",
+        "<tr><th>skipped</th><td>1</td></tr>",
         "<tr><th>skipped row</th><td>0:3 RECORD_INVALID</td></tr>",
     ):
         assert row in shown
