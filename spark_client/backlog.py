@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from producerd.errors import ProtocolError
 from producerd.wire import frames
 from producerd.wire.columns import FLAG_RESENT, Columns, Layout
+from spark_client.results import counted
 from spark_client.tally import Tally
 
 
@@ -58,7 +59,10 @@ class Backlog:
 
     def __str__(self) -> str:
         owed = [*self.sent.values(), *self.again]
-        return f"{len(owed)} frames with {sum(len(frame.rows) for frame in owed)} records are not acknowledged"
+        if not owed:
+            return "every record that was sent is acknowledged"
+        records = counted(sum(len(frame.rows) for frame in owed), "record")
+        return f"{counted(len(owed), 'frame')} with {records} {'is' if len(owed) == 1 else 'are'} not acknowledged"
 
     @property
     def returned_records(self) -> int:

@@ -30,7 +30,7 @@ from spark_client.configuration import configured
 from spark_client.costs import Traffic, monthly
 from spark_client.options import WriterOptions
 from spark_client.own_daemon import OwnDaemon, jvm_pid
-from spark_client.results import ERRORS, SAME_CLIENT, marked, names_of
+from spark_client.results import ERRORS, SAME_CLIENT, counted, marked, names_of
 from spark_client.task import SPECULATION, Plan, speculates
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class ClusterCheck:
             ready = f"every daemon answers, but whether it can write to stream {self.stream} is not verified"
         elif any(executor.last_error for executor in self.executors):
             ready = f"ready to write to stream {self.stream}, which has had errors"
-        return f"{ready}: {_count(len(self.executors), 'executor')} on {_count(hosts, 'host')}"
+        return f"{ready}: {counted(len(self.executors), 'executor')} on {counted(hosts, 'host')}"
 
     def _table(self) -> tuple[list[tuple[str, str]], list[str], list[list[str]]]:
         """Return what is the same on all executors as pairs, then the header and the rows of what differs."""
@@ -262,7 +262,7 @@ def _merged(
 
 
 def _where(having: Sequence[ExecutorCheck], total: int) -> str:
-    return f"{len(having)} of {_count(total, 'executor')}, on {names_of(executor.host for executor in having)}"
+    return f"{len(having)} of {counted(total, 'executor')}, on {names_of(executor.host for executor in having)}"
 
 
 def _error(problems: Mapping[Problem, Sequence[str]]) -> ProducerdError:
@@ -456,7 +456,3 @@ def _largest_record(size_bytes: int) -> str:
 
 def _size(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 20):.4g} MiB" if size_bytes >= 1 << 20 else f"{size_bytes / 1024:.4g} KiB"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -48,7 +48,7 @@ from spark_client.daemon_settings import DaemonSettings
 from spark_client.gathering import CallFuture, Gathered, PutFuture, Row, Unraised, end, records_failed
 from spark_client.options import MOST_SECONDS, STREAM_WANTED, is_seconds, is_stream, refuse, stream_advice
 from spark_client.own_daemon import OwnDaemon
-from spark_client.results import as_line
+from spark_client.results import as_line, counted
 from spark_client.session import ANSWER_SECONDS, LOG, warn
 from spark_client.tally import Tally
 
@@ -346,7 +346,8 @@ class _ConnectionThread:
         if open_puts:
             records = sum(put.owed_records for put in open_puts)
             reason = self._reason(open_puts[0].stream)
-            text = f"{records} records are not acknowledged after {timeout_seconds} s: {reason}"
+            are = "is" if records == 1 else "are"
+            text = f"{counted(records, 'record')} {are} not acknowledged after {timeout_seconds} s: {reason}"
             raise as_line(FlushTimeout(text))
         if (failed := self._failed()) is not None:
             raise failed
@@ -355,7 +356,7 @@ class _ConnectionThread:
         """Return the error of what no future and no flush has raised."""
         failures = self._unraised.take()
         count = sum(failure.records for failure in failures)
-        return records_failed(f"{count} records failed since the last flush", failures) if failures else None
+        return records_failed(f"{counted(count, 'record')} failed since the last flush", failures) if failures else None
 
     def _reason(self, stream: str) -> str:
         try:
@@ -576,7 +577,7 @@ class _ConnectionThread:
                 put.end(self._unraised)
             elif failures:
                 count = sum(failure.records for failure in failures)
-                where = f"of {put.tally.records} records of one call for stream {put.stream}"
+                where = f"of {counted(put.tally.records, 'record')} of one call for stream {put.stream}"
                 error = records_failed(f"{count} {where} failed, named by place", failures)
                 put.end(self._unraised, failures, error)
             else:

@@ -222,7 +222,7 @@ class Gathered:
         error: Callable[[], ProducerdError] | None = None,
     ) -> None:
         """End the futures, and count the failed records.  One that has not ended failed as ``lost``, with ``error``."""
-        text = f"1 of 1 records of one call for stream {self.stream} failed, named by place"
+        text = f"1 of 1 record of one call for stream {self.stream} failed, named by place"
         errors: dict[int, ProducerdError] = {}
         failures: dict[int, RowFailure] = {}
         for place, why in self.tally.failed.items():

@@ -18,7 +18,7 @@ from producerd.errors import ProducerdError
 from producerd.wire import frames
 from spark_client.channel import LEAST_SECONDS, ask, dial, socket_paths
 from spark_client.interrupts import insist
-from spark_client.results import names_of
+from spark_client.results import counted, names_of
 from spark_client.session import describe
 
 if TYPE_CHECKING:
@@ -106,18 +106,19 @@ class Progress:
 
     def _line(self) -> str:
         running = running_tasks(self._spark, self._tag)
-        counted = "its tasks are not visible under Spark Connect"
+        tasks = "its tasks are not visible under Spark Connect"
         if running is not None:
-            counted = (
-                f"{running.tasks} of {running.of} tasks still run, the longest for {running.longest_seconds:.0f} s"
+            tasks = (
+                f"{running.tasks} of {counted(running.of, 'task')} still run, "
+                f"the longest for {running.longest_seconds:.0f} s"
             )
         cause = cause_of_wait(self._plan)
         if cause:
-            return f"{counted}; {cause}"
+            return f"{tasks}; {cause}"
         hosts = names_of(running.hosts) if running is not None and running.hosts else "the executors' hosts"
         starts = self._plan.daemon or self._plan.configured_daemon
         told_by = "the log of the tasks' daemon" if starts else "`producerctl status`"
-        return f"{counted}; {told_by} says what holds them, on {hosts}"
+        return f"{tasks}; {told_by} says what holds them, on {hosts}"
 
 
 def running_tasks(spark: SparkSession, tag: str) -> Running | None:

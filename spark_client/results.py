@@ -83,6 +83,11 @@ ADVICE: Final[Mapping[str, str]] = {
 """What to do about a code, if the daemon's message does not say so."""
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def names_of(hosts: Iterable[str]) -> str:
     """Return the hosts in order, each once, but only the first of many."""
     ordered = sorted(set(hosts))
@@ -220,7 +225,7 @@ class BatchResult(NamedTuple):
         """Return the line that a log and a notebook show."""
         batch = "" if self.batch_id is None else f"batch {self.batch_id}: "
         counts = "".join(f", {value} {name.replace('_', ' ')}" for name, value in self._counted())
-        tasks = f"{len(self.partitions)} task{'' if len(self.partitions) == 1 else 's'}"
+        tasks = counted(len(self.partitions), "task")
         took = f", {self.seconds:.1f} s ({self.records_per_second:,.0f} records per second)" if self.seconds else ""
         waited = f"{self.seconds_blocked:.1f} s blocked ({self.blocked_share:.0%} of the tasks' time)"
         flushed = f"{self.seconds_flushing:.1f} s flushing"
@@ -368,7 +373,7 @@ def _records_failed(
     )
     bad = sum(failure.records for _, failure in failed if failure.code != Code.FRAME_REFUSED)
     in_same_frames = sum(failure.records for _, failure in failed) - bad
-    count = f"{bad} record{'' if bad == 1 else 's'} failed" + (
+    count = f"{counted(bad, 'record')} failed" + (
         f", {in_same_frames} in the same frames were not taken" if in_same_frames else ""
     )
     first = failed[0][0]

@@ -27,6 +27,7 @@ from producerd.wire.columns import Layout
 from spark_client.backlog import Backlog, UnackedFrame
 from spark_client.channel import LEAST_SECONDS, Late, Lost, closed, dial
 from spark_client.reasons import Reasons
+from spark_client.results import counted
 
 LOG: Final = logging.getLogger("producerd.client")
 ANSWER_SECONDS: Final = 2.0
@@ -255,9 +256,10 @@ class DaemonSession:
         try:
             while True:
                 message = self._read(at)
-                self._settle(message)
                 if isinstance(message, frames.Blocked):
+                    self._wait_time.reasons.told(message.reason)
                     return describe(message)
+                self._settle(message)
         except Late:
             return "the daemon does not answer"
 
@@ -317,7 +319,7 @@ class DaemonSession:
         )
 
     def _drained(self) -> ConnectionFailed:
-        text = f"the daemon stops: it gave {self._backlog.returned_records} records back and takes no more"
+        text = f"the daemon stops: it gave {counted(self._backlog.returned_records, 'record')} back and takes no more"
         return ConnectionFailed(text, code=Code.DRAINING)
 
     # --------------------------------------------------------------------------------------------------------- messages

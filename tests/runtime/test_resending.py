@@ -189,7 +189,7 @@ def test_a_daemon_that_does_not_come_back_is_an_error_that_names_both(node: Call
     with pytest.raises(ConnectionFailed) as raised:
         client.flush()
     assert raised.value.code == Code.DAEMON_LOST
-    assert "is gone: 1 frames with 10 records are not acknowledged" in str(raised.value)
+    assert "is gone: 1 frame with 10 records is not acknowledged" in str(raised.value)
     assert "0.5 s" in str(raised.value)
 
 

@@ -180,7 +180,7 @@ def test_records_that_fail_are_named_by_place_and_raised_once(daemon: FakeDaemon
     assert isinstance(client.put("e", "bad").exception(10), RecordsFailed)
     client.put_many([("f", "bad")]).add_done_callback(lambda future: future.exception())
     client.put("g", "bad")
-    with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[RECORD_INVALID\]: 1 records failed since the last flush: "):
+    with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[RECORD_INVALID\]: 1 record failed since the last flush: "):
         client.close()
 
 
@@ -306,9 +306,7 @@ def test_a_flush_that_takes_too_long_says_why_and_can_be_repeated(daemon: FakeDa
     daemon.runs(script)
     client = client_of(daemon)
     future = client.put("x")
-    with pytest.raises(
-        FlushTimeout, match=r"1 records are not acknowledged after 0\.1 s: the service answers slowly; "
-    ):
+    with pytest.raises(FlushTimeout, match=r"1 record is not acknowledged after 0\.1 s: the service answers slowly; "):
         client.flush(0.1)
     go_on.set()
     client.flush(10)
@@ -350,7 +348,7 @@ def test_a_flush_whose_time_passes_while_the_daemon_stops_gives_nothing_up(daemo
     daemon.runs(stops, serve)
     with client_of(daemon) as client:
         future = client.put("x")
-        with pytest.raises(FlushTimeout, match=r"after 0\.2 s: .* closed the session: it stops; 1 frames"):
+        with pytest.raises(FlushTimeout, match=r"after 0\.2 s: .* closed the session: it stops; 1 frame"):
             client.flush(0.2)
         assert future.result(10) is None
 
@@ -373,7 +371,7 @@ def test_a_lost_daemon_fails_what_it_had_and_the_next_call_finds_the_next_one(
     daemon: FakeDaemon, caplog: pytest.LogCaptureFixture, timeout_seconds: float | None
 ) -> None:
     lost = threading.Event()
-    gone = f"the daemon on host {socket.gethostname()} is gone: 1 frames with 1 records are not acknowledged"
+    gone = f"the daemon on host {socket.gethostname()} is gone: 1 frame with 1 record is not acknowledged"
 
     def dies(session: Session) -> None:
         session.start()
@@ -385,9 +383,9 @@ def test_a_lost_daemon_fails_what_it_had_and_the_next_call_finds_the_next_one(
         future = client.put("x", timeout_seconds=timeout_seconds)
         lost.set()
         wait([future], 10)
-        with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: 1 records failed") as caught:
+        with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: 1 record failed") as caught:
             client.flush()
-        with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: .*1 frames with 1 records are not ack"):
+        with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: .*1 frame with 1 record is not ack"):
             future.result(10)
         assert caught.value.failures == (RowFailure(Code.DAEMON_LOST, gone, 1, True, (), "s"),)
         assert client.put("y").result(10) is None
@@ -454,7 +452,7 @@ def test_what_was_stored_before_the_daemon_was_lost_is_no_failure(daemon: FakeDa
 
     daemon.runs(dies)
     client = client_of(daemon, reconnect_timeout_seconds=0)
-    with pytest.raises(ConnectionFailed, match="0 frames with 0 records are not acknowledged") as caught:
+    with pytest.raises(ConnectionFailed, match="every record that was sent is acknowledged") as caught:
         client.put_many([("x",), ("y",)])
     assert caught.value.taken == 1
     client.flush()
@@ -837,7 +835,7 @@ def test_a_flush_ends_in_time_while_another_call_waits_for_room(daemon: FakeDaem
     flushing.join(10)
     waiting.join(10)
     assert [type(error) for error in flushed] == [FlushTimeout]
-    assert "1 records are not acknowledged after 0.2 s: another call of this client waits" in str(flushed[0])
+    assert "1 record is not acknowledged after 0.2 s: another call of this client waits" in str(flushed[0])
     assert [str(error)[:43] for error in errors] == ["PRODUCERD[DAEMON_LOST]: the client was clos"]
     with pytest.raises(ConnectionFailed, match="closed before the acknowledgement"):
         future.result(10)

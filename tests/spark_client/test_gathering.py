@@ -192,7 +192,7 @@ def test_a_record_that_fails_is_its_own_future_s_error_or_else_the_next_flush_s(
         client.flush()
     errors = [future.exception(10) for future in futures]
     assert [type(error) for error in errors] == [type(None), RecordsFailed, type(None), RecordsFailed, type(None)]
-    assert str(errors[1]).startswith("PRODUCERD[RECORD_INVALID]: 1 of 1 records of one call for stream s failed, named")
+    assert str(errors[1]).startswith("PRODUCERD[RECORD_INVALID]: 1 of 1 record of one call for stream s failed, named")
     (failure,) = errors[3].failures  # type: ignore[union-attr]
     assert (failure.code, failure.maybe_stored, failure.rows) == (Code.RECORD_TOO_LARGE, True, (0,))
     client.close()
@@ -218,7 +218,7 @@ def test_a_frame_that_is_refused_is_its_records_error_and_the_next_call_asks_aga
     client = client_of(daemon)
     client.put("first").result(10)
     future = client.put("x")
-    with pytest.raises(RecordsFailed, match="1 records failed since the last flush: ACCESS_DENIED 1") as caught:
+    with pytest.raises(RecordsFailed, match="1 record failed since the last flush: ACCESS_DENIED 1") as caught:
         client.flush()
     with pytest.raises(Refused, match=r"^PRODUCERD\[ACCESS_DENIED\]: no right"):
         future.result(10)
@@ -597,7 +597,7 @@ def test_each_failed_record_s_error_says_why_whatever_happens_to_the_others() ->
         *[(RowFailure(Code.RECORD_INVALID, INVALID.message, 1, False, (0,), "s", True),)] * 2,
     ]
     assert str(errors[4]) == (
-        "PRODUCERD[RECORD_INVALID]: 1 of 1 records of one call for stream s failed, named by place: "
+        "PRODUCERD[RECORD_INVALID]: 1 of 1 record of one call for stream s failed, named by place: "
         "RECORD_INVALID 1 (data is null), records 0"
     )
 

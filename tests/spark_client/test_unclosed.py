@@ -45,7 +45,7 @@ def test_the_end_of_a_program_waits_for_a_time_and_says_what_is_not_stored(daemo
     assert len(lines) == len(done.stderr.splitlines()) - 2 * warns
     assert sorted(line.partition(" s: the service answers slowly;")[0] for line in lines) == [
         "a KinesisClient was not closed before the program's end: PRODUCERD[FLUSH_TIMEOUT]: "
-        f"1 records are not acknowledged after {seconds}"
+        f"1 record is not acknowledged after {seconds}"
         for seconds in ("0.0", "0.2")
     ]
     assert all(line.endswith("; 1 of these records are with the daemon") for line in lines)
@@ -78,4 +78,4 @@ def test_a_client_that_is_collected_unclosed_warns_and_its_records_end_as_they_w
     owner._thread.join(10)
     assert not owner._thread.is_alive()
     (line,) = caplog.messages
-    assert line.startswith("a KinesisClient was not closed: PRODUCERD[RECORD_INVALID]: 1 records failed since the last")
+    assert line.startswith("a KinesisClient was not closed: PRODUCERD[RECORD_INVALID]: 1 record failed since the last")
