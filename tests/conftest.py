@@ -125,7 +125,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def dist(tree: Path) -> Path:
-    """The folder in which `./dev build --no-pex` put its two files, made from a copy of this tree."""
+    """The folder in which `./dev build` put its three files, made from a copy of this tree."""
     from tools.packaging import build
 
     assert build(tree) == 0

@@ -65,6 +65,19 @@ def ask(python: Path, code: str, **env: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "pexes"),
+    [([], []), (["--sbom"], []), (["--pex"], packaging.PEXES), (["--pex", "cp311-x86_64"], ["cp311-x86_64"])],
+)
+def test_a_build_makes_the_pexes_that_it_is_asked_for(
+    arguments: list[str], pexes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(packaging, "build", lambda **options: asked.update(options))
+    packaging.command(arguments)
+    assert asked == {"pexes": pexes, "sbom": "--sbom" in arguments}
+
+
 def test_the_wheel_installs_bare_and_the_client_imports(
     dist: Path, bare_python: Path, pip: Callable[..., None]
 ) -> None:

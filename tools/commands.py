@@ -47,8 +47,8 @@ COMMANDS = {
         lambda _: check(),
     ),
     "build": Command(
-        "the wheel, the zip for Spark's --py-files, and pexes of the daemon, to dist/"
-        " [--pex TAG ..., --no-pex, --sbom]",
+        "the wheels and the zip for Spark's --py-files, to dist/; --pex: pexes of the daemon, too"
+        " [--pex [TAG ...], --sbom]",
         build,
     ),
     "bench": Command(

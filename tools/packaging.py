@@ -69,12 +69,12 @@ GLIBC = 28
 def command(arguments: list[str]) -> int:
     """Run ``./dev build``."""
     parser = argparse.ArgumentParser(prog="./dev build", description="Build into dist/ and print the paths.")
-    of_pexes = parser.add_mutually_exclusive_group()
-    of_pexes.add_argument("--pex", nargs="+", choices=PEXES, default=PEXES, metavar="TAG", help=", ".join(PEXES))
-    of_pexes.add_argument("--no-pex", action="store_const", const=[], dest="pex", help="no pexes")
+    tags = f"a pex of the daemon for each TAG, or for all: {', '.join(PEXES)}"
+    parser.add_argument("--pex", nargs="*", choices=PEXES, metavar="TAG", help=tags)
     parser.add_argument("--sbom", action="store_true", help="the bill of materials of the daemon, too (CycloneDX)")
     options = parser.parse_args(arguments)
-    return build(pexes=options.pex, sbom=options.sbom)
+    pexes = [] if options.pex is None else options.pex or PEXES
+    return build(pexes=pexes, sbom=options.sbom)
 
 
 def build(tree: Path = ROOT, pexes: Iterable[str] = (), *, sbom: bool = False) -> int:
