@@ -219,7 +219,7 @@ class OwnDaemon:
     def _failed(self, error: str) -> ConnectionFailed | ConfigurationError:
         host = socket.gethostname()
         if error.startswith(OF_SETTINGS):
-            return ConfigurationError([f"the daemon that tasks start, on host {host}: {error[len(OF_SETTINGS) :]}"])
+            return ConfigurationError([f"the tasks' daemon on host {host}: {error[len(OF_SETTINGS) :]}"])
         cure = f": {INSTALL}" if any(sign in error for sign in NEEDS_INSTALL) else ""
         text = f"the daemon that a task started on host {host} has ended: {error}{cure} (its log: {self.log})"
         return ConnectionFailed(text, code=Code.DAEMON_ABSENT)

@@ -77,8 +77,6 @@ ADVICE: Final[Mapping[str, str]] = {
     Code.DAEMON_LOST: f"see the daemon's log on that host; {_REPEAT}",
     Code.DRAINING: f"once it is back, {_REPEAT}",
     Code.DIVERT_FAILED: "tasks write to divert_to with the rights of their own environment",
-    Code.BACKPRESSURE_TIMEOUT: "put_timeout_seconds is how long a task waits for that",
-    Code.FLUSH_TIMEOUT: "flush_timeout_seconds is how long a task waits for that",
 }
 """What to do about a code, if the daemon's message does not say so."""
 

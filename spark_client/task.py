@@ -51,6 +51,11 @@ SPECULATION: Final = (
     "spark.speculation=true runs slow tasks twice, and both copies write: set it to false, or give "
     "allow_speculation=True (data source: allowSpeculation) and expect duplicates"
 )
+TIMEOUTS: Final = {
+    Code.BACKPRESSURE_TIMEOUT: "put_timeout_seconds",
+    Code.FLUSH_TIMEOUT: "flush_timeout_seconds",
+}
+"""The option that bounds what a task waited for, by the code of its error."""
 
 
 class Plan(NamedTuple):
@@ -154,6 +159,8 @@ def send(plan: Plan, batches: Iterable[pa.RecordBatch]) -> PartitionResult | Non
         where = f"host {socket.gethostname()}, partition {hello.partition}"
         own = plan.own_daemon() if error.code == Code.DAEMON_LOST else None
         said = "" if own is None else f"; its log {own.log} ends with: {own.last_line()}"
+        if error.code in TIMEOUTS:
+            said = f"; {TIMEOUTS[error.code]} is how long a task waits for that"
         raise ProducerdError(marked(error.code, f"{where}: {error}{said}"), code=error.code) from None
 
 

@@ -370,7 +370,7 @@ def test_a_start_that_fails_is_noted_for_the_tasks_that_wait(clock: Clock, monke
 def test_settings_that_the_daemon_refuses_are_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError) as caught:
         own("echo producerd: configuration: no such limit >&2").start()
-    assert str(caught.value) == f"the daemon that tasks start, on host {HOST}: no such limit"
+    assert str(caught.value) == f"the tasks' daemon on host {HOST}: no such limit"
 
 
 def test_a_start_is_given_its_time_and_says_how_long_it_took(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import platform
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
@@ -20,6 +20,7 @@ from producerd.errors import (
     BackpressureTimeout,
     Code,
     ConnectionFailed,
+    FlushTimeout,
     ProducerdError,
     RecordsFailed,
     Refused,
@@ -327,6 +328,17 @@ def test_a_marked_line_is_found_in_what_spark_wraps_around_it(code: str, kind: t
     assert (str(error), error.code) == (f"PRODUCERD[{code}]: host h, partition 3: no room{advice}", code)
 
 
+@pytest.mark.parametrize("error", [BackpressureTimeout("no room"), FlushTimeout("not acknowledged")])
+def test_a_task_that_waited_too_long_names_its_option(error: ProducerdError, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_long(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr("spark_client.task._send", too_long)
+    option = "put_timeout_seconds" if isinstance(error, BackpressureTimeout) else "flush_timeout_seconds"
+    with pytest.raises(ProducerdError, match=f": {error}; {option} is how long a task waits for that$"):
+        list(send_partition(Plan("s"), []))
+
+
 def test_other_text_has_no_error_in_it_and_a_long_line_is_cut() -> None:
     assert error_in("org.apache.spark.SparkException: Job 3 cancelled") is None
     assert len(marked(Code.KMS, "x" * 100_000)) < 2_100
@@ -400,4 +412,4 @@ def test_skipped_rows_are_a_warning_and_named(caplog: pytest.LogCaptureFixture) 
         "30 skipped, 2 retries, 4 throttled, 6 possible duplicates, 8 spread keys, 10 resent"
         "; skipped (partition:row): 1:3 RECORD_INVALID, 1:5 RECORD_INVALID"
     )
-    assert info.getMessage().startswith("batch 8: 10 records, 100 bytes in 1 task, 0.5 s blocked, 0.2 s flushing")
+    assert info.getMessage().startswith("batch 8: 10 records, 100 bytes in 1 task, 0.5 s blocked (")
