@@ -87,7 +87,10 @@ class Session:
         return [(self.streams[self._stream_of[body.frame_id]], row) for body in self.bodies for row in rows_of(body)]
 
     def expect(self, kind: type[T]) -> T:
+        """Return the next message, which must be of this kind, without answering a client that asks why it waits."""
         message = self.read()
+        while isinstance(message, frames.Status) and kind is not frames.Status:
+            message = self.read()
         assert isinstance(message, kind), f"{kind.__name__} expected, {message} came"
         return message
 
