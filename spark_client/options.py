@@ -17,7 +17,7 @@ from producerd.errors import Code, ConfigurationError
 from spark_client import daemon_settings
 from spark_client.batches import STREAM_NAME
 from spark_client.diverting import PLACES, Place
-from spark_client.results import marked
+from spark_client.results import marked, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -133,7 +133,7 @@ class Option(NamedTuple):
         if self.name == "daemon" and isinstance(value, Mapping):
             return daemon_settings.shown(value)
         may_have_keys = self.name == "divert_to" and re.search("[@?]", str(value))
-        return "'***'" if may_have_keys else str(value) if type(value).__name__ == "Column" else repr(value)
+        return "'***'" if may_have_keys else quoted(value)
 
     def advice(self, value: Any) -> str:
         """Return what to give instead of a value."""

@@ -86,6 +86,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def quoted(given: object) -> str:
+    """Return what an option was given as a message shows it: a Column's own text has no quotes."""
+    return str(given) if type(given).__name__ == "Column" else repr(given)
+
+
 def names_of(hosts: Iterable[str]) -> str:
     """Return the hosts in order, each once, but only the first of many."""
     ordered = sorted(set(hosts))

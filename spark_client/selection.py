@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import BadColumn, Code
 from spark_client.batches import DATA, HASH_KEY, KEY, STREAM
-from spark_client.results import marked
+from spark_client.results import marked, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -258,15 +258,8 @@ def _expression(df: DataFrame, option: str, given: str) -> str:
 def _must_be_a_key(option: str, given: Any, kind: DataType) -> None:
     """Raise BadColumn for a type that Spark casts to a text which no consumer expects, such as {1, a}."""
     if kind.typeName() in NESTED_TYPES:
-        text = (
-            f"{OPTION_OF.get(option, option)}={_quoted(given)} has type {kind.simpleString()}: give a field of it, or"
-        )
+        text = f"{OPTION_OF.get(option, option)}={quoted(given)} has type {kind.simpleString()}: give a field of it, or"
         raise BadColumn(marked(Code.BAD_COLUMN, f"{text} a text such as to_json(...)"))
-
-
-def _quoted(given: Any) -> str:
-    """Return what an option was given as an error shows it: a Column's own text has no quotes."""
-    return repr(given) if isinstance(given, str) else str(given)
 
 
 def _name_parts(text: str) -> list[str]:

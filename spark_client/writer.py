@@ -260,7 +260,7 @@ def _bounded_arrow_batches(spark: Any, row_bytes: float) -> Iterator[None]:
 
 
 def _check_call(df: Any, batch_id: Any) -> None:
-    """Raise ConfigurationError if the DataFrame is not one that Spark can write, or the batch's number is none."""
+    """Raise ConfigurationError if a task cannot write ``df``, or if ``batch_id`` is not a number."""
     problems = []
     if not hasattr(df, "sparkSession"):
         library = type(df).__module__.partition(".")[0]

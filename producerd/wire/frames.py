@@ -239,7 +239,9 @@ class Flush:
 
 @dataclass(frozen=True)
 class Status:
-    """The client asks for one BLOCKED about a stream at once.  A caller quotes it when its time-out ends.
+    """The client asks for one BLOCKED about a stream at once.
+
+    A caller quotes it when its time-out ends.  A Spark task asks now and then while it waits, for its result.
 
     With ``asks_service`` 1 the daemon first asks Kinesis whether it can store records.
     """
