@@ -26,7 +26,7 @@ from producerd.errors import Code, ProducerdError, Refused
 from producerd.wire import frames
 from producerd.wire.frames import Service
 from spark_client.channel import Channel, ask, dial, socket_paths
-from spark_client.configuration import configured
+from spark_client.configuration import configured, is_connect
 from spark_client.costs import Traffic, monthly
 from spark_client.options import WriterOptions
 from spark_client.own_daemon import OwnDaemon, jvm_pid
@@ -208,7 +208,7 @@ def check(
 
 def _run(spark: SparkSession, task: Callable[[int], str]) -> list[Mapping[str, Any]]:
     """Return each task's report."""
-    connect = type(spark).__module__.startswith("pyspark.sql.connect")
+    connect = is_connect(spark)
     functions = importlib.import_module("pyspark.sql.connect.functions" if connect else "pyspark.sql.functions")
     try:
         slots = spark.range(MOST_SLOTS).where(FIRST_OF_ITS_PARTITION)

@@ -17,6 +17,11 @@ SOCKET: Final = f"{OURS}socket"
 DAEMON: Final = f"{OURS}daemon"
 
 
+def is_connect(of_spark: object) -> bool:
+    """Return whether a session or a DataFrame is one of Spark Connect."""
+    return type(of_spark).__module__.startswith("pyspark.sql.connect")
+
+
 def configured(spark: SparkSession) -> dict[str, Any]:
     """Return the fields of a `spark_client.task.Plan` that Spark's configuration has.
 

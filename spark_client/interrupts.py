@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from spark_client.configuration import is_connect
+
 ATTEMPTS: Final = 3
 """How often `insist` makes a call, as py4j's next connection may be closed, too."""
 
@@ -25,7 +27,7 @@ def cancelled_on_interrupt(spark: Any) -> Iterator[str]:
     its jobs by group when it stops.
     """
     tag = f"producerd-{uuid.uuid4()}"
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if is_connect(spark):
         add, remove, cancel = spark.addTag, spark.removeTag, spark.interruptTag
     else:
         context = spark.sparkContext

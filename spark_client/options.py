@@ -74,6 +74,7 @@ class WriterOptions:
     allow_speculation: bool = False
     daemon: Mapping[str, Any] | None = None
     daemon_start_timeout_seconds: float = 60
+    progress: bool = True
 
     def __post_init__(self) -> None:
         given = [(option, getattr(self, option.name)) for option in OPTIONS]
@@ -384,5 +385,13 @@ OPTIONS: Final[Sequence[Option]] = (
         _SECONDS,
         is_seconds,
         seconds,
+    ),
+    Option(
+        "progress",
+        "show the progress of a write that takes longer than 5 s: one line in a terminal or a notebook that has tqdm, "
+        "elsewhere a line in the log every 10 s",
+        "give True or False",
+        lambda value: isinstance(value, bool),
+        None,
     ),
 )

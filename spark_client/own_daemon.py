@@ -70,13 +70,13 @@ class Process(NamedTuple):
 
 
 class OwnDaemon:
-    """The daemon of this process's executor with these settings.
+    """The daemon of this process's executor with these settings, or of the process ``owner_pid``.
 
     ``paths`` is where it listens, or will.  The constructor makes the folder of its socket.
     """
 
-    def __init__(self, settings: DaemonSettings, start_timeout_seconds: float) -> None:
-        owner = Process.of(jvm_pid() or os.getpid())
+    def __init__(self, settings: DaemonSettings, start_timeout_seconds: float, owner_pid: int | None = None) -> None:
+        owner = Process.of(owner_pid or jvm_pid() or os.getpid())
         if owner is None:
             text = f"daemon={{...}}: a task can start a daemon on Linux only, and this is {sys.platform}"
             raise ConfigurationError([text])

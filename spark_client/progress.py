@@ -1,14 +1,18 @@
-"""The driver logs of a write that takes long how many tasks still run, where, for how long, and what holds them.
+"""The driver shows of a write that takes long how many rows are stored, which tasks still run, and what holds them.
 
 A task that waits writes its reason to an executor's log, where few users look first.  So the driver counts the tasks in
-Spark's own status store.  If a daemon answers at the driver's own paths, the driver asks it for the cause.
+Spark's own status store, and their rows in an accumulator.  If a daemon answers at the driver's own paths, the driver
+asks it for the cause.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,19 +21,26 @@ from producerd import __version__
 from producerd.errors import ProducerdError
 from producerd.wire import frames
 from spark_client.channel import LEAST_SECONDS, ask, dial, socket_paths
+from spark_client.configuration import is_connect
 from spark_client.interrupts import insist
 from spark_client.results import counted, names_of
 from spark_client.session import describe
 
 if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
     from pyspark.sql import SparkSession
 
     from spark_client.task import Plan
 
 LOG: Final = logging.getLogger("producerd.client")
-FIRST_SECONDS: Final = 30.0
-AGAIN_SECONDS: Final = 300.0
-"""The daemon reports to a blocked caller as often."""
+FIRST_SECONDS: Final = 5.0
+AGAIN_SECONDS: Final = 10.0
+DRAW_SECONDS: Final = 1.0
+"""How often the line of a terminal or a notebook is drawn again."""
+LINE: Final = "{desc}: {n_fmt} of {total_fmt} tasks |{bar:10}| {elapsed}{postfix}"
+FIRST_WARNING_SECONDS: Final = 30.0
+NEXT_WARNING_SECONDS: Final = 300.0
+"""Batches of a query may all take long, so that most of their lines are of level INFO."""
 ANSWER_SECONDS: Final = 2.0
 DESCRIPTION: Final = "spark.job.description"
 """The property of a thread that Spark's UI shows for its jobs and stages."""
@@ -49,7 +60,7 @@ def described(spark: SparkSession, plan: Plan) -> Iterator[None]:
 
     Under Spark Connect nothing can name them.
     """
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if is_connect(spark):
         yield
         return
     context = spark.sparkContext
@@ -65,70 +76,184 @@ class Running(NamedTuple):
     """The tasks of a job that run now.  ``longest_seconds`` is how long the oldest has run."""
 
     tasks: int
+    done: int
     of: int
     longest_seconds: float
     hosts: Sequence[str]
 
+    def __str__(self) -> str:
+        of = counted(self.of, "task")
+        return f"{self.tasks} of {of} still run, the longest for {self.longest_seconds:.0f} s"
+
+
+class RowsByWrite:
+    """How Spark adds up an accumulator of the rows of each write, which is known by its tag."""
+
+    def zero(self, value: object) -> dict[str, int]:  # noqa: ARG002 - Spark's shape
+        return {}
+
+    def addInPlace(self, one: dict[str, int], other: dict[str, int]) -> dict[str, int]:  # noqa: N802 - Spark's name
+        for tag, rows in other.items():
+            one[tag] = one.get(tag, 0) + rows
+        return one
+
+
+_ROWS: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def rows_by_write(spark: SparkSession) -> Accumulator[dict[str, int]] | None:
+    """Return the accumulator of what finished tasks have stored, or None under Spark Connect, which has none.
+
+    There is one for each context, as PySpark keeps each forever.
+    """
+    if is_connect(spark):
+        return None
+    context: Any = spark.sparkContext
+    if context not in _ROWS:
+        _ROWS[context] = context.accumulator({}, RowsByWrite())
+    rows: Accumulator[dict[str, int]] = _ROWS[context]
+    return rows
+
 
 class Progress:
-    """Logs a line after 30 s, and then every 5 minutes, until the block ends.
+    """Shows the progress of a write that takes longer than 5 s, until the block ends.
 
-    ``tag`` is the job tag of the write.  Under Spark Connect the driver cannot see tasks.
+    In a terminal or a notebook, if tqdm is installed, it is one line that is drawn again each second.  Elsewhere it is
+    a line in the log every 10 s.  ``tag`` is the job tag of the write.
     """
 
     def __init__(self, spark: SparkSession, plan: Plan, tag: str) -> None:
         self._spark = spark
         self._plan = plan
         self._tag = tag
-        self._write = _name_of(plan)
-        self._began = time.monotonic()
+        self._rows = rows_by_write(spark)
+        self._shown: _Line | _Log | None = None
         self._over = threading.Event()
+        self._showing = threading.Lock()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Accumulator[dict[str, int]] | None:
+        """Return where the tasks add the rows that they have stored."""
         threading.Thread(target=self._run, name="producerd-progress", daemon=True).start()
+        return self._rows
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        with self._showing:  # so that the line is gone when the caller goes on
+            self._over.set()
+            if self._shown is not None:
+                self._shown.close()
+        if self._rows is not None:
+            self._rows.value.pop(self._tag, None)
 
     def _run(self) -> None:
-        seconds = FIRST_SECONDS
-        while not self._over.wait(seconds):
-            seconds = AGAIN_SECONDS
+        write, log = _name_of(self._plan), _Log(self._plan)
+        tqdm = _drawing_class(self._spark)
+        daemon = DriversDaemon(self._spark, self._plan, counts=tqdm is not None)
+        self._over.wait(FIRST_SECONDS)
+        while not self._over.is_set():
+            running, problem = None, "its tasks are not visible under Spark Connect"
             try:
-                line = self._line()
-            except (
-                Exception
-            ) as error:  # Spark may be stopping, and its errors share no base class; the write must go on
-                line = f"nothing is known of its tasks ({type(error).__name__})"
-            if not self._over.is_set():
-                ran_seconds = time.monotonic() - self._began
-                LOG.warning("producerd: %s has run for %.0f s: %s", self._write, ran_seconds, line)
+                running = running_tasks(self._spark, self._tag)
+            except Exception as error:  # Spark may be stopping, and its errors share no base class
+                problem = f"nothing is known of its tasks ({type(error).__name__})"
+            blocked = daemon.status()
+            with self._showing:
+                if self._over.is_set():
+                    return
+                if self._shown is None:
+                    self._shown = log if tqdm is None else _Line(tqdm, write)
+                rows = self._stored(daemon.stored(blocked))
+                if blocked is None:
+                    cause = self._advice(running)
+                else:
+                    cause = f"the daemon at {daemon.path}: {describe(blocked)}"
+                self._shown.show(running, rows, problem, cause, blocked)
+            self._over.wait(self._shown.again_seconds)
 
-    def _line(self) -> str:
-        running = running_tasks(self._spark, self._tag)
-        tasks = "its tasks are not visible under Spark Connect"
-        if running is not None:
-            tasks = (
-                f"{running.tasks} of {counted(running.of, 'task')} still run, "
-                f"the longest for {running.longest_seconds:.0f} s"
-            )
-        cause = cause_of_wait(self._plan)
-        if cause:
-            return f"{tasks}; {cause}"
+    def _stored(self, by_daemon: int | None) -> str:
+        """Return how many rows are stored, as far as it is known."""
+        if by_daemon is not None:
+            return f"{by_daemon:,} rows stored"
+        if self._rows is None:
+            return ""
+        return f"{self._rows.value.get(self._tag, 0):,} rows stored by finished tasks"
+
+    def _advice(self, running: Running | None) -> str:
         hosts = names_of(running.hosts) if running is not None and running.hosts else "the executors' hosts"
         starts = self._plan.daemon or self._plan.configured_daemon
         told_by = "the log of the tasks' daemon" if starts else "`producerctl status`"
-        return f"{tasks}; {told_by} says what holds them, on {hosts}"
+        return f"{told_by} says what holds them, on {hosts}"
+
+
+class _Log:
+    """A line in the log each time."""
+
+    again_seconds = AGAIN_SECONDS
+
+    def __init__(self, plan: Plan) -> None:
+        self._write = _name_of(plan)
+        self._began = time.monotonic()
+        self._warns_after_seconds = 0.0 if plan.batch_id is None else FIRST_WARNING_SECONDS
+
+    def show(self, running: Running | None, rows: str, problem: str, cause: str, _: frames.Blocked | None) -> None:
+        seconds = time.monotonic() - self._began
+        level = logging.WARNING if seconds >= self._warns_after_seconds else logging.INFO
+        if level == logging.WARNING and self._warns_after_seconds:
+            self._warns_after_seconds = seconds + NEXT_WARNING_SECONDS
+        words = f"{rows}{rows and ', '}{problem if running is None else running}; {cause}"
+        LOG.log(level, "producerd: %s has run for %.0f s: %s", self._write, seconds, words)
+
+    def close(self) -> None:
+        pass
+
+
+class _Line:
+    """One line in a terminal or a notebook, which disappears at the end."""
+
+    again_seconds = DRAW_SECONDS
+
+    def __init__(self, tqdm: Any, write: str) -> None:
+        self._bar = tqdm(desc=f"producerd: {write}", bar_format=LINE, total=1, leave=False, dynamic_ncols=True)
+        self._bar.start_t -= FIRST_SECONDS
+
+    def show(self, running: Running | None, rows: str, _: str, cause: str, blocked: frames.Blocked | None) -> None:
+        if running is not None:
+            self._bar.total, self._bar.n = max(1, running.of), running.done
+        if blocked is not None:
+            records = blocked.queue_records / max(1, blocked.queue_limit_records)
+            share = max(records, blocked.queue_bytes / max(1, blocked.queue_limit_bytes))
+            cause = f"queue {share:.0%} full: {blocked.reason}"
+        self._bar.set_postfix_str(", ".join(filter(None, (rows, cause))))
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _drawing_class(spark: SparkSession) -> Any:
+    """Return the tqdm that can draw a line for the user, or None.  Spark's own bar would draw over it."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    in_notebook = "IPKernelApp" in getattr(shell, "config", ())
+    if not in_notebook and (not sys.stderr.isatty() or _draws_itself(spark)):
+        return None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return type("tqdm", (tqdm,), {"monitor_interval": 0})  # without a thread that draws
+
+
+def _draws_itself(spark: SparkSession) -> bool:
+    return str(spark.conf.get("spark.ui.showConsoleProgress", "false")).lower() == "true"
 
 
 def running_tasks(spark: SparkSession, tag: str) -> Running | None:
     """Return the running tasks of jobs with this tag, from Spark's status store; None under Spark Connect."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if is_connect(spark):
         return None
     jvm: Any = spark.sparkContext._jvm
     store = spark.sparkContext._jsc.sc().statusStore()
     now_ms = time.time() * 1000
-    tasks = of = 0
+    tasks = done = of = 0
     longest_seconds = 0.0
     hosts: set[str] = set()
     for job_id in spark.sparkContext.statusTracker().getActiveJobsIds():
@@ -138,7 +263,10 @@ def running_tasks(spark: SparkSession, tag: str) -> Running | None:
         stages = job.stageIds()
         for stage_id in (stages.apply(place) for place in range(stages.size())):
             stage = store.lastStageAttempt(stage_id)
+            if stage.status().name() in ("PENDING", "SKIPPED"):  # Spark may find that it need not run
+                continue
             tasks += stage.numActiveTasks()
+            done += stage.numCompleteTasks()
             of += stage.numTasks()
             status = jvm.java.util.Collections.singletonList(jvm.org.apache.spark.status.api.v1.TaskStatus.RUNNING)
             by_id = jvm.org.apache.spark.status.api.v1.TaskSorting.ID
@@ -146,22 +274,54 @@ def running_tasks(spark: SparkSession, tag: str) -> Running | None:
             for task in (listed.apply(place) for place in range(listed.size())):
                 hosts.add(task.host())
                 longest_seconds = max(longest_seconds, (now_ms - task.launchTime().getTime()) / 1000)
-    return Running(tasks, of, longest_seconds, sorted(hosts))
+    return Running(tasks, done, of, longest_seconds, sorted(hosts))
 
 
-def cause_of_wait(plan: Plan) -> str:
-    """Return why rows of the plan's stream wait, as a daemon on the driver's host says; "" if none answers.
+class DriversDaemon:
+    """The daemon that answers on the driver's host, if one does.  In local mode it is the daemon of all tasks.
 
-    A daemon that is there anyway knows nothing of tasks that start their own.
+    With ``counts`` it is asked at once what it has stored of the stream until now.
     """
-    if plan.stream is None or plan.daemon or plan.configured_daemon:
-        return ""
-    hello = frames.Hello(frames.VERSION, frames.VERSION, client=f"spark_client {__version__}, driver")
-    try:
-        channel, _ = dial(hello, socket_paths(plan.socket, plan.configured_socket), LEAST_SECONDS)
-        with closing(channel):
-            ask(channel, frames.Open(1, plan.stream), frames.Opened, ANSWER_SECONDS)
-            blocked = ask(channel, frames.Status(1), frames.Blocked, ANSWER_SECONDS)
-    except ProducerdError:
-        return ""
-    return f"the daemon at {channel.path}: {describe(blocked)}"
+
+    def __init__(self, spark: SparkSession, plan: Plan, *, counts: bool) -> None:
+        self.path = ""
+        self._stream = plan.stream
+        self._paths: Sequence[str] = ()
+        self._stored_before: int | None = None
+        with contextlib.suppress(Exception):  # Spark may be stopping, and its errors share no base class
+            is_local = not is_connect(spark) and str(spark.sparkContext.master).startswith("local")
+            own = plan.own_daemon(_pid_of_jvm(spark) if is_local else None)
+            if own is None:
+                self._paths = socket_paths(plan.socket, plan.configured_socket)
+            elif is_local:
+                self._paths = own.paths
+            if is_local and counts:
+                before = self.status()
+                self._stored_before = 0 if before is None else before.delivered_records
+
+    def stored(self, blocked: frames.Blocked | None) -> int | None:
+        """Return what the daemon has stored of the stream since the write began, or None if it is not known."""
+        if blocked is None or self._stored_before is None:
+            return None
+        return max(0, blocked.delivered_records - self._stored_before)
+
+    def status(self) -> frames.Blocked | None:
+        """Return why rows of the stream wait; None if no daemon answers, or if each row names its own stream."""
+        if self._stream is None or not self._paths:
+            return None
+        hello = frames.Hello(frames.VERSION, frames.VERSION, client=f"spark_client {__version__}, driver")
+        try:
+            channel, _ = dial(hello, self._paths, LEAST_SECONDS)
+            with closing(channel):
+                ask(channel, frames.Open(1, self._stream), frames.Opened, ANSWER_SECONDS)
+                blocked = ask(channel, frames.Status(1), frames.Blocked, ANSWER_SECONDS)
+        except ProducerdError:
+            return None
+        self.path = channel.path
+        return blocked
+
+
+def _pid_of_jvm(spark: SparkSession) -> int:
+    """Return the id of the driver's JVM, which in local mode is the only executor, too."""
+    jvm: Any = spark.sparkContext._jvm
+    return int(jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getName().partition("@")[0])

@@ -66,6 +66,7 @@ SAME_CLIENT: Final = (
 )
 LACKS_CLIENT: Final = re.compile(r"ModuleNotFoundError: No module named '(?:spark_client|producerd)\b")
 """How a Python worker says that it cannot even unpickle a task of ours."""
+LACKS_ARROW: Final = re.compile(r"ModuleNotFoundError: No module named '(pyarrow|pandas)'")
 Error = TypeVar("Error", bound=ProducerdError)
 ADVICE: Final[Mapping[str, str]] = {
     Code.STREAM_NOT_FOUND: "check the stream's name, and the region and account of the daemon",
@@ -411,4 +412,9 @@ def error_in(text: str) -> ProducerdError | None:
     if found is None and LACKS_CLIENT.search(text):
         line = marked(Code.CONFIGURATION, f"no client {__version__} on the executors: {SAME_CLIENT}")
         return ProducerdError(line, code=Code.CONFIGURATION)
+    if found is None and (lacks := LACKS_ARROW.search(text)):
+        text = (
+            f"{lacks[1]} is missing on the executors: pip install 'producerd[spark]' for the Python of PYSPARK_PYTHON"
+        )
+        return ProducerdError(marked(Code.ARROW_MISSING, text), code=Code.ARROW_MISSING)
     return ERRORS.get(found[1], Refused)(found[0].strip(), code=found[1]) if found else None

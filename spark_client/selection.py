@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import BadColumn, Code
 from spark_client.batches import DATA, HASH_KEY, KEY, STREAM
+from spark_client.configuration import is_connect
 from spark_client.results import marked, quoted
 
 if TYPE_CHECKING:
@@ -323,5 +324,5 @@ def _unresolved(df: DataFrame, option: str, given: Any, error: Exception) -> Bad
 
 def _functions(df: DataFrame) -> Any:
     """Return ``pyspark.sql.functions`` for the DataFrame's own kind."""
-    connect = type(df).__module__.startswith("pyspark.sql.connect")
+    connect = is_connect(df)
     return importlib.import_module("pyspark.sql.connect.functions" if connect else "pyspark.sql.functions")

@@ -33,6 +33,7 @@ from spark_client.results import PartitionResult, marked
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.accumulators import Accumulator
 
     from spark_client.options import WriterOptions
 
@@ -105,14 +106,16 @@ class Plan(NamedTuple):
         settings = {name: fields[name] for name in ("daemon", "configured_daemon")}
         return Plan(**{**fields, **{name: one and DaemonSettings(*one) for name, one in settings.items()}})
 
-    def own_daemon(self) -> OwnDaemon | None:
+    def own_daemon(self, owner_pid: int | None = None) -> OwnDaemon | None:
         """Return the daemon that this task may start, or None if it looks for one that runs already.
+
+        ``owner_pid`` is the executor's process, if that is not the JVM above this one.
 
         A node that names its daemon in PRODUCERD_SOCKET has one, so Spark's configuration does not count there.
         """
         named = self.socket or os.environ.get("PRODUCERD_SOCKET")
         settings = self.daemon or (None if named else self.configured_daemon)
-        return None if settings is None else OwnDaemon(settings, self.daemon_start_timeout_seconds)
+        return None if settings is None else OwnDaemon(settings, self.daemon_start_timeout_seconds, owner_pid)
 
 
 def speculates(setting: str | None) -> bool:
@@ -138,10 +141,21 @@ def local_property(name: str) -> str | None:
     return value
 
 
-def send_partition(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Send a partition, flush, and yield one `PartitionResult`.  Without rows open no connection and yield nothing."""
+def send_partition(
+    plan: Plan,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    write: str = "",
+    rows_by_write: Accumulator[dict[str, int]] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Send a partition, flush, and yield one `PartitionResult`.  Without rows open no connection and yield nothing.
+
+    Its stored rows are added to the accumulator.
+    """
     result = send(plan, batches)
     if result is not None:
+        if rows_by_write is not None:
+            rows_by_write.add({write: result.records - sum(failure.records for failure in result.failures)})
         import pyarrow as pa
 
         yield pa.RecordBatch.from_pydict({"result": pa.array([result.to_line()], pa.string())})

@@ -15,11 +15,11 @@ import importlib
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import Code, ProducerdError
-from spark_client.configuration import configured
+from spark_client.configuration import configured, is_connect
 from spark_client.diverting import name_of_call
 from spark_client.interrupts import cancelled_on_interrupt, insist
 from spark_client.options import JsonOption, WriterOptions, refuse, refuse_unknown
@@ -75,6 +75,8 @@ class KinesisBatchWriter:
     ``{"region": "eu-west-1"}``.  A task waits ``daemon_start_timeout_seconds`` for it.  Without ``daemon``, Spark's
     configuration ``spark.producerd.daemon.*`` may have them.
 
+    A write that takes longer than 5 s shows its progress on the driver; ``progress=False`` turns that off.
+
     ``allow_speculation`` lets it write under ``spark.speculation``, which may store records twice.
 
     The constructor raises one ConfigurationError for all options that are not valid.  A writer can be pickled if its
@@ -104,6 +106,7 @@ class KinesisBatchWriter:
         allow_speculation: bool = False,
         daemon: Mapping[str, Any] | None = None,
         daemon_start_timeout_seconds: float = 60,
+        progress: bool = True,
         **unknown: Unpack[NoKeywords],
     ) -> None:
         refuse_unknown(unknown)
@@ -128,6 +131,7 @@ class KinesisBatchWriter:
             allow_speculation=allow_speculation,
             daemon=daemon,
             daemon_start_timeout_seconds=daemon_start_timeout_seconds,
+            progress=progress,
         )
 
     def __repr__(self) -> str:
@@ -161,14 +165,16 @@ class KinesisBatchWriter:
             call="" if options.divert_to is None else _name_of_call(spark, options, batch_id),
         )
         began = time.monotonic()
-        reports = select(df, options).mapInArrow(functools.partial(send_partition, plan), "result string")
+        selected = select(df, options)
         with (
             _bounded_arrow_batches(spark, self._row_bytes),
             cancelled_on_interrupt(spark) as tag,
             described(spark, plan),
-            Progress(spark, plan, tag),
+            Progress(spark, plan, tag) if options.progress else nullcontext() as rows_by_write,
         ):
-            results = [PartitionResult.from_line(row[0]) for row in _collect(reports)]
+            task = functools.partial(send_partition, plan, write=tag, rows_by_write=rows_by_write)
+            reports = _collect(selected.mapInArrow(task, "result string"))
+        results = [PartitionResult.from_line(row[0]) for row in reports]
         seconds = time.monotonic() - began
         skips = options.skips_bad_records
         result = merge(batch_id, options.stream, results, skip_bad_records=skips, seconds=seconds)
@@ -200,6 +206,7 @@ def write_batch(
     allow_speculation: bool = False,
     daemon: Mapping[str, Any] | None = None,
     daemon_start_timeout_seconds: float = 60,
+    progress: bool = True,
     **unknown: Unpack[NoKeywords],
 ) -> BatchResult:
     """Write a DataFrame once, with the options of `KinesisBatchWriter`; return when every record is acknowledged.
@@ -213,7 +220,7 @@ def write_batch(
 def _name_of_call(spark: SparkSession, options: WriterOptions, batch_id: int | None) -> str:
     """Return how the names of a write's diverted files begin.  Spark Connect does not say which query it belongs to."""
     query_id = run_id = None
-    if not type(spark).__module__.startswith("pyspark.sql.connect"):
+    if not is_connect(spark):
         context = spark.sparkContext
         query_id, run_id, of_batch = (context.getLocalProperty(name) for name in (QUERY_ID, RUN_ID, BATCH_ID))
         batch_id = int(of_batch) if of_batch else None  # not the caller's, who may count otherwise

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_client import progress
 from tests.spark_client.fake_daemon import FakeDaemon, fake_daemon
 
 
@@ -16,3 +17,10 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
     # Not tmp_path: its length may pass what a socket's path can hold.
     with tempfile.TemporaryDirectory(prefix="producerd-") as folder, fake_daemon(Path(folder, "d.sock")) as daemon:
         yield daemon
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the driver asks no fake daemon why a write takes long, and waits for those it asks."""
+    monkeypatch.setattr(progress, "FIRST_SECONDS", 600.0)
+    monkeypatch.setattr(progress, "ANSWER_SECONDS", 20.0)

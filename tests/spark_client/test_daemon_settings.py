@@ -205,7 +205,7 @@ def test_who_starts_a_daemon_is_decided_by_the_nearest_word(monkeypatch: pytest.
     monkeypatch.setenv("PRODUCERD_SOCKET", "/of/the/node")
     assert Plan("s", configured_daemon=conf).own_daemon() is None
     assert Plan("s", daemon=own).own_daemon()
-    assert asked == [(conf, 5), (own, 60), (own, 60)]
+    assert asked == [(conf, 5, None), (own, 60, None), (own, 60, None)]
 
 
 def test_a_plan_travels_as_plain_values() -> None:

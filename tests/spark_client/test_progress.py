@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,14 +20,15 @@ import pytest
 from producerd.wire import frames
 from spark_client import progress, write_batch
 from spark_client.daemon_settings import DaemonSettings
-from spark_client.progress import Progress, Running, cause_of_wait, described, running_tasks
+from spark_client.progress import DriversDaemon, Progress, Running, described, rows_by_write, running_tasks
 from spark_client.task import Plan
+from tests.daemon import until
 from tests.spark_client.fake_daemon import FakeDaemon, Session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HELD = Running(3, 16, 34.4, ("h2", "h1"))
+HELD = Running(3, 12, 16, 34.4, ("h2", "h1"))
 OWN = DaemonSettings.of({})
 
 
@@ -69,7 +72,7 @@ def test_the_tasks_of_one_write_are_counted_with_their_hosts(spark: SparkSession
         assert host
         assert (running.tasks, running.of) == (2, 2)
         assert 0 <= running.longest_seconds < 30
-        assert running_tasks(spark, "theirs") == Running(0, 0, 0.0, [])
+        assert running_tasks(spark, "theirs") == Running(0, 0, 0, 0.0, [])
 
 
 class ScalaSequence:
@@ -88,8 +91,14 @@ class ScalaSequence:
         return value in self._values
 
 
-def stage(active: int, tasks: int, attempt: int) -> Any:
-    return SimpleNamespace(numActiveTasks=lambda: active, numTasks=lambda: tasks, attemptId=lambda: attempt)
+def stage(active: int, done: int, tasks: int, attempt: int, status: str = "ACTIVE") -> Any:
+    return SimpleNamespace(
+        status=lambda: SimpleNamespace(name=lambda: status),
+        numActiveTasks=lambda: active,
+        numCompleteTasks=lambda: done,
+        numTasks=lambda: tasks,
+        attemptId=lambda: attempt,
+    )
 
 
 def job(tag: str, *stages: int) -> Any:
@@ -102,8 +111,8 @@ def task(host: str, launched_ms: int) -> Any:
 
 def test_the_tasks_of_all_stages_of_a_write_are_looked_up_and_of_no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "time", SimpleNamespace(time=lambda: 1_000.0))
-    jobs = {1: job("theirs", 10), 2: job("ours", 20, 21)}
-    stages = {10: stage(5, 5, 0), 20: stage(2, 3, 1), 21: stage(1, 4, 0)}
+    jobs = {1: job("theirs", 10), 2: job("ours", 20, 21, 22)}
+    stages = {10: stage(5, 0, 5, 0), 20: stage(2, 1, 3, 1), 21: stage(1, 3, 4, 0), 22: stage(0, 0, 9, 0, "PENDING")}
     tasks = {20: ScalaSequence(task("h2", 990_000), task("h1", 985_500)), 21: ScalaSequence(task("h2", 999_000))}
     asked = []
 
@@ -123,9 +132,9 @@ def test_the_tasks_of_all_stages_of_a_write_are_looked_up_and_of_no_other_job(mo
         ),
     )
     spark: Any = SimpleNamespace(sparkContext=context)
-    assert running_tasks(spark, "ours") == Running(3, 7, 14.5, ["h1", "h2"])
+    assert running_tasks(spark, "ours") == Running(3, 4, 7, 14.5, ["h1", "h2"])
     assert asked == [(20, 1, 0, 200, "by id", ["running"]), (21, 0, 0, 200, "by id", ["running"])]
-    assert running_tasks(spark, "nobody's") == Running(0, 0, 0.0, [])
+    assert running_tasks(spark, "nobody's") == Running(0, 0, 0, 0.0, [])
 
 
 def connected() -> Any:
@@ -157,7 +166,7 @@ def test_under_spark_connect_nothing_is_named_and_no_task_is_seen() -> None:
 
 
 class Telling(logging.Handler):
-    """Sets an event at the first line that counts all tasks of a batch of two and has the daemon's cause.
+    """Sets an event at the first line that counts the rows of the finished one of two tasks and has the daemon's cause.
 
     On a busy machine the daemon does not answer the driver at the first time.
     """
@@ -169,7 +178,7 @@ class Telling(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         line = record.getMessage()
-        if ": 2 of 2 tasks still run" in line and "; the daemon at " in line:
+        if ": 3 rows stored by finished tasks, 1 of 2 tasks still run" in line and "; the daemon at " in line:
             self.line = line
             self.told.set()
 
@@ -182,11 +191,14 @@ def test_a_batch_that_waits_is_told_of_on_the_driver_with_the_daemon_s_cause(
 
     def script(session: Session) -> None:
         with contextlib.suppress(ConnectionError, EOFError):  # on a busy machine the driver may not have waited
-            if session.welcome().client.endswith(", driver"):
+            hello = session.welcome()
+            if hello.client.endswith(", driver"):
                 session.opened()
                 session.expect(frames.Status)
                 session.send(frames.Blocked(1, 0.0, "the service cannot be reached"))
                 session.await_end()
+            elif hello.partition == 0:
+                session.serve(lambda _: None)
             else:  # until the driver has said it
                 session.serve(lambda _: None if log.told.wait(60) else frames.RowCode(1, "LATE"))
 
@@ -195,26 +207,79 @@ def test_a_batch_that_waits_is_told_of_on_the_driver_with_the_daemon_s_cause(
     monkeypatch.setattr(progress, "AGAIN_SECONDS", 0.5)
     progress.LOG.addHandler(log)
     try:
-        rows = spark.range(4, numPartitions=2).selectExpr("cast(id as string) as partition_key", "'x' as data")
-        assert write_batch(rows, stream="flights", socket=daemon.path).records == 4
+        rows = spark.range(6, numPartitions=2).selectExpr("cast(id as string) as partition_key", "'x' as data")
+        assert write_batch(rows, stream="flights", socket=daemon.path).records == 6
     finally:
         progress.LOG.removeHandler(log)
     assert re.match(
-        r"producerd: the write to stream flights has run for \d+ s: 2 of 2 tasks still run, "
-        r"the longest for \d+ s; the daemon at \S+: "
+        r"producerd: the write to stream flights has run for \d+ s: 3 rows stored by finished tasks, "
+        r"1 of 2 tasks still run, the longest for \d+ s; the daemon at \S+: "
         "the service cannot be reached; queue 0 of 0 records",
         log.line,
     )
+    rows_stored = rows_by_write(spark)
+    assert rows_stored is not None
+    assert rows_stored.value == {}, "nothing is kept of a write that has ended"
 
 
-def test_a_daemon_at_the_driver_s_own_path_is_asked_for_the_cause(daemon: FakeDaemon) -> None:
+def local(pid_of_jvm: int = 1) -> Any:
+    """A session in local mode."""
+    name = SimpleNamespace(getName=lambda: f"{pid_of_jvm}@host")
+    factory = SimpleNamespace(getRuntimeMXBean=lambda: name)
+    lang = SimpleNamespace(management=SimpleNamespace(ManagementFactory=factory))
+    jvm = SimpleNamespace(java=SimpleNamespace(lang=lang))
+    return SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]", _jvm=jvm))
+
+
+class Context:
+    """Spark's, which keeps accumulators."""
+
+    master = "yarn"
+
+    def accumulator(self, value: Any, _: object) -> Any:
+        return SimpleNamespace(value=value)
+
+
+CLUSTER: Any = SimpleNamespace(sparkContext=Context())
+
+
+def test_a_daemon_at_the_driver_s_own_path_is_asked(daemon: FakeDaemon) -> None:
     daemon.runs(says)
-    word = cause_of_wait(Plan("flights", daemon.path))
-    assert word.startswith(f"the daemon at {daemon.path}: the service cannot be reached; queue 12 of 100 records")
-    assert word.endswith("last error: no name")
-    assert cause_of_wait(Plan(None, daemon.path)) == "", "the rows name their streams, and the driver knows none"
-    for plan in (Plan("flights", daemon=OWN), Plan("flights", configured_daemon=OWN)):
-        assert cause_of_wait(plan._replace(socket=daemon.path)) == "", "the tasks have another one"
+    plan = Plan("flights", daemon.path)
+    found = DriversDaemon(CLUSTER, plan, counts=True)
+    blocked = found.status()
+    assert blocked is not None
+    assert (found.path, blocked.reason) == (daemon.path, "the service cannot be reached")
+    assert found.stored(blocked) is None, "there are daemons of other nodes"
+    assert DriversDaemon(CLUSTER, plan._replace(stream=None), counts=True).status() is None, "no stream to ask for"
+    for own in (plan._replace(daemon=OWN), plan._replace(configured_daemon=OWN, socket=None)):
+        assert DriversDaemon(CLUSTER, own, counts=True).status() is None, "the tasks have another one"
+
+
+def test_in_local_mode_it_has_stored_what_all_tasks_sent_since_the_write_began(daemon: FakeDaemon) -> None:
+    delivered = iter((1_000, 1_500))
+
+    def script(session: Session) -> None:
+        session.start()
+        session.expect(frames.Status)
+        session.send(frames.Blocked(1, 0.0, "slow", delivered_records=next(delivered)))
+        session.await_end()
+
+    daemon.runs(script)
+    found = DriversDaemon(local(), Plan("flights", daemon.path), counts=True)
+    assert found.stored(found.status()) == 500
+
+
+def test_in_local_mode_a_daemon_of_the_tasks_is_found_at_the_driver_s_own_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    owners = []
+
+    def own(_: DaemonSettings, __: float, owner_pid: int | None) -> Any:
+        owners.append(owner_pid)
+        return SimpleNamespace(paths=())
+
+    monkeypatch.setattr("spark_client.task.OwnDaemon", own)
+    DriversDaemon(local(17), Plan("flights", daemon=OWN), counts=False)
+    assert owners == [17]
 
 
 def line_of(
@@ -223,8 +288,7 @@ def line_of(
     """The first line of a write that takes long."""
     monkeypatch.setattr(progress, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(progress, "running_tasks", lambda spark, tag: look())
-    spark: Any = SimpleNamespace()
-    with log.at_level(logging.WARNING, "producerd.client"), Progress(spark, plan, "ours"):
+    with log.at_level(logging.WARNING, "producerd.client"), Progress(CLUSTER, plan, "ours"):
         deadline = time.monotonic() + 20
         while not log.messages:
             assert time.monotonic() < deadline
@@ -245,7 +309,10 @@ def test_the_line_has_the_numbers_and_the_cause(
 
     line = line_of(Plan("flights", daemon.path), look, monkeypatch, caplog)
     assert [thread.daemon for thread in threads] == [True], "it does not keep the driver from ending"
-    assert line.startswith("producerd: the write to stream flights has run for 0 s: 3 of 16 tasks still run, ")
+    assert line.startswith(
+        "producerd: the write to stream flights has run for 0 s: 0 rows stored by finished tasks, "
+        "3 of 16 tasks still run"
+    )
     assert ", the longest for 34 s; the daemon at " in line
     assert "the service cannot be reached" in line
 
@@ -259,7 +326,7 @@ def test_the_line_has_the_numbers_and_the_cause(
             "3 of 16 tasks still run, the longest for 34 s; `producerctl status` says what holds them, on h1, h2",
         ),
         (
-            Running(0, 4, 0.0, ()),
+            Running(0, 0, 4, 0.0, ()),
             Plan("flights"),
             (
                 "0 of 4 tasks still run, the longest for 0 s; `producerctl status` says what holds them, "
@@ -297,7 +364,8 @@ def test_without_a_daemon_at_hand_it_names_the_hosts_and_the_command(
 ) -> None:
     plan = plan._replace(socket=str(tmp_path / "nobody.sock"))
     line = line_of(plan, lambda: found, monkeypatch, caplog)
-    assert re.fullmatch(rf"producerd: the write to stream flights has run for \d+ s: {re.escape(tells)}", line)
+    stored = "0 rows stored by finished tasks, "
+    assert re.fullmatch(rf"producerd: the write to stream flights has run for \d+ s: {stored}{re.escape(tells)}", line)
 
 
 def test_a_write_that_ends_in_time_says_nothing(
@@ -305,9 +373,8 @@ def test_a_write_that_ends_in_time_says_nothing(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(progress, "running_tasks", lambda spark, tag: asked.append(tag))
-    spark: Any = SimpleNamespace()
     before = threading.active_count()
-    with Progress(spark, Plan("flights"), "ours"):
+    with Progress(CLUSTER, Plan("flights"), "ours"):
         pass
     deadline = time.monotonic() + 20
     while threading.active_count() > before:
@@ -323,4 +390,49 @@ def test_a_spark_that_is_being_stopped_costs_the_write_nothing(
         raise RuntimeError("SparkContext was shut down")
 
     line = line_of(Plan("flights"), stopped, monkeypatch, caplog)
-    assert line.endswith("nothing is known of its tasks (RuntimeError)")
+    assert "nothing is known of its tasks (RuntimeError); " in line
+
+
+class Terminal(io.StringIO):
+    """A terminal of 200 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_in_a_terminal_it_is_one_line_that_is_drawn_again_and_disappears(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("tqdm", reason="without tqdm there are lines in the log")
+    daemon.runs(says)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "DRAW_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "running_tasks", lambda spark, tag: HELD)
+    spark: Any = SimpleNamespace(sparkContext=CLUSTER.sparkContext, conf={})
+    with Progress(spark, Plan("flights", daemon.path), "ours"):
+        until(lambda: terminal.getvalue().count("50% full") >= 2)
+    lines = terminal.getvalue().split("\r")
+    assert re.search(
+        r"producerd: the write to stream flights: 12 of 16 tasks \|.+\| 00:0\d, 0 rows stored by finished tasks, "
+        "queue 50% full: the service cannot be reached",
+        terminal.getvalue(),
+    )
+    assert lines[-1].strip() == "", "the line is still there"
+    assert caplog.messages == []
+    spark.conf["spark.ui.showConsoleProgress"] = "true"
+    assert progress._drawing_class(spark) is None, "Spark draws its own bar over it"
+
+
+@pytest.mark.parametrize(("batch_id", "levels"), [(None, "WWWWWW"), (3, "IIWIIW")])
+def test_most_lines_of_a_query_s_batches_are_no_warnings(
+    batch_id: int | None, levels: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds = iter((0, 5, 15, 30, 40, 329, 330))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    log = progress._Log(Plan("flights", batch_id=batch_id))
+    with caplog.at_level(logging.INFO, "producerd.client"):
+        for _ in levels:
+            log.show(None, "", "", "slow", None)
+    assert "".join(record.levelname[0] for record in caplog.records) == levels

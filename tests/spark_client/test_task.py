@@ -339,6 +339,14 @@ def test_a_task_that_waited_too_long_names_its_option(error: ProducerdError, mon
         list(send_partition(Plan("s"), []))
 
 
+def test_a_worker_that_lacks_pyarrow_is_told_of_in_one_line() -> None:
+    text = "PythonException: \n  import pyarrow as pa\nModuleNotFoundError: No module named 'pyarrow'\n"
+    error = error_in(text)
+    assert error is not None
+    assert str(error).startswith("PRODUCERD[ARROW_MISSING]: pyarrow is missing on the executors: pip install")
+    assert error_in("ModuleNotFoundError: No module named 'pyarrow_of_mine'") is None
+
+
 def test_other_text_has_no_error_in_it_and_a_long_line_is_cut() -> None:
     assert error_in("org.apache.spark.SparkException: Job 3 cancelled") is None
     assert len(marked(Code.KMS, "x" * 100_000)) < 2_100
