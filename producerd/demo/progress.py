@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 PLAIN_SECONDS: Final = 2.0
+PHASE_SECONDS: Final = 10.0
 _SAMPLE: Final = re.compile(r"^producerd_(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 
 
@@ -111,18 +112,22 @@ def display(total: int) -> Display:
 
 @dataclass(slots=True)
 class ProgressLines:
-    """A display that prints a line every 2 s."""
+    """A display that prints a line every 2 s, or every 10 s until the first record is delivered."""
 
     total: int
     _started: float = field(default_factory=time.monotonic, init=False)
     _next: float = field(default=0.0, init=False)
+    _phase: str = field(default="", init=False)
 
     def show(self, snapshot: Snapshot) -> None:
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + PLAIN_SECONDS
-            delivered = f"delivered {snapshot.delivered:,} of {self.total:,}"
-            print(f"  {now - self._started:5.1f} s  {delivered}  {_state(snapshot)}", flush=True)
+        now, state = time.monotonic(), _state(snapshot)
+        phase = "delivers" if snapshot.delivered else state
+        if now < self._next and phase == self._phase:
+            return
+        self._phase = phase
+        self._next = now + (PLAIN_SECONDS if snapshot.delivered else PHASE_SECONDS)
+        delivered = f"delivered {snapshot.delivered:,} of {self.total:,}  " if snapshot.delivered else ""
+        print(f"  {now - self._started:5.1f} s  {delivered}{state}", flush=True)
 
     def __enter__(self) -> Self:
         return self
@@ -164,4 +169,8 @@ class ProgressBar:
 
 
 def _state(snapshot: Snapshot) -> str:
+    if snapshot.ingested == 0:
+        return "Spark plans the first micro-batch and starts its Python workers ..."
+    if snapshot.delivered == 0:
+        return "the first requests are on their way ..."
     return f"queue {snapshot.queued:,} of {snapshot.limit:,}  callers blocked {snapshot.blocked}"

@@ -147,7 +147,10 @@ def fill(
     watch = Watch(f"http://{settings['metrics_listen']}", flights.STREAM)
     daemon = None if options.tasks_start_daemon else start_daemon(settings, watch, work, children)
     readback.line(START_SECONDS)
-    spark.line(START_SECONDS)
+    if spark.poll_line(0.0) is None:
+        say("all others are ready; Spark's Java still starts ...")
+        spark.line(START_SECONDS)
+    say("Spark starts the query")
 
     started = time.monotonic()
     spark.tell(json.dumps(settings if options.tasks_start_daemon else None))

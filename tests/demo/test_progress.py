@@ -62,3 +62,15 @@ def test_without_a_terminal_progress_is_lines_and_not_too_many(capsys: pytest.Ca
         lines.show(READ)
         lines.show(READ)
     assert capsys.readouterr().out == "    0.0 s  delivered 60 of 200  queue 30 of 50  callers blocked 2\n"
+
+
+def test_while_spark_starts_a_line_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = parse("", "flights")
+    queued = dataclasses.replace(nothing, ingested=30, queued=30)
+    with ProgressLines(200) as lines:
+        for snapshot in (nothing, nothing, queued, queued, READ):
+            lines.show(snapshot)
+    planning, first, delivered = capsys.readouterr().out.splitlines()
+    assert planning == "    0.0 s  Spark plans the first micro-batch and starts its Python workers ..."
+    assert first == "    0.0 s  the first requests are on their way ..."
+    assert delivered.startswith("    0.0 s  delivered 60 of 200 ")
