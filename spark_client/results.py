@@ -189,7 +189,8 @@ class BatchResult(NamedTuple):
     - ``retries`` and ``throttled``: counted by row.  ``spread_keys``: null or empty keys.
     - ``resent``: records that a second daemon took, because the first one was lost or gave them back.
     - ``seconds``: how long the write took.  The next two are sums over all tasks, which run at once.
-    - ``seconds_blocked``: how long tasks waited for room.  ``blocked_share`` is their share of the tasks' time.
+    - ``seconds_blocked``: how long tasks waited for room.  ``blocked_share`` is its share of the tasks' time, from 0 to
+      1.
     - ``seconds_flushing``: how long they waited for their last acknowledgements.
     - ``why``: what held the tasks longest, in the daemon's words, or "" if they waited for less than a second.
     - ``daemons``: the daemons that tasks started, with what each has used until the batch's end.
@@ -213,17 +214,12 @@ class BatchResult(NamedTuple):
     diverted: tuple[str, ...] = ()
     seconds: float = 0.0
     why: str = ""
+    blocked_share: float = 0.0
 
     @property
     def records_per_second(self) -> float:
         """How many records were stored per second of the write."""
         return (self.records - self.skipped) / self.seconds if self.seconds else 0.0
-
-    @property
-    def blocked_share(self) -> float:
-        """For which part of their time the tasks waited for room, from 0 to 1."""
-        seconds = sum(partition.seconds for partition in self.partitions)
-        return min(1.0, self.seconds_blocked / seconds) if seconds else 0.0
 
     def __str__(self) -> str:
         """Return the line that a log and a notebook show."""
@@ -326,7 +322,12 @@ def merge(
         diverted=tuple(partition.diverted for partition in partitions if partition.diverted is not None),
         seconds=seconds,
         why=_longest_reason(partitions),
+        blocked_share=_share(sum(p.seconds_blocked for p in partitions), sum(p.seconds for p in partitions)),
     )
+
+
+def _share(seconds: float, of_seconds: float) -> float:
+    return min(1.0, seconds / of_seconds) if of_seconds else 0.0
 
 
 def _longest_reason(partitions: Iterable[PartitionResult]) -> str:

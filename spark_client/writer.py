@@ -14,6 +14,7 @@ import functools
 import importlib
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
@@ -47,6 +48,9 @@ Spark 3.5 has no bound in bytes, and its default of 10,000 rows was 300 MB.
 """
 MOST_ARROW_BATCH_RECORDS: Final = 10_000
 """The default of ``max_frame_records``, the most records that a frame has."""
+
+KEPT_RESULTS: Final = 100
+"""As many as Spark keeps in ``query.recentProgress``."""
 
 
 class KinesisBatchWriter:
@@ -82,8 +86,8 @@ class KinesisBatchWriter:
     The constructor raises one ConfigurationError for all options that are not valid.  A writer can be pickled if its
     columns are strings.
 
-    ``last_result`` is the `BatchResult` of the last batch, in classic Spark.  Under Spark Connect ``foreachBatch`` runs
-    in another process next to the server, and its results do not come back.
+    ``last_result`` is the `BatchResult` of the last batch, and ``results`` has the last 100, without their partitions.
+    Under Spark Connect both stay empty: ``foreachBatch`` runs in another process next to the server.
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class KinesisBatchWriter:
     ) -> None:
         refuse_unknown(unknown)
         self.last_result: BatchResult | None = None
+        self.results: deque[BatchResult] = deque(maxlen=KEPT_RESULTS)
         self._row_bytes = 0.0
         self._configured: Mapping[str, Any] | None = None  # read once, as it takes a call for each entry
         self._options = WriterOptions(
@@ -172,7 +177,8 @@ class KinesisBatchWriter:
             described(spark, plan),
             Progress(spark, plan, tag) if options.progress else nullcontext() as rows_by_write,
         ):
-            task = functools.partial(send_partition, plan, write=tag, rows_by_write=rows_by_write)
+            task: Any = functools.partial(send_partition, plan, write=tag, rows_by_write=rows_by_write)
+            task.__name__ = "producerd"  # Spark's UI shows it in the plan
             reports = _collect(selected.mapInArrow(task, "result string"))
         results = [PartitionResult.from_line(row[0]) for row in reports]
         seconds = time.monotonic() - began
@@ -181,6 +187,7 @@ class KinesisBatchWriter:
         if result.records > result.skipped:
             self._row_bytes = result.bytes / (result.records - result.skipped)
         self.last_result = result
+        self.results.append(result._replace(partitions=()))
         result.log(LOG)
         return result
 

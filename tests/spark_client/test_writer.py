@@ -245,6 +245,7 @@ def test_the_writer_keeps_its_last_result(daemon: FakeDaemon, flights: DataFrame
     took = f"{result.seconds:.1f} s ({1_000 / result.seconds:,.0f} records per second)"
     assert str(result).startswith(f"batch 4: 1000 records, {result.bytes} bytes in 2 tasks, {took}, ")
     assert all(0 < partition.seconds < result.seconds for partition in result.partitions)
+    assert [*writer.results] == [result._replace(partitions=())], "each keeps little, as there may be 100 of them"
 
 
 def a_result(tasks: int) -> BatchResult:
@@ -711,6 +712,8 @@ def test_foreach_batch_commits_only_what_is_acknowledged(
     daemon: FakeDaemon, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No commit of the batch is written while one row is unacknowledged; HELLO names query, run, batch and task."""
+    from pyspark.sql import functions as F  # noqa: N812
+
     go_on = threading.Event()
 
     def holds_back(session: Session) -> None:
@@ -725,9 +728,11 @@ def test_foreach_batch_commits_only_what_is_acknowledged(
     stream = spark.readStream.schema("partition_key long, data string").parquet(str(tmp_path / "in"))
     monkeypatch.setenv("PRODUCERD_SOCKET", "/only/the/worker's/own/environment/counts")
     spark.conf.set("spark.producerd.socket", daemon.path)
+    writer = KinesisBatchWriter("s", data="data")
     try:
         query = (
-            stream.writeStream.foreachBatch(KinesisBatchWriter("s", data="data"))
+            stream.observe("producerd", F.count("*").alias("records"))
+            .writeStream.foreachBatch(writer)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
             .start()
@@ -743,3 +748,8 @@ def test_foreach_batch_commits_only_what_is_acknowledged(
     assert (hello.query_id, hello.run_id, hello.batch_id) == (query.id, query.runId, 0)
     assert (hello.application_id, hello.attempt) == (spark.sparkContext.applicationId, 0)
     assert len(daemon.rows) == 10
+    told = [progress for progress in query.recentProgress if progress["numInputRows"]]
+    assert [(progress["batchId"], progress["observedMetrics"]["producerd"]["records"]) for progress in told] == [
+        (0, 10)
+    ]
+    assert [(result.batch_id, result.records) for result in writer.results] == [(0, 10)]
