@@ -397,6 +397,7 @@ def _records_failed(
 def marked(code: str, text: str) -> str:
     """Return one line that ends with what to do, and that `error_in` finds in whatever text Spark wraps around it."""
     line = " ".join(text.split()) + (f"; {ADVICE[code]}" if code in ADVICE else "")
+    line = re.sub(r"(?<![.])[.](?=; )", "", line)  # what others wrote may be whole sentences
     return f"PRODUCERD[{code}]: " + (line if len(line) <= MAX_LINE_CHARACTERS else line[:MAX_LINE_CHARACTERS] + " ...")
 
 

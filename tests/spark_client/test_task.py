@@ -352,6 +352,11 @@ def test_other_text_has_no_error_in_it_and_a_long_line_is_cut() -> None:
     assert len(marked(Code.KMS, "x" * 100_000)) < 2_100
 
 
+def test_a_sentence_of_others_joins_the_line_without_its_full_stop() -> None:
+    line = marked(Code.KMS, "The key is disabled.; request id ...; as before.")
+    assert line == f"PRODUCERD[KMS]: The key is disabled; request id ...; as before; {ADVICE[Code.KMS]}"
+
+
 def streams(*named: str | bytes | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(
         {
