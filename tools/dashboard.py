@@ -75,6 +75,13 @@ def quantiles(metric: str, selector: str) -> dict[str, str]:
     return {legend: f"histogram_quantile({quantile}, {rates})" for legend, quantile in QUANTILES.items()}
 
 
+def means(histogram: str, selector: str) -> dict[str, str]:
+    """Return the mean of a histogram over all nodes, and the highest of a node: a usual scrape has no more of it."""
+    of_each = f"rate({histogram}_sum{{{selector}}}[$__rate_interval])"
+    worst_node = f"max({of_each} / {of_each.replace('_sum{', '_count{')})"
+    return {"mean": mean(histogram, selector), "mean of the worst node": worst_node}
+
+
 def over_nodes(expression: str) -> dict[str, str]:
     """Return the median, the worst tenth and the highest of the nodes, each by the worst of its streams."""
     of_each = f"max by ({BY_INSTANCE}) ({expression})"
@@ -304,7 +311,7 @@ STREAM_PANELS: Final = (
                 BY_STREAM,
             ),
             "records, {{stream}} {{cluster}} {{region}}": worst(
-                f"{rate('producerd_put_request_records_sum', '<stream>', BY_STREAM)} / ({OPEN_SHARDS} * 1000)",
+                f"{rate('producerd_aggregation_user_records_count', '<stream>', BY_STREAM)} / ({OPEN_SHARDS} * 1000)",
                 BY_STREAM,
             ),
         },
@@ -381,7 +388,7 @@ STREAM_PANELS: Final = (
         "Waits for room",
         "How long frames waited for room, if they had to. A wait near the job's own time-out may fail its batch.",
         "s",
-        quantiles("producerd_backpressure_wait_seconds", "<stream>"),
+        means("producerd_backpressure_wait_seconds", "<stream>"),
         "producerdbackpressure",
         none="No frame had to wait",
     ),
@@ -398,7 +405,7 @@ STREAM_PANELS: Final = (
         "Time from sending a request to its answer or failure. If it rises without throttling, look at the way to "
         "Kinesis: the network, a proxy, the endpoint.",
         "s",
-        quantiles("producerd_put_request_duration_seconds", "<stream>"),
+        means("producerd_put_request_duration_seconds", "<stream>"),
         "hosts",
         none="Nothing was sent",
     ),
@@ -474,24 +481,23 @@ STREAM_PANELS: Final = (
         "requests on a busy stream cost CPU: see linger_seconds.",
         "short",
         {
-            "Kinesis records in a request": mean("producerd_put_request_records", "<stream>"),
+            "Kinesis records in a request": (
+                rate("producerd_aggregation_user_records_count", "<stream>")
+                + f" / {rate('producerd_put_requests_total', '<stream>')}"
+            ),
             "records in a Kinesis record": mean("producerd_aggregation_user_records", "<stream>"),
         },
         "producerdaggregationwouldhelp",
         none="Nothing was sent",
     ),
     DashboardPanel(
-        "Retries and copies",
-        "Sends of a record after its first, and copies of records that may be in the stream beyond one of each. More "
-        "copies than one for each 100 stored records make a ticket.",
+        "Possible copies",
+        "Copies of records that may be in the stream beyond one of each, by cause. More than one for each 100 stored "
+        "records make a ticket.",
         "recps",
-        {
-            "retries": rate("producerd_record_retries_total", "<stream>"),
-            "possible copies, {{cause}}": (
-                f"{rate('producerd_possible_duplicate_records_total', '<stream>', 'cause')} > 0"
-            ),
-        },
+        {"{{cause}}": f"{rate('producerd_possible_duplicate_records_total', '<stream>', 'cause')} > 0"},
         "producerdpossibleduplicates",
+        none="No answer was lost",
     ),
     DashboardPanel(
         "Failed, rejected and given up",

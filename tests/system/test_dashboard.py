@@ -24,6 +24,7 @@ EMPTY_WHEN_ALL_IS_WELL: Final = {
     "Why callers wait": "no caller waits",
     "Waits for room": "no frame had to wait",
     "Errors of the service": "no send failed",
+    "Possible copies": "no answer was lost",
     "Failed, rejected and given up": "every record was stored",
     "Nodes with a trouble now": "no node is in trouble",
     "Ended connections": "no connection has ended",
