@@ -145,7 +145,7 @@ class DaemonProcess:
 
         What has no sum, such as a limit, is a named stream's value, if there is one.
         """
-        status, text = self.get("/metrics")
+        status, text = self.get("/metrics?collect=all")
         assert status == 200
         values: dict[str, float] = {}
         for family in text_string_to_metric_families(text):

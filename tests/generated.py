@@ -129,13 +129,14 @@ def service_errors() -> str:
 
 
 def metrics() -> str:
-    """One line a metric: name, type, labels, meaning."""
+    """One line a metric: name, type, labels, meaning, and what a usual scrape has of it."""
     lines = ["| metric | type | labels | |", "|---|---|---|---|"]
     for families, of_a_stream in ((NODE_FAMILIES, []), (STREAM_FAMILIES, ["`stream`"])):
         for family in families:
             label = [f"`{family.label}`" + (f": {' '.join(family.values)}" if family.values else "")]
             labels = ", ".join(of_a_stream + (label if family.label else []))
-            lines.append(f"| `{PREFIX}{family.name}` | {family.kind} | {labels} | {family.meaning} |")
+            only = "" if family.is_usual else "`collect=all`: "
+            lines.append(f"| `{PREFIX}{family.name}` | {family.kind} | {labels} | {only}{family.meaning} |")
     return "\n".join(lines)
 
 

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import yaml
 from prometheus_client import ProcessCollector
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.dashboard.grafana import chosen, filled
 from benchmarks.dashboard.picture import PICTURE, draw
 from benchmarks.dashboard.record import FILE as RECORD
 from benchmarks.dashboard.record import read
-from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
+from producerd.config import Config, StreamSettings
+from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES, Family, Metrics
+from producerd.runtime.metrics import text as metrics_text
 from tests.daemon import ROOT
 from tests.grafana import misfits
 from tools.dashboard import FILE, text
@@ -37,6 +41,21 @@ AGGREGATES: Final = re.compile(
 """Beginning of an expression that aggregates.  Alerts are about streams and clusters already."""
 MADE: Final = frozenset({"trouble", "le"})
 """Labels that an expression sets itself, or that histograms have."""
+
+
+RULE_EXPRESSIONS: Final = [rule["expr"] for group in yaml.safe_load(RULES)["groups"] for rule in group["rules"]]
+
+
+@cache
+def usual_samples() -> dict[str, list[dict[str, str]]]:
+    """The labels of each series of a scrape, by name, before anything happened."""
+    metrics = Metrics(Config(streams={"flights": StreamSettings()}))
+    snapshot = metrics.snapshot([], state="serving", is_ready=True, connections=0, now=0.0)
+    found: dict[str, list[dict[str, str]]] = {}
+    for family in text_string_to_metric_families(metrics_text(snapshot, everything=False).decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample.labels)
+    return found
 
 
 @cache
@@ -102,6 +121,23 @@ def test_every_metric_and_label_of_an_expression_exists(expression: str) -> None
 )
 def test_a_metric_or_label_that_does_not_exist_is_found(expression: str, wrong: set[str]) -> None:
     assert unknown(expression) == wrong
+
+
+@pytest.mark.parametrize("expression", [*expressions(), *RULE_EXPRESSIONS])
+def test_the_usual_scrape_has_all_that_alerts_and_the_dashboard_need(expression: str) -> None:
+    """A value that an expression names is there before it occurs, since `increase()` does not see its first time."""
+    usual = usual_samples()
+    for name, matchers in re.findall(r"\b((?:producerd|process)_\w+)(?:\{([^}]*)\})?", expression):
+        assert name in usual
+        for label, values in re.findall(r'(\w+)=~?"([^"$]+)"', matchers):
+            if label not in OF_THE_SCRAPE | {"stream"}:
+                assert any(re.fullmatch(values, labels[label]) for labels in usual[name]), (name, label, values)
+
+
+@pytest.mark.parametrize("family", [one for one in STREAM_FAMILIES if one.label and one.usual is not None])
+def test_alerts_name_each_value_of_a_label_whose_others_appear_late(family: Family) -> None:
+    for selector in re.findall(rf"\b{PREFIX}{family.name}\b(\{{[^}}]*\}}|)", "\n".join(RULE_EXPRESSIONS)):
+        assert f'{family.label}="' in selector
 
 
 def test_the_choices_of_variables_are_of_labels_that_exist() -> None:

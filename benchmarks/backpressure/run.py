@@ -157,7 +157,7 @@ class Bench:
             daemon.poll_line(0.05)  # it raises if the daemon has ended
             if time.monotonic() > deadline:
                 raise ChildFailed(f"the daemon was not ready within {START_SECONDS:.0f} s", daemon.log)
-        return daemon, Scrapes(f"http://{address}/metrics")
+        return daemon, Scrapes(f"http://{address}/metrics?collect=all")
 
     def _watched(self, spark: Child, daemon: Child, scrapes: Scrapes) -> tuple[list[Batch], list[Sample]]:
         """Watch the run from before the first micro-batch to some seconds after the last."""

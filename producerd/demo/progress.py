@@ -82,7 +82,7 @@ class Watch:
             return False
 
     def scrape(self) -> Snapshot:
-        with self._open.open(f"{self.url}/metrics", timeout=10) as answer:
+        with self._open.open(f"{self.url}/metrics?collect=all", timeout=10) as answer:
             self.note(parse(answer.read().decode(), self.stream))
         return self.last
 

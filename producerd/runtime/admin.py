@@ -21,7 +21,7 @@ import platform
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, get_args
+from typing import Any, Final, Protocol, get_args
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -42,6 +42,13 @@ from producerd.runtime.peers import may_administer, peer_of
 
 log = logs.get_logger("producerd.admin")
 orders = logs.get_logger(UNLIMITED)
+
+
+class RenderMetrics(Protocol):
+    """Return the metrics as text: what a usual scrape has, or everything."""
+
+    async def __call__(self, *, everything: bool) -> bytes: ...
+
 
 _OF_WEB_PAGES: Final = ("Origin", "Sec-Fetch-Site")
 """Headers that a browser adds, and no scraper.  A page of somebody else could have any browser ask."""
@@ -111,7 +118,7 @@ def _accepts_gzip(headers: Iterable[str]) -> bool:
 async def serve(
     address: tuple[str, int],
     *,
-    render_metrics: Callable[[], Awaitable[bytes]],
+    render_metrics: RenderMetrics,
     render_page: Callable[[], str],
     unready: Callable[[], str | None],
 ) -> AsyncIterator[tuple[str, int]]:
@@ -125,8 +132,12 @@ async def serve(
     async def metrics(request: web.Request) -> web.Response:
         if any(name in request.headers for name in _OF_WEB_PAGES):
             return web.Response(status=403, text="no web page may read the metrics: use curl, for example\n")
+        collected = set(request.query.getall("collect", []))
+        if not collected <= {"all"}:
+            unknown = ", ".join(sorted(collected - {"all"}))
+            return web.Response(status=400, text=f"collect = {unknown}: allowed: all\n")
         headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
-        text = await render_metrics()
+        text = await render_metrics(everything=bool(collected))
         if _accepts_gzip(request.headers.getall("Accept-Encoding", [])):
             return web.Response(body=await compressed.of(text), headers={**headers, "Content-Encoding": "gzip"})
         return web.Response(body=text, headers=headers)

@@ -76,7 +76,7 @@ class Node(Protocol):
 
     async def reload(self) -> JsonObject: ...
 
-    async def render_metrics(self) -> bytes: ...
+    async def render_metrics(self, *, everything: bool) -> bytes: ...
 
 
 class Commands:
@@ -135,7 +135,7 @@ class Commands:
 
     async def bundle(self) -> JsonObject:
         """Return `dump`, the metrics, the last lines of the log and the versions, for a report of a fault."""
-        rendered, versions = await self._node.render_metrics(), await aside(_versions)
+        rendered, versions = await self._node.render_metrics(everything=True), await aside(_versions)
         return {
             **self.dump(),
             "metrics": rendered.decode(),

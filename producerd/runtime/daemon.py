@@ -122,7 +122,8 @@ class Daemon:
         self._all_gone = asyncio.Event()
         self._metrics = metrics.Metrics(config, memory_limit().bytes, clients)
         self._rendering = asyncio.Lock()
-        self._rendered = -inf, b""  # when the rendering began, and its text
+        self._rendered_at = -inf  # when the last rendering began
+        self._texts: dict[bool, tuple[float, bytes]] = {}  # by `everything`: when the rendering began, and its text
         self._drained = Drained()
         self._emptying: asyncio.Timeout | None = None
         self._signals = 0
@@ -405,7 +406,7 @@ class Daemon:
 
         No scrape ends the wait, because another Prometheus may scrape the daemon, too.
         """
-        is_scraped = time.monotonic() < self._rendered[0] + SCRAPED_LATELY_SECONDS
+        is_scraped = time.monotonic() < self._rendered_at + SCRAPED_LATELY_SECONDS
         if is_scraped and self._owner is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_SCRAPE_SECONDS):
@@ -435,18 +436,18 @@ class Daemon:
         seconds = self.config.node.drain_timeout_seconds + (self._drained.empties_for_seconds or 0.0)
         return f"{self.state.value}: {records:,} records left, at most {seconds:g} s"
 
-    async def render_metrics(self) -> bytes:
-        """Return the metrics as text, of a moment after the call.
+    async def render_metrics(self, *, everything: bool) -> bytes:
+        """Return the metrics as text, of a moment after the call: what a usual scrape has, or everything.
 
         Rendering the metrics of 64 streams takes 0.1 s of CPU.  So a rendering begins `RENDERING_SECONDS` after the
-        last one at the soonest, and all callers that wait for it share it.
+        last one at the soonest, and all callers that wait for the same text share it.
         """
         asked_at = time.monotonic()
         async with self._rendering:
-            began_at, text = self._rendered
+            began_at, text = self._texts.get(everything, (-inf, b""))
             if began_at < asked_at:
-                await asyncio.sleep(max(0.0, began_at + RENDERING_SECONDS - time.monotonic()))
-                began_at = time.monotonic()
+                await asyncio.sleep(max(0.0, self._rendered_at + RENDERING_SECONDS - time.monotonic()))
+                began_at = self._rendered_at = time.monotonic()
                 snapshot = self._metrics.snapshot(
                     self._streams,
                     state=self.state.value,
@@ -454,6 +455,6 @@ class Daemon:
                     connections=self.connections,
                     now=self._loop.time(),
                 )
-                text = await asyncio.to_thread(metrics.text, snapshot)
-                self._rendered = began_at, text
+                text = await asyncio.to_thread(metrics.text, snapshot, everything=everything)
+                self._texts[everything] = began_at, text
             return text

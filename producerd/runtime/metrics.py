@@ -8,6 +8,9 @@ Another stream has them from its first stored record; until then it shares the l
 invent any number of names.  Its label, too, begins with no failure, even if records failed before (`_Birth`).
 An open stream that a reload takes out of the configuration keeps its label.
 
+A usual scrape has what the alerts, the dashboard and the sum above need, and one with ``collect=all`` has everything,
+because a fleet pays for each series on each node.
+
 `NODE_FAMILIES` and `STREAM_FAMILIES` define all metrics, and docs/operations.md has a table generated from them.
 """
 
@@ -97,6 +100,8 @@ STATES: Final = ("starting", "serving", "draining", "stopped")
 
 BIRTH_SECONDS: Final = 120.0
 """Time for which a new label shows no failure: longer than between two scrapes, which are mostly a minute or less."""
+DELIVERY_SECONDS: Final = (0.25, 1.0, 10.0, 60.0)
+"""Bounds of the delivery's latency in each scrape: 60 s is the objective of the alerts."""
 LAG_SECONDS_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """Bounds of the loop's lag; they begin at 5 ms because the loop's timers have a resolution of 1 ms."""
 LAG_LOOK_SECONDS: Final = 0.25
@@ -150,6 +155,10 @@ class Family:
 
     ``label`` is its label in addition to the stream; ``values`` are the label's values that are known beforehand.
     ``together`` makes one value from several streams' values.
+
+    ``is_usual``: a usual scrape has it, too.  ``usual``: what such a scrape has of it, where that is not all: bounds of
+    a histogram, or values of the label that are shown before they occur.  Another value is shown once it has occurred.
+    `increase()` does not see that first time, so no alert may need it.
     """
 
     name: str
@@ -158,6 +167,8 @@ class Family:
     label: str = ""
     values: tuple[str, ...] = ()
     together: Callable[[Iterable[Any]], Any] = sum
+    is_usual: bool = True
+    usual: tuple[float | str, ...] | None = None
 
 
 class LoopLag:
@@ -315,13 +326,22 @@ class _SharedLabel:
         return [self._left[family]] if family in self._left else []
 
 
-def text(snapshot: Scrape) -> bytes:
-    """Return the snapshot in Prometheus's text format.
+def text(snapshot: Scrape, *, everything: bool) -> bytes:
+    """Return the snapshot in Prometheus's text format: what a usual scrape has, or everything.
 
     For 64 streams this needs 0.1 s of CPU, during which the loop could not serve clients.  So call it in a thread.
     """
     return generate_latest(
-        _MetricList([*(_metric(family, values) for family, values in snapshot), *_PROCESS.collect()])
+        _MetricList(
+            [
+                *(
+                    _metric(family, values, None if everything else family.usual)
+                    for family, values in snapshot
+                    if everything or family.is_usual
+                ),
+                *_PROCESS.collect(),
+            ]
+        )
     )
 
 
@@ -348,19 +368,26 @@ class _MetricList:
         return iter(self._metrics)
 
 
-def _metric(family: Family, values: list[tuple[dict[str, str], Value]]) -> Metric:
+def _metric(
+    family: Family, values: list[tuple[dict[str, str], Value]], usual: tuple[float | str, ...] | None
+) -> Metric:
+    """Return a metric, of which `usual` is shown, or all if that is None."""
     name = PREFIX + family.name
-    metric = Metric(name.removesuffix("_total") if family.kind == "counter" else name, family.meaning, family.kind)
+    # A histogram without buckets is a summary: Prometheus's text format demands the bucket +Inf of a histogram.
+    kind = "summary" if family.kind == "histogram" and usual == () else family.kind
+    metric = Metric(name.removesuffix("_total") if kind == "counter" else name, family.meaning, kind)
     for labels, value in values:
         if isinstance(value, Histogram):
             totals = list(accumulate(value.counts))
             for bound, total in zip((*map(float, value.bounds), "+Inf"), totals, strict=True):
-                metric.add_sample(f"{name}_bucket", {**labels, "le": str(bound)}, total)
+                if usual is None or bound in usual or (usual and bound == "+Inf"):
+                    metric.add_sample(f"{name}_bucket", {**labels, "le": str(bound)}, total)
             metric.add_sample(f"{name}_sum", labels, value.sum)
             metric.add_sample(f"{name}_count", labels, totals[-1])
         elif isinstance(value, Mapping):
             # A value that was not foreseen is shown as well, so that sums hold.
-            for label in dict.fromkeys((*family.values, *value)):
+            foreseen = family.values if usual is None else map(str, usual)
+            for label in dict.fromkeys((*foreseen, *value)):
                 metric.add_sample(name, {**labels, family.label: label}, value.get(label, 0))
         else:
             metric.add_sample(name, labels, value)
@@ -479,12 +506,12 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     ),
     Family("queue_limit_records", "gauge", "The setting queue_limit."): lambda s, _: s.budget.limit_records,
     Family("queue_limit_bytes", "gauge", "The setting queue_limit_bytes."): lambda s, _: s.budget.limit_bytes,
-    Family("queue_peak_records", "gauge", "Most records ever granted and not settled at one time."): lambda s, _: (
-        s.budget.peak_records
-    ),
-    Family("queue_peak_bytes", "gauge", "Most bytes ever granted and not settled at one time."): lambda s, _: (
-        s.budget.peak_bytes
-    ),
+    Family(
+        "queue_peak_records", "gauge", "Most records ever granted and not settled at one time.", is_usual=False
+    ): lambda s, _: s.budget.peak_records,
+    Family(
+        "queue_peak_bytes", "gauge", "Most bytes ever granted and not settled at one time.", is_usual=False
+    ): lambda s, _: s.budget.peak_bytes,
     Family(
         "queue_oldest_record_age_seconds", "gauge", "Age of the oldest frame that has unsettled records.", together=max
     ): (lambda s, at: s.pipeline.oldest_seconds(at.now)),
@@ -496,9 +523,9 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "counter",
         "Time in which at least one caller waited for room in the queue or in its window.",
     ): (lambda s, at: s.gate.active_seconds(at.now)),
-    Family("backpressure_wait_seconds", "histogram", "Time for which frames waited for room, if they had to."): (
-        lambda s, _: s.gate.wait_seconds
-    ),
+    Family(
+        "backpressure_wait_seconds", "histogram", "Time for which frames waited for room, if they had to.", usual=()
+    ): (lambda s, _: s.gate.wait_seconds),
     Family(
         "backpressure_cause_seconds_total",
         "counter",
@@ -518,9 +545,14 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "held_by",
         get_args(HeldBy),
     ): lambda s, _: s.slow_seconds,
-    Family("flushes_total", "counter", "Batches closed for sending, by what closed them.", "trigger", FLUSH_TRIGGERS): (
-        lambda s, _: s.pipeline.stats.flushes
-    ),
+    Family(
+        "flushes_total",
+        "counter",
+        "Batches closed for sending, by what closed them.",
+        "trigger",
+        FLUSH_TRIGGERS,
+        is_usual=False,
+    ): (lambda s, _: s.pipeline.stats.flushes),
     Family(
         "put_requests_total",
         "counter",
@@ -528,17 +560,23 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "result",
         PUT_RESULTS,
     ): lambda s, _: s.pipeline.stats.put_requests,
-    Family("put_request_duration_seconds", "histogram", "Time from sending a PutRecords to its answer or failure."): (
-        lambda s, _: s.pipeline.stats.request_seconds
-    ),
-    Family("put_request_size_bytes", "histogram", "Size of a PutRecords body, as it goes over the network."): (
-        lambda s, _: s.pipeline.stats.request_bytes
-    ),
-    Family("put_request_records", "histogram", "Kinesis records in a PutRecords."): (
+    Family(
+        "put_request_duration_seconds",
+        "histogram",
+        "Time from sending a PutRecords to its answer or failure.",
+        usual=(),
+    ): (lambda s, _: s.pipeline.stats.request_seconds),
+    Family(
+        "put_request_size_bytes", "histogram", "Size of a PutRecords body, as it goes over the network.", is_usual=False
+    ): (lambda s, _: s.pipeline.stats.request_bytes),
+    Family("put_request_records", "histogram", "Kinesis records in a PutRecords.", is_usual=False): (
         lambda s, _: s.pipeline.stats.request_records
     ),
     Family(
-        "aggregation_user_records", "histogram", "Records in each Kinesis record that was sent; 1 without aggregation."
+        "aggregation_user_records",
+        "histogram",
+        "Records in each Kinesis record that was sent; 1 without aggregation.",
+        usual=(),
     ): (lambda s, _: s.pipeline.stats.user_records),
     Family("inflight_requests", "gauge", "PutRecords that wait for their answer."): lambda s, _: (
         s.pipeline.requests_in_flight
@@ -549,14 +587,18 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     Family("delivered_bytes_total", "counter", "Bytes of key and data of the records that Kinesis stored."): (
         lambda s, _: s.pipeline.stats.delivered_bytes
     ),
-    Family("delivery_latency_seconds", "histogram", "Time from accepting a record to the answer that it is stored."): (
-        lambda s, _: s.pipeline.stats.delivery_seconds
-    ),
+    Family(
+        "delivery_latency_seconds",
+        "histogram",
+        "Time from accepting a record to the answer that it is stored.",
+        usual=DELIVERY_SECONDS,
+    ): (lambda s, _: s.pipeline.stats.delivery_seconds),
     Family(
         "last_delivery_timestamp_seconds",
         "gauge",
         "Unix time at which Kinesis last stored records; 0 if never.",
         together=max,
+        is_usual=False,
     ): _delivered_at,
     Family(
         "record_errors_total",
@@ -564,13 +606,14 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "Failed sends of a record, by the service's error.",
         "code",
         ERROR_CODES,
+        usual=(Code.THROTTLED,),
     ): lambda s, _: s.pipeline.stats.record_errors,
-    Family("record_retries_total", "counter", "Sends of a record after its first."): (
+    Family("record_retries_total", "counter", "Sends of a record after its first.", is_usual=False): (
         lambda s, _: s.pipeline.stats.retried_records
     ),
-    Family("record_attempts", "histogram", "Number of sends after which a record was stored."): lambda s, _: (
-        s.pipeline.stats.attempts
-    ),
+    Family(
+        "record_attempts", "histogram", "Number of sends after which a record was stored.", is_usual=False
+    ): lambda s, _: s.pipeline.stats.attempts,
     Family(
         "failed_records_total", "counter", "Records that ended as not stored or unknown.", "reason", FAILURE_REASONS
     ): (lambda s, _: s.pipeline.stats.failed_records),
@@ -622,5 +665,6 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "shard_mispredictions_total",
         "counter",
         "Entries stored in another shard than the daemon's list of shards predicted.",
+        is_usual=False,
     ): (lambda s, _: s.pipeline.stats.shard_mispredictions),
 }

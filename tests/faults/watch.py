@@ -55,7 +55,7 @@ def look(pid: int) -> Process | None:
 
 def scrape(url: str) -> Scrape:
     """Raises OSError where there is no answer in time."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=SCRAPE_SECONDS) as answer:
+    with urllib.request.urlopen(f"{url}/metrics?collect=all", timeout=SCRAPE_SECONDS) as answer:
         text = answer.read().decode()
     by_stream: dict[str, dict[str, float]] = {name: {} for name in Scrape._fields[:-2]}
     duplicates = retries = 0.0

@@ -30,7 +30,7 @@ from producerd.runtime.peers import Peer
 from tests.daemon import directory, until_on_loop
 
 
-async def a_metric() -> bytes:
+async def a_metric(*, everything: bool) -> bytes:
     return b"a_metric 1\n"
 
 
@@ -57,11 +57,31 @@ async def test_ready_follows_the_daemon_and_metrics_are_what_is_rendered() -> No
             assert answer.status == 405
 
 
+@pytest.mark.parametrize(
+    ("query", "answered"),
+    [
+        ("", (200, "everything False")),
+        ("?collect=all", (200, "everything True")),
+        ("?collect=all&collect=shards", (400, "collect = shards: allowed: all\n")),
+    ],
+)
+async def test_a_scrape_may_ask_for_everything(query: str, answered: tuple[int, str]) -> None:
+    async def rendered(*, everything: bool) -> bytes:
+        return f"everything {everything}".encode()
+
+    async with (
+        admin.serve(("127.0.0.1", 0), render_metrics=rendered, render_page=str, unready=lambda: None) as (host, port),
+        aiohttp.ClientSession(f"http://{host}:{port}") as client,
+        client.get(f"/metrics{query}") as answer,
+    ):
+        assert (answer.status, await answer.text()) == answered
+
+
 async def test_metrics_are_compressed_for_whoever_accepts_it() -> None:
     """By a thread: the loop is never late while it is done."""
     text = b"".join(b'a_metric{number="%d"} %d\n' % (number, number * number) for number in range(400_000))
 
-    async def many() -> bytes:
+    async def many(*, everything: bool) -> bytes:
         return text
 
     async with (
@@ -299,7 +319,7 @@ async def test_what_is_no_http_is_no_error_of_ours(caplog: pytest.LogCaptureFixt
 
 
 async def test_an_error_of_ours_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def no_metrics() -> bytes:
+    async def no_metrics(*, everything: bool) -> bytes:
         raise RuntimeError("no numbers")
 
     async with (

@@ -44,7 +44,7 @@ class Node:
     async def reload(self) -> dict[str, Any]:
         return {"changed": ["a"]}
 
-    async def render_metrics(self) -> bytes:
+    async def render_metrics(self, *, everything: bool) -> bytes:
         return b"a_metric 1\n"
 
 

@@ -217,8 +217,8 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Live:
     monkeypatch.setattr(module, "check_accesses", lambda _accesses: None)
     monkeypatch.setattr(streams_module, "ShardWatch", Watch)
 
-    async def at_once(work: Callable[..., Any], *arguments: Any) -> Any:
-        return work(*arguments)
+    async def at_once(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        return work(*arguments, **named)
 
     monkeypatch.setattr(module, "aside", at_once)
     monkeypatch.setattr(allocator, "aside", at_once)
@@ -648,7 +648,7 @@ def test_a_daemon_that_is_scraped_and_loses_records_waits_for_a_last_scrape(
 
     async def story(life: Life) -> None:
         await asyncio.sleep(150.0 - age)
-        assert b"\nproducerd_ready 1.0\n" in await life.daemon.render_metrics()
+        assert b"\nproducerd_ready 1.0\n" in await life.daemon.render_metrics(everything=False)
         await asyncio.sleep(120.0 - life.loop.time())
         lose_records(life)
         await turns()
@@ -662,7 +662,7 @@ def test_a_daemon_that_is_scraped_and_loses_records_waits_for_a_last_scrape(
 @pytest.mark.parametrize("seconds", [0.0, 5.0])
 def test_another_signal_ends_the_wait_for_the_last_scrape(live: Live, seconds: float) -> None:
     async def story(life: Life) -> None:
-        await life.daemon.render_metrics()
+        await life.daemon.render_metrics(everything=False)
         lose_records(life)
         await turns()
         life.signal()
@@ -680,14 +680,14 @@ def test_each_prometheus_reads_how_many_records_were_lost(live: Live) -> None:
     """The first of two scrapes the daemon soon after the loss, and the other one 15 seconds later."""
 
     async def story(life: Life) -> None:
-        await life.daemon.render_metrics()
+        await life.daemon.render_metrics(everything=False)
         lose_records(life)
         await turns()
         life.signal()
         for seconds in (31.0, 15.0):
             await asyncio.sleep(seconds)
             assert not life.serving.done()
-            await life.daemon.render_metrics()
+            await life.daemon.render_metrics(everything=False)
         assert await life.ends() == (1, 50.0)
 
     live(story)
@@ -886,7 +886,7 @@ def test_the_metrics_are_rendered_once_a_second_for_all_that_wait(live: Live, mo
     texts: list[bytes] = []
     may_end = asyncio.Event()
 
-    async def text(_render: object, _snapshot: object) -> bytes:
+    async def text(_render: object, _snapshot: object, *, everything: bool) -> bytes:
         texts.append(b"text %d" % len(texts))
         text_of_this = texts[-1]
         await may_end.wait()
@@ -894,25 +894,27 @@ def test_the_metrics_are_rendered_once_a_second_for_all_that_wait(live: Live, mo
 
     async def story(life: Life) -> None:
         life.client()
-        rendered = (await life.daemon.render_metrics()).decode()
+        rendered = (await life.daemon.render_metrics(everything=False)).decode()
         assert "\nproducerd_ready 1.0\n" in rendered
         assert "\nproducerd_client_connections 1.0\n" in rendered
         monkeypatch.setattr(asyncio, "to_thread", text)
         began = life.loop.time()
         await asyncio.sleep(0.25)
-        first = [asyncio.create_task(life.daemon.render_metrics())]
+        first = [asyncio.create_task(life.daemon.render_metrics(everything=False))]
         await asyncio.sleep(0.5)
-        first.append(asyncio.create_task(life.daemon.render_metrics()))
+        first.append(asyncio.create_task(life.daemon.render_metrics(everything=False)))
         await asyncio.sleep(0.125)
         assert not texts
         await asyncio.sleep(0.5)
         assert texts == [b"text 0"]
-        others = [asyncio.create_task(life.daemon.render_metrics()) for _ in range(3)]
+        others = [asyncio.create_task(life.daemon.render_metrics(everything=False)) for _ in range(3)]
+        whole = asyncio.create_task(life.daemon.render_metrics(everything=True))
         await asyncio.sleep(0.5)
         may_end.set()
         assert await asyncio.gather(*first) == [b"text 0"] * 2
         assert await asyncio.gather(*others) == [b"text 1"] * 3, "of a moment after they asked"
         assert life.loop.time() - began == 2.0
-        assert len(texts) == 2
+        assert (await whole, life.loop.time() - began) == (b"text 2", 3.0)
+        assert len(texts) == 3
 
     live(story)

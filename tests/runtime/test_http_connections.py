@@ -47,7 +47,7 @@ class Endpoint:
         self.address = ("", 0)
         self._stack = stack
 
-    async def render(self) -> bytes:
+    async def render(self, *, everything: bool) -> bytes:
         await self.renders.wait()
         return b"a_metric 1\n"
 

@@ -58,10 +58,17 @@ def stream(name: str) -> Stream:
 
 
 def rendered(
-    metrics: Metrics, streams: Iterable[Stream], *, state: str = "serving", connections: int = 0, now: float = 0.0
+    metrics: Metrics,
+    streams: Iterable[Stream],
+    *,
+    state: str = "serving",
+    connections: int = 0,
+    now: float = 0.0,
+    everything: bool = True,
 ) -> bytes:
     is_ready = state == "serving"
-    return text_of(metrics.snapshot(streams, state=state, is_ready=is_ready, connections=connections, now=now))
+    snapshot = metrics.snapshot(streams, state=state, is_ready=is_ready, connections=connections, now=now)
+    return text_of(snapshot, everything=everything)
 
 
 def samples(metrics: Metrics, *streams: Stream, now: float = 0.0) -> dict[tuple[str, frozenset[str]], float]:
@@ -121,10 +128,26 @@ def test_labels_are_the_stream_and_closed_enumerations() -> None:
 
 
 def test_a_stream_has_as_many_series_as_the_pages_say() -> None:
-    text = rendered(Metrics(LISTED), [stream("flights")]).decode()
-    count = len([line for line in text.splitlines() if 'stream="flights"' in line])
-    assert f"One stream is {count} series for each node" in (daemon_helpers.ROOT / "docs/operations.md").read_text()
-    assert f"with {count} series for each stream" in (daemon_helpers.ROOT / "docs/kubernetes.md").read_text()
+    usual, everything = (
+        rendered(Metrics(LISTED), [stream("flights")], everything=everything).decode().count('stream="flights"')
+        for everything in (False, True)
+    )
+    page = (daemon_helpers.ROOT / "docs/operations.md").read_text()
+    assert f"One stream is {usual} series for each node" in page
+    assert f"`collect=all` shows {everything}" in page
+    assert f"with {usual} series for each stream" in (daemon_helpers.ROOT / "docs/kubernetes.md").read_text()
+
+
+def test_an_error_of_the_service_is_shown_from_its_first_time_and_throttling_before() -> None:
+    flights = stream("flights")
+    flights.pipeline.stats.record_errors["KMS"] = 3
+    found = samples_of(rendered(Metrics(LISTED), [flights], everything=False).decode())
+    shown = {labels: value for (name, labels), value in found.items() if name == "producerd_record_errors_total"}
+    of_flights = {
+        code: value
+        for (code,), value in ((labels - {"flights"}, shown[labels]) for labels in shown if "flights" in labels)
+    }
+    assert of_flights == {"THROTTLED": 0, "KMS": 3}
 
 
 def test_every_family_of_a_stream_is_there_before_anything_happened() -> None:
@@ -380,7 +403,7 @@ def test_a_scrape_shows_its_moment_though_numbers_change_before_it_is_rendered()
     taken = metrics.snapshot([flights], state="serving", is_ready=True, connections=0, now=0.0)
 
     def shown() -> dict[tuple[str, frozenset[str]], float]:
-        found = samples_of(text_of(taken).decode())
+        found = samples_of(text_of(taken, everything=True).decode())
         return {key: value for key, value in found.items() if key[0].startswith("producerd_")}
 
     before = shown()

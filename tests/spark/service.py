@@ -96,7 +96,7 @@ def counted(daemon: DaemonProcess, stream: str) -> Counter[str]:
 
     Until it has stored a record, they are the numbers of all streams that have not.
     """
-    found = re.findall(r"^producerd_(\w+)\{(.*)\} (\S+)$", daemon.get("/metrics")[1], re.MULTILINE)
+    found = re.findall(r"^producerd_(\w+)\{(.*)\} (\S+)$", daemon.get("/metrics?collect=all")[1], re.MULTILINE)
     for label in (f'stream="{stream}"', f'stream="{NEVER_STORED}"'):
         values: Counter[str] = Counter()
         for name, labels, value in found:
