@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -23,7 +24,7 @@ ENVIRONMENTS = [
     {"PRODUCERD_ADMIN_SOCKET": ""},
     {},
 ]
-FILES = ["", 'socket = "/f/c.sock"\n', 'admin_socket = "/f/d"\n', 'socket = "/f/c.sock"\nadmin_socket = "/f/d"\n']
+FILES = ["", '\ufeffsocket = "/f/c.sock"\n', 'admin_socket = "/f/d"\n', 'socket = "/f/c.sock"\nadmin_socket = "/f/d"\n']
 
 
 @pytest.mark.parametrize("text", FILES)
@@ -48,6 +49,15 @@ def test_a_file_that_says_nothing_leaves_the_usual_places(tmp_path: Path, text: 
         file.write_bytes(text.encode(errors="surrogateescape"))
     environ = {"PRODUCERD_CONFIG": str(file), "XDG_RUNTIME_DIR": "/run/user/7"}
     assert admin_paths(environ) == [f"{place}/producerd/producerd.admin.sock" for place in ("/run", "/run/user/7")]
+
+
+def test_a_pipe_is_left_to_the_daemon() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b'socket = "/f/c.sock"\n')
+    os.close(writer)
+    assert client_path({"PRODUCERD_CONFIG": f"/dev/fd/{reader}"}) is None
+    assert os.read(reader, 6) == b"socket"
+    os.close(reader)
 
 
 def test_a_python_without_tomllib_goes_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
+from producerd.config.file import contents
 from producerd.config.memory import within_memory
 from producerd.config.redaction import shown
 from producerd.config.settings import (
@@ -137,7 +138,7 @@ def _read(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) ->
 def _read_file(sheet: _Sheet, path: Path) -> None:
     origin = f"file {path}"
     try:
-        document = tomllib.loads(path.read_bytes().decode())
+        document = tomllib.loads(contents(path).decode("utf-8-sig"))
     except OSError as error:
         sheet.problems.append(f"{origin}: cannot be read: {error.strerror}")
         return

@@ -39,8 +39,8 @@ def _in_file(path: str | None) -> dict[str, str]:
     """Return the sockets that a configuration file names, as far as this user and this Python can read it."""
     document: dict[str, Any] = {}
     with contextlib.suppress(ImportError, OSError, ValueError, RecursionError):  # Python 3.9 and 3.10 have no tomllib
-        if path:
+        if path and Path(path).is_file():  # a pipe is the daemon's, and a device may have no end
             import tomllib  # only here, as it takes 5 ms  # novermin
 
-            document = tomllib.loads(Path(path).read_bytes().decode())
+            document = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
     return {name: document[name] for name in _NAMES if isinstance(document.get(name), str)}
