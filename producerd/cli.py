@@ -33,7 +33,7 @@ OURS: Final = ("producerd", "spark_client")
 EXIT_CODES: Final = """\
 exit codes:
   0    serve: every row was settled or given back to its caller; other commands: done
-  1    serve: stopped with rows undelivered that have no caller any more; check --online, demo: something did not hold
+  1    serve: stopped with rows undelivered that have no caller any more; check, demo: something did not hold
   2    wrong usage of the command line
   75   serve: another process has the socket or the port; starting again helps when that process has ended
   78   configuration: a setting, a missing package or too old a Python; starting again does not help
@@ -135,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help='the memory limit of the place where the daemon will run, such as "1 GiB" (default: the limit here)',
     )
+    check.add_argument("--deny-warnings", action="store_true", help="fail also if there is a warning")
     check.set_defaults(run=_check)
     config = commands.add_parser("config", help="settings as text").add_subparsers(metavar="WHAT", required=True)
     show = config.add_parser("print", parents=[settings], help="the settings in effect, as a configuration file")
@@ -234,12 +235,14 @@ def _check(parsed: argparse.Namespace) -> int:
     check_possible(config)
     check_fits(config, limit)
     check_limits(config)
-    print(*summary(config, limit), *(f"WARNING {danger}" for danger in dangers(config)), sep="\n", flush=True)
+    lines = [*summary(config, limit), *(f"WARNING {danger}" for danger in dangers(config))]
+    print(*lines, sep="\n", flush=True)
+    nothing_failed = not (parsed.deny_warnings and any(line.startswith("WARNING") for line in lines))
     if not parsed.online:
-        return 0
+        return 0 if nothing_failed else EXIT_FAILED
     from producerd.runtime.online import run
 
-    nothing_failed = run(config, parsed.streams)
+    nothing_failed &= run(config, parsed.streams, deny_warnings=parsed.deny_warnings)
     print("OK: nothing failed" if nothing_failed else "FAILED: see above")
     return 0 if nothing_failed else EXIT_FAILED
 

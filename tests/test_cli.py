@@ -130,8 +130,8 @@ def test_check_warns_where_a_queue_lasts_for_less_than_a_second_or_for_more_than
         "streams.small.aggregation=kpl",
         "streams.small.queue_limit_bytes=512 KiB",
     ]
-    done = producerd("check", *(f"--set={one}" for one in sets))
-    assert done.returncode == 0
+    done, denied = (producerd("check", *(f"--set={one}" for one in sets), *more) for more in ([], ["--deny-warnings"]))
+    assert (done.returncode, denied.returncode, denied.stdout) == (0, 1, done.stdout)
     waits, stands = "records may wait that long; lower queue_limit_bytes", "they will wait for callers; raise"
     assert [line for line in done.stdout.splitlines() if line.startswith("WARNING")] == [
         f"WARNING each stream: a full queue is 128 s {of}: {waits}",

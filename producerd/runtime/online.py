@@ -41,22 +41,22 @@ Say = Callable[[str], None]
 """A function that prints one line of the report."""
 
 
-def run(config: Config, names: Iterable[str] = ()) -> bool:
+def run(config: Config, names: Iterable[str] = (), *, deny_warnings: bool = False) -> bool:
     """Print the report and return whether nothing failed.  Raise ConfigurationError if an access cannot work.
 
-    ``names`` are streams to check in addition to the configured ones.
+    ``names`` are streams to check in addition to the configured ones.  ``deny_warnings``: a warning is a failure, too.
     """
     structlog.configure(processors=[_drop])  # the printed lines say what a daemon would log
-    return asyncio.run(check(config, names, lambda line: print(line, flush=True)))
+    return asyncio.run(check(config, names, lambda line: print(line, flush=True), deny_warnings=deny_warnings))
 
 
 def _drop(*_: object) -> str:
     raise structlog.DropEvent
 
 
-async def check(config: Config, names: Iterable[str], say: Say) -> bool:
+async def check(config: Config, names: Iterable[str], say: Say, *, deny_warnings: bool = False) -> bool:
     """Report on the streams of the settings and on ``names``, and return whether nothing failed."""
-    report = Report(say)
+    report = Report(say, deny_warnings)
     groups: dict[Access, dict[str, StreamSettings]] = {}
     if config.node.streams_allowed == "any":
         groups[access_of(config.node, config.defaults)] = {}
@@ -80,8 +80,9 @@ async def check(config: Config, names: Iterable[str], say: Say) -> bool:
 class Report:
     """The lines of the report, which begin with OK, WARNING or FAILED."""
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, deny_warnings: bool) -> None:
         self._say = say
+        self._deny_warnings = deny_warnings
         self.nothing_failed = True
 
     def ok(self, text: str) -> None:
@@ -89,7 +90,8 @@ class Report:
         self._say(f"OK       {text}")
 
     def warning(self, text: str) -> None:
-        """Print what the operator should know, although it fails nothing."""
+        """Print what the operator should know.  It fails the report only if warnings are denied."""
+        self.nothing_failed &= not self._deny_warnings
         self._say(f"WARNING  {text}")
 
     def failed(self, text: str) -> None:

@@ -496,6 +496,7 @@ def test_each_line_is_printed_at_once_and_the_result_says_whether_nothing_failed
     assert online.run(config, ("flights",)) is True
     assert [line.split()[0] for line, _ in printed] == ["OK", "OK", "OK", "OK", "WARNING"]
     assert all(flushed for _, flushed in printed)
+    assert online.run(config, ("flights",), deny_warnings=True) is False
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     printed.clear()
     assert online.run(config) is False
