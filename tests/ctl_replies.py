@@ -15,7 +15,7 @@ def stream(**other: object) -> dict[str, Any]:
 
 
 def node(*streams: dict[str, Any], **other: object) -> dict[str, Any]:
-    words = {"version": "1.2", "state": "serving", "unready": None, "log_level": "info", "connections": 1}
+    words = {"version": "1.2", "host": "n7", "state": "serving", "unready": None, "log_level": "info", "connections": 1}
     queues = {"node_queue_bytes": 3 << 19, "node_queue_limit_bytes": 2_048 << 20}
     return {**words, **queues, "uptime_seconds": 20.0, "streams": list(streams), **other}
 

@@ -102,7 +102,7 @@ def test_the_picture_has_streams_then_why_records_wait_and_then_the_busiest_shar
     streams[0]["last_error"] = "no such\nstream"
     lines = Screen(monkeypatch).lines(streams, shards, unready="it has\nno credentials")
     assert lines == [
-        "producerd 1.2: serving, 1 connection, queues 1.5 of 2,048 MiB",
+        "producerd 1.2 on n7: serving, 1 connection, queues 1.5 of 2,048 MiB",
         "STREAM  HEALTH    IN/S  STORED/S  MIB/S  QUEUE            OLDEST S  BLOCKED  OF TIME  RETRIES/S  FAILED",
         *(f"{name}{ROW}" for name in "abc"),
         "it has no credentials",
@@ -114,7 +114,7 @@ def test_the_picture_has_streams_then_why_records_wait_and_then_the_busiest_shar
         "a       shardId-001        1  1.0     0%          0      1,000   1.50  10%  -",
     ]
     assert Screen(monkeypatch).lines([]) == [
-        "producerd 1.2: serving, 1 connection, queues 1.5 of 2,048 MiB",
+        "producerd 1.2 on n7: serving, 1 connection, queues 1.5 of 2,048 MiB",
         "no client has opened a stream yet",
     ]
 

@@ -7,18 +7,22 @@ import pytest
 from producerd.ctl.tables import rates, shards, status
 from tests.ctl_replies import node, shard, stream
 
-HEAD = "producerd 1.2: serving, 1 connection, queues 1.5 of 2,048 MiB"
+HEAD = "producerd 1.2 on n7: serving, 1 connection, queues 1.5 of 2,048 MiB"
 
 
 def test_the_status_has_a_line_for_each_stream_and_below_it_why_records_wait() -> None:
-    shown = stream(stream="a", paused=True, reason="the queue is full", last_error="no\x1b[31m such\nstream")
-    assert list(status(node(stream(), shown))) == [
+    """Those in trouble come first."""
+    shown = stream(paused=True, reason="the queue is full", last_error="no\x1b[31m such\nstream")
+    calm, broken = stream(stream="a", blocked_callers=0), stream(stream="z", health="broken")
+    assert list(status(node(calm, stream(stream="b"), shown, broken))) == [
         HEAD,
         "STREAM   HEALTH   RECORDS     OF  MIB   OF  BLOCKED  IN FLIGHT  SHARDS",
-        "a        paused     1,500  6,000  1.5  3.0    2,001      1,007   1,004",
-        "flights  working    1,500  6,000  1.5  3.0    2,001      1,007   1,004",
-        "a: the queue is full",
-        "a: last error: no [31m such stream",
+        "z        broken     1,500  6,000  1.5  3.0    2,001      1,007   1,004",
+        "flights  paused     1,500  6,000  1.5  3.0    2,001      1,007   1,004",
+        "b        working    1,500  6,000  1.5  3.0    2,001      1,007   1,004",
+        "a        working    1,500  6,000  1.5  3.0        0      1,007   1,004",
+        "flights: the queue is full",
+        "flights: last error: no [31m such stream",
     ]
 
 
@@ -28,7 +32,7 @@ def test_the_status_says_what_the_daemon_as_a_whole_lacks() -> None:
     assert list(status(node(unready="it has no credentials"))) == [HEAD, "it has no credentials", none]
     draining = list(status(node(state="draining", unready="draining", log_level="debug", connections=1_002)))
     assert draining == [
-        "producerd 1.2: draining, 1,002 connections, queues 1.5 of 2,048 MiB, log level debug",
+        "producerd 1.2 on n7: draining, 1,002 connections, queues 1.5 of 2,048 MiB, log level debug",
         none,
     ], "why it is not ready stands in the first line"
 

@@ -29,7 +29,6 @@ NEARLY_FULL: Final = 0.75
 FULL: Final = 7 / 8
 """Share of a queue from which callers may be blocked; the last eighth is for those that hold little."""
 BAR: Final = 10
-REFUSED: Final = ("broken", "suspect", "outage")
 DROPPED_FIRST: Final = (
     *("OLDEST S", "RETRIES/S", "MIB/S", "SHARE", "RECORDS/S", "FAILED", "OF TIME", "MIB", "IN FLIGHT"),
     *("IN/S", "HEALTH", "STORED/S", "USE"),
@@ -113,23 +112,10 @@ def _draw(console: Console, daemon: AdminClient, parsed: argparse.Namespace) -> 
     console.print(picture)  # the screen of before is back
 
 
-def _by_trouble(reading: StatusPair) -> list[Reply]:
-    """Return the streams, those in trouble first."""
-    before = {stream["stream"]: stream for stream in reading.before["streams"]}
-
-    def trouble(stream: Reply) -> tuple[Any, ...]:
-        refused = REFUSED.index(stream["health"]) if stream["health"] in REFUSED else len(REFUSED)
-        then = before.get(stream["stream"], stream)
-        failed, blocked = (stream[name] - then[name] for name in ("failed_records", "blocked_seconds"))
-        return refused, failed <= 0, not stream["paused"], -blocked, -tables.full(stream), str(stream["stream"])
-
-    return sorted(reading.now["streams"], key=trouble)
-
-
 def _shards(daemon: AdminClient, reading: StatusPair) -> list[tuple[Reply, Reply]]:
     """Return the busy shards of the streams in most trouble, each with its stream."""
     busy = []
-    for stream in _by_trouble(reading)[:STREAMS_ASKED]:
+    for stream in tables.by_trouble(reading.now, reading.before)[:STREAMS_ASKED]:
         try:
             known = daemon.get(f"{path_of(stream['stream'])}/shards")["shards"]
         except Failed:  # the daemon has forgotten the stream meanwhile
@@ -143,7 +129,7 @@ def _picture(reading: StatusPair, shards: Sequence[tuple[Reply, Reply]], width: 
     from rich.console import Group
     from rich.text import Text
 
-    streams = _by_trouble(reading)
+    streams = tables.by_trouble(reading.now, reading.before)
     unready = tables.unready(reading.now)
     whys = [] if unready is None else [tables.plain(unready)]
     shown = streams[: max(1, (height - 6) // 2)]
@@ -173,7 +159,7 @@ def _stream_cells(stream: Reply, reading: StatusPair) -> dict[str, Cell]:
     filled = min(BAR, round(share * BAR))
     bar = f"{'#' * filled}{'-' * (BAR - filled)} {share:4.0%}"
     health = cells["HEALTH"][0]
-    trouble = "bold red" if health in REFUSED else "yellow" if health == "paused" else ""
+    trouble = "bold red" if health in tables.REFUSED else "yellow" if health == "paused" else ""
     styles = {
         "STREAM": trouble,  # a narrow terminal has no other column of it
         "HEALTH": "green" if health == "working" else trouble,

@@ -9,6 +9,8 @@ SHARDS_SHOWN: Final = 20
 MIB: Final = 1 << 20
 UPTIME_STEP_SECONDS: Final = 0.1
 """The daemon reports its uptime in whole steps of this length."""
+REFUSED: Final = ("broken", "suspect", "outage")
+"""Health of streams that do not get through, the worst first."""
 Reply = Mapping[str, Any]
 
 
@@ -17,7 +19,7 @@ def status(reply: Reply) -> Iterator[str]:
     yield head(reply)
     if reply["state"] == "serving" and (why_not := unready(reply)):
         yield why_not
-    streams = _sorted(reply)
+    streams = by_trouble(reply, reply)
     if not streams:
         yield "no client has opened a stream yet"
         return
@@ -51,7 +53,7 @@ RATES: Final = (
 def rates(reply: Reply, before: Reply) -> Iterator[str]:
     """Yield the lines of `producerctl top`: what each stream did since the earlier reply ``before``."""
     yield head(reply)
-    streams = _sorted(reply)
+    streams = by_trouble(reply, before)
     if not streams:
         yield "no client has opened a stream yet"
     else:
@@ -129,9 +131,9 @@ def head(reply: Reply) -> str:
     used, limit = reply["node_queue_bytes"] / MIB, reply["node_queue_limit_bytes"] / MIB
     queues = f"queues {used:,.1f} of {limit:,.0f} MiB"
     level = f", log level {reply['log_level']}" if reply["log_level"] != "info" else ""
-    return (
-        f"producerd {reply['version']}: {reply['state']}, {count(reply['connections'], 'connection')}, {queues}{level}"
-    )
+    host = f" on {reply['host']}" if "host" in reply else ""  # a daemon of 0.1.0 does not say it
+    connections = count(reply["connections"], "connection")
+    return f"producerd {reply['version']}{host}: {reply['state']}, {connections}, {queues}{level}"
 
 
 def unready(reply: Reply) -> str | None:
@@ -141,8 +143,18 @@ def unready(reply: Reply) -> str | None:
     return None if reply["unready"] is None else str(reply["unready"])
 
 
-def _sorted(reply: Reply) -> list[Reply]:
-    return sorted(reply["streams"], key=lambda stream: str(stream["stream"]))
+def by_trouble(reply: Reply, before: Reply) -> list[Reply]:
+    """Return the streams, those first that are in trouble now, or were since the earlier reply ``before``."""
+    earlier = {stream["stream"]: stream for stream in before["streams"]}
+
+    def trouble(stream: Reply) -> tuple[Any, ...]:
+        refused = REFUSED.index(stream["health"]) if stream["health"] in REFUSED else len(REFUSED)
+        then = earlier.get(stream["stream"], stream)
+        failed, blocked = (stream[name] - then[name] for name in ("failed_records", "blocked_seconds"))
+        calm = failed <= 0, not stream["paused"], -blocked, -stream["blocked_callers"], -full(stream)
+        return refused, *calm, str(stream["stream"])
+
+    return sorted(reply["streams"], key=trouble)
 
 
 def health(stream: Reply) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import os
 import platform
+import socket
 import sys
 import time
 import traceback
@@ -98,6 +99,7 @@ class Commands:
         budget = self._streams.budget
         return {
             "version": __version__,
+            "host": socket.gethostname(),
             "state": self._node.state_name,
             "unready": self._node.unready,
             "uptime_seconds": round(time.monotonic() - STARTED, 1),

@@ -7,6 +7,7 @@ import gc
 import os
 import platform
 import re
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -115,6 +116,7 @@ async def test_the_status_has_the_node_and_each_stream_with_its_totals() -> None
     (of_stream,) = status.pop("streams")
     assert status == {
         "version": __version__,
+        "host": socket.gethostname(),
         "state": "serving",
         "unready": "it lacks a role",
         "uptime_seconds": 12.3,
