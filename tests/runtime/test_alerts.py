@@ -317,14 +317,15 @@ def test_a_trouble_pages_from_a_twentieth_of_the_nodes_on(tmp_path: Path, troubl
 
 @pytest.mark.parametrize("trouble", SICK)
 def test_a_node_in_trouble_is_a_ticket_and_pages_nobody(tmp_path: Path, trouble: str) -> None:
-    """One of 40, and one of 40 where only four nodes use the stream."""
+    """One of 40, and one of 40 where only four nodes use the stream.  It fails one record in a hundred."""
     few = (
         Fleet()
         .on(1.0, **IDLE)
         .on(0.1, **dict.fromkeys(IDLE, f"0+600{STEADY}") | {"queue_oldest_record_age_seconds": f"1{STEADY}"})
     )
+    sick = {**SICK, "failing": {"failed_records_total": f"0+6{STEADY}"}}[trouble]
     for fleet in (Fleet(), few):
-        fleet.on(0.025, **SICK[trouble])
+        fleet.on(0.025, **sick)
         fired = alerts(tmp_path, fleet)
         assert fired.pages == []
         assert [name for name in fired.tickets if "Slowly" not in name] == [f"ProducerdNodesInTrouble a {trouble}"]
@@ -354,25 +355,14 @@ def test_quiet_nodes_that_fail_are_noticed_next_to_busy_ones(tmp_path: Path, sha
     assert alerts(tmp_path, fleet) == (page if share >= 0.05 else ticket)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "stored", "failed", "pages"),
-    [
-        (4, 6000, 1000, ["ProducerdFailedBurn a flights"]),
-        (2, 6000, 2000, ["ProducerdFailedBurn a flights"]),
-        (4, 6000, 500, []),
-        (1, 60000, 60000, []),
-        (4, 2, 1, []),
-    ],
-)
-def test_a_tenth_of_all_records_that_fails_pages_from_the_second_node_on(
-    tmp_path: Path, nodes: int, stored: int, failed: int, pages: list[str]
-) -> None:
-    """A few of 100 nodes send nearly all records, and fail a seventh or a thirteenth of them.  One is a user's job."""
-    busy = {"ingest_records_total": f"0+{stored}{STEADY}", "delivered_records_total": f"0+{stored}{STEADY}"}
-    fleet = Fleet(nodes=100).on(1.0, **dict.fromkeys(busy, f"0+0.01{STEADY}"))
-    fleet.on(nodes / 100, **busy, failed_records_total=f"0+{failed}{STEADY}")
-    fired = alerts(tmp_path, fleet)
-    assert (fired.pages, "ProducerdNodesInTrouble a failing" in fired.tickets) == (pages, True)
+def test_a_failure_of_4_percent_pages_unless_the_rows_themselves_were_judged(tmp_path: Path) -> None:
+    """For 110 minutes 2 of 50 nodes fail all their records, in a second cluster one of 50 a fifth, and others judge."""
+    failing = {"delivered_records_total": f"5{STEADY}", "failed_records_total": f"0x10 0+600{STEADY}"}
+    few, fewer, judged = Fleet(nodes=50).on(0.04, **failing), Fleet("b", nodes=50), Fleet("c", nodes=50)
+    fewer.on(0.02, failed_records_total=f"0x10 0+120{STEADY}")
+    for reason in ("RECORD_TOO_LARGE", "RECORD_INVALID"):
+        judged.also(f'producerd_failed_records_total{{stream="flights", reason="{reason}"}}', f"0+15000{STEADY}")
+    assert alerts(tmp_path, few, fewer, judged).pages == ["ProducerdFailedBurn a flights"]
 
 
 def test_a_record_that_fails_now_and_then_is_a_ticket_in_a_small_fleet(tmp_path: Path) -> None:
@@ -396,8 +386,8 @@ def test_two_late_records_of_a_quiet_batch_page_nobody(tmp_path: Path) -> None:
     assert alerts(tmp_path, Fleet(nodes=5).on(1.0, **IDLE).on(0.2, **late)).pages == []
 
 
-def test_what_a_user_tries_on_one_node_of_many_pages_nobody(tmp_path: Path) -> None:
-    """A stream that only this node has open was deleted: it is refused, and nothing of it is stored."""
+def test_a_stream_of_one_node_of_many_that_was_deleted_pages_once(tmp_path: Path) -> None:
+    """It is refused, and nothing of it is stored: all its records fail, and none for its own fault."""
     fleet = Fleet(nodes=100)
     for name, values in {
         "stream_up": "1x60 0x300",
@@ -409,7 +399,7 @@ def test_what_a_user_tries_on_one_node_of_many_pages_nobody(tmp_path: Path) -> N
     }.items():
         fleet.also(f'producerd_{name}{{stream="tried"}}', values)
     fleet.also('producerd_failed_records_total{stream="tried", reason="STREAM_NOT_FOUND"}', "0x60 0+600x300")
-    assert alerts(tmp_path, fleet).pages == []
+    assert alerts(tmp_path, fleet).pages == ["ProducerdFailedBurn a tried"]
 
 
 def test_nodes_that_do_not_use_a_stream_do_not_hide_those_that_do(tmp_path: Path) -> None:
