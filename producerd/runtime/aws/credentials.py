@@ -167,6 +167,7 @@ class RenewedCredentials:
         source = await self._resolve()
         if isinstance(source, RefreshableCredentials):
             internals.tell_time(source, self._clock.now)  # else new credentials look expired to a clock that is ahead
+            internals.raise_each_failure(source)
         return source
 
     async def _frozen_of(self, source: Any) -> ReadOnlyCredentials | None:

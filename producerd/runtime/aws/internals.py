@@ -33,6 +33,7 @@ def _problems() -> Iterator[str]:
         ("aiobotocore", AIOHTTPSession, ("_build_ssl_contexts",)),
         ("aiobotocore", AIOHTTPSession.__init__, ("_proxy_config", "_verify")),
         ("botocore", RefreshableCredentials.__init__, ("_time_fetcher", "_expiry_time", "_frozen_credentials")),
+        ("botocore", RefreshableCredentials, ("_advisory_refresh_timeout", "_mandatory_refresh_timeout")),
         ("aiobotocore", AioIMDSFetcher.__init__, ("_session",)),
         ("botocore", AssumeRoleProvider.__init__, ("_prompter",)),
         ("botocore", InstanceMetadataProvider.__init__, ("_role_fetcher",)),
@@ -123,3 +124,11 @@ def received_by(source: Any) -> Any:
 def tell_time(source: RefreshableCredentials, now: Callable[[], datetime]) -> None:
     """Make credentials that expire read the time from ``now``."""
     source._time_fetcher = now
+
+
+def raise_each_failure(source: RefreshableCredentials) -> None:
+    """Make credentials that expire raise the error of every renewal.
+
+    botocore hides it until 10 minutes before they expire, although it begins to renew them 15 minutes before.
+    """
+    source._mandatory_refresh_timeout = source._advisory_refresh_timeout
