@@ -191,7 +191,7 @@ FLEET_PANELS: Final = (
     DashboardPanel(
         "Nodes in trouble",
         "Share of the nodes that have a trouble, in the worst cluster, or of those that use the worst stream. Each "
-        "trouble except busy and restarts_slowly pages from a twentieth of the nodes on. Misspelt names are left out. "
+        "trouble that stops delivery pages from a twentieth of the nodes on. Misspelt names are left out. "
         "The row Node lists the nodes.",
         "percentunit",
         {"{{trouble}}": f"max by (trouble) (producerd:trouble:ratio{{<fleet>, {NAMED}}})"},
@@ -643,7 +643,7 @@ NODE_PANELS: Final = (
         "s",
         {"{{instance}} {{stream}}": worst(CREDENTIALS, "cluster, region, instance, stream", function="bottomk")},
         "producerdcredentialsexpire",
-        levels=[(300, "orange"), (900, "green")],
+        levels=[(720, "orange"), (900, "green")],
         is_worst_low=True,
         is_of_nodes=True,
         none="No credentials have an end",

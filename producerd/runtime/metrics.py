@@ -31,6 +31,7 @@ from prometheus_client.metrics_core import Metric
 
 from producerd import __version__
 from producerd.config import Config
+from producerd.config.memory import needed_bytes
 from producerd.config.text import as_toml
 from producerd.core.holding import Cause, HeldBy
 from producerd.core.rows.job import MAYBE_CAUSES
@@ -134,6 +135,7 @@ class NodeNumbers(NamedTuple):
     reload_succeeded: bool
     reloaded_at: float
     memory_limit_bytes: float
+    memory_needed_bytes: float
     clock_offset_seconds: float
     credential_refreshes: Mapping[str, float]
     lost_log_lines: Mapping[str, float]
@@ -210,6 +212,7 @@ class Metrics:
         """Take over settings that are now in effect."""
         self.config_hash = sha256(as_toml(config).encode()).hexdigest()[:16]
         self._memory_limit_bytes = inf if memory_limit_bytes is None else memory_limit_bytes
+        self._memory_needed_bytes = needed_bytes(config).bytes
         self.reload_succeeded, self._reloaded_at = True, time.time()
         # A stream of the configuration is shown before a client opens it, by a stand-in that no client can open.
         shown = [*config.streams, *([NEVER_STORED] if config.node.streams_allowed == "any" else [])]
@@ -234,6 +237,7 @@ class Metrics:
             reload_succeeded=self.reload_succeeded,
             reloaded_at=self._reloaded_at,
             memory_limit_bytes=self._memory_limit_bytes,
+            memory_needed_bytes=self._memory_needed_bytes,
             clock_offset_seconds=self._services.clock_offset_seconds if self._services else 0.0,
             credential_refreshes=self._services.credential_refreshes if self._services else {},
             lost_log_lines=logs.lost_lines(),
@@ -435,6 +439,9 @@ NODE_FAMILIES: Final[dict[Family, Callable[[NodeNumbers], Value]]] = {
     ): (lambda node: node.reloaded_at),
     Family("memory_limit_bytes", "gauge", "Memory limit of the daemon's cgroup; +Inf if there is none."): (
         lambda node: node.memory_limit_bytes
+    ),
+    Family("memory_needed_bytes", "gauge", "Most memory that the daemon should need: the sum of its limits."): (
+        lambda node: node.memory_needed_bytes
     ),
     Family("ready", "gauge", "1 while clients can connect and the daemon does not drain."): lambda node: node.is_ready,
     Family("state", "gauge", "1 for the daemon's state, 0 for the others.", "state", STATES): lambda node: {

@@ -85,6 +85,10 @@ class Fleet:
             "process_start_time_seconds": f"1{STEADY}",
             "process_resident_memory_bytes": f"10{STEADY}",
             "producerd_memory_limit_bytes": f"100{STEADY}",
+            "producerd_memory_needed_bytes": f"90{STEADY}",
+            "process_open_fds": f"50{STEADY}",
+            "process_max_fds": f"1024{STEADY}",
+            "producerd_clock_offset_seconds": f"0{STEADY}",
             "producerd_event_loop_lag_seconds_sum": f"0+0.3{STEADY}",
             "producerd_ready": f"1{STEADY}",
         }
@@ -120,6 +124,8 @@ class Fleet:
             for name, values in of_node.items():
                 yield one(name, where, values)
             yield one("producerd_refused_opens_total", f'{where}, reason="NOT_AUTHORIZED"', f"0{STEADY}")
+            yield one("producerd_log_lines_lost_total", f'{where}, reason="full"', f"0{STEADY}")
+            yield one("producerd_credential_refreshes_total", f'{where}, result="failed"', f"0{STEADY}")
             yield one("producerd_state", f'{where}, state="serving"', f"1{STEADY}")
             for name, values in of_stream.items():
                 yield one(f"producerd_{name}", f'{where}, stream="{self.stream}"', values)
@@ -299,10 +305,13 @@ def test_a_stream_that_refuses_each_frame_stays_noticed_though_none_is_taken(tmp
 
 
 def test_a_stream_that_the_settings_lost_pages_and_one_job_s_mistake_does_not(tmp_path: Path) -> None:
-    assert alerts(tmp_path, Fleet().on(0.25, refused_opens_total=f"0+1{STEADY}")).pages == [
-        "ProducerdStreamsNotOpened a"
-    ]
-    assert alerts(tmp_path, Fleet().on(0.2, refused_opens_total=f"0+1{STEADY}")).pages == []
+    many, few = (
+        Fleet().on(0.1, refused_opens_total=f"0+1{STEADY}"),
+        Fleet("b").on(0.075, refused_opens_total=f"0+1{STEADY}"),
+    )
+    fired = alerts(tmp_path, many, few)
+    assert fired.pages == ["ProducerdStreamsNotOpened a"]
+    assert "ProducerdNodesInTrouble b not_opened" in fired.tickets
 
 
 def test_nothing_delivered_is_noticed_where_nobody_has_paused(tmp_path: Path) -> None:
@@ -440,6 +449,26 @@ def test_a_node_that_is_up_for_a_minute_in_twenty_is_a_ticket(tmp_path: Path) ->
     fleet = Fleet().on(0.025, up=("1 " + "0 " * 19) * 7)
     for at in ("90m", "100m"):  # it is up at the second
         assert alerts(tmp_path, fleet, at=(at,)) == Fired([], ["ProducerdNodesInTrouble a down"])
+
+
+def test_memory_beyond_what_the_settings_need_pages_where_no_limit_is_set(tmp_path: Path) -> None:
+    """It grows from 0.2 to 14 GB."""
+    grows = {"process_resident_memory_bytes": f"2e8+1e8{STEADY}", "memory_limit_bytes": f"1e18{STEADY}"}
+    fleet = Fleet().on(1.0, **grows, memory_needed_bytes=f"1e9{STEADY}")
+    assert alerts(tmp_path, fleet).pages == ["ProducerdMemoryNearLimit a"]
+
+
+def test_what_still_works_but_not_forever_is_a_ticket_on_however_many_nodes(tmp_path: Path) -> None:
+    """A clock an hour off, lines of the log lost once, hardly a file left to open, and no renewal that succeeds."""
+    fleet = Fleet(nodes=4).on(
+        0.5,
+        clock_offset_seconds=f"-3600{STEADY}",
+        log_lines_lost_total=f"0x80 7{STEADY}",
+        process_open_fds=f"930{STEADY}",
+        credential_refreshes_total=f"0+12{STEADY}",
+    )
+    troubles = ("clock", "files", "log", "renewals")
+    assert alerts(tmp_path, fleet) == Fired([], [f"ProducerdNodesInTrouble a {trouble}" for trouble in troubles])
 
 
 def test_loops_that_hang_are_a_ticket_however_many_they_are(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from producerd.config import Config, NodeSettings, StreamSettings
+from producerd.config.memory import needed_bytes
 from producerd.core import failures
 from producerd.core.failures import meaning_of
 from producerd.core.gate import Refusal, Ticket
@@ -97,7 +98,7 @@ def test_every_label_of_a_stream_is_there_before_anything_happened() -> None:
 
 NAMES = """
 build_info{version} config_info{hash} config_last_reload_successful config_last_reload_success_timestamp_seconds
-memory_limit_bytes ready state{state} event_loop_lag_seconds client_connections
+memory_limit_bytes memory_needed_bytes ready state{state} event_loop_lag_seconds client_connections
 client_disconnects_total{reason} refused_opens_total{reason}
 clock_offset_seconds credential_refreshes_total{result} log_lines_lost_total{reason}
 ingest_records_total ingest_bytes_total ingest_rejected_records_total{reason} refused_records_total
@@ -364,22 +365,25 @@ def test_the_start_of_a_process_counts_from_the_boot_of_the_machine(monkeypatch:
 def test_the_node_shows_its_settings_limit_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 2_000_000_000.0
     monkeypatch.setattr(time, "time", lambda: now)
-    metrics = Metrics(LISTED, 1 << 30)
+    metrics, needed = Metrics(LISTED, 1 << 30), needed_bytes(LISTED).bytes
 
     def told() -> list[float]:
         found = samples(metrics)
         reload = ("config_last_reload_successful", "config_last_reload_success_timestamp_seconds")
         return [
-            *(found[f"producerd_{name}", frozenset()] for name in (*reload, "memory_limit_bytes")),
+            *(
+                found[f"producerd_{name}", frozenset()]
+                for name in (*reload, "memory_limit_bytes", "memory_needed_bytes")
+            ),
             *(value for (name, _), value in found.items() if name in ("producerd_build_info", "producerd_config_info")),
         ]
 
-    assert told() == [1, 2_000_000_000.0, 1 << 30, 1, 1]
+    assert told() == [1, 2_000_000_000.0, 1 << 30, needed, 1, 1]
     now = 2_000_000_060.0
     metrics.reload_failed()
-    assert told() == [0, 2_000_000_000.0, 1 << 30, 1, 1]
+    assert told() == [0, 2_000_000_000.0, 1 << 30, needed, 1, 1]
     metrics.reload(LISTED, None)
-    assert told() == [1, 2_000_000_060.0, inf, 1, 1]
+    assert told() == [1, 2_000_000_060.0, inf, needed, 1, 1]
 
 
 def test_without_services_the_clock_is_shown_as_right() -> None:
