@@ -211,15 +211,36 @@ def test_a_misspelt_name_on_one_node_of_two_pages_nobody(tmp_path: Path) -> None
 
 
 def test_a_rolling_restart_pages_nobody(tmp_path: Path) -> None:
-    """One node after the other, a minute each."""
+    """A batch of a tenth after the other, each of which is gone for 400 seconds."""
     fleet = Fleet()
     for node in range(NODES):
-        down = 60 + node
-        fleet.changed["up", node] = f"1x{down - 1} 0 1x200"
-        fleet.changed["ready", node] = f"1x{down - 1} 0 1x200"
+        down = 60 + 7 * (node // 4)
+        fleet.changed["up", node] = f"1x{down - 1} 0x6 1x200"
+        fleet.changed["ready", node] = f"1x{down - 1} 0x6 1x200"
         fleet.changed["delivered_records_total", node] = f"0+600x{down} 0+600x200"
         fleet.changed["ingest_records_total", node] = f"0+600x{down} 0+600x200"
     assert alerts(tmp_path, fleet, at=("65m", "80m", "100m", "120m")).pages == []
+
+
+def test_a_nightly_scale_in_pages_nobody(tmp_path: Path) -> None:
+    """Most nodes of a cluster go while its jobs write, and all of an idle one.  They answer no scrape for 6 minutes."""
+    goes = "1x83 0x6 stale"
+    idle = {"ingest_records_total": "0+600x70 42000x20 stale", "queue_records": "9x70 0x20 stale"}
+    most, all_of_them = Fleet().on(0.75, up=goes), Fleet("b").on(1.0, up=goes, **idle)
+    fired = alerts(tmp_path, most, all_of_them, at=("85m", "90m", "95m", "100m", "120m"))
+    assert fired == Fired([], ["ProducerdDaemonsFewer a", "ProducerdDaemonsFewer b"])
+
+
+def test_pods_that_live_for_minutes_and_cannot_be_scraped_page(tmp_path: Path) -> None:
+    """Two at a time, for five minutes each: all are targets, or in b only kube-state-metrics sees them."""
+    pods, targets, seen = Fleet(nodes=56), Fleet("b", nodes=1), Fleet("c", nodes=2)
+    for pod in range(pods.nodes):
+        lives = f"_x{pod // 2 * 5} " * (pod > 1)
+        pods.changed["up", pod] = f"{lives}0x4 stale"
+        running = f'{{container="producerd", pod="{pod}"}}'
+        targets.also(f"kube_pod_init_container_status_running{running}", f"{lives}1x4 stale")
+    seen.also('kube_pod_container_status_running{container="producerd", pod="0"}', f"1{STEADY}")
+    assert alerts(tmp_path, pods, targets, seen).pages == ["ProducerdDaemonsUnseen a", "ProducerdDaemonsUnseen b"]
 
 
 def test_a_record_that_is_too_large_pages_nobody(tmp_path: Path) -> None:
