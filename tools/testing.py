@@ -17,6 +17,7 @@ MOST_WORKERS, WORKER_GIB = 4, 3  # each may start a Spark of its own
 SPARK_TESTS = ["tests/spark_client", "tests/spark"]
 SYSTEM_PACKAGES = [
     *("systemd", "podman", "runc", "mmdebstrap", "containernetworking-plugins", "prometheus", "chromium"),
+    "prometheus-alertmanager",
     *("qemu-user", "gcc", "libc6-dev"),  # to count instructions
     "shellcheck",
     "libfaketime",  # for the fault scenario of the wall clock

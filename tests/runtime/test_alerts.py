@@ -571,6 +571,48 @@ def test_a_batch_that_is_larger_than_a_minute_of_the_shards_quota_pages_nobody(
     assert alerts(tmp_path, fleet, at=("75m", "90m", "120m")).pages == (late if pages else [])
 
 
+OUTAGE: Final = {
+    "stream_up": "1x30 0x38 1x70",
+    "queue_oldest_record_age_seconds": "1x30 60+60x38 1x70",
+    "ingest_records_total": "0+600x30 18000x38 18600+600x70",
+    "delivered_records_total": "0+600x30 18000x38 20000+2000x5 30600+600x65",
+    "delivery_latency_seconds_count": "0+600x30 18000x38 20000+2000x5 30600+600x65",
+    "delivery_latency_seconds_bucket": "0+600x30 18000x38 18600+600x5 22200+600x65",
+    "failed_records_total": "0x36 0+30x32 960x70",
+    "credentials_expiry_timestamp_seconds": "3600x69 99999x70",
+}
+"""What a node shows in an outage of its region from the 31st to the 69th minute, in which its credentials end, too."""
+DEAD_STS: Final = {
+    "credentials_expiry_timestamp_seconds": f"3600{STEADY}",
+    "stream_up": "1x60 0x80",
+    "queue_oldest_record_age_seconds": "1x60 60+60x80",
+    "delivered_records_total": "0+600x60 36000x80",
+    "ingest_records_total": "0+600x60 36000x80",
+    "failed_records_total": "0x61 0+30x80",
+}
+"""What a node shows whose credentials are not renewed, and end after an hour."""
+LOST_ZONE: Final = {"up": "1x60 0x80"}
+
+
+def test_an_outage_pages_by_its_cause_and_not_again_after_it(tmp_path: Path) -> None:
+    """For 30 minutes after it the windows see records that were late, or failed."""
+    fleet = Fleet().on(1.0, **OUTAGE)
+    streams = ("NothingDelivered", "RecordsStuck", "StreamRefused")
+    during = alerts(tmp_path, fleet, at=("40m", "50m", "60m", "68m")).pages
+    assert during == [f"Producerd{name} a flights" for name in streams]
+    assert alerts(tmp_path, fleet, at=tuple(f"{minute}m" for minute in range(75, 120, 5))).pages == []
+
+
+def test_credentials_page_before_they_end_and_then_nothing_else_says_why(tmp_path: Path) -> None:
+    fleet, credentials = Fleet().on(1.0, **DEAD_STS), "ProducerdCredentialsExpire a flights"
+    assert alerts(tmp_path, fleet, at=("55m",)).pages == [credentials]
+    assert alerts(tmp_path, fleet, at=("65m", "75m", "90m", "110m")).pages == [
+        credentials,
+        "ProducerdNothingDelivered a flights",
+        "ProducerdRecordsStuck a flights",
+    ]
+
+
 def test_a_single_batch_that_is_larger_than_a_minute_of_the_quota_pages_nobody(tmp_path: Path) -> None:
     """It takes two and a half minutes."""
     batch = {
