@@ -373,7 +373,7 @@ def test_a_future_that_is_waited_for_at_its_very_end_is_not_missed(daemon: FakeD
             called: list[Future[None]] = []
             for future in futures:
                 future.add_done_callback(called.append)
-            assert {future.result(10) for future in futures} == {None}
+            assert {future.result(30) for future in futures} == {None}
             until(lambda: len(called) == 100)  # noqa: B023 - it ends before the next round
 
 
