@@ -613,6 +613,12 @@ def test_credentials_page_before_they_end_and_then_nothing_else_says_why(tmp_pat
     ]
 
 
+def test_credentials_of_a_fleet_page_though_a_few_nodes_are_refused(tmp_path: Path) -> None:
+    """They are refused an hour before."""
+    fleet = Fleet().on(1.0, **SICK["credentials"]).on(0.1, **SICK["refused"])
+    assert alerts(tmp_path, fleet).pages == ["ProducerdCredentialsExpire a flights"]
+
+
 def test_a_single_batch_that_is_larger_than_a_minute_of_the_quota_pages_nobody(tmp_path: Path) -> None:
     """It takes two and a half minutes."""
     batch = {
