@@ -584,6 +584,7 @@ OUTAGE: Final = {
 """What a node shows in an outage of its region from the 31st to the 69th minute, in which its credentials end, too."""
 DEAD_STS: Final = {
     "credentials_expiry_timestamp_seconds": f"3600{STEADY}",
+    "credential_refreshes_total": "0x45 0+12x95",
     "stream_up": "1x60 0x80",
     "queue_oldest_record_age_seconds": "1x60 60+60x80",
     "delivered_records_total": "0+600x60 36000x80",
@@ -611,6 +612,12 @@ def test_credentials_page_before_they_end_and_then_nothing_else_says_why(tmp_pat
         "ProducerdNothingDelivered a flights",
         "ProducerdRecordsStuck a flights",
     ]
+
+
+def test_credentials_that_are_renewed_at_the_last_minutes_page_nobody(tmp_path: Path) -> None:
+    """AWS promises new ones five minutes before the old ones end."""
+    fleet = Fleet().on(1.0, credentials_expiry_timestamp_seconds="3600x54 99999x90")
+    assert alerts(tmp_path, fleet, at=("50m", "54m", "60m")).pages == []
 
 
 def test_credentials_of_a_fleet_page_though_a_few_nodes_are_refused(tmp_path: Path) -> None:
