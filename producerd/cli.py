@@ -45,6 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_standard_descriptors()
     escape_unprintable()
     parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next, where argcomplete is installed
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     parsed, stray = parser.parse_known_args(arguments)
     if stray:
         parser.error(_what_is_stray(stray))

@@ -50,7 +50,7 @@ RULES: dict[str, Rule] = {
         others=frozenset({"cbor2", "numpy", "orjson", "pyarrow", "pybase64"}),
         never=CLOCK_AND_IO,
     ),
-    "producerd/config/file.py": Rule(ours=()),  # it waits for a pipe, but not forever
+    "producerd/config/file.py": Rule(ours=()),  # it waits for a pipe, up to a limit
     "producerd/config/": Rule(ours=("producerd.config", "producerd.errors"), others=None, never=CLOCK_AND_IO),
     "producerd/runtime/": Rule(
         ours=("producerd.runtime", "producerd.core", "producerd.wire", "producerd.config", "producerd.errors"),

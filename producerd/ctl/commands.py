@@ -38,7 +38,12 @@ Lines = Iterator[str]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     escape_unprintable()
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next, where argcomplete is installed
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    parsed = parser.parse_args(arguments)
     run: Callable[[AdminClient, argparse.Namespace], Lines] = parsed.run
     try:
         for line in run(AdminClient(parsed.admin_socket), parsed):
@@ -78,7 +83,11 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     def of_stream(added: argparse.ArgumentParser, **options: Any) -> None:
-        added.add_argument("stream", type=_name, metavar="STREAM", help="its name, as clients use it", **options)
+        stream = added.add_argument(
+            "stream", type=_name, metavar="STREAM", help="its name, as clients use it", **options
+        )
+        # An attribute that argcomplete looks for, and that argparse does not declare.
+        stream.completer = _streams  # type: ignore[attr-defined]
 
     def as_json(added: argparse.ArgumentParser) -> None:
         added.add_argument("--json", action="store_true", help="print JSON, with everything that the daemon knows")
@@ -132,6 +141,11 @@ def _parser() -> argparse.ArgumentParser:
     profiled.add_argument("--seconds", type=_seconds, default=10.0, metavar="N", help="for how long (default: 10)")
     profiled.add_argument("--output", metavar="FILE", help="write the stacks there, not to the standard output")
     return parser
+
+
+def _streams(*, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """Return the streams of the daemon, which a shell offers."""
+    return [stream["stream"] for stream in AdminClient(parsed_args.admin_socket).get("/status")["streams"]]
 
 
 def _name(text: str) -> str:
