@@ -28,7 +28,7 @@ from producerd.wire.frames import Service
 from spark_client.channel import Channel, ask, dial, socket_paths
 from spark_client.configuration import configured, is_connect
 from spark_client.costs import Traffic, monthly
-from spark_client.options import WriterOptions
+from spark_client.options import WriterOptions, refuse
 from spark_client.own_daemon import OwnDaemon, jvm_pid
 from spark_client.results import ERRORS, SAME_CLIENT, counted, marked, names_of
 from spark_client.task import SPECULATION, Plan, speculates
@@ -185,6 +185,8 @@ def check(
         daemon=daemon,
         daemon_start_timeout_seconds=daemon_start_timeout_seconds,
     )
+    if not hasattr(spark, "conf"):
+        refuse([f"spark is a {type(spark).__name__}: give the SparkSession"])
     ask = Plan.of(options, **configured(spark), application_id=spark.conf.get("spark.app.id", "")).plain()
     driver, missing = installed()
     executors, found = _merged(_run(spark, _on_executor(ask)))

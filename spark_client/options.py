@@ -388,8 +388,8 @@ OPTIONS: Final[Sequence[Option]] = (
     ),
     Option(
         "progress",
-        "show the progress of a write that takes longer than 5 s: one line in a terminal or a notebook that has tqdm, "
-        "elsewhere a line in the log every 10 s",
+        "show the progress of a write that takes longer than 5 s: one line in a terminal or a notebook, elsewhere a "
+        "line in the log every 10 s",
         "give True or False",
         lambda value: isinstance(value, bool),
         None,

@@ -8,14 +8,16 @@ asks it for the cause.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
+import shutil
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple
 
 from producerd import __version__
 from producerd.errors import ProducerdError
@@ -37,10 +39,9 @@ FIRST_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 10.0
 DRAW_SECONDS: Final = 1.0
 """How often the line of a terminal or a notebook is drawn again."""
-LINE: Final = "{desc}: {n_fmt} of {total_fmt} tasks |{bar:10}| {elapsed}{postfix}"
 FIRST_WARNING_SECONDS: Final = 30.0
 NEXT_WARNING_SECONDS: Final = 300.0
-"""Batches of a query may all take long, so that most of their lines are of level INFO."""
+"""Some writes take hours, so that most lines are of level INFO."""
 ANSWER_SECONDS: Final = 2.0
 DESCRIPTION: Final = "spark.job.description"
 """The property of a thread that Spark's UI shows for its jobs and stages."""
@@ -82,8 +83,13 @@ class Running(NamedTuple):
     hosts: Sequence[str]
 
     def __str__(self) -> str:
-        of = counted(self.of, "task")
-        return f"{self.tasks} of {of} still run, the longest for {self.longest_seconds:.0f} s"
+        if self.tasks == 0:
+            return "no task runs yet" if self.done == 0 else f"{self.done} of {counted(self.of, 'task')} are done"
+        return f"{self.tasks} of {counted(self.of, 'task')} still run, the longest for {self.longest_seconds:.0f} s"
+
+    @property
+    def in_short(self) -> str:
+        return f"{self.done}/{counted(self.of, 'task')}" if self.tasks or self.done else str(self)
 
 
 class RowsByWrite:
@@ -118,8 +124,8 @@ def rows_by_write(spark: SparkSession) -> Accumulator[dict[str, int]] | None:
 class Progress:
     """Shows the progress of a write that takes longer than 5 s, until the block ends.
 
-    In a terminal or a notebook, if tqdm is installed, it is one line that is drawn again each second.  Elsewhere it is
-    a line in the log every 10 s.  ``tag`` is the job tag of the write.
+    In a terminal or a notebook it is one line that is drawn again each second.  Elsewhere it is a line in the log every
+    10 s.  ``tag`` is the job tag of the write.
     """
 
     def __init__(self, spark: SparkSession, plan: Plan, tag: str) -> None:
@@ -127,7 +133,9 @@ class Progress:
         self._plan = plan
         self._tag = tag
         self._rows = rows_by_write(spark)
-        self._shown: _Line | _Log | None = None
+        self._line = _line()
+        self._began = time.monotonic()
+        self._warns_after_seconds = 0.0 if plan.batch_id is None else FIRST_WARNING_SECONDS
         self._over = threading.Event()
         self._showing = threading.Lock()
 
@@ -139,18 +147,16 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         with self._showing:  # so that the line is gone when the caller goes on
             self._over.set()
-            if self._shown is not None:
-                self._shown.close()
+            if self._line is not None:
+                self._line.close()
         if self._rows is not None:
             self._rows.value.pop(self._tag, None)
 
     def _run(self) -> None:
-        write, log = _name_of(self._plan), _Log(self._plan)
-        tqdm = _drawing_class(self._spark)
-        daemon = DriversDaemon(self._spark, self._plan, counts=tqdm is not None)
+        daemon = DriversDaemon(self._spark, self._plan)
         self._over.wait(FIRST_SECONDS)
         while not self._over.is_set():
-            running, problem = None, "its tasks are not visible under Spark Connect"
+            running, problem = None, ""
             try:
                 running = running_tasks(self._spark, self._tag)
             except Exception as error:  # Spark may be stopping, and its errors share no base class
@@ -159,91 +165,94 @@ class Progress:
             with self._showing:
                 if self._over.is_set():
                     return
-                if self._shown is None:
-                    self._shown = log if tqdm is None else _Line(tqdm, write)
-                rows = self._stored(daemon.stored(blocked))
-                if blocked is None:
-                    cause = self._advice(running)
+                stored, advice = self._stored(daemon.stored(blocked)), self._advice(running, daemon)
+                if self._line is None:
+                    tasks = problem if running is None else str(running)
+                    self._log([stored, tasks], advice if blocked is None else daemon.says(blocked))
                 else:
-                    cause = f"the daemon at {daemon.path}: {describe(blocked)}"
-                self._shown.show(running, rows, problem, cause, blocked)
-            self._over.wait(self._shown.again_seconds)
+                    tasks = problem if running is None else running.in_short
+                    self._draw([stored, tasks], advice if blocked is None else _in_short(blocked))
+            self._over.wait(AGAIN_SECONDS if self._line is None else DRAW_SECONDS)
+
+    def _log(self, known: Iterable[str], cause: str) -> None:
+        seconds = time.monotonic() - self._began
+        level = logging.WARNING if seconds >= self._warns_after_seconds else logging.INFO
+        if level == logging.WARNING:
+            is_first = seconds < FIRST_WARNING_SECONDS
+            self._warns_after_seconds = FIRST_WARNING_SECONDS if is_first else seconds + NEXT_WARNING_SECONDS
+        words = "; ".join(filter(None, (", ".join(filter(None, known)), cause)))
+        LOG.log(level, "producerd: %s has run for %.0f s: %s", _name_of(self._plan), seconds, words)
+
+    def _draw(self, known: Iterable[str], cause: str) -> None:
+        assert self._line is not None
+        to = self._plan.stream or "streams"
+        batch = to if self._plan.batch_id is None else f"{to}, batch {self._plan.batch_id}"
+        words = ", ".join(filter(None, (f"{time.monotonic() - self._began:.0f} s", *known, cause)))
+        self._line.draw(f"producerd: {batch}: {words}")
 
     def _stored(self, by_daemon: int | None) -> str:
-        """Return how many rows are stored, as far as it is known."""
+        """Return how many rows are stored, or "" if none is known to be."""
         if by_daemon is not None:
             return f"{by_daemon:,} rows stored"
-        if self._rows is None:
-            return ""
-        return f"{self._rows.value.get(self._tag, 0):,} rows stored by finished tasks"
+        rows = self._rows.value.get(self._tag, 0) if self._rows is not None else 0
+        return f"{rows:,} rows stored by finished tasks" if rows else ""
 
-    def _advice(self, running: Running | None) -> str:
+    def _advice(self, running: Running | None, daemon: DriversDaemon) -> str:
+        """Return who knows what holds the write, if tasks run, or if nothing is known of them."""
+        if running is not None and running.tasks == 0:
+            return ""
         hosts = names_of(running.hosts) if running is not None and running.hosts else "the executors' hosts"
+        if daemon.log:
+            return f"their daemon does not answer yet; its log is {daemon.log}"
         starts = self._plan.daemon or self._plan.configured_daemon
         told_by = "the log of the tasks' daemon" if starts else "`producerctl status`"
         return f"{told_by} says what holds them, on {hosts}"
 
 
-class _Log:
-    """A line in the log each time."""
+class _TerminalLine:
+    """The last line of a terminal."""
 
-    again_seconds = AGAIN_SECONDS
-
-    def __init__(self, plan: Plan) -> None:
-        self._write = _name_of(plan)
-        self._began = time.monotonic()
-        self._warns_after_seconds = 0.0 if plan.batch_id is None else FIRST_WARNING_SECONDS
-
-    def show(self, running: Running | None, rows: str, problem: str, cause: str, _: frames.Blocked | None) -> None:
-        seconds = time.monotonic() - self._began
-        level = logging.WARNING if seconds >= self._warns_after_seconds else logging.INFO
-        if level == logging.WARNING and self._warns_after_seconds:
-            self._warns_after_seconds = seconds + NEXT_WARNING_SECONDS
-        words = f"{rows}{rows and ', '}{problem if running is None else running}; {cause}"
-        LOG.log(level, "producerd: %s has run for %.0f s: %s", self._write, seconds, words)
+    def draw(self, text: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        sys.stderr.write(f"\r{text[:width]}\x1b[K")  # control sequence EL: erase to the end of the line
+        sys.stderr.flush()
 
     def close(self) -> None:
-        pass
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
-class _Line:
-    """One line in a terminal or a notebook, which disappears at the end."""
+class _NotebookLine:
+    """An output of the notebook's cell, which IPython can change."""
 
-    again_seconds = DRAW_SECONDS
+    def __init__(self, display: Callable[..., Any]) -> None:
+        self._display = display
+        self._handle: Any = None
 
-    def __init__(self, tqdm: Any, write: str) -> None:
-        self._bar = tqdm(desc=f"producerd: {write}", bar_format=LINE, total=1, leave=False, dynamic_ncols=True)
-        self._bar.start_t -= FIRST_SECONDS
-
-    def show(self, running: Running | None, rows: str, _: str, cause: str, blocked: frames.Blocked | None) -> None:
-        if running is not None:
-            self._bar.total, self._bar.n = max(1, running.of), running.done
-        if blocked is not None:
-            records = blocked.queue_records / max(1, blocked.queue_limit_records)
-            share = max(records, blocked.queue_bytes / max(1, blocked.queue_limit_bytes))
-            cause = f"queue {share:.0%} full: {blocked.reason}"
-        self._bar.set_postfix_str(", ".join(filter(None, (rows, cause))))
+    def draw(self, text: str) -> None:
+        output = {"text/plain": text}
+        if self._handle is None:
+            self._handle = self._display(output, raw=True, display_id=True)
+        else:
+            self._handle.update(output, raw=True)
 
     def close(self) -> None:
-        self._bar.close()
+        if self._handle is not None:
+            self._handle.update({"text/plain": ""}, raw=True)
 
 
-def _drawing_class(spark: SparkSession) -> Any:
-    """Return the tqdm that can draw a line for the user, or None.  Spark's own bar would draw over it."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    in_notebook = "IPKernelApp" in getattr(shell, "config", ())
-    if not in_notebook and (not sys.stderr.isatty() or _draws_itself(spark)):
-        return None
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    return type("tqdm", (tqdm,), {"monitor_interval": 0})  # without a thread that draws
+def _line() -> _TerminalLine | _NotebookLine | None:
+    """Return where a line can be drawn again: in the notebook whose kernel this is, or in a terminal."""
+    ipython: Any = sys.modules.get("IPython")
+    if ipython is not None and "IPKernelApp" in getattr(ipython.get_ipython(), "config", ()):
+        return _NotebookLine(importlib.import_module("IPython.display").display)
+    return _TerminalLine() if sys.stderr.isatty() else None
 
 
-def _draws_itself(spark: SparkSession) -> bool:
-    return str(spark.conf.get("spark.ui.showConsoleProgress", "false")).lower() == "true"
+def _in_short(blocked: frames.Blocked) -> str:
+    records = blocked.queue_records / max(1, blocked.queue_limit_records)
+    share = max(records, blocked.queue_bytes / max(1, blocked.queue_limit_bytes))
+    return f"queue {share:.0%} full: {blocked.reason}"
 
 
 def running_tasks(spark: SparkSession, tag: str) -> Running | None:
@@ -280,24 +289,29 @@ def running_tasks(spark: SparkSession, tag: str) -> Running | None:
 class DriversDaemon:
     """The daemon that answers on the driver's host, if one does.  In local mode it is the daemon of all tasks.
 
-    With ``counts`` it is asked at once what it has stored of the stream until now.
+    Then it is asked at once what it has stored of the stream until now.  ``log`` is its log, if the tasks start it.
     """
 
-    def __init__(self, spark: SparkSession, plan: Plan, *, counts: bool) -> None:
-        self.path = ""
+    def __init__(self, spark: SparkSession, plan: Plan) -> None:
+        self.log = ""
+        self._path = ""
         self._stream = plan.stream
         self._paths: Sequence[str] = ()
         self._stored_before: int | None = None
         with contextlib.suppress(Exception):  # Spark may be stopping, and its errors share no base class
-            is_local = not is_connect(spark) and str(spark.sparkContext.master).startswith("local")
-            own = plan.own_daemon(_pid_of_jvm(spark) if is_local else None)
+            local = is_local(spark)
+            own = plan.own_daemon(_pid_of_jvm(spark) if local else None)
             if own is None:
                 self._paths = socket_paths(plan.socket, plan.configured_socket)
-            elif is_local:
-                self._paths = own.paths
-            if is_local and counts:
+            elif local:
+                self._paths, self.log = own.paths, str(own.log)
+            if local:
                 before = self.status()
                 self._stored_before = 0 if before is None else before.delivered_records
+
+    def says(self, blocked: frames.Blocked) -> str:
+        """Return why rows of the stream wait, with all numbers."""
+        return f"the daemon at {self._path}: {describe(blocked)}"
 
     def stored(self, blocked: frames.Blocked | None) -> int | None:
         """Return what the daemon has stored of the stream since the write began, or None if it is not known."""
@@ -317,11 +331,16 @@ class DriversDaemon:
                 blocked = ask(channel, frames.Status(1), frames.Blocked, ANSWER_SECONDS)
         except ProducerdError:
             return None
-        self.path = channel.path
+        self._path = channel.path
         return blocked
 
 
+def is_local(spark: SparkSession) -> bool:
+    """Return whether the driver's process is the only executor."""
+    return not is_connect(spark) and str(spark.sparkContext.master).startswith("local")
+
+
 def _pid_of_jvm(spark: SparkSession) -> int:
-    """Return the id of the driver's JVM, which in local mode is the only executor, too."""
+    """Return the id of the driver's JVM."""
     jvm: Any = spark.sparkContext._jvm
     return int(jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getName().partition("@")[0])

@@ -225,27 +225,31 @@ class BatchResult(NamedTuple):
         """Return the line that a log and a notebook show."""
         batch = "" if self.batch_id is None else f"batch {self.batch_id}: "
         counts = "".join(f", {value} {name.replace('_', ' ')}" for name, value in self._counted())
-        tasks = counted(len(self.partitions), "task")
+        tasks = f" in {counted(len(self.partitions), 'task')}" if self.partitions else ""
         took = f", {self.seconds:.1f} s ({self.records_per_second:,.0f} records per second)" if self.seconds else ""
-        waited = f"{self.seconds_blocked:.1f} s blocked ({self.blocked_share:.0%} of the tasks' time)"
+        share = f" ({self.blocked_share:.0%} of the tasks' time)" if self.seconds_blocked >= 1 else ""
+        waited = f"{self.seconds_blocked:.1f} s blocked{share}"
         flushed = f"{self.seconds_flushing:.1f} s flushing"
         why = f"; held by: {self.why}" if self.why else ""
-        return f"{batch}{self.records} records, {self.bytes} bytes in {tasks}{took}, {waited}, {flushed}{counts}{why}"
+        return f"{batch}{self.records} records, {self.bytes} bytes{tasks}{took}, {waited}, {flushed}{counts}{why}"
 
     def __repr__(self) -> str:
         """Return every figure, but not the result of each task."""
         took = ("seconds", "records_per_second", "seconds_blocked", "blocked_share", "seconds_flushing", "why")
         names = ("batch_id", "records", "bytes", *took, *COUNTED, "skipped_rows")
         fields = [f"{name}={_rounded(getattr(self, name))!r}" for name in names]
-        fields.append(f"partitions=<{len(self.partitions)}>")
-        fields += [f"{name}=<{len(some)}>" for name in ("daemons", "diverted") if (some := getattr(self, name))]
+        lists = ("partitions", "daemons", "diverted")
+        fields += [f"{name}=<{len(some)}>" for name in lists if (some := getattr(self, name))]
         return f"BatchResult({', '.join(fields)})"
 
     def _repr_html_(self) -> str:
         """Return a table of the figures, which notebooks show."""
-        hosts = f"{len(self.partitions)} on {names_of(partition.host for partition in self.partitions) or '-'}"
-        shown: list[tuple[str, object]] = [("batch id", self.batch_id), ("records", self.records)]
-        shown += [("bytes", self.bytes), ("tasks", hosts)]
+        shown: list[tuple[str, object]] = [] if self.batch_id is None else [("batch id", self.batch_id)]
+        shown += [("records", self.records)]
+        shown += [("bytes", self.bytes)]
+        if self.partitions:
+            hosts = names_of(partition.host for partition in self.partitions)
+            shown += [("tasks", f"{len(self.partitions)} on {hosts}")]
         if self.seconds:
             shown += [("seconds", self.seconds), ("records per second", round(self.records_per_second))]
         shown += [("seconds blocked", self.seconds_blocked), ("blocked share", f"{self.blocked_share:.0%}")]
@@ -254,7 +258,8 @@ class BatchResult(NamedTuple):
         shown += [("skipped row", str(row)) for row in self.skipped_rows]
         shown += [("diverted to", uri) for uri in self.diverted[:MAX_ROWS_NAMED]]
         shown += [("daemon", str(daemon)) for daemon in self.daemons]
-        rows = "".join(f"<tr><th>{name}</th><td>{_shown(value)}</td></tr>" for name, value in shown)
+        left = 'style="text-align: left"'
+        rows = "".join(f"<tr><th {left}>{name}</th><td {left}>{_shown(value)}</td></tr>" for name, value in shown)
         return f"<table>{rows}</table>"
 
     def _counted(self) -> Iterator[tuple[str, int]]:

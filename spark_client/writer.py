@@ -278,8 +278,9 @@ def _check_call(df: Any, batch_id: Any) -> None:
     problems = []
     if not hasattr(df, "sparkSession"):
         library = type(df).__module__.partition(".")[0]
-        ways = {"pandas": "spark.createDataFrame(df)", "pyspark": "df.to_spark()"}  # pandas, and pandas on Spark
-        instead = ways.get(library, "a DataFrame of Spark")
+        instead = "spark.createDataFrame(df)" if library == "pandas" else "a DataFrame of Spark"
+        if hasattr(df, "to_spark"):  # pandas on Spark
+            instead = "df.to_spark()"
         what = f"{library} {type(df).__name__}".removeprefix("builtins ")
         problems.append(f"df is a {what}: give {instead}")
     elif df.isStreaming:

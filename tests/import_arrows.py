@@ -64,10 +64,6 @@ RULES: dict[str, Rule] = {
     "spark_client/datasource.py": Rule(
         ours=("spark_client", "producerd.errors"), others=SPARK, lazily=frozenset({"pandas", "pyarrow"})
     ),
-    # The driver has tqdm, or does without.
-    "spark_client/progress.py": Rule(
-        ours=("spark_client", "producerd.wire", "producerd.errors"), others=SPARK | {"tqdm"}, lazily=SPARK | {"tqdm"}
-    ),
     # An executor has the standard library; pyarrow and pyspark are loaded by the calls that need them.
     "spark_client/": Rule(ours=("spark_client", "producerd.wire", "producerd.errors"), others=SPARK, lazily=SPARK),
     "pyspark_producerd.py": Rule(ours=("spark_client",), others=frozenset({"pyspark"})),

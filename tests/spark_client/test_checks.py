@@ -484,6 +484,7 @@ def test_another_client_on_an_executor_is_told_with_both_places(monkeypatch: pyt
     [
         ({"stream": ""}, "stream=''"),
         ({"connect_timeout_seconds": "5s"}, "connect_timeout_seconds='5s'"),
+        ({}, "spark is a NoneType: give the SparkSession"),
     ],
 )
 def test_an_option_that_does_not_hold_is_told_before_any_job(options: dict[str, Any], message: str) -> None:

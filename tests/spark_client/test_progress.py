@@ -246,14 +246,16 @@ CLUSTER: Any = SimpleNamespace(sparkContext=Context())
 def test_a_daemon_at_the_driver_s_own_path_is_asked(daemon: FakeDaemon) -> None:
     daemon.runs(says)
     plan = Plan("flights", daemon.path)
-    found = DriversDaemon(CLUSTER, plan, counts=True)
+    found = DriversDaemon(CLUSTER, plan)
     blocked = found.status()
     assert blocked is not None
-    assert (found.path, blocked.reason) == (daemon.path, "the service cannot be reached")
+    assert found.says(blocked).startswith(
+        f"the daemon at {daemon.path}: the service cannot be reached; queue 12 of 100"
+    )
     assert found.stored(blocked) is None, "there are daemons of other nodes"
-    assert DriversDaemon(CLUSTER, plan._replace(stream=None), counts=True).status() is None, "no stream to ask for"
+    assert DriversDaemon(CLUSTER, plan._replace(stream=None)).status() is None, "no stream to ask for"
     for own in (plan._replace(daemon=OWN), plan._replace(configured_daemon=OWN, socket=None)):
-        assert DriversDaemon(CLUSTER, own, counts=True).status() is None, "the tasks have another one"
+        assert DriversDaemon(CLUSTER, own).status() is None, "the tasks have another one"
 
 
 def test_in_local_mode_it_has_stored_what_all_tasks_sent_since_the_write_began(daemon: FakeDaemon) -> None:
@@ -266,7 +268,7 @@ def test_in_local_mode_it_has_stored_what_all_tasks_sent_since_the_write_began(d
         session.await_end()
 
     daemon.runs(script)
-    found = DriversDaemon(local(), Plan("flights", daemon.path), counts=True)
+    found = DriversDaemon(local(), Plan("flights", daemon.path))
     assert found.stored(found.status()) == 500
 
 
@@ -275,10 +277,10 @@ def test_in_local_mode_a_daemon_of_the_tasks_is_found_at_the_driver_s_own_jvm(mo
 
     def own(_: DaemonSettings, __: float, owner_pid: int | None) -> Any:
         owners.append(owner_pid)
-        return SimpleNamespace(paths=())
+        return SimpleNamespace(paths=(), log="/logs/of/it")
 
     monkeypatch.setattr("spark_client.task.OwnDaemon", own)
-    DriversDaemon(local(17), Plan("flights", daemon=OWN), counts=False)
+    assert DriversDaemon(local(17), Plan("flights", daemon=OWN)).log == "/logs/of/it"
     assert owners == [17]
 
 
@@ -309,10 +311,7 @@ def test_the_line_has_the_numbers_and_the_cause(
 
     line = line_of(Plan("flights", daemon.path), look, monkeypatch, caplog)
     assert [thread.daemon for thread in threads] == [True], "it does not keep the driver from ending"
-    assert line.startswith(
-        "producerd: the write to stream flights has run for 0 s: 0 rows stored by finished tasks, "
-        "3 of 16 tasks still run"
-    )
+    assert line.startswith("producerd: the write to stream flights has run for 0 s: 3 of 16 tasks still run")
     assert ", the longest for 34 s; the daemon at " in line
     assert "the service cannot be reached" in line
 
@@ -328,27 +327,18 @@ def test_the_line_has_the_numbers_and_the_cause(
         (
             Running(0, 0, 4, 0.0, ()),
             Plan("flights"),
-            (
-                "0 of 4 tasks still run, the longest for 0 s; `producerctl status` says what holds them, "
-                "on the executors' hosts"
-            ),
+            "no task runs yet",
         ),
         (
             None,
             Plan("flights"),
-            (
-                "its tasks are not visible under Spark Connect; `producerctl status` says what holds them, "
-                "on the executors' hosts"
-            ),
+            ("`producerctl status` says what holds them, on the executors' hosts"),
         ),
         *(
             (
                 None,
                 plan,
-                (
-                    "its tasks are not visible under Spark Connect; the log of the tasks' daemon says what holds them, "
-                    "on the executors' hosts"
-                ),
+                ("the log of the tasks' daemon says what holds them, on the executors' hosts"),
             )
             for plan in (Plan("flights", daemon=OWN), Plan("flights", configured_daemon=OWN))
         ),
@@ -364,8 +354,7 @@ def test_without_a_daemon_at_hand_it_names_the_hosts_and_the_command(
 ) -> None:
     plan = plan._replace(socket=str(tmp_path / "nobody.sock"))
     line = line_of(plan, lambda: found, monkeypatch, caplog)
-    stored = "0 rows stored by finished tasks, "
-    assert re.fullmatch(rf"producerd: the write to stream flights has run for \d+ s: {stored}{re.escape(tells)}", line)
+    assert re.fullmatch(rf"producerd: the write to stream flights has run for \d+ s: {re.escape(tells)}", line)
 
 
 def test_a_write_that_ends_in_time_says_nothing(
@@ -394,45 +383,63 @@ def test_a_spark_that_is_being_stopped_costs_the_write_nothing(
 
 
 class Terminal(io.StringIO):
-    """A terminal of 200 columns."""
+    """A terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
-def test_in_a_terminal_it_is_one_line_that_is_drawn_again_and_disappears(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    pytest.importorskip("tqdm", reason="without tqdm there are lines in the log")
+def shown(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, times: Callable[[], int]) -> None:
+    """Show a write's progress until it was drawn twice."""
     daemon.runs(says)
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(progress, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(progress, "DRAW_SECONDS", 0.01)
     monkeypatch.setattr(progress, "running_tasks", lambda spark, tag: HELD)
-    spark: Any = SimpleNamespace(sparkContext=CLUSTER.sparkContext, conf={})
-    with Progress(spark, Plan("flights", daemon.path), "ours"):
-        until(lambda: terminal.getvalue().count("50% full") >= 2)
-    lines = terminal.getvalue().split("\r")
-    assert re.search(
-        r"producerd: the write to stream flights: 12 of 16 tasks \|.+\| 00:0\d, 0 rows stored by finished tasks, "
-        "queue 50% full: the service cannot be reached",
-        terminal.getvalue(),
-    )
-    assert lines[-1].strip() == "", "the line is still there"
+    with Progress(CLUSTER, Plan("flights", daemon.path), "ours"):
+        until(lambda: times() >= 2)
+
+
+DRAWN = "producerd: flights: 0 s, 12/16 tasks, queue 50% full: the service cannot be reached"
+
+
+def test_in_a_terminal_it_is_one_line_that_is_drawn_again_and_disappears(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    shown(daemon, monkeypatch, lambda: terminal.getvalue().count("producerd: "))
+    first, *_, last = terminal.getvalue().split("\r")[1:]
+    assert first == DRAWN[:59] + "\x1b[K", "a longer one would begin a second line"
+    assert last == "\x1b[K", "the line is still there"
     assert caplog.messages == []
-    spark.conf["spark.ui.showConsoleProgress"] = "true"
-    assert progress._drawing_class(spark) is None, "Spark draws its own bar over it"
 
 
-@pytest.mark.parametrize(("batch_id", "levels"), [(None, "WWWWWW"), (3, "IIWIIW")])
-def test_most_lines_of_a_query_s_batches_are_no_warnings(
+def test_in_a_notebook_it_is_one_output_that_changes_and_ends_empty(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    outputs = []
+
+    def display(output: dict[str, str], *, raw: bool, display_id: bool) -> Any:
+        outputs.append(output["text/plain"])
+        assert (raw, display_id) == (True, True)
+        return SimpleNamespace(update=lambda output, raw: outputs.append(output["text/plain"]))
+
+    shell = SimpleNamespace(config={"IPKernelApp": {}})
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    shown(daemon, monkeypatch, lambda: len(outputs))
+    assert (outputs[0], outputs[-1]) == (DRAWN, "")
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(("batch_id", "levels"), [(None, "WIWIIW"), (3, "IIWIIW")])
+def test_most_lines_of_the_log_are_no_warnings(
     batch_id: int | None, levels: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seconds = iter((0, 5, 15, 30, 40, 329, 330))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    log = progress._Log(Plan("flights", batch_id=batch_id))
+    told = Progress(CLUSTER, Plan("flights", batch_id=batch_id), "ours")
     with caplog.at_level(logging.INFO, "producerd.client"):
         for _ in levels:
-            log.show(None, "", "", "slow", None)
+            told._log(["slow"], "")
     assert "".join(record.levelname[0] for record in caplog.records) == levels

@@ -425,4 +425,4 @@ def test_skipped_rows_are_a_warning_and_named(caplog: pytest.LogCaptureFixture) 
         "30 skipped, 2 retries, 4 throttled, 6 possible duplicates, 8 spread keys, 10 resent"
         "; skipped (partition:row): 1:3 RECORD_INVALID, 1:5 RECORD_INVALID"
     )
-    assert info.getMessage().startswith("batch 8: 10 records, 100 bytes in 1 task, 0.5 s blocked (")
+    assert info.getMessage().startswith("batch 8: 10 records, 100 bytes in 1 task, 0.5 s blocked, 0.2 s flushing")
