@@ -193,6 +193,7 @@ class BatchResult(NamedTuple):
       1.
     - ``seconds_flushing``: how long they waited for their last acknowledgements.
     - ``why``: what held the tasks longest, in the daemon's words, or "" if they waited for less than a second.
+    - ``stream``: the stream's name, or None if each row named its own.
     - ``daemons``: the daemons that tasks started, with what each has used until the batch's end.
     - ``diverted``: the URIs of the files to which ``on_bad_record="divert"`` wrote the skipped rows.
     """
@@ -215,6 +216,7 @@ class BatchResult(NamedTuple):
     seconds: float = 0.0
     why: str = ""
     blocked_share: float = 0.0
+    stream: str | None = None
 
     @property
     def records_per_second(self) -> float:
@@ -223,7 +225,9 @@ class BatchResult(NamedTuple):
 
     def __str__(self) -> str:
         """Return the line that a log and a notebook show."""
-        batch = "" if self.batch_id is None else f"batch {self.batch_id}: "
+        batch = "" if self.batch_id is None else f"batch {self.batch_id}"
+        of = ", ".join(filter(None, (self.stream, batch)))
+        of = f"{of}: " if of else ""
         counts = "".join(f", {value} {name.replace('_', ' ')}" for name, value in self._counted())
         tasks = f" in {counted(len(self.partitions), 'task')}" if self.partitions else ""
         took = f", {self.seconds:.1f} s ({self.records_per_second:,.0f} records per second)" if self.seconds else ""
@@ -231,12 +235,12 @@ class BatchResult(NamedTuple):
         waited = f"{self.seconds_blocked:.1f} s blocked{share}"
         flushed = f"{self.seconds_flushing:.1f} s flushing"
         why = f"; held by: {self.why}" if self.why else ""
-        return f"{batch}{self.records} records, {self.bytes} bytes{tasks}{took}, {waited}, {flushed}{counts}{why}"
+        return f"{of}{self.records} records, {self.bytes} bytes{tasks}{took}, {waited}, {flushed}{counts}{why}"
 
     def __repr__(self) -> str:
         """Return every figure, but not the result of each task."""
         took = ("seconds", "records_per_second", "seconds_blocked", "blocked_share", "seconds_flushing", "why")
-        names = ("batch_id", "records", "bytes", *took, *COUNTED, "skipped_rows")
+        names = ("stream", "batch_id", "records", "bytes", *took, *COUNTED, "skipped_rows")
         fields = [f"{name}={_rounded(getattr(self, name))!r}" for name in names]
         lists = ("partitions", "daemons", "diverted")
         fields += [f"{name}=<{len(some)}>" for name in lists if (some := getattr(self, name))]
@@ -244,7 +248,8 @@ class BatchResult(NamedTuple):
 
     def _repr_html_(self) -> str:
         """Return a table of the figures, which notebooks show."""
-        shown: list[tuple[str, object]] = [] if self.batch_id is None else [("batch id", self.batch_id)]
+        of = (("stream", self.stream), ("batch id", self.batch_id))
+        shown: list[tuple[str, object]] = [(name, value) for name, value in of if value is not None]
         shown += [("records", self.records)]
         shown += [("bytes", self.bytes)]
         if self.partitions:
@@ -284,7 +289,7 @@ def _rounded(value: object) -> object:
 def _shown(value: object) -> str:
     if isinstance(value, (int, float)):
         return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
-    return html.escape("-" if value is None else str(value))
+    return html.escape(str(value))
 
 
 def merge(
@@ -327,6 +332,7 @@ def merge(
         diverted=tuple(partition.diverted for partition in partitions if partition.diverted is not None),
         seconds=seconds,
         why=_longest_reason(partitions),
+        stream=stream,
         blocked_share=_share(sum(p.seconds_blocked for p in partitions), sum(p.seconds for p in partitions)),
     )
 

@@ -391,6 +391,6 @@ def test_the_driver_s_commit_logs_the_sum_and_raises_for_rows_that_failed(caplog
     assert caplog.messages == []
     for writer in writers(onbadrecord="skip"):
         commit(writer, line, None)
-    waited = "0.0 s blocked (0% of the tasks' time), 0.0 s flushing"
+    waited = "0.0 s blocked, 0.0 s flushing"
     said = f"3 records, 30 bytes in 1 task, {waited}, 1 skipped; skipped (partition:row): 0:2 "
-    assert caplog.messages == [f"{batch}{said}RECORD_INVALID" for batch in ("", "batch 7: ")]
+    assert caplog.messages == [f"s{batch}: {said}RECORD_INVALID" for batch in ("", ", batch 7")]

@@ -281,6 +281,7 @@ def test_a_batch_is_the_sum_of_its_partitions() -> None:
         *(7, 20, 200, 30, 2, 4, 6, 8, 10, 1.0, 0.5),
         tuple(SkippedRow(1, row, Code.RECORD_INVALID) for row in range(20)),
         (result(0), result(1, skipped)),
+        stream="s",
     )
 
 
@@ -425,4 +426,4 @@ def test_skipped_rows_are_a_warning_and_named(caplog: pytest.LogCaptureFixture) 
         "30 skipped, 2 retries, 4 throttled, 6 possible duplicates, 8 spread keys, 10 resent"
         "; skipped (partition:row): 1:3 RECORD_INVALID, 1:5 RECORD_INVALID"
     )
-    assert info.getMessage().startswith("batch 8: 10 records, 100 bytes in 1 task, 0.5 s blocked, 0.2 s flushing")
+    assert info.getMessage().startswith("s, batch 8: 10 records, 100 bytes in 1 task, 0.5 s blocked, 0.2 s flushing")

@@ -243,7 +243,7 @@ def test_the_writer_keeps_its_last_result(daemon: FakeDaemon, flights: DataFrame
     assert result is not None
     assert (result.batch_id, result.records) == (4, 1_000)
     took = f"{result.seconds:.1f} s ({1_000 / result.seconds:,.0f} records per second)"
-    assert str(result).startswith(f"batch 4: 1000 records, {result.bytes} bytes in 2 tasks, {took}, ")
+    assert str(result).startswith(f"s, batch 4: 1000 records, {result.bytes} bytes in 2 tasks, {took}, ")
     assert all(0 < partition.seconds < result.seconds for partition in result.partitions)
     assert [*writer.results] == [result._replace(partitions=())], "each keeps little, as there may be 100 of them"
 
@@ -267,14 +267,14 @@ def a_result(tasks: int) -> BatchResult:
 def test_a_result_fits_on_a_screen_however_many_tasks_it_has() -> None:
     result = a_result(3)
     assert repr(result) == (
-        "BatchResult(batch_id=7, records=1500000, bytes=27, seconds=3.0, records_per_second=499999.667, "
+        "BatchResult(stream='s', batch_id=7, records=1500000, bytes=27, seconds=3.0, records_per_second=499999.667, "
         "seconds_blocked=3.75, blocked_share=0.5, seconds_flushing=1.5, why='1 shards take no more', skipped=1, "
         "retries=0, throttled=0, possible_duplicates=0, spread_keys=0, resent=0, "
         "skipped_rows=(SkippedRow(partition=0, row=3, code='RECORD_INVALID', maybe_stored=False),), partitions=<3>)"
     )
     assert str(result) == (
-        "batch 7: 1500000 records, 27 bytes in 3 tasks, 3.0 s (500,000 records per second), 3.8 s blocked (50% of the "
-        "tasks' time), 1.5 s flushing, 1 skipped; held by: 1 shards take no more"
+        "s, batch 7: 1500000 records, 27 bytes in 3 tasks, 3.0 s (500,000 records per second), 3.8 s blocked (50% of "
+        "the tasks' time), 1.5 s flushing, 1 skipped; held by: 1 shards take no more"
     )
     assert len(repr(a_result(10_000))) < 500
 
