@@ -297,7 +297,7 @@ def _absent(paths: Sequence[str], troubles: Sequence[Exception], seconds: float,
     )
     cure = (
         "start it there with `producerd serve`, name its socket (socket=, PRODUCERD_SOCKET, spark.producerd.socket), "
-        "or have tasks start one (daemon={...}, spark.producerd.daemon.*)"
+        "or have tasks start one (daemon={...}; data source: daemon.region)"
     )
     found = f"no daemon to talk to on host {socket.gethostname()} within {seconds:g} s"
     if code == Code.NOT_AUTHORIZED:

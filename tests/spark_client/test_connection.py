@@ -98,7 +98,7 @@ def test_without_a_daemon_one_line_names_host_path_and_cure(tmp_path: Path) -> N
     assert str(caught.value) == (
         f"no daemon to talk to on host {socket.gethostname()} within 0.2 s ({path}: No such file or directory): "
         "start it there with `producerd serve`, name its socket (socket=, PRODUCERD_SOCKET, spark.producerd.socket), "
-        "or have tasks start one (daemon={...}, spark.producerd.daemon.*)"
+        "or have tasks start one (daemon={...}; data source: daemon.region)"
     )
 
 
