@@ -127,7 +127,7 @@ def test_a_terminal_shows_streams_in_trouble_and_their_shards(blocked: DaemonPro
 @needs_tmux
 def test_a_terminal_without_rich_shows_plain_text(blocked: DaemonProcess) -> None:
     with terminal(blocked, 120, 30, "-c", WITHOUT_RICH) as shown:
-        until(lambda: re.search(r"^flights +working .*\n(.*\n)*misspelt +broken ", shown.shown(), re.MULTILINE))
+        until(lambda: re.search(r"^misspelt +broken .*\n(.*\n)*flights +working ", shown.shown(), re.MULTILINE))
         assert "Traceback" not in shown.shown()
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 
 from tests.daemon import PATIENCE_SECONDS, ROOT, until
-from tests.runtime.test_alerts import DEAD_STS, LOST_ZONE, OUTAGE, Fleet, alerts
+from tests.runtime.alert_fleet import DEAD_STS, LOST_ZONE, OUTAGE, Fleet, alerts
 
 CONFIG: Final = ROOT / "deploy/prometheus/alertmanager.yml"
 MISSING: Final = [name for name in ("promtool", "amtool", "prometheus-alertmanager") if shutil.which(name) is None]
