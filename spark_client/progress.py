@@ -148,7 +148,8 @@ class Progress:
         with self._showing:  # so that the line is gone when the caller goes on
             self._over.set()
             if self._line is not None:
-                self._line.close()
+                with contextlib.suppress(Exception):  # a closed terminal must not fail what is stored
+                    self._line.close()
         if self._rows is not None:
             self._rows.value.pop(self._tag, None)
 
@@ -212,14 +213,19 @@ class Progress:
 class _TerminalLine:
     """The last line of a terminal."""
 
+    def __init__(self) -> None:
+        self._is_drawn = False
+
     def draw(self, text: str) -> None:
+        self._is_drawn = True
         width = shutil.get_terminal_size().columns - 1
         sys.stderr.write(f"\r{text[:width]}\x1b[K")  # control sequence EL: erase to the end of the line
         sys.stderr.flush()
 
     def close(self) -> None:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        if self._is_drawn:  # else the caller's own text stands there
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 class _NotebookLine:

@@ -362,6 +362,7 @@ def test_a_write_that_ends_in_time_says_nothing(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(progress, "running_tasks", lambda spark, tag: asked.append(tag))
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     before = threading.active_count()
     with Progress(CLUSTER, Plan("flights"), "ours"):
         pass
@@ -369,7 +370,17 @@ def test_a_write_that_ends_in_time_says_nothing(
     while threading.active_count() > before:
         assert time.monotonic() < deadline, "its thread goes on"
         time.sleep(0.01)
-    assert (asked, caplog.messages) == ([], [])
+    assert (asked, caplog.messages, terminal.getvalue()) == ([], [], "")
+
+
+def test_a_terminal_that_is_closed_does_not_fail_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_: object) -> None:
+        raise ValueError("I/O operation on closed file.")
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(progress._TerminalLine, "close", closed)
+    with Progress(CLUSTER, Plan("flights"), "ours"):
+        pass
 
 
 def test_a_spark_that_is_being_stopped_costs_the_write_nothing(
