@@ -26,7 +26,7 @@ from producerd.errors import Code, ProducerdError, Refused
 from producerd.wire import frames
 from producerd.wire.frames import Service
 from spark_client.channel import Channel, ask, dial, socket_paths
-from spark_client.configuration import configured, is_connect
+from spark_client.configuration import configured, functions_of
 from spark_client.costs import Traffic, monthly
 from spark_client.options import WriterOptions, refuse
 from spark_client.own_daemon import OwnDaemon, jvm_pid
@@ -210,8 +210,7 @@ def check(
 
 def _run(spark: SparkSession, task: Callable[[int], str]) -> list[Mapping[str, Any]]:
     """Return each task's report."""
-    connect = is_connect(spark)
-    functions = importlib.import_module("pyspark.sql.connect.functions" if connect else "pyspark.sql.functions")
+    functions = functions_of(spark)
     try:
         slots = spark.range(MOST_SLOTS).where(FIRST_OF_ITS_PARTITION)
         rows = slots.select(functions.udf(task, "string", useArrow=False)("id")).collect()

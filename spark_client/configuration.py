@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,11 @@ DAEMON: Final = f"{OURS}daemon"
 def is_connect(of_spark: object) -> bool:
     """Return whether a session or a DataFrame is one of Spark Connect."""
     return type(of_spark).__module__.startswith("pyspark.sql.connect")
+
+
+def functions_of(of_spark: object) -> Any:
+    """Return ``pyspark.sql.functions`` for the kind of a session or a DataFrame."""
+    return importlib.import_module("pyspark.sql.connect.functions" if is_connect(of_spark) else "pyspark.sql.functions")
 
 
 def configured(spark: SparkSession) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from spark_client.configuration import is_connect
 from spark_client.interrupts import insist
 from spark_client.results import counted, names_of
 from spark_client.session import describe
+from spark_client.task import RowsByWrite
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -90,18 +91,6 @@ class Running(NamedTuple):
     @property
     def in_short(self) -> str:
         return f"{self.done}/{counted(self.of, 'task')}" if self.tasks or self.done else str(self)
-
-
-class RowsByWrite:
-    """How Spark adds up an accumulator of the rows of each write, which is known by its tag."""
-
-    def zero(self, value: object) -> dict[str, int]:  # noqa: ARG002 - Spark's shape
-        return {}
-
-    def addInPlace(self, one: dict[str, int], other: dict[str, int]) -> dict[str, int]:  # noqa: N802 - Spark's name
-        for tag, rows in other.items():
-            one[tag] = one.get(tag, 0) + rows
-        return one
 
 
 _ROWS: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()

@@ -250,8 +250,7 @@ class BatchResult(NamedTuple):
         """Return a table of the figures, which notebooks show."""
         of = (("stream", self.stream), ("batch id", self.batch_id))
         shown: list[tuple[str, object]] = [(name, value) for name, value in of if value is not None]
-        shown += [("records", self.records)]
-        shown += [("bytes", self.bytes)]
+        shown += [("records", self.records), ("bytes", self.bytes)]
         if self.partitions:
             hosts = names_of(partition.host for partition in self.partitions)
             shown += [("tasks", f"{len(self.partitions)} on {hosts}")]

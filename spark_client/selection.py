@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import BadColumn, Code
 from spark_client.batches import DATA, HASH_KEY, KEY, STREAM
-from spark_client.configuration import is_connect
+from spark_client.configuration import functions_of
 from spark_client.results import marked, quoted
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def _names(columns: Sequence[str]) -> str:
 
 
 def _column(df: DataFrame, option: str, given: Any) -> Column:
-    column: Column = _functions(df).expr(_expression(df, option, given)) if isinstance(given, str) else given
+    column: Column = functions_of(df).expr(_expression(df, option, given)) if isinstance(given, str) else given
     return column
 
 
@@ -320,9 +320,3 @@ def _unresolved(df: DataFrame, option: str, given: Any, error: Exception) -> Bad
     reason = " ".join(str(error).strip().splitlines()[:1])
     why = f"neither a column nor an expression that Spark accepts ({reason})"
     return bad_column(OPTION_OF.get(option, option), str(given), df.columns, why)
-
-
-def _functions(df: DataFrame) -> Any:
-    """Return ``pyspark.sql.functions`` for the DataFrame's own kind."""
-    connect = is_connect(df)
-    return importlib.import_module("pyspark.sql.connect.functions" if connect else "pyspark.sql.functions")

@@ -141,6 +141,18 @@ def local_property(name: str) -> str | None:
     return value
 
 
+class RowsByWrite:
+    """How Spark adds up an accumulator of the rows of each write, which is known by its tag."""
+
+    def zero(self, value: object) -> dict[str, int]:  # noqa: ARG002 - Spark's shape
+        return {}
+
+    def addInPlace(self, one: dict[str, int], other: dict[str, int]) -> dict[str, int]:  # noqa: N802 - Spark's name
+        for tag, rows in other.items():
+            one[tag] = one.get(tag, 0) + rows
+        return one
+
+
 def send_partition(
     plan: Plan,
     batches: Iterable[pa.RecordBatch],
