@@ -260,7 +260,7 @@ class _Walk:
     def admit(self, session: Session) -> str | None:  # noqa: ARG002
         return None
 
-    def open_stream(self, name: str, uid: int | None) -> Stream:  # noqa: ARG002
+    def open_stream(self, name: str, uid: int | None, *, dry_run: bool) -> Stream:  # noqa: ARG002
         return self.stream
 
     def ask_service(self, stream: Stream, hear: Callable[[ServiceAnswer], None]) -> None:  # noqa: ARG002

@@ -32,6 +32,8 @@ NO_PLACE_AGAIN_SECONDS: Final = 1.0
 """The longest time between two tries to find a place in a full table of connections."""
 LEAST_SECONDS: Final = 0.1
 """The shortest time-out.  A daemon needs a moment to answer, so a shorter one would never find it, or room in it."""
+SERVICE_SECONDS: Final = 30.0
+"""How long the daemon may take to ask the service: two time-outs of 10 s, and another 10 s to find credentials."""
 RECEIVE_BYTES: Final = 64 * 1024
 ADMIN_SUFFIX: Final = ".admin.sock"
 """The end of the admin socket's default name, if the clients' socket is NAME.sock."""

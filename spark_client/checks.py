@@ -25,7 +25,7 @@ from producerd import __version__
 from producerd.errors import Code, ProducerdError, Refused
 from producerd.wire import frames
 from producerd.wire.frames import Service
-from spark_client.channel import Channel, ask, dial, socket_paths
+from spark_client.channel import SERVICE_SECONDS, Channel, ask, dial, socket_paths
 from spark_client.configuration import configured, functions_of
 from spark_client.costs import Traffic, monthly
 from spark_client.options import WriterOptions, refuse
@@ -43,8 +43,6 @@ HOLD_SECONDS: Final = 0.3
 MOST_RECORD_BYTES: Final = 10 * 1024 * 1024
 """The largest record that any stream in Kinesis can take."""
 ANSWER_SECONDS: Final = 2.0
-SERVICE_SECONDS: Final = 30.0
-"""How long the daemon may take to ask the service: two time-outs of 10 s, and another 10 s to find credentials."""
 LEAST_OVERHEAD_BYTES: Final = 384 << 20
 NO_LIMIT_BYTES: Final = 1 << 62
 READY: Final = "ready"

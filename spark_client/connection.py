@@ -59,6 +59,9 @@ class Connection:
 
     ``tally`` counts how rows ended that were put without a tally of their own; by default it is a new one.
     ``acknowledged`` is called after each acknowledgement.
+
+    With ``dry_run`` its streams are opened for a dry run.  As its figures go with the daemon, so does the connection:
+    leave ``reconnect_timeout_seconds`` at 0.
     """
 
     def __init__(
@@ -71,7 +74,9 @@ class Connection:
         acknowledged: Callable[[], object] = lambda: None,
         start: Callable[[], None] | None = None,
         tally: Tally | None = None,
+        dry_run: bool = False,
     ) -> None:
+        self._dry_run = dry_run
         self.tally = Tally() if tally is None else tally
         self._hello = dataclasses.replace(hello, comes_back=1)
         self._paths = paths
@@ -269,10 +274,22 @@ class Connection:
         except BackpressureTimeout as full:  # raised for a frame that is sent again
             raise FlushTimeout(f"{self._backlog} after {timeout_seconds} s: {full}") from None
 
+    def figures(self) -> dict[str, frames.Figures]:
+        """Return what the daemon counted of each stream's dry run.  Call `flush` before."""
+        return {stream: self._session.figures(stream) for stream in self._session.streams}
+
     # -------------------------------------------------------------------------------------------------- the next daemon
 
     def _connect(self, timeout_seconds: float) -> DaemonSession:
-        return DaemonSession(self._hello, self._paths, timeout_seconds, self._backlog, self._wait_time, self._start)
+        return DaemonSession(
+            self._hello,
+            self._paths,
+            timeout_seconds,
+            self._backlog,
+            self._wait_time,
+            self._start,
+            dry_run=self._dry_run,
+        )
 
     def _lasting(
         self,

@@ -182,10 +182,11 @@ class Progress:
 
     def _stored(self, by_daemon: int | None) -> str:
         """Return how many rows are stored, or "" if none is known to be."""
-        if by_daemon is not None:
+        if by_daemon is not None and not self._plan.dry_run:
             return f"{by_daemon:,} rows stored"
         rows = self._rows.value.get(self._tag, 0) if self._rows is not None else 0
-        return f"{rows:,} rows stored by finished tasks" if rows else ""
+        done = "tried" if self._plan.dry_run else "stored"
+        return f"{rows:,} rows {done} by finished tasks" if rows else ""
 
     def _advice(self, running: Running | None, daemon: DriversDaemon) -> str:
         """Return who knows what holds the write, if tasks run, or if nothing is known of them."""

@@ -7,6 +7,7 @@ Both name rows by their partition and their number in it, never by what they hol
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import logging
 import re
@@ -26,6 +27,7 @@ from producerd.errors import (
     Refused,
     RowFailure,
 )
+from spark_client.dry_run import DryRunResult, StreamDryRun, merged, of_fields
 from spark_client.reasons import kind_of
 from spark_client.tally import MAX_ROWS_NAMED
 
@@ -140,6 +142,8 @@ class PartitionResult(NamedTuple):
     stored rows only.  ``daemon`` is the one that tasks started, if they did.  ``diverted`` is the URI of the file with
     the rows that can never be stored, if the task has written one.
 
+    ``dry_run`` has what a dry run found, for each stream.
+
     ``seconds`` is how long the task took from its first row.  ``why`` is what held it longest, in the daemon's words,
     and ``why_seconds`` for how long.
     """
@@ -161,6 +165,7 @@ class PartitionResult(NamedTuple):
     seconds: float = 0.0
     why: str = ""
     why_seconds: float = 0.0
+    dry_run: tuple[StreamDryRun, ...] = ()
 
     def failed(self, skip_bad_records: bool) -> list[RowFailure]:
         """Return the failures that fail the batch: all, or with ``skip_bad_records`` those that are not judged."""
@@ -173,7 +178,8 @@ class PartitionResult(NamedTuple):
     def from_line(line: str) -> PartitionResult:
         told = PartitionResult._make(json.loads(line))
         figures = None if told.daemon is None else DaemonFigures._make(told.daemon)
-        return told._replace(failures=tuple(map(_failure, told.failures)), daemon=figures)
+        dry_run = tuple(map(of_fields, told.dry_run))
+        return told._replace(failures=tuple(map(_failure, told.failures)), daemon=figures, dry_run=dry_run)
 
 
 def _failure(fields: Iterable[Any]) -> RowFailure:
@@ -196,6 +202,7 @@ class BatchResult(NamedTuple):
     - ``stream``: the stream's name, or None if each row named its own.
     - ``daemons``: the daemons that tasks started, with what each has used until the batch's end.
     - ``diverted``: the URIs of the files to which ``on_bad_record="divert"`` wrote the skipped rows.
+    - ``dry_run``: what a dry run found, or None if the batch is stored.  The counts are then of what would be stored.
     """
 
     batch_id: int | None
@@ -217,6 +224,7 @@ class BatchResult(NamedTuple):
     why: str = ""
     blocked_share: float = 0.0
     stream: str | None = None
+    dry_run: DryRunResult | None = None
 
     @property
     def records_per_second(self) -> float:
@@ -225,6 +233,9 @@ class BatchResult(NamedTuple):
 
     def __str__(self) -> str:
         """Return the line that a log and a notebook show."""
+        if self.dry_run is not None:
+            good = self.records - self.skipped
+            return f"dry run, nothing is stored: {good:,} of {self.records:,} records are good; {self.dry_run}"
         batch = "" if self.batch_id is None else f"batch {self.batch_id}"
         of = ", ".join(filter(None, (self.stream, batch)))
         of = f"{of}: " if of else ""
@@ -243,6 +254,7 @@ class BatchResult(NamedTuple):
         names = ("stream", "batch_id", "records", "bytes", *took, *COUNTED, "skipped_rows")
         fields = [f"{name}={_rounded(getattr(self, name))!r}" for name in names]
         lists = ("partitions", "daemons", "diverted")
+        fields += [] if self.dry_run is None else [f"dry_run=<{self.dry_run}>"]
         fields += [f"{name}=<{len(some)}>" for name in lists if (some := getattr(self, name))]
         return f"BatchResult({', '.join(fields)})"
 
@@ -251,13 +263,19 @@ class BatchResult(NamedTuple):
         of = (("stream", self.stream), ("batch id", self.batch_id))
         shown: list[tuple[str, object]] = [(name, value) for name, value in of if value is not None]
         shown += [("records", self.records), ("bytes", self.bytes)]
+        if self.dry_run is not None:
+            shown += [("dry run", "nothing is stored")]
+            for one in self.dry_run.streams:
+                shown += [*([("stream", one.stream)] if self.stream is None else []), *one.lines()]
+            shown += [("bad", f"{count:,} {reason}") for reason, count in self.dry_run.bad.items()]
         if self.partitions:
             hosts = names_of(partition.host for partition in self.partitions)
             shown += [("tasks", f"{len(self.partitions)} on {hosts}")]
         if self.seconds:
             shown += [("seconds", self.seconds), ("records per second", round(self.records_per_second))]
-        shown += [("seconds blocked", self.seconds_blocked), ("blocked share", f"{self.blocked_share:.0%}")]
-        shown += [("seconds flushing", self.seconds_flushing), *([("held by", self.why)] if self.why else [])]
+        if self.dry_run is None:
+            shown += [("seconds blocked", self.seconds_blocked), ("blocked share", f"{self.blocked_share:.0%}")]
+            shown += [("seconds flushing", self.seconds_flushing), *([("held by", self.why)] if self.why else [])]
         shown += [(name.replace("_", " "), value) for name, value in self._counted()]
         shown += [("skipped row", str(row)) for row in self.skipped_rows]
         shown += [("diverted to", uri) for uri in self.diverted[:MAX_ROWS_NAMED]]
@@ -298,6 +316,7 @@ def merge(
     *,
     skip_bad_records: bool,
     seconds: float = 0.0,
+    dry_run: bool = False,
 ) -> BatchResult:
     """Return all tasks' results in one.  Raises RecordsFailed, one line, if rows failed that the batch may not skip.
 
@@ -308,6 +327,7 @@ def merge(
     if failed:
         raise _records_failed(stream, failed, skip_bad_records)
     skipped = [(p.partition, failure) for p in partitions for failure in p.failures]
+    found = merged(itertools.chain.from_iterable(p.dry_run for p in partitions), (failure for _, failure in skipped))
     rows = [
         SkippedRow(partition, row, failure.code, failure.maybe_stored)
         for partition, failure in skipped
@@ -332,6 +352,7 @@ def merge(
         seconds=seconds,
         why=_longest_reason(partitions),
         stream=stream,
+        dry_run=found if dry_run else None,
         blocked_share=_share(sum(p.seconds_blocked for p in partitions), sum(p.seconds for p in partitions)),
     )
 
@@ -366,19 +387,19 @@ def _records_failed(
     stream: str | None, failed: Sequence[tuple[PartitionResult, RowFailure]], skip_bad_records: bool
 ) -> RecordsFailed:
     """Return an error of one line, with counts by code and the first rows as partition:row."""
-    merged: dict[tuple[str, str, str, bool], RowFailure] = {}
+    by_kind: dict[tuple[str, str, str, bool], RowFailure] = {}
     named: dict[tuple[str, str, str, bool], list[str]] = {}
     for p, failure in failed:
         kind = failure.code, failure.message, failure.stream, failure.judged
-        known = merged.get(kind, failure._replace(records=0))
-        merged[kind] = known._replace(
+        known = by_kind.get(kind, failure._replace(records=0))
+        by_kind[kind] = known._replace(
             records=known.records + failure.records, maybe_stored=known.maybe_stored or failure.maybe_stored
         )
         named.setdefault(kind, []).extend(f"{p.partition}:{row}" for row in failure.rows)
     # In a Tally's order: bad rows before the good rows that were refused with them, then the rarest.
-    kinds = sorted(merged, key=lambda kind: (kind[0] == Code.FRAME_REFUSED, merged[kind].records))
+    kinds = sorted(by_kind, key=lambda kind: (kind[0] == Code.FRAME_REFUSED, by_kind[kind].records))
     listed = "; ".join(
-        f"{code} {merged[kind].records}"
+        f"{code} {by_kind[kind].records}"
         + (f" of stream {of}" if of and stream is None else "")
         + f" ({message})"
         # It does not help to name good rows that shared a frame with bad ones.
@@ -394,13 +415,13 @@ def _records_failed(
     first = failed[0][0]
     where = f"host {first.host}, partition {first.partition}" + (f", stream {stream}" if stream else "")
     advice = ""
-    if merged[kinds[0]].judged:
+    if by_kind[kinds[0]].judged:
         advice = f"; {FIX_ROWS}"
     elif skip_bad_records and any(kind[0] in (Code.RECORD_INVALID, Code.RECORD_TOO_LARGE) for kind in kinds):
         advice = f"; {UPGRADE_DAEMON}"
     return RecordsFailed(
         marked(kinds[0][0], f"{where}: {count}; named as partition:row: {listed}{advice}"),
-        [merged[kind] for kind in kinds],
+        [by_kind[kind] for kind in kinds],
     )
 
 

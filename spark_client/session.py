@@ -11,7 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from producerd.errors import (
     BackpressureTimeout,
@@ -24,8 +24,9 @@ from producerd.errors import (
 )
 from producerd.wire import frames
 from producerd.wire.columns import Layout
+from producerd.wire.frames import Service
 from spark_client.backlog import Backlog, UnackedFrame
-from spark_client.channel import LEAST_SECONDS, Late, Lost, closed, dial
+from spark_client.channel import LEAST_SECONDS, SERVICE_SECONDS, Late, Lost, closed, dial
 from spark_client.reasons import Reasons
 from spark_client.results import counted
 
@@ -109,6 +110,8 @@ class DaemonSession:
         backlog: Backlog,
         wait_time: WaitTime,
         start: Callable[[], None] | None = None,
+        *,
+        dry_run: bool = False,
     ) -> None:
         self.streams: dict[str, OpenStream] = {}
         self.draining: frames.Draining | None = None
@@ -121,6 +124,11 @@ class DaemonSession:
         self._resumed = backlog.is_resumed
         wait_time.reasons.forget_question()
         self._channel, self._welcome = dial(hello, paths, timeout_seconds, start)
+        self._dry_run = dry_run
+        if dry_run and not self._welcome.dry_runs:
+            self.close()
+            text = f"the daemon ({self._welcome.daemon}) would store the rows of a dry run: upgrade it"
+            raise ConnectionFailed(text, code=Code.VERSION_MISMATCH)
 
     def __repr__(self) -> str:
         machine, welcome, backlog = self._channel.machine, self._welcome, self._backlog
@@ -155,7 +163,7 @@ class DaemonSession:
         """Open a stream.  After a call that timed out, wait for the answer to its OPEN and send no other."""
         if stream not in self.streams and stream not in self._opening:
             self._last_number += 1
-            self._tell(frames.Open(self._last_number, stream, int(self._resumed)))
+            self._tell(frames.Open(self._last_number, stream, int(self._resumed), int(self._dry_run)))
             self._opening[stream] = self._last_number
         number = self._opening.get(stream)
         try:
@@ -167,6 +175,33 @@ class DaemonSession:
         except Late:
             text = f"stream {stream} was not opened within {deadline.seconds} s: the daemon does not answer"
             raise BackpressureTimeout(text) from None
+        if self._dry_run and number is not None:
+            self._ask_service(stream)
+
+    def figures(self, stream: str) -> frames.Figures:
+        """Return what the daemon counted of a stream's dry run, when all its frames are acknowledged."""
+        self._tell(frames.Status(self.streams[stream].number, asks_figures=1))
+        figures: frames.Figures = self._answer(lambda message: isinstance(message, frames.Figures), ANSWER_SECONDS)
+        return figures
+
+    def _ask_service(self, stream: str) -> None:
+        """Raise Refused if Kinesis would store nothing of a stream, whose rows no dry run sends there."""
+        self._tell(frames.Status(self.streams[stream].number, asks_service=1))
+        answer = self._answer(lambda message: getattr(message, "service", Service.NOT_ASKED), SERVICE_SECONDS)
+        if answer.service == Service.FAILED:
+            raise Refused(answer.service_message, code=answer.service_code)
+
+    def _answer(self, suits: Callable[[frames.Message], object], seconds: float) -> Any:
+        """Return the message that answers a question, and settle what comes before it."""
+        at = time.monotonic() + seconds
+        try:
+            while True:
+                message = self._read(at)
+                if suits(message):
+                    return message
+                self._settle(message)
+        except Late:
+            raise ConnectionFailed("the daemon does not answer", code=Code.DAEMON_LOST) from None
 
     def largest_frame(self, stream: str) -> tuple[int, int]:
         """Return the most (charge, records) that a stream's frame may have now: by OPENED, or before it by WELCOME."""

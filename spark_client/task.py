@@ -28,6 +28,7 @@ from spark_client.channel import socket_paths
 from spark_client.connection import Connection
 from spark_client.daemon_settings import DaemonSettings
 from spark_client.diverting import DivertedRows, DivertingTally
+from spark_client.dry_run import of_figures
 from spark_client.own_daemon import OwnDaemon
 from spark_client.results import PartitionResult, marked
 
@@ -77,21 +78,27 @@ class Plan(NamedTuple):
     daemon_start_timeout_seconds: float = 60
     divert_to: str | None = None
     call: str = ""  # how the names of diverted rows' files begin
+    dry_run: bool = False
 
     @staticmethod
-    def of(options: WriterOptions, **known: Any) -> Plan:
-        """Return a plan with a writer's options and with what only the driver knows."""
+    def of(options: WriterOptions, *, dry_run: bool = False, **known: Any) -> Plan:
+        """Return a plan with a writer's options and with what only the driver knows.
+
+        A dry run leaves out bad rows to find all of them.  Its figures are lost with its daemon, so that Spark then
+        repeats the task.
+        """
         return Plan(
             options.stream,
             options.socket,
-            skip_bad_records=options.skips_bad_records,
+            skip_bad_records=options.skips_bad_records or dry_run,
             put_timeout_seconds=options.put_timeout_seconds,
             flush_timeout_seconds=options.flush_timeout_seconds,
             connect_timeout_seconds=options.connect_timeout_seconds,
-            reconnect_timeout_seconds=options.reconnect_timeout_seconds,
+            reconnect_timeout_seconds=0 if dry_run else options.reconnect_timeout_seconds,
             daemon=None if options.daemon is None else DaemonSettings.of(options.daemon),
             daemon_start_timeout_seconds=options.daemon_start_timeout_seconds,
-            divert_to=options.divert_to,
+            divert_to=None if dry_run else options.divert_to,
+            dry_run=dry_run,
             **known,
         )
 
@@ -204,6 +211,7 @@ def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) ->
         reconnect_timeout_seconds=plan.reconnect_timeout_seconds,
         start=None if own is None else own.start,
         tally=None if diverted is None else DivertingTally(diverted),
+        dry_run=plan.dry_run,
     ) as connection:
         rows = 0
         for batch in itertools.chain([first], batches):
@@ -218,6 +226,7 @@ def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) ->
             seconds=round(time.monotonic() - began, 3),
             why=why,
             why_seconds=round(why_seconds, 3),
+            dry_run=tuple(of_figures(*each) for each in connection.figures().items()) if plan.dry_run else (),
         )
     if diverted is None or not diverted.records or result.failed(plan.skip_bad_records):
         return result  # the batch fails anyway, and the file would lack the rows behind that failure

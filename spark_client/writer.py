@@ -149,8 +149,11 @@ class KinesisBatchWriter:
         except ProducerdError as error:  # a traceback in query.exception() would hide the one line
             raise error.with_traceback(None) from None
 
-    def write(self, df: DataFrame, batch_id: int | None = None) -> BatchResult:
+    def write(self, df: DataFrame, batch_id: int | None = None, *, dry_run: bool = False) -> BatchResult:
         """Write one batch, and return its result when every record is acknowledged.
+
+        With ``dry_run`` store nothing: the daemons check, sort and pack the rows as in a write, and the result's
+        ``dry_run`` says what they would be in Kinesis, and which are bad and why.
 
         Raises ConnectionFailed, BackpressureTimeout, FlushTimeout, Refused, BadColumn or RecordsFailed.  Other errors
         of Spark's pass as they are.  If the caller is interrupted, the job is cancelled.
@@ -164,6 +167,7 @@ class KinesisBatchWriter:
             self._configured = configured(spark)
         plan = Plan.of(
             options,
+            dry_run=dry_run,
             **self._configured,
             application_id=spark.conf.get("spark.app.id", ""),
             batch_id=batch_id,
@@ -182,8 +186,8 @@ class KinesisBatchWriter:
             reports = _collect(selected.mapInArrow(task, "result string"))
         results = [PartitionResult.from_line(row[0]) for row in reports]
         seconds = time.monotonic() - began
-        skips = options.skips_bad_records
-        result = merge(batch_id, options.stream, results, skip_bad_records=skips, seconds=seconds)
+        skips = plan.skip_bad_records
+        result = merge(batch_id, options.stream, results, skip_bad_records=skips, seconds=seconds, dry_run=dry_run)
         if result.records > result.skipped:
             self._row_bytes = result.bytes / (result.records - result.skipped)
         self.last_result = result
@@ -196,6 +200,7 @@ def write_batch(
     df: DataFrame,
     batch_id: int | None = None,
     *,
+    dry_run: bool = False,
     stream: str | None = None,
     partition_key: str | Column = "partition_key",
     data: str | Column | None = None,
@@ -218,10 +223,11 @@ def write_batch(
 ) -> BatchResult:
     """Write a DataFrame once, with the options of `KinesisBatchWriter`; return when every record is acknowledged.
 
-    ``batch_id`` is the number that ``foreachBatch`` gives.  Raises what `KinesisBatchWriter` and its `write` raise.
+    ``batch_id`` is the number that ``foreachBatch`` gives.  With ``dry_run`` store nothing, and return what the rows
+    would be in Kinesis, as `KinesisBatchWriter.write` does.  Raises what `KinesisBatchWriter` and its `write` raise.
     """
-    options = {name: value for name, value in locals().items() if name not in ("df", "batch_id", "unknown")}
-    return KinesisBatchWriter(**options, **unknown).write(df, batch_id)
+    options = {name: value for name, value in locals().items() if name not in ("df", "batch_id", "dry_run", "unknown")}
+    return KinesisBatchWriter(**options, **unknown).write(df, batch_id, dry_run=dry_run)
 
 
 def _name_of_call(spark: SparkSession, options: WriterOptions, batch_id: int | None) -> str:

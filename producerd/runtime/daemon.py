@@ -198,11 +198,11 @@ class Daemon:
         looks = self.shares.has_time(session.peer, self.shares.clock())
         return self._connections.admit(session, self.config.node, looks=looks)
 
-    def open_stream(self, name: str, uid: int | None) -> Stream:
+    def open_stream(self, name: str, uid: int | None, *, dry_run: bool = False) -> Stream:
         if self.state is not State.SERVING:
             raise Refused("the daemon stops", code=Code.DRAINING)
         try:
-            return self._streams.open(name, uid)
+            return self._streams.open_dry(name, uid) if dry_run else self._streams.open(name, uid)
         except Refused as error:
             self._metrics.refused_opens[error.code] += 1
             raise

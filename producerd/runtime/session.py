@@ -21,6 +21,7 @@ from producerd.core.gate import Refusal, Ticket
 from producerd.core.rows.frame import Frame
 from producerd.errors import Code, ProducerdError, ProtocolError
 from producerd.runtime.asking import NOT_ASKED, ServiceAnswer
+from producerd.runtime.dry_run import DryRun
 from producerd.runtime.logs import get_logger
 from producerd.runtime.peers import Peer, peer_of
 from producerd.runtime.shares import LoopShares
@@ -98,8 +99,8 @@ class Host(Protocol):
     def admit(self, session: Session) -> str | None:
         """Let a new client in, if need be in place of an idle one.  Return why not, or None."""
 
-    def open_stream(self, name: str, uid: int | None) -> Stream:
-        """Return the stream of that name for a client of this user.
+    def open_stream(self, name: str, uid: int | None, *, dry_run: bool) -> Stream:
+        """Return the stream of that name for a client of this user, or a dry run of it for this session.
 
         Raise ProducerdError if it cannot be opened; the client receives its code and message.
         """
@@ -482,6 +483,7 @@ class Session(asyncio.BufferedProtocol):
                 max_frame_records=rules.max_frame_records,
                 body_timeout_seconds=rules.body_timeout_seconds,
                 daemon=f"producerd {__version__}",
+                dry_runs=1,
             )
         )
         log.debug("session opened", session=self.session_id, client=self.who, uid=self.uid)
@@ -507,7 +509,7 @@ class Session(asyncio.BufferedProtocol):
         if any(opened.stream.name == message.stream for opened in self._opened.values()):
             raise ProtocolError(f"OPEN of stream {message.stream}, which is open")
         try:
-            stream = self.host.open_stream(message.stream, self.uid)
+            stream = self.host.open_stream(message.stream, self.uid, dry_run=bool(message.dry_run))
         except ProducerdError as error:
             self._log_not_opened(message.stream, error)
             self._send(frames.Refused(0, message.stream_id, error.code, str(error)))
@@ -544,7 +546,9 @@ class Session(asyncio.BufferedProtocol):
 
     def _status(self, message: frames.Status) -> None:
         opened = self._opened_by(message.stream_id)
-        if message.asks_service and not opened.asks:  # one at a time, because a client may send any number
+        if message.asks_figures and isinstance(opened.stream, DryRun):
+            self._send(opened.stream.figures(opened.stream_id))
+        elif message.asks_service and not opened.asks:  # one at a time, because a client may send any number
             opened.asks = True
             self.host.ask_service(opened.stream, functools.partial(self._answered, opened))
         else:

@@ -12,8 +12,6 @@ when it ends.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from math import inf
 from random import Random
 from typing import Final
 
@@ -26,15 +24,10 @@ from producerd.errors import Code
 from producerd.runtime.kinesis import ControlPlane, StreamSummary
 from producerd.runtime.logs import get_logger
 from producerd.runtime.outage import Outage
-from producerd.runtime.stream import Stream
+from producerd.runtime.stream import SUMMARY_PATIENCE_SECONDS, Stream, within
 
 log = get_logger("producerd.shard_watch")
 
-SUMMARY_PATIENCE_SECONDS: Final = 2.0
-"""Longest time for which the first map of a stream that aggregates waits for the summary.
-
-The summary shows whether the shards follow the keys.
-"""
 NOT_BY_KEY: Final = (
     'aggregation = "kpl" is not possible: the stream has the RecordDistributionStrategy AUTO, which puts a record into '
     'any shard, where consumers would drop an aggregate; set aggregation = "none", or the stream to USER_PARTITION_KEY'
@@ -64,7 +57,7 @@ class ShardWatch:
 
     async def _keep_map(self) -> None:
         if self._aggregates:
-            await _within(SUMMARY_PATIENCE_SECONDS, self._summary_tried)
+            await within(SUMMARY_PATIENCE_SECONDS, self._summary_tried)
         while True:
             await self._until_due()
             await self._read_map()
@@ -74,7 +67,7 @@ class ShardWatch:
         while True:
             seconds = self._stream.next_reading() - _now()
             if seconds > 0:
-                await _within(seconds, self._stream.reading_changed)
+                await within(seconds, self._stream.reading_changed)
             elif self._stream.pipeline.wants_shard_map or not self._stream.pipeline.forget_shards(_now()):
                 return
 
@@ -111,10 +104,10 @@ class ShardWatch:
     # ---- the summary
 
     async def _keep_summary(self) -> None:
-        await asyncio.sleep(self._summaries.first_seconds(aggregates=self._aggregates))
+        await within(self._summaries.first_seconds(aggregates=self._aggregates), self._stream.summary_wanted)
         while True:
             seconds = await self._read_summary()
-            await _within(seconds, self._made_again)
+            await within(seconds, self._made_again)
             if self._made_again.is_set():
                 self._made_again.clear()
                 self._summaries.made_again()
@@ -153,10 +146,3 @@ class ShardWatch:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-async def _within(seconds: float, event: asyncio.Event) -> None:
-    """Wait for an event, at most for this long."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds if seconds < inf else None):
-            await event.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -40,6 +41,11 @@ SLOW_WITHIN_SECONDS = 60.0
 TELL_AGAIN_SECONDS = 300.0
 BODY_LIMIT_SECONDS = 10.0
 """How long only smaller requests pass a proxy before the daemon logs that."""
+SUMMARY_PATIENCE_SECONDS = 2.0
+"""Longest time for which rows of a new stream wait for its summary.
+
+It shows whether the shards follow the keys, which aggregates need, and the limit on a record.
+"""
 LOOK_SECONDS = 0.5
 """Least time between two looks at what holds the queue.  Each look reads every span."""
 
@@ -107,6 +113,8 @@ class Stream:
         self.refused_records = 0
         self.credentials = credentials
         self.reading_changed = asyncio.Event()
+        self.summary_wanted = asyncio.Event()  # at once, for a caller that needs it
+        self.followers: set[Stream] = set()  # which learn what it learns about its shards
         self._touched = touched
         self._reads_next = self.pipeline.next_reading()
         self.cause_seconds: dict[str, float] = defaultdict(float)  # in which a caller waited, by the cause
@@ -162,6 +170,10 @@ class Stream:
         member = self.gate.join(caller, patient=patient, uid=uid)
         self._touched(self)
         return member
+
+    def has_user(self, uid: int | None) -> bool:
+        """Return whether a session of a user has the stream open, or a dry run of it."""
+        return self.gate.has_user(uid) or any(follower.has_user(uid) for follower in self.followers)
 
     def reserve(self, member: Member, frame_id: int, layout: Layout, now: float) -> Ticket:
         """Ask the gate for room for a session's frame.  The gate may call the session back before this returns."""
@@ -231,10 +243,18 @@ class Stream:
         """Note that a reading of the shards has begun."""
         self.pipeline.reading_began(now)
 
+    def want_shards(self) -> None:
+        """Have the list of the shards read unless it is known."""
+        if self.pipeline.shard_map is None:
+            self.pipeline.known.want()
+            self._touched(self)
+
     def learn_shards(self, shard_map: ShardMap, now: float, asked_at: float) -> None:
         """Use a newer list of the shards, whose reading began at ``asked_at``."""
         self.pipeline.set_shard_map(shard_map, now, asked_at)
         self._touched(self)
+        for follower in self.followers:
+            follower.learn_shards(shard_map, now, asked_at)
 
     def shards_not_read(
         self, code: str, message: str, now: float, *, wrong_endpoint: bool = False, request_id: str = ""
@@ -242,6 +262,8 @@ class Stream:
         """Note that a reading of the shards failed."""
         self.pipeline.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint, request_id=request_id)
         self._touched(self)
+        for follower in self.followers:
+            follower.shards_not_read(code, message, now, wrong_endpoint=wrong_endpoint, request_id=request_id)
 
     def service_answered(self, now: float) -> None:
         """Note that the service answered a call about this stream."""
@@ -254,6 +276,8 @@ class Stream:
         self.capacity_mode = capacity_mode
         self.pipeline.set_cannot_aggregate(cannot_aggregate)
         self._touched(self)
+        for follower in self.followers:
+            follower.learn_summary(max_record_bytes, capacity_mode, cannot_aggregate)
 
     # ---- the node
 
@@ -558,6 +582,13 @@ class Stream:
                 refused_bytes=limit.refused_body_bytes,
                 passed_bytes=limit.passed_body_bytes,
             )
+
+
+async def within(seconds: float, event: asyncio.Event) -> None:
+    """Wait for an event, at most for this long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds if seconds < inf else None):
+            await event.wait()
 
 
 def _rules(settings: StreamSettings) -> PipelineRules:

@@ -20,6 +20,7 @@ from producerd.runtime.aws.clients import AwsClients, access_of
 from producerd.runtime.aws.kinesis import AioKinesis
 from producerd.runtime.connection_table import ConnectionTable
 from producerd.runtime.dispatcher import Dispatcher
+from producerd.runtime.dry_run import DryRun
 from producerd.runtime.logs import get_logger
 from producerd.runtime.shard_watch import ShardWatch
 from producerd.runtime.stream import Stream
@@ -63,6 +64,7 @@ class Streams:
         self._watches: dict[Stream, asyncio.Task[None]] = {}
         self._askings: dict[Stream, Asking] = {}
         self._openers: dict[Stream, int | None] = {}  # the user who opened it first
+        self._dry_runs: dict[DryRun, asyncio.Task[None]] = {}
         self._allowance = CallAllowance()
 
     async def run(self, stopped: asyncio.Event) -> None:
@@ -70,7 +72,7 @@ class Streams:
         async with self._tasks:
             forgetting = self._tasks.create_task(self._forget_idle())
             await stopped.wait()
-            for task in (forgetting, *self._watches.values()):
+            for task in (forgetting, *self._watches.values(), *self._dry_runs.values()):
                 task.cancel()
             for asking in self._askings.values():
                 asking.close()
@@ -107,6 +109,17 @@ class Streams:
         self._check_share(name, stream, uid)
         return stream or self._make(name, uid)
 
+    def open_dry(self, name: str, uid: int | None) -> DryRun:
+        """Return a dry run of a stream for one session of this user.  Raise Refused as `open` does."""
+        stream, node = self.open(name, uid), self.config.node
+        limits = node.max_frame_bytes, node.max_frame_records
+        dry_run = DryRun(stream, *limits, self.budget, self.in_flight, touched=self._dispatcher.look_at)
+        self._dispatcher.add(dry_run, dry_run)
+        self._dry_runs[dry_run] = self._tasks.create_task(self._end(dry_run))
+        self._share()
+        dry_run.begin(asyncio.get_running_loop().time())
+        return dry_run
+
     def open_listed(self, name: str) -> Stream | None:
         """Return a stream, also before its first client if it has settings of its own.
 
@@ -120,7 +133,8 @@ class Streams:
 
     def ask_service(self, stream: Stream, receive: Callable[[ServiceAnswer], None]) -> None:
         """Ask a stream's service whether it would store records.  ``receive`` is called with the answer."""
-        if (asking := self._askings.get(stream)) is not None:
+        of = stream.of if isinstance(stream, DryRun) else stream
+        if (asking := self._askings.get(of)) is not None:
             asking.ask(receive)
 
     def hand_room_on(self, now: float) -> None:
@@ -131,7 +145,7 @@ class Streams:
         if not self.budget.wanted_by:
             return
         freed = self.budget.take_freed()
-        for stream in sorted(self, key=lambda stream: stream.budget.used_bytes):
+        for stream in sorted([*self, *self._dry_runs], key=lambda stream: stream.budget.used_bytes):
             if freed and stream.budget in self.budget.wanted_by:
                 stream.take_room()
             else:
@@ -171,12 +185,19 @@ class Streams:
         self._dispatcher.add(stream, kinesis)
         return stream
 
+    async def _end(self, dry_run: DryRun) -> None:
+        """Forget a dry run when it has ended."""
+        await dry_run.ended()
+        self._dispatcher.forget(dry_run)
+        del self._dry_runs[dry_run]
+        self._share()
+
     def _is_known(self, stream: Stream) -> bool:
         return stream.name in self.config.streams or _works(stream)
 
     def _check_share(self, name: str, stream: Stream | None, uid: int | None) -> None:
         """Raise Refused if the user's clients have all streams open that they may, and this would be one more."""
-        if name in self.config.streams or (stream is not None and stream.gate.has_user(uid)):
+        if name in self.config.streams or (stream is not None and stream.has_user(uid)):
             return
         most = self.config.node.most_streams_of_a_user
         if self._streams_of(uid) >= most:
@@ -191,7 +212,7 @@ class Streams:
 
         Records that nobody waits for any more keep such a stream, too.
         """
-        return stream.gate.has_user(uid) or (self._openers[stream] == uid and not _works(stream))
+        return stream.has_user(uid) or (self._openers[stream] == uid and not _works(stream))
 
     def _streams_of(self, uid: int | None) -> int:
         return sum(self._is_of(one, uid) for one in self if one.name not in self.config.streams)
@@ -267,9 +288,12 @@ class Streams:
         self._share()
 
     def _share(self) -> None:
-        """Give each stream its part of the node's limits.  A reload may allow fewer streams than there are."""
+        """Give each stream its part of the node's limits.
+
+        There may be more than ``max_streams``: with dry runs, or after a reload that allows fewer.
+        """
         node = self.config.node
-        parts = 2 * max(node.max_streams, len(self))
+        parts = 2 * max(node.max_streams, len(self) + len(self._dry_runs))
         self.budget.set_limits(node.node_queue_limit_bytes, node.node_queue_limit_bytes // parts)
         self.in_flight.set_limits(node.node_max_in_flight_bytes, node.node_max_in_flight_bytes // parts)
 

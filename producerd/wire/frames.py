@@ -26,7 +26,10 @@ HEADER: Final = struct.Struct("<BBHI")  # type, flags, zero, payload length
 MAX_CONTROL_BYTES: Final = 16 * 1024
 """Largest payload of a message other than BODY and ACK.  It bounds what either side buffers for one."""
 MAX_ACK_BYTES: Final = 4 * 1024 * 1024
-"""Largest payload of an ACK: bitmap, two bytes for each row of the largest frame, and the code table."""
+"""Largest payload of an ACK: bitmap, two bytes for each row of the largest frame, and the code table.
+
+It bounds FIGURES, too, which names each shard.
+"""
 MAX_TEXT_BYTES: Final = 2048
 """Longest text in UTF-8.  `encode` cuts longer ones, so that an AWS message does not exceed MAX_CONTROL_BYTES."""
 MAX_CODES: Final = 256
@@ -51,6 +54,7 @@ class MessageType(IntEnum):
     BLOCKED = 13
     DRAINING = 14
     CLOSE = 15
+    FIGURES = 16
 
 
 class OnDisconnect(IntEnum):
@@ -108,6 +112,7 @@ class Welcome:
     max_frame_records: int
     body_timeout_seconds: float
     daemon: str = ""
+    dry_runs: int = 0  # 1: the daemon knows ``dry_run`` in OPEN.  One that does not would store the rows
 
 
 @dataclass(frozen=True)
@@ -116,11 +121,15 @@ class Open:
 
     ``resumed`` is 1 if the client continues a session with an earlier daemon, which acknowledged some of its rows or
     still had some.  Then the daemon waits for Kinesis without a time limit.
+
+    With ``dry_run`` 1 the daemon checks, sorts and packs this session's rows of the stream and stores none of them.  A
+    row that would be stored is acknowledged as STORED.
     """
 
     stream_id: int
     stream: str
     resumed: int = 0
+    dry_run: int = 0
 
 
 @dataclass(frozen=True)
@@ -243,11 +252,13 @@ class Status:
 
     A caller quotes it when its time-out ends.  A Spark task asks now and then while it waits, for its result.
 
-    With ``asks_service`` 1 the daemon first asks Kinesis whether it can store records.
+    With ``asks_service`` 1 the daemon first asks Kinesis whether it can store records.  With ``asks_figures`` 1 it
+    answers with FIGURES instead, if the stream is opened for a dry run.
     """
 
     stream_id: int
     asks_service: int = 0
+    asks_figures: int = 0
 
 
 @dataclass(frozen=True)
@@ -299,8 +310,36 @@ class Close:
     message: str
 
 
+@dataclass(frozen=True)
+class Figures:
+    """What a session's rows of a dry run would be in Kinesis.
+
+    - ``records``, ``bytes`` and ``units``: the good rows as records of their own, their keys and data in bytes, and the
+      PUT payload units that they are billed as: one for each 25 KiB that a record has or begins.
+    - ``aggregated_records``, ``aggregated_bytes`` and ``aggregated_units``: the same as aggregates of the KPL's format.
+    - ``aggregates``: 1 if the stream's setting is to aggregate.
+    - ``open_shards``: the number of the stream's open shards, or 0 if they are unknown.  ``shards`` has the number of
+      rows of each shard that gets any.
+    - ``sizes``: how many rows have a size up to each bound in bytes, and above the bound before it.
+    - ``max_record_bytes``: the stream's limit on a record, or 0 if it is unknown.
+    """
+
+    stream_id: int
+    records: int
+    bytes: int
+    units: int
+    aggregated_records: int
+    aggregated_bytes: int
+    aggregated_units: int
+    aggregates: int = 0
+    open_shards: int = 0
+    max_record_bytes: int = 0
+    shards: tuple[tuple[str, int], ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+
+
 Message = Union[
-    Hello, Welcome, Open, Opened, Reserve, Grant, Refused, Cancel, Ack, Flush, Status, Blocked, Draining, Close
+    Hello, Welcome, Open, Opened, Reserve, Grant, Refused, Cancel, Ack, Flush, Status, Blocked, Draining, Close, Figures
 ]
 
 
@@ -322,6 +361,7 @@ BLOB: Final = _Kind("blob", None)
 _LAYOUT: Final = struct.Struct("<IIII")
 LAYOUT: Final = _Kind("layout", _LAYOUT)
 CODES: Final = _Kind("codes", None)
+COUNTS: Final = _Kind("counts", None)
 
 _TAG: Final = struct.Struct("<HI")
 _ROW_CODE: Final = struct.Struct("<BB")
@@ -364,9 +404,9 @@ _SCHEMAS: Final = (
             ("max_frame_records", U32),
             ("body_timeout_seconds", F64),
         ),
-        ((1, "daemon", TEXT),),
+        ((1, "daemon", TEXT), (2, "dry_runs", U8)),
     ),
-    _Schema(MessageType.OPEN, Open, (("stream_id", U32), ("stream", TEXT)), ((1, "resumed", U8),)),
+    _Schema(MessageType.OPEN, Open, (("stream_id", U32), ("stream", TEXT)), ((1, "resumed", U8), (2, "dry_run", U8))),
     _Schema(
         MessageType.OPENED,
         Opened,
@@ -405,7 +445,7 @@ _SCHEMAS: Final = (
         ),
     ),
     _Schema(MessageType.FLUSH, Flush, (("stream_id", U32),)),
-    _Schema(MessageType.STATUS, Status, (("stream_id", U32),), ((1, "asks_service", U8),)),
+    _Schema(MessageType.STATUS, Status, (("stream_id", U32),), ((1, "asks_service", U8), (2, "asks_figures", U8))),
     _Schema(
         MessageType.BLOCKED,
         Blocked,
@@ -432,6 +472,26 @@ _SCHEMAS: Final = (
     ),
     _Schema(MessageType.DRAINING, Draining, (("deadline_seconds", F64),), ((1, "message", TEXT),)),
     _Schema(MessageType.CLOSE, Close, (("code", TEXT), ("message", TEXT))),
+    _Schema(
+        MessageType.FIGURES,
+        Figures,
+        (
+            ("stream_id", U32),
+            ("records", U64),
+            ("bytes", U64),
+            ("units", U64),
+            ("aggregated_records", U64),
+            ("aggregated_bytes", U64),
+            ("aggregated_units", U64),
+        ),
+        (
+            (1, "aggregates", U8),
+            (2, "open_shards", U32),
+            (3, "max_record_bytes", U64),
+            (4, "shards", COUNTS),
+            (5, "sizes", COUNTS),
+        ),
+    ),
 )
 _BY_NUMBER: Final = {schema.number: schema for schema in _SCHEMAS}
 _BY_CLASS: Final = {schema.message: schema for schema in _SCHEMAS}
@@ -464,7 +524,7 @@ def parse_header(data: bytes | bytearray | memoryview, at: int = 0) -> Header:
         raise ProtocolError(f"{type_.name}: unknown flags {flags:#x}")
     if flags & ~KNOWN_FLAGS:
         raise ProtocolError(f"{type_.name}: unknown frame flags {flags:#x}")
-    bound = MAX_ACK_BYTES if type_ is MessageType.ACK else MAX_CONTROL_BYTES
+    bound = MAX_ACK_BYTES if type_ in (MessageType.ACK, MessageType.FIGURES) else MAX_CONTROL_BYTES
     if type_ is not MessageType.BODY and payload_bytes > bound:
         raise ProtocolError(f"{type_.name}: a payload of {payload_bytes} bytes passes {bound}")
     return Header(type_, flags, payload_bytes)
@@ -563,6 +623,8 @@ def _write(kind: _Kind, value: Any, *, framed: bool = True) -> bytes:
             _ROW_CODE.pack(row.outcome, row.maybe_stored) + _write(TEXT, row.code) + _write(TEXT, row.message)
             for row in value
         )
+    elif kind is COUNTS:
+        written = b"".join(_write(TEXT, name) + _write(U64, count) for name, count in value)
     else:
         written = bytes(value)
     return U32.struct.pack(len(written)) + written if framed else written  # type: ignore[union-attr]
@@ -619,6 +681,8 @@ class _Reader:
             return bytes(self.take(self.left))
         if kind is CODES:
             return self._codes()
+        if kind is COUNTS:
+            return self._counts()
         value = self.field(kind)
         if self.left:
             raise ProtocolError(f"{self._header.type.name}: {self.left} bytes behind a field")
@@ -634,3 +698,9 @@ class _Reader:
                 raise ProtocolError(f"{self._header.type.name}: unknown outcome {outcome}")
             codes.append(RowCode(outcome, self.field(TEXT), self.field(TEXT), bool(maybe_stored)))
         return tuple(codes)
+
+    def _counts(self) -> tuple[tuple[str, int], ...]:
+        counts: list[tuple[str, int]] = []
+        while self.left:
+            counts.append((self.field(TEXT), self.field(U64)))
+        return tuple(counts)

@@ -79,7 +79,7 @@ FRAME: Final[dict[Side, dict[tuple[FrameState, M], FrameState]]] = {
 
 SENDER: Final = {
     **dict.fromkeys((M.HELLO, M.OPEN, M.RESERVE, M.CANCEL, M.BODY, M.FLUSH, M.STATUS), Side.CLIENT),
-    **dict.fromkeys((M.WELCOME, M.OPENED, M.GRANT, M.REFUSED, M.ACK, M.BLOCKED, M.DRAINING), Side.DAEMON),
+    **dict.fromkeys((M.WELCOME, M.OPENED, M.GRANT, M.REFUSED, M.ACK, M.BLOCKED, M.DRAINING, M.FIGURES), Side.DAEMON),
 }
 """The side that may send each message.  Both sides may send CLOSE, which is missing here."""
 _NAMES_A_FRAME: Final = frozenset({M.RESERVE, M.GRANT, M.CANCEL, M.BODY, M.ACK})

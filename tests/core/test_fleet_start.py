@@ -25,7 +25,7 @@ from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.answers import parse_answer
 from producerd.core.shards.reading_times import AWAITED_SECONDS, SummaryReadings
 from producerd.core.shards.shard_map import map_from_listing
-from producerd.runtime.shard_watch import SUMMARY_PATIENCE_SECONDS
+from producerd.runtime.stream import SUMMARY_PATIENCE_SECONDS
 from producerd.testing import FakeKinesis, Fault
 from producerd.wire.columns import lay_out
 from tests.simulation.setting import ADDRESS, STREAM, make_body, make_rules

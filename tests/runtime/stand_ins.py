@@ -92,7 +92,7 @@ class StandInHost:
     def admit(self, session: Session) -> str | None:
         return self.full or None
 
-    def open_stream(self, name: str, uid: int | None) -> Stream:
+    def open_stream(self, name: str, uid: int | None, *, dry_run: bool = False) -> Stream:
         if name not in self.streams:
             raise Refused("no", code=self.refuses_with)
         return self.streams[name]

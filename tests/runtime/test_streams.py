@@ -147,7 +147,7 @@ async def test_where_all_streams_are_open_idle_ones_of_the_user_with_most_make_p
     async with streams_of(config) as streams:
         table, host = streams._connections, StandInHost()
         monkeypatch.setattr(host, "admit", lambda session: table.admit(session, config.node))
-        monkeypatch.setattr(host, "open_stream", streams.open)
+        monkeypatch.setattr(host, "open_stream", lambda name, uid, **_: streams.open(name, uid))
         monkeypatch.setattr(host, "ended", table.forget)
         sessions: list[tuple[Session, StandInTransport]] = []
 
@@ -445,3 +445,31 @@ async def test_calls_about_a_stream_are_spared_until_it_is_listed_or_has_worked(
         assert [is_known() for _, is_known in made] == [True, True]
         streams.reload(Config(), 0.0)
         assert [is_known() for _, is_known in made] == [False, True]
+
+
+async def test_a_dry_run_ends_with_its_session_and_takes_no_place_of_a_stream() -> None:
+    """Its rows are at work when the client leaves; the parts of the node are then as before."""
+    async with streams_of(Config(node=NodeSettings(max_streams=1))) as streams:
+        floor_bytes, host = streams.budget.floor_bytes, StandInHost()
+        sessions = [Session(host, number) for number in range(2)]
+        for session in sessions:
+            transport = StandInTransport(session)
+            dry_run = streams.open_dry("flights", None)
+            host.streams["flights"] = dry_run
+            body = one()
+            for message in (
+                frames.Hello(1, 1),
+                frames.Open(1, "flights", dry_run=1),
+                frames.Reserve(1, 1, body.layout),
+            ):
+                tell(session, frames.encode(message))
+            assert isinstance(transport.drain()[-1], frames.Grant)
+            tell(session, b"".join((frames.body_header(body.layout), body.body_prefix(1), *map(bytes, body.parts))))
+        assert len(streams) == 1
+        assert streams.budget.floor_bytes < floor_bytes
+        assert len(dry_run.of.followers) == 2
+        for session in sessions:
+            session.connection_lost(None)
+        await until_on_loop(lambda: not streams._dry_runs)
+        assert not dry_run.of.followers
+        assert streams.budget.floor_bytes == floor_bytes

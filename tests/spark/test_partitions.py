@@ -42,3 +42,28 @@ def test_empty_partitions_and_empty_batches_are_written(spark: Any, kinesis: Kin
         result = write_batch(frame.where(condition), stream=stream, socket=str(running.socket))
         assert (result.records, len(result.partitions)) == (count, min(count, 1))
     assert kinesis.ids(stream) == Counter((6, 7, 8))
+
+
+@pytest.mark.spark_lane
+def test_a_dry_run_stores_nothing_and_finds_what_the_write_then_does(
+    spark: Any, kinesis: Kinesis, running: DaemonProcess
+) -> None:
+    """Bad rows of all tasks are found, and none of them fails it, whatever the writer's own option says."""
+    stream = kinesis.stream(shards=4)
+    frame = spark.range(0, 2_000, 1, 3).selectExpr(
+        "cast(id as string) as partition_key", "id", "if(id % 600 = 1, null, cast(id as string)) as data"
+    )
+    options: dict[str, Any] = {"stream": stream, "data": "data", "socket": str(running.socket)}
+    result = write_batch(frame, dry_run=True, **options)
+    assert not kinesis.data(stream)
+    assert (result.records, result.skipped) == (2_000, 4)
+    assert result.dry_run is not None
+    (found,) = result.dry_run.streams
+    assert result.dry_run.bad == {"RECORD_INVALID: data is null": 4}
+    assert found.plain == (1_996, result.bytes, 1_996)
+    assert 4 <= found.aggregated.units == found.aggregated.records <= 12
+    assert (found.open_shards, sum(found.shards.values())) == (4, 1_996)
+    assert "nothing is stored: 1,996 of 2,000 records are good" in str(result)
+    write_batch(frame, on_bad_record="skip", **options)
+    shards = Counter(entry["shard_id"] for entry in kinesis.call(f"entries?stream={stream}")["entries"])
+    assert found.shards == shards

@@ -29,7 +29,9 @@ def test_the_writer_the_table_and_the_values_have_the_same_names_and_defaults() 
     assert list(of_the_writer.values()) == [option.default for option in OPTIONS]
     typed = {field.name: field.type for field in dataclasses.fields(WriterOptions)}
     assert {name: parameter.annotation for name, parameter in signature.items() if name != "unknown"} == typed
-    options = [*inspect.signature(write_batch).parameters.values()][2:]
+    of_write_batch = inspect.signature(write_batch).parameters
+    assert [*of_write_batch][:3] == ["df", "batch_id", "dry_run"]
+    options = [*of_write_batch.values()][3:]
     assert [(one.name, one.default, one.annotation) for one in options] == [
         (one.name, one.default, one.annotation) for one in signature.values()
     ]

@@ -22,8 +22,8 @@ def bits(flags: Sequence[bool]) -> bytes:
 PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 MESSAGES: tuple[Message, ...] = (
     frames.Hello(1, 3, 1, 1, "spark_client 1.0", "app-1", "query", "run", 7, -1, 3, 4, 4711, 1),
-    frames.Welcome(1, 9, 8 << 20, 16, 1 << 20, 10_000, 30.0, "producerd 1.0"),
-    frames.Open(2, "flights", 1),
+    frames.Welcome(1, 9, 8 << 20, 16, 1 << 20, 10_000, 30.0, "producerd 1.0", 1),
+    frames.Open(2, "flights", 1, 1),
     frames.Opened(2, 1 << 20, 10_000, 10 << 20),
     frames.Reserve(5, 2, Layout(3, 10, 20, 5, 3)),
     frames.Grant(5),
@@ -41,7 +41,7 @@ MESSAGES: tuple[Message, ...] = (
         judged=bytes([0b1]),
     ),
     frames.Flush(2),
-    frames.Status(2, 1),
+    frames.Status(2, 1, 1),
     frames.Blocked(
         2,
         30.5,
@@ -66,4 +66,5 @@ MESSAGES: tuple[Message, ...] = (
     ),
     frames.Draining(25.0, "the daemon stops"),
     frames.Close("PROTOCOL", "what was wrong"),
+    frames.Figures(2, 10, 20, 30, 40, 50, 60, 1, 2, 1 << 20, (("shardId-000000000001", 10),), (("64", 7), ("256", 3))),
 )

@@ -38,7 +38,8 @@ def test_this_minor_version_and_the_one_before_it_have_golden_frames() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_type_of_message_is_among_them(version: str) -> None:
     seen = {each.data[0] for each in golden.read(FOLDER / version / "messages.txt")}
-    assert seen == set(MessageType)
+    later = {MessageType.FIGURES} if version in ("0.1", "0.2") else set()
+    assert seen == set(MessageType) - later
 
 
 @pytest.mark.law("wire")

@@ -76,6 +76,9 @@ def message_of(line: str) -> Message | Rows:
         values["layout"] = Layout(**values["layout"])
     if "codes" in values:
         values["codes"] = tuple(frames.RowCode(**code) for code in values["codes"])
+    for name in ("shards", "sizes"):
+        if name in values:
+            values[name] = tuple(map(tuple, values[name]))
     for name in ("bitmap", "code_rows", "judged"):
         if isinstance(values.get(name), str):
             values[name] = bytes.fromhex(values[name])

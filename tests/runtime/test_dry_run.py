@@ -1,0 +1,88 @@
+"""A dry run stores nothing, and says what a write of the same rows would put where."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+
+from producerd.errors import Code, Outcome
+from producerd.testing import FakeKinesis, Fault
+from producerd.testing.fake_kinesis import FakeServer
+from producerd.wire import frames
+from producerd.wire.columns import Columns, lay_out
+from tests.daemon import DaemonProcess, WireClient, daemon, rows
+
+UNIT = 25 * 1024
+
+
+def tried(
+    running: DaemonProcess, *bodies: Columns, service: int = frames.Service.READY
+) -> tuple[list[frames.Ack], frames.Figures]:
+    """What a dry run of these frames says."""
+    with WireClient(running.socket).hello(take_good=True) as client:
+        assert client.welcome is not None
+        assert client.welcome.dry_runs == 1
+        client.send(frames.Open(1, "flights", dry_run=1))
+        client.expect(frames.Opened)
+        client.send(frames.Status(1, asks_service=1))
+        assert client.expect(frames.Blocked).service == service
+        for body in bodies:
+            client.put(body)
+        client.send(frames.Flush(1))
+        acks = client.acks(len(bodies))
+        client.send(frames.Status(1, asks_figures=1))
+        return acks, client.expect(frames.Figures)
+
+
+@pytest.mark.parametrize("aggregation", ["none", "kpl"])
+def test_its_figures_are_those_of_the_write_and_nothing_is_stored(
+    kinesis: FakeKinesis, server: FakeServer, aggregation: str
+) -> None:
+    large = lay_out([b"a", b"b", b"c", b"d"], [b"x" * 30_000, None, b"y", b"z" * (UNIT - 1)])
+    bodies, flights = [rows(300, size=100), large], kinesis.streams["flights"]
+    with daemon(server.url, aggregation=aggregation) as running:
+        acks, figures = tried(running, *bodies)
+        metrics = running.metrics()
+    assert not flights.entries()
+    assert sum(value for name, value in metrics.items() if name.startswith("ingest_records_total")) == 0
+    assert [(ack.stored, ack.not_stored) for ack in acks] == [(300, 0), (3, 1)]
+    assert [why.message for _, why in acks[1].failed_rows()] == ["data is null"]
+    assert figures.sizes == (("256", 301), ("65536", 2))
+    assert (figures.aggregates, figures.open_shards) == (aggregation == "kpl", 4)
+    with (
+        daemon(server.url, aggregation=aggregation, linger_seconds=60, shard_rate_fraction=100) as running,
+        WireClient(running.socket).hello(take_good=True) as client,
+    ):
+        client.open()
+        for body in bodies:
+            client.put(body)
+        client.send(frames.Flush(1))
+        client.acks(2)
+    sizes = [len(entry.partition_key) + len(entry.data) for entry in flights.entries()]
+    found = len(sizes), sum(sizes), sum(max(1, math.ceil(size / UNIT)) for size in sizes)
+    if aggregation == "kpl":
+        assert (figures.aggregated_records, figures.aggregated_bytes, figures.aggregated_units) == found
+    else:
+        assert (figures.records, figures.bytes, figures.units) == found
+        assert dict(figures.shards) == Counter(entry.shard_id for entry in flights.entries())
+
+
+def test_a_record_over_the_streams_limit_is_judged(kinesis: FakeKinesis, server: FakeServer) -> None:
+    with daemon(server.url, max_streams=8, max_frame_bytes="4MiB") as running:
+        (ack,), figures = tried(running, lay_out([b"a", b"b"], [b"x", b"y" * (1 << 20)]))
+        ((row, why),) = ack.failed_rows()
+        assert (row, why.outcome, why.code, why.judged) == (1, Outcome.NOT_STORED, Code.RECORD_TOO_LARGE, True)
+        assert "1,048,577 is over the stream's limit of 1,048,576 bytes" in why.message
+        assert (figures.records, figures.aggregated_records) == (1, 1)
+
+
+def test_without_a_list_of_the_shards_a_stream_of_plain_records_is_counted_as_one(
+    kinesis: FakeKinesis, server: FakeServer
+) -> None:
+    kinesis.standing.append(Fault("error", action="ListShards", status=400, code="AccessDeniedException"))
+    with daemon(server.url) as running:
+        (ack,), figures = tried(running, rows(100), service=frames.Service.NOT_VERIFIED)
+        assert ack.stored == 100
+        assert (figures.records, figures.open_shards, figures.shards, figures.aggregated_records) == (100, 0, (), 1)
