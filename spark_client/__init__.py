@@ -19,6 +19,7 @@ from producerd.errors import (
 )
 from spark_client.checks import check
 from spark_client.client import KinesisClient, Record
+from spark_client.dry_run import DryRunResult, Packed, StreamDryRun
 from spark_client.gathering import PutFuture
 from spark_client.results import BatchResult, PartitionResult, SkippedRow
 from spark_client.writer import KinesisBatchWriter, write_batch
@@ -30,9 +31,11 @@ __all__ = [
     "Code",
     "ConfigurationError",
     "ConnectionFailed",
+    "DryRunResult",
     "FlushTimeout",
     "KinesisBatchWriter",
     "KinesisClient",
+    "Packed",
     "PartitionResult",
     "ProducerdError",
     "ProtocolError",
@@ -42,6 +45,7 @@ __all__ = [
     "Refused",
     "RowFailure",
     "SkippedRow",
+    "StreamDryRun",
     "__version__",
     "check",
     "write_batch",

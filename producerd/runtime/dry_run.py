@@ -11,10 +11,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from producerd.core import turn
 from producerd.core.budget import NodeBudget, NodeInFlight
@@ -26,7 +25,7 @@ from producerd.core.rows.intake import CheckedRows
 from producerd.core.rows.spans import NULL_KEY
 from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.core.sending.requests import Request
-from producerd.core.shards.hash_keys import MAX_HASH_KEY
+from producerd.core.shards.hash_keys import I32, MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.core.stats import Histogram
 from producerd.errors import Code
@@ -156,6 +155,7 @@ class DryRun(Stream):
             # The status and the id of an answer: without them it would count as a proxy's.
             return RequestFailed("InvalidArgumentException", message, False, status=400, request_id="dry-run")
         sent = next(one for one in self.pipeline.sender.in_flight if one.encoded is request)
+        self._add(request.sizes[request.sizes > LEAST_LIMIT_BYTES])
         self._entries += request.entries
         self._entry_bytes += request.payload_bytes
         self._entry_units += _units(request.sizes)
@@ -188,18 +188,21 @@ class DryRun(Stream):
         )
 
     def _count(self, rows: CheckedRows) -> None:
+        """Count the good rows of a frame, except larger ones, whose requests show whether the stream takes them."""
         keys, data = np.diff(rows.key_offsets), np.diff(rows.data_offsets)
         sizes = np.maximum(keys, len(NULL_KEY)) + data
-        good = sizes <= self.pipeline.record_limit_bytes
+        good = sizes <= LEAST_LIMIT_BYTES
         for bad in rows.bad:
             good[bad.rows] = False
-        sizes = sizes[good]
+        self._add(sizes[good])
+
+    def _add(self, sizes: I32) -> None:
         self._rows += len(sizes)
         self._units += _units(sizes)
         self._sizes.add_each(sizes)
 
 
-def _units(sizes: npt.NDArray[np.integer[Any]]) -> int:
+def _units(sizes: I32) -> int:
     """Return the PUT payload units of records of these sizes."""
     return int(np.maximum(1, -(-sizes // UNIT_BYTES)).sum())
 

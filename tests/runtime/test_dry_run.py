@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from producerd.core.kpl.aggregation import Aggregate
 from producerd.errors import Code, Outcome
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
@@ -40,16 +41,21 @@ def tried(
 def test_its_figures_are_those_of_the_write_and_nothing_is_stored(
     kinesis: FakeKinesis, server: FakeServer, aggregation: str
 ) -> None:
-    large = lay_out([b"a", b"b", b"c", b"d"], [b"x" * 30_000, None, b"y", b"z" * (UNIT - 1)])
+    aggregate = Aggregate()
+    for key in range(12):  # of all shards: only a stream that aggregates takes it, and splits it
+        aggregate.add(b"%d" % key, None, b"data", 1 << 20)
+    given = aggregate.to_bytes()
+    large = lay_out([b"a", b"b", b"c", b"d", b"e"], [b"x" * 30_000, None, b"y", b"z" * (UNIT - 1), given])
     bodies, flights = [rows(300, size=100), large], kinesis.streams["flights"]
     with daemon(server.url, aggregation=aggregation) as running:
         acks, figures = tried(running, *bodies)
         metrics = running.metrics()
     assert not flights.entries()
     assert sum(value for name, value in metrics.items() if name.startswith("ingest_records_total")) == 0
-    assert [(ack.stored, ack.not_stored) for ack in acks] == [(300, 0), (3, 1)]
-    assert [why.message for _, why in acks[1].failed_rows()] == ["data is null"]
-    assert figures.sizes == (("256", 301), ("65536", 2))
+    bad = [why.message.partition(",")[0] for _, why in acks[1].failed_rows()]
+    assert bad == ["data is null", *(["data is an aggregated record"] if aggregation == "none" else [])]
+    assert [(ack.stored, ack.not_stored) for ack in acks] == [(300, 0), (5 - len(bad), len(bad))]
+    assert figures.sizes == (("256", 301 + (len(bad) == 1)), ("65536", 2))
     assert (figures.aggregates, figures.open_shards) == (aggregation == "kpl", 4)
     with (
         daemon(server.url, aggregation=aggregation, linger_seconds=60, shard_rate_fraction=100) as running,
@@ -70,6 +76,8 @@ def test_its_figures_are_those_of_the_write_and_nothing_is_stored(
 
 
 def test_a_record_over_the_streams_limit_is_judged(kinesis: FakeKinesis, server: FakeServer) -> None:
+    # The limit is not known when the record comes.
+    kinesis.standing.append(Fault("answer", action="DescribeStreamSummary", delay_seconds=1))
     with daemon(server.url, max_streams=8, max_frame_bytes="4MiB") as running:
         (ack,), figures = tried(running, lay_out([b"a", b"b"], [b"x", b"y" * (1 << 20)]))
         ((row, why),) = ack.failed_rows()
