@@ -5,7 +5,7 @@
     ProducerdError                 .code, and a message that says what to do
     |-- ConfigurationError         invalid settings; .problems has one line for each (exit code 78)
     |   `-- PlaceTaken             another process has the socket or the port, and may end (exit code 75)
-    |-- ProtocolError              bytes or messages that docs/protocol.md does not allow
+    |-- ProtocolError              bytes or messages that docs/build/protocol.md does not allow
     |-- ConnectionFailed           DAEMON_ABSENT, DAEMON_LOST, VERSION_MISMATCH, NOT_AUTHORIZED
     |-- Refused                    the daemon refused a stream or a frame; .code says why
     |-- BackpressureTimeout        no room in the queue within the caller's time-out; nothing was taken
@@ -117,7 +117,7 @@ class PlaceTaken(ConfigurationError):
 
 
 class ProtocolError(ProducerdError):
-    """Bytes or an order of messages that docs/protocol.md does not allow.  It ends only the session that sent them."""
+    """Bytes or messages that docs/build/protocol.md does not allow.  It ends only the session that sent them."""
 
     code = Code.PROTOCOL
 

@@ -111,7 +111,7 @@ def _problems_of(place: str, name: str, value: Any, known: Mapping[str, Any]) ->
         yield f"daemon.{place}={_shown(name, value)}: a daemon that tasks start has its own; leave it out"
     elif name not in known:
         near = difflib.get_close_matches(name, [*known, COMMAND])
-        hint = f"did you mean {' or '.join(near)}?" if near else "docs/configuration.md lists all"
+        hint = f"did you mean {' or '.join(near)}?" if near else "docs/operate/configuration.md lists all"
         yield f"daemon.{place}: is not a setting of the daemon; {hint}"
     elif not _holds(known[name], value):
         yield f"daemon.{place}={_shown(name, value)}: allowed: {known[name]['allowed']}"

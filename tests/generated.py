@@ -29,7 +29,7 @@ from tests.faults.scenarios import all_scenarios
 from tests.faults.scenarios.clients import HONEST
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
-RELIABILITY: Final = DOCS / "reliability.json"
+RELIABILITY: Final = DOCS / "understand/reliability.json"
 """What `./dev faults --seeds 3 --json` printed."""
 CLIENT_SETTINGS: Final = DOCS.parent / "spark_client" / "daemon_settings.json"
 DEPLOY: Final = DOCS.parent / "deploy"
@@ -152,7 +152,7 @@ def laws() -> str:
 
 
 def scenarios() -> str:
-    """One line a run of docs/reliability.json: what went wrong, and what became of the records.
+    """One line a run of docs/understand/reliability.json: what went wrong, and what became of the records.
 
     What went wrong stands in the first line of a scenario only.
     """
@@ -192,18 +192,18 @@ def honest() -> str:
 
 
 TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
-    ("spark.md", "options"): options,
-    ("configuration.md", "node settings"): lambda: settings(NodeSettings),
-    ("configuration.md", "stream settings"): lambda: settings(StreamSettings),
-    ("operations.md", "causes"): causes,
-    ("spark.md", "signatures"): signatures,
-    ("operations.md", "commands"): commands,
-    ("operations.md", "service errors"): service_errors,
-    ("delivery.md", "refusals"): matrix,
-    ("operations.md", "metrics"): metrics,
-    ("reliability.md", "laws"): laws,
-    ("reliability.md", "scenarios"): scenarios,
-    ("reliability.md", "honest callers"): honest,
+    ("use/spark.md", "options"): options,
+    ("operate/configuration.md", "node settings"): lambda: settings(NodeSettings),
+    ("operate/configuration.md", "stream settings"): lambda: settings(StreamSettings),
+    ("operate/operations.md", "causes"): causes,
+    ("use/spark.md", "signatures"): signatures,
+    ("operate/operations.md", "commands"): commands,
+    ("operate/operations.md", "service errors"): service_errors,
+    ("understand/delivery.md", "refusals"): matrix,
+    ("operate/operations.md", "metrics"): metrics,
+    ("understand/reliability.md", "laws"): laws,
+    ("understand/reliability.md", "scenarios"): scenarios,
+    ("understand/reliability.md", "honest callers"): honest,
 }
 """By page and mark."""
 
@@ -242,7 +242,7 @@ def with_tables(name: str, page: str) -> str:
 
 if __name__ == "__main__":
     for path in {DOCS / name for name, _ in TABLES}:
-        path.write_text(with_tables(path.name, path.read_text()))
+        path.write_text(with_tables(path.relative_to(DOCS).as_posix(), path.read_text()))
     CLIENT_SETTINGS.write_text(client_settings())
     for source, copy in COPIES.items():
         copy.write_bytes(source.read_bytes())

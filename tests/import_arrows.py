@@ -1,4 +1,4 @@
-"""Nobody imports what docs/laws.md gives them no arrow to.
+"""Nobody imports what docs/build/laws.md gives them no arrow to.
 
 Run it to have every violation printed as ``file:line: reason`` (exit code 1 if there is one). It reads the source and
 imports nothing, so it also sees imports inside functions. For each part of the tree, `RULES` says which of our own

@@ -1,4 +1,4 @@
-"""The table of docs/licences.md."""
+"""The table of docs/build/licences.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tools import ROOT
 
 
 def page() -> str:
-    return (ROOT / "docs" / "licences.md").read_text()
+    return (ROOT / "docs/build/licences.md").read_text()
 
 
 def rows() -> dict[str, tuple[str, str]]:

@@ -30,7 +30,7 @@ from tools.dashboard import FILE, text
 DASHBOARD: Final[dict[str, Any]] = json.loads(FILE.read_text())
 PANELS: Final = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES: Final = (ROOT / "deploy/prometheus/alerts.yml").read_text()
-OPERATIONS: Final = (ROOT / "docs/operations.md").read_text()
+OPERATIONS: Final = (ROOT / "docs/operate/operations.md").read_text()
 PICTURES: Final = ROOT / "docs/pictures"
 OF_THE_SCRAPE: Final = frozenset({"cluster", "region", "job", "instance"})
 OF_ALERTS: Final = frozenset({"alertname", "alertstate", "severity", "stream"})

@@ -71,7 +71,7 @@ def test_the_chart_has_the_version_of_what_it_installs() -> None:
 
 
 def test_the_settings_on_the_page_for_emr_hold() -> None:
-    example = (ROOT / "docs/emr.md").read_text().partition("```json\n")[2].partition("```")[0]
+    example = (ROOT / "docs/use/emr.md").read_text().partition("```json\n")[2].partition("```")[0]
     (action,) = json.loads(example)
     _, _, region, *settings = action["Args"]
     config = load(sets=[f"region={region}", *settings], environ={})

@@ -68,8 +68,8 @@ def test_a_page_has_lines_of_at_most_100_characters(page: str) -> None:
 
 def test_each_promise_of_delivery_names_its_test() -> None:
     """Bullets are the promises; tables and what introduces them are not."""
-    tests_of = notes("docs/delivery.md")
-    bullets = re.findall(r"^- .*?(?=^\S|\n\n|\Z)", prose("docs/delivery.md"), flags=re.MULTILINE | re.DOTALL)
+    tests_of = notes("docs/understand/delivery.md")
+    bullets = re.findall(r"^- .*?(?=^\S|\n\n|\Z)", prose("docs/understand/delivery.md"), flags=re.MULTILINE | re.DOTALL)
     assert len(bullets) > 20
     labels = {bullet.splitlines()[0]: re.findall(r"\[\^(\w+)\]", bullet) for bullet in bullets}
     assert not [bullet for bullet, its in labels.items() if not any(tests_of[label] for label in its)]
@@ -96,7 +96,7 @@ def test_every_scenario_has_three_runs_on_the_page_of_reliability_and_all_held_e
 
 
 def test_the_memory_on_the_page_of_settings_is_what_the_defaults_may_need() -> None:
-    table = prose("docs/configuration.md").split("\n## Memory\n")[1]
+    table = prose("docs/operate/configuration.md").split("\n## Memory\n")[1]
     need = needed_bytes(Config())
     shown = dict(re.findall(r"^\| ?(\w*) ?\|.*\| (\d+ MiB) \|$", table, flags=re.MULTILINE))
     assert shown == {**{term.name: mib(term.bytes) for term in need.terms}, "": need.mib}
@@ -104,7 +104,7 @@ def test_the_memory_on_the_page_of_settings_is_what_the_defaults_may_need() -> N
 
 def test_pages_make_versions_side_by_side_and_links_that_refuse_a_directory() -> None:
     """Else `ln` puts the link of an upgrade into the directory, says nothing, and the old version goes on."""
-    pages = [(ROOT / page).read_text() for page in ("README.md", "docs/install.md", "docs/operations.md")]
+    pages = [(ROOT / "README.md").read_text(), *(path.read_text() for path in (DOCS / "operate").glob("*.md"))]
     links = [flags for page in pages for flags in re.findall(r"\bln -(\w+) producerd", page)]
     assert len(links) > 3
     assert all("T" in flags for flags in links)
@@ -114,33 +114,34 @@ def test_pages_make_versions_side_by_side_and_links_that_refuse_a_directory() ->
 
 
 def test_every_option_and_every_setting_is_in_a_table() -> None:
-    spark, configuration = (DOCS / "spark.md").read_text(), (DOCS / "configuration.md").read_text()
+    spark, configuration = (DOCS / "use/spark.md").read_text(), (DOCS / "operate/configuration.md").read_text()
     assert all(f"| `{option.name}` | " in spark for option in OPTIONS)
     names = [*NodeSettings.model_fields, *StreamSettings.model_fields]
     assert all(f"| `{name}` | " in configuration for name in names)
 
 
 def test_the_page_for_operators_has_each_command_of_producerctl() -> None:
-    rows = re.findall(r"^\| (`producerctl .*?`) \| ", (DOCS / "operations.md").read_text(), flags=re.MULTILINE)
+    rows = re.findall(r"^\| (`producerctl .*?`) \| ", (DOCS / "operate/operations.md").read_text(), flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`producerctl (\w+)", row)}
     (commands,) = producerctl._parser()._subparsers._group_actions  # type: ignore[union-attr]  # argparse has no question
     assert named == set(commands.choices or ())
 
 
 def test_the_terms_of_the_glossary_stand_in_order_and_each_once() -> None:
-    terms = [term.lower() for term in re.findall(r"^\*\*(.+?)\*\*: ", prose("docs/glossary.md"), flags=re.MULTILINE)]
+    page = prose("docs/build/glossary.md")
+    terms = [term.lower() for term in re.findall(r"^\*\*(.+?)\*\*: ", page, flags=re.MULTILINE)]
     assert len(terms) > 20
     assert terms == sorted(set(terms))
 
 
 def test_the_page_for_spark_tells_what_to_do_about_each_code() -> None:
-    rows = re.findall(r"^\| ([A-Z_, ]+) \| .+ \| .+ \|$", (DOCS / "spark.md").read_text(), flags=re.MULTILINE)
+    rows = re.findall(r"^\| ([A-Z_, ]+) \| .+ \| .+ \|$", (DOCS / "use/spark.md").read_text(), flags=re.MULTILINE)
     told = {code for row in rows for code in row.split(", ")}
     codes = {value for name, value in vars(Code).items() if name.isupper()}
     assert told == codes - NOT_FOR_CALLERS
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/spark.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/use/spark.md"])
 def test_every_example_in_python_compiles(document: str) -> None:
     examples = re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
     assert examples
@@ -162,10 +163,11 @@ def test_every_link_to_a_page_of_ours_leads_there(page: str) -> None:
 
 
 def test_what_a_record_costs_is_what_was_measured() -> None:
-    """Each figure of docs/performance.md stands in the table of docs/benchmarks.md, and its ratio is to bare Rust's."""
-    table = (ROOT / "docs/performance.md").read_text().split("\n## What a record costs\n")[1].strip().split("\n\n")[0]
+    """Each figure of performance.md stands in the table of benchmarks.md, and its ratio is to bare Rust's."""
+    page = (ROOT / "docs/understand/performance.md").read_text()
+    table = page.split("\n## What a record costs\n")[1].strip().split("\n\n")[0]
     rows = [re.findall(r"([\d,]+) \(([\d.]+)\)", line) for line in table.splitlines()[2:]]
-    measured = (ROOT / "docs/benchmarks.md").read_text().split("\n## Rivals\n")[1].split("\n## ")[0]
+    measured = (ROOT / "docs/build/benchmarks.md").read_text().split("\n## Rivals\n")[1].split("\n## ")[0]
     (bare,) = [[number(ns) for ns, _ in row] for row in rows if {ratio for _, ratio in row} == {"1.00"}]
     assert sum(map(len, rows)) > 20
     for row in rows:

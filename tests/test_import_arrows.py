@@ -1,4 +1,4 @@
-"""The arrows of docs/laws.md hold in this tree, and an import against one of them is found and named."""
+"""The arrows of docs/build/laws.md hold in this tree, and an import against one of them is found and named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every owner of a law in docs/laws.md has a test that shows it, and no test shows the law of nobody."""
+"""Every owner of a law in docs/build/laws.md has a test that shows it, and no test shows the law of nobody."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def owners() -> set[str]:
     """The first column of the table under "Laws by owner"."""
-    page = (ROOT / "docs" / "laws.md").read_text("utf-8")
+    page = (ROOT / "docs/build/laws.md").read_text("utf-8")
     table = page.split("\n## Laws by owner", 1)[1].split("\n## ", 1)[0]
     rows = re.findall(r"^\| ([A-Za-z]+)(?: \*)? \|", table, re.MULTILINE)
     return set(rows) - {"owner"}

@@ -1,4 +1,4 @@
-"""docs/licences.md names every package that an extra brings, with the licence that its own metadata tell."""
+"""docs/build/licences.md names every package that an extra brings, with the licence that its own metadata tell."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from spark_client.options import OPTIONS, WriterOptions, from_text
 from spark_client.selection import ALIASES
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-PAGE: Final = (ROOT / "docs/migrating.md").read_text()
+PAGE: Final = (ROOT / "docs/use/migrating.md").read_text()
 PROSE: Final = re.sub(r"^```.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL)
 
 METHODS: Final = [getattr(spark_client.KinesisClient, name) for name in ("__init__", "put", "put_many", "flush")]
@@ -58,9 +58,9 @@ NOT_OURS: Final = {
 
 
 def test_what_it_says_of_a_reload_is_what_a_reload_does() -> None:
-    """docs/configuration.md says of each setting whether a reload changes it; this page names two of them."""
+    """docs/operate/configuration.md says of each setting whether a reload changes it; this page names two of them."""
     (step,) = re.findall(r"^7\. .*?(?=^8\. )", PAGE, flags=re.MULTILINE | re.DOTALL)
-    assert "(configuration.md#changing-settings-while-the-daemon-runs)" in step
+    assert "(../operate/configuration.md#changing-settings-while-the-daemon-runs)" in step
     needs, does_not = (re.findall(r"`(\w+)", part)[0] for part in step.split("A reload is not enough"))
     assert needs_restart(StreamSettings.model_fields[needs])
     assert not needs_restart(StreamSettings.model_fields[does_not])
@@ -171,7 +171,7 @@ def test_everything_named_elsewhere_that_looks_like_ours_is_there() -> None:
 
 
 def test_the_environment_that_is_named_is_promised_elsewhere() -> None:
-    operations = (ROOT / "docs/operations.md").read_text()
+    operations = (ROOT / "docs/operate/operations.md").read_text()
     assert {"AWS_REGION", *(name for name in NOT_OURS if re.fullmatch(r"[A-Z_]+", name))} <= set(
         re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", operations)
     )
@@ -247,7 +247,7 @@ OURS: Final = [text for text in EXAMPLES if "from spark_client import" in text]
 
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_every_example_compiles(text: str) -> None:
-    compile(text, "docs/migrating.md", "exec")
+    compile(text, "docs/use/migrating.md", "exec")
 
 
 @pytest.mark.parametrize("text", OURS)

@@ -192,7 +192,7 @@ def test_a_bundle_for_emr_has_the_same_bytes_for_the_same_files(tmp_path: Path) 
 def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(
     dist: Path, bare_python: Path, pip: Callable[..., None], tmp_path: Path
 ) -> None:
-    """From a folder of wheels, as docs/install.md has it; then `check`, `serve`, `producerctl status`, a good end.
+    """From a folder of wheels, as install.md has it; then `check`, `serve`, `producerctl status`, a good end.
 
     The bill of materials names what is there, in the versions of the lock.
     """

@@ -140,13 +140,13 @@ def test_the_page_of_releases_names_each_file_that_is_built(tree: Path, monkeypa
         monkeypatch.setattr(packaging, name, write)
     packaging.build(tree, packaging.PEXES, sbom=True)
     generic = {re.sub("cp3[0-9]+", "cp3MM", re.sub("x86_64|aarch64", "MACHINE", path.name)) for path in built}
-    page = (ROOT / "docs/releasing.md").read_text().replace(__version__, "1.2.3")
+    page = (ROOT / "docs/build/releasing.md").read_text().replace(__version__, "1.2.3")
     assert len(generic) == 6
     assert generic <= set(re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE))
 
 
 def test_the_page_of_support_has_a_row_for_each_version_that_the_wire_knows() -> None:
-    rows = re.findall(r"^\| (\d+\.\d+) \| ", (ROOT / "docs/support.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (\d+\.\d+) \| ", (ROOT / "docs/understand/support.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(path.name for path in (ROOT / "tests/wire/golden").glob("[0-9]*"))
 
 

@@ -1,4 +1,4 @@
-"""The structure that docs/laws.md promises: rooms without circles, and one owner for each attribute."""
+"""The structure that docs/build/laws.md promises: rooms without circles, and one owner for each attribute."""
 
 from __future__ import annotations
 

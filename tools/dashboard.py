@@ -45,8 +45,8 @@ Level = tuple[float, Literal["orange", "red", "green"]]
 class DashboardPanel(NamedTuple):
     """A panel: ``does`` says what it shows and what to do about it, ``queries`` has an expression for each legend.
 
-    ``section`` is the heading of docs/operations.md that helps.  ``none`` stands in place of "No data".  Below its
-    first level a panel is green, or red if ``is_worst_low``.
+    ``section`` is the heading of docs/operate/operations.md that helps.  ``none`` stands in place of "No data".  Below
+    its first level a panel is green, or red if ``is_worst_low``.
     """
 
     title: str
@@ -179,8 +179,8 @@ FLEET_PANELS: Final = (
     ),
     DashboardPanel(
         "Alerts",
-        "Alerts that fire, and those that are about to (pending). Each name is a heading of docs/operations.md, which "
-        "says what to do. Click a stream to see its row.",
+        "Alerts that fire, and those that are about to (pending). Each name is a heading of "
+        "docs/operate/operations.md, which says what to do. Click a stream to see its row.",
         "short",
         {"": 'ALERTS{alertname=~"Producerd.+", <fleet>}'},
         "alerts",
@@ -361,9 +361,9 @@ STREAM_PANELS: Final = (
     ),
     DashboardPanel(
         "Why callers wait",
-        "Nodes on which some caller waits, by what holds the queue. Each cause has a line in docs/operations.md that "
-        "says what to do: hot_shard: spread the keys; shard_rate: add shards or aggregate; service: see Errors of the "
-        "service; paused: producerctl resume.",
+        "Nodes on which some caller waits, by what holds the queue. Each cause has a line in "
+        "docs/operate/operations.md that says what to do: hot_shard: spread the keys; shard_rate: add shards or "
+        "aggregate; service: see Errors of the service; paused: producerctl resume.",
         "short",
         {"{{cause}}": f"{rate('producerd_backpressure_cause_seconds_total', '<stream>', 'cause')} > 0"},
         "why-a-stream-is-slow",
@@ -412,7 +412,7 @@ STREAM_PANELS: Final = (
     DashboardPanel(
         "Errors of the service",
         "Failed sends of a record, by the service's error. THROTTLED: the shards take less than is sent. UNREACHABLE: "
-        "the network. The others have a line in docs/operations.md.",
+        "the network. The others have a line in docs/operate/operations.md.",
         "recps",
         {"{{code}}": f"{rate('producerd_record_errors_total', '<stream>', 'code')} > 0"},
         "what-each-error-means-to-the-daemon",
@@ -502,7 +502,7 @@ STREAM_PANELS: Final = (
     DashboardPanel(
         "Failed, rejected and given up",
         "Records that were not stored, by reason. Failed and rejected: the caller knows it, and Spark repeats its "
-        "batch. abandoned: lost at a stop. returned: the caller has them again. docs/spark.md explains each code.",
+        "batch. abandoned: lost at a stop. returned: the caller has them again. docs/use/spark.md explains each code.",
         "recps",
         {
             "failed, {{reason}}": f"{rate('producerd_failed_records_total', '<stream>', 'reason')} > 0",
@@ -869,10 +869,10 @@ VARIABLES: Final = (
     {
         "type": "constant",
         "name": "docs",
-        "label": "Address of docs/operations.md",
+        "label": "Address of docs/operate/operations.md",
         "description": "All links lead there. Set it to the address of your copy.",
         "hide": 2,
-        "query": "docs/operations.md",
+        "query": "docs/operate/operations.md",
         "skipUrlSync": True,
     },
 )

@@ -4,7 +4,7 @@
 #   bootstrap.sh s3://BUCKET/producerd-VERSION-emr-MACHINE.tar SHA256 REGION [SETTING=VALUE ...]
 #   bootstrap.sh --uninstall
 #
-# Run the first form again for another bundle or other settings. It succeeds only if the daemon is ready. See docs/emr.md.
+# Run the first form again for another bundle or other settings. It succeeds only if the daemon is ready. See docs/use/emr.md.
 set -euo pipefail
 umask 022
 

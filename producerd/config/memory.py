@@ -1,6 +1,6 @@
 """Compare the memory that a daemon may need with the memory limit of its cgroup.
 
-The need is the law "process" of docs/laws.md, computed from the settings.  `producerd.config.cgroup` reads the
+The need is the law "process" of docs/build/laws.md, computed from the settings.  `producerd.config.cgroup` reads the
 limit.  If the need is larger, the daemon does not start.  Otherwise the kernel would kill it during an incident, when
 its queues fill.
 """

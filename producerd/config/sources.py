@@ -236,7 +236,7 @@ ELSEWHERE: Final = {
     "failifthrottled": "on_throttle",
     "loglevel": "log_level",
 }
-"""Our names for settings of Flink's sink and the KPL, by their names in lower case (docs/migrating.md)."""
+"""Our names for settings of Flink's sink and the KPL, by their names in lower case (docs/use/migrating.md)."""
 
 
 GONE: Final = {"transport": "every request goes the one way now, so delete it"}

@@ -15,8 +15,8 @@
 `rules` answers requests, after `access` has checked their headers and `validation` their bodies.  `faults` has the ways
 to fail.  `streams` stores records, `reading` returns them, and `aggregates` takes them apart as a consumer does.  None
 of these uses a clock or a socket.  `fake_kinesis` serves them over HTTP or HTTPS, with an `uplink` of any speed, and
-`control` serves tests in other languages and processes.  docs/testing.md shows how to use them.  The package needs the
-extra ``daemon``.
+`control` serves tests in other languages and processes.  docs/use/testing.md shows how to use them.  The package needs
+the extra ``daemon``.
 """
 
 from producerd.testing.aggregates import UserRecord, deaggregate, hash_of

@@ -1,7 +1,7 @@
 """Control the fake Kinesis with JSON over HTTP, from tests in other languages or processes.
 
 Each call returns the state after it.  A call that is refused (400, and a line that says why) changes nothing.
-docs/testing.md lists the paths.
+docs/use/testing.md lists the paths.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A message is an 8-byte header and a payload.  A payload has the message's required fields in order, each of a fixed
 kind, then any number of optional fields (tag, length, value).  A reader skips a tag that it does not know, by its
-length.  All numbers are little endian.  docs/protocol.md is the specification, and the tables here repeat it.
+length.  All numbers are little endian.  docs/build/protocol.md is the specification, and the tables here repeat it.
 
 Every function is pure.  Any bytes give a message or a ProtocolError, and no function allocates more than a checked
 header allows.
@@ -556,7 +556,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(header: Header, payload: bytes | bytearray | memoryview) -> Message:
-    """Return the message in a whole payload.  Raise ProtocolError if docs/protocol.md does not allow it."""
+    """Return the message in a whole payload.  Raise ProtocolError if docs/build/protocol.md does not allow it."""
     schema = _BY_NUMBER.get(header.type)
     if schema is None or len(payload) != header.payload_bytes:
         raise ProtocolError(f"{header.type.name}: {len(payload)} payload bytes, not a message")

@@ -1,4 +1,4 @@
-"""What becomes of a row by the answer to its request: the table of docs/delivery.md, found by asking a pipeline."""
+"""What becomes of a row by the answer to its request, found by asking a pipeline: a table of delivery.md."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def one_fate_of(refusal: Refusal, *, alone: bool) -> Fate:
 
 
 def matrix() -> str:
-    """Return the table of docs/delivery.md: one line for each kind of answer."""
+    """Return the table of docs/understand/delivery.md: one line for each kind of answer."""
     lines = [
         "| answer | a row, while others are stored | where nothing is stored | skip, divert |",
         "|---|---|---|---|",

@@ -1,6 +1,6 @@
 """Whatever fails, every accepted row ends once, and a consumer can read every record that was acknowledged.
 
-The starred laws of docs/laws.md are checked after every step (`tests.simulation.laws`), in the stories that
+The starred laws of docs/build/laws.md are checked after every step (`tests.simulation.laws`), in the stories that
 `tests.simulation.story` draws from seeds.
 """
 

@@ -359,7 +359,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="./dev aws-smoke",
         description="Try a daemon against AWS itself, in a stream of its own that is deleted at the end.",
         epilog="AWS charges for it: the cost is printed, and you are asked, before anything is made.  It takes some "
-        "minutes and an uplink of 40 Mbit/s.  docs/reliability.md has the permissions that it needs.",
+        "minutes and an uplink of 40 Mbit/s.  docs/understand/reliability.md has the permissions that it needs.",
     )
     parser.add_argument("--region", help="default: AWS_REGION, or the region of your AWS profile")
     parser.add_argument("--yes", action="store_true", help="agree to the cost without being asked")

@@ -44,7 +44,7 @@ class Service:
         return int(self.url.rpartition(":")[2])
 
     def control(self, path: str, **body: Any) -> dict[str, Any]:
-        """POST to the control path: docs/testing.md lists what there is."""
+        """POST to the control path: docs/use/testing.md lists what there is."""
         return self._ask(path, json.dumps(body).encode())
 
     def requests(self, action: str) -> int:

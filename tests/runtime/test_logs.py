@@ -280,7 +280,7 @@ def events() -> Iterator[tuple[str, str]]:
 
 
 def test_the_documents_tell_what_to_do_about_each_warning_and_error() -> None:
-    page = (ROOT / "docs/operations.md").read_text()
+    page = (ROOT / "docs/operate/operations.md").read_text()
     told = re.findall(r"^\| (ERROR|WARNING) \| `([^`]+)` \| .+ \| .+ \|$", page, flags=re.MULTILINE)
     assert len(told) > 20
     assert sorted(told) == sorted(set(events()))

@@ -133,10 +133,10 @@ def test_a_stream_has_as_many_series_as_the_pages_say() -> None:
         rendered(Metrics(LISTED), [stream("flights")], everything=everything).decode().count('stream="flights"')
         for everything in (False, True)
     )
-    page = (daemon_helpers.ROOT / "docs/operations.md").read_text()
+    page = (daemon_helpers.ROOT / "docs/operate/operations.md").read_text()
     assert f"One stream is {usual} series for each node" in page
     assert f"`collect=all` shows {everything}" in page
-    assert f"with {usual} series for each stream" in (daemon_helpers.ROOT / "docs/kubernetes.md").read_text()
+    assert f"with {usual} series for each stream" in (daemon_helpers.ROOT / "docs/use/kubernetes.md").read_text()
 
 
 def test_an_error_of_the_service_is_shown_from_its_first_time_and_throttling_before() -> None:

@@ -31,7 +31,7 @@ RULES_TEST: Final = ROOT / "deploy/prometheus/alerts_test.yml"
 SCRAPE: Final = ROOT / "deploy/prometheus/scrape.yml"
 ALERTS: Final = re.findall(r"^ +- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
 RECORDED: Final = re.findall(r"^ +- record: (\S+)$", RULES.read_text(), re.MULTILINE)
-OPERATIONS: Final = (ROOT / "docs/operations.md").read_text()
+OPERATIONS: Final = (ROOT / "docs/operate/operations.md").read_text()
 
 pytestmark = pytest.mark.system
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
@@ -136,7 +136,7 @@ def test_the_rules_and_the_example_of_a_scrape_are_right() -> None:
 
 @needs_promtool
 def test_prometheus_finds_the_nodes_of_emr_as_the_page_says(tmp_path: Path) -> None:
-    page = (ROOT / "docs/emr.md").read_text()
+    page = (ROOT / "docs/use/emr.md").read_text()
     example = page.partition("```yaml\n")[2].partition("```")[0]
     (tmp_path / "prometheus.yml").write_text(example)
     promtool("check", "config", tmp_path / "prometheus.yml")
@@ -167,7 +167,7 @@ def test_each_alert_is_tested_both_ways() -> None:
 def test_each_alert_has_an_entry_in_the_runbook_and_each_entry_an_alert() -> None:
     section = OPERATIONS.partition("\n## Alerts\n")[2].partition("\n## ")[0]
     assert re.findall(r"^### (\w+)$", section, re.MULTILINE) == ALERTS
-    links = re.findall(r"^ +runbook_url: docs/operations.md#(\w+)$", RULES.read_text(), re.MULTILINE)
+    links = re.findall(r"^ +runbook_url: docs/operate/operations.md#(\w+)$", RULES.read_text(), re.MULTILINE)
     assert links == [name.lower() for name in ALERTS]
 
 

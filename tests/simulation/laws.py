@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class LawBroken(AssertionError):
-    """``law``: its owner in the table of docs/laws.md; or a promise that has no owner there: acknowledgement,
+    """``law``: its owner in the table of docs/build/laws.md; or a promise that has no owner there: acknowledgement,
     possible_duplicates, copies, per_key, flush."""
 
     def __init__(self, law: str, what: str) -> None:

@@ -13,7 +13,7 @@ ADDRESS = {"StreamName": STREAM}
 
 
 def make_rules(**changes: Any) -> PipelineRules:
-    """The defaults of docs/configuration.md, with some changed."""
+    """The defaults of docs/operate/configuration.md, with some changed."""
     entry: dict[str, Any] = {
         "aggregate": False,
         "aggregate_max_bytes": 51_200,

@@ -23,7 +23,7 @@ CALL_SECONDS = 30
 
 
 class Kinesis:
-    """The fake Kinesis in a process of its own, by its HTTP API (docs/testing.md)."""
+    """The fake Kinesis in a process of its own, by its HTTP API (docs/use/testing.md)."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""Each recipe of docs/recipes.md, run as it stands, stores what a consumer can decode."""
+"""Each recipe of docs/use/recipes.md, run as it stands, stores what a consumer can decode."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "flights_pb2", globals())
 
 def code(section: str, language: str = "python") -> str:
     """Return the code of one recipe."""
-    text = (ROOT / "docs" / "recipes.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    text = (ROOT / "docs/use/recipes.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
     return text.split(f"\n```{language}\n")[1].split("\n```\n")[0] + "\n"
 
 
 def run(text: str, **given: Any) -> dict[str, Any]:
     """Run a recipe, and return its names."""
     names = {"__name__": "recipe", **given}
-    exec(compile(text, "docs/recipes.md", "exec"), names)
+    exec(compile(text, "docs/use/recipes.md", "exec"), names)
     return names
 
 

@@ -40,7 +40,7 @@ def test_settings_that_hold_are_taken(holds: dict[str, Any]) -> None:
     [
         ("eu-west-1", "daemon is a str: give a mapping of the daemon's settings"),
         ({"regoin": "x"}, "daemon.regoin: is not a setting of the daemon; did you mean region?"),
-        ({"zzz": 1}, "daemon.zzz: is not a setting of the daemon; docs/configuration.md lists all"),
+        ({"zzz": 1}, "daemon.zzz: is not a setting of the daemon; docs/operate/configuration.md lists all"),
         ({"region": "eu_west"}, "daemon.region='eu_west': allowed: an AWS region such as eu-west-1"),
         ({"region": 5}, "daemon.region=5: allowed: an AWS region"),
         ({"queue_limit": 0}, "daemon.queue_limit=0: allowed: 1 to 4,294,967,295"),

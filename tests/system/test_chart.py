@@ -403,7 +403,7 @@ def test_what_only_the_user_knows_has_no_default_that_an_upgrade_could_bring_bac
 
 
 def test_the_commands_of_the_page_take_the_image_from_the_values() -> None:
-    page = (ROOT / "docs/kubernetes.md").read_text()
+    page = (ROOT / "docs/use/kubernetes.md").read_text()
     commands = re.findall(r"helm upgrade [^`]*?[^\\]\n", page)
     assert len(commands) > 2
     assert not [command for command in commands if "--values values.yaml" not in command or "--set " in command]
@@ -569,7 +569,7 @@ def test_each_alert_has_the_runbook_at_the_address_that_is_given() -> None:
     address = "https://example.com/operations.md"
     flags = [f"--set=monitoring.prometheusRule.{each}" for each in ("enabled=true", f"runbookUrl={address}")]
     given, source = one(rendered(*flags), "PrometheusRule")["spec"], (CHART / "files/alerts.yml").read_text()
-    assert given == yaml.safe_load(source.replace("runbook_url: docs/operations.md", f"runbook_url: {address}"))
+    assert given == yaml.safe_load(source.replace("runbook_url: docs/operate/operations.md", f"runbook_url: {address}"))
     urls = [
         rule["annotations"]["runbook_url"] for group in given["groups"] for rule in group["rules"] if "alert" in rule
     ]
@@ -590,7 +590,7 @@ def test_alerts_may_be_left_out_by_their_names_and_by_no_other() -> None:
     assert "no alert is named ProducerdDaemonsApsent" in done.stderr
 
 
-@pytest.mark.parametrize("address", ["docs/operations.md", "https://wiki/ops.md?a=b&c=d"])
+@pytest.mark.parametrize("address", ["docs/operate/operations.md", "https://wiki/ops.md?a=b&c=d"])
 def test_grafana_gets_the_dashboard_with_the_address_of_the_runbook(address: str) -> None:
     found = one(example("daemonset", f"--set=monitoring.prometheusRule.runbookUrl={address}"), "ConfigMap", DASHBOARD)
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"

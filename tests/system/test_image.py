@@ -37,7 +37,7 @@ OURS_AT_MOST: Final = 220_000_000
 """Size of what the image adds to its base.  Of the 350 MB that the image may have, it leaves 130 to the base."""
 UID: Final = 9474
 SHELLS: Final = ("/usr/bin/sh", "/usr/bin/dash", "/usr/bin/bash")
-# As docs/containers.md has it.  The network is this machine's, where the fake Kinesis is.
+# As docs/operate/containers.md has it.  The network is this machine's, where the fake Kinesis is.
 HARDENED: Final = "--read-only --cap-drop=all --security-opt=no-new-privileges --network=host"
 LIMITS: Final = "--ulimit nofile=4096:4096 --ulimit nproc=4096:4096"  # no engine may raise what this machine allows
 EXCLUDED: Final = ("doc", "locale", "man")

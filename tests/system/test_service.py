@@ -262,7 +262,7 @@ def test_uninstalling_as_the_page_says_leaves_nothing(node: Machine, kinesis: Ki
     serve(node, kinesis)
     node.run("useradd spark")
     node.run("usermod --append --groups producerd spark")
-    page = (ROOT / "docs/install.md").read_text().partition("## Uninstalling")[2]
+    page = (ROOT / "docs/operate/install.md").read_text().partition("## Uninstalling")[2]
     block = page.partition("```console\n")[2].partition("```")[0]
     commands = [line.removeprefix("$ ").partition("    #")[0] for line in block.splitlines()]
     assert len(commands) == 7

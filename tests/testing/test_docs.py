@@ -1,4 +1,4 @@
-"""The Python examples of docs/testing.md, and the first ones of other pages, run as they stand."""
+"""The Python examples of docs/use/testing.md, and the first ones of other pages, run as they stand."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = DOCS / "testing.md"
-WITH_SPARK = {"spark.md": "Ten lines, without AWS", "notebooks.md": "A first notebook"}
+PAGE = DOCS / "use/testing.md"
+WITH_SPARK = {"use/spark.md": "Ten lines, without AWS", "use/notebooks.md": "A first notebook"}
 """The sections of other pages whose examples run, one after the other in one process."""
 
 

@@ -19,7 +19,7 @@ def bits(flags: Sequence[bool]) -> bytes:
     )
 
 
-PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+PROTOCOL = Path(__file__).resolve().parents[2] / "docs/build/protocol.md"
 MESSAGES: tuple[Message, ...] = (
     frames.Hello(1, 3, 1, 1, "spark_client 1.0", "app-1", "query", "run", 7, -1, 3, 4, 4711, 1),
     frames.Welcome(1, 9, 8 << 20, 16, 1 << 20, 10_000, 30.0, "producerd 1.0", 1),

@@ -373,7 +373,7 @@ def test_failed_rows_names_each_row_that_is_not_stored_with_its_code() -> None:
         assert dict(again.failed_rows()) == failed
 
 
-# ---- docs/protocol.md says the same as the tables
+# ---- docs/build/protocol.md says the same as the tables
 
 
 def documented() -> dict[int, tuple[str, str, str, str]]:

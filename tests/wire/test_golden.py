@@ -1,6 +1,6 @@
 """What earlier minor versions wrote is read, and answered, as it was: the golden frames of `tests.wire.golden`.
 
-A daemon takes clients of its own and of the previous minor version (docs/install.md).
+A daemon takes clients of its own and of the previous minor version (docs/operate/install.md).
 """
 
 from __future__ import annotations

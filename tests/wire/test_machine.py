@@ -15,7 +15,7 @@ from producerd.wire.frames import MessageType as M
 from producerd.wire.machine import SENDER, FrameState, Machine, SessionState, Side, frame_id_of
 
 F, S = FrameState, SessionState
-PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+PROTOCOL = Path(__file__).resolve().parents[2] / "docs/build/protocol.md"
 OF_A_FRAME = (M.RESERVE, M.GRANT, M.REFUSED, M.CANCEL, M.BODY, M.ACK)
 
 HOW_TO_REACH: dict[Side, dict[FrameState, tuple[M, ...]]] = {
@@ -46,7 +46,7 @@ def tell(machine: Machine, side: Side, type_: M, frame_id: int = 0) -> None:
 
 
 def page_tables() -> dict[Side, set[tuple[str, str, str]]]:
-    """(state, message, state) for each side, from the diagram of docs/protocol.md."""
+    """(state, message, state) for each side, from the diagram of docs/build/protocol.md."""
     diagram = PROTOCOL.read_text("utf-8").split("## A frame's life")[1].split("```")[1]
     found: dict[Side, set[tuple[str, str, str]]] = {Side.CLIENT: set(), Side.DAEMON: set()}
     for line in diagram.splitlines()[2:]:

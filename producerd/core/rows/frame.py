@@ -19,7 +19,7 @@ from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES
 
 MAX_CODES: Final = 256
-"""Most lines in an acknowledgement's code table (docs/protocol.md)."""
+"""Most lines in an acknowledgement's code table (docs/build/protocol.md)."""
 MAX_COPIES: Final = 2**32 - 1
 """The largest ``possible_duplicates`` of an acknowledgement.  Rows that are sent for days may have more copies."""
 
@@ -40,7 +40,7 @@ class RowEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FrameResult:
-    """The content of an acknowledgement (docs/protocol.md, "The acknowledgement")."""
+    """The content of an acknowledgement (docs/build/protocol.md, "The acknowledgement")."""
 
     records: int
     stored: int
