@@ -164,16 +164,25 @@ def check(
     daemon: Mapping[str, Any] | None = None,
     daemon_start_timeout_seconds: float = 60,
 ) -> ClusterCheck:
-    """Run one job over all executors; return what they have, or raise one error that names every problem.
+    """Run one job over all executors, and return what they have.  It does not see executors that come later.
 
-    With ``stream`` each daemon asks the service whether it could store records of that stream, and stores none.  At AWS
-    it asks by a dry run of PutRecords, elsewhere by ListShards.  If it may not list shards, the stream counts as not
-    verified.
+    Args:
+        spark: The session.
+        stream: A stream of which each daemon asks the service whether it could store records.  It stores none.  At AWS
+            it asks by a dry run of PutRecords, elsewhere by ListShards.  If it may not list shards, the stream counts
+            as not verified.
+        socket: As for `KinesisBatchWriter`, like the arguments below.
+        connect_timeout_seconds: How long a task looks for a daemon.
+        allow_speculation: Do not count ``spark.speculation`` as a problem.
+        daemon: Settings of a daemon that tasks start.
+        daemon_start_timeout_seconds: How long a task waits for such a daemon.
 
-    ``socket``, ``daemon``, ``allow_speculation`` and the time-outs are as for `KinesisBatchWriter`.
+    Returns:
+        A table with one line for each executor.
 
-    The error has the code of the worst problem.  Each problem is a line that begins with ``PRODUCERD[CODE]:`` and names
-    the hosts that have it.  The check does not see executors that come later.
+    Raises:
+        ProducerdError: With the code of the worst problem.  Each problem is a line that begins with
+            ``PRODUCERD[CODE]:`` and names the hosts that have it.
     """
     # The constructor raises for values that are not valid.
     options = WriterOptions(

@@ -66,12 +66,7 @@ class Record(NamedTuple):
 
 
 class KinesisClient:
-    """Puts records into ``stream``, or into the stream that a call names.  The constructor connects, or raises.
-
-    ``socket``, ``daemon`` and the time-outs are as for `KinesisBatchWriter`.  A daemon that this client starts belongs
-    to this process, and ends with it.
-    ``on_disconnect`` says what the daemon does with this process's records when the process is gone: "deliver" or
-    "discard".
+    """Puts records into a stream from plain Python.  The constructor connects.
 
     Many threads may use one client.  Their calls take turns, so one that waits for room holds up the others.  After a
     fork the child process must make its own client.  A future's callback must not use the client either, and a log
@@ -80,6 +75,20 @@ class KinesisClient:
     Close the client, or use it in a ``with`` block.  The end of the interpreter flushes what is not closed, for 10 s at
     most, and logs what is not stored.  A client that is garbage-collected before gives a ResourceWarning, and its
     session ends after its last acknowledgement.
+
+    Args:
+        stream: The Kinesis stream's name, for calls that name none.
+        socket: The path of the daemon's socket, as for `KinesisBatchWriter`.
+        on_disconnect: What the daemon does with this process's records when the process is gone: "deliver" or
+            "discard".
+        connect_timeout_seconds: How long to look for a daemon that is not there.
+        reconnect_timeout_seconds: How long to look for one that was lost or restarts.  With 0 that is an error.
+        daemon: Settings of a daemon that this client starts where none is installed.  It ends with this process.
+        daemon_start_timeout_seconds: How long to wait for such a daemon.
+
+    Raises:
+        ConfigurationError: An argument is not valid.
+        ConnectionFailed: No daemon answers.
     """
 
     def __init__(
@@ -152,12 +161,23 @@ class KinesisClient:
 
         Records that are put while a frame is on its way to the daemon go with the next one, all at once.  A lone record
         goes at once.  So a record may wait in this process, of which at most one frame for each stream does; the
-        future's ``taken`` is 1 as soon as the daemon has it.  With ``timeout_seconds`` the call itself waits for that,
-        and raises BackpressureTimeout if there is no room in time.  The daemon then took nothing.
+        future's ``taken`` is 1 as soon as the daemon has it.
 
-        Returns a future that is done when the record is stored, and that raises RecordsFailed if it cannot be.  Raises
-        Refused if the stream takes no records, ConnectionFailed without a daemon, and TypeError for data that is not
-        text or bytes.
+        Args:
+            data: The payload.  Text is sent as UTF-8.
+            partition_key: The partition key.  Without one, the record may go to any shard.
+            explicit_hash_key: A number below 2^128 that chooses the shard instead of the key.
+            stream: The stream, if not the client's own.
+            timeout_seconds: The call itself waits until the daemon has the record, for this long at most.
+
+        Returns:
+            A future that is done when the record is stored, and that raises RecordsFailed if it cannot be.
+
+        Raises:
+            BackpressureTimeout: There was no room in time, and the daemon took nothing.
+            Refused: The stream takes no records.
+            ConnectionFailed: There is no daemon.
+            TypeError: The data is neither text nor bytes.
         """
         if timeout_seconds is not None:
             record = Record(data, partition_key, explicit_hash_key)
@@ -179,11 +199,24 @@ class KinesisClient:
         stream: str | None = None,
         timeout_seconds: float | None = None,
     ) -> PutFuture:
-        """Hand records to the daemon in order, many at a time.  Each is a `Record`, or a tuple like it.
+        """Hand records to the daemon in order, many at a time; wait while there is no room.
 
-        The future is done when the last one is stored.  It raises RecordsFailed if some cannot be, and names them by
-        place; the others are stored all the same.  If an error ends the call, its ``taken`` counts the records that
-        were taken before, which are the first ones.  Go on with the next.  `flush` waits for those taken.
+        If an error ends the call, its ``taken`` counts the records that were taken before, which are the first ones.
+        Go on with the next.  `flush` waits for those taken.
+
+        Args:
+            records: Each is a `Record`, or a tuple like it.
+            stream: The stream, if not the client's own.
+            timeout_seconds: How long to wait for room, for all of them together.
+
+        Returns:
+            A future that is done when the last one is stored.  It raises RecordsFailed if some cannot be, and names
+            them by place; the others are stored all the same.
+
+        Raises:
+            BackpressureTimeout: There was no room in time for all of them.
+            Refused: The stream takes no records.
+            ConnectionFailed: There is no daemon.
         """
         name = stream or self._stream
         if not isinstance(name, str) or not name:
@@ -194,13 +227,25 @@ class KinesisClient:
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Have everything sent without lingering, and wait until every record that was put so far is stored.
 
-        Raises FlushTimeout with the daemon's reason, and RecordsFailed for records that failed since the last flush
-        and whose future has not raised that.
+        Args:
+            timeout_seconds: How long to wait; None waits forever.
+
+        Raises:
+            FlushTimeout: Some are not stored in time.  It has the daemon's reason.
+            RecordsFailed: Records failed since the last flush, and no future has raised that.
         """
         self._owner.flush(timeout_seconds)
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Flush, and end the session.  Calls of other threads that wait for room raise ConnectionFailed."""
+        """Flush, and end the session.  Calls of other threads that wait for room raise ConnectionFailed.
+
+        Args:
+            timeout_seconds: How long to wait for the flush; None waits forever.
+
+        Raises:
+            FlushTimeout: As `flush` does.  The session has ended then, too.
+            RecordsFailed: As `flush` does.
+        """
         self._owner.admit()
         try:
             self.flush(timeout_seconds)

@@ -190,19 +190,27 @@ def _failure(fields: Iterable[Any]) -> RowFailure:
 class BatchResult(NamedTuple):
     """A batch that is stored whole, except for skipped rows.
 
-    - ``records``: all records of the batch.  ``skipped`` of them were left out; ``skipped_rows`` has the first 20.
-    - ``bytes``: the keys, data and hash keys of the records that were stored.
-    - ``retries`` and ``throttled``: counted by row.  ``spread_keys``: null or empty keys.
-    - ``resent``: records that a second daemon took, because the first one was lost or gave them back.
-    - ``seconds``: how long the write took.  The next two are sums over all tasks, which run at once.
-    - ``seconds_blocked``: how long tasks waited for room.  ``blocked_share`` is its share of the tasks' time, from 0 to
-      1.
-    - ``seconds_flushing``: how long they waited for their last acknowledgements.
-    - ``why``: what held the tasks longest, in the daemon's words, or "" if they waited for less than a second.
-    - ``stream``: the stream's name, or None if each row named its own.
-    - ``daemons``: the daemons that tasks started, with what each has used until the batch's end.
-    - ``diverted``: the URIs of the files to which ``on_bad_record="divert"`` wrote the skipped rows.
-    - ``dry_run``: what a dry run found, or None if the batch is stored.  The counts are then of what would be stored.
+    Attributes:
+        batch_id: The number that the writer was given.
+        records: All records of the batch, ``skipped`` ones included.
+        bytes: The keys, data and hash keys of the records that were stored.
+        skipped: How many records were left out.  ``skipped_rows`` has the first 20.
+        retries: How often rows were sent again.
+        throttled: How often rows were throttled.
+        possible_duplicates: Surplus copies that may be in the stream.
+        spread_keys: Rows with a null or empty key.
+        resent: Records that a second daemon took, because the first one was lost or gave them back.
+        seconds_blocked: How long tasks waited for room, added up over all tasks, which run at once.
+        seconds_flushing: How long they waited for their last acknowledgements, added up alike.
+        skipped_rows: The first 20 of the skipped rows.
+        partitions: The result of each task.
+        daemons: The daemons that tasks started, with what each has used until the batch's end.
+        diverted: The URIs of the files to which ``on_bad_record="divert"`` wrote the skipped rows.
+        seconds: How long the write took.
+        why: What held the tasks longest, in the daemon's words, or "" if they waited for less than a second.
+        blocked_share: The share of the tasks' time in which they waited for room, from 0 to 1.
+        stream: The stream's name, or None if each row named its own.
+        dry_run: What a dry run found, or None if the batch is stored.  The counts are then of what would be stored.
     """
 
     batch_id: int | None

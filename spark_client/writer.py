@@ -56,38 +56,43 @@ KEPT_RESULTS: Final = 100
 class KinesisBatchWriter:
     """Writes each micro-batch: ``df.writeStream.foreachBatch(KinesisBatchWriter(stream="flights", ...))``.
 
-    ``stream`` is the Kinesis stream's name.  If it is None, the column ``stream``, or ``stream_column``, names one for
-    each row.
+    A writer can be pickled if its columns are strings.
 
-    ``partition_key``, ``data`` and ``explicit_hash_key`` are each a column's name, any SQL expression, or a Column.
-    Keys are cast to string.  A record with a null or empty partition key may go to any shard (``null_key="spread"``).
-    Explicit hash keys come by default from the column of that name, if there is one.
+    Args:
+        stream: The Kinesis stream's name.  If None, the column ``stream``, or ``stream_column``, names one for each
+            row.
+        partition_key: A column's name, an SQL expression or a Column, cast to string.  A record with a null or empty
+            key may go to any shard.
+        data: The payload, string or binary, sent as it is.  By default ``to_json(struct(*))``, the whole row as JSON,
+            without null fields and with microseconds in timestamps.
+        explicit_hash_key: The explicit hash key.  By default the column of that name, if there is one.
+        stream_column: The column that names each row's stream, if ``stream`` is None.
+        json_options: Spark's own options of ``to_json``, for the default payload.
+        socket: The path of the daemon's socket.  By default PRODUCERD_SOCKET, then ``spark.producerd.socket``, then
+            /run/producerd/producerd.sock.
+        null_key: "spread": a record without a key may go to any shard.
+        on_bad_record: What to do with a record that can never be stored.  "fail" refuses its frame, and the batch
+            fails; "skip" leaves out this record alone and lists it in the result; "divert" also writes it to a Parquet
+            file of its task.
+        divert_to: Where "divert" writes: ``s3://bucket/prefix`` or ``file:///folder``.
+        put_timeout_seconds: How long a task waits for room in the queue; None waits forever.
+        flush_timeout_seconds: How long a task waits for its last acknowledgement; None waits forever.
+        connect_timeout_seconds: How long a task looks for a daemon that is not there.
+        reconnect_timeout_seconds: How long it looks for a daemon that was there and is lost or restarts.  It then sends
+            again what was not acknowledged.  With 0 the task fails, and Spark tries it again.
+        allow_speculation: Write under ``spark.speculation``, which may store records twice.
+        daemon: Settings of a daemon that tasks start on their executor, where none is installed:
+            ``{"region": "eu-west-1"}``.  By default Spark's configuration ``spark.producerd.daemon.*`` may have them.
+        daemon_start_timeout_seconds: How long a task waits for such a daemon.
+        progress: Show on the driver the progress of a write that takes longer than 5 s.
 
-    ``data`` must be string or binary, and is sent as it is.  By default it is ``to_json(struct(*))``, the whole row as
-    JSON, without null fields, and with microseconds in timestamps.  ``json_options`` are Spark's own options for it.
+    Attributes:
+        last_result: The `BatchResult` of the last batch.  It stays None under Spark Connect, where ``foreachBatch``
+            runs in another process next to the server.
+        results: The results of the last 100 batches, without their partitions.
 
-    ``on_bad_record`` says what to do with a record that can never be stored.  "fail" refuses its frame; "skip" leaves
-    only this record out and lists it in the result; "divert" also writes it to a Parquet file of its task under
-    ``divert_to``, ``s3://bucket/prefix`` or ``file:///folder``.
-
-    Time-outs are in seconds.  ``put_timeout_seconds`` is for room in the queue, ``flush_timeout_seconds`` for the last
-    acknowledgement; None waits forever.  ``connect_timeout_seconds`` is for a daemon that is starting.
-    ``reconnect_timeout_seconds`` is for a daemon that was lost or restarts.  What it did not acknowledge is then sent
-    again.  With 0 the task fails, and Spark tries it again.
-
-    ``daemon`` has settings of a daemon that tasks start on their executor, where no daemon of the node is installed:
-    ``{"region": "eu-west-1"}``.  A task waits ``daemon_start_timeout_seconds`` for it.  Without ``daemon``, Spark's
-    configuration ``spark.producerd.daemon.*`` may have them.
-
-    A write that takes longer than 5 s shows its progress on the driver; ``progress=False`` turns that off.
-
-    ``allow_speculation`` lets it write under ``spark.speculation``, which may store records twice.
-
-    The constructor raises one ConfigurationError for all options that are not valid.  A writer can be pickled if its
-    columns are strings.
-
-    ``last_result`` is the `BatchResult` of the last batch, and ``results`` has the last 100, without their partitions.
-    Under Spark Connect both stay empty: ``foreachBatch`` runs in another process next to the server.
+    Raises:
+        ConfigurationError: Names every option that is not valid.
     """
 
     def __init__(
@@ -150,13 +155,25 @@ class KinesisBatchWriter:
             raise error.with_traceback(None) from None
 
     def write(self, df: DataFrame, batch_id: int | None = None, *, dry_run: bool = False) -> BatchResult:
-        """Write one batch, and return its result when every record is acknowledged.
+        """Write one batch, and return when every record is acknowledged.
 
-        With ``dry_run`` store nothing: the daemons check, sort and pack the rows as in a write, and the result's
-        ``dry_run`` says what they would be in Kinesis, and which are bad and why.
+        If the caller is interrupted, the job is cancelled.  Spark's own errors pass as they are.
 
-        Raises ConnectionFailed, BackpressureTimeout, FlushTimeout, Refused, BadColumn or RecordsFailed.  Other errors
-        of Spark's pass as they are.  If the caller is interrupted, the job is cancelled.
+        Args:
+            df: The batch.
+            batch_id: The number that ``foreachBatch`` gives.
+            dry_run: Store nothing.  The daemons check, sort and pack the rows as in a write.
+
+        Returns:
+            The counts of the batch.  After a dry run they say what would be stored, and ``dry_run`` has the rest.
+
+        Raises:
+            ConnectionFailed: No daemon answers, or it was lost for longer than ``reconnect_timeout_seconds``.
+            BackpressureTimeout: There was no room in the queue within ``put_timeout_seconds``.
+            FlushTimeout: Acknowledgements were missing after ``flush_timeout_seconds``.
+            Refused: The daemon takes no records of this stream.
+            BadColumn: A column is missing, or has a type that cannot be sent.
+            RecordsFailed: Records were not stored and may not be left out.
         """
         _check_arrow()
         _check_call(df, batch_id)
@@ -221,10 +238,9 @@ def write_batch(
     progress: bool = True,
     **unknown: Unpack[NoKeywords],
 ) -> BatchResult:
-    """Write a DataFrame once, with the options of `KinesisBatchWriter`; return when every record is acknowledged.
+    """Write a DataFrame once; return when every record is acknowledged.
 
-    ``batch_id`` is the number that ``foreachBatch`` gives.  With ``dry_run`` store nothing, and return what the rows
-    would be in Kinesis, as `KinesisBatchWriter.write` does.  Raises what `KinesisBatchWriter` and its `write` raise.
+    It takes the arguments of `KinesisBatchWriter` and of `KinesisBatchWriter.write`, and returns and raises the same.
     """
     options = {name: value for name, value in locals().items() if name not in ("df", "batch_id", "dry_run", "unknown")}
     return KinesisBatchWriter(**options, **unknown).write(df, batch_id, dry_run=dry_run)

@@ -238,7 +238,17 @@ async def _cut(protocols: web.Server) -> None:
 def serve_in_thread(
     kinesis: FakeKinesis, *, host: str = "127.0.0.1", port: int = 0, tls: bool = False
 ) -> Iterator[FakeServer]:
-    """Serve on an event loop in another thread, for blocking clients."""
+    """Serve on an event loop in another thread until the block ends.
+
+    Args:
+        kinesis: The service.
+        host: The address to listen on.
+        port: The port; 0 takes a free one.
+        tls: Serve HTTPS with a new self-signed certificate, which clients verify with ``server.certificate``.
+
+    Returns:
+        The server, whose ``url`` is the endpoint.
+    """
     started: concurrent.futures.Future[tuple[FakeServer, Callable[[], object]]] = concurrent.futures.Future()
 
     async def run() -> None:

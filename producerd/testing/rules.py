@@ -125,9 +125,17 @@ def checked_calls(per_second: dict[str, float]) -> dict[str, float]:
 class FakeKinesis:
     """A fake Kinesis: its streams, its faults and its counters.  A test may change the settings at any time.
 
-    ``standing`` is a plain list.  A fault in it hits every request for its action.  ``requests`` counts requests by
-    action.  ``replies`` counts them by "ok", "reset", "hang", "lost", "replaced" or the error's code.  ``results``
-    counts entries by "stored" or code.  ``call_times`` has, by action, the ``now`` of the latest 100,000 requests.
+    Args:
+        seed: Chooses which entries a fault with a fraction hits.
+
+    Attributes:
+        enforce_limits: Whether each shard takes 1,000 records/s and 1 MiB/s, and throttles the rest.
+        standing: A list of faults, each of which hits every request for its action.
+        streams: The streams by name.
+        requests: Counts requests by action.
+        replies: Counts requests by "ok", "reset", "hang", "lost", "replaced" or the error's code.
+        results: Counts entries by "stored" or code.
+        call_times: By action, the ``now`` of the latest 100,000 requests.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -202,9 +210,20 @@ class FakeKinesis:
     ) -> FakeStream:
         """Create a stream with equal shards (default: 4), or with shards that begin at ``edges``.
 
-        ``edges`` are ascending hash keys, of which the first is 0.  Raise ValueError if the stream exists.  A stream
-        that replaces a deleted one has the same shard ids.  Its sequence numbers begin above the numbers of all deleted
-        streams, and above ``now``, unless ``restart_sequences`` is set.
+        A stream that replaces a deleted one has the same shard ids.  Its sequence numbers begin above the numbers of
+        all deleted streams, and above ``now``.
+
+        Args:
+            name: The stream's name.
+            shards: The number of its equal shards.
+            max_record_kib: Its limit on a record, in KiB.
+            edges: Ascending hash keys at which its shards begin, of which the first is 0.
+            record_distribution_strategy: As CreateStream has it.
+            restart_sequences: Begin the sequence numbers as in a new account.
+            now: The time, in seconds.
+
+        Raises:
+            ValueError: The stream exists, or an argument is not valid.
         """
         if edges is None:
             edges = equal_edges(DEFAULT_SHARDS if shards is None else shards)
