@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 TABLE: Final = "daemon_settings.json"
 """The settings of the node and of a stream with their types, ranges and patterns, and the units of sizes.
 
-tests/generated.py writes it.
+``./dev docs --write`` writes it.
 """
 OF_ITS_OWN: Final = ("socket", "socket_mode", "socket_group", "admin_socket", "allowed_uids")
 """Settings that are not the user's here: the daemon belongs to one executor, and only its tasks find its socket."""

@@ -69,6 +69,8 @@ RULES: dict[str, Rule] = {
     "pyspark_producerd.py": Rule(ours=("spark_client",), others=frozenset({"pyspark"})),
     # It has the tests loaded.
     "tools/mutation/loaded.py": Rule(ours=("tools",), others=frozenset({"pytest"})),
+    # They need the project and its tests.
+    "tools/docs/": Rule(ours=OURS, others=None),
     # The others run before anything is installed.
     "tools/": Rule(ours=("tools",)),
 }

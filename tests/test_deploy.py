@@ -13,7 +13,6 @@ import yaml
 
 from producerd import __version__
 from producerd.config import load
-from tests.generated import COPIES
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOTSTRAP = ROOT / "deploy/emr/bootstrap.sh"
@@ -57,12 +56,6 @@ def test_emrs_bootstrap_removes_nothing_that_it_has_not_made(tmp_path: Path, in_
     script = "\n".join([*lines, bootstrap_function("remove_unused"), "remove_unused"])
     subprocess.run(["bash", "-c", script], check=True, timeout=30)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
-
-
-@pytest.mark.parametrize("source", COPIES, ids=lambda path: path.name)
-def test_the_charts_copies_are_what_they_are_copies_of(source: Path) -> None:
-    """``python -m tests.generated`` writes them again."""
-    assert COPIES[source].read_bytes() == source.read_bytes()
 
 
 def test_the_chart_has_the_version_of_what_it_installs() -> None:

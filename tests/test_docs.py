@@ -6,7 +6,6 @@ import ast
 import json
 import re
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -16,9 +15,10 @@ from producerd.ctl import commands as producerctl
 from producerd.errors import Code
 from spark_client.options import OPTIONS
 from tests.faults.scenarios import all_scenarios
-from tests.generated import CLIENT_SETTINGS, DOCS, RELIABILITY, TABLES, WIDTH, client_settings, with_tables
+from tools import ROOT
+from tools.docs import DOCS, without_code
+from tools.docs.generated import RELIABILITY, WIDTH
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")))
 NOT_FOR_CALLERS = {Code.CANCELLED, Code.TOO_LARGE}
 """Codes that the client takes for itself."""
@@ -37,7 +37,7 @@ def every_test() -> frozenset[str]:
 
 def prose(page: str) -> str:
     """The page without blocks of code."""
-    return re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    return without_code((ROOT / page).read_text())
 
 
 def notes(page: str) -> dict[str, set[str]]:
@@ -73,18 +73,6 @@ def test_each_promise_of_delivery_names_its_test() -> None:
     assert len(bullets) > 20
     labels = {bullet.splitlines()[0]: re.findall(r"\[\^(\w+)\]", bullet) for bullet in bullets}
     assert not [bullet for bullet, its in labels.items() if not any(tests_of[label] for label in its)]
-
-
-@pytest.mark.parametrize("name", sorted({page for page, _ in TABLES}))
-def test_tables_that_come_from_the_code_are_those_of_the_code(name: str) -> None:
-    """``python -m tests.generated`` writes them again."""
-    page = (DOCS / name).read_text()
-    assert page == with_tables(name, page)
-
-
-def test_the_client_checks_the_daemon_s_settings_as_the_daemon_has_them() -> None:
-    """``python -m tests.generated`` writes its table again."""
-    assert CLIENT_SETTINGS.read_text() == client_settings()
 
 
 def test_every_scenario_has_three_runs_on_the_page_of_reliability_and_all_held_every_law() -> None:

@@ -22,6 +22,7 @@ from tools.commands import COMMANDS
 
 WORKFLOWS: Final = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MAY_WRITE: Final = {
+    "docs.yml publish": {"id-token", "pages"},
     "locks.yml locks": {"actions", "contents", "pull-requests"},
     "release.yml image": {"attestations", "id-token", "packages"},
     "release.yml publish": {"attestations", "contents", "id-token"},

@@ -43,8 +43,12 @@ COMMANDS = {
         test,
     ),
     "check": Command(
-        "formatting, lint, types, the import arrows, the voice of the texts, and Python 3.9 for the client's side",
+        "formatting, lint, types, the import arrows, the texts, what is generated, and Python 3.9 for the client's side",
         lambda _: check(),
+    ),
+    "docs": Command(
+        "the site of the documentation, strictly; --serve: shows it; --write: the tables that the code has",
+        lambda arguments: become("tools.docs", arguments),
     ),
     "build": Command(
         "the wheels and the zip for Spark's --py-files, to dist/; --pex: pexes of the daemon, too"

@@ -91,6 +91,7 @@ def check() -> int:
         "types": ["-m", "mypy"],
         "arrows": ["tests/import_arrows.py"],
         "voice": ["-m", "tools.voice"],
+        "docs": ["-m", "tools.docs", "--check"],
         "python 3.9": [vermin, "-t=3.9-", "--no-tips", "--violations", "--quiet", *old_python],
     }
     codes = {name: run([str(OWN.python), *step]) for name, step in steps.items()}

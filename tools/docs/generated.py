@@ -1,4 +1,4 @@
-"""What pages take from the code, between two marks, and copies of files.  ``python -m tests.generated`` writes them."""
+"""What pages take from the code, between two marks, and files that are copies.  ``./dev docs --write`` writes them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from tests.core.refusals import matrix
 from tests.faults.oracle import Law
 from tests.faults.scenarios import all_scenarios
 from tests.faults.scenarios.clients import HONEST
+from tools import ROOT
+from tools.docs import DOCS, WRITE
 
-DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 RELIABILITY: Final = DOCS / "understand/reliability.json"
 """What `./dev faults --seeds 3 --json` printed."""
-CLIENT_SETTINGS: Final = DOCS.parent / "spark_client" / "daemon_settings.json"
-DEPLOY: Final = DOCS.parent / "deploy"
+CLIENT_SETTINGS: Final = ROOT / "spark_client/daemon_settings.json"
+DEPLOY: Final = ROOT / "deploy"
 COPIES: Final[Mapping[Path, Path]] = {
     source: DEPLOY / "kubernetes/chart/files" / source.name
     for source in (DEPLOY / "prometheus/alerts.yml", *sorted((DEPLOY / "grafana").glob("*.json")))
@@ -234,15 +235,29 @@ def with_tables(name: str, page: str) -> str:
     """The page with its tables as they should be.  Raises ValueError where a mark is missing."""
     for (of, mark), table in TABLES.items():
         if of == name:
-            begin, end = f"<!-- {mark}: written by tests/generated.py -->\n", f"<!-- end of {mark} -->\n"
+            begin, end = f"<!-- {mark}: written by {WRITE} -->\n", f"<!-- end of {mark} -->\n"
             start, stop = page.index(begin) + len(begin), page.index(end)
             page = f"{page[:start]}{table()}\n{page[stop:]}"
     return page
 
 
-if __name__ == "__main__":
-    for path in {DOCS / name for name, _ in TABLES}:
-        path.write_text(with_tables(path.relative_to(DOCS).as_posix(), path.read_text()))
-    CLIENT_SETTINGS.write_text(client_settings())
-    for source, copy in COPIES.items():
-        copy.write_bytes(source.read_bytes())
+def files() -> dict[Path, str]:
+    """Return every file that is generated, or has a part that is, as it should be."""
+    pages = {DOCS / name for name, _ in TABLES}
+    found = {path: with_tables(path.relative_to(DOCS).as_posix(), path.read_text()) for path in sorted(pages)}
+    found[CLIENT_SETTINGS] = client_settings()
+    return found | {copy: source.read_text() for source, copy in COPIES.items()}
+
+
+def write() -> int:
+    for path, text in files().items():
+        path.write_text(text)
+    return 0
+
+
+def find_stale() -> int:
+    """Print each file that is not as it should be."""
+    wrong = [path for path, text in files().items() if path.read_text() != text]
+    for path in wrong:
+        print(f"{path.relative_to(ROOT)}: not as the code has it: {WRITE}")
+    return int(bool(wrong))

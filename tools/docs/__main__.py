@@ -1,0 +1,35 @@
+"""``./dev docs``: builds the site, or does what its option says."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from tools.docs import generated, site
+
+OPTIONS: Final[dict[str, tuple[str, Callable[[], int]]]] = {
+    "serve": ("show the site, and build it again when a page changes", site.serve),
+    "write": ("write the tables and files that are generated", generated.write),
+    "check": ("fail if something generated is not as the code has it", generated.find_stale),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("./dev docs", description="Build the site of the documentation, strictly.")
+    options = parser.add_mutually_exclusive_group()
+    for name, (words, command) in OPTIONS.items():
+        options.add_argument(f"--{name}", dest="command", action="store_const", const=command, help=words)
+    command = parser.parse_args().command or site.build
+    try:
+        return int(command())
+    except KeyboardInterrupt:
+        return 130
+    except FileNotFoundError as error:
+        print(f"./dev docs: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
