@@ -91,6 +91,7 @@ def check() -> int:
         "types": ["-m", "mypy"],
         "arrows": ["tests/import_arrows.py"],
         "voice": ["-m", "tools.voice"],
+        "spelling": ["-m", "codespell_lib"],
         "docs": ["-m", "tools.docs", "--check"],
         "python 3.9": [vermin, "-t=3.9-", "--no-tips", "--violations", "--quiet", *old_python],
     }
