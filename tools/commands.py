@@ -47,7 +47,7 @@ COMMANDS = {
         lambda _: check(),
     ),
     "docs": Command(
-        "the site of the documentation, strictly; --serve: shows it; --write: the tables that the code has",
+        "the site of the documentation, strictly; --serve: shows it; --write: what is generated;\n    --words: counts",
         lambda arguments: become("tools.docs", arguments),
     ),
     "build": Command(

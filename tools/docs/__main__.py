@@ -7,20 +7,26 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from tools.docs import generated, site
+from tools.docs import generated, site, words
 
 OPTIONS: Final[dict[str, tuple[str, Callable[[], int]]]] = {
     "serve": ("show the site, and build it again when a page changes", site.serve),
     "write": ("write the tables and files that are generated", generated.write),
-    "check": ("fail if something generated is not as the code has it", generated.find_stale),
+    "words": ("count the words that people wrote, page by page", words.show),
+    "check": ("fail if something generated is not as the code has it, or a page is too long", lambda: check()),
 }
+
+
+def check() -> int:
+    """Run every check, also after one has failed."""
+    return max([generated.find_stale(), words.check()])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser("./dev docs", description="Build the site of the documentation, strictly.")
     options = parser.add_mutually_exclusive_group()
-    for name, (words, command) in OPTIONS.items():
-        options.add_argument(f"--{name}", dest="command", action="store_const", const=command, help=words)
+    for name, (purpose, command) in OPTIONS.items():
+        options.add_argument(f"--{name}", dest="command", action="store_const", const=command, help=purpose)
     command = parser.parse_args().command or site.build
     try:
         return int(command())
