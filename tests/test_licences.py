@@ -17,6 +17,7 @@ FAMILIES: Final = {
     "CC0": "CC0",
     "GPL": "GPL",
     "General Public": "GPL",
+    "ISC": "ISC",
     "MIT": "MIT",
     "MPL": "MPL",
     "Mozilla": "MPL",
@@ -25,7 +26,7 @@ FAMILIES: Final = {
     "Zlib": "Zlib",
 }
 """Words by which a package's metadata name its licence."""
-PERMISSIVE: Final = {"Apache", "BSD", "CC0", "MIT", "PSF", "Zlib"}
+PERMISSIVE: Final = {"Apache", "BSD", "CC0", "ISC", "MIT", "PSF", "Zlib"}
 
 
 def locked(lock: str) -> dict[str, set[str]]:

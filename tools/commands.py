@@ -43,7 +43,7 @@ COMMANDS = {
         test,
     ),
     "check": Command(
-        "formatting, lint, types, the import arrows, the texts, what is generated, and Python 3.9 for the client's side",
+        "formatting, lint, types, the import arrows, the texts, what is generated, Python 3.9 for the client's side",
         lambda _: check(),
     ),
     "docs": Command(

@@ -28,7 +28,7 @@ from tests.faults.oracle import Law
 from tests.faults.scenarios import all_scenarios
 from tests.faults.scenarios.clients import HONEST
 from tools import ROOT
-from tools.docs import DOCS, WRITE
+from tools.docs import DOCS, WRITE, api
 
 RELIABILITY: Final = DOCS / "understand/reliability.json"
 """What `./dev faults --seeds 3 --json` printed."""
@@ -245,6 +245,7 @@ def files() -> dict[Path, str]:
     """Return every file that is generated, or has a part that is, as it should be."""
     pages = {DOCS / name for name, _ in TABLES}
     found = {path: with_tables(path.relative_to(DOCS).as_posix(), path.read_text()) for path in sorted(pages)}
+    found[DOCS / "use/api.md"] = api.page()
     found[CLIENT_SETTINGS] = client_settings()
     return found | {copy: source.read_text() for source, copy in COPIES.items()}
 
@@ -257,7 +258,7 @@ def write() -> int:
 
 def find_stale() -> int:
     """Print each file that is not as it should be."""
-    wrong = [path for path, text in files().items() if path.read_text() != text]
+    wrong = [path for path, text in files().items() if not path.exists() or path.read_text() != text]
     for path in wrong:
         print(f"{path.relative_to(ROOT)}: not as the code has it: {WRITE}")
     return int(bool(wrong))

@@ -26,7 +26,9 @@ FROM_PRODUCT: Final = ("options", "signatures", "node settings", "stream setting
 """Tables that need no word of ours.  The others that are generated have words from the generator or from tests."""
 GENERATED: Final = f"<!-- This page is written by {WRITE}. -->\n"
 """First line of a page that is generated."""
-TABLES: Final = re.compile(rf"^<!-- ({'|'.join(FROM_PRODUCT)}): written by .*?^<!-- end of \1 -->$", re.DOTALL | re.M)
+TABLES: Final = re.compile(
+    rf"^<!-- ({'|'.join(FROM_PRODUCT)}): written by .*?^<!-- end of \1 -->$", re.DOTALL | re.MULTILINE
+)
 NOT_READ: Final = re.compile(r"<!--.*?-->|\]\([^)\s]*\)|<[^>]+>", re.DOTALL)
 """Comments, the targets of links, and tags."""
 HELP: Final = "help texts, docstrings of the client"
