@@ -7,19 +7,19 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from tools.docs import generated, site, words
+from tools.docs import generated, promises, site, words
 
 OPTIONS: Final[dict[str, tuple[str, Callable[[], int]]]] = {
     "serve": ("show the site, and build it again when a page changes", site.serve),
     "write": ("write the tables and files that are generated", generated.write),
     "words": ("count the words that people wrote, page by page", words.show),
-    "check": ("fail if something generated is not as the code has it, or a page is too long", lambda: check()),
+    "check": ("fail if something generated is stale, a page too long, or a promise without a test", lambda: check()),
 }
 
 
 def check() -> int:
     """Run every check, also after one has failed."""
-    return max([generated.find_stale(), words.check()])
+    return max([generated.find_stale(), words.check(), promises.check()])
 
 
 def main() -> int:

@@ -29,6 +29,7 @@ from tests.faults.scenarios import all_scenarios
 from tests.faults.scenarios.clients import HONEST
 from tools import ROOT
 from tools.docs import DOCS, WRITE, api
+from tools.docs.promises import EVIDENCE, evidence
 
 RELIABILITY: Final = DOCS / "understand/reliability.json"
 """What `./dev faults --seeds 3 --json` printed."""
@@ -247,6 +248,7 @@ def files() -> dict[Path, str]:
     found = {path: with_tables(path.relative_to(DOCS).as_posix(), path.read_text()) for path in sorted(pages)}
     found[DOCS / "use/api.md"] = api.page()
     found[CLIENT_SETTINGS] = client_settings()
+    found[EVIDENCE] = evidence()
     return found | {copy: source.read_text() for source, copy in COPIES.items()}
 
 
