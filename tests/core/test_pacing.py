@@ -875,7 +875,7 @@ def test_a_shard_that_gives_less_than_its_quota_is_used_all_the_same(gives: floa
 def test_where_not_all_can_be_had_at_once(
     lanes: int, record_bytes: int, seconds: float, used: float, throttled: float, least: float
 ) -> None:
-    """Aggregates (0) shrink, large records cannot.  docs/understand/delivery.md has what was seen."""
+    """Aggregates (0) shrink, large records cannot.  docs/understand/failures.md has what was seen."""
     model = OneShard(1, aggregate=not record_bytes, record_bytes=record_bytes or RECORD_BYTES)
     model.add(lanes, load=3.0)
     model.run(seconds)

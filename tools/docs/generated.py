@@ -16,7 +16,7 @@ from producerd import cli
 from producerd.config import NodeSettings, StreamSettings
 from producerd.config.settings import OF_ONE_STREAM, Settings, needs_restart
 from producerd.config.text import allowed, assignment, is_size, schema
-from producerd.config.values import MIB, UNITS
+from producerd.config.values import UNITS
 from producerd.core import failures
 from producerd.core.failures import Kind, Meaning
 from producerd.core.holding import ADVICE
@@ -26,7 +26,6 @@ from spark_client.options import OPTIONS
 from tests.core.refusals import matrix
 from tests.faults.oracle import Law
 from tests.faults.scenarios import all_scenarios
-from tests.faults.scenarios.clients import HONEST
 from tools import ROOT
 from tools.docs import DOCS, WRITE, api
 from tools.docs.promises import EVIDENCE, evidence
@@ -154,42 +153,23 @@ def laws() -> str:
 
 
 def scenarios() -> str:
-    """One line a run of docs/understand/reliability.json: what went wrong, and what became of the records.
-
-    What went wrong stands in the first line of a scenario only.
-    """
+    """One line a kind of fault: its runs in docs/understand/reliability.json, and what became of the records."""
     known = all_scenarios()
-    names = [
-        *("scenario", "what was injected", "seed", "sent", "acknowledged", "readable", "errors"),
-        *("duplicates (counted)", "peak queue", "peak RSS", "recovery"),
-    ]
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in json.loads(RELIABILITY.read_text()):
+        kind = str(inspect.getdoc(inspect.getmodule(known[row["scenario"]].act))).splitlines()[0].rstrip(".")
+        kinds.setdefault(kind, []).append(row)
+    kinds["**all**"] = [row for rows in kinds.values() for row in rows]
+    names = ("what was injected", "runs", "sent", "acknowledged", "lost", "out of order", "errors", "longest recovery")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    named = ""
-    for row in json.loads(RELIABILITY.read_text()):
-        first, named = row["scenario"] != named, row["scenario"]
-        counted = f"{row['counted_duplicates']:,}"
-        cells = (
-            f"`{named}`" if first else "",
-            known[named].injected if first else "",
-            str(row["seed"]),
-            *(f"{row[name]:,}" for name in ("sent", "acknowledged", "readable", "errors_told")),
-            f"{row['duplicates']:,} ({'not judged' if Law.COPIES in known[named].exempt else counted})",
-            f"{row['peak_queue']:,}",
-            f"{row['peak_rss_bytes'] / MIB:.0f} MiB",
-            f"{row['seconds_to_recover']:.1f} s",
+    for kind, rows in kinds.items():
+        sent, acknowledged, readable, disordered, errors = (
+            sum(row[name] for row in rows)
+            for name in ("sent", "acknowledged", "readable", "order_violations", "errors_told")
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def honest() -> str:
-    """One line a run with abusive clients: how long acknowledgements took others before, under and after."""
-    lines = ["| scenario | seed | before | under | after |", "|---" * 5 + "|"]
-    for row in json.loads(RELIABILITY.read_text()):
-        for note in row["notes"]:
-            if note.startswith(HONEST):
-                spans = (span.rpartition(" ")[0] for span in note.removeprefix(HONEST).split("; "))
-                lines.append(f"| `{row['scenario']}` | {row['seed']} | {' | '.join(spans)} |")
+        figures = (len(rows), sent, acknowledged, acknowledged - readable, disordered, errors)
+        recovery = max(row["seconds_to_recover"] for row in rows)
+        lines.append(f"| {kind} | {' | '.join(f'{figure:,}' for figure in figures)} | {recovery:.0f} s |")
     return "\n".join(lines)
 
 
@@ -205,7 +185,6 @@ TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("operate/operations.md", "metrics"): metrics,
     ("understand/reliability.md", "laws"): laws,
     ("understand/reliability.md", "scenarios"): scenarios,
-    ("understand/reliability.md", "honest callers"): honest,
 }
 """By page and mark."""
 
