@@ -92,7 +92,8 @@ def test_it_names_the_hot_shard_its_share_and_whoever_waits(capsys: pytest.Captu
         lines = out.splitlines()
         assert lines[0].split()[:2] == ["SHARD", "WAITING"]
         assert lines[1].split()[0] == SHARD
-        assert lines[-1].endswith("with nothing to send")
+        assert lines[-2].endswith("with nothing to send")
+        assert f"the queue is at its limit: {SHARD} holds " in lines[-1]
         metrics = running.metrics()
         assert metrics["backpressure_cause_seconds_total[hot_shard]"] > 0
         assert metrics["record_rate_bound_seconds_total"] > 0
@@ -247,7 +248,8 @@ def test_an_order_that_one_daemon_has_received_goes_to_no_other(
 
 
 def test_what_a_service_says_is_shown_without_what_a_terminal_would_obey() -> None:
-    stream = {"stream": "flights", "reason": "no\x1b[2J", "last_error": "X: a\nb\x9b31m\ud800"}
+    words = {"stream": "flights", "health": "working", "paused": False}
+    stream = {**words, "reason": "no\x1b[2J", "last_error": "X: a\nb\x9b31m\ud800"}
     assert list(tables.why([stream])) == ["flights: no [2J", "flights: last error: X: a b 31m "]
 
 

@@ -21,8 +21,15 @@ def test_the_status_has_a_line_for_each_stream_and_below_it_why_records_wait() -
         "flights  paused     1,500  6,000  1.5  3.0    2,001      1,007   1,004",
         "b        working    1,500  6,000  1.5  3.0    2,001      1,007   1,004",
         "a        working    1,500  6,000  1.5  3.0        0      1,007   1,004",
+        "z: callers fail and keep their records; the daemon tries again by itself",
         "flights: the queue is full",
+        "flights: nothing is lost: callers wait when the queue is full",
         "flights: last error: no [31m such stream",
+    ]
+    left = stream(blocked_callers=0, records_without_caller=1, failed_reasons={"KMS": 1_000, "EXPIRED": 2})
+    assert list(status(node(left)))[3:] == [
+        "flights: 1 record of callers that have left: a stop loses those that the drain does not store",
+        "flights: failed since the daemon's start, as their callers know: KMS 1,000, EXPIRED 2",
     ]
 
 
@@ -30,6 +37,9 @@ def test_the_status_says_what_the_daemon_as_a_whole_lacks() -> None:
     none = "no client has opened a stream yet"
     assert list(status(node())) == [HEAD, none]
     assert list(status(node(unready="it has no credentials"))) == [HEAD, "it has no credentials", none]
+    wrong = ["its clock\nis off"]
+    assert list(status(node(troubles=wrong))) == list(rates(node(troubles=wrong), node()))
+    assert list(status(node(troubles=wrong))) == [HEAD, "its clock is off", none]
     draining = list(status(node(state="draining", unready="draining", log_level="debug", connections=1_002)))
     assert draining == [
         "producerd 1.2 on n7: draining, 1,002 connections, queues 1.5 of 2,048 MiB, log level debug",
@@ -86,6 +96,10 @@ def test_shards_are_shown_with_those_first_for_which_most_waits() -> None:
     ]
     assert list(shards({"stream": "flights", "shards": []})) == ["flights: its shards are not known"]
     assert list(shards({"stream": "flights", "shards": [shard(0)]})) == ["1 shard with nothing to send"]
+    of_retries = {"queue_records": 3_200, "reason": "the service does not take them"}
+    assert list(shards({"stream": "flights", **of_retries, "shards": [shard(0)]}))[1:] == [
+        "flights: 3,200 records in the queue, retries included: the service does not take them"
+    ]
 
 
 @pytest.mark.parametrize(("more", "said"), [(0, []), (1, ["1 shard with less: --json has them all"])])

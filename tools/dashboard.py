@@ -104,6 +104,7 @@ LATE: Final = "producerd:acknowledged_late:ratio_rate1h{<fleet>}"
 FAILED: Final = "producerd:failed:ratio_rate1h{<fleet>}"
 NAMED: Final = 'stream!="(never stored)"'
 FIRING: Final = 'ALERTS{alertname=~"Producerd.+", alertstate="firing", <fleet>'
+FOR_QUANTILES: Final = "These are means: for quantiles, scrape with collect=all, and ask for histogram_quantile."
 NO_TRAFFIC: Final = "no traffic, or alerts.yml is not loaded"
 
 FLEET_PANELS: Final = (
@@ -386,7 +387,8 @@ STREAM_PANELS: Final = (
     ),
     DashboardPanel(
         "Waits for room",
-        "How long frames waited for room, if they had to. A wait near the job's own time-out may fail its batch.",
+        "How long frames waited for room, if they had to. A wait near the job's own time-out may fail its batch. "
+        f"{FOR_QUANTILES}",
         "s",
         means("producerd_backpressure_wait_seconds", "<stream>"),
         "producerdbackpressure",
@@ -403,7 +405,7 @@ STREAM_PANELS: Final = (
     DashboardPanel(
         "Duration of PutRecords",
         "Time from sending a request to its answer or failure. If it rises without throttling, look at the way to "
-        "Kinesis: the network, a proxy, the endpoint.",
+        f"Kinesis: the network, a proxy, the endpoint. {FOR_QUANTILES}",
         "s",
         means("producerd_put_request_duration_seconds", "<stream>"),
         "hosts",

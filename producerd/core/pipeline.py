@@ -178,6 +178,11 @@ class Pipeline:
             **self.sender.census(),
         }
 
+    @property
+    def records_without_caller(self) -> int:
+        """The number of unfinished records whose callers have left: a stop loses those that it cannot store."""
+        return sum([f.unsettled for f in self.ledger.frames if f.owner is None and f.withdrawn_from != 0])
+
     def oldest_seconds(self, now: float) -> float:
         """Return how long ago the oldest unfinished frame was accepted, or 0 if there is none."""
         return now - next(iter(self.ledger.frames)).accepted_at if self.ledger.frames else 0.0
@@ -303,10 +308,8 @@ class Pipeline:
     def abandon(self) -> int:
         """End every row at the deadline, when nothing is in flight.  Return how many had no caller to return to."""
         self.ledger.drain()
-        orphans = 0
+        orphans = self.records_without_caller
         for frame in list(self.ledger.frames):
-            if frame.owner is None and frame.withdrawn_from != 0:
-                orphans += frame.unsettled
             self.ledger.withdraw(frame, RETURNED, "returned" if frame.owner is not None else "abandoned")
         return orphans
 

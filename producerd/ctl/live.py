@@ -131,7 +131,7 @@ def _picture(reading: StatusPair, shards: Sequence[tuple[Reply, Reply]], width: 
 
     streams = tables.by_trouble(reading.now, reading.before)
     unready = tables.unready(reading.now)
-    whys = [] if unready is None else [tables.plain(unready)]
+    whys = [*([] if unready is None else [tables.plain(unready)]), *tables.troubles(reading.now)]
     shown = streams[: max(1, (height - 6) // 2)]
     lines = [line for why in (*whys, *tables.why(shown)) for line in wrap(why, width)]
     room = height - len(shown) - 5  # heads, and lines that stay empty

@@ -11,6 +11,13 @@ UPTIME_STEP_SECONDS: Final = 0.1
 """The daemon reports its uptime in whole steps of this length."""
 REFUSED: Final = ("broken", "suspect", "outage")
 """Health of streams that do not get through, the worst first."""
+EFFECTS: Final = {
+    "suspect": "callers wait, and fail after permanent_error_grace_seconds if it stays refused; nothing is lost",
+    "broken": "callers fail and keep their records; the daemon tries again by itself",
+    "outage": "nothing is lost: callers wait, and the daemon tries again by itself",
+    "paused": "nothing is lost: callers wait when the queue is full",
+}
+"""What the health of a stream that does not get through means to its callers."""
 Reply = Mapping[str, Any]
 
 
@@ -19,6 +26,7 @@ def status(reply: Reply) -> Iterator[str]:
     yield head(reply)
     if reply["state"] == "serving" and (why_not := unready(reply)):
         yield why_not
+    yield from troubles(reply)
     streams = by_trouble(reply, reply)
     if not streams:
         yield "no client has opened a stream yet"
@@ -53,6 +61,7 @@ RATES: Final = (
 def rates(reply: Reply, before: Reply) -> Iterator[str]:
     """Yield the lines of `producerctl top`: what each stream did since the earlier reply ``before``."""
     yield head(reply)
+    yield from troubles(reply)
     streams = by_trouble(reply, before)
     if not streams:
         yield "no client has opened a stream yet"
@@ -104,6 +113,8 @@ def shards(reply: Reply) -> Iterator[str]:
         yield f"{count(len(busy) - SHARDS_SHOWN, 'shard')} with less: --json has them all"
     if len(busy) < len(known):
         yield f"{count(len(known) - len(busy), 'shard')} with nothing to send"
+    if queued := reply.get("queue_records"):  # a daemon of 0.1.0 does not send it
+        yield plain(f"{reply['stream']}: {count(queued, 'record')} in the queue, retries included: {reply['reason']}")
 
 
 def busy_shards(known: Sequence[Reply]) -> list[Reply]:
@@ -143,6 +154,11 @@ def unready(reply: Reply) -> str | None:
     return None if reply["unready"] is None else str(reply["unready"])
 
 
+def troubles(reply: Reply) -> list[str]:
+    """Return what is wrong with the node: its credentials, its clock, clients that it turns away."""
+    return [plain(one) for one in reply.get("troubles", ())]  # a daemon of 0.1.0 does not send it
+
+
 def by_trouble(reply: Reply, before: Reply) -> list[Reply]:
     """Return the streams, those first that are in trouble now, or were since the earlier reply ``before``."""
     earlier = {stream["stream"]: stream for stream in before["streams"]}
@@ -173,12 +189,24 @@ def full(stream: Reply) -> float:
 
 
 def why(streams: Sequence[Reply]) -> Iterator[str]:
-    """Yield why records wait in these streams, and their last errors."""
+    """Yield why records wait in these streams, what that means to their callers, and the last errors."""
     for stream in streams:
-        if stream["reason"]:
-            yield plain(f"{stream['stream']}: {stream['reason']}")
-        if stream["last_error"]:
-            yield plain(f"{stream['stream']}: last error: {stream['last_error']}")
+        for line in why_of(stream):
+            yield plain(f"{stream['stream']}: {line}")
+
+
+def why_of(stream: Reply) -> Iterator[str]:
+    if stream["reason"]:
+        yield stream["reason"]
+    if effect := EFFECTS.get(health(stream)):
+        yield effect
+    if left := stream.get("records_without_caller"):  # a daemon of 0.1.0 does not send it
+        yield f"{count(left, 'record')} of callers that have left: a stop loses those that the drain does not store"
+    if reasons := stream.get("failed_reasons"):
+        named = ", ".join(f"{code} {number:,}" for code, number in reasons.items() if number)
+        yield f"failed since the daemon's start, as their callers know: {named}"
+    if stream["last_error"]:
+        yield f"last error: {stream['last_error']}"
 
 
 def plain(text: str) -> str:

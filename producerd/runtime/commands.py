@@ -71,6 +71,9 @@ class Node(Protocol):
     def unready(self) -> str | None: ...
 
     @property
+    def troubles(self) -> list[str]: ...
+
+    @property
     def connections(self) -> int: ...
 
     async def drain(self, seconds: float | None) -> Drained: ...
@@ -102,6 +105,7 @@ class Commands:
             "host": socket.gethostname(),
             "state": self._node.state_name,
             "unready": self._node.unready,
+            "troubles": self._node.troubles,
             "uptime_seconds": round(time.monotonic() - STARTED, 1),
             "log_level": logs.level(),
             "connections": self._node.connections,

@@ -64,6 +64,8 @@ LAST_SCRAPE_SECONDS: Final = 20.0
 
 A daemon ends within `drain_timeout_seconds` and 25 s: this time, `LAST_WORDS_SECONDS`, and the end of the process.
 """
+TURNED_AWAY_SECONDS: Final = 900.0
+"""How long the status shows that a stream was not opened for a client: as long as the alerts count it."""
 
 
 class State(Enum):
@@ -135,6 +137,7 @@ class Daemon:
         self._reloading = asyncio.Lock()
         self._owner = owner
         self._idle_time = IdleTime()
+        self._turned_away = -inf, ""  # when a stream was last not opened for a client, and why
 
     def watch(self) -> None:
         """Handle signals, and measure how late the loop is, until `close`."""
@@ -205,6 +208,7 @@ class Daemon:
             return self._streams.open_dry(name, uid) if dry_run else self._streams.open(name, uid)
         except Refused as error:
             self._metrics.refused_opens[error.code] += 1
+            self._turned_away = self._loop.time(), str(error)
             raise
 
     def ask_service(self, stream: Stream, receive: Callable[[ServiceAnswer], None]) -> None:
@@ -422,6 +426,16 @@ class Daemon:
     def unready(self) -> str | None:
         """The reason why the daemon does not serve clients, or None while it does."""
         return self._acceptor.problem if self.state is State.SERVING else self.state.value
+
+    @property
+    def troubles(self) -> list[str]:
+        """What an operator must know of the node beyond its streams, in sentences."""
+        at, why = self._turned_away
+        ago = self._loop.time() - at
+        turned_away = (
+            [f"clients are turned away, the last {ago:,.0f} s ago: {why}"] if ago < TURNED_AWAY_SECONDS else []
+        )
+        return [*self._clients.troubles, *turned_away]
 
     @property
     def connections(self) -> int:

@@ -481,18 +481,12 @@ class Stream:
     def status(self, now: float) -> dict[str, Any]:
         """Return the state for `producerctl`, as JSON's values."""
         budget, pipeline = self.budget, self.pipeline
-        cause, shard_id, share, *_ = holding = self._look(now)
-        if (end := pipeline.map_missing(now)) is not None:
-            holds = {"cause": "shard_map", "shard_id": "", "share": 0.0, "reason": f"refused: {end.message}"}
-        elif pipeline.idle and not self._waits_for_node:
-            holds = {"cause": "", "shard_id": "", "share": 0.0, "reason": ""}
-        else:
-            holds = {"cause": cause, "shard_id": shard_id, "share": share, "reason": self._reason(holding)}
         return {
             "stream": self.name,
             "health": self.health,
             "paused": pipeline.paused,
             "queue_records": pipeline.queued_records,
+            "records_without_caller": pipeline.records_without_caller,
             "queue_limit_records": budget.limit_records,
             "queue_bytes": budget.used_bytes,
             "queue_limit_bytes": budget.limit_bytes,
@@ -501,9 +495,17 @@ class Stream:
             "requests_in_flight": pipeline.requests_in_flight,
             "shards_open": len(pipeline.shard_map or ()),
             "wire_format": pipeline.wire_format,
-            **holds,
+            **self._holds(now),
             "last_error": pipeline.stats.last_error,
         }
+
+    def _holds(self, now: float) -> dict[str, Any]:
+        cause, shard_id, share, *_ = holding = self._look(now)
+        if (end := self.pipeline.map_missing(now)) is not None:
+            return {"cause": "shard_map", "shard_id": "", "share": 0.0, "reason": f"refused: {end.message}"}
+        if self.pipeline.idle and not self._waits_for_node:
+            return {"cause": "", "shard_id": "", "share": 0.0, "reason": ""}
+        return {"cause": cause, "shard_id": shard_id, "share": share, "reason": self._reason(holding)}
 
     def shards(self, now: float) -> dict[str, Any]:
         """Return each open shard for `producerctl`.
@@ -516,7 +518,8 @@ class Stream:
             shard = values.pop("shard")
             ends = {"starting_hash_key": str(shard.start), "ending_hash_key": str(shard.end)}
             shards.append({"shard_id": shard.shard_id, **ends, **values})
-        return {"stream": self.name, "shards": shards}
+        waits = {"queue_records": self.pipeline.queued_records, "reason": self._holds(now)["reason"]}
+        return {"stream": self.name, **waits, "shards": shards}
 
     def _tell_health(self) -> None:
         health = self.pipeline.health

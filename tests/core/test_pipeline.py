@@ -1009,6 +1009,7 @@ def test_at_the_deadline_every_row_ends_and_those_without_a_caller_are_counted()
     desk = Desk()
     orphan, kept = desk.submit(5, owner="gone"), desk.submit(3, owner="here")
     desk.pipeline.disown("gone")
+    assert desk.pipeline.records_without_caller == 5
     assert desk.pipeline.abandon() == 5
     assert orphan.finished
     assert desk.finished() == [kept]

@@ -47,7 +47,7 @@ def test_an_outage_dead_sts_and_a_lost_zone_are_one_page_each(tmp_path: Path) ->
     )
     assert len(fired.pages) > 8, "the rules alone page for what follows from a cause, too"
     others = [
-        *("ProducerdNothingDelivered e flights", "ProducerdRecordsStuck e flights"),
+        *("ProducerdNothingDelivered e flights", "ProducerdRecordsStuck e flights", "ProducerdBackpressure e flights"),
         *("ProducerdRecordsFailed f flights", "ProducerdFailedBurn f flights", "ProducerdFailedBurn f orders"),
         *("ProducerdMemoryNearLimit g", "ProducerdRestarts g"),
     ]

@@ -35,6 +35,7 @@ class Node:
         self.config = Config(streams={"orders": StreamSettings(queue_limit=777)})
         self.state_name = "serving"
         self.unready = "it lacks a role"
+        self.troubles = ["its clock is off"]
         self.connections = 3
         self.drains: list[float | None] = []
 
@@ -119,6 +120,7 @@ async def test_the_status_has_the_node_and_each_stream_with_its_totals() -> None
         "host": socket.gethostname(),
         "state": "serving",
         "unready": "it lacks a role",
+        "troubles": ["its clock is off"],
         "uptime_seconds": 12.3,
         "log_level": logs.level(),
         "connections": 3,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from producerd.ctl.daemon import AdminClient
 from producerd.errors import BackpressureTimeout, Code, Outcome
 from producerd.runtime.metrics import NEVER_STORED
 from producerd.testing import FakeKinesis, Fault
@@ -444,6 +446,9 @@ def test_streams_allowed_listed_takes_no_other(kinesis: FakeKinesis, server: Fak
         refused = client.expect(frames.Refused)
         assert refused.code == Code.NOT_AUTHORIZED
         assert '[streams."clicks"]' in refused.message
+        admin = running.socket.with_name("daemon.admin.sock")
+        (trouble,) = AdminClient(str(admin)).get("/status")["troubles"]
+        assert re.match(r"clients are turned away, the last \d+ s ago: the daemon takes listed streams only", trouble)
         client.put(rows(4))
         assert client.acks()[0].stored == 4
         assert running.metrics()["refused_opens_total[NOT_AUTHORIZED]"] == 1

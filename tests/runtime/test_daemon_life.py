@@ -152,6 +152,7 @@ class Life:
         clients: Any = SimpleNamespace(
             of=lambda access: SimpleNamespace(credentials=None),
             clock_offset_seconds=0.0,
+            troubles=[],
             credential_refreshes={},
             read_certificates=self.read_certificates,
         )

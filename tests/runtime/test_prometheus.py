@@ -171,6 +171,15 @@ def test_each_alert_has_an_entry_in_the_runbook_and_each_entry_an_alert() -> Non
     assert links == [name.lower() for name in ALERTS]
 
 
+def test_each_alert_says_whether_records_are_lost_and_whether_one_may_restart() -> None:
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    for rule in rules:
+        if "alert" in rule:
+            description = rule["annotations"]["description"]
+            assert re.search(r"\b(is|are) (lost|unknown)\b|\bcallers know it\b", description), rule["alert"]
+            assert re.search(r"\b[Rr]estart\b", description), rule["alert"]
+
+
 def test_alerts_are_never_by_node_and_name_metrics_that_are_there() -> None:
     text = RULES.read_text()
     names = {PREFIX + family.name for family in (*NODE_FAMILIES, *STREAM_FAMILIES)}
@@ -185,6 +194,8 @@ def test_alerts_are_never_by_node_and_name_metrics_that_are_there() -> None:
             "region",
             "stream",
             "reason",
+            "code",
+            "cause",
             "trouble",
             "le",
             "hash",

@@ -414,6 +414,7 @@ def test_the_operator_reads_the_state_of_a_stream_and_of_its_shards() -> None:
         "health": "unproven",
         "paused": False,
         "queue_records": 0,
+        "records_without_caller": 0,
         "queue_limit_records": 1_000_000,
         "queue_bytes": 0,
         "queue_limit_bytes": 1 << 26,
@@ -430,7 +431,7 @@ def test_the_operator_reads_the_state_of_a_stream_and_of_its_shards() -> None:
     }
     idle = stream_of()
     assert idle.status(1.0) == state
-    assert idle.shards(1.0) == {"stream": "flights", "shards": []}
+    assert idle.shards(1.0) == {"stream": "flights", "queue_records": 0, "reason": "", "shards": []}
     stream, _ = with_a_frame()
     assert stream.status(1.0) == {
         **state,
@@ -444,7 +445,8 @@ def test_the_operator_reads_the_state_of_a_stream_and_of_its_shards() -> None:
     numbers = dict.fromkeys(("waiting_records", "waiting_bytes", "in_flight"), 0)
     rates = dict.fromkeys(("share", "rate_records", "rate_bytes", "use"), 0.0)
     shard_state = {**shard, **numbers, **rates, "backs_off": False, "waits_for": ""}
-    assert stream.shards(1.0) == {"stream": "flights", "shards": [shard_state]}
+    waits = {"queue_records": 100, "reason": "records are on their way"}
+    assert stream.shards(1.0) == {"stream": "flights", **waits, "shards": [shard_state]}
 
 
 @pytest.mark.parametrize(
@@ -704,7 +706,7 @@ async def test_the_operator_reads_times_in_tenths_of_a_second(monkeypatch: pytes
 
     stream, owner = with_a_frame(queue_limit=100)
     stream.gate.ask(stream.gate.join(owner), 2, rows(50).layout, 2.0)
-    node: Any = SimpleNamespace(state_name="serving", unready=None, connections=1)
+    node: Any = SimpleNamespace(state_name="serving", unready=None, connections=1, troubles=[])
     streams: Any = Known([stream])
     orders = commands.Commands(node, streams)
     monkeypatch.setattr(orders, "_loop", SimpleNamespace(time=lambda: 12.3456))

@@ -248,6 +248,14 @@ class AwsClients:
         return max([client.clock.offset.total_seconds() for client in self._clients.values()], key=abs, default=0.0)
 
     @property
+    def troubles(self) -> list[str]:
+        """What an operator must know about the clock and the credentials, in sentences."""
+        told = [client.credentials.trouble for client in self._clients.values()]
+        if offset := self.clock_offset_seconds:
+            told.append(f"this machine's clock is off by {offset:,.0f} s; requests are signed by the service's: set it")
+        return [one for one in dict.fromkeys(told) if one]
+
+    @property
     def credential_refreshes(self) -> Counter[str]:
         """The renewals of all clients' credentials, by their results."""
         return sum([client.credentials.refreshes for client in self._clients.values()], Counter())

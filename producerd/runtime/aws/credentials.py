@@ -17,6 +17,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from os import environ
 from random import uniform
 from typing import Any, Final
@@ -67,6 +68,7 @@ class RenewedCredentials:
         self._resolve = resolve
         self._clock = clock
         self._tasks = tasks
+        self._of = of
         self._outage = Outage("credentials", of=of)
         self.refreshes: Counter[str] = Counter()  # by result: ok, failed
         self._source: Any = None  # botocore's credentials, which `_frozen` came from
@@ -99,6 +101,20 @@ class RenewedCredentials:
         """The time at which the current credentials expire, in seconds since 1970, or None if that is unknown."""
         ends = internals.expiry_of(self._source)
         return None if ends is None else float(ends.timestamp())
+
+    @property
+    def trouble(self) -> str:
+        """One sentence for an operator if the last renewal failed, otherwise ""."""
+        if self._error is None:
+            return ""
+        failed, ends = failure_of(self._error, body_written=False), self.expires_at
+        if self._frozen is None or self._expires_within(0):
+            return f"there are no valid credentials of {self._of}: {failed.code}: {failed.message}"
+        until = "" if ends is None else datetime.fromtimestamp(ends, UTC).strftime(" until %Y-%m-%dT%H:%M:%SZ")
+        return (
+            f"do not restart, as a new daemon may have none: the credentials of {self._of} serve{until}, "
+            f"but are not renewed: {failed.code}: {failed.message}"
+        )
 
     @property
     def method(self) -> str:

@@ -65,6 +65,9 @@ async def test_metrics_show_the_clock_that_is_most_off_and_all_refreshes(kinesis
             client.clock.offset = timedelta(seconds=seconds)
             await client.credentials.get_frozen_credentials()
         assert (clients.clock_offset_seconds, clients.credential_refreshes) == (-600, {"ok": 3})
+        assert clients.troubles == [
+            "this machine's clock is off by -600 s; requests are signed by the service's: set it"
+        ]
 
 
 @pytest.mark.parametrize(("role_arn", "of"), [(None, "the daemon"), (role("writer"), role("writer"))])

@@ -465,10 +465,15 @@ async def test_what_still_holds_serves_also_after_a_renewal_that_failed_while_th
         with pytest.raises(CredentialsFailed):
             await key_of(credentials)
         chain.found = expiring(4_000, refresh)
+        assert "there are no valid credentials of test: " in credentials.trouble
         assert await key_of(credentials) == "A"
+        assert credentials.trouble == ""
         credentials._source._expiry_time = datetime.now(UTC) + timedelta(seconds=400)
         assert await key_of(credentials) == "A"
         await until_on_loop(lambda: credentials.refreshes["failed"] == 2)
+        assert re.match(
+            r"do not restart, .+ the credentials of test serve until \S+Z, but are not renewed: ", credentials.trouble
+        )
         chain.walked.clear()
         async with asyncio.timeout(5):
             assert [await key_of(credentials) for _ in range(5)] == ["A"] * 5
