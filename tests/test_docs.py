@@ -86,7 +86,7 @@ def test_every_scenario_has_three_runs_on_the_page_of_reliability_and_all_held_e
 
 
 def test_the_memory_on_the_page_of_settings_is_what_the_defaults_may_need() -> None:
-    table = prose("docs/operate/configuration.md").split("\n## Memory\n")[1]
+    table = prose("docs/operate/memory.md").split("\n## The law\n")[1]
     need = needed_bytes(Config())
     shown = dict(re.findall(r"^\| ?(\w*) ?\|.*\| (\d+ MiB) \|$", table, flags=re.MULTILINE))
     assert shown == {**{term.name: mib(term.bytes) for term in need.terms}, "": need.mib}

@@ -54,7 +54,7 @@ NOT_OURS: Final = {
     "concurrent.futures.Future", "concat_ws('-', origin, dest)",
     "AWS_CA_BUNDLE", "HTTPS_PROXY", "NO_PROXY",
 }  # fmt: skip
-"""Other names that a table may have.  The last line is AWS's environment, which operations.md promises."""
+"""Other names that a table may have.  The last line is AWS's environment, which aws-access.md promises."""
 
 
 def test_what_it_says_of_a_reload_is_what_a_reload_does() -> None:
@@ -171,9 +171,9 @@ def test_everything_named_elsewhere_that_looks_like_ours_is_there() -> None:
 
 
 def test_the_environment_that_is_named_is_promised_elsewhere() -> None:
-    operations = (ROOT / "docs/operate/operations.md").read_text()
+    promised = (ROOT / "docs/operate/aws-access.md").read_text()
     assert {"AWS_REGION", *(name for name in NOT_OURS if re.fullmatch(r"[A-Z_]+", name))} <= set(
-        re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", operations)
+        re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", promised)
     )
 
 

@@ -161,14 +161,14 @@ def test_aggregates_are_refused_on_a_stream_that_distributes_its_records_itself(
     assert not auto.entries()
 
 
-# ---- what the daemon asks of AWS, and what docs/operate/operations.md says that it needs
+# ---- what the daemon asks of AWS, and what docs/operate/aws-access.md says that it needs
 
 POLICY = re.compile(r"```json\n(\{\n  \"Version\".*?)```", re.DOTALL)
 
 
 def allowed_by_the_policy() -> set[str]:
     """The actions of the least policy in the document."""
-    (text,) = POLICY.findall((ROOT / "docs/operate/operations.md").read_text())[:1]
+    (text,) = POLICY.findall((ROOT / "docs/operate/aws-access.md").read_text())
     statements = json.loads(text)["Statement"]
     assert all(statement["Effect"] == "Allow" for statement in statements)
     return {action for statement in statements for action in statement["Action"]}

@@ -25,6 +25,8 @@ config: |
   region = "eu-west-1"
 """
 """The values that have no default."""
+WATCHED: Final = [f"--set=monitoring.{name}.enabled=true" for name in ("podMonitor", "prometheusRule", "dashboard")]
+"""What the examples leave out, because a cluster may lack the kinds."""
 Manifest = dict[str, Any]
 
 
@@ -55,8 +57,8 @@ def rendered(*arguments: str | Path, version: str = NEWEST) -> Sequence[Manifest
 
 
 def example(mode: str, *arguments: str, version: str = NEWEST) -> Sequence[Manifest]:
-    """The objects of a release with the example's values for this mode."""
-    return rendered("--values", EXAMPLES[mode], *arguments, version=version)
+    """The objects of a release with the example's values for this mode, and with all that watches it."""
+    return rendered("--values", EXAMPLES[mode], *WATCHED, *arguments, version=version)
 
 
 def one(manifests: Sequence[Manifest], kind: str, name: str = "producerd") -> Manifest:

@@ -128,7 +128,7 @@ class Machine:
         return self.run(shlex.join(["python3", "-c", ASK, "http://127.0.0.1:9474/metrics", ""]))
 
     def install(self) -> None:
-        """As docs/operate/operations.md says it.  Its environment is what is mounted at /mnt/commands."""
+        """As docs/operate/systemd.md says it.  Its environment is what is mounted at /mnt/commands."""
         self.run("ln --symbolic --force --no-target-directory /mnt/commands /opt/producerd")
         for name in ("producerd.service", "producerd.socket"):
             shutil.copy(DEPLOY / name, self.root / "etc/systemd/system" / name)

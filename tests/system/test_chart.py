@@ -409,7 +409,7 @@ def test_the_commands_of_the_page_take_the_image_from_the_values() -> None:
     assert not [command for command in commands if "--values values.yaml" not in command or "--set " in command]
     for path in EXAMPLES.values():
         assert yaml.safe_load(path.read_text())["image"]["repository"] == "REGISTRY/producerd"
-    others = [" ".join(command.split()) for command in re.findall(r"helm (?:rollback|uninstall)[^`]*", page)]
+    others = [" ".join(command.split()) for command in re.findall(r"helm (?:rollback|uninstall)[^`\n]*", page)]
     assert set(others) == {f"helm {verb} producerd --namespace producerd" for verb in ("rollback", "uninstall")}
 
 
