@@ -1,13 +1,16 @@
 """Ctrl-C, or a notebook's stop button, cancels the Spark job that writes a batch.
 
-Spark itself cancels jobs only in a script, and then all of them.  A notebook's kernel has its own handler of the
-signal, and a client of Spark Connect has none.  There the job would go on and hold the daemon's queue.
+Otherwise the job would go on and hold the daemon's queue.  Only PySpark's handler of the signal cancels jobs: all of
+them, and only in a script.  A call of py4j that waits for its answer makes that handler fail.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import signal
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +20,8 @@ from spark_client.configuration import is_connect
 
 ATTEMPTS: Final = 3
 """How often `insist` makes a call, as py4j's next connection may be closed, too."""
+PY4J_LOGS: Final = "KeyboardInterrupt while sending command."
+"""What py4j logs, with a traceback, for a call that is interrupted."""
 
 
 @contextmanager
@@ -35,7 +40,8 @@ def cancelled_on_interrupt(spark: Any) -> Iterator[str]:
     handled_before = sys.exc_info()[1]
     add(tag)
     try:
-        yield tag
+        with _plainly_interrupted():
+            yield tag
     except BaseException as error:
         interruption = _interruption_behind(error, handled_before)
         if interruption is None:  # the error is the job's, which has ended
@@ -46,6 +52,34 @@ def cancelled_on_interrupt(spark: Any) -> Iterator[str]:
         raise interruption from None
     finally:
         insist(remove, tag)
+
+
+@contextmanager
+def _plainly_interrupted() -> Iterator[None]:
+    """In the block let Ctrl-C raise KeyboardInterrupt and do nothing else, and py4j not log it.
+
+    PySpark's own handler would cancel all jobs, by a call on the connection that already waits for an answer.  That
+    fails, and prints 70 lines of tracebacks.
+    """
+    if threading.current_thread() is not threading.main_thread():  # no other thread handles signals
+        yield
+        return
+    handler: Any = signal.getsignal(signal.SIGINT)
+    is_of_pyspark = str(getattr(handler, "__module__", "")).startswith("pyspark.")
+    root = logging.getLogger()
+    root.addFilter(_is_not_py4js)
+    if is_of_pyspark:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if is_of_pyspark:
+            signal.signal(signal.SIGINT, handler)
+        root.removeFilter(_is_not_py4js)
+
+
+def _is_not_py4js(record: logging.LogRecord) -> bool:
+    return record.msg != PY4J_LOGS
 
 
 def insist(call: Callable[..., object], *arguments: Any) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -32,14 +31,11 @@ def write(spark: Any, *, rows: int, partitions: int, **options: Any) -> Any:
 
 
 def write_until_interrupted(spark: Any, **arguments: Any) -> Any:
-    """The same, where SIGINT is a KeyboardInterrupt and no more, as a notebook's kernel has it while a cell runs."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """The same under PySpark's own handler of SIGINT, as in a script."""
     try:
         write(spark, **arguments)
     except KeyboardInterrupt:
         return {"interrupted": True}
-    finally:
-        signal.signal(signal.SIGINT, before)
     return {}
 
 

@@ -57,6 +57,7 @@ def test_a_batch_that_is_interrupted_ends_its_job_and_no_other(desk: Driver, kin
         until(lambda: counted(running, stream)["backpressure_blocked_clients"], "a blocked caller", 60)
         os.kill(desk.process.pid, signal.SIGINT)
         assert desk.answer() == {"interrupted": True}
+        assert "while sending command" not in desk.log  # py4j's tracebacks: of PySpark's handler, and its own
         until(lambda: desk.ask("jobs") == {"active": [other], "tags": []}, "the job ends", 30)
         until(lambda: not running.metrics()["client_connections"], "the tasks' sessions end", 30)
         kinesis.recover()
