@@ -20,7 +20,7 @@ from typing import Final
 
 from producerd import __version__
 from producerd.errors import ConfigurationError, PlaceTaken
-from producerd.printing import escape_unprintable, open_standard_descriptors, print_file
+from producerd.printing import complete, escape_unprintable, open_standard_descriptors, print_file
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -45,10 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_standard_descriptors()
     escape_unprintable()
     parser = _parser()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next, where argcomplete is installed
-        import argcomplete
-
-        argcomplete.autocomplete(parser)
+    complete(parser)
     parsed, stray = parser.parse_known_args(arguments)
     if stray:
         parser.error(_what_is_stray(stray))

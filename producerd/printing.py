@@ -1,9 +1,13 @@
-"""The standard streams of the commands are open, and take any text, whatever its encoding.  It runs on Python 3.9."""
+"""The standard streams of the commands are open, and take any text, whatever its encoding.  It runs on Python 3.9.
+
+A shell reads there what may come next on the command line.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from argparse import ArgumentParser
 from io import TextIOWrapper
 
 
@@ -21,6 +25,14 @@ def open_standard_descriptors() -> None:
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(opened, True)
     os.close(opened)
+
+
+def complete(parser: ArgumentParser) -> None:
+    """Print what may come next, and exit, if a shell asks.  It does so only where argcomplete is installed."""
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
 
 
 def print_file(text: str) -> None:

@@ -43,7 +43,7 @@ SPARK = frozenset({"pandas", "pyarrow", "pyspark", "typing_extensions"})  # the 
 RULES: dict[str, Rule] = {
     "producerd/__init__.py": Rule(ours=()),
     "producerd/errors.py": Rule(ours=(), never=CLOCK_AND_IO),
-    "producerd/printing.py": Rule(ours=()),
+    "producerd/printing.py": Rule(ours=(), others=frozenset({"argcomplete"})),
     "producerd/wire/": Rule(ours=("producerd.wire", "producerd.errors"), never=CLOCK_AND_IO),
     "producerd/core/": Rule(
         ours=("producerd.core", "producerd.wire.columns", "producerd.errors"),

@@ -20,7 +20,7 @@ from producerd.ctl.daemon import AdminClient, Failed, path_of
 from producerd.ctl.live import top
 from producerd.ctl.profiling import profile
 from producerd.ctl.tables import count
-from producerd.printing import escape_unprintable
+from producerd.printing import complete, escape_unprintable
 
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
@@ -39,10 +39,7 @@ Lines = Iterator[str]
 def main(arguments: Sequence[str] | None = None) -> int:
     escape_unprintable()
     parser = _parser()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next, where argcomplete is installed
-        import argcomplete
-
-        argcomplete.autocomplete(parser)
+    complete(parser)
     parsed = parser.parse_args(arguments)
     run: Callable[[AdminClient, argparse.Namespace], Lines] = parsed.run
     try:
