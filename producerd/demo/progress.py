@@ -120,7 +120,7 @@ class ProgressLines:
     _phase: str = field(default="", init=False)
 
     def show(self, snapshot: Snapshot) -> None:
-        now, state = time.monotonic(), _state(snapshot)
+        now, state = time.monotonic(), _state(snapshot, self.total)
         phase = "delivers" if snapshot.delivered else state
         if now < self._next and phase == self._phase:
             return
@@ -160,7 +160,9 @@ class ProgressBar:
         return self
 
     def show(self, snapshot: Snapshot) -> None:
-        self._progress.update(self._progress.task_ids[0], completed=snapshot.delivered, description=_state(snapshot))
+        self._progress.update(
+            self._progress.task_ids[0], completed=snapshot.delivered, description=_state(snapshot, self.total)
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -168,9 +170,11 @@ class ProgressBar:
         self._progress.stop()
 
 
-def _state(snapshot: Snapshot) -> str:
+def _state(snapshot: Snapshot, total: int) -> str:
     if snapshot.ingested == 0:
         return "Spark plans the first micro-batch and starts its Python workers ..."
     if snapshot.delivered == 0:
         return "the first requests are on their way ..."
+    if snapshot.queued == 0 and snapshot.delivered < total:
+        return "queue empty: Spark plans the next micro-batch ..."
     return f"queue {snapshot.queued:,} of {snapshot.limit:,}  callers blocked {snapshot.blocked}"

@@ -74,3 +74,12 @@ def test_while_spark_starts_a_line_says_so_once(capsys: pytest.CaptureFixture[st
     assert planning == "    0.0 s  Spark plans the first micro-batch and starts its Python workers ..."
     assert first == "    0.0 s  the first requests are on their way ..."
     assert delivered.startswith("    0.0 s  delivered 60 of 200 ")
+
+
+def test_between_micro_batches_a_line_says_that_spark_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    for total in 200, READ.delivered:
+        with ProgressLines(total) as lines:
+            lines.show(dataclasses.replace(READ, queued=0))
+    between, at_the_end = capsys.readouterr().out.splitlines()
+    assert between.endswith("delivered 60 of 200  queue empty: Spark plans the next micro-batch ...")
+    assert at_the_end.endswith("delivered 60 of 60  queue 0 of 50  callers blocked 2")
