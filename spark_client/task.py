@@ -193,7 +193,7 @@ def send(plan: Plan, batches: Iterable[pa.RecordBatch]) -> PartitionResult | Non
         own = plan.own_daemon() if error.code == Code.DAEMON_LOST else None
         said = "" if own is None else f"; its log {own.log} ends with: {own.last_line()}"
         if error.code in TIMEOUTS:
-            said = f"; {TIMEOUTS[error.code]} is how long a task waits for that"
+            said = f"; to wait longer, raise {TIMEOUTS[error.code]}"
         raise ProducerdError(marked(error.code, f"{where}: {error}{said}"), code=error.code) from None
 
 

@@ -150,4 +150,4 @@ def _advice_to_aggregate(facts: Facts) -> str:
     times = 1024 * records // bytes_ if bytes_ else 0
     if facts.aggregates or times < 2:
         return ""
-    return f'; at {bytes_ // records} bytes a record aggregation = "kpl" would send up to {times} times more'
+    return f'; aggregation = "kpl" would send up to {times} times more'

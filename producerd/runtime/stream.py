@@ -470,12 +470,13 @@ class Stream:
         return sentence(holding, facts)
 
     def describe(self, now: float) -> str:
-        """Return the state in one line: queue against limits, requests in flight, last error."""
+        """Return the state in one line: what holds the queue, then its numbers, as the client shows BLOCKED."""
         budget, stats = self.budget, self.pipeline.stats
         return (
-            f"{self._reason(self._look(now))}: {budget.used_records} of {budget.limit_records} records, "
-            f"{budget.used_bytes} of {budget.limit_bytes} bytes taken on, "
-            f"{self.pipeline.requests_in_flight} requests in flight, last error: {stats.last_error or 'none'}"
+            f"{self._reason(self._look(now))}; queue {budget.used_records:,} of {budget.limit_records:,} records, "
+            f"{budget.used_bytes:,} of {budget.limit_bytes:,} bytes, "
+            f"{self.pipeline.requests_in_flight} requests in flight"
+            f"{f', last error: {stats.last_error}' if stats.last_error else ''}"
         )
 
     def status(self, now: float) -> dict[str, Any]:

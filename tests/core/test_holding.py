@@ -232,10 +232,10 @@ def test_each_cause_is_told_in_a_sentence_with_what_to_do(holding: Holding, know
 @pytest.mark.parametrize(
     ("known", "advice"),
     [
-        ({}, '; at 100 bytes a record aggregation = "kpl" would send up to 10 times more'),
+        ({}, '; aggregation = "kpl" would send up to 10 times more'),
         (
             {"used_records": 4, "used_bytes": 2_048},
-            '; at 512 bytes a record aggregation = "kpl" would send up to 2 times more',
+            '; aggregation = "kpl" would send up to 2 times more',
         ),
         ({"used_records": 4, "used_bytes": 2_049}, ""),
         ({"used_records": 0, "used_bytes": 0}, ""),

@@ -125,8 +125,8 @@ def test_a_record_that_stays_for_half_a_minute_is_told_and_again_every_five_minu
         "stream": "flights",
         "oldest_record_seconds": 30,
         "callers_waited_seconds": 0,
-        "why": f"records are on their way: 100 of 1000000 records, {rows(100).layout.charge_bytes} of 67108864 bytes "
-        "taken on, 0 requests in flight, last error: none",
+        "why": f"records are on their way; queue 100 of 1,000,000 records, {rows(100).layout.charge_bytes:,} of "
+        "67,108,864 bytes, 0 requests in flight",
     }
 
 
@@ -391,8 +391,8 @@ def test_a_stream_is_described_with_its_last_error() -> None:
     stream, _ = with_a_frame()
     stream.pipeline.stats.failed("InternalFailure: the disks are on fire")
     assert stream.describe(1.0) == (
-        f"records are on their way: 100 of 1000000 records, {rows(100).layout.charge_bytes} of 67108864 bytes taken "
-        "on, 0 requests in flight, last error: InternalFailure: the disks are on fire"
+        f"records are on their way; queue 100 of 1,000,000 records, {rows(100).layout.charge_bytes:,} of "
+        "67,108,864 bytes, 0 requests in flight, last error: InternalFailure: the disks are on fire"
     )
 
 

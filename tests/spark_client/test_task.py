@@ -336,7 +336,7 @@ def test_a_task_that_waited_too_long_names_its_option(error: ProducerdError, mon
 
     monkeypatch.setattr("spark_client.task._send", too_long)
     option = "put_timeout_seconds" if isinstance(error, BackpressureTimeout) else "flush_timeout_seconds"
-    with pytest.raises(ProducerdError, match=f": {error}; {option} is how long a task waits for that$"):
+    with pytest.raises(ProducerdError, match=f": {error}; to wait longer, raise {option}$"):
         list(send_partition(Plan("s"), []))
 
 
