@@ -208,7 +208,7 @@ class BatchResult(NamedTuple):
         diverted: The URIs of the files to which ``on_bad_record="divert"`` wrote the skipped rows.
         seconds: How long the write took.
         why: What held the tasks longest, in the daemon's words, or "" if they waited for less than a second.
-        blocked_share: The share of the tasks' time in which they waited for room, from 0 to 1.
+        waiting_share: The share of the tasks' time in which they waited for either, from 0 to 1.
         stream: The stream's name, or None if each row named its own.
         dry_run: What a dry run found, or None if the batch is stored.  The counts are then of what would be stored.
     """
@@ -230,7 +230,7 @@ class BatchResult(NamedTuple):
     diverted: tuple[str, ...] = ()
     seconds: float = 0.0
     why: str = ""
-    blocked_share: float = 0.0
+    waiting_share: float = 0.0
     stream: str | None = None
     dry_run: DryRunResult | None = None
 
@@ -250,15 +250,15 @@ class BatchResult(NamedTuple):
         counts = "".join(f", {value} {name.replace('_', ' ')}" for name, value in self._counted())
         tasks = f" in {counted(len(self.partitions), 'task')}" if self.partitions else ""
         took = f", {self.seconds:.1f} s ({self.records_per_second:,.0f} records per second)" if self.seconds else ""
-        share = f" ({self.blocked_share:.0%} of the tasks' time)" if self.seconds_blocked >= 1 else ""
-        waited = f"{self.seconds_blocked:.1f} s blocked{share}"
-        flushed = f"{self.seconds_flushing:.1f} s flushing"
+        waited = f"{self.seconds_blocked:.1f} s blocked, {self.seconds_flushing:.1f} s flushing"
+        if self.seconds_blocked + self.seconds_flushing >= 1:
+            waited = f"tasks waited {self.waiting_share:.0%} of their time ({waited})"
         why = f"; held by: {self.why}" if self.why else ""
-        return f"{of}{self.records} records, {self.bytes} bytes{tasks}{took}, {waited}, {flushed}{counts}{why}"
+        return f"{of}{self.records} records, {self.bytes} bytes{tasks}{took}, {waited}{counts}{why}"
 
     def __repr__(self) -> str:
         """Return every figure, but not the result of each task."""
-        took = ("seconds", "records_per_second", "seconds_blocked", "blocked_share", "seconds_flushing", "why")
+        took = ("seconds", "records_per_second", "waiting_share", "seconds_blocked", "seconds_flushing", "why")
         names = ("stream", "batch_id", "records", "bytes", *took, *COUNTED, "skipped_rows")
         fields = [f"{name}={_rounded(getattr(self, name))!r}" for name in names]
         lists = ("partitions", "daemons", "diverted")
@@ -282,7 +282,7 @@ class BatchResult(NamedTuple):
         if self.seconds:
             shown += [("seconds", self.seconds), ("records per second", round(self.records_per_second))]
         if self.dry_run is None:
-            shown += [("seconds blocked", self.seconds_blocked), ("blocked share", f"{self.blocked_share:.0%}")]
+            shown += [("waiting share", f"{self.waiting_share:.0%}"), ("seconds blocked", self.seconds_blocked)]
             shown += [("seconds flushing", self.seconds_flushing), *([("held by", self.why)] if self.why else [])]
         shown += [(name.replace("_", " "), value) for name, value in self._counted()]
         shown += [("skipped row", str(row)) for row in self.skipped_rows]
@@ -361,7 +361,9 @@ def merge(
         why=_longest_reason(partitions),
         stream=stream,
         dry_run=found if dry_run else None,
-        blocked_share=_share(sum(p.seconds_blocked for p in partitions), sum(p.seconds for p in partitions)),
+        waiting_share=_share(
+            sum(p.seconds_blocked + p.seconds_flushing for p in partitions), sum(p.seconds for p in partitions)
+        ),
     )
 
 

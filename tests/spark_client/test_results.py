@@ -64,11 +64,12 @@ def test_each_daemon_counts_once_with_its_latest_figures_and_its_start() -> None
 
 def test_a_result_is_one_line() -> None:
     one = merge(None, "s", [result()], skip_bad_records=False)
-    assert str(one) == "s: 1500 records, 2000 bytes in 1 task, 1.2 s blocked (0% of the tasks' time), 0.5 s flushing"
+    line = "s: 1500 records, 2000 bytes in 1 task, tasks waited 0% of their time (1.2 s blocked, 0.5 s flushing)"
+    assert str(one) == line
     many = merge(7, "s", [result(0)._replace(retries=2, resent=3), result(1)], skip_bad_records=False)
     assert (
-        str(many) == "s, batch 7: 3000 records, 4000 bytes in 2 tasks, 2.5 s blocked (0% of the tasks' time), "
-        "1.0 s flushing, 2 retries, 3 resent"
+        str(many) == "s, batch 7: 3000 records, 4000 bytes in 2 tasks, tasks waited 0% of their time (2.5 s "
+        "blocked, 1.0 s flushing), 2 retries, 3 resent"
     )
 
 
@@ -90,8 +91,8 @@ def test_a_notebook_shows_a_table_of_all_figures() -> None:
         "records": "1,500",
         "bytes": "2,000",
         "tasks": "1 on h0",
+        "waiting share": "0%",
         "seconds blocked": "1.2",
-        "blocked share": "0%",
         "seconds flushing": "0.5",
         "skipped": "1",
         "skipped row": "0:3 RECORD_INVALID",
@@ -124,7 +125,7 @@ def test_a_result_lists_the_first_20_skipped_rows_and_files() -> None:
 
 def test_the_log_has_a_line_for_the_batch_and_one_for_each_daemon(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    line = "s: 1500 records, 2000 bytes in 1 task, 1.2 s blocked (0% of the tasks' time), 0.5 s flushing"
+    line = "s: 1500 records, 2000 bytes in 1 task, tasks waited 0% of their time (1.2 s blocked, 0.5 s flushing)"
     rows = "0:3 RECORD_INVALID, 0:5 RECORD_INVALID"
     plain = merge(None, "s", [result()._replace(daemon=STARTED)], skip_bad_records=True)
     plain.log(logging.getLogger("producerd.client"))

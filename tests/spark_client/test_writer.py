@@ -268,13 +268,13 @@ def test_a_result_fits_on_a_screen_however_many_tasks_it_has() -> None:
     result = a_result(3)
     assert repr(result) == (
         "BatchResult(stream='s', batch_id=7, records=1500000, bytes=27, seconds=3.0, records_per_second=499999.667, "
-        "seconds_blocked=3.75, blocked_share=0.5, seconds_flushing=1.5, why='1 shards take no more', skipped=1, "
+        "waiting_share=0.7, seconds_blocked=3.75, seconds_flushing=1.5, why='1 shards take no more', skipped=1, "
         "retries=0, throttled=0, possible_duplicates=0, spread_keys=0, resent=0, "
         "skipped_rows=(SkippedRow(partition=0, row=3, code='RECORD_INVALID', maybe_stored=False),), partitions=<3>)"
     )
     assert str(result) == (
-        "s, batch 7: 1500000 records, 27 bytes in 3 tasks, 3.0 s (500,000 records per second), 3.8 s blocked (50% of "
-        "the tasks' time), 1.5 s flushing, 1 skipped; held by: 1 shards take no more"
+        "s, batch 7: 1500000 records, 27 bytes in 3 tasks, 3.0 s (500,000 records per second), tasks waited 70% of "
+        "their time (3.8 s blocked, 1.5 s flushing), 1 skipped; held by: 1 shards take no more"
     )
     assert len(repr(a_result(10_000))) < 500
 
@@ -286,7 +286,7 @@ def test_a_notebook_shows_a_result_as_a_table() -> None:
         "<tr><th>records</th><td>15,000,000</td></tr>",
         "<tr><th>records per second</th><td>5,000,000</td></tr>",
         "<tr><th>seconds blocked</th><td>37.5</td></tr>",
-        "<tr><th>blocked share</th><td>50%</td></tr>",
+        "<tr><th>waiting share</th><td>70%</td></tr>",
         "<tr><th>held by</th><td>1 shards take no more</td></tr>",
         "<tr><th>skipped</th><td>1</td></tr>",
         "<tr><th>skipped row</th><td>0:3 RECORD_INVALID</td></tr>",
