@@ -20,7 +20,7 @@ from producerd.errors import BadColumn, Code
 from spark_client.batches import DATA, HASH_KEY, KEY, STREAM
 from spark_client.options import OPTIONS, WriterOptions, from_text, refuse
 from spark_client.results import PartitionResult, marked, merge
-from spark_client.selection import NO_COLUMN, OPTION_OF, PAYLOAD_TYPES, bad_column, bad_data, found, named
+from spark_client.selection import NO_COLUMN, OPTION_OF, PAYLOAD_TYPES, SEVERAL, bad_column, bad_data, found, named
 from spark_client.task import BATCH_ID, QUERY_ID, Plan, local_property, refuse_speculation, send
 
 try:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 LOG: Final = logging.getLogger("producerd.client")
+WAY_TO_NAME_A_STREAM: Final = "its name with the option stream (in SQL: INSERT INTO t WITH ('stream' = 'NAME'))"
 ROWS_AT_ONCE: Final = 1_000
 ONLY_WRITES: Final = (
     'format("producerd") writes and does not read: read a stream with a Kinesis source of your platform'
@@ -98,12 +99,12 @@ class _Sink(NamedTuple):
         """Return the sink for a schema.  Raises BadColumn if the schema lacks a column that the options name."""
         names = schema.names
         places, binary = {}, set()
-        for column, given in named(options, names, data=DATA).items():
+        for column, given in named(options, names, data=DATA, way=WAY_TO_NAME_A_STREAM).items():
             name = found(str(given), names)
             if name is None:
                 raise bad_column(OPTION[column], str(given), names, NO_COLUMN)
             if names.count(name) > 1 or (name != given and sum(other.lower() == name.lower() for other in names) > 1):
-                raise _odd(column, name, "several columns have this name")
+                raise _odd(column, name, f"{SEVERAL}: rename one")
             kind = schema[name].dataType
             if column == DATA and kind.typeName() not in PAYLOAD_TYPES:
                 raise bad_data(name, kind.simpleString())

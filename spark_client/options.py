@@ -90,7 +90,8 @@ class WriterOptions:
         if self.stream is not None and self.stream_column is not None:
             yield f"stream={self.stream!r}: every row goes there, and no column says where; give one of the two"
         if self.json_options is not None and self.data is not None:
-            yield f"json_options={self.json_options!r}: of the default payload, but data={self.data!s} is sent as it is"
+            data = quoted(self.data)
+            yield f"json_options={self.json_options!r}: of the default payload, but data={data} is sent as it is"
         if self.socket is not None and self.daemon is not None:
             yield f"socket={self.socket!r}: of a daemon that runs already, and daemon= starts one; give one of the two"
 
@@ -227,7 +228,9 @@ def is_stream(value: Any) -> bool:
 
 
 def stream_advice(value: Any, want: str) -> str:
-    """Return what to give instead of a value that is not a stream's name; ``want`` unless it is an ARN."""
+    """Return what to give instead of a value that is not a stream's name; ``want`` unless it is known better."""
+    if hasattr(value, "sparkSession"):
+        return "a DataFrame: write it with write_batch(df, stream=...), or give the writer to foreachBatch"
     arn = ARN.fullmatch(str(value))
     return f"give the name, {arn[1]!r}; an ARN is the daemon's setting stream_arn" if arn else want
 

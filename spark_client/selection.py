@@ -43,6 +43,8 @@ LEGACY_ZONE_FORMAT: Final = "XXX"
 MAX_COLUMNS_NAMED: Final = 50
 PAYLOAD_TYPES: Final = ("string", "varchar", "char", "binary")
 NO_COLUMN: Final = "no such column"
+SEVERAL: Final = "several columns have this name"
+WAY_TO_NAME_A_STREAM: Final = "stream='NAME'"
 NESTED_TYPES: Final = ("struct", "array", "map")
 
 NAME_PART: Final = re.compile(r"`((?:[^`]|``)+)`|([^\W\d]\w*)")
@@ -66,7 +68,9 @@ def select(df: DataFrame, options: WriterOptions) -> DataFrame:
 
     All are strings, except that ``data`` may be binary.
     """
-    wanted = named(options, df.columns, data=_whole_row(df, options) if options.data is None else "")
+    wanted = named(
+        options, df.columns, data=_whole_row(df, options) if options.data is None else "", way=WAY_TO_NAME_A_STREAM
+    )
     errors = importlib.import_module("pyspark.errors")
     with _quietly():
         try:
@@ -173,8 +177,11 @@ def _resolved(df: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
     return df, {field.name: field.dataType for field in df.schema.fields}
 
 
-def named(options: WriterOptions, columns: Sequence[str], *, data: str) -> dict[str, Any]:
-    """Return what to send as each of our columns, as the options name it; ``data`` is the payload if they name none."""
+def named(options: WriterOptions, columns: Sequence[str], *, data: str, way: str) -> dict[str, Any]:
+    """Return what to send as each of our columns, as the options name it; ``data`` is the payload if they name none.
+
+    Raises BadColumn for rows without a stream; ``way`` is how the caller gives one.
+    """
     wanted: dict[str, Any] = {KEY: options.partition_key, DATA: data if options.data is None else options.data}
     if options.explicit_hash_key is not None:
         wanted[HASH_KEY] = options.explicit_hash_key
@@ -184,7 +191,7 @@ def named(options: WriterOptions, columns: Sequence[str], *, data: str) -> dict[
         wanted[STREAM] = options.stream_column
     elif options.stream is None:
         if not found(STREAM, columns):
-            raise no_stream(columns)
+            raise no_stream(columns, way)
         wanted[STREAM] = STREAM
     return wanted
 
@@ -198,13 +205,13 @@ def found(name: str, columns: Sequence[str]) -> str | None:
     return None
 
 
-def no_stream(columns: Sequence[str]) -> BadColumn:
+def no_stream(columns: Sequence[str], way: str) -> BadColumn:
     """Return the error for rows without a stream: no option names one, and no column has the default name."""
-    ways = "give its name with the option stream, or a column `stream` (in SQL: INSERT INTO t WITH ('stream' = 'NAME'))"
+    ways = f"give {way}, or a column `stream`"
     source = found(SOURCE_STREAM, columns)
     if source:
         ways = (
-            f"give its name with the option stream; or, to write each row to the stream that its column `{source}` "
+            f"give {way}; or, to write each row to the stream that its column `{source}` "
             f'names, stream_column="{source}" (data source: streamColumn)'
         )
     return BadColumn(marked(Code.BAD_COLUMN, f"no stream: {ways}; columns: {_names(columns)}"))
@@ -225,7 +232,7 @@ def bad_column(option: str, name: str, columns: Sequence[str], why: str, fields:
 
 def bad_data(given: Any, has: str) -> BadColumn:
     """Return the error for a payload that is not text or bytes."""
-    text = f"data={given!s} has type {has}: give a string or binary column, such as to_json(...) or a cast"
+    text = f"data={quoted(given)} has type {has}: give a string or binary column, such as to_json(...) or a cast"
     return BadColumn(marked(Code.BAD_COLUMN, text))
 
 
@@ -276,9 +283,8 @@ def _column_named(df: DataFrame, option: str, name: str) -> str | None:
     if same not in ([], [name]) and _is_case_sensitive(df):
         same = [column for column in same if column == name]
     if len(same) > 1:
-        raise BadColumn(
-            marked(Code.BAD_COLUMN, f"{OPTION_OF.get(option, option)}={name!r}: several columns have this name")
-        )
+        text = f"{OPTION_OF.get(option, option)}={name!r}: {SEVERAL}: rename one, or after a join give its Column"
+        raise BadColumn(marked(Code.BAD_COLUMN, text))
     return same[0] if same else None
 
 

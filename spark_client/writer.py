@@ -31,7 +31,7 @@ from spark_client.task import BATCH_ID, QUERY_ID, RUN_ID, Plan, refuse_speculati
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from typing_extensions import Unpack
+    from typing_extensions import Never, Unpack
 
     from spark_client.options import NoKeywords
 
@@ -49,6 +49,8 @@ Spark 3.5 has no bound in bytes, and its default of 10,000 rows was 300 MB.
 MOST_ARROW_BATCH_RECORDS: Final = 10_000
 """The default of ``max_frame_records``, the most records that a frame has."""
 
+NO_OPTIONS: Final = ("df", "batch_id", "dry_run", "misplaced", "unknown")
+"""The parameters of `write_batch` that are not the writer's."""
 KEPT_RESULTS: Final = 100
 """As many as Spark keeps in ``query.recentProgress``."""
 
@@ -176,7 +178,7 @@ class KinesisBatchWriter:
             RecordsFailed: Records were not stored and may not be left out.
         """
         _check_arrow()
-        _check_call(df, batch_id)
+        _check_call(df, batch_id, self._options.stream)
         options, spark = self._options, df.sparkSession
         if not options.allow_speculation:
             refuse_speculation(spark.conf.get("spark.speculation", None))
@@ -216,7 +218,7 @@ class KinesisBatchWriter:
 def write_batch(
     df: DataFrame,
     batch_id: int | None = None,
-    *,
+    *misplaced: Never,
     dry_run: bool = False,
     stream: str | None = None,
     partition_key: str | Column = "partition_key",
@@ -242,7 +244,10 @@ def write_batch(
 
     It takes the arguments of `KinesisBatchWriter` and of `KinesisBatchWriter.write`, and returns and raises the same.
     """
-    options = {name: value for name, value in locals().items() if name not in ("df", "batch_id", "dry_run", "unknown")}
+    options = {name: value for name, value in locals().items() if name not in NO_OPTIONS}
+    if misplaced:
+        given = ", ".join(map(repr, (batch_id, *misplaced)))
+        refuse([f"{given}: after df and the batch's number, give each option by its name, such as stream='NAME'"])
     return KinesisBatchWriter(**options, **unknown).write(df, batch_id, dry_run=dry_run)
 
 
@@ -295,7 +300,7 @@ def _bounded_arrow_batches(spark: Any, row_bytes: float) -> Iterator[None]:
             insist(spark.conf.set, name, before)
 
 
-def _check_call(df: Any, batch_id: Any) -> None:
+def _check_call(df: Any, batch_id: Any, stream: str | None) -> None:
     """Raise ConfigurationError if a task cannot write ``df``, or if ``batch_id`` is not a number."""
     problems = []
     if not hasattr(df, "sparkSession"):
@@ -311,7 +316,7 @@ def _check_call(df: Any, batch_id: Any) -> None:
             "df.writeStream.foreachBatch(KinesisBatchWriter(...)).start()"
         )
     if batch_id is not None and (not isinstance(batch_id, int) or isinstance(batch_id, bool)):
-        meant = f"; did you mean stream={batch_id!r}?" if isinstance(batch_id, str) else ""
+        meant = f"; did you mean stream={batch_id!r}?" if isinstance(batch_id, str) and stream is None else ""
         problems.append(f"batch_id={batch_id!r}: give the batch's number, or leave it out{meant}")
     refuse(problems)
 

@@ -18,6 +18,7 @@ from spark_client.options import OPTIONS, WriterOptions, from_text, seconds
 JSON_OPTIONS = "give a mapping of names to texts, numbers or booleans, as for to_json"
 STREAM = "give the Kinesis stream's name, 1 to 128 of a-z A-Z 0-9 _ . -, or None where a column has one for each row"
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/m1"
+TO_WRITE = ("df", "batch_id", "dry_run", "misplaced")
 SECONDS = "give a number of seconds, 0 to 1,000,000"
 
 
@@ -29,9 +30,7 @@ def test_the_writer_the_table_and_the_values_have_the_same_names_and_defaults() 
     assert list(of_the_writer.values()) == [option.default for option in OPTIONS]
     typed = {field.name: field.type for field in dataclasses.fields(WriterOptions)}
     assert {name: parameter.annotation for name, parameter in signature.items() if name != "unknown"} == typed
-    of_write_batch = inspect.signature(write_batch).parameters
-    assert [*of_write_batch][:3] == ["df", "batch_id", "dry_run"]
-    options = [*of_write_batch.values()][3:]
+    options = [one for one in inspect.signature(write_batch).parameters.values() if one.name not in TO_WRITE]
     assert [(one.name, one.default, one.annotation) for one in options] == [
         (one.name, one.default, one.annotation) for one in signature.values()
     ]
@@ -70,8 +69,20 @@ def test_a_type_checker_refuses_what_is_no_option_and_what_has_the_wrong_type() 
 )
 def test_what_cannot_be_written_is_refused_with_the_call_to_make(df: Any, batch_id: Any, said: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        write_batch(df, batch_id, stream="s")
+        write_batch(df, batch_id)
     assert said in str(raised.value)
+
+
+def test_arguments_out_of_place_are_refused_with_what_to_give() -> None:
+    frame: Any = SimpleNamespace(sparkSession=None, isStreaming=False)
+    with pytest.raises(
+        ConfigurationError, match=r"\]: 'flights', 5: after df and the batch's number, give each option"
+    ):
+        write_batch(frame, "flights", 5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"stream=namespace.*: a DataFrame: write it with write_batch"):
+        KinesisBatchWriter(frame)
+    with pytest.raises(ConfigurationError, match=r"batch_id='7': give the batch's number, or leave it out$"):
+        write_batch(frame, "7", stream="s")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -161,11 +161,10 @@ def test_the_default_data_is_the_row_as_json_with_the_user_s_options(
 
 def test_a_row_without_a_stream_is_refused_with_the_ways_to_give_one() -> None:
     assert error_of(frame("k", "data"), stream=None, partition_key="k") == error(
-        "no stream: give its name with the option stream, or a column `stream` "
-        "(in SQL: INSERT INTO t WITH ('stream' = 'NAME')); columns: k, data"
+        "no stream: give stream='NAME', or a column `stream`; columns: k, data"
     )
     assert error_of(frame("k", "StreamName"), stream=None, partition_key="k") == error(
-        "no stream: give its name with the option stream; or, to write each row to the stream that its column "
+        "no stream: give stream='NAME'; or, to write each row to the stream that its column "
         '`StreamName` names, stream_column="StreamName" (data source: streamColumn); columns: k, StreamName'
     )
 
@@ -265,7 +264,7 @@ def test_a_stream_s_column_is_named_by_its_option_and_of_many_columns_fifty() ->
     )
     twice = frame("partition_key", "data", "To", "to")
     assert error_of(twice, stream=None, stream_column="TO") == error(
-        "stream_column='TO': several columns have this name"
+        "stream_column='TO': several columns have this name: rename one, or after a join give its Column"
     )
 
 
@@ -313,7 +312,7 @@ def test_what_spark_cannot_resolve_is_named_with_the_first_line_of_its_error(
 def test_data_is_text_or_bytes() -> None:
     df = frame("partition_key", "data", kinds={"`data`": IntegerType()})
     assert error_of(df) == error(
-        "data=data has type int: give a string or binary column, such as to_json(...) or a cast"
+        "data='data' has type int: give a string or binary column, such as to_json(...) or a cast"
     )
 
 

@@ -66,7 +66,7 @@ def test_importing_the_client_needs_only_the_standard_library() -> None:
         ({"null_key": "drop"}, "null_key='drop': give 'spread'"),
         ({"stream_column": "to"}, "stream='s': every row goes there, and no column says where; give one of the two"),
         ({"json_options": {"a": None}}, "json_options={'a': None}: give a mapping of names to texts"),
-        ({"json_options": {}, "data": "d"}, "json_options={}: of the default payload, but data=d is sent as it is"),
+        ({"json_options": {}, "data": "d"}, "json_options={}: of the default payload, but data='d' is sent as it is"),
     ],
 )
 def test_an_option_that_does_not_hold_is_named_with_its_value(options: dict[str, Any], message: str) -> None:
@@ -155,7 +155,7 @@ def test_rows_go_back_to_their_source_only_where_that_is_asked_for(daemon: FakeD
     df = spark.sql("SELECT 'k' AS partitionKey, 'd' AS data, 'source' AS streamName")
     with pytest.raises(
         BadColumn,
-        match=r"no stream: give its name with the option stream; or, to write each row to the stream that its column "
+        match=r"no stream: give stream='NAME'; or, to write each row to the stream that its column "
         r"`streamName` names, stream_column=\"streamName\" \(data source: streamColumn\); columns: partitionKey,",
     ):
         write_batch(df, data="data", socket=daemon.path)
@@ -360,9 +360,9 @@ def test_what_kinesis_sources_call_their_columns_is_taken(daemon: FakeDaemon, sp
         ({"key": "upper(tailnum)"}, r"partition_key='upper\(tailnum\)': neither.*UNRESOLVED_COLUMN"),
         ({"key": "id.x"}, r"partition_key='id\.x': neither.*"),
         ({"data": "dat"}, r"data='dat': no such column, did you mean data\?"),
-        ({"data": "id"}, r"data=id has type bigint: give a string or binary column, such as to_json"),
+        ({"data": "id"}, r"data='id' has type bigint: give a string or binary column, such as to_json"),
         ({"explicit_hash_key": "nope"}, "explicit_hash_key='nope': no such column"),
-        ({"stream": None}, "no stream: give its name with the option stream, or a column `stream` "),
+        ({"stream": None}, "no stream: give stream='NAME', or a column `stream`; "),
     ],
 )
 def test_a_bad_column_is_named_before_any_job(

@@ -100,7 +100,7 @@ def signatures() -> str:
         kept = [
             parameter.replace(annotation=inspect.Parameter.empty)
             for parameter in called.parameters.values()
-            if parameter.name not in ("self", "unknown")
+            if parameter.name not in ("self", "misplaced", "unknown")
         ]
         text = f"{name}{called.replace(parameters=kept, return_annotation=inspect.Signature.empty)}"
         lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
