@@ -60,8 +60,8 @@ class Connection:
     ``tally`` counts how rows ended that were put without a tally of their own; by default it is a new one.
     ``acknowledged`` is called after each acknowledgement.
 
-    With ``dry_run`` its streams are opened for a dry run.  As its figures go with the daemon, so does the connection:
-    leave ``reconnect_timeout_seconds`` at 0.
+    With ``dry_run`` its streams are opened for a dry run.  The figures are lost with the session, and so the connection
+    ends with it: leave ``reconnect_timeout_seconds`` at 0.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Connection:
     ) -> None:
         self._dry_run = dry_run
         self.tally = Tally() if tally is None else tally
-        self._hello = dataclasses.replace(hello, comes_back=1)
+        self._hello = dataclasses.replace(hello, comes_back=int(not dry_run))
         self._paths = paths
         self._start = start
         self._connect_timeout_seconds = connect_timeout_seconds
@@ -313,7 +313,7 @@ class Connection:
                 step(self._session, deadline)
                 return
             except ConnectionFailed as ended:
-                if ended.code == Code.TABLE_FULL and not self._backlog.sent:
+                if ended.code == Code.TABLE_FULL and not self._backlog.sent and not self._dry_run:
                     self._sleep()
                     if not wakes and not self._backlog.again:
                         return

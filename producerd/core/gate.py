@@ -184,10 +184,6 @@ class AdmissionGate:
         """The users whose sessions have the stream open."""
         return list(self._sessions_of)
 
-    def has_user(self, uid: int | None) -> bool:
-        """Return whether a session of this user has the stream open."""
-        return uid in self._sessions_of
-
     def active_seconds(self, now: float) -> float:
         """Return for how many seconds in total at least one session has been blocked."""
         return self._active_seconds + (now - self._active_since if self._active_since is not None else 0.0)

@@ -241,8 +241,8 @@ class Session(asyncio.BufferedProtocol):
 
     @property
     def streams(self) -> list[Stream]:
-        """The streams that the client has open."""
-        return [opened.stream for opened in self._opened.values()]
+        """The streams that the client has open, also for a dry run."""
+        return [opened.stream.of for opened in self._opened.values()]
 
     @property
     def idle_since(self) -> float | None:

@@ -171,9 +171,20 @@ class Stream:
         self._touched(self)
         return member
 
-    def has_user(self, uid: int | None) -> bool:
-        """Return whether a session of a user has the stream open, or a dry run of it."""
-        return self.gate.has_user(uid) or any(follower.has_user(uid) for follower in self.followers)
+    @property
+    def of(self) -> Stream:
+        """The stream itself, or the one that this is a dry run of."""
+        return self
+
+    @property
+    def users(self) -> set[int | None]:
+        """The users whose sessions have the stream open, or a dry run of it."""
+        return {uid for stream in (self, *self.followers) for uid in stream.gate.users}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a session has the stream open, or a dry run of it."""
+        return bool(self.gate.sessions or self.followers)
 
     def reserve(self, member: Member, frame_id: int, layout: Layout, now: float) -> Ticket:
         """Ask the gate for room for a session's frame.  The gate may call the session back before this returns."""
@@ -372,7 +383,7 @@ class Stream:
 
     @property
     def _is_idle(self) -> bool:
-        return self.pipeline.idle and not self.gate.sessions and not self.pipeline.paused
+        return self.pipeline.idle and not self.is_open and not self.pipeline.paused
 
     # ---- what holds the queue
 

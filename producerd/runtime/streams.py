@@ -110,8 +110,15 @@ class Streams:
         return stream or self._make(name, uid)
 
     def open_dry(self, name: str, uid: int | None) -> DryRun:
-        """Return a dry run of a stream for one session of this user.  Raise Refused as `open` does."""
+        """Return a dry run of a stream for one session of this user.
+
+        Raise Refused as `open` does, or if too many are open: each takes the memory of a stream.
+        """
         stream, node = self.open(name, uid), self.config.node
+        own = sum(uid in one.users for one in self._dry_runs)
+        if len(self._dry_runs) >= node.max_connections or own >= node.most_connections_of_a_user:
+            message = f"{own} dry runs are open for user id {uid}, {len(self._dry_runs)} in all: run fewer tasks at a time"
+            raise Refused(message, code=Code.STREAM_LIMIT)
         limits = node.max_frame_bytes, node.max_frame_records
         dry_run = DryRun(stream, *limits, self.budget, self.in_flight, touched=self._dispatcher.look_at)
         self._dispatcher.add(dry_run, dry_run)
@@ -133,8 +140,7 @@ class Streams:
 
     def ask_service(self, stream: Stream, receive: Callable[[ServiceAnswer], None]) -> None:
         """Ask a stream's service whether it would store records.  ``receive`` is called with the answer."""
-        of = stream.of if isinstance(stream, DryRun) else stream
-        if (asking := self._askings.get(of)) is not None:
+        if (asking := self._askings.get(stream.of)) is not None:
             asking.ask(receive)
 
     def hand_room_on(self, now: float) -> None:
@@ -178,7 +184,7 @@ class Streams:
         self._openers[stream] = uid
         kinesis = AioKinesis(client, self._executor)
         calls = SparingCalls(
-            kinesis, self._allowance, lambda: [*stream.gate.users, uid], partial(self._is_known, stream)
+            kinesis, self._allowance, lambda: {*stream.users, uid}, partial(self._is_known, stream)
         )
         self._askings[stream] = Asking(stream, calls, self._tasks)
         self._watches[stream] = self._tasks.create_task(ShardWatch(stream, calls).run())
@@ -197,7 +203,7 @@ class Streams:
 
     def _check_share(self, name: str, stream: Stream | None, uid: int | None) -> None:
         """Raise Refused if the user's clients have all streams open that they may, and this would be one more."""
-        if name in self.config.streams or (stream is not None and stream.has_user(uid)):
+        if name in self.config.streams or (stream is not None and uid in stream.users):
             return
         most = self.config.node.most_streams_of_a_user
         if self._streams_of(uid) >= most:
@@ -212,7 +218,7 @@ class Streams:
 
         Records that nobody waits for any more keep such a stream, too.
         """
-        return stream.has_user(uid) or (self._openers[stream] == uid and not _works(stream))
+        return uid in stream.users or (self._openers[stream] == uid and not _works(stream))
 
     def _streams_of(self, uid: int | None) -> int:
         return sum(self._is_of(one, uid) for one in self if one.name not in self.config.streams)
@@ -236,7 +242,7 @@ class Streams:
             return _works(stream), inf if since is None else since
 
         if len(self) >= self.config.node.max_streams:
-            unused = [stream for stream in self._may_go() if not stream.gate.sessions]
+            unused = [stream for stream in self._may_go() if not stream.is_open]
             if unused:
                 self._forget(min(unused, key=rank))
 
@@ -253,8 +259,8 @@ class Streams:
         idle = self._connections.idle_streams()
         ranked = []
         for stream in self._may_go():
-            least = min((self._streams_of(user) for user in stream.gate.users), default=0)
-            if stream in idle and uid not in stream.gate.users and least > own + 1:
+            least = min((self._streams_of(user) for user in stream.users), default=0)
+            if stream in idle and uid not in stream.users and least > own + 1:
                 ranked.append((-least, idle[stream], stream))
         if ranked:
             _, _, going = min(ranked, key=itemgetter(0, 1))

@@ -440,7 +440,7 @@ async def test_calls_about_a_stream_are_spared_until_it_is_listed_or_has_worked(
         caller: Any = SimpleNamespace()
         new.join(caller, patient=False, uid=8)
         assert [is_known() for _, is_known in made] == [True, False]
-        assert [users() for users, _ in made] == [[7], [8, 7]]
+        assert [users() for users, _ in made] == [{7}, {7, 8}]
         new.pipeline.health.stored()
         assert [is_known() for _, is_known in made] == [True, True]
         streams.reload(Config(), 0.0)
@@ -448,8 +448,11 @@ async def test_calls_about_a_stream_are_spared_until_it_is_listed_or_has_worked(
 
 
 async def test_a_dry_run_ends_with_its_session_and_takes_no_place_of_a_stream() -> None:
-    """Its rows are at work when the client leaves; the parts of the node are then as before."""
-    async with streams_of(Config(node=NodeSettings(max_streams=1))) as streams:
+    """Its rows are at work when the client leaves; the parts of the node are then as before.
+
+    Meanwhile the stream stays, and so does the number of dry runs within that of connections.
+    """
+    async with streams_of(Config(node=NodeSettings(max_streams=1, max_connections=2))) as streams:
         floor_bytes, host = streams.budget.floor_bytes, StandInHost()
         sessions = [Session(host, number) for number in range(2)]
         for session in sessions:
@@ -468,6 +471,11 @@ async def test_a_dry_run_ends_with_its_session_and_takes_no_place_of_a_stream() 
         assert len(streams) == 1
         assert streams.budget.floor_bytes < floor_bytes
         assert len(dry_run.of.followers) == 2
+        with pytest.raises(Refused, match="2 dry runs are open for user id None, 2 in all"):
+            streams.open_dry("flights", None)
+        with pytest.raises(Refused, match="max_streams = 1 streams are in use"):
+            streams.open("other", 7)
+        assert dry_run.of.idle_since is None
         for session in sessions:
             session.connection_lost(None)
         await until_on_loop(lambda: not streams._dry_runs)

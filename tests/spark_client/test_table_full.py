@@ -170,6 +170,30 @@ def test_who_is_sent_away_again_and_again_gives_up_after_its_connect_time_out(da
     assert len(daemon.sessions) < 50, "it does not come back without a pause"
 
 
+def test_a_dry_run_ends_with_its_session_as_its_figures_do(daemon: FakeDaemon) -> None:
+    """Coming back would lose what the daemon had counted."""
+
+    def makes_place(session: Session) -> None:
+        session.start(dry_runs=1)
+        session.expect(frames.Status)
+        session.send(frames.Blocked(1, 0.0, "", service=frames.Service.READY))
+        session.ack(session.take_frame())
+        session.send(frames.Close(Code.TABLE_FULL, "make place"))
+
+    daemon.runs(makes_place)
+    with Connection(HELLO, [daemon.path], dry_run=True) as connection:
+
+        def put_two() -> None:
+            for data in (b"a", b"b"):
+                connection.put("s", rows(data))
+                connection.flush(10)
+
+        with pytest.raises(ConnectionFailed, match="make place"):
+            put_two()
+    assert len(daemon.sessions) == 1
+    assert daemon.hellos[0].comes_back == 0
+
+
 def test_a_daemon_that_owes_an_acknowledgement_is_lost_whatever_it_says(daemon: FakeDaemon) -> None:
     def breaks_its_word(session: Session) -> None:
         session.start()
