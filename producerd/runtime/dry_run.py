@@ -18,7 +18,6 @@ import numpy as np
 from producerd.core import turn
 from producerd.core.budget import NodeBudget, NodeInFlight
 from producerd.core.encoding.entries import EncodedRequest
-from producerd.core.failures import meaning_of
 from producerd.core.gate import Member, Ticket
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.intake import CheckedRows
@@ -28,7 +27,6 @@ from producerd.core.sending.requests import Request
 from producerd.core.shards.hash_keys import I32, MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.core.stats import Histogram
-from producerd.errors import Code
 from producerd.runtime.stream import SUMMARY_PATIENCE_SECONDS, Stream, within
 from producerd.wire import frames
 from producerd.wire.columns import Body
@@ -62,10 +60,10 @@ class DryRun(Stream):
         in_flight: NodeInFlight,
         touched: Callable[[Stream], None],
     ) -> None:
-        unheld = {"aggregation": "kpl", "shard_rate_fraction": UNPACED, "linger_seconds": inf}
-        settings = stream.settings.model_copy(update=unheld)
+        unheld = {"shard_rate_fraction": UNPACED, "linger_seconds": inf, "record_ttl_seconds": 0}
+        settings = stream.settings.model_copy(update={"aggregation": "kpl", **unheld})
         super().__init__(stream.name, settings, max_frame_bytes, max_frame_records, node, in_flight, touched=touched)
-        self.of = stream
+        self._of = stream
         self._over, self._summary_known = asyncio.Event(), asyncio.Event()
         self._sizes = Histogram(SIZE_BOUNDS)
         self._rows = self._units = 0
@@ -80,14 +78,20 @@ class DryRun(Stream):
         """Learn what the stream knows of its shards, and follow it."""
         self.of.followers.add(self)
         self.of.summary_wanted.set()
+        self.service_answered(now)  # so that the wait for the list has an end
         if (shard_map := self.of.pipeline.shard_map) is not None:
             self.learn_shards(shard_map, now, now)
-        elif self.of.pipeline.map_error and not self.of.pipeline.rules.entries.aggregate:
-            self.learn_shards(UNKNOWN_SHARDS, now, now)
-        else:
-            self.of.want_shards()
+            return
+        if self.of.pipeline.known.was_denied:
+            self._do_without_shards(now)
+        self.of.want_shards()
 
     # ---- as a stream
+
+    @property
+    def of(self) -> Stream:
+        """The stream that it is a dry run of."""
+        return self._of
 
     def check(self, body: Body) -> CheckedRows:
         """Check a frame's body as the stream itself does."""
@@ -123,14 +127,15 @@ class DryRun(Stream):
     def shards_not_read(
         self, code: str, message: str, now: float, *, wrong_endpoint: bool = False, request_id: str = ""
     ) -> None:
-        """Note that the shards cannot be read.  Count rows as in one shard, unless the stream needs them."""
-        if self.of.pipeline.rules.entries.aggregate or meaning_of(code).code == Code.STREAM_NOT_FOUND:
-            super().shards_not_read(code, message, now, wrong_endpoint=wrong_endpoint, request_id=request_id)
-        elif self.pipeline.shard_map is None:
-            self.learn_shards(UNKNOWN_SHARDS, now, now)
+        """Note that the shards cannot be read.  Count rows as in one shard if that is denied, unless they need it."""
+        super().shards_not_read(code, message, now, wrong_endpoint=wrong_endpoint, request_id=request_id)
+        if self.pipeline.known.was_denied:
+            self._do_without_shards(now)
 
     async def ended(self) -> None:
         """Return when its session has left and none of its rows is at work."""
+        await within(self.settings.shard_map_wait_seconds, self._over)
+        self._do_without_shards(asyncio.get_running_loop().time())
         await self._over.wait()
         self.of.followers.discard(self)
         await self.flush_all().done.wait()
@@ -161,7 +166,8 @@ class DryRun(Stream):
         self._entry_units += _units(request.sizes)
         names = [lane.shard.shard_id for lane in sent.lanes]
         rows = np.bincount(request.lanes, np.diff(request.ends, prepend=0), minlength=len(names)).tolist()
-        self._shards.update({name: int(count) for name, count in zip(names, rows, strict=True)})
+        # While rows go plain for lack of a list, their shard has no name.
+        self._shards.update({name: int(count) for name, count in zip(names, rows, strict=True) if name})
         return _answer(sent, request, names)
 
     # ---- what it found
@@ -178,7 +184,7 @@ class DryRun(Stream):
             self._entries,
             self._entry_bytes,
             self._entry_units,
-            aggregates=int(self.of.pipeline.rules.entries.aggregate),
+            aggregates=int(self._needs_shards),
             open_shards=len(known or ()),
             max_record_bytes=limit_bytes if limit_bytes <= SIZE_BOUNDS[-1] else 0,
             shards=tuple(sorted(self._shards.items())) if known else (),
@@ -186,6 +192,15 @@ class DryRun(Stream):
                 (str(bound), count) for bound, count in zip(SIZE_BOUNDS, self._sizes.counts, strict=False) if count
             ),
         )
+
+    @property
+    def _needs_shards(self) -> bool:
+        return self.of.pipeline.rules.entries.aggregate
+
+    def _do_without_shards(self, now: float) -> None:
+        """Count rows as in one shard if no list has come, unless the stream itself needs one."""
+        if self.pipeline.shard_map is None and not self._needs_shards:
+            self.learn_shards(UNKNOWN_SHARDS, now, now)
 
     def _count(self, rows: CheckedRows) -> None:
         """Count the good rows of a frame, except larger ones, whose requests show whether the stream takes them."""

@@ -117,8 +117,8 @@ class Streams:
         stream, node = self.open(name, uid), self.config.node
         own = sum(uid in one.users for one in self._dry_runs)
         if len(self._dry_runs) >= node.max_connections or own >= node.most_connections_of_a_user:
-            message = f"{own} dry runs are open for user id {uid}, {len(self._dry_runs)} in all: run fewer tasks at a time"
-            raise Refused(message, code=Code.STREAM_LIMIT)
+            message = f"{len(self._dry_runs)} dry runs are open, {own} of them for user id {uid}"
+            raise Refused(f"{message}: run fewer tasks at a time", code=Code.STREAM_LIMIT)
         limits = node.max_frame_bytes, node.max_frame_records
         dry_run = DryRun(stream, *limits, self.budget, self.in_flight, touched=self._dispatcher.look_at)
         self._dispatcher.add(dry_run, dry_run)
@@ -183,9 +183,7 @@ class Streams:
         )
         self._openers[stream] = uid
         kinesis = AioKinesis(client, self._executor)
-        calls = SparingCalls(
-            kinesis, self._allowance, lambda: {*stream.users, uid}, partial(self._is_known, stream)
-        )
+        calls = SparingCalls(kinesis, self._allowance, lambda: {*stream.users, uid}, partial(self._is_known, stream))
         self._askings[stream] = Asking(stream, calls, self._tasks)
         self._watches[stream] = self._tasks.create_task(ShardWatch(stream, calls).run())
         self._dispatcher.add(stream, kinesis)

@@ -75,6 +75,40 @@ def test_its_figures_are_those_of_the_write_and_nothing_is_stored(
         assert dict(figures.shards) == Counter(entry.shard_id for entry in flights.entries())
 
 
+def test_rows_wait_for_the_shards_and_do_not_expire(kinesis: FakeKinesis, server: FakeServer) -> None:
+    """A write lingers less; and one reading that fails does not show that the daemon may not list the shards."""
+    kinesis.script(Fault("error", action="ListShards", status=500, code="InternalFailure"))
+    with (
+        daemon(server.url, record_ttl_seconds=0.05) as running,
+        WireClient(running.socket).hello(take_good=True) as client,
+    ):
+        client.send(frames.Open(1, "flights", dry_run=1))
+        client.expect(frames.Opened)
+        client.put(rows(100))
+        assert client.hears_nothing()
+        client.send(frames.Flush(1))
+        assert client.acks()[0].stored == 100
+        client.send(frames.Status(1, asks_figures=1))
+        assert sum(count for _, count in client.expect(frames.Figures).shards) == 100
+
+
+def test_the_wait_for_the_shards_has_an_end(kinesis: FakeKinesis, server: FakeServer) -> None:
+    """As in a write, rows to be aggregated then go as they are."""
+    kinesis.standing.append(Fault("hang", action="ListShards"))
+    with (
+        daemon(server.url, aggregation="kpl", shard_map_wait_seconds=0.5) as running,
+        WireClient(running.socket).hello(take_good=True) as client,
+    ):
+        client.send(frames.Open(1, "flights", dry_run=1))
+        client.expect(frames.Opened)
+        client.put(rows(100))
+        client.send(frames.Flush(1))
+        assert client.acks()[0].stored == 100
+        client.send(frames.Status(1, asks_figures=1))
+        figures = client.expect(frames.Figures)
+        assert (figures.aggregated_records, figures.open_shards) == (100, 0)
+
+
 def test_a_record_over_the_streams_limit_is_judged(kinesis: FakeKinesis, server: FakeServer) -> None:
     # The limit is not known when the record comes.
     kinesis.standing.append(Fault("answer", action="DescribeStreamSummary", delay_seconds=1))

@@ -450,7 +450,7 @@ async def test_calls_about_a_stream_are_spared_until_it_is_listed_or_has_worked(
 async def test_a_dry_run_ends_with_its_session_and_takes_no_place_of_a_stream() -> None:
     """Its rows are at work when the client leaves; the parts of the node are then as before.
 
-    Meanwhile the stream stays, and so does the number of dry runs within that of connections.
+    Meanwhile the stream stays.  There are at most as many dry runs as connections.
     """
     async with streams_of(Config(node=NodeSettings(max_streams=1, max_connections=2))) as streams:
         floor_bytes, host = streams.budget.floor_bytes, StandInHost()
@@ -471,7 +471,7 @@ async def test_a_dry_run_ends_with_its_session_and_takes_no_place_of_a_stream() 
         assert len(streams) == 1
         assert streams.budget.floor_bytes < floor_bytes
         assert len(dry_run.of.followers) == 2
-        with pytest.raises(Refused, match="2 dry runs are open for user id None, 2 in all"):
+        with pytest.raises(Refused, match="2 dry runs are open, 2 of them for user id None"):
             streams.open_dry("flights", None)
         with pytest.raises(Refused, match="max_streams = 1 streams are in use"):
             streams.open("other", 7)

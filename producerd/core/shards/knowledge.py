@@ -68,6 +68,11 @@ class KnownShards:
         """The reason why the last reading failed, or ""."""
         return self._wait.error
 
+    @property
+    def was_denied(self) -> bool:
+        """Whether the last reading was denied, which lasts until somebody grants the permission."""
+        return self._wait.denied
+
     def is_denied(self, now: float) -> bool:
         """Return whether rows that need the list are refused, because reading it was denied for long enough."""
         return self.map is None and self._wait.refuses(now)
