@@ -5,6 +5,7 @@ Each task's daemon counts its rows as they are and as it packs them into aggrega
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -14,6 +15,8 @@ from producerd.wire.frames import Figures
 
 LEAST_LIMIT_BYTES: Final = 1 << 20
 """The limit on a record that each stream has at least."""
+MOST_SAID: Final = 4
+"""How many streams, and reasons of bad rows, the printed line has."""
 
 
 class Packed(NamedTuple):
@@ -27,7 +30,7 @@ class Packed(NamedTuple):
     units: int
 
     def __str__(self) -> str:
-        return f"{self.units:,} units of {self.records:,} records"
+        return f"{self.units:,} PUT payload units of {self.records:,} records"
 
 
 class StreamDryRun(NamedTuple):
@@ -61,9 +64,12 @@ class StreamDryRun(NamedTuple):
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yield what is shown of it, each with its name."""
+        if not self.plain.records:
+            yield "good records", "none"
+            return
         plain, aggregated = ("", " (as set)") if self.aggregates else (" (as set)", "")
-        yield "PUT payload units", f"{self.plain}{plain}"
-        yield 'with aggregation = "kpl"', f"{self.aggregated}{aggregated}"
+        yield "plain", f"{self.plain}{plain}"
+        yield "aggregated", f"{self.aggregated}{aggregated}"
         if self.open_shards:
             yield "shards", f"{len(self.shards)} of {self.open_shards}, the fullest gets {self.fullest_share:.0%}"
         else:
@@ -81,8 +87,9 @@ class DryRunResult(NamedTuple):
     bad: Mapping[str, int]
 
     def __str__(self) -> str:
-        bad = "".join(f"; {count:,} bad: {reason}" for reason, count in self.bad.items())
-        return "; ".join(map(str, self.streams)) + bad
+        streams = sorted(self.streams, key=lambda one: -one.plain.bytes)
+        said = [f"{count:,} bad: {reason}" for reason, count in self.bad.items()], [str(one) for one in streams]
+        return "; ".join(itertools.chain.from_iterable(map(_first, said, ("reasons", "streams"))))
 
 
 def of_figures(stream: str, figures: Figures) -> StreamDryRun:
@@ -131,6 +138,12 @@ def _sum(some: Sequence[StreamDryRun]) -> StreamDryRun:
         sizes=dict(sorted(sizes.items())),
         max_record_bytes=max(one.max_record_bytes for one in some),
     )
+
+
+def _first(said: Sequence[str], name: str) -> list[str]:
+    """Return what fits in a line of some."""
+    more = len(said) - MOST_SAID
+    return [*said[:MOST_SAID], *([f"{more:,} more {name}"] if more > 0 else [])]
 
 
 def _size(size_bytes: int) -> str:

@@ -52,7 +52,7 @@ MOST_TASKS: Final = 200
 
 def _name_of(plan: Plan) -> str:
     stream = f"stream {plan.stream}" if plan.stream is not None else "the streams of its rows"
-    batch = "the write" if plan.batch_id is None else f"batch {plan.batch_id}"
+    batch = f"the {'dry run' if plan.dry_run else 'write'}" if plan.batch_id is None else f"batch {plan.batch_id}"
     return f"{batch} to {stream}"
 
 

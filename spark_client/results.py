@@ -242,8 +242,8 @@ class BatchResult(NamedTuple):
     def __str__(self) -> str:
         """Return the line that a log and a notebook show."""
         if self.dry_run is not None:
-            good = self.records - self.skipped
-            return f"dry run, nothing is stored: {good:,} of {self.records:,} records are good; {self.dry_run}"
+            good = f"{self.records - self.skipped:,} of {self.records:,} records are good"
+            return "; ".join(filter(None, (f"dry run, nothing is stored: {good}", str(self.dry_run))))
         batch = "" if self.batch_id is None else f"batch {self.batch_id}"
         of = ", ".join(filter(None, (self.stream, batch)))
         of = f"{of}: " if of else ""
@@ -273,15 +273,18 @@ class BatchResult(NamedTuple):
         shown += [("records", self.records), ("bytes", self.bytes)]
         if self.dry_run is not None:
             shown += [("dry run", "nothing is stored")]
-            for one in self.dry_run.streams:
+            for one in self.dry_run.streams[:MAX_ROWS_NAMED]:
                 shown += [*([("stream", one.stream)] if self.stream is None else []), *one.lines()]
+            if (more := len(self.dry_run.streams) - MAX_ROWS_NAMED) > 0:
+                shown += [("more streams", more)]
             shown += [("bad", f"{count:,} {reason}") for reason, count in self.dry_run.bad.items()]
         if self.partitions:
             hosts = names_of(partition.host for partition in self.partitions)
             shown += [("tasks", f"{len(self.partitions)} on {hosts}")]
         if self.seconds:
-            shown += [("seconds", self.seconds), ("records per second", round(self.records_per_second))]
-        if self.dry_run is None:
+            shown += [("seconds", self.seconds)]
+        if self.dry_run is None:  # whose time says nothing about a write's
+            shown += [("records per second", round(self.records_per_second))] if self.seconds else []
             shown += [("waiting share", f"{self.waiting_share:.0%}"), ("seconds blocked", self.seconds_blocked)]
             shown += [("seconds flushing", self.seconds_flushing), *([("held by", self.why)] if self.why else [])]
         shown += [(name.replace("_", " "), value) for name, value in self._counted()]

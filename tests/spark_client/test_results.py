@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from producerd.errors import Code, ConnectionFailed, RecordsFailed, RowFailure
+from spark_client.dry_run import Packed, StreamDryRun
 from spark_client.results import DaemonFigures, PartitionResult, SkippedRow, as_line, error_in, marked, merge, names_of
 
 INVALID = RowFailure(Code.RECORD_INVALID, "no <data>", 1, False, (3,), "s", judged=True)
@@ -108,6 +109,32 @@ def test_a_batch_without_tasks_is_shown_too() -> None:
     shown = merge(None, "s", [], skip_bad_records=True)._repr_html_()
     assert shown.replace(LEFT, "").startswith("<table><tr><th>stream</th><td>s</td></tr>")
     assert "tasks" not in shown
+
+
+def test_a_dry_run_is_one_line_and_a_table_however_many_streams_it_has() -> None:
+    """The largest streams come first, after the most frequent reasons of bad rows."""
+    some = tuple(
+        StreamDryRun(
+            f"s{size:02}", Packed(2, size, 2), Packed(1, size, 1), True, 4, {"shardId-0": 2}, {1024: 2}, 1 << 20
+        )
+        for size in range(1, 30)
+    )
+    bad = [RowFailure(Code.RECORD_INVALID, f"bad {kind}", kind, False, (), "s", True) for kind in range(1, 7)]
+    found = merge(None, None, [result(0, *bad)._replace(dry_run=some)], skip_bad_records=True, dry_run=True)
+    assert str(found) == (
+        "dry run, nothing is stored: 1,479 of 1,500 records are good; 6 bad: RECORD_INVALID: bad 6; "
+        "5 bad: RECORD_INVALID: bad 5; 4 bad: RECORD_INVALID: bad 4; 3 bad: RECORD_INVALID: bad 3; 2 more reasons; "
+        + "; ".join(
+            f"s{size}: plain: 2 PUT payload units of 2 records; aggregated: 1 PUT payload units of 1 records (as set); "
+            "shards: 1 of 4, the fullest gets 100%; sizes: 2 up to 1 KiB"
+            for size in (29, 28, 27, 26)
+        )
+        + "; 25 more streams"
+    )
+    assert found._repr_html_().count("PUT payload units of 2 records") == 20
+    assert '>more streams</th><td style="text-align: left">9<' in found._repr_html_()
+    empty = merge(None, "s", [], skip_bad_records=True, dry_run=True)
+    assert str(empty) == "dry run, nothing is stored: 0 of 0 records are good"
 
 
 def test_a_result_lists_the_first_20_skipped_rows_and_files() -> None:
