@@ -11,7 +11,6 @@ import pytest
 
 from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.config.memory import mib, needed_bytes
-from producerd.ctl import commands as producerctl
 from producerd.errors import Code
 from spark_client.options import OPTIONS
 from tests.faults.scenarios import all_scenarios
@@ -108,13 +107,6 @@ def test_every_option_and_every_setting_is_in_a_table() -> None:
     assert all(f"| `{option.name}` | " in spark for option in OPTIONS)
     names = [*NodeSettings.model_fields, *StreamSettings.model_fields]
     assert all(f"| `{name}` | " in configuration for name in names)
-
-
-def test_the_page_for_operators_has_each_command_of_producerctl() -> None:
-    rows = re.findall(r"^\| (`producerctl .*?`) \| ", (DOCS / "operate/operations.md").read_text(), flags=re.MULTILINE)
-    named = {name for row in rows for name in re.findall(r"`producerctl (\w+)", row)}
-    (commands,) = producerctl._parser()._subparsers._group_actions  # type: ignore[union-attr]  # argparse has no question
-    assert named == set(commands.choices or ())
 
 
 def test_the_terms_of_the_glossary_stand_in_order_and_each_once() -> None:

@@ -45,7 +45,7 @@ Level = tuple[float, Literal["orange", "red", "green"]]
 class DashboardPanel(NamedTuple):
     """A panel: ``does`` says what it shows and what to do about it, ``queries`` has an expression for each legend.
 
-    ``section`` is the heading of docs/operate/operations.md that helps.  ``none`` stands in place of "No data".  Below
+    ``help`` is the page of docs/operate, and its heading, that helps.  ``none`` stands in place of "No data".  Below
     its first level a panel is green, or red if ``is_worst_low``.
     """
 
@@ -53,7 +53,7 @@ class DashboardPanel(NamedTuple):
     does: str
     unit: str
     queries: Mapping[str, str]
-    section: str
+    help: str
     width: int = 8
     kind: Literal["timeseries", "stat", "table"] = "timeseries"
     levels: Sequence[Level] = ()
@@ -114,7 +114,7 @@ FLEET_PANELS: Final = (
         "rules of alerts.yml: without them the shares on the right have no data.",
         "short",
         {"": f'count({FIRING}, severity="page"}}) or vector(0)'},
-        "alerts",
+        "metrics.md#alerts",
         4,
         "stat",
         [(1, "red")],
@@ -124,7 +124,7 @@ FLEET_PANELS: Final = (
         "Alerts that do not page and fire now: delivery works, but not forever, or not on each node.",
         "short",
         {"": f'count({FIRING}, severity="ticket"}}) or vector(0)'},
-        "alerts",
+        "metrics.md#alerts",
         4,
         "stat",
         [(1, "orange")],
@@ -134,7 +134,7 @@ FLEET_PANELS: Final = (
         "Share of the nodes that serve clients. Below 100 %, the row Node lists the others. A drain counts, too.",
         "percentunit",
         {"": '(sum(producerd_ready{<fleet>}) or vector(0)) / count(up{job="producerd", <fleet>})'},
-        "producerddaemonsdown",
+        "runbook-pages.md#producerddaemonsdown",
         4,
         "stat",
         [(1 - PAGE_SHARE, "orange"), (1, "green")],
@@ -147,7 +147,7 @@ FLEET_PANELS: Final = (
         "unless callers wait for the shards. See the row Stream for what holds the stream.",
         "percentunit",
         {"": f"1 - max({LATE.replace('}', f', {NAMED}}}')})"},
-        "producerdlateburn",
+        "runbook-pages.md#producerdlateburn",
         4,
         "stat",
         [(0.856, "orange"), (0.99, "green")],
@@ -160,7 +160,7 @@ FLEET_PANELS: Final = (
         "pages. The panel Failed, rejected and given up has the reasons.",
         "percentunit",
         {"": f"1 - max({FAILED.replace('}', f', {NAMED}}}')})"},
-        "producerdfailedburn",
+        "runbook-pages.md#producerdfailedburn",
         4,
         "stat",
         [(0.9856, "orange"), (0.999, "green")],
@@ -173,18 +173,18 @@ FLEET_PANELS: Final = (
         "If it lasts, see Why callers wait.",
         "short",
         {"": "sum(producerd_backpressure_blocked_clients{<fleet>})"},
-        "why-a-stream-is-slow",
+        "slow-streams.md",
         4,
         "stat",
         none="Prometheus knows of no daemon",
     ),
     DashboardPanel(
         "Alerts",
-        "Alerts that fire, and those that are about to (pending). Each name is a heading of "
-        "docs/operate/operations.md, which says what to do. Click a stream to see its row.",
+        "Alerts that fire, and those that are about to (pending). Each name has a card in "
+        "docs/operate/runbook-pages.md or runbook-tickets.md. Click a stream to see its row.",
         "short",
         {"": 'ALERTS{alertname=~"Producerd.+", <fleet>}'},
-        "alerts",
+        "metrics.md#alerts",
         12,
         "table",
         none="No alert fires or is pending",
@@ -196,7 +196,7 @@ FLEET_PANELS: Final = (
         "The row Node lists the nodes.",
         "percentunit",
         {"{{trouble}}": f"max by (trouble) (producerd:trouble:ratio{{<fleet>, {NAMED}}})"},
-        "producerdnodesintrouble",
+        "runbook-tickets.md#producerdnodesintrouble",
         12,
         levels=[(PAGE_SHARE, "red")],
         none="No node is in trouble, or alerts.yml is not loaded",
@@ -208,7 +208,7 @@ FLEET_PANELS: Final = (
         "holds the stream.",
         "percentunit",
         {"{{stream}} {{cluster}} {{region}}": worst(LATE, "cluster, region, stream")},
-        "producerdlateburn",
+        "runbook-pages.md#producerdlateburn",
         levels=[(0.01, "orange"), (0.144, "red")],
         none=NO_TRAFFIC,
     ),
@@ -218,7 +218,7 @@ FLEET_PANELS: Final = (
         "streams. 0.1 % is the objective; 1.44 % pages. Fix the reason that the row Stream names.",
         "percentunit",
         {"{{stream}} {{cluster}} {{region}}": worst(FAILED, "cluster, region, stream")},
-        "producerdfailedburn",
+        "runbook-pages.md#producerdfailedburn",
         levels=[(0.001, "orange"), (0.0144, "red")],
         none=NO_TRAFFIC,
     ),
@@ -233,7 +233,7 @@ FLEET_PANELS: Final = (
             "ready": "sum(producerd_ready{<fleet>})",
             "draining": 'sum(producerd_state{<fleet>, state="draining"})',
         },
-        "producerddaemonsdown",
+        "runbook-pages.md#producerddaemonsdown",
     ),
     DashboardPanel(
         "Throughput",
@@ -244,7 +244,7 @@ FLEET_PANELS: Final = (
             "stored": rate("producerd_delivered_records_total", "<fleet>"),
             "failed": rate("producerd_failed_records_total", "<fleet>"),
         },
-        "why-a-stream-is-slow",
+        "slow-streams.md",
     ),
     DashboardPanel(
         "Queues",
@@ -255,7 +255,7 @@ FLEET_PANELS: Final = (
                 "sum by (cluster, region, stream) (producerd_queue_bytes{<fleet>})", "cluster, region, stream"
             )
         },
-        "why-a-stream-is-slow",
+        "slow-streams.md",
     ),
     DashboardPanel(
         "Versions and settings",
@@ -267,7 +267,7 @@ FLEET_PANELS: Final = (
             "settings {{hash}}": "count by (hash) (producerd_config_info{<fleet>})",
             "refused their settings": ("count(producerd_config_last_reload_successful{<fleet>} == 0) or vector(0)"),
         },
-        "producerdsettingsdiffer",
+        "runbook-tickets.md#producerdsettingsdiffer",
     ),
 )
 
@@ -288,7 +288,7 @@ STREAM_PANELS: Final = (
             "failed": rate("producerd_failed_records_total", "<stream>"),
             "given up": rate("producerd_discarded_records_total", "<stream>"),
         },
-        "why-a-stream-is-slow",
+        "slow-streams.md",
     ),
     DashboardPanel(
         "Bytes",
@@ -298,7 +298,7 @@ STREAM_PANELS: Final = (
             "accepted": rate("producerd_ingest_bytes_total", "<stream>"),
             "stored": rate("producerd_delivered_bytes_total", "<stream>"),
         },
-        "why-a-stream-is-slow",
+        "slow-streams.md",
     ),
     DashboardPanel(
         "Use of all shards",
@@ -316,7 +316,7 @@ STREAM_PANELS: Final = (
                 BY_STREAM,
             ),
         },
-        "producerdthrottled",
+        "runbook-tickets.md#producerdthrottled",
         levels=[(1, "red")],
         none="No node has read the list of shards",
     ),
@@ -331,7 +331,7 @@ STREAM_PANELS: Final = (
             "bytes, median node": f"quantile(0.5, max by ({BY_INSTANCE}) ({FILL_BYTES}))",
             "records, median node": f"quantile(0.5, max by ({BY_INSTANCE}) ({FILL_RECORDS}))",
         },
-        "why-a-stream-is-slow",
+        "slow-streams.md",
         levels=[(0.875, "orange")],
     ),
     DashboardPanel(
@@ -340,7 +340,7 @@ STREAM_PANELS: Final = (
         "objective; ten minutes on a twentieth of the nodes page.",
         "s",
         over_nodes("producerd_queue_oldest_record_age_seconds{<stream>}"),
-        "producerdrecordsstuck",
+        "runbook-pages.md#producerdrecordsstuck",
         levels=[(60, "orange"), (600, "red")],
     ),
     DashboardPanel(
@@ -349,7 +349,7 @@ STREAM_PANELS: Final = (
         "60 s. A high one with full queues is the stream's pace; with empty queues it is the way to Kinesis.",
         "s",
         quantiles("producerd_delivery_latency_seconds", "<stream>"),
-        "producerdlateburn",
+        "runbook-pages.md#producerdlateburn",
         levels=[(60, "red")],
         none="Nothing was stored",
     ),
@@ -358,16 +358,16 @@ STREAM_PANELS: Final = (
         "Callers that wait for room in the queue or in their own window, on all nodes.",
         "short",
         {"callers": "sum(producerd_backpressure_blocked_clients{<stream>})"},
-        "producerdbackpressure",
+        "runbook-tickets.md#producerdbackpressure",
     ),
     DashboardPanel(
         "Why callers wait",
         "Nodes on which some caller waits, by what holds the queue. Each cause has a line in "
-        "docs/operate/operations.md that says what to do: hot_shard: spread the keys; shard_rate: add shards or "
+        "docs/operate/slow-streams.md that says what to do: hot_shard: spread the keys; shard_rate: add shards or "
         "aggregate; service: see Errors of the service; paused: producerctl resume.",
         "short",
         {"{{cause}}": f"{rate('producerd_backpressure_cause_seconds_total', '<stream>', 'cause')} > 0"},
-        "why-a-stream-is-slow",
+        "slow-streams.md",
         is_stacked=True,
         none="No caller waits",
     ),
@@ -382,7 +382,7 @@ STREAM_PANELS: Final = (
                 "max(rate(producerd_record_rate_bound_seconds_total{<stream>}[$__rate_interval]))"
             ),
         },
-        "producerdbackpressure",
+        "runbook-tickets.md#producerdbackpressure",
         levels=[(0.5, "orange")],
     ),
     DashboardPanel(
@@ -391,7 +391,7 @@ STREAM_PANELS: Final = (
         f"{FOR_QUANTILES}",
         "s",
         means("producerd_backpressure_wait_seconds", "<stream>"),
-        "producerdbackpressure",
+        "runbook-tickets.md#producerdbackpressure",
         none="No frame had to wait",
     ),
     DashboardPanel(
@@ -400,7 +400,7 @@ STREAM_PANELS: Final = (
         "says what was stored; see Errors of the service.",
         "reqps",
         {"{{result}}": rate("producerd_put_requests_total", "<stream>", "result")},
-        "what-each-error-means-to-the-daemon",
+        "error-codes.md",
     ),
     DashboardPanel(
         "Duration of PutRecords",
@@ -408,16 +408,16 @@ STREAM_PANELS: Final = (
         f"Kinesis: the network, a proxy, the endpoint. {FOR_QUANTILES}",
         "s",
         means("producerd_put_request_duration_seconds", "<stream>"),
-        "hosts",
+        "aws-access.md#hosts",
         none="Nothing was sent",
     ),
     DashboardPanel(
         "Errors of the service",
         "Failed sends of a record, by the service's error. THROTTLED: the shards take less than is sent. UNREACHABLE: "
-        "the network. The others have a line in docs/operate/operations.md.",
+        "the network. The others have a line in docs/operate/error-codes.md.",
         "recps",
         {"{{code}}": f"{rate('producerd_record_errors_total', '<stream>', 'code')} > 0"},
-        "what-each-error-means-to-the-daemon",
+        "error-codes.md",
         is_stacked=True,
         none="No send failed",
     ),
@@ -433,7 +433,7 @@ STREAM_PANELS: Final = (
                 BY_STREAM,
             )
         },
-        "producerdthrottled",
+        "runbook-tickets.md#producerdthrottled",
         levels=[(0.2, "orange")],
         none="Nothing was stored",
     ),
@@ -443,7 +443,7 @@ STREAM_PANELS: Final = (
         "has a hot shard: producerctl shards on that node names it.",
         "percentunit",
         over_nodes("producerd_shard_utilization_max_ratio{<stream>}"),
-        "producerdthrottled",
+        "runbook-tickets.md#producerdthrottled",
         levels=[(1, "orange")],
     ),
     DashboardPanel(
@@ -456,7 +456,7 @@ STREAM_PANELS: Final = (
             "backed off, worst node": "max(producerd_shards_backing_off{<stream>})",
             "silent, worst node": "max(producerd_shards_silent{<stream>})",
         },
-        "producerdthrottled",
+        "runbook-tickets.md#producerdthrottled",
     ),
     DashboardPanel(
         "Refused and paused",
@@ -467,7 +467,7 @@ STREAM_PANELS: Final = (
             "refused": f"count(max by ({BY_INSTANCE}) (producerd_stream_up{{<stream>}} == 0)) or vector(0)",
             "paused": f"sum(max by ({BY_INSTANCE}) (producerd_stream_paused{{<stream>}}))",
         },
-        "producerdstreamrefused",
+        "runbook-pages.md#producerdstreamrefused",
     ),
     DashboardPanel(
         "Requests in flight",
@@ -475,7 +475,7 @@ STREAM_PANELS: Final = (
         "at Duration of PutRecords.",
         "short",
         over_nodes("producerd_inflight_requests{<stream>}"),
-        "why-a-stream-is-slow",
+        "slow-streams.md",
     ),
     DashboardPanel(
         "Size of requests and aggregates",
@@ -489,7 +489,7 @@ STREAM_PANELS: Final = (
             ),
             "records in a Kinesis record": mean("producerd_aggregation_user_records", "<stream>"),
         },
-        "producerdaggregationwouldhelp",
+        "runbook-tickets.md#producerdaggregationwouldhelp",
         none="Nothing was sent",
     ),
     DashboardPanel(
@@ -498,7 +498,7 @@ STREAM_PANELS: Final = (
         "records make a ticket.",
         "recps",
         {"{{cause}}": f"{rate('producerd_possible_duplicate_records_total', '<stream>', 'cause')} > 0"},
-        "producerdpossibleduplicates",
+        "runbook-tickets.md#producerdpossibleduplicates",
         none="No answer was lost",
     ),
     DashboardPanel(
@@ -511,7 +511,7 @@ STREAM_PANELS: Final = (
             "rejected, {{reason}}": f"{rate('producerd_ingest_rejected_records_total', '<stream>', 'reason')} > 0",
             "given up, {{reason}}": f"{rate('producerd_discarded_records_total', '<stream>', 'reason')} > 0",
         },
-        "producerdrecordsfailed",
+        "runbook-pages.md#producerdrecordsfailed",
         none="Every record was stored",
     ),
 )
@@ -553,7 +553,7 @@ NODE_PANELS: Final = (
         "its page.",
         "short",
         {"": f"topk(50, {TROUBLES}) by (trouble)"},
-        "producerdnodesintrouble",
+        "runbook-tickets.md#producerdnodesintrouble",
         COLUMNS,
         "table",
         none="No node is in trouble, or alerts.yml is not loaded",
@@ -564,7 +564,7 @@ NODE_PANELS: Final = (
         "a killed task does. For the others see ProducerdClientsRefused.",
         "cps",
         {"{{reason}}": f"{rate('producerd_client_disconnects_total', '<node>', 'reason')} > 0"},
-        "producerdclientsrefused",
+        "runbook-tickets.md#producerdclientsrefused",
         none="No connection has ended",
     ),
     _of_nodes(
@@ -572,14 +572,14 @@ NODE_PANELS: Final = (
         "Bytes that wait, of the chosen streams.",
         "bytes",
         f"sum by ({BY_INSTANCE}) (producerd_queue_bytes{{<stream>}})",
-        "why-a-stream-is-slow",
+        "slow-streams.md",
     ),
     _of_nodes(
         "Oldest records",
         "Age of the oldest record that waits. If few nodes stand out, look at their way to Kinesis.",
         "s",
         f"max by ({BY_INSTANCE}) (producerd_queue_oldest_record_age_seconds{{<stream>}})",
-        "producerdrecordsstuck",
+        "runbook-pages.md#producerdrecordsstuck",
         (60, "orange"),
         (600, "red"),
     ),
@@ -588,7 +588,7 @@ NODE_PANELS: Final = (
         "Open connections of clients. At max_connections an idle client makes place for the next one, if there is one.",
         "short",
         "producerd_client_connections{<node>}",
-        "producerdclientsrefused",
+        "runbook-tickets.md#producerdclientsrefused",
     ),
     DashboardPanel(
         "Event loops",
@@ -596,7 +596,7 @@ NODE_PANELS: Final = (
         "a quarter of a second a daemon has too little CPU, or its machine swaps.",
         "s",
         quantiles(LAG, "<node>"),
-        "producerddaemonbusy",
+        "runbook-tickets.md#producerddaemonbusy",
         levels=[(0.25, "orange")],
     ),
     _of_nodes(
@@ -604,7 +604,7 @@ NODE_PANELS: Final = (
         "Mean delay of the event loop's timers. Give these nodes CPU, or find what else runs there.",
         "s",
         f"rate({LAG}_sum{{<node>}}[$__rate_interval]) / rate({LAG}_count{{<node>}}[$__rate_interval])",
-        "producerddaemonbusy",
+        "runbook-tickets.md#producerddaemonbusy",
         (0.25, "orange"),
     ),
     _of_nodes(
@@ -612,14 +612,14 @@ NODE_PANELS: Final = (
         "Processor time of the daemon, in cores. Its event loop has one core.",
         "short",
         'rate(process_cpu_seconds_total{job="producerd", <node>}[$__rate_interval])',
-        "producerddaemonbusy",
+        "runbook-tickets.md#producerddaemonbusy",
     ),
     _of_nodes(
         "Memory",
         "Resident memory of the daemon. It follows the queues, up to their limits.",
         "bytes",
         'process_resident_memory_bytes{job="producerd", <node>}',
-        "producerdmemorynearlimit",
+        "runbook-pages.md#producerdmemorynearlimit",
     ),
     _of_nodes(
         "Memory of its limit",
@@ -627,7 +627,7 @@ NODE_PANELS: Final = (
         "the daemon: raise the limit, or lower node_queue_limit_bytes.",
         "percentunit",
         'process_resident_memory_bytes{job="producerd", <node>} / producerd_memory_limit_bytes{<node>}',
-        "producerdmemorynearlimit",
+        "runbook-pages.md#producerdmemorynearlimit",
         (0.97, "red"),
     ),
     _of_nodes(
@@ -635,7 +635,7 @@ NODE_PANELS: Final = (
         "Open files of the daemon, of those that it may have. Each connection is one.",
         "percentunit",
         'process_open_fds{job="producerd", <node>} / process_max_fds{job="producerd", <node>}',
-        "under-systemd",
+        "systemd.md",
         (0.9, "red"),
     ),
     DashboardPanel(
@@ -644,7 +644,7 @@ NODE_PANELS: Final = (
         "stream in use, the role or the metadata service fails. Click a line to see only its node.",
         "s",
         {"{{instance}} {{stream}}": worst(CREDENTIALS, "cluster, region, instance, stream", function="bottomk")},
-        "producerdcredentialsexpire",
+        "runbook-pages.md#producerdcredentialsexpire",
         levels=[(720, "orange"), (900, "green")],
         is_worst_low=True,
         is_of_nodes=True,
@@ -660,7 +660,7 @@ NODE_PANELS: Final = (
                 'changes(process_start_time_seconds{job="producerd", <node>}[1h]) > 0', BY_INSTANCE
             )
         },
-        "under-systemd",
+        "systemd.md",
         is_of_nodes=True,
         none="No daemon was restarted",
     ),
@@ -777,7 +777,7 @@ def _panel(panel: DashboardPanel, number: int, x: int, y: int, height: int) -> d
         "gridPos": {"h": height, "w": panel.width, "x": x, "y": y},
         "datasource": DATASOURCE,
         "maxDataPoints": MOST_POINTS,
-        "links": [_link("What to do", f"${{docs}}#{panel.section}")],
+        "links": [_link("What to do", f"${{docs}}/{panel.help}")],
         "fieldConfig": {"defaults": _defaults(panel), "overrides": _overrides(panel)},
         "options": _options(panel),
         "targets": [_target(panel, i, legend, expr) for i, (legend, expr) in enumerate(panel.queries.items())],
@@ -871,10 +871,10 @@ VARIABLES: Final = (
     {
         "type": "constant",
         "name": "docs",
-        "label": "Address of docs/operate/operations.md",
+        "label": "Address of docs/operate",
         "description": "All links lead there. Set it to the address of your copy.",
         "hide": 2,
-        "query": "docs/operate/operations.md",
+        "query": "docs/operate",
         "skipUrlSync": True,
     },
 )
@@ -936,10 +936,10 @@ def dashboard() -> dict[str, Any]:
         "refresh": "1m",
         "links": [
             {
-                **_link("Operations", "${docs}"),
+                **_link("Operations", "${docs}/metrics.md"),
                 "type": "link",
                 "icon": "doc",
-                "tooltip": "Alerts, why a stream is slow, metrics, logs",
+                "tooltip": "Metrics, alerts and this dashboard",
                 "tags": [],
                 "asDropdown": False,
                 "includeVars": False,

@@ -11,7 +11,7 @@ An open stream that a reload takes out of the configuration keeps its label.
 A usual scrape has what the alerts, the dashboard and the sum above need, and one with ``collect=all`` has everything,
 because a fleet pays for each series on each node.
 
-`NODE_FAMILIES` and `STREAM_FAMILIES` define all metrics; the table in docs/operate/operations.md is generated.
+`NODE_FAMILIES` and `STREAM_FAMILIES` define all metrics; the table in docs/operate/metrics.md is generated.
 """
 
 from __future__ import annotations

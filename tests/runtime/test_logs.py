@@ -33,6 +33,7 @@ from producerd.runtime.repeats import Repeats
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer
 from tests.daemon import CREDENTIALS, PATIENCE_SECONDS, QUICK, ROOT, SERVICE_PYTHON, WireClient, directory, rows, until
+from tests.remedies import calls
 
 PIPE_BYTES: Final = 4_096
 """The least that a pipe can hold."""
@@ -252,38 +253,6 @@ def test_a_url_s_login_and_query_are_left_out_and_nothing_else(
 
 
 # ---- which events there are
-
-RUNTIME: Final = ROOT / "producerd" / "runtime"
-
-
-def calls() -> Iterator[tuple[str, ast.Call]]:
-    """Every call of a name, or of a name's attribute, in the runtime's source: ``name`` or ``name.attribute``."""
-    for path in RUNTIME.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-                yield ast.unparse(node.func), node
-
-
-def events() -> Iterator[tuple[str, str]]:
-    """Level and event of each WARNING and ERROR."""
-    for called, call in calls():
-        if called in ("log.warning", "log.error", "log.exception"):
-            yield "WARNING" if called == "log.warning" else "ERROR", ast.literal_eval(call.args[0])
-        elif called == "Outage":
-            yield "WARNING", f"{ast.literal_eval(call.args[0])} failed"
-        elif (
-            called == "self.note"
-            and isinstance(call.args[1], ast.Attribute)
-            and call.args[1].attr in ("WARNING", "ERROR")
-        ):
-            yield ast.unparse(call.args[1]).removeprefix("logging."), ast.literal_eval(call.args[0])
-
-
-def test_the_documents_tell_what_to_do_about_each_warning_and_error() -> None:
-    page = (ROOT / "docs/operate/operations.md").read_text()
-    told = re.findall(r"^\| (ERROR|WARNING) \| `([^`]+)` \| .+ \| .+ \|$", page, flags=re.MULTILINE)
-    assert len(told) > 20
-    assert sorted(told) == sorted(set(events()))
 
 
 def test_every_event_is_a_constant_text_with_values_that_have_names() -> None:

@@ -133,7 +133,7 @@ def test_a_stream_has_as_many_series_as_the_pages_say() -> None:
         rendered(Metrics(LISTED), [stream("flights")], everything=everything).decode().count('stream="flights"')
         for everything in (False, True)
     )
-    page = (daemon_helpers.ROOT / "docs/operate/operations.md").read_text()
+    page = (daemon_helpers.ROOT / "docs/operate/metrics.md").read_text()
     assert f"One stream is {usual} series for each node" in page
     assert f"`collect=all` shows {everything}" in page
     assert f"with {usual} series for each stream" in (daemon_helpers.ROOT / "docs/use/kubernetes.md").read_text()

@@ -67,7 +67,7 @@ daemonset:
 networkPolicy: {enabled: true, scrapeNamespaces: []}
 monitoring:
   podMonitor: {enabled: true, namespaces: [jobs], relabelings: [{targetLabel: team, replacement: data}]}
-  prometheusRule: {enabled: true, runbookUrl: "https://example.com/operations.md"}
+  prometheusRule: {enabled: true, runbookUrl: "https://example.com/operate"}
   dashboard: {enabled: true, annotations: {folder: producerd}}
 """
 """Each value in another way than by default."""
@@ -566,15 +566,15 @@ def test_a_pod_that_replaces_another_goes_on_with_the_series_of_its_node() -> No
 
 
 def test_each_alert_has_the_runbook_at_the_address_that_is_given() -> None:
-    address = "https://example.com/operations.md"
+    address = "https://example.com/operate"
     flags = [f"--set=monitoring.prometheusRule.{each}" for each in ("enabled=true", f"runbookUrl={address}")]
     given, source = one(rendered(*flags), "PrometheusRule")["spec"], (CHART / "files/alerts.yml").read_text()
-    assert given == yaml.safe_load(source.replace("runbook_url: docs/operate/operations.md", f"runbook_url: {address}"))
+    assert given == yaml.safe_load(source.replace("runbook_url: docs/operate/", f"runbook_url: {address}/"))
     urls = [
         rule["annotations"]["runbook_url"] for group in given["groups"] for rule in group["rules"] if "alert" in rule
     ]
     assert len(urls) > 20
-    assert all(url.startswith(f"{address}#producerd") for url in urls)
+    assert all(url.startswith(f"{address}/runbook-") for url in urls)
 
 
 def test_alerts_may_be_left_out_by_their_names_and_by_no_other() -> None:
@@ -590,7 +590,7 @@ def test_alerts_may_be_left_out_by_their_names_and_by_no_other() -> None:
     assert "no alert is named ProducerdDaemonsApsent" in done.stderr
 
 
-@pytest.mark.parametrize("address", ["docs/operate/operations.md", "https://wiki/ops.md?a=b&c=d"])
+@pytest.mark.parametrize("address", ["docs/operate", "https://wiki/ops?a=b&c=d"])
 def test_grafana_gets_the_dashboard_with_the_address_of_the_runbook(address: str) -> None:
     found = one(example("daemonset", f"--set=monitoring.prometheusRule.runbookUrl={address}"), "ConfigMap", DASHBOARD)
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"

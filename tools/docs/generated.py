@@ -20,12 +20,14 @@ from producerd.config.values import UNITS
 from producerd.core import failures
 from producerd.core.failures import Kind, Meaning
 from producerd.core.holding import ADVICE
+from producerd.ctl import commands as producerctl
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
 from spark_client import KinesisBatchWriter, KinesisClient, Record, check, write_batch
 from spark_client.options import OPTIONS
 from tests.core.refusals import matrix
 from tests.faults.oracle import Law
 from tests.faults.scenarios import all_scenarios
+from tests.remedies import code_table, event_table
 from tools import ROOT
 from tools.docs import DOCS, WRITE, api
 from tools.docs.promises import EVIDENCE, evidence
@@ -65,10 +67,10 @@ def settings(model: type[Settings]) -> str:
     return "\n".join([*head, *lines])
 
 
-def commands() -> str:
-    """One line a command of ``producerd``: how it is called, what it does."""
+def commands(of: argparse.ArgumentParser) -> str:
+    """One line a command of ``producerd`` or ``producerctl``: how it is called, what it does."""
     lines = ["| command | what it does |", "|---|---|"]
-    for parser, words in _commands(cli._parser()):
+    for parser, words in _commands(of):
         formatter = argparse.HelpFormatter(parser.prog, width=1000)
         formatter.add_usage(None, [action for action in parser._actions if action.dest != "help"], (), "")
         usage = formatter.format_help().strip().replace("|", "\\|")
@@ -177,12 +179,15 @@ TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("use/spark.md", "options"): options,
     ("operate/configuration.md", "node settings"): lambda: settings(NodeSettings),
     ("operate/configuration.md", "stream settings"): lambda: settings(StreamSettings),
-    ("operate/operations.md", "causes"): causes,
+    ("operate/slow-streams.md", "causes"): causes,
     ("use/spark.md", "signatures"): signatures,
-    ("operate/operations.md", "commands"): commands,
-    ("operate/operations.md", "service errors"): service_errors,
+    ("operate/producerctl.md", "orders"): lambda: commands(producerctl._parser()),
+    ("operate/producerctl.md", "commands"): lambda: commands(cli._parser()),
+    ("operate/error-codes.md", "codes"): code_table,
+    ("operate/error-codes.md", "service errors"): service_errors,
+    ("operate/log-events.md", "events"): event_table,
     ("understand/delivery.md", "refusals"): matrix,
-    ("operate/operations.md", "metrics"): metrics,
+    ("operate/metrics.md", "metrics"): metrics,
     ("understand/reliability.md", "laws"): laws,
     ("understand/reliability.md", "scenarios"): scenarios,
 }
