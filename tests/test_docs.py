@@ -103,8 +103,8 @@ def test_pages_make_versions_side_by_side_and_links_that_refuse_a_directory() ->
 
 
 def test_every_option_and_every_setting_is_in_a_table() -> None:
-    spark, configuration = (DOCS / "use/spark.md").read_text(), (DOCS / "operate/configuration.md").read_text()
-    assert all(f"| `{option.name}` | " in spark for option in OPTIONS)
+    options, configuration = (DOCS / "use/options.md").read_text(), (DOCS / "operate/configuration.md").read_text()
+    assert all(f"| `{option.name}` | " in options for option in OPTIONS)
     names = [*NodeSettings.model_fields, *StreamSettings.model_fields]
     assert all(f"| `{name}` | " in configuration for name in names)
 
@@ -116,14 +116,14 @@ def test_the_terms_of_the_glossary_stand_in_order_and_each_once() -> None:
     assert terms == sorted(set(terms))
 
 
-def test_the_page_for_spark_tells_what_to_do_about_each_code() -> None:
-    rows = re.findall(r"^\| ([A-Z_, ]+) \| .+ \| .+ \|$", (DOCS / "use/spark.md").read_text(), flags=re.MULTILINE)
+def test_the_page_of_results_tells_what_to_do_about_each_code() -> None:
+    rows = re.findall(r"^\| ([A-Z_, ]+) \| .+ \| .+ \|$", (DOCS / "use/results.md").read_text(), flags=re.MULTILINE)
     told = {code for row in rows for code in row.split(", ")}
     codes = {value for name, value in vars(Code).items() if name.isupper()}
     assert told == codes - NOT_FOR_CALLERS
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/use/spark.md"])
+@pytest.mark.parametrize("document", ["README.md", *(f"docs/use/{name}.md" for name in ("platforms", "spark"))])
 def test_every_example_in_python_compiles(document: str) -> None:
     examples = re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
     assert examples

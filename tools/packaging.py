@@ -1,9 +1,9 @@
 """What ``./dev build`` makes: two wheels, the zip for Spark's ``--py-files``, pexes of the daemon, and bundles for EMR.
 
 The second wheel holds the demo and the Kinesis in memory.  It installs next to the first one, into the same package.
-A pex is one file with a daemon and all its packages, for one Python and machine.  Spark ships it (docs/use/spark.md),
-or a bundle brings it to a node (docs/use/emr.md).  With ``--sbom`` there is also the bill of materials: what the
-daemon's packages are, and their licences.
+A pex is one file with a daemon and all its packages, for one Python and machine.  Spark ships it
+(docs/use/platforms.md), or a bundle brings it to a node (docs/use/emr.md).  With ``--sbom`` there is also the bill of
+materials: what the daemon's packages are, and their licences.
 """
 
 from __future__ import annotations

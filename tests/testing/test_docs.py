@@ -1,4 +1,4 @@
-"""The Python examples of docs/use/testing.md, and the first ones of other pages, run as they stand."""
+"""The Python examples of docs/use/testing.md, and the first one of docs/use/quick-start.md, run as they stand."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "use/testing.md"
-WITH_SPARK = {"use/spark.md": "Ten lines, without AWS", "use/notebooks.md": "A first notebook"}
-"""The sections of other pages whose examples run, one after the other in one process."""
 
 
 def examples(page: Path = PAGE) -> Iterator[tuple[str, str]]:
@@ -33,13 +31,10 @@ def params(*, with_spark: bool) -> list[Any]:
     return [pytest.param(code, id=section) for section, code in examples() if ("pyspark" in code) == with_spark]
 
 
-def of_other_pages() -> list[Any]:
-    """Each section's examples as one."""
-    codes = {
-        page: [code.lstrip("\n") for name, code in examples(DOCS / page) if name == section]
-        for page, section in WITH_SPARK.items()
-    }
-    return [pytest.param("\n".join(its), id=page) for page, its in codes.items()]
+def quick_start() -> Any:
+    """The example that runs without AWS."""
+    (code,) = (code for section, code in examples(DOCS / "use/quick-start.md") if section == "Without AWS")
+    return pytest.param(code, id="quick-start")
 
 
 @pytest.mark.parametrize("code", params(with_spark=False))
@@ -49,7 +44,7 @@ def test_an_example_runs(code: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize("code", [*params(with_spark=True), *of_other_pages()])
+@pytest.mark.parametrize("code", [*params(with_spark=True), quick_start()])
 def test_an_example_with_spark_runs_in_an_environment_that_is_not_activated(code: str, tmp_path: Path) -> None:
     """Saved as a file: Spark's workers are processes of their own, and would take the python3 that is on PATH."""
     (tmp_path / "example.py").write_text(code)

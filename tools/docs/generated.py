@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import json
 import textwrap
@@ -23,7 +24,7 @@ from producerd.core.holding import ADVICE
 from producerd.ctl import commands as producerctl
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
 from spark_client import KinesisBatchWriter, KinesisClient, Record, check, write_batch
-from spark_client.options import OPTIONS
+from spark_client.options import OPTIONS, WriterOptions
 from tests.core.refusals import matrix
 from tests.faults.oracle import Law
 from tests.faults.scenarios import all_scenarios
@@ -46,12 +47,15 @@ WIDTH: Final = 100
 
 
 def options() -> str:
-    """One line an option of the writer: both names, the default, what it does."""
-    lines = [
-        f"| `{option.name}` | {f'`{option.camel}`' if option.read else '-'} | `{option.default!r}` | {option.meaning} |"
-        for option in OPTIONS
-    ]
-    return "\n".join(["| Python | data source | default | |", "|---|---|---|---|", *lines])
+    """One line an option of the writer: both names, the type, the default, what it does."""
+    types = {field.name: str(field.type) for field in dataclasses.fields(WriterOptions)}
+    lines = []
+    for option in OPTIONS:
+        kinds = [kind.partition("[")[0] for kind in types[option.name].split(" | ") if kind != "None"]
+        type_ = " or ".join(f"`{kind}`" for kind in kinds)
+        camel = f"`{option.camel}`" if option.read else "-"
+        lines.append(f"| `{option.name}` | {camel} | {type_} | `{option.default!r}` | {option.meaning} |")
+    return "\n".join(["| Python | data source | type | default | meaning |", "|---|---|---|---|---|", *lines])
 
 
 def settings(model: type[Settings]) -> str:
@@ -176,11 +180,11 @@ def scenarios() -> str:
 
 
 TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
-    ("use/spark.md", "options"): options,
+    ("use/options.md", "options"): options,
     ("operate/configuration.md", "node settings"): lambda: settings(NodeSettings),
     ("operate/configuration.md", "stream settings"): lambda: settings(StreamSettings),
     ("operate/slow-streams.md", "causes"): causes,
-    ("use/spark.md", "signatures"): signatures,
+    ("use/options.md", "signatures"): signatures,
     ("operate/producerctl.md", "orders"): lambda: commands(producerctl._parser()),
     ("operate/producerctl.md", "commands"): lambda: commands(cli._parser()),
     ("operate/error-codes.md", "codes"): code_table,
