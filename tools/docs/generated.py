@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import inspect
 import json
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +21,6 @@ from producerd.core.failures import Kind, Meaning
 from producerd.core.holding import ADVICE
 from producerd.ctl import commands as producerctl
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
-from spark_client import KinesisBatchWriter, KinesisClient, Record, check, write_batch
 from spark_client.options import OPTIONS, WriterOptions
 from tests.core.refusals import matrix
 from tests.faults.oracle import Law
@@ -89,28 +86,6 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.Argume
             for chosen in action._choices_actions:
                 below = action.choices[chosen.dest]
                 yield from list(_commands(below)) or [(below, str(chosen.help))]
-
-
-def signatures() -> str:
-    """What Python code may call, with every default."""
-    lines = ["```text"]
-    for name, callable_ in (
-        ("KinesisBatchWriter", KinesisBatchWriter),
-        ("write_batch", write_batch),
-        ("check", check),
-        ("KinesisClient", KinesisClient),
-        *((f"KinesisClient.{name}", getattr(KinesisClient, name)) for name in ("put", "put_many", "flush", "close")),
-        ("Record", Record),
-    ):
-        called = inspect.signature(callable_)
-        kept = [
-            parameter.replace(annotation=inspect.Parameter.empty)
-            for parameter in called.parameters.values()
-            if parameter.name not in ("self", "misplaced", "unknown")
-        ]
-        text = f"{name}{called.replace(parameters=kept, return_annotation=inspect.Signature.empty)}"
-        lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
-    return "\n".join([*lines, "```"])
 
 
 DOES: Final[Mapping[Kind, str]] = {
@@ -184,7 +159,6 @@ TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("operate/configuration.md", "node settings"): lambda: settings(NodeSettings),
     ("operate/configuration.md", "stream settings"): lambda: settings(StreamSettings),
     ("operate/slow-streams.md", "causes"): causes,
-    ("use/options.md", "signatures"): signatures,
     ("operate/producerctl.md", "orders"): lambda: commands(producerctl._parser()),
     ("operate/producerctl.md", "commands"): lambda: commands(cli._parser()),
     ("operate/error-codes.md", "codes"): code_table,
