@@ -93,12 +93,12 @@ def test_the_memory_on_the_page_of_settings_is_what_the_defaults_may_need() -> N
 
 def test_pages_make_versions_side_by_side_and_links_that_refuse_a_directory() -> None:
     """Else `ln` puts the link of an upgrade into the directory, says nothing, and the old version goes on."""
-    pages = [(ROOT / "README.md").read_text(), *(path.read_text() for path in (DOCS / "operate").glob("*.md"))]
+    pages = [path.read_text() for path in (DOCS / "operate").glob("*.md")]
     links = [flags for page in pages for flags in re.findall(r"\bln -(\w+) producerd", page)]
-    assert len(links) > 3
+    assert len(links) > 2
     assert all("T" in flags for flags in links)
     environments = [path for page in pages for path in re.findall(r"\bvenv (?:--python \S+ )?(/opt/[^\s`]+)", page)]
-    assert len(environments) > 4
+    assert len(environments) > 3
     assert "/opt/producerd" not in environments
 
 
