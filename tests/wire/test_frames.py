@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 import tracemalloc
 from dataclasses import fields, replace
@@ -376,47 +375,9 @@ def test_failed_rows_names_each_row_that_is_not_stored_with_its_code() -> None:
 # ---- docs/build/protocol.md says the same as the tables
 
 
-def documented() -> dict[int, tuple[str, str, str, str]]:
-    """type number -> (message, from, required fields, optional fields), from the page's table."""
-    rows = re.findall(r"^\| (\d+) \| (\w+) \| (\w+) \| (.*) \| ?(.*?) ?\|$", PROTOCOL.read_text("utf-8"), re.MULTILINE)
-    return {int(number): (name, sender, required, optional) for number, name, sender, required, optional in rows}
-
-
-def listed(text: str) -> list[tuple[str, str, int | None]]:
-    """(kind, field, tag) of ``u8 one, two (2); text three``: a kind holds until the next one."""
-    found: list[tuple[str, str, int | None]] = []
-    kind = ""
-    text = re.sub(r"\((?!\d+\))[^()]*\)", "", text)  # explanations; a number in parentheses is a tag
-    for item in re.split(r"[,;]", text):
-        words = item.split()
-        if not words:
-            continue
-        tag = None
-        if words[-1].startswith("("):
-            tag = int(words.pop().strip("()"))
-        if len(words) == 2 or words[0] in ("layout", "codes"):
-            kind = words[0]
-        found.append((kind, words[-1], tag))
-    return found
-
-
-@pytest.mark.law("wire")
-def test_the_page_lists_every_type_with_its_number_and_sender() -> None:
-    from producerd.wire.machine import SENDER
-
-    page = documented()
-    assert {number: name for number, (name, *_) in page.items()} == {type_.value: type_.name for type_ in MessageType}
-    for number, (_, sender, *_) in page.items():
-        expected = SENDER.get(MessageType(number))
-        assert sender == (expected.value if expected is not None else "either")
-
-
 @pytest.mark.law("wire")
 @pytest.mark.parametrize("schema", frames._SCHEMAS, ids=lambda schema: schema.number.name)
-def test_the_page_and_the_tables_list_the_same_fields(schema: Any) -> None:
-    _, _, required, optional = documented()[schema.number]
-    assert listed(required) == [(kind.name, name, None) for name, kind in schema.required]
-    assert listed(optional) == [(kind.name, name, tag) for tag, name, kind in schema.optional]
+def test_a_message_has_the_fields_of_its_table_in_their_order(schema: Any) -> None:
     names = [field.name for field in fields(schema.message)]
     assert names == [name for name, _ in schema.required] + [name for _, name, _ in schema.optional]
 

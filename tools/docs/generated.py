@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import dataclasses
+import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,11 +23,13 @@ from producerd.core.failures import Kind, Meaning
 from producerd.core.holding import ADVICE
 from producerd.ctl import commands as producerctl
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
+from producerd.wire import frames, machine
 from spark_client.options import OPTIONS, WriterOptions
 from tests.core.refusals import matrix
 from tests.faults.oracle import Law
 from tests.faults.scenarios import all_scenarios
 from tests.remedies import code_table, event_table
+from tests.wire import golden
 from tools import ROOT
 from tools.docs import DOCS, WRITE, api
 from tools.docs.promises import EVIDENCE, evidence
@@ -155,8 +158,72 @@ def scenarios() -> str:
     return "\n".join(lines)
 
 
+def session() -> str:
+    """The recorded session of the newest version up to its first ACK: the bytes and the name of each field."""
+    kept = golden.FOLDER.glob("*/session.txt")
+    newest = max(kept, key=lambda path: [int(part) for part in path.parent.name.split(".")])
+    lines = ["```text"]
+    for said in golden.read(newest):
+        fields = list(_wire_fields(said))
+        if b"".join(data for data, _ in fields) != said.data:
+            raise ValueError(f"{newest.parent.name}: today's code writes {said.name} in other bytes")
+        lines += [said.name, *(f"  {data.hex():{HEX_WIDTH}}  {name}".rstrip() for data, name in fields)]
+        if isinstance(said.message, frames.Ack):
+            break
+    return "\n".join([*lines, "```"])
+
+
+HEX_WIDTH: Final = 42
+"""Of the bytes of most fields of a session."""
+
+
+def _wire_fields(said: golden.Golden) -> Iterator[tuple[bytes, str]]:
+    """The bytes of each field of a message, in order, and what they are."""
+    yield said.data[: frames.HEADER.size], "type, flags, zero, payload length"
+    if isinstance(said.message, golden.Rows):
+        count = len(said.message.rows)
+        at = frames.HEADER.size
+        sizes = {"frame_id": 8, "layout": 16, "key offsets": 4 * (count + 1), "data offsets": 4 * (count + 1)}
+        sizes |= {"keys": sum(len(row[0].encode()) for row in said.message.rows)}
+        for name, size in (sizes | {"data": len(said.data)}).items():
+            yield said.data[at : at + size], name
+            at += size
+        return
+    schema = frames._BY_CLASS[type(said.message)]
+    for name, kind in schema.required:
+        value = getattr(said.message, name)
+        yield frames._write(kind, value), name if kind is frames.LAYOUT else f"{name} {value}"
+    for tag, name, kind in schema.optional:
+        if (value := getattr(said.message, name)) != frames._DEFAULTS[schema.message][name]:
+            written = frames._write(kind, value, framed=False)
+            yield frames._TAG.pack(tag, len(written)) + written, f"tag {tag}, length, {name} {value}"
+
+
+def messages() -> str:
+    """One line a message of the wire: number, name, sender, fields.  A kind holds until the next one."""
+    schemas = {schema.number: schema for schema in frames._SCHEMAS}
+    lines = ["| type | message | from | required fields | optional fields (tag) |", "|---" * 5 + "|"]
+    for type_ in frames.MessageType:
+        sender = machine.SENDER[type_].value if type_ in machine.SENDER else "either"
+        required, optional = "[see below](#the-body)", ""
+        if schema := schemas.get(type_):
+            required = _fields_of((name, kind) for name, kind in schema.required)
+            optional = _fields_of((f"{name} ({tag})", kind) for tag, name, kind in schema.optional)
+        lines.append(f"| {type_.value} | {type_.name} | {sender} | {required} | {optional} |")
+    return "\n".join(lines)
+
+
+def _fields_of(fields: Iterable[tuple[str, frames._Kind]]) -> str:
+    named = {name: kind.name for name, kind in fields}
+    groups = ((kind, ", ".join(names)) for kind, names in groupby(named, key=named.__getitem__))
+    return "; ".join(names if names.startswith(kind) else f"{kind} {names}" for kind, names in groups)
+
+
 TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("use/options.md", "options"): options,
+    ("build/protocol.md", "session"): session,
+    ("build/protocol.md", "messages"): messages,
+    ("use/spark.md", "options"): options,
     ("operate/configuration.md", "node settings"): lambda: settings(NodeSettings),
     ("operate/configuration.md", "stream settings"): lambda: settings(StreamSettings),
     ("operate/slow-streams.md", "causes"): causes,
