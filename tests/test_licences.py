@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import tomllib
 from typing import Final
 
-from tests.licences import page, rows
+from tests.licences import LOCKS, locked, page, rows
 from tools import ROOT
 
-LOCKS: Final = ("requirements.lock", "tests/spark-3.5.lock", "tests/spark-4.0.lock")
 FAMILIES: Final = {
     "Apache": "Apache",
     "BSD": "BSD",
@@ -27,36 +25,6 @@ FAMILIES: Final = {
 }
 """Words by which a package's metadata name its licence."""
 PERMISSIVE: Final = {"Apache", "BSD", "CC0", "ISC", "MIT", "PSF", "Zlib"}
-
-
-def locked(lock: str) -> dict[str, set[str]]:
-    """Each package of a lock, and what asks for it."""
-    wanted: dict[str, set[str]] = {}
-    for name, comment in re.findall(
-        r"^([\w.-]+)==.*\n(?:    --hash.*\n)*((?:    #.*\n?)*)", (ROOT / lock).read_text(), re.MULTILINE
-    ):
-        wanted.setdefault(name, set()).update(re.findall(r"#(?: via)? +([\w.-]+)", comment))
-    return wanted
-
-
-def brought_by(extra: str, wanted: dict[str, set[str]]) -> set[str]:
-    """The packages of an extra, and what they ask for; but not what they ask for with an extra of their own."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        asked = tomllib.load(file)["project"]["optional-dependencies"][extra]
-    names = {re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in asked} & wanted.keys()
-    while more := {name for name, by in wanted.items() if any(asks(each, name) for each in by & names)} - names:
-        names |= more
-    return names
-
-
-def asks(package: str, name: str) -> bool:
-    """Whether a package asks for another one in any case, as far as is known here."""
-    try:
-        asked = importlib.metadata.requires(package) or []
-    except importlib.metadata.PackageNotFoundError:
-        return True
-    mentions = [each for each in asked if re.match(rf"{name.replace('-', '[-_.]')}(?![\w.-])", each, re.IGNORECASE)]
-    return not mentions or any("extra ==" not in each for each in mentions)
 
 
 def families(text: str) -> set[str]:
@@ -78,14 +46,6 @@ def told_by(name: str) -> str:
 def test_every_package_of_the_locks_has_its_row_and_no_other_has() -> None:
     """A new dependency needs a row, so that its author looks at its licence."""
     assert rows().keys() == {name for lock in LOCKS for name in locked(lock)}
-
-
-def test_each_row_says_what_brings_its_package() -> None:
-    wanted = locked(LOCKS[0])
-    first = dict.fromkeys({name for lock in LOCKS for name in locked(lock)}, "tests") | dict.fromkeys(wanted, "dev")
-    for extra in ("demo", "spark", "daemon"):
-        first |= dict.fromkeys(brought_by(extra, wanted), extra)
-    assert {name: extra for name, (_, extra) in rows().items()} == first
 
 
 def test_each_licence_is_what_the_packages_own_metadata_say() -> None:

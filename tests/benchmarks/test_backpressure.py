@@ -225,7 +225,7 @@ def test_the_pictures_of_the_readme_are_drawn_from_the_data_beside_them(tmp_path
 
 
 def test_the_coefficients_of_variation_are_those_of_the_data() -> None:
-    text = (ROOT / "docs/build/benchmarks.md").read_text()
+    text = (ROOT / "docs/understand/performance.md").read_text()
     without, limited = (run.coefficients_of_variation for run in figures_of_the_readme())
     for name, words in ROWS.items():
         shown = ["-" if value is None else f"{value:.2f}" for value in (without[name], limited[name])]

@@ -25,12 +25,14 @@ from producerd.ctl import commands as producerctl
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
 from producerd.wire import frames, machine
 from spark_client.options import OPTIONS, WriterOptions
+from tests import licences
 from tests.core.refusals import matrix
 from tests.faults.oracle import Law
 from tests.faults.scenarios import all_scenarios
 from tests.remedies import code_table, event_table
 from tests.wire import golden
 from tools import ROOT
+from tools.commands import measurements
 from tools.docs import DOCS, WRITE, api
 from tools.docs.promises import EVIDENCE, evidence
 
@@ -158,6 +160,12 @@ def scenarios() -> str:
     return "\n".join(lines)
 
 
+def benchmarks() -> str:
+    """One line a benchmark: its name, and what it measures."""
+    lines = [f"| `{name}` | {what} |" for name, what in measurements().items()]
+    return "\n".join(["| name | what |", "|---|---|", *lines])
+
+
 def session() -> str:
     """The recorded session of the newest version up to its first ACK: the bytes and the name of each field."""
     kept = golden.FOLDER.glob("*/session.txt")
@@ -221,6 +229,8 @@ def _fields_of(fields: Iterable[tuple[str, frames._Kind]]) -> str:
 
 TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("use/options.md", "options"): options,
+    ("build/benchmarks.md", "benchmarks"): benchmarks,
+    ("build/licences.md", "packages"): licences.table,
     ("build/protocol.md", "session"): session,
     ("build/protocol.md", "messages"): messages,
     ("use/spark.md", "options"): options,

@@ -22,7 +22,17 @@ from tools import ROOT
 from tools.docs import DOCS, WRITE, without_code
 
 LIMITS: Final = Path(__file__).with_name("limits.toml")
-FROM_PRODUCT: Final = ("options", "node settings", "stream settings", "causes", "commands", "metrics", "messages")
+FROM_PRODUCT: Final = (
+    "options",
+    "node settings",
+    "stream settings",
+    "causes",
+    "commands",
+    "metrics",
+    "messages",
+    "benchmarks",
+    "packages",
+)
 """Tables that need no word of ours.  The others that are generated have words from the generator or from tests."""
 GENERATED: Final = f"<!-- This page is written by {WRITE}. -->\n"
 """First line of a page that is generated."""
