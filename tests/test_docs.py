@@ -116,13 +116,6 @@ def test_the_terms_of_the_glossary_stand_in_order_and_each_once() -> None:
     assert terms == sorted(set(terms))
 
 
-def test_the_page_of_results_tells_what_to_do_about_each_code() -> None:
-    rows = re.findall(r"^\| ([A-Z_, ]+) \| .+ \| .+ \|$", (DOCS / "use/results.md").read_text(), flags=re.MULTILINE)
-    told = {code for row in rows for code in row.split(", ")}
-    codes = {value for name, value in vars(Code).items() if name.isupper()}
-    assert told == codes - NOT_FOR_CALLERS
-
-
 @pytest.mark.parametrize("document", ["README.md", *(f"docs/use/{name}.md" for name in ("platforms", "spark"))])
 def test_every_example_in_python_compiles(document: str) -> None:
     examples = re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)

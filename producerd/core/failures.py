@@ -24,7 +24,7 @@ class Kind(Enum):
 
 
 class Meaning(NamedTuple):
-    """A failure's kind, and the code under which callers see it (docs/use/results.md).
+    """A failure's kind, and the code under which callers see it (docs/operate/error-codes.md).
 
     ``judges``: if a request of a single row fails so, that very row can never be stored.
     """
