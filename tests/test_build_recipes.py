@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,13 +43,16 @@ def test_the_steps_for_a_setting_write_the_files_that_the_recipe_names(tmp_path:
     (source,) = re.findall(r"^1\. `(\S+)`", recipe, re.MULTILINE)
     written = set(PATH.findall(recipe.split(f"`{WRITE}` writes")[1].split("\n\n")[0]))
     copy_of_this_tree(copy := tmp_path / "tree")
+    shutil.copytree(ROOT / "docs/build", copy / "docs/build")  # no folder named build is copied
     settings = (copy / source).read_text()
     place = settings.index("\n    log_level: ")
     (copy / source).write_text(settings[:place] + SETTING + settings[place:])
 
     def docs(option: str) -> str:
         command = [sys.executable, "-m", "tools.docs", option]
-        return subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=300, check=False).stdout
+        done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=300, check=False)
+        assert done.stderr == ""
+        return done.stdout
 
     assert set(re.findall(r"^(\S+): not as the code has it", docs("--check"), re.MULTILINE)) == written
     docs("--write")
