@@ -11,7 +11,6 @@ import pytest
 
 from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.config.memory import mib, needed_bytes
-from producerd.errors import Code
 from spark_client.options import OPTIONS
 from tests.faults.scenarios import all_scenarios
 from tools import ROOT
@@ -20,7 +19,6 @@ from tools.docs.generated import RELIABILITY, WIDTH
 from tools.docs.promises import IN_PAGE
 
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")))
-NOT_FOR_CALLERS = {Code.CANCELLED, Code.TOO_LARGE}
 """Codes that the client takes for itself."""
 
 

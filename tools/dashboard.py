@@ -504,7 +504,7 @@ STREAM_PANELS: Final = (
     DashboardPanel(
         "Failed, rejected and given up",
         "Records that were not stored, by reason. Failed and rejected: the caller knows it, and Spark repeats its "
-        "batch. abandoned: lost at a stop. returned: the caller has them again. docs/operate/error-codes.md has each code.",
+        "batch. abandoned: lost at a stop. returned: the caller has them again. See docs/operate/error-codes.md.",
         "recps",
         {
             "failed, {{reason}}": f"{rate('producerd_failed_records_total', '<stream>', 'reason')} > 0",

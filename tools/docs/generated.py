@@ -233,7 +233,6 @@ TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("build/licences.md", "packages"): licences.table,
     ("build/protocol.md", "session"): session,
     ("build/protocol.md", "messages"): messages,
-    ("use/spark.md", "options"): options,
     ("operate/configuration.md", "node settings"): lambda: settings(NodeSettings),
     ("operate/configuration.md", "stream settings"): lambda: settings(StreamSettings),
     ("operate/slow-streams.md", "causes"): causes,
